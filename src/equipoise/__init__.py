@@ -1,0 +1,1 @@
+"""Equipoise: one model that works for every data owner."""

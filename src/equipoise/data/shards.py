@@ -1,0 +1,65 @@
+"""The clients' examples as arrays with a leading client axis."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Int
+
+from equipoise.errors import require
+
+
+class Shards(NamedTuple):
+    """The examples of n clients, padded to a common length m; rows from `sizes` on are padding.
+
+    One client's shard is the same tuple without the leading axis: inputs [m, ...], labels [m, ...], sizes [].
+    """
+
+    inputs: Array  # [n, m, ...]
+    labels: Array  # [n, m] or [n, m, k]
+    sizes: Int[Array, " n"]
+
+    @property
+    def n(self) -> int:
+        return self.sizes.shape[0]
+
+    def client(self, i: Int[ArrayLike, ""]) -> "Shards":
+        """Client i's own shard."""
+        return jax.tree.map(lambda a: a[i], self)
+
+
+def stack(clients: Sequence[tuple[ArrayLike, ArrayLike]]) -> Shards:
+    """Shards from one (inputs, labels) pair per client; clients may be of unequal size."""
+    require(len(clients) > 0, "no clients were given; give at least one (inputs, labels) pair")
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in clients]
+    first_inputs, first_labels = pairs[0]
+    for i, (inputs, labels) in enumerate(pairs):
+        require(inputs.ndim > 0 and len(inputs) > 0, f"client {i} has no examples; leave it out or give it at least one")
+        require(
+            len(inputs) == len(labels),
+            f"client {i} has {len(inputs)} inputs but {len(labels)} labels; give one label per input",
+        )
+        for what, a, like in (("inputs", inputs, first_inputs), ("labels", labels, first_labels)):
+            require(
+                a.shape[1:] == like.shape[1:],
+                f"client {i} has {what} of shape {a.shape[1:]} per example, client 0 has {like.shape[1:]}; "
+                "all clients need the same",
+            )
+            require(
+                not np.issubdtype(a.dtype, np.floating) or np.isfinite(a).all(),
+                f"client {i} has {what} that are NaN or infinite; clean them or leave those rows out",
+            )
+    m = max(len(inputs) for inputs, _ in pairs)
+
+    def padded(column: int) -> Array:
+        like = pairs[0][column]
+        out = np.zeros((len(pairs), m, *like.shape[1:]), np.result_type(*(p[column] for p in pairs)))
+        for row, pair in zip(out, pairs, strict=True):
+            row[: len(pair[column])] = pair[column]
+        return jnp.asarray(out)
+
+    return Shards(padded(0), padded(1), jnp.asarray([len(inputs) for inputs, _ in pairs], jnp.int32))

@@ -1,0 +1,48 @@
+"""What goes wrong, said in one sentence: what was given, what is allowed, what to do."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class EquipoiseError(Exception):
+    """Everything that Equipoise raises on purpose."""
+
+
+class InputError(EquipoiseError, ValueError):
+    """An argument, a file or a setting cannot be used as it is."""
+
+
+class LostReplies(UserWarning):
+    """Some clients' replies were not finite; they were counted and left out."""
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C during a run; `result` holds everything computed until then."""
+
+    def __init__(self, result: Any):
+        super().__init__(f"stopped after {result.rounds} rounds; nothing of them is lost")
+        self.result = result
+
+
+def require(condition: Any, sentence: str) -> None:
+    """Raises InputError(sentence) unless `condition` holds."""
+    if not condition:
+        raise InputError(sentence)
+
+
+def positive(name: str, value: Any) -> None:
+    """Step sizes and the like, checked where an algorithm is built."""
+    require(
+        isinstance(value, int | float) or getattr(value, "ndim", None) == 0,
+        f"{name} is {value!r}; give a number",
+    )
+    require(value > 0, f"{name} is {value}; give a number above zero")
+
+
+def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
+    """A name that does not exist, with the nearest one that does."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(given, names, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return InputError(f"there is no {kind} '{given}'{hint} (known: {', '.join(names)})")
