@@ -1,0 +1,102 @@
+"""DRFA: distributionally robust federated averaging, with a random snapshot to learn the client weights from.
+
+    min_w  max_{lam in Lam}  sum_i lam_i f_i(w) - psi(lam)
+
+Algorithm 1 of Deng, Kamani and Mahdavi (2020), "Distributionally robust federated averaging"; with a penalised dual
+it is their Algorithm 2, DRFA-Prox. In their letters:
+
+    w-bar, lam        server.w, server.lam
+    t'                server.t_snap         holds from `train`'s opening to its close
+    w^(t')            server.w_snap         holds from `train`'s close to `probe`
+    eta, gamma, tau   local_lr, dual_lr, steps
+
+D^(s) is drawn i.i.d. from lam, a client as often as it is drawn (`by_weight(m)`): only then is the plain mean of
+line 11 unbiased. The losses of line 14 come from a minibatch where the task has one, else from all of a client's data.
+
+Beyond the paper: with `everyone(n)` all clients take part, the means of lines 11-12 are lam-weighted and U = [N];
+the variance-free form for few clients. A client that is lost drops out of its mean, and N/m counts those who answered.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from equipoise.cohorts import Sample, everyone, uniform
+from equipoise.errors import positive, require
+from equipoise.objectives.dual import Dual
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.tasks import Task
+
+
+class Server(NamedTuple):
+    """The model, the client weights, and the snapshot of this round."""
+
+    w: Vector
+    lam: Float[Array, " n"]
+    t_snap: Int[Array, ""]
+    w_snap: Vector
+
+
+def drfa(
+    task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, dual_lr: float
+) -> Algorithm:
+    """DRFA for `task`, robust over the client weights of `dual`; `sample` is by_weight(m), or everyone(n)."""
+    n = dual.n
+    full = sample.n is not None
+    require(
+        not full or (sample.n == n and sample.m == n),
+        f"DRFA draws its clients by their weights: give by_weight(m), or everyone({n}), not {sample.name}",
+    )
+    require(sample.m <= n, f"DRFA asks {sample.m} of {n} clients for their loss; give by_weight(m) with m <= {n}")
+    for name, value in (("steps", steps), ("local_lr", local_lr), ("dual_lr", dual_lr)):
+        positive(name, value)
+    probed = everyone(n) if full else uniform(n, sample.m)
+
+    def choose_by_weight(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        for_cohort, for_snap = jax.random.split(key)
+        t_snap = jax.random.randint(for_snap, (), 1, steps + 1)  # line 3
+        return server._replace(t_snap=t_snap), sample(for_cohort, server.lam)  # line 2
+
+    def send_model(server: Server, i: Int[Array, ""]) -> tuple:
+        return server.w, server.t_snap, sample.weight(server.lam, i)  # line 4
+
+    def train(message: tuple, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        w, t_snap, weight = message
+        w_i, snap = task.descend(w, data, key, steps=steps, lr=local_lr, snapshot=t_snap)  # lines 6-8
+        return None, Reply(total=(weight, (weight * (w_i - w), weight * (snap - w))))  # line 10
+
+    def average(server: Server, replies: Replies) -> Server:
+        dw, dsnap = mean(replies.total)
+        return server._replace(w=server.w + dw, w_snap=server.w + dsnap)  # lines 11-12
+
+    def choose_uniformly(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server, probed(key)  # line 13
+
+    def send_snapshot(server: Server, i: Int[Array, ""]) -> Vector:
+        return server.w_snap  # line 14
+
+    def probe(w: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        return None, Reply(each=task.loss(w, data, key))  # line 14
+
+    def ascend(server: Server, replies: Replies) -> Server:
+        m = jnp.maximum(jnp.sum(replies.cohort.present, dtype=replies.each.dtype), 1)
+        v = replies.cohort.put(jnp.zeros_like(server.lam), n / m * replies.each)  # line 15
+        sigma = steps * dual_lr
+        return server._replace(lam=dual.prox(server.lam + sigma * v, sigma))  # line 16; Algorithm 2
+
+    return Algorithm(
+        name="drfa",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=lambda w: Server(w, jnp.full(n, 1 / n, w.dtype), jnp.int32(1), w),
+        init_client=lambda w: None,
+        round=(
+            Exchange("train", choose_by_weight, send_model, train, average),
+            Exchange("probe", choose_uniformly, send_snapshot, probe, ascend),
+        ),
+        model=lambda server: server.w,
+    )

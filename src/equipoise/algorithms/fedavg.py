@@ -1,0 +1,71 @@
+"""FedAvg: every client of the cohort trains from the server's model, the server averages what they learned.
+
+    min_x  sum_i p_i f_i(x)          p_i = 1/N (uniform), or n_i / n (weighted by samples)
+
+McMahan et al. (2017), "Communication-efficient learning of deep networks from decentralized data"; written as in
+Karimireddy et al. (2020), Section 3:
+
+    y_i          y          J steps y -= eta_l g_i(y) from y = x
+    eta_l, J     local_lr, steps
+    eta_g        server_lr
+"""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+
+from equipoise.cohorts import Sample, check_distinct
+from equipoise.errors import positive, unknown
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.tasks import Task
+
+
+class Server(NamedTuple):
+    """The model."""
+
+    x: Vector
+
+
+def fedavg(
+    task: Task,
+    sample: Sample,
+    *,
+    steps: int,
+    local_lr: float,
+    server_lr: float = 1.0,
+    weights: Literal["uniform", "samples"] = "uniform",
+) -> Algorithm:
+    """FedAvg; `weights` says which average it minimises: every client alike, or every sample alike.
+
+    The two are different objectives: per-client fairness is measured against the uniform one.
+    """
+    n = check_distinct(sample, "FedAvg would count it twice")
+    for name, value in (("steps", steps), ("local_lr", local_lr), ("server_lr", server_lr)):
+        positive(name, value)
+    if weights not in ("uniform", "samples"):
+        raise unknown("weighting", weights, ("uniform", "samples"))
+
+    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server, sample(key)
+
+    def send(server: Server, i: int) -> Vector:
+        return server.x
+
+    def train(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        y = task.descend(x, data, key, steps=steps, lr=local_lr)
+        w = data.sizes.astype(x.dtype) if weights == "samples" else jnp.ones((), x.dtype)
+        return None, Reply(total=(w, w * (y - x)))
+
+    def average(server: Server, replies: Replies) -> Server:
+        return Server(server.x + server_lr * mean(replies.total))
+
+    return Algorithm(
+        name="fedavg",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=Server,
+        init_client=lambda x: None,
+        round=(Exchange("train", choose, send, train, average),),
+        model=lambda server: server.x,
+    )

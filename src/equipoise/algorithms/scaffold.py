@@ -1,0 +1,78 @@
+"""SCAFFOLD: local steps corrected by control variates, so that they do not drift to each client's own optimum.
+
+    min_x  1/N sum_i f_i(x)
+
+Algorithm 1 of Karimireddy et al. (2020), "SCAFFOLD: Stochastic controlled averaging for federated learning", in
+its own letters:
+
+    x, c         server.x, server.c      c is the mean of all N clients' c_i
+    c_i          client state            zero until the client is first asked
+    y_i          y
+    eta_l, K     local_lr, steps
+    eta_g        server_lr
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from equipoise.cohorts import Sample, check_distinct
+from equipoise.errors import positive, require
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.tasks import Task
+
+
+class Server(NamedTuple):
+    """The model and the mean control variate."""
+
+    x: Vector
+    c: Vector
+
+
+def scaffold(
+    task: Task,
+    sample: Sample,
+    *,
+    steps: int,
+    local_lr: float,
+    server_lr: float = 1.0,
+    option: Literal[1, 2] = 2,
+) -> Algorithm:
+    """SCAFFOLD; `option` 1 renews c_i by a gradient at x, 2 by what the local steps already computed."""
+    n = check_distinct(sample, "SCAFFOLD keeps one control variate per client")
+    for name, value in (("steps", steps), ("local_lr", local_lr), ("server_lr", server_lr)):
+        positive(name, value)
+    require(option in (1, 2), f"SCAFFOLD has options 1 and 2 for its control variates, not {option!r}")
+
+    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server, sample(key)  # line 3
+
+    def send(server: Server, i: int) -> Server:
+        return server  # line 4
+
+    def train(message: Server, c_i: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
+        x, c = message
+        for_steps, for_option = jax.random.split(key)
+        y = task.descend(x, data, for_steps, steps=steps, lr=local_lr, shift=c - c_i)  # lines 7-10
+        if option == 1:
+            c_new = task.grad(x, data, for_option)  # line 12 (i)
+        else:
+            c_new = c_i - c + (x - y) / (steps * local_lr)  # line 12 (ii)
+        return c_new, Reply(total=(jnp.ones((), x.dtype), (y - x, c_new - c_i)))  # lines 13-14
+
+    def average(server: Server, replies: Replies) -> Server:
+        heard, _ = replies.total
+        dy, dc = mean(replies.total)
+        return Server(server.x + server_lr * dy, server.c + heard / n * dc)  # lines 16-17
+
+    return Algorithm(
+        name="scaffold",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=lambda x: Server(x, jnp.zeros_like(x)),
+        init_client=jnp.zeros_like,
+        round=(Exchange("train", choose, send, train, average),),
+        model=lambda server: server.x,
+    )

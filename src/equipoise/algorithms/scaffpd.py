@@ -1,0 +1,147 @@
+"""SCAFF-PD: accelerated primal-dual descent with bias-corrected local steps.
+
+    min_x  max_{lam in Lam}  sum_i lam_i f_i(x) - psi(lam)
+
+Algorithms 1 and 2 of Yu, Karimireddy, Ma and Jordan (2023), "SCAFF-PD: Communication efficient fair and robust
+federated learning", in their letters:
+
+    x^r, lam^r         server.x, server.lam
+    [L_1 .. L_N]       server.losses         of a client that is lost: the last value heard
+    c^r                server.c              holds from `collect` (secure: `weigh`) to `improve`
+    c_i^r = g_i(x^r)   client state          holds from `collect` to `improve`
+    tau, sigma, theta  server.steps.now
+    eta_l, J           local_lr, steps
+
+Beyond the paper: a client lost in a round keeps its last loss in the dual step, and the sums over lam are rescaled to
+those who answered. With everyone present this is the paper's algorithm, step for step.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from equipoise.cohorts import Sample
+from equipoise.errors import positive, require
+from equipoise.objectives.dual import Dual
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.steps import Rule, Steps
+from equipoise.tasks import Task
+
+
+class Server(NamedTuple):
+    """The two players, what was heard of the clients, and this round's step sizes."""
+
+    x: Vector
+    lam: Float[Array, " n"]
+    losses: Float[Array, " n"]
+    heard: Bool[Array, " n"]  # whose loss was ever heard
+    answered: Bool[Array, " n"]  # who answered in this round so far
+    c: Vector
+    steps: Steps
+
+
+def scaffpd(
+    task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float, secure: bool = False
+) -> Algorithm:
+    """SCAFF-PD for `task`, robust over the client weights of `dual`.
+
+    Args:
+        task: the clients' losses f_i and (stochastic) gradients g_i.
+        dual: the set Lam and penalty psi, with the prox of Eq. (4.1).
+        sample: everyone(n), the paper's setting.
+        rule: step sizes tau, sigma, theta of every round (Conditions 5.1 and 5.2), from `equipoise.steps`.
+        steps: J, local steps.
+        local_lr: eta_l, local step size.
+        secure: three exchanges instead of two, so that of gradients and updates the server sees only weighted sums.
+    """
+    n = dual.n
+    require(
+        sample.n == n and sample.m == n,
+        f"SCAFF-PD asks all {n} clients of its dual in every round: give everyone({n}), not {sample.name}",
+    )
+    positive("steps", steps)
+    positive("local_lr", local_lr)
+
+    # (1) Collect gradients and the loss vector.
+
+    def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server._replace(steps=rule.next(server.steps)), sample(key)
+
+    def send_model(server: Server, i: Int[Array, ""]) -> Vector:
+        return server.x
+
+    def collect(x: Vector, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
+        c_i = task.grad(x, data, key)
+        loss = task.loss(x, data)
+        return c_i, Reply(each=loss if secure else (loss, c_i))
+
+    # (2) Update the dual lam, Eq. (4.1).
+
+    def update_dual(server: Server, replies: Replies) -> Server:
+        loss, c_i = (replies.each, None) if secure else replies.each
+        _, sigma, theta = server.steps.now
+        losses = replies.cohort.put(server.losses, loss)
+        answered = replies.cohort.mark(n)
+        heard = server.heard | answered
+        before = jnp.where(server.heard, server.losses, losses)  # x^{-1} = x^0
+        s = neutral((1 + theta) * losses - theta * before, heard)
+        lam = dual.prox(server.lam + sigma * s, sigma)
+        c = server.c if secure else replies.cohort.share(lam) @ c_i
+        return server._replace(lam=lam, losses=losses, heard=heard, answered=answered, c=c)
+
+    # (2') Secure form only: c^r as a sum, so that no single gradient is seen.
+
+    def those_who_answered(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        everybody = sample(key)
+        return server, everybody._replace(present=server.answered)
+
+    def send_weight(server: Server, i: Int[Array, ""]) -> Float[Array, ""]:
+        return server.lam[i]
+
+    def weigh(lam_i: Float[Array, ""], c_i: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
+        return c_i, Reply(total=(lam_i, lam_i * c_i))
+
+    def update_correction(server: Server, replies: Replies) -> Server:
+        return server._replace(c=jnp.sum(server.lam) * mean(replies.total), answered=replies.cohort.mark(n))
+
+    # (3) Update the primal x: Algorithm 2 on the clients, then Eq. (4.2).
+
+    def send_correction(server: Server, i: Int[Array, ""]) -> tuple:
+        return server.x, server.c, server.lam[i]
+
+    def improve(message: tuple, c_i: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
+        x, c, lam_i = message
+        u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=c - c_i)
+        du = (x - u) / (local_lr * steps)
+        return c_i, Reply(total=(lam_i, lam_i * du))
+
+    def update_primal(server: Server, replies: Replies) -> Server:
+        du = jnp.sum(server.lam) * mean(replies.total)  # sum_i lam_i du_i; sum(lam) is 1 on a simplex
+        return server._replace(x=server.x - server.steps.now.tau * du)
+
+    def init(x: Vector) -> Server:
+        nobody = jnp.zeros(n, bool)
+        lam = jnp.full(n, 1 / n, x.dtype)
+        return Server(x, lam, jnp.zeros_like(lam), nobody, nobody, jnp.zeros_like(x), rule.init(x.dtype))
+
+    first = Exchange("collect", start_round, send_model, collect, update_dual)
+    middle = Exchange("weigh", those_who_answered, send_weight, weigh, update_correction)
+    last = Exchange("improve", those_who_answered, send_correction, improve, update_primal)
+    return Algorithm(
+        name="scaffpd_secure" if secure else "scaffpd",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=init,
+        init_client=jnp.zeros_like,
+        round=(first, middle, last) if secure else (first, last),
+        model=lambda server: server.x,
+    )
+
+
+def neutral(s: Float[Array, " n"], heard: Bool[Array, " n"]) -> Float[Array, " n"]:
+    """s, with the mean of the others for clients never heard from: it moves no weight towards or away from them."""
+    known = jnp.sum(heard, dtype=s.dtype)
+    return jnp.where(heard, s, mean((known, jnp.sum(jnp.where(heard, s, 0)))))

@@ -1,0 +1,50 @@
+"""Large-batch SGD: one gradient over all of a client's data per round, no local steps.
+
+    x -= eta * mean_{i in S} grad f_i(x)
+
+The baseline of Karimireddy et al. (2020), Section 7: what the same communication buys without local work.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from equipoise.cohorts import Sample, check_distinct
+from equipoise.errors import positive
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.tasks import Task
+
+
+class Server(NamedTuple):
+    """The model."""
+
+    x: Vector
+
+
+def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
+    """Large-batch SGD on the clients' uniform average."""
+    n = check_distinct(sample, "SGD would count it twice")
+    positive("lr", lr)
+
+    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server, sample(key)
+
+    def send(server: Server, i: int) -> Vector:
+        return server.x
+
+    def gradient(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        return None, Reply(total=(jnp.ones((), x.dtype), task.grad(x, data)))
+
+    def step(server: Server, replies: Replies) -> Server:
+        return Server(server.x - lr * mean(replies.total))
+
+    return Algorithm(
+        name="sgd",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=Server,
+        init_client=lambda x: None,
+        round=(Exchange("gradient", choose, send, gradient, step),),
+        model=lambda server: server.x,
+    )

@@ -1,0 +1,22 @@
+"""Every core of a CPU as a JAX device of its own, so that clients run side by side on them."""
+
+import os
+
+import jax
+
+MOST = 16  # devices; more of them cost more to keep in step than they bring
+
+
+def use_all() -> None:
+    """Has an effect only before JAX is first used, and only where the user did not decide."""
+    decided = jax.config.jax_num_cpu_devices != -1 or "device_count" in os.environ.get("XLA_FLAGS", "")
+    if decided:
+        return
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, Windows
+        cores = os.cpu_count() or 1
+    try:
+        jax.config.update("jax_num_cpu_devices", min(cores, MOST))
+    except RuntimeError:  # JAX runs already: on one device, correct and slower
+        return

@@ -1,0 +1,291 @@
+"""The data sets there are: what each is, under which licence, where its files are found or fetched.
+
+Files are sought in `data_dir`, or $EQUIPOISE_DATA, or the user's cache folder; the set's own folder is first.
+Nothing is downloaded unless asked, and nothing is kept whose checksum is not the one below.
+"""
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pooch
+from numpy.typing import NDArray
+
+from equipoise.errors import InputError, require, unknown
+
+Where = str | os.PathLike[str] | None
+
+
+class Dataset(NamedTuple):
+    """One data set, not yet divided among clients. Arrays may be memory-mapped; small integers stay small.
+
+    With a scale, what a model should see is inputs * scale + offset (`federate` does it, client by client).
+    """
+
+    name: str
+    inputs: NDArray[Any]  # [total, ...]; images are [height, width, channels]
+    labels: NDArray[Any]  # [total]
+    classes: tuple[str, ...]  # names of the labels 0, 1, ...; empty when a number is predicted
+    test_inputs: NDArray[Any] | None = None
+    test_labels: NDArray[Any] | None = None
+    groups: NDArray[Any] | None = None  # the natural owner of every row, a number into group_names
+    test_groups: NDArray[Any] | None = None
+    group_names: tuple[str, ...] = ()
+    scale: float | NDArray[Any] | None = None  # one number, or one per feature
+    offset: float | NDArray[Any] = 0.0
+
+    def flat(self) -> "Dataset":
+        """Every example as one vector, for models that take features."""
+
+        def rows(a: Any) -> Any:
+            return None if a is None else a.reshape(len(a), -1)
+
+        def per_feature(a: Any) -> Any:
+            return a.reshape(-1) if np.ndim(a) else a
+
+        return self._replace(
+            inputs=rows(self.inputs),
+            test_inputs=rows(self.test_inputs),
+            scale=per_feature(self.scale),
+            offset=per_feature(self.offset),
+        )
+
+
+class Remote(NamedTuple):
+    """A file on the network; an archive is unpacked beside it."""
+
+    url: str
+    checksum: str
+    archive: bool = False
+
+
+class Entry(NamedTuple):
+    """What is known about a data set."""
+
+    what: str
+    licence: str
+    loader: str  # "module.function" in equipoise.data, imported when it is needed
+    files: tuple[str, ...] = ()  # what to put into `folder`
+    folder: str = ""
+    elsewhere: tuple[str, ...] = ()  # further folders, within the data directory or absolute
+    remotes: tuple[Remote, ...] = ()
+    hint: str = ""  # another way to get the files
+
+
+def _idx(base: str, *checksums: str) -> tuple[Remote, ...]:
+    return tuple(Remote(f"{base}/{file}", f"md5:{md5}") for file, md5 in zip(IDX, checksums, strict=True))
+
+
+IDX = tuple(
+    f"{part}-ubyte.gz"
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+)
+UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
+
+CATALOGUE = {
+    "digits": Entry(
+        "1,797 handwritten digits of 8 x 8 pixels (UCI optical recognition), inside scikit-learn",
+        "CC BY 4.0",
+        "vision.digits",
+    ),
+    "fashion-mnist": Entry(
+        "60,000 + 10,000 grey images of clothing, 28 x 28, 10 classes (Xiao, Rasul, Vollgraf 2017)",
+        "MIT",
+        "vision.fashion_mnist",
+        IDX,
+        "fashion-mnist",
+        ("FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"),
+        _idx(
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        "install Debian's package dataset-fashion-mnist",
+    ),
+    "mnist": Entry(
+        "60,000 + 10,000 handwritten digits, 28 x 28 (LeCun, Cortes, Burges)",
+        "CC BY-SA 3.0",
+        "vision.mnist",
+        IDX,
+        "mnist",
+        ("MNIST/raw",),
+        _idx(
+            "https://ossci-datasets.s3.amazonaws.com/mnist",
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+    ),
+    "emnist": Entry(
+        "handwritten letters and digits, 28 x 28, in six splits; .mat files name the writers (Cohen et al. 2017)",
+        "none stated; made from NIST Special Database 19",
+        "vision.emnist",
+        ("emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte.gz", "or emnist-SPLIT.mat"),
+        "emnist",
+        ("emnist/gzip", "emnist/matlab", "EMNIST/raw", "gzip", "matlab"),
+        (
+            Remote(
+                "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+                "md5:58c8d27c78d21e728a6bc7b3cc06412e",
+                archive=True,
+            ),
+        ),
+    ),
+    "cifar-10": Entry(
+        "50,000 + 10,000 colour images, 32 x 32, 10 classes (Krizhevsky 2009)",
+        "none stated; cite the technical report",
+        "vision.cifar10",
+        ("data_batch_1 to _5 and test_batch", "or the same as .bin"),
+        "cifar-10",
+        (
+            "cifar-10/cifar-10-batches-py",
+            "cifar-10/cifar-10-batches-bin",
+            "cifar-10-batches-py",
+            "cifar-10-batches-bin",
+        ),
+        (
+            Remote(
+                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+                "md5:c58f30108f718f92721af3b95e74349a",
+                archive=True,
+            ),
+        ),
+    ),
+    "cifar-100": Entry(
+        "50,000 + 10,000 colour images, 32 x 32, 100 classes in 20 groups (Krizhevsky 2009)",
+        "none stated; cite the technical report",
+        "vision.cifar100",
+        ("train, test and meta", "or train.bin, test.bin and fine_label_names.txt"),
+        "cifar-100",
+        ("cifar-100/cifar-100-python", "cifar-100/cifar-100-binary", "cifar-100-python", "cifar-100-binary"),
+        (
+            Remote(
+                "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+                "md5:eb9058c3a382ffc7106e4002c42a8d85",
+                archive=True,
+            ),
+        ),
+    ),
+    "tiny-imagenet": Entry(
+        "100,000 + 10,000 colour images, 64 x 64, 200 classes (Le, Yang 2015)",
+        "none of its own; ImageNet's terms: research and teaching, not commerce",
+        "vision.tiny_imagenet",
+        ("the folders train and val of tiny-imagenet-200.zip",),
+        "tiny-imagenet",
+        ("tiny-imagenet/tiny-imagenet-200", "tiny-imagenet-200"),
+        (
+            Remote(
+                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                "md5:90528d7ca1a48142e341f4ef8d21d0de",
+                archive=True,
+            ),
+        ),
+    ),
+    "adult": Entry(
+        "32,561 + 16,281 people of the US census of 1994; is the income above 50,000 dollars? (Becker, Kohavi)",
+        "CC BY 4.0",
+        "tabular.adult",
+        ("adult.data", "adult.test"),
+        "adult",
+        (),
+        (
+            Remote(
+                f"{UCI}/adult.data", "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"
+            ),
+            Remote(
+                f"{UCI}/adult.test", "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"
+            ),
+        ),
+    ),
+    "shakespeare": Entry(
+        "the next character in the lines of a role; clients are the roles of plays (LEAF, Caldas et al. 2018)",
+        "public domain",
+        "text.shakespeare",
+        ("one .txt per play", "or LEAF's folders train and test of .json"),
+        "shakespeare",
+        ("shakespeare/data",),
+    ),
+}
+
+
+def load(name: str, *, data_dir: Where = None, download: bool = False, **options: Any) -> Dataset:
+    """A data set by its name here, or a file of features (.npz, .npy, .safetensors) by its path.
+
+    `options` go to the set's own loader, such as `split="letters"` for EMNIST or `by="race"` for Adult.
+    """
+    if Path(name).suffix in (".npz", ".npy", ".safetensors"):
+        from equipoise.data import features
+
+        return features.read(name, data_dir=data_dir, **options)
+    module, function = entry(name).loader.split(".")
+    loader = getattr(importlib.import_module(f"equipoise.data.{module}"), function)
+    if not entry(name).files:
+        return loader(**options)
+    return loader(data_dir=data_dir, download=download, **options)
+
+
+def entry(name: str) -> Entry:
+    if name not in CATALOGUE:
+        raise unknown("data set", name, CATALOGUE)
+    return CATALOGUE[name]
+
+
+def root(data_dir: Where = None) -> Path:
+    """The data directory: the argument, or $EQUIPOISE_DATA, or the user's cache folder."""
+    return Path(data_dir or os.environ.get("EQUIPOISE_DATA") or pooch.os_cache("equipoise")).expanduser()
+
+
+def folders(name: str, data_dir: Where = None) -> list[Path]:
+    """Where the set's files are sought, in this order."""
+    base, known = root(data_dir), entry(name)
+    return [base / folder for folder in (known.folder, *known.elsewhere)] + [base]
+
+
+def find(name: str, *files: str, data_dir: Where = None, download: bool = False) -> Path:
+    """The first of `files` (names for the same thing) that is there; InputError says where to put it."""
+    if (path := seek(name, *files, data_dir=data_dir)) is None and download:
+        fetch(name, data_dir)
+        path = seek(name, *files, data_dir=data_dir)
+    if path is None:
+        raise InputError(absent(name, data_dir))
+    return path
+
+
+def seek(name: str, *files: str, data_dir: Where = None) -> Path | None:
+    paths = (folder / file for folder in folders(name, data_dir) for file in files)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def absent(name: str, data_dir: Where = None) -> str:
+    """One sentence on how to get the set."""
+    known = entry(name)
+    ways = [f"put {', '.join(known.files)} into {root(data_dir) / known.folder}"]
+    ways += [known.hint] if known.hint else []
+    ways += ["ask for the download"] if known.remotes else []
+    source = f" (from {known.remotes[0].url.rsplit('/', 1)[0]})" if known.remotes else ""
+    return f"{name} was not found: {', or '.join(ways)}{source}"
+
+
+def fetch(name: str, data_dir: Where = None) -> Path:
+    """Downloads the set into its folder, checks it, unpacks it."""
+    known, target = entry(name), root(data_dir) / entry(name).folder
+    require(known.remotes, f"{name} has no download with a known checksum; {absent(name, data_dir)}")
+    for url, checksum, archive in known.remotes:
+        file = url.rsplit("/", 1)[1]
+        unpack = pooch.Unzip if file.endswith(".zip") else pooch.Untar
+        try:
+            pooch.retrieve(url, checksum, file, target, unpack(extract_dir=".") if archive else None)
+        except (OSError, ValueError) as error:  # no network, no room, another checksum
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"{url} could not be downloaded ({why}); {absent(name, data_dir)}") from error
+    return target
+
+
+def damaged(path: Path, why: Any) -> InputError:
+    said = " ".join(str(why).split()) or type(why).__name__
+    return InputError(f"{path} cannot be read ({said}); it is damaged or of another format, so replace it")

@@ -1,0 +1,377 @@
+"""From a table's columns to a model's inputs, the same at every silo and at prediction.
+
+`agree` fits an encoding to the silos' statistics and to nothing else. A number (or a date, as days since
+1970-01-01) is standardised by the mean and standard deviation over all silos, a missing one becomes the mean;
+a name becomes one input per category, a missing one its own category where training had any, an unknown one
+all zeros. A column whose cells are arrays (images, tokens) passes through as it is.
+"""
+
+import json
+import math
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import polars as pl
+from jax.typing import DTypeLike
+
+from equipoise.data.cells import Table, label_names, listing, table
+from equipoise.data.statistics import CLASSES, Column, Options, Statistics
+from equipoise.errors import InputError, require
+
+CONSTANT = "it has the same value everywhere"
+MANY = "it looks like an identifier (too many different texts); name it in `categorical` to keep it"
+
+
+class Feature(NamedTuple):
+    """How one column becomes inputs. Fields that do not fit its kind keep their defaults."""
+
+    name: str
+    kind: str  # "number", "date", "text", "array"
+    mean: float = 0.0
+    scale: float = 1.0
+    categories: tuple[str, ...] = ()
+    missing: bool = False  # the last of its inputs says "is missing"
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """A name for each of its inputs."""
+        values = tuple(f"{self.name}={c}" for c in self.categories) if self.kind == "text" else (self.name,)
+        return values + ((f"{self.name} is missing",) if self.missing else ())
+
+
+class Target(NamedTuple):
+    """How the label becomes a target: the index of its class, or (value - mean) / scale."""
+
+    name: str
+    classes: tuple[str, ...] = ()
+    mean: float = 0.0
+    scale: float = 1.0
+
+
+class Encoding(NamedTuple):
+    """A fitted encoding; `to_json` holds all of it."""
+
+    task: str  # "classification" or "regression"
+    target: Target
+    features: tuple[Feature, ...]
+    missing: tuple[str, ...]  # texts that mean "no value"
+    dropped: tuple[tuple[str, str], ...] = ()  # the columns left out, and why
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each reason why columns were left out."""
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.dropped:
+            reasons.setdefault(why, []).append(name)
+        return tuple(
+            f"{'column' if len(names) == 1 else 'columns'} {listing(names, 20)} dropped: {why}"
+            for why, names in reasons.items()
+        )
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the model's inputs, in order."""
+        return tuple(name for feature in self.features for name in feature.inputs)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example's inputs."""
+        first = self.features[0]
+        return first.shape if first.kind == "array" else (len(self.inputs),)
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a model needs."""
+        return len(self.target.classes) or 1
+
+    def apply(
+        self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Inputs [m, ...] in `dtype` (JAX's default float) and labels [m]; None without a label column."""
+        this = table(frame, file)
+        return self._inputs(this, dtype), self._labels(
+            this, dtype
+        ) if self.target.name in this.columns else None
+
+    def apply_inputs(
+        self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
+    ) -> np.ndarray:
+        """The inputs alone, as at prediction: what stands in a label column does not matter."""
+        return self._inputs(table(frame, file), dtype)
+
+    def _inputs(self, this: Table, dtype: DTypeLike | None) -> np.ndarray:
+        gone = [f.name for f in self.features if f.name not in this.columns]
+        require(not gone, f"{this.file} lacks the column {listing(gone)}, which the model was trained with")
+        if self.features[0].kind == "array":
+            return _array(this, self.features[0])
+        columns = this.collect(
+            *(_coded(this, f, self.missing).alias(str(i)) for i, f in enumerate(self.features))
+        )
+        out = np.zeros((len(columns), len(self.inputs)), _float(dtype))
+        start = 0
+        for feature, column in zip(self.features, columns.iter_columns(), strict=True):
+            stop = start + len(feature.inputs)
+            _fill(out[:, start:stop], feature, column, this, self.missing)
+            start = stop
+        return out
+
+    def _labels(self, this: Table, dtype: DTypeLike | None) -> np.ndarray:
+        name, classes, mean, scale = self.target
+        cells = this.cells(name, self.missing)
+        if self.task == "classification":
+            code = label_names(cells).replace_strict(
+                classes, range(len(classes)), default=-1, return_dtype=pl.Int32
+            )
+            labels = this.collect(code).to_series().to_numpy()
+            bad, why = labels < 0, f"is none of the classes {listing(classes)}"
+        else:
+            value = (
+                cells.number if this.columns[name][1].is_numeric() else _or_nan(cells.number, cells.present)
+            )
+            labels = ((this.collect(value).to_series().to_numpy() - mean) / scale).astype(_float(dtype))
+            bad, why = ~np.isfinite(labels), "is not a number"
+        if bad.any():
+            raise _bad_cell(this, name, int(bad.argmax()), why)
+        return labels
+
+    def decode(self, outputs: np.ndarray) -> pl.Series:
+        """What a model's outputs [m, outputs] say in the label's own terms: a class each, or a value."""
+        require(
+            outputs.ndim == 2 and outputs.shape[1] == self.outputs,
+            f"the outputs have shape {outputs.shape}; this encoding needs [rows, {self.outputs}]",
+        )
+        if self.task == "regression":
+            return pl.Series("prediction", outputs[:, 0].astype(float) * self.target.scale + self.target.mean)
+        classes = pl.Series("prediction", self.target.classes)
+        if classes.str.contains(r"^-?\d{1,18}$").all():
+            classes = classes.cast(pl.Int64)
+        return classes.gather(outputs.argmax(1))
+
+    def to_json(self) -> str:
+        fields = {
+            "version": 1,
+            **self._asdict(),
+            "target": self.target._asdict(),
+            "features": [f._asdict() for f in self.features],
+        }
+        return json.dumps(fields, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Encoding":
+        try:
+            fields = json.loads(text)
+            version = fields.pop("version")
+            if version != 1:
+                raise ValueError(f"version {version} is not known here")
+            target = Target(**_tuples(fields.pop("target")))
+            features = tuple(Feature(**_tuples(f)) for f in fields.pop("features"))
+            dropped = tuple((name, why) for name, why in fields.pop("dropped"))
+            read = cls(target=target, features=features, dropped=dropped, **_tuples(fields))
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"this is no encoding that `to_json` wrote ({error})") from error
+        require(features, "this encoding has no columns; it was not written by `to_json`")
+        return read
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+def _float(dtype: DTypeLike | None) -> np.dtype:
+    return np.dtype(jax.dtypes.canonicalize_dtype(np.float64) if dtype is None else dtype)
+
+
+def _or_nan(value: pl.Expr, present: pl.Expr) -> pl.Expr:
+    """Null for a missing cell, NaN for one that cannot be read."""
+    return pl.when(present & value.is_null()).then(math.nan).otherwise(value)
+
+
+def _coded(this: Table, feature: Feature, missing: tuple[str, ...]) -> pl.Expr:
+    """A standardised value, or the index of the input that is 1 (null: none of them)."""
+    cells = this.cells(feature.name, missing)
+    if feature.kind == "text":
+        known = cells.text.replace_strict(
+            feature.categories, range(len(feature.categories)), default=None, return_dtype=pl.Int32
+        )
+        own = pl.lit(len(feature.categories) if feature.missing else None, pl.Int32)
+        return pl.when(cells.present).then(known).otherwise(own)
+    value = cells.number if feature.kind == "number" else cells.date
+    return (_or_nan(value, cells.present) - feature.mean) / feature.scale
+
+
+def _fill(
+    out: np.ndarray, feature: Feature, column: pl.Series, this: Table, missing: tuple[str, ...]
+) -> None:
+    if feature.kind == "text":
+        rows = np.flatnonzero(column.is_not_null().to_numpy())
+        out[rows, column.drop_nulls().to_numpy()] = 1
+        return
+    with np.errstate(over="ignore"):  # a value too large for the dtype is reported as infinite below
+        out[:, 0] = column.fill_null(0.0).to_numpy()
+    if feature.missing:
+        out[:, 1] = column.is_null().to_numpy()
+    bad = ~np.isfinite(out[:, 0])
+    if bad.any():
+        row = int(bad.argmax())
+        raise _bad_cell(
+            this, feature.name, row, f"is not a {feature.kind}" if np.isnan(out[row, 0]) else "is infinite"
+        )
+
+
+def _bad_cell(this: Table, name: str, row: int, why: str) -> InputError:
+    cell = this.collect(pl.col(this.columns[name][0]).filter(pl.col("row") == row + 1)).item()
+    return InputError(f"{this.file}, column {name!r}, data row {row + 1}: {cell!r} {why}; correct the cell")
+
+
+def _array(this: Table, feature: Feature) -> np.ndarray:
+    safe, dtype = this.columns[feature.name]
+    shape = getattr(dtype, "shape", ())
+    require(
+        tuple(shape) == feature.shape,
+        f"{this.file}, column {feature.name!r} holds examples of shape {tuple(shape)}, not {feature.shape}",
+    )
+    column = this.collect(pl.col(safe)).to_series()
+    gap = column.is_null()
+    require(
+        not gap.any(), f"{this.file}, column {feature.name!r}, data row {gap.arg_max()}: the array is missing"
+    )
+    array = column.to_numpy()
+    if array.dtype.kind == "f":
+        bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
+        row = int(bad.argmax()) + 1
+        require(
+            not bad.any(),
+            f"{this.file}, column {feature.name!r}, data row {row}: the array holds NaN or infinity",
+        )
+    return array
+
+
+def agree(statistics: Sequence[Statistics], options: Options) -> Encoding:
+    """The encoding that all silos use. A pure function of what they told; their order does not matter."""
+    require(len(statistics) > 0, "no silo told its statistics; give those of at least one")
+    told = sorted(statistics, key=lambda s: s.site)
+    for one, two in pairwise(s.site for s in told):
+        require(one != two, f"two silos are called {one!r}; give each its own name")
+    tables = {s.site: {c.name: c for c in s.columns} for s in told}
+    (site, first), *others = tables.items()
+    for other, columns in others:
+        _same_columns(site, first, other, columns)
+    fitted = {name: _feature(name, {s: t[name] for s, t in tables.items()}, options) for name in first}
+    features = tuple(f for f in fitted.values() if isinstance(f, Feature))
+    dropped = tuple((name, f) for name, f in fitted.items() if isinstance(f, str))
+    require(features, f"no column is left to learn from; {dict(dropped) or 'only the label was given'}")
+    arrays = [f.name for f in features if f.kind == "array"]
+    require(
+        not arrays or len(features) == 1,
+        f"the column {listing(arrays)} holds arrays and has to be the only input; drop the other columns",
+    )
+    target = _target({s.site: s.label for s in told}, options)
+    task = "classification" if target.classes else "regression"
+    return Encoding(task, target, features, tuple(options.missing), dropped)
+
+
+def _same_columns(one: str, columns: Collection[str], other: str, others: Collection[str]) -> None:
+    for where, against, lacks in (
+        (other, one, [c for c in columns if c not in others]),
+        (one, other, [c for c in others if c not in columns]),
+    ):
+        require(
+            not lacks,
+            f"{where} lacks the column {listing(lacks)}, which {against} has; give all silos the same",
+        )
+
+
+def _common_kind(name: str, columns: dict[str, Column], remedy: str) -> str:
+    shown = {c.kind: (site, c) for site, c in reversed(columns.items()) if c.kind != "empty"}
+    if len(shown) > 1:
+        (one, a), (other, b) = [shown[kind] for kind in sorted(shown)][:2]
+        raise InputError(
+            f"column {name!r} holds {a.kind} in {one} (data row {a.row}) but {b.kind} in {other} "
+            f"(data row {b.row}); correct the cells, or say {remedy}"
+        )
+    return next(iter(shown), "empty")
+
+
+def _merged(columns: dict[str, Column]) -> tuple[int, float, float]:
+    """(n, mean, m2) over all silos, by the pairwise update of Chan, Golub and LeVeque."""
+    n, mean, m2 = 0, 0.0, 0.0
+    for c in columns.values():
+        if c.n:
+            total, delta = n + c.n, c.mean - mean
+            m2 += c.m2 + delta**2 * (n * c.n / total)
+            mean = c.mean if n == 0 else mean + delta * (c.n / total)
+            n = total
+    return n, mean, m2
+
+
+def _feature(name: str, columns: dict[str, Column], options: Options) -> Feature | str:
+    """The column's encoding, or why it is left out."""
+    kind = _common_kind(name, columns, f"categorical=[{name!r}]")
+    missing = any(c.missing for c in columns.values())
+    if kind == "empty":
+        return "no silo has a value there"
+    if kind == "array":
+        return _array_feature(name, columns)
+    if kind == "text":
+        categories = tuple(sorted({v for c in columns.values() for v in c.categories or ()}))
+        withheld = any(c.categories is None for c in columns.values())
+        if withheld or (len(categories) > options.max_categories and name not in options.categorical):
+            return MANY
+        if not categories or len(categories) + missing + any(c.rare for c in columns.values()) < 2:
+            return CONSTANT
+        return Feature(name, kind, categories=categories, missing=missing)
+    n, mean, m2 = _merged(columns)
+    require(
+        math.isfinite(m2),
+        f"column {name!r} differs too widely between silos to be standardised; say drop=[{name!r}]",
+    )
+    told = missing and options.indicators  # then even a constant says something: whether it is there
+    if m2 == 0.0 and not told:
+        return CONSTANT
+    return Feature(name, kind, mean, math.sqrt(m2 / n) or 1.0, missing=told)
+
+
+def _array_feature(name: str, columns: dict[str, Column]) -> Feature:
+    (site, like), *others = columns.items()
+    for other, c in others:
+        require(
+            (c.shape, c.dtype) == (like.shape, like.dtype),
+            f"column {name!r} holds {like.dtype} of shape {like.shape} in {site} "
+            f"but {c.dtype} of shape {c.shape} in {other}; give all silos the same",
+        )
+    return Feature(name, "array", shape=like.shape, dtype=like.dtype)
+
+
+def _target(labels: dict[str, Column], options: Options) -> Target:
+    name = options.label
+    kind = _common_kind(name, labels, "task='classification'")
+    values = {v for c in labels.values() for v in c.categories or ()}
+    told = all(c.categories is not None for c in labels.values())
+    if kind == "text" or (options.task is None and told and len(values) <= CLASSES):
+        classes = sorted(values, key=_class_order)
+        require(
+            len(classes) > 1,
+            f"the label {name!r} is {listing(classes)} in every row of every silo; there is nothing to learn",
+        )
+        return Target(name, classes=tuple(classes))
+    n, mean, m2 = _merged(labels)
+    require(m2 > 0, f"the label {name!r} is {mean} in every row of every silo; there is nothing to learn")
+    require(
+        math.isfinite(m2),
+        f"the label {name!r} differs too widely between silos to be standardised; rescale it",
+    )
+    if not options.scale_label:
+        return Target(name)
+    return Target(name, mean=mean, scale=math.sqrt(m2 / n))
+
+
+def _class_order(value: str) -> tuple[float, str]:
+    try:
+        return float(value), value
+    except ValueError:
+        return math.inf, value

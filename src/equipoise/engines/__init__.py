@@ -1,0 +1,5 @@
+"""What runs an algorithm: compiled, in plain Python, or over a network."""
+
+from equipoise.engines.debug import debug as debug
+from equipoise.engines.simulator import Result as Result
+from equipoise.engines.simulator import simulate as simulate

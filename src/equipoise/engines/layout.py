@@ -1,0 +1,60 @@
+"""Where the clients of a cohort run: over which devices, and how many side by side on each."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from equipoise.engines.feed import Feed
+from equipoise.errors import require
+
+SMALL = 1 << 16  # bytes of a client's data up to which a CPU does better with all clients in one vectorised loop
+
+
+class Layout(NamedTuple):
+    """A mesh with one axis, "clients"; None: one device."""
+
+    mesh: Mesh | None
+    clients_per_batch: int
+
+    def lanes(self, size: int) -> int:
+        """How many of a device's `size` clients run side by side."""
+        return min(self.clients_per_batch, size)
+
+    def place(self, tree: Any) -> Any:
+        """`tree` on every device of the mesh."""
+        if self.mesh is None:
+            return tree
+        whole = NamedSharding(self.mesh, PartitionSpec())
+        return jax.tree.map(lambda a: jax.device_put(viewed(a), whole), tree)
+
+
+def viewed(a: Any) -> Any:
+    """A CPU's array as NumPy's view of it: then its devices, the cores, share one copy in memory."""
+    shareable = jax.default_backend() == "cpu" and not jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended)
+    return np.asarray(a) if shareable else a
+
+
+def lay_out(source: Feed, m: int, devices: int | None, clients_per_batch: int | None) -> Layout:
+    """The layout for cohorts of m clients; None means the better choice for the device.
+
+    An accelerator wants all clients side by side. On a CPU that holds for small clients only: larger ones run one by
+    one on every core, each with the caches to itself.
+    """
+    available = jax.local_devices()
+    require(
+        devices is None or 1 <= devices <= len(available),
+        f"{devices} devices were asked for and JAX sees {len(available)}; give 1 to {len(available)}, or None",
+    )
+    shard = jax.eval_shape(source.source.client, 0)
+    size = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shard))
+    together = jax.default_backend() != "cpu" or size <= SMALL
+    if devices is None:
+        devices = 1 if together and jax.default_backend() == "cpu" else min(len(available), m)
+    if clients_per_batch is None:
+        clients_per_batch = m if together else 1
+    if devices == 1:
+        return Layout(None, clients_per_batch)
+    mesh = jax.make_mesh((devices,), ("clients",), (AxisType.Auto,), devices=available[:devices])
+    return Layout(mesh, clients_per_batch)

@@ -1,0 +1,269 @@
+"""Runs an algorithm on one machine, as one compiled program: clients under vmap, rounds in a loop on the device."""
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike
+from jaxtyping import Bool, Int, PyTree
+
+from equipoise.engines.checks import check_run
+from equipoise.engines.feed import Feed, feed
+from equipoise.engines.layout import lay_out, Layout
+from equipoise.errors import LostReplies, Stopped, require
+from equipoise.protocol import (
+    Algorithm,
+    Client,
+    Cohort,
+    Exchange,
+    RandomKey,
+    Replies,
+    Server,
+    Vector,
+    exchange_keys,
+    is_finite,
+    slot_key,
+)
+
+Lost = Callable[[Int[Array, ""], int, Int[ArrayLike, " m"]], Bool[Array, " m"]]
+Progress = Callable[[int, int, Any], None]
+CHUNK_SECONDS = 0.25  # how long the device runs between two looks at the clock and at Ctrl-C
+
+
+class Tally(NamedTuple):
+    """What was asked and what came back."""
+
+    asked: Int[Array, " exchanges"]  # messages sent to clients, per exchange
+    answered: Int[Array, " exchanges"]  # replies that arrived and were finite
+    broken: Int[Array, " n"]  # replies that arrived but were not finite, per client
+
+
+class Result(NamedTuple):
+    """Where a run ended, and what `record` saw of every round."""
+
+    server: Server
+    clients: Client
+    history: PyTree[np.ndarray]  # leading axis: rounds
+    rounds: int
+    tally: Tally
+    seconds: float  # running, without compiling
+    compile_seconds: float
+
+
+def simulate(
+    algorithm: Algorithm,
+    x: Vector,
+    data: Any,
+    key: RandomKey | int,
+    *,
+    rounds: int,
+    record: Callable[[Server], PyTree] | None = None,
+    clients_per_batch: int | None = None,
+    devices: int | None = None,
+    progress: Progress | None = None,
+    lost: Lost | None = None,
+    resume: Result | None = None,
+) -> Result:
+    """Runs `algorithm` from x for `rounds` rounds over the clients of `data`.
+
+    Args:
+        algorithm: from `equipoise.algorithms`.
+        x: the first model, a flat vector of `algorithm.size`; its dtype is the precision of the run.
+        data: Shards, or anything with `.n` and `.client(i)`.
+        key: a jax.random key, or an integer seed.
+        rounds: how many rounds, those of `resume` included.
+        record: what to keep of the server after every round; comes back as `history`.
+        clients_per_batch: how many clients of a cohort run side by side on a device (None: chosen for the device).
+            Less takes less memory and gives the same result up to the order of sums.
+        devices: over how many devices to spread a cohort (None: all, where that pays); the cores of a CPU count.
+        progress: called now and then with (rounds done, rounds in all, the last record).
+        lost: which clients' replies get lost: lost(round, exchange, ids) -> [m]; for studies of drop-out.
+        resume: an earlier result to continue, bit for bit as if it had never stopped.
+
+    Ctrl-C raises `Stopped`, whose `result` holds all rounds finished until then.
+    """
+    key = jax.random.key(key) if isinstance(key, int) else key
+    check_run(algorithm, x, data, rounds, clients_per_batch)
+    source = feed(algorithm.prepare, data)
+    layout = lay_out(source, largest_cohort(algorithm, x), devices, clients_per_batch)
+    keep = record or (lambda server: ())
+    tally = Tally(
+        *(np.zeros(len(algorithm.round), np.int64) for _ in range(2)), np.zeros(algorithm.n, np.int64)
+    )
+    if resume is None:
+        server = algorithm.init(x)
+        clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)(x)
+        done, past = 0, None
+    else:
+        server, clients, past, done, tally = resume[:5]
+        require(done <= rounds, f"the result to resume has {done} rounds already; ask for more than {done}")
+
+    def one_round(r: Array, server: Server, clients: Client, source: Feed, key: RandomKey) -> tuple:
+        counts = []
+        for k, exchange in enumerate(algorithm.round):
+            gone = None if lost is None else (lambda ids, k=k: lost(r, k, ids))
+            keys = exchange_keys(key, r, k)
+            server, clients, count = run_exchange(exchange, server, clients, source, keys, layout, gone)
+            counts.append(count)
+        asked, answered, broken = zip(*counts, strict=True)
+        return server, clients, Tally(jnp.stack(asked), jnp.stack(answered), sum(broken))
+
+    def advance(carry: tuple, source: Feed, key: RandomKey, start: Array, stop: Array) -> tuple:
+        def body(r: Array, carry: tuple) -> tuple:
+            server, clients, history, tally = carry
+            server, clients, count = one_round(r, server, clients, source, key)
+            history = jax.tree.map(lambda h, row: h.at[r - done].set(row), history, keep(server))
+            return server, clients, history, jax.tree.map(jnp.add, tally, count)
+
+        zero = Tally(*(jnp.zeros(t.shape, jnp.int32) for t in tally))
+        return jax.lax.fori_loop(start, stop, body, (*carry, zero))
+
+    # The state is copied once, because the loop takes over the buffers that it is given.
+    row = jax.eval_shape(keep, server)
+    history = jax.tree.map(lambda s: jnp.zeros((rounds - done, *s.shape), s.dtype), row)
+    carry = (*jax.tree.map(jnp.array, (server, clients)), history)
+    carry, source, key = layout.place(carry), layout.place(source), layout.place(key)
+    clock = time.perf_counter()
+    bounds = (jnp.int32(done), jnp.int32(rounds))
+    run = jax.jit(advance, donate_argnums=0).lower(carry, source, key, *bounds).compile()
+    compile_seconds = time.perf_counter() - clock
+
+    def result(at: int, seconds: float) -> Result:
+        new = jax.tree.map(lambda h: np.asarray(h[: at - done]), carry[2])
+        joined = new if past is None else jax.tree.map(lambda a, b: np.concatenate([a, b]), past, new)
+        return Result(carry[0], carry[1], joined, at, tally, seconds, compile_seconds)
+
+    at, chunk, began = done, 1, time.perf_counter()
+    try:
+        while at < rounds:
+            stop = min(at + chunk, rounds)
+            clock = time.perf_counter()
+            *state, count = run(carry, source, key, jnp.int32(at), jnp.int32(stop))
+            carry = tuple(state)
+            tally = Tally(*(t + np.asarray(c) for t, c in zip(tally, count, strict=True)))  # waits for the device
+            spent = time.perf_counter() - clock
+            chunk = max(1, min(10 * chunk, int((stop - at) * CHUNK_SECONDS / max(spent, 1e-9))))
+            at = stop
+            if progress is not None:
+                progress(at, rounds, jax.tree.map(lambda h: h[at - done - 1], carry[2]))
+    except KeyboardInterrupt:
+        raise Stopped(result(at, time.perf_counter() - began)) from None
+    final = result(at, time.perf_counter() - began)
+    warn_of_broken(final)
+    return final
+
+
+def run_exchange(
+    exchange: Exchange,
+    server: Server,
+    clients: Client,
+    source: Feed,
+    keys: tuple[RandomKey, RandomKey],
+    layout: Layout,
+    gone: Callable[[Any], Any] | None,
+) -> tuple[Server, Client, Tally]:
+    opening, working = keys
+    server, cohort = exchange.open(server, opening)
+    m = cohort.ids.shape[0]
+    asked = cohort.present
+    writes: list[bool] = []
+    if gone is not None:
+        cohort = cohort._replace(present=cohort.present & ~gone(cohort.ids))
+
+    def on_client(slot: Array, i: Array, here: Array, mine: Client, shard: Any, server: Server) -> tuple:
+        new, reply = exchange.work(exchange.send(server, i), mine, shard, slot_key(working, slot))
+        # A state that `work` hands back untouched need not be written: known while tracing, so it costs nothing.
+        writes.append(any(a is not b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(mine), strict=True)))
+        finite = is_finite(reply)
+        reply = jax.tree.map(lambda a: jnp.where(here & finite, a, jnp.zeros_like(a)), reply)
+        return new, reply, here & finite, here & ~finite
+
+    on_clients = jax.vmap(on_client, in_axes=(0, 0, 0, 0, 0, None))
+
+    def on_slice(slots: Array, part: Cohort, rows: Array, table: Client, source: Feed, server: Server) -> tuple:
+        """Runs the clients `part`, whose states stand in the rows `rows` of `table`."""
+        mine = jax.tree.map(lambda t: t[rows], table)
+        new, reply, arrived, broken = on_clients(slots, *part, mine, source.rows(part.ids), server)
+        if writes[-1]:
+            table = jax.tree.map(Cohort(rows, arrived).put, table, new)
+        total = jax.tree.map(lambda a: jnp.sum(a, axis=0), reply.total)
+        return table, total, (reply.each, arrived, broken)
+
+    def on_block(slots: Array, part: Cohort, rows: Array, table: Client, source: Feed, server: Server) -> tuple:
+        """Runs a device's share of the cohort, a slice at a time."""
+        size = slots.shape[0]
+        lanes = layout.lanes(size)
+        if lanes == size:
+            return on_slice(slots, part, rows, table, source, server)
+        pieces = jax.tree.map(lambda a: in_slices(a, lanes), (slots, part, rows))
+        shape = jax.eval_shape(on_slice, *jax.tree.map(lambda a: a[0], pieces), table, source, server)[1]
+
+        def step(carry: tuple, piece: tuple) -> tuple:
+            table, total = carry
+            table, more, rest = on_slice(*piece, table, source, server)
+            return (table, jax.tree.map(jnp.add, total, more)), rest
+
+        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
+        (table, total), rest = jax.lax.scan(step, (table, nothing), pieces)
+        return table, total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:size], rest)
+
+    if layout.mesh is None:
+        rows = jnp.asarray(cohort.ids)
+        clients, total, (each, arrived, broken) = on_block(jnp.arange(m), cohort, rows, clients, source, server)
+    else:
+        devices = layout.mesh.size
+        slots, part = jax.tree.map(lambda a: in_slices(a, devices).ravel(), (jnp.arange(m), cohort))
+        mine = jax.tree.map(lambda table: table[part.ids], clients)
+
+        def on_device(slots: Array, part: Cohort, mine: Client, source: Feed, server: Server) -> tuple:
+            mine, total, rest = on_block(slots, part, jnp.arange(slots.shape[0]), mine, source, server)
+            return mine, jax.lax.psum(total, "clients"), rest
+
+        spread, whole = PartitionSpec("clients"), PartitionSpec()
+        new, total, rest = jax.shard_map(
+            on_device,
+            mesh=layout.mesh,
+            in_specs=(spread, spread, spread, whole, whole),
+            out_specs=(spread, whole, spread),
+            check_vma=False,
+        )(slots, part, mine, source, server)
+        each, arrived, broken = jax.tree.map(lambda a: a[:m], rest)
+        if writes[-1]:
+            put = Cohort(cohort.ids, arrived).put
+            clients = jax.tree.map(lambda table, rows: put(table, rows[:m]), clients, new)
+    broken = jnp.zeros(source.n, jnp.int32).at[jnp.asarray(cohort.ids)].add(broken.astype(jnp.int32))
+    tally = Tally(count(asked), count(arrived), broken)
+    return exchange.close(server, Replies(total, each, Cohort(cohort.ids, arrived))), clients, tally
+
+
+def largest_cohort(algorithm: Algorithm, x: Vector) -> int:
+    server, key = algorithm.init(x), jax.random.key(0)
+    return max(exchange.open(server, key)[1].ids.shape[0] for exchange in algorithm.round)
+
+
+def in_slices(a: ArrayLike, size: int) -> Array:
+    """`a` cut into slices of `size`; the last one is filled up with zeros: absent slots."""
+    a = jnp.asarray(a)
+    return jnp.pad(a, (0, -a.shape[0] % size)).reshape(-1, size)
+
+
+def count(mask: Bool[ArrayLike, " m"]) -> Int[Array, ""]:
+    return jnp.sum(jnp.asarray(mask), dtype=jnp.int32)
+
+
+def warn_of_broken(result: Result) -> None:
+    broken = np.flatnonzero(result.tally.broken)
+    if broken.size:
+        names = ", ".join(map(str, broken[:8])) + (", ..." if broken.size > 8 else "")
+        warnings.warn(
+            f"{result.tally.broken.sum()} replies of {broken.size} clients ({names}) were not finite and were left "
+            "out; if there are many, the step sizes are too large",
+            LostReplies,
+            stacklevel=3,
+        )

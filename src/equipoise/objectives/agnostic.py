@@ -1,0 +1,29 @@
+"""Agnostic federated learning: the worst client (Mohri, Sivek and Suresh 2019; SCAFF-PD eq (3.3), rho = 0)."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from equipoise.objectives.checks import clients, finish
+from equipoise.objectives.dual import Dual
+from equipoise.objectives.projections import simplex
+
+
+def agnostic(n: int) -> Dual:
+    """psi = 0 on the simplex Delta: the maximum of the losses.
+
+    prox(v, step) = argmin_{lam in Delta} |lam - v|^2, whatever the step. Equal worst clients share the best
+    response equally.
+    """
+    n = clients(n)
+
+    def penalty(lam: Array) -> Array:
+        return jnp.zeros((), lam.dtype)
+
+    def prox(v: Array, step: Array) -> Array:
+        return simplex(v)
+
+    def best_response(losses: Array) -> Array:
+        worst = (losses == jnp.max(losses)).astype(losses.dtype)
+        return worst / jnp.sum(worst)
+
+    return finish(Dual("agnostic", n, penalty, prox, best_response, jnp.max, modulus=0.0))

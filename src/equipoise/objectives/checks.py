@@ -1,0 +1,82 @@
+"""The border of every dual: arguments are checked once, arrays when they arrive, each in a sentence."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from equipoise.errors import positive, require
+from equipoise.objectives.dual import Dual
+
+
+def clients(n: Any) -> int:
+    require(
+        isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 1,
+        f"n is {n!r}; give the number of clients, an integer of at least 1",
+    )
+    return int(n)
+
+
+def number(name: str, value: Any) -> float:
+    positive(name, value)
+    require(math.isfinite(value), f"{name} is {value}; give a finite number above zero")
+    return float(value)
+
+
+def reference(p: ArrayLike | None, n: int, zeros: bool = False) -> np.ndarray:
+    """The reference weights in float64, 1/n unless given, summing to 1 to the last digit."""
+    if p is None:
+        return np.full(n, 1 / n)
+    p = np.asarray(p, np.float64)
+    require(p.shape == (n,), f"p has shape {p.shape}; give one weight for each of the {n} clients")
+    low = p.min()
+    require(
+        low >= 0 if zeros else low > 0,
+        f"p has a weight of {low}; give weights that are {'not negative' if zeros else 'above zero'}",
+    )
+    require(abs(p.sum() - 1) < 1e-4, f"p sums to {p.sum()}; divide it by its sum")
+    return p / p.sum()
+
+
+def finish(dual: Dual) -> Dual:
+    """The dual as users get it.
+
+    Vectors of the wrong length or kind are an error (a prox that knows n would otherwise broadcast in
+    silence), the operators are compiled once per dual, and the gradient of `value` is `best_response`
+    (Danskin), so nothing is differentiated through a root search.
+    """
+
+    def vector(x: ArrayLike, what: str) -> Array:
+        x = jnp.asarray(x)
+        require(
+            x.shape == (dual.n,),
+            f"{dual.name} over {dual.n} clients was given {what} of shape {x.shape}; give one number per client",
+        )
+        require(
+            jnp.issubdtype(x.dtype, jnp.floating),
+            f"{dual.name} was given {what} of type {x.dtype}; give floating point numbers",
+        )
+        return x
+
+    def derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+        (losses,), (change,) = primals, tangents
+        return value(losses), jnp.sum(dual.best_response(losses) * change)
+
+    value = jax.custom_jvp(dual.value)
+    value.defjvp(derivative)
+    penalty, prox, best_response, robust = map(jax.jit, (dual.penalty, dual.prox, dual.best_response, value))
+
+    def checked_prox(v: Array, step: Array | float) -> Array:
+        v = vector(v, "a point")
+        return prox(v, jnp.asarray(step, v.dtype))
+
+    return dual._replace(
+        penalty=lambda lam: penalty(vector(lam, "weights")),
+        prox=checked_prox,
+        best_response=lambda losses: best_response(vector(losses, "losses")),
+        value=lambda losses: robust(vector(losses, "losses")),
+    )

@@ -1,0 +1,46 @@
+"""Conditional value at risk: the mean of the worst alpha fraction of clients (SCAFF-PD section 3; superquantile)."""
+
+import math
+
+import jax.numpy as jnp
+from jax import Array
+
+from equipoise.errors import require
+from equipoise.objectives.checks import clients, finish, number
+from equipoise.objectives.dual import Dual
+from equipoise.objectives.projections import level, settle
+
+
+def cvar(n: int, alpha: float) -> Dual:
+    """psi = 0 on {lam in Delta : lam_i <= 1/(alpha n)}: alpha = 1 is the average, alpha <= 1/n is `agnostic`.
+
+    prox(v, step) = argmin_{lam in that set} |lam - v|^2, whatever the step. Clients that tie at the quantile share
+    what the worse ones leave.
+    """
+    n, alpha = clients(n), number("alpha", alpha)
+    require(alpha <= 1, f"alpha is {alpha}; give the fraction of clients to care for, above 0 and at most 1")
+    cap = min(1.0, 1 / (alpha * n))
+    fill = math.ceil(alpha * n)  # this many clients at the cap are enough, one fewer is not
+
+    def quantile(v: Array) -> Array:
+        return jnp.sort(v)[n - fill]
+
+    def penalty(lam: Array) -> Array:
+        return jnp.zeros((), lam.dtype)
+
+    def prox(v: Array, step: Array) -> Array:
+        # The level lies within one cap below the quantile, which makes that the place to measure from.
+        b = jnp.clip(v - quantile(v), -cap, cap)
+        return settle(jnp.clip(b - level(b, cap, -cap), 0, cap), cap)
+
+    def best_response(losses: Array) -> Array:
+        q = quantile(losses)
+        worse, ties = losses > q, losses == q
+        left = 1 - cap * jnp.sum(worse, dtype=losses.dtype)
+        share = jnp.clip(left / jnp.sum(ties, dtype=losses.dtype), 0, cap)
+        return jnp.where(worse, jnp.asarray(cap, losses.dtype), jnp.where(ties, share, 0))
+
+    def value(losses: Array) -> Array:
+        return jnp.sum(losses * best_response(losses))
+
+    return finish(Dual("cvar", n, penalty, prox, best_response, value, modulus=0.0))

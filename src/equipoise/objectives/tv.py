@@ -1,0 +1,48 @@
+"""Total variation: weights may leave the reference p at a price of rho per unit moved, in and out."""
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from equipoise.objectives.checks import clients, finish, number, reference
+from equipoise.objectives.dual import Dual
+from equipoise.objectives.projections import level, moderate, settle
+
+
+def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
+    """psi(lam) = rho sum_i |lam_i - p_i| on the simplex Delta; p is 1/n unless given, and may have zeros.
+
+    prox(v, step) = argmin_{lam in Delta} rho sum_i |lam_i - p_i| + |lam - v|^2 / (2 step). The best response moves
+    the weight of every client more than 2 rho below the worst loss to the worst clients.
+    """
+    n, rho, weights = clients(n), number("rho", rho), reference(p, n, zeros=True)
+
+    def penalty(lam: Array) -> Array:
+        return moderate(rho, lam.dtype) * jnp.sum(jnp.abs(lam - jnp.asarray(weights, lam.dtype)))
+
+    def prox(v: Array, step: Array) -> Array:
+        # lam_i = p_i + (w_i - nu)_+ - clip(nu - 2a - w_i, 0, p_i): what w = v - p - max(v - p) calls for above p,
+        # less what it lets go below p - 2a. Measured from max(v - p) - a the level is in [-1, 0] for every a, and
+        # the two parts are 2n shares under caps: 1 (never reached), and p.
+        p = jnp.asarray(weights, v.dtype)
+        a = step * moderate(rho, v.dtype)
+        w = (v - jnp.max(v)) - p
+        w = jnp.maximum(w - jnp.max(w), -jnp.finfo(v.dtype).max)
+        b = jnp.maximum(jnp.concatenate([w, p + jnp.minimum(w + 2 * a, 0)]), -1)
+        cap = jnp.concatenate([jnp.ones_like(p), p])
+        share = settle(jnp.clip(b - level(b, cap, -1.0), 0, cap), cap)
+        return share[:n] + share[n:]
+
+    def best_response(losses: Array) -> Array:
+        p = jnp.asarray(weights, losses.dtype)
+        below = losses - jnp.max(losses)
+        stay = jnp.where(below >= -2 * moderate(rho, losses.dtype), p, 0)
+        worst = (below == 0).astype(p.dtype)
+        return stay + worst * (jnp.sum(p - stay) / jnp.sum(worst))
+
+    def value(losses: Array) -> Array:
+        worst = jnp.max(losses)
+        saved = jnp.minimum(worst - losses, 2 * moderate(rho, losses.dtype))
+        return worst - jnp.sum(jnp.asarray(weights, losses.dtype) * saved)
+
+    return finish(Dual("tv", n, penalty, prox, best_response, value, modulus=0.0))

@@ -1,0 +1,151 @@
+"""What a federated algorithm is: server state, client state, and the exchanges of a round.
+
+An exchange is one trip server -> clients -> server, told by four pure functions:
+
+    open   the server picks the cohort (and may set this round's step sizes)
+    send   the server writes the message for client i
+    work   client i answers, from that message, its own state and its own data
+    close  the server folds what came back into its state
+
+Nothing else crosses: `work` has no server argument, `open`/`send`/`close` have no data argument.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Bool, Float, Int, Key, PyTree
+
+Server = Any  # an algorithm's own NamedTuple of arrays
+Client = Any  # the same, one per client; None when clients keep nothing
+Message = PyTree[Array]
+Data = Any  # one client's shard, or what the task's `prepare` made of it
+Vector = Float[Array, " d"]
+RandomKey = Key[Array, ""]
+
+
+class Cohort(NamedTuple):
+    """The clients of one exchange: m slots, some of which may be empty or lost on the way."""
+
+    ids: Int[ArrayLike, " m"]
+    present: Bool[ArrayLike, " m"]
+
+    def put(self, table: Array, rows: Array) -> Array:
+        """`table` with the rows of the present clients replaced."""
+        where = jnp.where(self.present, self.ids, table.shape[0])
+        return table.at[where].set(rows, mode="drop")
+
+    def mark(self, n: int) -> Bool[Array, " n"]:
+        """Which of n clients are present."""
+        return self.put(jnp.zeros(n, bool), jnp.ones(jnp.shape(self.ids), bool))
+
+    def share(self, weights: Float[Array, " n"]) -> Float[Array, " m"]:
+        """The present clients' weights, one per slot, rescaled to the sum of all n."""
+        w = jnp.where(self.present, weights[jnp.asarray(self.ids)], 0)
+        return mean((jnp.sum(w), w)) * jnp.sum(weights)
+
+
+def mean(total: tuple[Array, PyTree[Array]]) -> PyTree[Array]:
+    """The weighted mean of a (weight, weight * value) sum; zero if nobody had weight."""
+    weight, value = total
+    return jax.tree.map(lambda v: v / jnp.where(weight > 0, weight, 1), value)
+
+
+class Reply(NamedTuple):
+    """A client's answer, split by what the server is allowed to see of it."""
+
+    total: PyTree[Array] = None  # only the sum over the cohort reaches the server
+    each: PyTree[Array] = None  # the server sees every client's own value
+
+
+class Replies(NamedTuple):
+    """The answers of a cohort, as the server gets them."""
+
+    total: PyTree[Array]  # summed over the present clients
+    each: PyTree[Array]  # one row per slot; rows of absent clients are zero
+    cohort: Cohort  # who answered
+
+
+class Exchange(NamedTuple):
+    """One trip server -> clients -> server."""
+
+    name: str
+    open: Callable[[Server, RandomKey], tuple[Server, Cohort]]
+    send: Callable[[Server, Int[Array, ""]], Message]
+    work: Callable[[Message, Client, Data, RandomKey], tuple[Client, Reply]]
+    close: Callable[[Server, Replies], Server]
+
+
+class Algorithm(NamedTuple):
+    """What every engine runs."""
+
+    name: str
+    n: int  # clients it is built for
+    size: int  # length of the model vector
+    prepare: Callable[[Data], Data]  # what each client does with its shard once, before round 0
+    init: Callable[[Vector], Server]
+    init_client: Callable[[Vector], Client]
+    round: tuple[Exchange, ...]
+    model: Callable[[Server], Vector]  # the parameters to evaluate and ship
+
+
+class Wire(NamedTuple):
+    """The shapes of one exchange, per participating client."""
+
+    exchange: str
+    message: PyTree[jax.ShapeDtypeStruct]
+    reply: Reply
+
+    @property
+    def down(self) -> int:
+        """Bytes from the server to one client."""
+        return nbytes(self.message)
+
+    @property
+    def up(self) -> int:
+        """Bytes from one client to the server."""
+        return nbytes(self.reply)
+
+
+def nbytes(tree: PyTree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def wire(algorithm: Algorithm, x: Vector, shard: Data) -> list[Wire]:
+    """What crosses in each exchange, from the algorithm's own functions; `shard` is one client's, prepared."""
+    server = jax.eval_shape(algorithm.init, x)
+    client = jax.eval_shape(algorithm.init_client, x)
+    i, key = jax.eval_shape(lambda: (jnp.int32(0), jax.random.key(0)))
+    rows = []
+    for exchange in algorithm.round:
+        server, cohort = jax.eval_shape(exchange.open, server, key)
+        message = jax.eval_shape(exchange.send, server, i)
+        client, reply = jax.eval_shape(exchange.work, message, client, shard, key)
+        m = cohort.ids.shape[0]
+        each = jax.tree.map(lambda s, m=m: jax.ShapeDtypeStruct((m, *s.shape), s.dtype), reply.each)
+        server = jax.eval_shape(exchange.close, server, Replies(reply.total, each, cohort))
+        rows.append(Wire(exchange.name, message, reply))
+    return rows
+
+
+# Every engine derives its keys from these coordinates, so all of them draw the same numbers.
+
+
+def exchange_keys(key: RandomKey, round: ArrayLike, exchange: int) -> tuple[RandomKey, RandomKey]:
+    """The keys of `open` and of the clients' `work` in one exchange of one round."""
+    opening, working = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, round), exchange))
+    return opening, working
+
+
+def slot_key(working: RandomKey, slot: ArrayLike) -> RandomKey:
+    """The key of the client in one slot of the cohort."""
+    return jax.random.fold_in(working, slot)
+
+
+def is_finite(reply: Reply) -> Bool[Array, ""]:
+    """A non-finite reply is a lost reply, in every engine."""
+    floats = [a for a in jax.tree.leaves(reply) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(a)) for a in floats])) if floats else jnp.array(True)

@@ -1,0 +1,149 @@
+"""Losses that are a mean over a client's examples: any model, and softmax regression."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Float, PyTree
+
+from equipoise import local
+from equipoise.data.shards import Shards
+from equipoise.errors import InputError, require
+from equipoise.protocol import RandomKey, Vector
+from equipoise.tasks.task import Scalar, Task, zeros
+
+def over_examples(
+    name: str,
+    size: int,
+    example_losses: Callable[[Vector, Array, Array], Float[Array, " b"]],
+    *,
+    l2: float = 0.0,
+    batch: int | None = None,
+    init: Callable[[RandomKey], Vector] | None = None,
+    predict: Callable[[Vector, Array], Array] | None = None,
+    expects: Callable[[Shards], None] | None = None,
+) -> Task:
+    """f_i(x) = mean over the client's examples of `example_losses` + l2/2 |x|^2."""
+    require(size >= 1, f"a model of {size} parameters cannot be trained; give at least one")
+    require(batch is None or batch >= 1, f"batch is {batch}; give at least 1, or None for all examples")
+    require(l2 >= 0, f"the l2 coefficient is {l2}; give zero or more")
+
+    def penalised(mean_loss: Scalar, x: Vector) -> Scalar:
+        return mean_loss + l2 / 2 * (x @ x) if l2 else mean_loss
+
+    def on_rows(x: Vector, shard: Shards, rows: Array) -> Scalar:
+        return penalised(jnp.mean(example_losses(x, shard.inputs[rows], shard.labels[rows])), x)
+
+    def on_all(x: Vector, shard: Shards) -> Scalar:
+        real = jnp.arange(shard.labels.shape[0]) < shard.sizes
+        each = jnp.where(real, example_losses(x, shard.inputs, shard.labels), 0)
+        return penalised(jnp.sum(each) / shard.sizes.astype(each.dtype), x)
+
+    def draw(key: RandomKey, shard: Shards, shape: tuple[int, ...]) -> Array:
+        return jax.random.randint(key, shape, 0, shard.sizes)  # never from the padding
+
+    def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
+        if key is None or batch is None:
+            return on_all(x, shard)
+        return on_rows(x, shard, draw(key, shard, (batch,)))
+
+    def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
+        return jax.grad(loss)(x, shard, key)
+
+    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **how: Any) -> Any:
+        if batch is None:
+            return local.descend(lambda u, _: grad(u, shard), x, None, steps=steps, **how)
+        rows = draw(key, shard, (steps, batch))
+        return local.descend(lambda u, r: jax.grad(on_rows)(u, shard, r), x, rows, steps=steps, **how)
+
+    def prepare(shard: Shards) -> Shards:
+        if expects is not None:
+            expects(shard)
+        return shard
+
+    return Task(name, size, loss, grad, descend, init or zeros(size), predict, prepare)
+
+
+def features_of(features: int) -> Callable[[Any], None]:
+    """A check that a shard's examples have that many features."""
+
+    def check(shard: Any) -> None:
+        given = shard.inputs.shape[1:]
+        require(
+            given == (features,),
+            f"the task is for {features} features but the examples have shape {given}; "
+            "build the task for the data's number of features, or flatten the examples",
+        )
+
+    return check
+
+
+def task_of(
+    init: Callable[[RandomKey], PyTree[Array]],
+    apply: Callable[[PyTree[Array], Array], Array],
+    loss: Callable[[Array, Array], Float[Array, " b"]],
+    *,
+    l2: float = 0.0,
+    batch: int | None = None,
+    name: str = "model",
+) -> Task:
+    """Any model: `init(key)` makes its parameters, `apply(params, inputs [b, ...])` its outputs [b, ...],
+    `loss(outputs, labels)` one number per example. The parameters travel as one flat vector.
+    """
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    flat, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+
+    def predict(x: Vector, inputs: Array) -> Array:
+        return apply(unravel(x), inputs)
+
+    def fits(shard: Shards) -> None:
+        try:
+            each = jax.eval_shape(lambda x, s: loss(predict(x, s.inputs), s.labels), flat, shard)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"the model cannot be applied to examples of shape {shard.inputs.shape[1:]} with labels of shape "
+                f"{shard.labels.shape[1:]}; check its input size and its loss ({str(error).splitlines()[0]})"
+            ) from error
+        require(
+            each.shape == shard.labels.shape[:1],
+            f"the loss gives shape {each.shape} for {shard.labels.shape[0]} examples; give one number per example",
+        )
+
+    return over_examples(
+        name,
+        flat.size,
+        lambda x, inputs, labels: loss(predict(x, inputs), labels),
+        l2=l2,
+        batch=batch,
+        init=lambda key: ravel_pytree(init(key))[0],
+        predict=predict,
+        expects=fits,
+    )
+
+
+def softmax_regression(features: int, classes: int, *, l2: float = 0.0, batch: int | None = None) -> Task:
+    """Multinomial logistic regression; x = (weights [classes, features], bias [classes]), raveled."""
+    require(classes >= 2, f"softmax regression over {classes} classes; give at least two")
+
+    def logits(x: Vector, inputs: Array) -> Float[Array, "k b"]:
+        # Classes first, in the weights and in the logits: half the time of the other way round on a CPU.
+        weights, bias = x[: classes * features].reshape(classes, features), x[classes * features :]
+        return weights @ inputs.T + jnp.broadcast_to(bias[:, None], (classes, inputs.shape[0]))
+
+    def example_losses(x: Vector, inputs: Array, labels: Array) -> Float[Array, " b"]:
+        z = logits(x, inputs)
+        hit = jax.nn.one_hot(labels, classes, dtype=z.dtype, axis=0)
+        return jax.nn.logsumexp(z, axis=0) - jnp.sum(z * hit, axis=0)
+
+    return over_examples(
+        "softmax_regression",
+        classes * (features + 1),
+        example_losses,
+        l2=l2,
+        batch=batch,
+        predict=lambda x, inputs: logits(x, inputs).T,
+        expects=features_of(features),
+    )

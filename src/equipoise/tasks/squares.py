@@ -1,0 +1,172 @@
+"""Squared losses, whose exact local steps go through a Gram matrix instead of through the data.
+
+With A [m, p] a client's inputs, Y [m, k] its targets and x = X [k, p] raveled,
+
+    f(X) = scale/m |A X' - Y|^2 + l2/2 |X|^2,      grad f(X) = 2 scale/m (X A'A - Y'A) + l2 X.
+
+More examples than features: A'A [p, p] and Y'A [k, p] are all that a step needs. More features than examples: all
+J steps stay in the span of x, the shift and the rows of A, so they are taken on coefficients, through A A' [m, m].
+Both give the iterates of the plain loop up to rounding; which one is chosen by shape.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from equipoise import local
+from equipoise.data.shards import Shards
+from equipoise.errors import require
+from equipoise.protocol import RandomKey, Vector
+from equipoise.tasks.examples import features_of, over_examples
+from equipoise.tasks.task import Scalar, Task
+
+
+class Gram(NamedTuple):
+    """A client's data for p <= m: the loss as a quadratic in X."""
+
+    gram: Float[Array, "p p"]  # 2 scale/m A'A
+    cross: Float[Array, "k p"]  # 2 scale/m Y'A
+    energy: Scalar  # scale/m |Y|^2
+    sizes: Int[Array, ""]
+
+
+class Kernel(NamedTuple):
+    """A client's data for p > m, padding rows zeroed."""
+
+    inputs: Float[Array, "m p"]
+    targets: Float[Array, "m k"]
+    kernel: Float[Array, "m m"]  # A A'
+    sizes: Int[Array, ""]
+
+
+def ridge(dim: int, mu: float = 0.1, batch: int | None = None) -> Task:
+    """The robust regression of SCAFF-PD's Section 6.1: f(x) = 1/m |A x - y|^2 + mu/2 |x|^2 (no 1/2 in front)."""
+    return squares("ridge", dim, 1, scale=1.0, l2=mu, batch=batch, centred=False)
+
+
+def least_squares(
+    features: int, outputs: int, *, l2: float = 0.0, batch: int | None = None, centred: bool = False
+) -> Task:
+    """f(X) = 1/(2m) |A X' - Y|_F^2 + l2/2 |X|^2, X [outputs, features].
+
+    Integer labels stand for their one-hot rows, less 1/outputs when `centred` (as in TCT).
+    """
+    return squares("least_squares", features, outputs, scale=0.5, l2=l2, batch=batch, centred=centred)
+
+
+def squares(
+    name: str, features: int, outputs: int, *, scale: float, l2: float, batch: int | None, centred: bool
+) -> Task:
+    require(features >= 1, f"a model of {features} features cannot be trained; give at least one")
+    require(outputs >= 1, f"a model of {outputs} outputs predicts nothing; give at least one")
+    size = outputs * features
+
+    def targets(labels: Array, dtype: Any) -> Float[Array, "m k"]:
+        if jnp.issubdtype(labels.dtype, jnp.integer) and outputs > 1:
+            return jax.nn.one_hot(labels, outputs, dtype=dtype) - (1 / outputs if centred else 0)
+        return labels.reshape(labels.shape[0], outputs).astype(dtype)
+
+    def predict(x: Vector, inputs: Array) -> Float[Array, "m k"]:
+        return inputs @ x.reshape(outputs, features).T
+
+    def example_losses(x: Vector, inputs: Array, labels: Array) -> Float[Array, " m"]:
+        return scale * jnp.sum((predict(x, inputs) - targets(labels, x.dtype)) ** 2, axis=1)
+
+    def expects(shard: Shards) -> None:
+        features_of(features)(shard)
+        integer = jnp.issubdtype(shard.labels.dtype, jnp.integer)
+        fits = ((), (1,)) if outputs == 1 else ((), (outputs,)) if integer else ((outputs,),)
+        require(
+            shard.labels.shape[1:] in fits,
+            f"the task has {outputs} outputs but a label has shape {shard.labels.shape[1:]}; give one number per "
+            "output, or an integer class",
+        )
+
+    plain = over_examples(
+        name, size, example_losses, l2=l2, batch=batch, predict=predict, expects=expects
+    )
+    if batch is not None:
+        return plain  # a Gram matrix has no minibatches
+
+    def rate(data: Kernel) -> Scalar:
+        return 2 * scale / data.sizes.astype(data.inputs.dtype)
+
+    def prepare(shard: Shards) -> Gram | Kernel:
+        expects(shard)
+        m, p = shard.inputs.shape
+        real = (jnp.arange(m) < shard.sizes)[:, None]
+        a = jnp.where(real, shard.inputs, 0)
+        y = jnp.where(real, targets(shard.labels, a.dtype), 0)
+        if p > m:
+            return Kernel(a, y, a @ a.T, shard.sizes)
+        w = 2 * scale / shard.sizes.astype(a.dtype)
+        return Gram(w * (a.T @ a), w * (y.T @ a), w / 2 * jnp.sum(y**2), shard.sizes)
+
+    def loss(x: Vector, data: Any, key: RandomKey | None = None) -> Scalar:
+        big_x = x.reshape(outputs, features)
+        match data:
+            case Gram():
+                # A quadratic form of nearly zero may come out slightly below it.
+                fit = jnp.sum(big_x * (big_x @ data.gram / 2 - data.cross)) + data.energy
+                return jnp.maximum(fit, 0) + l2 / 2 * (x @ x)
+            case Kernel():
+                errors = data.inputs @ big_x.T - data.targets
+                return rate(data) / 2 * jnp.sum(errors**2) + l2 / 2 * (x @ x)
+        return plain.loss(x, data)
+
+    def grad(x: Vector, data: Any, key: RandomKey | None = None) -> Vector:
+        big_x = x.reshape(outputs, features)
+        match data:
+            case Gram():
+                return (big_x @ data.gram - data.cross).ravel() + l2 * x
+            case Kernel():
+                errors = data.inputs @ big_x.T - data.targets
+                return rate(data) * (errors.T @ data.inputs).ravel() + l2 * x
+        return plain.grad(x, data)
+
+    def descend(x: Vector, data: Any, key: RandomKey | None, *, steps: int, **how: Any) -> Any:
+        if isinstance(data, Kernel):
+            m, p = data.inputs.shape
+            if 3 * p + steps * m < 2 * p * steps:  # products with A: 3 in all, or 2 in every step
+                return descend_on_coefficients(x, data, steps=steps, **how)
+        return local.descend(lambda u, _: grad(u, data), x, None, steps=steps, **how)
+
+    def descend_on_coefficients(
+        x: Vector,
+        data: Kernel,
+        *,
+        steps: int,
+        lr: Any,
+        shift: Vector | None = None,
+        pull: float = 0.0,
+        snapshot: Any = None,
+    ) -> Any:
+        """u = alpha x + beta shift + Z A throughout, with Z [k, m]."""
+        shift = jnp.zeros_like(x) if shift is None else shift
+        x_a, s_a = ((v.reshape(outputs, features) @ data.inputs.T) for v in (x, shift))
+        keep = 1 - lr * (l2 + pull)
+
+        def step(_: Any, state: tuple) -> tuple:
+            alpha, beta, z = state
+            errors = alpha * x_a + beta * s_a + z @ data.kernel - data.targets.T
+            return (keep * alpha + lr * pull, keep * beta - lr, keep * z - lr * rate(data) * errors)
+
+        def watch(carry: tuple, t: Array) -> tuple[tuple, None]:
+            state, seen = carry
+            state = step(None, state)
+            return (state, jax.tree.map(lambda new, old: jnp.where(t == snapshot, new, old), state, seen)), None
+
+        def vector(state: tuple) -> Vector:
+            alpha, beta, z = state
+            return alpha * x + beta * shift + (z @ data.inputs).ravel()
+
+        start = (jnp.ones((), x.dtype), jnp.zeros((), x.dtype), jnp.zeros_like(x_a))
+        if snapshot is None:
+            return vector(jax.lax.fori_loop(0, steps, step, start))
+        (last, seen), _ = jax.lax.scan(watch, (start, start), jnp.arange(1, steps + 1))
+        return vector(last), vector(seen)
+
+    return plain._replace(loss=loss, grad=grad, descend=descend, prepare=prepare)

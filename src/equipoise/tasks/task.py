@@ -1,0 +1,39 @@
+"""What every client minimises: f_i, its (stochastic) gradient and its local descent, over flat vectors."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from equipoise.protocol import Data, RandomKey, Vector
+
+Scalar = Float[Array, ""]
+
+
+class Task(NamedTuple):
+    """A loss over flat vectors of length `size`.
+
+    With a key, `loss` and `grad` use a minibatch drawn with it (if the task has one); without, the whole shard.
+    All three take a client's raw shard or what `prepare` made of it.
+    """
+
+    name: str
+    size: int
+    loss: Callable[..., Scalar]  # loss(x, shard, key=None) = f_i(x)
+    grad: Callable[..., Vector]  # grad(x, shard, key=None) = g_i(x)
+    descend: Callable[..., Any]  # descend(x, shard, key, *, steps, lr, shift, pull, snapshot), see local.py
+    init: Callable[[RandomKey], Vector]  # a start
+    predict: Callable[[Vector, Array], Array] | None  # model outputs [b, ...] of inputs [b, ...]
+    prepare: Callable[[Data], Data]  # run once per client, on its own data
+
+
+def losses(task: Task, x: Vector, data: Any) -> Float[Array, " n"]:
+    """(f_1(x), ..., f_n(x)) over a whole federation at once."""
+    return jax.lax.map(lambda i: task.loss(x, data.client(i)), jnp.arange(data.n))
+
+
+def zeros(size: int) -> Callable[[RandomKey], Vector]:
+    return lambda key: jnp.zeros(size)

@@ -1,0 +1,118 @@
+"""The prox of every dual once more, written for certainty: numpy, extended precision, bisection, no tricks.
+
+Nothing here shares code or method with src/. Constants are rounded to the input's dtype where the library must
+round them (rho * step, caps, reference weights), so that what is left between the two is the method's error.
+"""
+
+import numpy as np
+
+Long = np.longdouble
+
+
+def bisect(mass, low, high, steps=140):
+    """The nu in [low, high] where the decreasing function mass(nu) crosses one."""
+    low, high = Long(low), Long(high)
+    for _ in range(steps):
+        middle = (low + high) / 2
+        if mass(middle) > 1:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def simplex(v):
+    """Held, Wolfe and Crowder 1974, by sorting."""
+    v = v - v.max()
+    u = np.sort(v)[::-1]
+    shift = (np.cumsum(u) - 1) / np.arange(1, len(u) + 1)
+    return np.maximum(v - shift[np.flatnonzero(u > shift)[-1]], 0)
+
+
+def agnostic(v, step):
+    return simplex(v)
+
+
+def chi2(v, step, rho):
+    return simplex((v - v.max()) / (1 + step * rho * len(v)))
+
+
+def cvar(v, step, alpha):
+    n = len(v)
+    cap = min(Long(1), 1 / (Long(alpha) * n))
+    v = v - np.sort(v)[n - int(np.ceil(alpha * n))]  # or the level drowns among values of 1e30
+    return np.clip(v - bisect(lambda nu: np.clip(v - nu, 0, cap).sum(), -2 * cap, cap), 0, cap)
+
+
+def chi2_ball(v, step, radius):
+    n = len(v)
+    v = v - v.max()
+    room = 2 * Long(radius) / n
+
+    def outside(c):
+        lam = simplex(v / c)
+        return ((lam - 1 / Long(n)) ** 2).sum() > room
+
+    if not outside(Long(1)):
+        return simplex(v)
+    low, high = Long(0), 2 * np.log(n / room + n + np.ptp(v) + 2)  # log c
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if outside(np.exp(middle)) else (low, middle)
+    return simplex(v / np.exp(high))
+
+
+def tv(v, step, rho, p):
+    a = step * rho
+    v = v - v.max()
+    v = v - (v - p).max()  # the largest v - p is 0: the level is near -a
+
+    def lam(nu):
+        x = v - nu + a  # nu counted from -a
+        free = x - p
+        return np.maximum(p + np.sign(free) * np.maximum(abs(free) - a, 0), 0)
+
+    def mass(nu):
+        x = lam(nu).sum()
+        return x
+
+    # Flat at sum p = 1 (to rounding) when nobody has a reason to move.
+    if np.all((v - p + 2 * a >= 0) | (p == 0)):
+        return p / p.sum()
+    return lam(bisect(mass, -2, 1))
+
+
+def kl_residual(lam, v, step, rho, p):
+    """How far lam is from solving lam_i + a log(lam_i/p_i) = v_i - nu, sum lam = 1, in units of lam."""
+    a = step * rho
+    v = v - v.max()
+    held = lam > 1e-30
+    slope = np.where(held, lam / (lam + a), 0)
+    with np.errstate(divide="ignore"):
+        nu = np.where(held, v - lam - a * np.log(np.where(held, lam, 1) / p), 0)
+    level = (slope * nu).sum() / slope.sum()
+    gone = np.where(held, 0, p * np.exp(np.minimum((v - level) / a, 0)))
+    return max(abs(slope * (nu - level)).max(), gone.max(), abs(lam.sum() - 1))
+
+
+def qffl(v, step, q, p):
+    """Bisection on log lam of lam + step (lam/p)^{1/q} = v."""
+    want = np.log(np.where(v > 0, v, 1))
+    low, high = want - 1, want.copy()
+    term = lambda x: np.logaddexp(x, np.log(step) + (x - np.log(p)) / q)  # noqa: E731
+    width = Long(1)
+    while (over := term(low) > want).any():
+        width *= 2
+        low = np.where(over, want - width, low)
+    for _ in range(200):
+        middle = (low + high) / 2
+        over = term(middle) > want
+        low, high = np.where(over, low, middle), np.where(over, middle, high)
+    return np.where(v > 0, np.exp(low), 0)
+
+
+def propfair(v, step, bound, p, margin):
+    beta = v - step * bound
+    wide = np.hypot(beta, 2 * np.sqrt(step * p))
+    lam = np.where(beta > 0, (beta + wide) / 2, 2 * step * p / (wide - beta))
+    return np.minimum(lam, p / margin)
