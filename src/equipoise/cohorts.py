@@ -44,9 +44,7 @@ def everyone(n: int) -> Sample:
 def uniform(n: int, m: int) -> Sample:
     """m distinct clients out of n, uniformly."""
     check_clients(n)
-    require(
-        1 <= m <= n, f"a cohort of {m} out of {n} clients cannot be drawn without repeats; give 1 <= m <= {n}"
-    )
+    require(1 <= m <= n, f"a cohort of {m} out of {n} clients cannot be drawn without repeats; give 1 <= m <= {n}")
 
     def draw(key: RandomKey, weights: Weights | None) -> Cohort:
         ids = jax.random.choice(key, n, (m,), replace=False).astype(jnp.int32)
@@ -73,9 +71,7 @@ def coin(n: int, p: float) -> Sample:
     check_clients(n)
     require(0 < p <= 1, f"the probability of taking part is {p}; give 0 < p <= 1")
     ids = np.arange(n, dtype=np.int32)
-    return Sample(
-        f"coin({n}, {p})", n, n, True, lambda key, weights: Cohort(ids, jax.random.bernoulli(key, p, (n,)))
-    )
+    return Sample(f"coin({n}, {p})", n, n, True, lambda key, weights: Cohort(ids, jax.random.bernoulli(key, p, (n,))))
 
 
 def check_clients(n: int) -> None:

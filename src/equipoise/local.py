@@ -43,4 +43,4 @@ def descend(
 
     if snapshot is None:
         return jax.lax.scan(step, x, draws, length=steps)[0]
-    return jax.lax.scan(step_and_watch, (x, x), (jnp.arange(1, steps + 1), draws))[0]
+    return jax.lax.scan(step_and_watch, (x, x), (jnp.arange(1, steps + 1, dtype=jnp.int32), draws))[0]

@@ -64,35 +64,31 @@ def chi2_ball(v, step, radius):
 
 def tv(v, step, rho, p):
     a = step * rho
-    v = v - v.max()
-    v = v - (v - p).max()  # the largest v - p is 0: the level is near -a
+    w = (v - v.max()) - p
+    w = w - w.max()  # the largest is 0: then the level is in [-a - 1, -a], and counted from -a in [-1, 0]
 
     def lam(nu):
-        x = v - nu + a  # nu counted from -a
-        free = x - p
-        return np.maximum(p + np.sign(free) * np.maximum(abs(free) - a, 0), 0)
+        return np.maximum(p + np.maximum(w - nu, 0) + np.minimum(w - nu + 2 * a, 0), 0)
 
-    def mass(nu):
-        x = lam(nu).sum()
-        return x
-
-    # Flat at sum p = 1 (to rounding) when nobody has a reason to move.
-    if np.all((v - p + 2 * a >= 0) | (p == 0)):
+    if np.all((w + 2 * a >= 0) | (p == 0)):  # nobody has a reason to move
         return p / p.sum()
-    return lam(bisect(mass, -2, 1))
+    return lam(bisect(lambda nu: lam(nu).sum(), -1, 0))
 
 
 def kl_residual(lam, v, step, rho, p):
-    """How far lam is from solving lam_i + a log(lam_i/p_i) = v_i - nu, sum lam = 1, in units of lam."""
+    """How far lam is from solving lam_i + a log(lam_i/p_i) = v_i - nu for one nu, with sum lam = 1."""
     a = step * rho
     v = v - v.max()
     held = lam > 1e-30
+    some = np.where(held, lam, 1)
     slope = np.where(held, lam / (lam + a), 0)
-    with np.errstate(divide="ignore"):
-        nu = np.where(held, v - lam - a * np.log(np.where(held, lam, 1) / p), 0)
-    level = (slope * nu).sum() / slope.sum()
-    gone = np.where(held, 0, p * np.exp(np.minimum((v - level) / a, 0)))
-    return max(abs(slope * (nu - level)).max(), gone.max(), abs(lam.sum() - 1))
+    level = (slope * (v - lam - a * np.log(some / p))).sum() / slope.sum()
+    low, high = np.zeros_like(v), np.full_like(v, 2)
+    for _ in range(90):
+        middle = (low + high) / 2
+        over = middle + a * np.log(middle / p) > v - level
+        low, high = np.where(over, low, middle), np.where(over, middle, high)
+    return max(abs(lam - low).max(), abs(lam.sum() - 1))
 
 
 def qffl(v, step, q, p):

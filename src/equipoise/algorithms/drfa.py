@@ -40,9 +40,7 @@ class Server(NamedTuple):
     w_snap: Vector
 
 
-def drfa(
-    task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, dual_lr: float
-) -> Algorithm:
+def drfa(task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, dual_lr: float) -> Algorithm:
     """DRFA for `task`, robust over the client weights of `dual`; `sample` is by_weight(m), or everyone(n)."""
     n = dual.n
     full = sample.n is not None
@@ -57,7 +55,7 @@ def drfa(
 
     def choose_by_weight(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         for_cohort, for_snap = jax.random.split(key)
-        t_snap = jax.random.randint(for_snap, (), 1, steps + 1)  # line 3
+        t_snap = jax.random.randint(for_snap, (), 1, steps + 1, jnp.int32)  # line 3
         return server._replace(t_snap=t_snap), sample(for_cohort, server.lam)  # line 2
 
     def send_model(server: Server, i: Int[Array, ""]) -> tuple:

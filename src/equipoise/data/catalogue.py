@@ -5,6 +5,7 @@ Nothing is downloaded unless asked, and nothing is kept whose checksum is not th
 """
 
 import importlib
+import inspect
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +69,7 @@ class Entry(NamedTuple):
     licence: str
     loader: str  # "module.function" in equipoise.data, imported when it is needed
     files: tuple[str, ...] = ()  # what to put into `folder`
+    probe: tuple[str, ...] = ()  # patterns, one of which a folder with the set matches
     folder: str = ""
     elsewhere: tuple[str, ...] = ()  # further folders, within the data directory or absolute
     remotes: tuple[Remote, ...] = ()
@@ -79,8 +81,7 @@ def _idx(base: str, *checksums: str) -> tuple[Remote, ...]:
 
 
 IDX = tuple(
-    f"{part}-ubyte.gz"
-    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    f"{part}-ubyte.gz" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 )
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 
@@ -95,6 +96,7 @@ CATALOGUE = {
         "MIT",
         "vision.fashion_mnist",
         IDX,
+        ("train-images-idx3-ubyte*",),
         "fashion-mnist",
         ("FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"),
         _idx(
@@ -111,6 +113,7 @@ CATALOGUE = {
         "CC BY-SA 3.0",
         "vision.mnist",
         IDX,
+        ("train-images-idx3-ubyte*",),
         "mnist",
         ("MNIST/raw",),
         _idx(
@@ -122,10 +125,11 @@ CATALOGUE = {
         ),
     ),
     "emnist": Entry(
-        "handwritten letters and digits, 28 x 28, in six splits; .mat files name the writers (Cohen et al. 2017)",
+        "handwritten letters and digits, 28 x 28, six splits; .mat files name writers (Cohen et al. 2017)",
         "none stated; made from NIST Special Database 19",
         "vision.emnist",
         ("emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte.gz", "or emnist-SPLIT.mat"),
+        ("emnist-*-train-images-idx3-ubyte*", "emnist-*.mat"),
         "emnist",
         ("emnist/gzip", "emnist/matlab", "EMNIST/raw", "gzip", "matlab"),
         (
@@ -141,6 +145,7 @@ CATALOGUE = {
         "none stated; cite the technical report",
         "vision.cifar10",
         ("data_batch_1 to _5 and test_batch", "or the same as .bin"),
+        ("data_batch_1", "data_batch_1.bin"),
         "cifar-10",
         (
             "cifar-10/cifar-10-batches-py",
@@ -161,6 +166,7 @@ CATALOGUE = {
         "none stated; cite the technical report",
         "vision.cifar100",
         ("train, test and meta", "or train.bin, test.bin and fine_label_names.txt"),
+        ("meta", "train.bin"),
         "cifar-100",
         ("cifar-100/cifar-100-python", "cifar-100/cifar-100-binary", "cifar-100-python", "cifar-100-binary"),
         (
@@ -176,6 +182,7 @@ CATALOGUE = {
         "none of its own; ImageNet's terms: research and teaching, not commerce",
         "vision.tiny_imagenet",
         ("the folders train and val of tiny-imagenet-200.zip",),
+        ("train/n*",),
         "tiny-imagenet",
         ("tiny-imagenet/tiny-imagenet-200", "tiny-imagenet-200"),
         (
@@ -187,26 +194,24 @@ CATALOGUE = {
         ),
     ),
     "adult": Entry(
-        "32,561 + 16,281 people of the US census of 1994; is the income above 50,000 dollars? (Becker, Kohavi)",
+        "32,561 + 16,281 people of the US census of 1994; is the income above 50,000 dollars? (UCI)",
         "CC BY 4.0",
         "tabular.adult",
         ("adult.data", "adult.test"),
+        ("adult.data",),
         "adult",
         (),
         (
-            Remote(
-                f"{UCI}/adult.data", "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"
-            ),
-            Remote(
-                f"{UCI}/adult.test", "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"
-            ),
+            Remote(f"{UCI}/adult.data", "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
+            Remote(f"{UCI}/adult.test", "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
         ),
     ),
     "shakespeare": Entry(
-        "the next character in the lines of a role; clients are the roles of plays (LEAF, Caldas et al. 2018)",
+        "the next character in the lines of a role in a play, a client each (LEAF, Caldas et al. 2018)",
         "public domain",
         "text.shakespeare",
         ("one .txt per play", "or LEAF's folders train and test of .json"),
+        ("*.txt", "train/*.json"),
         "shakespeare",
         ("shakespeare/data",),
     ),
@@ -224,9 +229,12 @@ def load(name: str, *, data_dir: Where = None, download: bool = False, **options
         return features.read(name, data_dir=data_dir, **options)
     module, function = entry(name).loader.split(".")
     loader = getattr(importlib.import_module(f"equipoise.data.{module}"), function)
-    if not entry(name).files:
-        return loader(**options)
-    return loader(data_dir=data_dir, download=download, **options)
+    allowed = inspect.signature(loader).parameters
+    for option in options:
+        if option not in allowed:
+            raise unknown(f"option of {name}", option, allowed)
+    where_from = {"data_dir": data_dir, "download": download}
+    return loader(**options, **{k: v for k, v in where_from.items() if k in allowed})
 
 
 def entry(name: str) -> Entry:
@@ -244,6 +252,12 @@ def folders(name: str, data_dir: Where = None) -> list[Path]:
     """Where the set's files are sought, in this order."""
     base, known = root(data_dir), entry(name)
     return [base / folder for folder in (known.folder, *known.elsewhere)] + [base]
+
+
+def where(name: str, data_dir: Where = None) -> Path | None:
+    """The folder in which the set seems to be."""
+    patterns = entry(name).probe
+    return next((f for f in folders(name, data_dir) if any(any(f.glob(p)) for p in patterns)), None)
 
 
 def find(name: str, *files: str, data_dir: Where = None, download: bool = False) -> Path:
@@ -266,7 +280,7 @@ def absent(name: str, data_dir: Where = None) -> str:
     known = entry(name)
     ways = [f"put {', '.join(known.files)} into {root(data_dir) / known.folder}"]
     ways += [known.hint] if known.hint else []
-    ways += ["ask for the download"] if known.remotes else []
+    ways += ["ask for the download (download=True, --download)"] if known.remotes else []
     source = f" (from {known.remotes[0].url.rsplit('/', 1)[0]})" if known.remotes else ""
     return f"{name} was not found: {', or '.join(ways)}{source}"
 

@@ -22,6 +22,7 @@ from equipoise.data.statistics import CLASSES, Column, Options, Statistics
 from equipoise.errors import InputError, require
 
 CONSTANT = "it has the same value everywhere"
+KINDS = {"number", "date", "text", "array"}
 MANY = "it looks like an identifier (too many different texts); name it in `categorical` to keep it"
 
 
@@ -93,47 +94,39 @@ class Encoding(NamedTuple):
         self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Inputs [m, ...] in `dtype` (JAX's default float) and labels [m]; None without a label column."""
-        this = table(frame, file)
-        return self._inputs(this, dtype), self._labels(
-            this, dtype
-        ) if self.target.name in this.columns else None
+        this = table(frame, file, self.missing)
+        labels = self._labels(this, dtype) if self.target.name in this.columns else None
+        return self._inputs(this, dtype), labels
 
     def apply_inputs(
         self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
     ) -> np.ndarray:
         """The inputs alone, as at prediction: what stands in a label column does not matter."""
-        return self._inputs(table(frame, file), dtype)
+        return self._inputs(table(frame, file, self.missing), dtype)
 
     def _inputs(self, this: Table, dtype: DTypeLike | None) -> np.ndarray:
         gone = [f.name for f in self.features if f.name not in this.columns]
         require(not gone, f"{this.file} lacks the column {listing(gone)}, which the model was trained with")
         if self.features[0].kind == "array":
             return _array(this, self.features[0])
-        columns = this.collect(
-            *(_coded(this, f, self.missing).alias(str(i)) for i, f in enumerate(self.features))
-        )
+        columns = this.collect(*(_coded(this, f).alias(str(i)) for i, f in enumerate(self.features)))
         out = np.zeros((len(columns), len(self.inputs)), _float(dtype))
         start = 0
         for feature, column in zip(self.features, columns.iter_columns(), strict=True):
             stop = start + len(feature.inputs)
-            _fill(out[:, start:stop], feature, column, this, self.missing)
+            _fill(out[:, start:stop], feature, column, this)
             start = stop
         return out
 
     def _labels(self, this: Table, dtype: DTypeLike | None) -> np.ndarray:
         name, classes, mean, scale = self.target
-        cells = this.cells(name, self.missing)
+        cells = this.cells(name)
         if self.task == "classification":
-            code = label_names(cells).replace_strict(
-                classes, range(len(classes)), default=-1, return_dtype=pl.Int32
-            )
+            code = label_names(cells).replace_strict(classes, range(len(classes)), default=-1, return_dtype=pl.Int32)
             labels = this.collect(code).to_series().to_numpy()
             bad, why = labels < 0, f"is none of the classes {listing(classes)}"
         else:
-            value = (
-                cells.number if this.columns[name][1].is_numeric() else _or_nan(cells.number, cells.present)
-            )
-            labels = ((this.collect(value).to_series().to_numpy() - mean) / scale).astype(_float(dtype))
+            labels = ((this.collect(cells.number).to_series().to_numpy() - mean) / scale).astype(_float(dtype))
             bad, why = ~np.isfinite(labels), "is not a number"
         if bad.any():
             raise _bad_cell(this, name, int(bad.argmax()), why)
@@ -172,10 +165,27 @@ class Encoding(NamedTuple):
             features = tuple(Feature(**_tuples(f)) for f in fields.pop("features"))
             dropped = tuple((name, why) for name, why in fields.pop("dropped"))
             read = cls(target=target, features=features, dropped=dropped, **_tuples(fields))
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            if not _sound(read):
+                raise ValueError("a field has a wrong value")
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InputError(f"this is no encoding that `to_json` wrote ({error})") from error
-        require(features, "this encoding has no columns; it was not written by `to_json`")
         return read
+
+
+def _sound(read: Encoding) -> bool:
+    def texts(*values: Any) -> bool:
+        return all(isinstance(v, str) for v in values)
+
+    target, numbers = read.target, [read.target.mean, read.target.scale]
+    for feature in read.features:
+        numbers += [feature.mean, feature.scale, *feature.shape]
+    return (
+        len(read.features) > 0
+        and read.task in ("classification", "regression")
+        and texts(target.name, *target.classes, *read.missing, *(v for pair in read.dropped for v in pair))
+        and all(f.kind in KINDS and texts(f.name, f.dtype, *f.categories) for f in read.features)
+        and all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
+    )
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
@@ -191,9 +201,9 @@ def _or_nan(value: pl.Expr, present: pl.Expr) -> pl.Expr:
     return pl.when(present & value.is_null()).then(math.nan).otherwise(value)
 
 
-def _coded(this: Table, feature: Feature, missing: tuple[str, ...]) -> pl.Expr:
+def _coded(this: Table, feature: Feature) -> pl.Expr:
     """A standardised value, or the index of the input that is 1 (null: none of them)."""
-    cells = this.cells(feature.name, missing)
+    cells = this.cells(feature.name)
     if feature.kind == "text":
         known = cells.text.replace_strict(
             feature.categories, range(len(feature.categories)), default=None, return_dtype=pl.Int32
@@ -204,9 +214,7 @@ def _coded(this: Table, feature: Feature, missing: tuple[str, ...]) -> pl.Expr:
     return (_or_nan(value, cells.present) - feature.mean) / feature.scale
 
 
-def _fill(
-    out: np.ndarray, feature: Feature, column: pl.Series, this: Table, missing: tuple[str, ...]
-) -> None:
+def _fill(out: np.ndarray, feature: Feature, column: pl.Series, this: Table) -> None:
     if feature.kind == "text":
         rows = np.flatnonzero(column.is_not_null().to_numpy())
         out[rows, column.drop_nulls().to_numpy()] = 1
@@ -218,9 +226,7 @@ def _fill(
     bad = ~np.isfinite(out[:, 0])
     if bad.any():
         row = int(bad.argmax())
-        raise _bad_cell(
-            this, feature.name, row, f"is not a {feature.kind}" if np.isnan(out[row, 0]) else "is infinite"
-        )
+        raise _bad_cell(this, feature.name, row, f"is not a {feature.kind}" if np.isnan(out[row, 0]) else "is infinite")
 
 
 def _bad_cell(this: Table, name: str, row: int, why: str) -> InputError:
@@ -236,10 +242,9 @@ def _array(this: Table, feature: Feature) -> np.ndarray:
         f"{this.file}, column {feature.name!r} holds examples of shape {tuple(shape)}, not {feature.shape}",
     )
     column = this.collect(pl.col(safe)).to_series()
-    gap = column.is_null()
-    require(
-        not gap.any(), f"{this.file}, column {feature.name!r}, data row {gap.arg_max()}: the array is missing"
-    )
+    gaps = column.is_null().arg_true()
+    if len(gaps):
+        raise _bad_cell(this, feature.name, gaps[0], "is no array")
     array = column.to_numpy()
     if array.dtype.kind == "f":
         bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
@@ -299,24 +304,25 @@ def _common_kind(name: str, columns: dict[str, Column], remedy: str) -> str:
 
 def _merged(columns: dict[str, Column]) -> tuple[int, float, float]:
     """(n, mean, m2) over all silos, by the pairwise update of Chan, Golub and LeVeque."""
-    n, mean, m2 = 0, 0.0, 0.0
-    for c in columns.values():
-        if c.n:
-            total, delta = n + c.n, c.mean - mean
-            m2 += c.m2 + delta**2 * (n * c.n / total)
-            mean = c.mean if n == 0 else mean + delta * (c.n / total)
-            n = total
-    return n, mean, m2
+    n, off, m2 = 0, 0.0, 0.0
+    filled = [c for c in columns.values() if c.n]
+    shift = filled[0].mean if filled else 0.0  # means are kept as differences from this one, which are all but exact
+    for c in filled:
+        total, delta = n + c.n, (c.mean - shift) + c.rest - off
+        m2 += c.m2 + delta * delta * (n * c.n / total)
+        off += delta * (c.n / total)
+        n = total
+    return n, shift + off, m2
 
 
 def _feature(name: str, columns: dict[str, Column], options: Options) -> Feature | str:
     """The column's encoding, or why it is left out."""
     kind = _common_kind(name, columns, f"categorical=[{name!r}]")
     missing = any(c.missing for c in columns.values())
-    if kind == "empty":
-        return "no silo has a value there"
     if kind == "array":
         return _array_feature(name, columns)
+    if kind == "empty" or (kind != "text" and not any(c.n for c in columns.values())):
+        return "no silo has a value there"
     if kind == "text":
         categories = tuple(sorted({v for c in columns.values() for v in c.categories or ()}))
         withheld = any(c.categories is None for c in columns.values())

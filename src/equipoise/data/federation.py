@@ -27,8 +27,8 @@ from equipoise.errors import require
 class Pool:
     """n clients' examples in one array each, client i's in the rows from starts[i] on.
 
-    `client(i)` is the padded shard that `Shards.client(i)` would be. Small integers (pixels, quantised features)
-    stay as they are until then: with a scale the client sees inputs * scale + offset, as `dtype`.
+    `client(i)` is the padded shard that `Shards.client(i)` would be. Small integers (pixels, quantised
+    features) stay as they are until then: with a scale the client sees inputs * scale + offset, as `dtype`.
     The largest client is stored last, so that `capacity` rows can be read from any start.
     """
 
@@ -60,7 +60,7 @@ class Pool:
             inputs = inputs.astype(self.dtype) * scale + offset
         elif jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = inputs.astype(self.dtype)
-        real = jnp.arange(self.capacity) < size
+        real = jnp.arange(self.capacity, dtype=size.dtype) < size
 
         def masked(a: Array) -> Array:
             return jnp.where(real.reshape(-1, *[1] * (a.ndim - 1)), a, 0)
@@ -103,11 +103,11 @@ def federate(
     stored = np.concatenate([rows_of[i] for i in order])
     require(
         stored.min() >= 0 and stored.max() < len(inputs),
-        f"a client has row {stored.max()} of {len(inputs)} (or a negative one); divide this data set's own labels",
+        f"a client has row {stored.max()} of {len(inputs)} (or a negative one); divide these labels",
     )
     starts = np.empty(len(sizes), np.int64)
     starts[order] = np.cumsum(sizes[order]) - sizes[order]
-    dtype = jnp.dtype(dtype or jax.dtypes.canonicalize_dtype(float))
+    dtype = jnp.dtype(dtype or jnp.result_type(float))
 
     def column(what: str, a: np.ndarray) -> Array:
         rows = a[stored]
@@ -130,21 +130,18 @@ def federate(
     )
 
 
-def natural(
-    dataset: Dataset, *, min_size: int = 10
-) -> tuple[partition.Partition, partition.Partition | None]:
+def natural(dataset: Dataset, *, min_size: int = 10) -> tuple[partition.Partition, partition.Partition | None]:
     """The data set's own owners, in the training set and in the official test set if there is one.
 
     Owners with fewer than `min_size` training rows, or without a test row, are left out.
     """
-    require(
-        dataset.groups is not None, f"{dataset.name} names no owners; divide it by `equipoise.data.partition`"
-    )
+    require(dataset.groups is not None, f"{dataset.name} names no owners; divide it by `equipoise.data.partition`")
     names = np.array(dataset.group_names)
-    train, test = (None if g is None else names[g] for g in (dataset.groups, dataset.test_groups))
+    train = names[np.asarray(dataset.groups)]
     divided = partition.by_column(train, labels=dataset.labels, min_size=min_size)
-    if test is None:
+    if dataset.test_groups is None:
         return divided, None
+    test = names[dataset.test_groups]
     both = [name for name in divided.summary.clients if name in set(test)]
     return (
         partition.by_column(train, labels=dataset.labels, clients=both),

@@ -48,7 +48,7 @@ class Partition(NamedTuple):
 def iid(labels: ArrayLike, n: int, key: Any) -> Partition:
     """Shuffled and dealt evenly; sizes differ by at most one."""
     y = _checked(labels, n)
-    return _partition(np.array_split(_rng(key, "iid").permutation(len(y)), n), y)
+    return _partition(np.array_split(generator(key, "iid").permutation(len(y)), n), y)
 
 
 def dirichlet(
@@ -63,7 +63,7 @@ def dirichlet(
     """
     y = _checked(labels, n, min_size)
     _check_alpha(alpha)
-    rng = _rng(key, "dirichlet")
+    rng = generator(key, "dirichlet")
     rows_of = [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
     for _ in range(REDRAWS):
         counts = np.zeros((len(rows_of), n), np.int64)
@@ -82,13 +82,11 @@ def similarity(labels: ArrayLike, n: int, s: float, key: Any) -> Partition:
     """s percent of every client's samples are iid; the rest is sorted by label and cut into n pieces."""
     y = _checked(labels, n)
     require(0 <= s <= 100, f"the similarity is {s}; give a percentage from 0 to 100")
-    order = _rng(key, "similarity").permutation(len(y))
+    order = generator(key, "similarity").permutation(len(y))
     common = round(len(y) * s / 100)
     drawn = np.array_split(order[:common], n)
     by_label = order[common:][np.argsort(y[order[common:]], kind="stable")]
-    sizes = np.subtract(
-        [len(a) for a in np.array_split(order, n)], [len(a) for a in drawn]
-    )  # none is negative
+    sizes = np.subtract([len(a) for a in np.array_split(order, n)], [len(a) for a in drawn])  # none is negative
     pieces = np.split(by_label, np.cumsum(sizes)[:-1])
     return _partition([np.concatenate(pair) for pair in zip(drawn, pieces, strict=True)], y)
 
@@ -104,10 +102,9 @@ def k_classes(labels: ArrayLike, n: int, k: int, key: Any) -> Partition:
     require(1 <= k <= most, f"k is {k} classes per client; the data have {most}, so give 1 to {most}")
     require(
         n * k >= most,
-        f"{n} clients of {k} classes each hold at most {n * k} of the {most} classes; "
-        "give more clients or a larger k",
+        f"{n} clients of {k} classes each hold at most {n * k} of the {most} classes; give more clients or a larger k",
     )
-    rng = _rng(key, "k_classes")
+    rng = generator(key, "k_classes")
     owns = np.zeros((most, n), bool)
     for i in rng.permutation(n):
         rarest = np.lexsort((rng.random(most), owns.sum(1)))
@@ -122,14 +119,14 @@ def one_class(labels: ArrayLike, n: int, key: Any) -> Partition:
     k = len(classes)
     require(n >= k, f"{n} clients of one class each cannot hold {k} classes; give at least {k} clients")
     owns = np.arange(n)[None] % k == np.arange(k)[:, None]
-    return _shared(y, classes, owns, _rng(key, "one_class"))
+    return _shared(y, classes, owns, generator(key, "one_class"))
 
 
 def quantity(labels: ArrayLike, n: int, alpha: float, key: Any, *, min_size: int = 1) -> Partition:
     """Labels iid; everyone has `min_size` samples and a share p_i of the rest, p ~ Dirichlet(alpha)."""
     y = _checked(labels, n, min_size)
     _check_alpha(alpha)
-    rng = _rng(key, "quantity")
+    rng = generator(key, "quantity")
     rest = len(y) - n * min_size
     counts = min_size + (_rounded(_simplex(rng, alpha, n) * rest, rng) if rest else np.zeros(n, np.int64))
     return _partition(_dealt([rng.permutation(len(y))], counts[None]), y)
@@ -169,7 +166,7 @@ def thin(parts: Sequence[Rows], key: Any, *, clients: float = 0.3, samples: floa
     """
     for name, value in (("clients", clients), ("samples", samples)):
         require(0 <= value <= 1, f"{name} is {value}; give a share from 0 to 1")
-    rng = _rng(key, "thin")
+    rng = generator(key, "thin")
     out = [np.asarray(rows, np.int64) for rows in parts]
     for i in rng.choice(len(out), round(clients * len(out)), replace=False):
         left = len(out[i]) - round(samples * len(out[i]))
@@ -184,7 +181,7 @@ def split(parts: Sequence[Rows], labels: ArrayLike, *, test: float = 0.2, key: A
     a label only when nothing else is left. A client with one sample trains on it; its test part is empty.
     """
     require(0 < test < 1, f"the test share is {test}; give one between 0 and 1")
-    y, rng = np.asarray(labels), _rng(key, "split")
+    y, rng = np.asarray(labels), generator(key, "split")
 
     def divided(rows: Rows) -> tuple[Rows, Rows]:
         rows = rng.permutation(np.asarray(rows, np.int64))
@@ -206,16 +203,14 @@ def split(parts: Sequence[Rows], labels: ArrayLike, *, test: float = 0.2, key: A
     return [train for train, _ in pairs], [tested for _, tested in pairs]
 
 
-def follow(
-    train_parts: Sequence[Rows], train_labels: ArrayLike, test_labels: ArrayLike, *, key: Any
-) -> Parts:
+def follow(train_parts: Sequence[Rows], train_labels: ArrayLike, test_labels: ArrayLike, *, key: Any) -> Parts:
     """An official test set, divided as the training set is: of a class's test samples a client gets the share
     that it has of the class's training samples.
 
     Every test sample whose label is trained on has one owner. A client too small to get any takes one sample
     of a class it holds from the client with most of them; where there is none to take, its part is empty.
     """
-    y, z, rng = np.asarray(train_labels), np.asarray(test_labels), _rng(key, "follow")
+    y, z, rng = np.asarray(train_labels), np.asarray(test_labels), generator(key, "follow")
     classes, code = np.unique(y, return_inverse=True)
     have = np.stack([np.bincount(code[rows], minlength=len(classes)) for rows in train_parts], axis=1)
     known = have.sum(1).astype(bool) & np.isin(classes, z)
@@ -259,7 +254,11 @@ def summarize(
 
 def table(summary: Summary, *, rows: int = 50, columns: int = 12) -> Any:
     """A rich table of clients x labels; beyond `columns` labels only how many a client holds."""
+    from rich.markup import escape
     from rich.table import Table
+
+    def shown(label: str) -> str:
+        return escape(label if label.strip() else repr(label))
 
     n, k = summary.histogram.shape
     few = k <= columns
@@ -270,19 +269,20 @@ def table(summary: Summary, *, rows: int = 50, columns: int = 12) -> Any:
         caption=f"sizes {low:,.0f} to {high:,.0f}, median {middle:,.0f}",
     )
     out.add_column("client")
-    for name in ("samples", *(summary.labels if few else ("labels", "most frequent", "its share"))):
+    for name in (
+        "samples",
+        *(map(shown, summary.labels) if few else ("labels", "most frequent", "its share")),
+    ):
         out.add_column(name, justify="right")
-    for name, size, counts in list(zip(summary.clients, summary.sizes, summary.histogram, strict=True))[
-        :rows
-    ]:
+    for name, size, counts in list(zip(summary.clients, summary.sizes, summary.histogram, strict=True))[:rows]:
         top = int(np.argmax(counts))
         share = f"{counts[top] / size:.0%}" if size else "-"
         told = (
             [f"{c:,}" if c else "." for c in counts]
             if few
-            else [f"{(counts > 0).sum()}", summary.labels[top], share]
+            else [f"{(counts > 0).sum()}", shown(summary.labels[top]), share]
         )
-        out.add_row(name, f"{size:,}", *told)
+        out.add_row(escape(name), f"{size:,}", *told)
     return out
 
 
@@ -295,7 +295,7 @@ def heatmap(summary: Summary) -> Any:
     map_, bars = figure.subplots(1, 2, sharey=True, width_ratios=[4, 1])
     shares = summary.histogram / np.maximum(summary.sizes, 1)[:, None]
     image = map_.imshow(shares, aspect="auto", vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
-    figure.colorbar(image, ax=map_, label="share of the client's samples")
+    figure.colorbar(image, ax=[map_, bars], label="share of the client's samples")
     bars.barh(np.arange(n), summary.sizes, color="tab:blue")
     map_.set(xlabel="label", ylabel="client")
     bars.set(xlabel="samples")
@@ -306,7 +306,7 @@ def heatmap(summary: Summary) -> Any:
     return figure
 
 
-def _rng(key: Any, purpose: str) -> np.random.Generator:
+def generator(key: Any, purpose: str) -> np.random.Generator:
     """numpy's generator from a jax key; the purpose keeps two functions given the same key apart."""
     if isinstance(key, int | np.integer):
         key = jax.random.key(int(key))
@@ -384,9 +384,7 @@ def _filled(parts: Parts, min_size: int, rng: np.random.Generator) -> Parts:
     return [np.array(pile, np.int64) for pile in piles]
 
 
-def _shared(
-    y: NDArray[Any], classes: NDArray[Any], owns: NDArray[np.bool_], rng: np.random.Generator
-) -> Partition:
+def _shared(y: NDArray[Any], classes: NDArray[Any], owns: NDArray[np.bool_], rng: np.random.Generator) -> Partition:
     """Every class divided evenly, at random, among its owners."""
     parts: list[list[Rows]] = [[] for _ in range(owns.shape[1])]
     for c, owned in zip(classes, owns, strict=True):

@@ -38,7 +38,9 @@ def stack(clients: Sequence[tuple[ArrayLike, ArrayLike]]) -> Shards:
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in clients]
     first_inputs, first_labels = pairs[0]
     for i, (inputs, labels) in enumerate(pairs):
-        require(inputs.ndim > 0 and len(inputs) > 0, f"client {i} has no examples; leave it out or give it at least one")
+        require(
+            inputs.ndim > 0 and len(inputs) > 0, f"client {i} has no examples; leave it out or give it at least one"
+        )
         require(
             len(inputs) == len(labels),
             f"client {i} has {len(inputs)} inputs but {len(labels)} labels; give one label per input",

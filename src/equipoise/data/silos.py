@@ -113,9 +113,7 @@ def _files(directory: Path) -> tuple[list[Path], list[str]]:
             f"{one.name} and {other.name} would both be the silo {one.stem!r}; rename or remove one",
         )
     others = [p.name for p in visible if p not in paths]
-    return paths, [
-        f"{listing(others)} in {directory.name} is no silo file and was left out"
-    ] if others else []
+    return paths, [f"{listing(others)} in {directory.name} is no silo file and was left out"] if others else []
 
 
 class Site(NamedTuple):
@@ -273,8 +271,6 @@ def _scan_npz(path: Path, label: str) -> pl.LazyFrame:
             f"{path.name} has inputs of shape {inputs.shape} but labels of shape {labels.shape}; "
             "give one label per row",
         )
-        require(
-            label not in frame.columns, f"in {path.name} {label!r} is an input; give the label another name"
-        )
+        require(label not in frame.columns, f"in {path.name} {label!r} is an input; give the label another name")
         frame = frame.with_columns(pl.Series(label, labels))
     return frame.lazy()

@@ -3,9 +3,9 @@
     statistics(frame, options) -> Statistics      at each silo, on its own table
     agree([Statistics, ...], options) -> Encoding  anywhere (encoding.py)
 
-A numeric column is told as (n, mean, m2), m2 being the sum of squared deviations from the silo's own mean.
-That is what count, sum and sum of squares say, but it merges without cancellation (Chan, Golub and LeVeque
-1979), so a column like 1e9 + small keeps its digits.
+A numeric column is told as its count n, its mean and m2, the sum of squared deviations from that mean. Count,
+sum and sum of squares say the same, but these merge without cancellation (Chan, Golub and LeVeque 1979), so
+that a column like 1e9 + small keeps its digits.
 
 Rows in messages are data rows: row 1 is the first one under the header, blank lines are not counted.
 """
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from equipoise.data.cells import Table, first_line, label_names, listing, table
+from equipoise.data.cells import DATES, TEXTS, Table, first_line, label_names, listing, table
 from equipoise.errors import InputError, require
 
 MISSING = ("", "NA", "N/A", "NaN", "null", "None", "?")  # compared without regard to case
@@ -49,10 +49,9 @@ class Column(NamedTuple):
     missing: int = 0
     n: int = 0  # number, date (days since 1970-01-01): cells, their mean, their sum of squared deviations
     mean: float = 0.0
+    rest: float = 0.0  # mean + rest is the mean to more digits than one float holds
     m2: float = 0.0
-    categories: (
-        tuple[str, ...] | None
-    ) = ()  # text, and a label that looks like classes: its values; None: not told
+    categories: tuple[str, ...] | None = ()  # text, a label of classes: the values; None: not told
     rare: bool = False  # some values were not told because of min_count
     shape: tuple[int, ...] = ()  # array: of one example
     dtype: str = ""
@@ -82,18 +81,16 @@ class Statistics(NamedTuple):
             site, rows, label, columns = (fields[name] for name in cls._fields)
             told = cls(site, rows, _column(label), tuple(_column(c) for c in columns))
             sound = isinstance(site, str) and _natural(rows) and set(fields) == set(cls._fields)
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InputError(
                 f"these statistics cannot be read ({first_line(error)}); send what `to_json` wrote"
             ) from error
-        require(
-            sound, f"the statistics of site {site!r} have fields of a wrong type; send what `to_json` wrote"
-        )
+        require(sound, f"the statistics of site {site!r} have fields of a wrong type; send what `to_json` wrote")
         return told
 
 
 def _natural(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def _column(fields: dict[str, Any]) -> Column:
@@ -105,9 +102,9 @@ def _column(fields: dict[str, Any]) -> Column:
         isinstance(column.name, str)
         and column.kind in ("number", "date", "text", "array", "empty")
         and all(_natural(v) for v in (column.row, column.missing, column.n, *column.shape))
-        and all(isinstance(v, int | float) and math.isfinite(v) for v in (column.mean, column.m2))
+        and all(isinstance(v, int | float) and math.isfinite(v) for v in (column.mean, column.rest, column.m2))
         and column.m2 >= 0
-        and all(isinstance(v, bool) for v in (column.rare,))
+        and isinstance(column.rare, bool)
         and isinstance(column.dtype, str)
         and all(isinstance(v, str) for v in column.categories or ())
     )
@@ -131,8 +128,9 @@ def statistics(
     this, features = _opened(frame, options, site)
     shown, cells = _label(this, options)
     label = _label_column(this, options, shown, cells, train)
-    columns = _columns(this, _kinds(this, features, options.categorical, options.missing), options, train)
-    return Statistics(site, len(cells) if train is None else int(train.sum()), label, columns)
+    rows = len(cells) if train is None else int(train.sum())
+    kinds = _kinds(this, features, options.categorical)
+    return Statistics(site, rows, label, _columns(this, kinds, options, rows, train))
 
 
 def strata(frame: pl.DataFrame | pl.LazyFrame, options: Options, *, site: str = "the table") -> pl.Series:
@@ -145,7 +143,7 @@ def strata(frame: pl.DataFrame | pl.LazyFrame, options: Options, *, site: str = 
 
 def _opened(frame: pl.DataFrame | pl.LazyFrame, options: Options, site: str) -> tuple[Table, list[str]]:
     """The table and the names of its input columns."""
-    this = table(frame, site)
+    this = table(frame, site, options.missing)
     require(
         options.task in (None, "classification", "regression"),
         f"task is {options.task!r}; say 'classification' or 'regression', or leave it out",
@@ -187,7 +185,7 @@ def _ask(
 
 
 def _kinds(
-    this: Table, names: Iterable[str], categorical: Collection[str], missing: tuple[str, ...]
+    this: Table, names: Iterable[str], categorical: Collection[str], remedy: str = "categorical=[{!r}]"
 ) -> dict[str, _Kind]:
     questions: dict[tuple[str, str], pl.Expr] = {}
     kinds = {}
@@ -196,26 +194,34 @@ def _kinds(
         if isinstance(dtype, pl.Array):
             kinds[name] = _Kind("array", 1)
             continue
-        plain = (pl.Date, pl.Datetime, pl.String, pl.Boolean, pl.Categorical, pl.Enum, pl.Null)
         require(
-            dtype.is_numeric() or dtype in plain,
+            dtype.is_numeric() or dtype in TEXTS or dtype in DATES,
             f"{this.file}, column {name!r} holds {dtype}, not numbers, dates or names; say drop=[{name!r}]",
         )
-        cells, row = this.cells(name, missing), pl.col("row")
+        cells = this.cells(name)
         questions |= {
             (name, "cells"): cells.present.sum(),
-            (name, "first"): row.filter(cells.present).min(),
+            (name, "first"): _first_row(cells.present),
             (name, "number"): cells.number.count(),
-            (name, "infinite"): row.filter(cells.number.is_infinite()).min(),
-            (name, "date"): cells.date.count(),
-            (name, "not a number"): row.filter(cells.present & cells.number.is_null()).min(),
-            (name, "not a date"): row.filter(cells.present & cells.date.is_null()).min(),
+            (name, "infinite"): _first_row(cells.number.is_infinite()),
         }
+        if not dtype.is_numeric():
+            questions |= {
+                (name, "date"): cells.date.count(),
+                (name, "not a number"): _first_row(cells.present & cells.number.is_null()),
+                (name, "not a date"): _first_row(cells.present & cells.date.is_null()),
+            }
     answers = _ask(this, questions)
-    return kinds | {name: _kind(this, name, found, name in categorical) for name, found in answers.items()}
+    return kinds | {
+        name: _kind(this, name, found, name in categorical, remedy.format(name)) for name, found in answers.items()
+    }
 
 
-def _kind(this: Table, name: str, found: dict[str, Any], categorical: bool) -> _Kind:
+def _first_row(condition: pl.Expr) -> pl.Expr:
+    return pl.when(condition).then(pl.col("row")).min()
+
+
+def _kind(this: Table, name: str, found: dict[str, Any], categorical: bool, remedy: str) -> _Kind:
     """By the cells: more than half of them numbers (dates) and the rest text is an error, not a guess."""
     if not found["cells"]:
         return _Kind("empty")
@@ -224,68 +230,63 @@ def _kind(this: Table, name: str, found: dict[str, Any], categorical: bool) -> _
     for kind in ("number", "date"):
         if found[kind] * 2 > found["cells"]:
             where = f"{this.file}, column {name!r}, data row"
-            bad, infinite = found[f"not a {kind}"], found["infinite"]
+            bad, infinite = found.get(f"not a {kind}"), found["infinite"]
             if bad is not None:
                 cell = this.collect(pl.col(this.columns[name][0]).filter(pl.col("row") == bad)).item()
                 raise InputError(
                     f"{where} {bad}: {cell!r} is not a {kind} although most of the column is; "
-                    f"correct the cell, or say categorical=[{name!r}]"
+                    f"correct the cell, or say {remedy}"
                 )
-            require(
-                infinite is None, f"{where} {infinite}: the value is infinite; correct the cell or empty it"
-            )
+            require(infinite is None, f"{where} {infinite}: the value is infinite; correct the cell or empty it")
             return _Kind(kind, found["first"])
     return _Kind("text", found["not a number"])
 
 
-def _moments(x: pl.Expr) -> dict[str, pl.Expr]:
-    # Shifted by a value of the column, so that a constant one gives m2 == 0 exactly; then a corrected pass.
-    first = x.drop_nulls().first()
-    centre = first + (x - first).mean()
-    return {"n": x.count(), "centre": centre, "off": (x - centre).sum(), "m2": ((x - centre) ** 2).sum()}
-
-
-def _corrected(this: Table, name: str, found: dict[str, Any]) -> dict[str, Any]:
-    n = found["n"]
-    if n == 0:
-        return {}
-    mean = found["centre"] + found["off"] / n
-    m2 = max(found["m2"] - found["off"] ** 2 / n, 0.0)
-    require(
-        math.isfinite(mean) and math.isfinite(m2),
-        f"{this.file}, column {name!r} holds values too large to standardise; rescale it or leave it out",
-    )
-    return {"n": n, "mean": mean, "m2": m2}
+def _moments(this: Table, columns: dict[str, pl.Expr], train: np.ndarray | None) -> dict[str, dict[str, Any]]:
+    """n, mean, rest and m2 of each column: the mean first, then the deviations from it, corrected."""
+    told: dict[str, dict[str, Any]] = {}
+    looks = {"n": pl.Expr.count, "low": pl.Expr.min, "high": pl.Expr.max, "mean": pl.Expr.mean}
+    first = _ask(this, {(name, what): f(x) for name, x in columns.items() for what, f in looks.items()}, train)
+    spread: dict[tuple[str, str], pl.Expr] = {}
+    for name, found in first.items():
+        constant = found["n"] == 0 or found["low"] == found["high"]  # exactly, whatever the mean is rounded to
+        told[name] = {"n": found["n"], "mean": found["low"] or 0.0, "rest": 0.0, "m2": 0.0}
+        if not constant:
+            off = columns[name] - found["mean"]
+            spread |= {(name, "off"): off.sum(), (name, "squares"): (off * off).sum()}
+    for name, found in _ask(this, spread, train).items():
+        n, centre, off = first[name]["n"], first[name]["mean"], found["off"] / first[name]["n"]
+        mean, m2 = centre + off, max(found["squares"] - n * off * off, 0.0)
+        require(
+            math.isfinite(mean) and math.isfinite(m2),
+            f"{this.file}, column {name!r} holds values too large to standardise; rescale it or leave it out",
+        )
+        told[name] = {"n": n, "mean": mean, "rest": (centre - mean) + off, "m2": m2}
+    return told
 
 
 def _columns(
-    this: Table, kinds: dict[str, _Kind], options: Options, train: np.ndarray | None
+    this: Table, kinds: dict[str, _Kind], options: Options, rows: int, train: np.ndarray | None
 ) -> tuple[Column, ...]:
-    questions: dict[tuple[str, str], pl.Expr] = {}
+    texts: dict[tuple[str, str], pl.Expr] = {}
+    numbers: dict[str, pl.Expr] = {}
     for name, (kind, _) in kinds.items():
-        if kind == "array":
-            continue
-        cells = this.cells(name, options.missing)
-        questions[name, "missing"] = (~cells.present).sum()
         if kind == "text":
-            values = cells.text.drop_nulls().alias("value").value_counts(sort=True)
-            if name not in options.categorical:
-                values = values.head(
-                    max(options.max_categories, IDS) + 1
-                )  # enough to see that there are too many
-            questions[name, "values"] = values.implode()
-        elif kind != "empty":
-            x = cells.number if kind == "number" else cells.date
-            questions |= {(name, what): expression for what, expression in _moments(x).items()}
-    answers = _ask(this, questions, rows=train)
+            values = this.cells(name).text.drop_nulls().alias("value").value_counts(sort=True)
+            most = max(options.max_categories, IDS) + 1  # enough to see that there are too many
+            texts[name, "values"] = (values if name in options.categorical else values.head(most)).implode()
+            texts[name, "missing"] = (~this.cells(name).present).sum()
+        elif kind in ("number", "date"):
+            numbers[name] = this.cells(name).number if kind == "number" else this.cells(name).date
+    found = _ask(this, texts, train) | _moments(this, numbers, train)
     return tuple(
-        _column_of(this, name, kinds[name], answers.get(name, {}), options)
+        _column_of(this, name, kinds[name], rows, found.get(name, {}), options)
         for name in this.columns
         if name in kinds
     )
 
 
-def _column_of(this: Table, name: str, shown: _Kind, found: dict[str, Any], options: Options) -> Column:
+def _column_of(this: Table, name: str, shown: _Kind, rows: int, found: dict[str, Any], options: Options) -> Column:
     kind, row = shown
     if kind == "array":
         dtype: Any = this.columns[name][1]
@@ -294,9 +295,9 @@ def _column_of(this: Table, name: str, shown: _Kind, found: dict[str, Any], opti
             dtype = dtype.inner
         return Column(name, kind, row, shape=shape, dtype=str(dtype))
     if kind == "empty":
-        return Column(name, kind, row, found["missing"])
+        return Column(name, kind, missing=rows)
     if kind != "text":
-        return Column(name, kind, row, found["missing"], **_corrected(this, name, found))
+        return Column(name, kind, row, rows - found["n"], **found)
     counts = {v["value"]: v["count"] for v in found["values"]}
     ids = len(counts) >= IDS and max(counts.values()) == 1
     if name not in options.categorical and (ids or len(counts) > options.max_categories):
@@ -308,10 +309,10 @@ def _column_of(this: Table, name: str, shown: _Kind, found: dict[str, Any], opti
 def _label(this: Table, options: Options) -> tuple[_Kind, pl.DataFrame]:
     """The label's kind, and its cells as (name, number)."""
     name, (safe, dtype) = options.label, this.columns[options.label]
-    column = this.collect(pl.col(safe)).lazy().with_row_index("row", offset=1)  # one pass over the file
-    alone = Table(this.file, column, {name: (safe, dtype)})
+    column = this.collect(pl.col(rf"^(row|{safe}( \w+)?)$"))  # with its readings, in one pass over the file
+    alone = Table(this.file, column.lazy(), {name: (safe, dtype)})
     forced = (name,) if options.task == "classification" else ()
-    shown = _kinds(alone, [name], forced, options.missing)[name]
+    shown = _kinds(alone, [name], forced, "task='classification'")[name]
     where = f"{this.file}, column {name!r}, data row"
     allowed = ("number",) if options.task == "regression" else ("number", "text")
     require(
@@ -319,7 +320,7 @@ def _label(this: Table, options: Options) -> tuple[_Kind, pl.DataFrame]:
         f"{where} {shown.row}: the label is of kind {shown.kind}, but {options.task or 'a label'} "
         f"needs {' or '.join(allowed)}",
     )
-    cells = alone.cells(name, options.missing)
+    cells = alone.cells(name)
     found = alone.collect(
         pl.col("row"),
         cells.present.alias("present"),
@@ -327,9 +328,7 @@ def _label(this: Table, options: Options) -> tuple[_Kind, pl.DataFrame]:
         cells.number.alias("number"),
     )
     gaps = found.filter(~pl.col("present"))["row"].to_list()
-    require(
-        not gaps, f"{where} {min(gaps, default=0)}: the label is missing; fill it in or leave the row out"
-    )
+    require(not gaps, f"{where} {min(gaps, default=0)}: the label is missing; fill it in or leave the row out")
     return shown, found
 
 
@@ -339,9 +338,7 @@ def _few(cells: pl.DataFrame) -> bool:
     return bool((numbers == numbers.round()).all()) and numbers.n_unique() <= CLASSES
 
 
-def _label_column(
-    this: Table, options: Options, shown: _Kind, cells: pl.DataFrame, train: np.ndarray | None
-) -> Column:
+def _label_column(this: Table, options: Options, shown: _Kind, cells: pl.DataFrame, train: np.ndarray | None) -> Column:
     (kind, row), label = shown, options.label
     names = tuple(cells["name"].unique().sort())
     if kind == "text":
@@ -352,7 +349,7 @@ def _label_column(
             "label, or say task='classification' if these are classes",
         )
         return Column(label, kind, row, categories=names)
-    numbers = cells.lazy() if train is None else cells.lazy().filter(pl.lit(pl.Series(train)))
-    found = numbers.select(**_moments(pl.col("number"))).collect().row(0, named=True)
+    alone = Table(this.file, cells.lazy(), {})
+    moments = _moments(alone, {label: pl.col("number")}, train)[label]
     told = names if options.task is None and _few(cells) else None
-    return Column(label, kind, row, categories=told, **_corrected(this, label, found))
+    return Column(label, kind, row, categories=told, **moments)

@@ -93,9 +93,7 @@ def simulate(
     source = feed(algorithm.prepare, data)
     layout = lay_out(source, largest_cohort(algorithm, x), devices, clients_per_batch)
     keep = record or (lambda server: ())
-    tally = Tally(
-        *(np.zeros(len(algorithm.round), np.int64) for _ in range(2)), np.zeros(algorithm.n, np.int64)
-    )
+    tally = Tally(*(np.zeros(len(algorithm.round), np.int64) for _ in range(2)), np.zeros(algorithm.n, np.int64))
     if resume is None:
         server = algorithm.init(x)
         clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)(x)

@@ -1,4 +1,4 @@
-"""Agnostic federated learning: the worst client (Mohri, Sivek and Suresh 2019; SCAFF-PD eq (3.3), rho = 0)."""
+"""Agnostic federated learning: the worst client (Mohri et al. 2019; SCAFF-PD eq (3.3) with rho = 0)."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -19,11 +19,14 @@ def agnostic(n: int) -> Dual:
     def penalty(lam: Array) -> Array:
         return jnp.zeros((), lam.dtype)
 
-    def prox(v: Array, step: Array) -> Array:
+    def prox(v: Array, step: Array | float) -> Array:
         return simplex(v)
 
     def best_response(losses: Array) -> Array:
         worst = (losses == jnp.max(losses)).astype(losses.dtype)
         return worst / jnp.sum(worst)
 
-    return finish(Dual("agnostic", n, penalty, prox, best_response, jnp.max, modulus=0.0))
+    def value(losses: Array) -> Array:
+        return jnp.max(losses)
+
+    return finish(Dual("agnostic", n, penalty, prox, best_response, value, modulus=0.0))

@@ -54,7 +54,7 @@ def finish(dual: Dual) -> Dual:
         x = jnp.asarray(x)
         require(
             x.shape == (dual.n,),
-            f"{dual.name} over {dual.n} clients was given {what} of shape {x.shape}; give one number per client",
+            f"{dual.name} over {dual.n} clients was given {what} of shape {x.shape}; give one for each",
         )
         require(
             jnp.issubdtype(x.dtype, jnp.floating),
@@ -68,7 +68,8 @@ def finish(dual: Dual) -> Dual:
 
     value = jax.custom_jvp(dual.value)
     value.defjvp(derivative)
-    penalty, prox, best_response, robust = map(jax.jit, (dual.penalty, dual.prox, dual.best_response, value))
+    penalty, prox = jax.jit(dual.penalty), jax.jit(dual.prox)
+    best_response, robust = jax.jit(dual.best_response), jax.jit(value)
 
     def checked_prox(v: Array, step: Array | float) -> Array:
         v = vector(v, "a point")

@@ -1,7 +1,8 @@
 """The chi-square divergence from equal weights, as a penalty (SCAFF-PD eq (3.3)) and as a ball around them.
 
-Both ask for the same path lam(c) = argmin_{lam in Delta} c |lam|^2 / 2 - <v, lam>, from the face of the largest
-v (c = 0) to equal weights (c = infinity): the penalty fixes c, the ball asks where the path enters it.
+Both lie on the path lam(c) = argmin_{lam in Delta} c |lam|^2/2 - <v, lam>, which leads from the face of
+the largest v (c = 0) to equal weights (c = infinity): the penalty fixes c, the ball asks where the path
+enters it.
 """
 
 import jax.numpy as jnp
@@ -16,15 +17,15 @@ from equipoise.objectives.projections import moderate, simplex
 def chi2(n: int, rho: float) -> Dual:
     """psi(lam) = rho/(2n) sum_i (n lam_i - 1)^2 on the simplex Delta, SCAFF-PD eq (3.3).
 
-    prox(v, step) = argmin_{lam in Delta} rho/(2n) sum_i (n lam_i - 1)^2 + |lam - v|^2 / (2 step). A small rho is
-    close to `agnostic`, a large one to the average.
+    prox(v, step) = argmin_{lam in Delta} rho/(2n) sum_i (n lam_i - 1)^2 + |lam - v|^2/(2 step).
+    A small rho is close to `agnostic`, a large one to the average.
     """
     n, rho = clients(n), number("rho", rho)
 
     def penalty(lam: Array) -> Array:
         return moderate(rho * n / 2, lam.dtype) * jnp.sum((lam - 1 / n) ** 2)
 
-    def prox(v: Array, step: Array) -> Array:
+    def prox(v: Array, step: Array | float) -> Array:
         # On Delta a constant added to v changes nothing, so the centre 1/n drops out and the curvature stays.
         return simplex(v, 1 + step * moderate(rho * n, v.dtype))
 
@@ -41,21 +42,21 @@ def chi2(n: int, rho: float) -> Dual:
 def chi2_ball(n: int, radius: float) -> Dual:
     """psi = 0 on {lam in Delta : 1/(2n) sum_i (n lam_i - 1)^2 <= radius}.
 
-    prox(v, step) = argmin_{lam in that set} |lam - v|^2, whatever the step. From radius (n - 1)/2 on the ball holds
-    all of Delta. Equal losses are answered by equal weights.
+    prox(v, step) = argmin_{lam in that set} |lam - v|^2, whatever the step. From radius (n - 1)/2 on the
+    ball holds all of Delta. Equal losses are answered by equal weights.
     """
     n, radius = clients(n), number("radius", radius)
     k = np.arange(1, n + 1)
-    room = 2 * radius / n - (n - k) / (
-        k * n
-    )  # of |lam - 1/n|^2 <= 2 radius/n, beyond equal weights on k clients
+    # What |lam - 1/n|^2 <= 2 radius/n leaves beyond equal weights on k clients; from 1 on it is no constraint.
+    room = np.clip(2 * radius / n - (n - k) / (k * n), -1, 1)
 
     def entry(v: Array) -> Array:
         """The smallest c with lam(c) in the ball.
 
-        With v sorted downwards and A_k = sum_{i<=k} (v_i - v_{k+1}), lam(c) lives on k clients for A_{k-1} < c <= A_k
-        and |lam(c)|^2 = D_k/c^2 + 1/k there, D_k = sum_{i<=k} (v_i - mean_k)^2 = D_{k-1} + A_{k-1}^2/(k (k-1)).
-        The recursion is run on x_k = D_k/A_k^2: no difference of close numbers, no square of a large one.
+        With v sorted downwards and A_k = sum_{i<=k} (v_i - v_{k+1}), lam(c) lives on k clients for c in
+        (A_{k-1}, A_k], and there |lam(c)|^2 = D_k/c^2 + 1/k with D_k = sum_{i<=k} (v_i - mean_k)^2
+        = D_{k-1} + A_{k-1}^2/(k (k-1)). The recursion runs on x_k = D_k/A_k^2, which takes no difference
+        of close numbers and no square of a large one.
         """
         if n == 1:
             return jnp.zeros((), v.dtype)
@@ -63,20 +64,20 @@ def chi2_ball(n: int, radius: float) -> Dual:
         u = jnp.sort(v)[::-1]
         gaps = jnp.minimum(u[:-1] - u[1:], info.max / (256 * n))  # no sum of them overflows
         mass = jnp.cumsum(jnp.asarray(k[:-1], v.dtype) * gaps)
-        mass = jnp.concatenate([jnp.zeros(1, v.dtype), mass, jnp.full(1, info.max / 256)])
+        mass = jnp.concatenate([jnp.zeros(1, v.dtype), mass, jnp.full(1, info.max / 256, v.dtype)])
         grow = jnp.asarray(1 / np.maximum(k * (k - 1), 1), v.dtype)
         ratio = jnp.where(mass[1:] > 0, mass[:-1] / jnp.maximum(mass[1:], info.tiny), 0) ** 2
         _, x = lax.associative_scan(lambda f, g: (f[0] * g[0], g[0] * f[1] + g[1]), (ratio, ratio * grow))
-        free = jnp.asarray(np.maximum(room, -1.0), v.dtype)
-        at = jnp.argmax((x <= free).at[-1].set(True))
+        left = jnp.asarray(room, v.dtype)
+        at = jnp.argmax((x <= left).at[-1].set(True))
         before = jnp.where(at > 0, x[at - 1], 0)
-        c = mass[at] * jnp.sqrt((before + grow[at]) / jnp.maximum(free[at], info.tiny))
+        c = mass[at] * jnp.sqrt((before + grow[at]) / jnp.maximum(left[at], info.tiny))
         return jnp.clip(c, mass[at], mass[at + 1])
 
     def penalty(lam: Array) -> Array:
         return jnp.zeros((), lam.dtype)
 
-    def prox(v: Array, step: Array) -> Array:
+    def prox(v: Array, step: Array | float) -> Array:
         return simplex(v, jnp.maximum(entry(v), 1))
 
     def best_response(losses: Array) -> Array:

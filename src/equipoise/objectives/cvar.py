@@ -1,4 +1,4 @@
-"""Conditional value at risk: the mean of the worst alpha fraction of clients (SCAFF-PD section 3; superquantile)."""
+"""Conditional value at risk: the mean over the worst alpha fraction of clients (SCAFF-PD section 3)."""
 
 import math
 
@@ -12,10 +12,11 @@ from equipoise.objectives.projections import level, settle
 
 
 def cvar(n: int, alpha: float) -> Dual:
-    """psi = 0 on {lam in Delta : lam_i <= 1/(alpha n)}: alpha = 1 is the average, alpha <= 1/n is `agnostic`.
+    """psi = 0 on {lam in Delta : lam_i <= 1/(alpha n)}; also known as the superquantile.
 
-    prox(v, step) = argmin_{lam in that set} |lam - v|^2, whatever the step. Clients that tie at the quantile share
-    what the worse ones leave.
+    prox(v, step) = argmin_{lam in that set} |lam - v|^2, whatever the step. alpha = 1 is the average,
+    alpha <= 1/n is `agnostic`. In the best response clients that tie at the quantile share what the worse
+    ones leave.
     """
     n, alpha = clients(n), number("alpha", alpha)
     require(alpha <= 1, f"alpha is {alpha}; give the fraction of clients to care for, above 0 and at most 1")
@@ -28,7 +29,7 @@ def cvar(n: int, alpha: float) -> Dual:
     def penalty(lam: Array) -> Array:
         return jnp.zeros((), lam.dtype)
 
-    def prox(v: Array, step: Array) -> Array:
+    def prox(v: Array, step: Array | float) -> Array:
         # The level lies within one cap below the quantile, which makes that the place to measure from.
         b = jnp.clip(v - quantile(v), -cap, cap)
         return settle(jnp.clip(b - level(b, cap, -cap), 0, cap), cap)

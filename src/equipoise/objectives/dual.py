@@ -20,9 +20,7 @@ class Dual(NamedTuple):
     name: str
     n: int
     penalty: Callable[[Weights], Scalar]  # psi(lam), for lam in Lam
-    prox: Callable[
-        [Weights, Scalar | float], Weights
-    ]  # argmin_{lam in Lam} psi(lam) + |lam - v|^2 / (2 step)
+    prox: Callable[[Weights, Scalar | float], Weights]  # argmin_{lam in Lam} psi(lam) + |lam - v|^2/(2 step)
     best_response: Callable[[Losses], Weights]  # argmax_{lam in Lam} <losses, lam> - psi(lam)
     value: Callable[[Losses], Scalar]  # that maximum: the robust objective of a loss vector
     modulus: float  # psi is modulus-strongly convex on Lam in the Euclidean norm; 0: merely convex

@@ -16,9 +16,7 @@ def omega(z: Array) -> Array:
     z = jnp.maximum(z, -80)  # y is nothing there, but its logarithm must exist
     above = jnp.maximum(z, 1)
     y = jnp.where(z > 1, above - jnp.log(above) * (1 - 1 / above), 1 / (1 + jnp.exp(-jnp.minimum(z, 1))))
-    for _ in range(
-        2
-    ):  # Fritsch, Shafer and Crowley's fourth-order step, by ratios so that y^2 cannot overflow
+    for _ in range(2):  # Fritsch, Shafer and Crowley's fourth-order step, in ratios: y^2 may overflow
         r = (z - y - jnp.log(y)) / (1 + y)
         y = y * (1 + r * (1 + r * 2 / 3 - r / (2 * (1 + y))) / (1 + r * 2 / 3 - r / (1 + y)))
     return y
@@ -27,8 +25,8 @@ def omega(z: Array) -> Array:
 def kl(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
     """psi(lam) = rho sum_i lam_i log(lam_i/p_i) on the simplex Delta; p is 1/n unless given.
 
-    prox(v, step) = argmin_{lam in Delta} rho sum_i lam_i log(lam_i/p_i) + |lam - v|^2 / (2 step). The value is
-    rho log sum_i p_i exp(f_i/rho).
+    prox(v, step) = argmin_{lam in Delta} rho sum_i lam_i log(lam_i/p_i) + |lam - v|^2/(2 step).
+    The best response is proportional to p_i exp(f_i/rho), the value is rho log sum_i p_i exp(f_i/rho).
     """
     n, rho, weights = clients(n), number("rho", rho), reference(p, n)
     logs = np.log(weights)
@@ -36,8 +34,8 @@ def kl(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
     def penalty(lam: Array) -> Array:
         return moderate(rho, lam.dtype) * jnp.sum(rel_entr(lam, jnp.asarray(weights, lam.dtype)))
 
-    def prox(v: Array, step: Array) -> Array:
-        # lam_i + a log(lam_i/p_i) = w_i - nu with a = rho step, so lam_i = a omega((w_i - nu)/a + log(p_i/a)).
+    def prox(v: Array, step: Array | float) -> Array:
+        # lam_i + a log(lam_i/p_i) = w_i - nu with a = rho step: lam_i = a omega((w_i - nu)/a + log(p_i/a)).
         info = jnp.finfo(v.dtype)
         a = jnp.clip(moderate(rho, v.dtype) * step, info.eps**2, info.max / 256)
         p, logp = jnp.asarray(weights, v.dtype), jnp.asarray(logs, v.dtype)
@@ -50,18 +48,18 @@ def kl(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
             lam = jnp.where(y > 1, a * y, p * jnp.exp(x - y))
             return lam, lam / (1 + y)  # and -a times its derivative in nu
 
-        def newton(state: tuple[Array, ...]) -> tuple[Array, ...]:
+        def newton(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             nu, _, i = state
             lam, slope = at(nu)
             move = a * ((jnp.sum(lam) - 1) / jnp.sum(slope))
             return nu + move, move, i + 1
 
-        def moving(state: tuple[Array, ...]) -> Array:
+        def moving(state: tuple[Array, Array, Array]) -> Array:
             nu, move, i = state
             return (jnp.abs(move) > 4 * info.eps * (jnp.abs(nu) + a)) & (i < 60)
 
-        # The sum is convex and decreasing in nu and at least 1 at this start, for lam_i >= p_i exp((w_i - nu - 1)/a)
-        # as long as lam_i <= 1: Newton's steps go up to the root and never past it.
+        # The sum falls in nu and is convex, and it is at least 1 at this start, since either some lam_i > 1
+        # or all lam_i >= p_i exp((w_i - nu - 1)/a): Newton's steps rise to the root and never pass it.
         start = a * logsumexp(logp + w / a) - 1
         nu, _, _ = lax.while_loop(moving, newton, (start, jnp.ones_like(a), jnp.int32(0)))
         lam, slope = at(nu)

@@ -35,13 +35,13 @@ def level(b: Array, cap: ArrayLike, low: ArrayLike) -> Array:
         mass = jnp.sum(jnp.where(free, b, jnp.where(full, cap, 0)))
         return jnp.clip((mass - 1) / jnp.maximum(count, 1), lo, hi)
 
-    def narrow(state: tuple[Array, ...]) -> tuple[Array, ...]:
+    def narrow(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         lo, hi, nu, i = state
         more = jnp.sum(jnp.clip(b - nu, 0, cap)) > 1
         lo, hi = jnp.where(more, nu, lo), jnp.where(more, hi, nu)
         return lo, hi, jnp.where(i % 4 == 3, lo + (hi - lo) / 2, pegged(lo, hi)), i + 1
 
-    def inside(state: tuple[Array, ...]) -> Array:
+    def inside(state: tuple[Array, Array, Array, Array]) -> Array:
         lo, hi, nu, _ = state
         return (lo < nu) & (nu < hi)
 
@@ -50,7 +50,7 @@ def level(b: Array, cap: ArrayLike, low: ArrayLike) -> Array:
 
 
 def settle(lam: Array, cap: ArrayLike) -> Array:
-    """lam with what its sum lacks of one, a matter of rounding, spread over the weights between the bounds."""
+    """lam with what its sum lacks of one, a matter of rounding, spread over weights inside the bounds."""
     for _ in range(2):
         free = (lam > 0) & (lam < cap)
         surplus = (jnp.sum(lam) - 1) / jnp.maximum(jnp.sum(free, dtype=lam.dtype), 1)

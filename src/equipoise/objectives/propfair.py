@@ -14,12 +14,13 @@ from equipoise.objectives.projections import moderate
 
 
 def propfair(n: int, bound: float, *, p: ArrayLike | None = None, margin: float | None = None) -> Dual:
-    """psi(lam) = sum_i bound lam_i - p_i - p_i log(lam_i/p_i) on 0 < lam_i <= p_i/margin; p is 1/n unless given.
+    """psi(lam) = sum_i (bound lam_i - p_i - p_i log(lam_i/p_i)) on 0 < lam_i <= p_i/margin.
 
-    prox(v, step) = argmin_{lam in that set} psi(lam) + |lam - v|^2 / (2 step). The value is -sum_i p_i log(bound - f_i)
-    while every loss is below bound - margin; beyond, the logarithm goes on as its tangent, as in PropFair's code.
-    Without the cap on lam a loss at the bound would be worth infinity, and training that visits it would stop.
-    `margin` is bound/100 unless given.
+    prox(v, step) = argmin_{lam in that set} psi(lam) + |lam - v|^2/(2 step). The best response is
+    p_i/(bound - f_i) and the value -sum_i p_i log(bound - f_i) while every loss is at most bound - margin;
+    beyond, the logarithm goes on as its tangent (PropFair's Huberised form) and the weight stays at
+    p_i/margin. Without that cap on lam a loss at the bound would be worth infinity. p is 1/n and margin is
+    bound/100 unless given.
     """
     n, bound, weights = clients(n), number("bound", bound), reference(p, n)
     margin = bound / 100 if margin is None else number("margin", margin)
@@ -36,8 +37,8 @@ def propfair(n: int, bound: float, *, p: ArrayLike | None = None, margin: float 
         lam = jnp.maximum(lam, jnp.finfo(lam.dtype).tiny)
         return finite(jnp.sum(moderate(bound, lam.dtype) * lam - p - p * jnp.log(lam / p)))
 
-    def prox(v: Array, step: Array) -> Array:
-        # The positive root of lam - step p/lam = v - step bound, by whichever form adds and does not subtract.
+    def prox(v: Array, step: Array | float) -> Array:
+        # The positive root of lam - step p/lam = v - step bound, in whichever form has no subtraction.
         p, info = jnp.asarray(weights, v.dtype), jnp.finfo(v.dtype)
         beta = jnp.maximum(v - finite(step * moderate(bound, v.dtype)), -info.max / 4)
         root = jnp.sqrt(step) * jnp.sqrt(p)

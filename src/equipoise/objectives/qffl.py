@@ -1,4 +1,4 @@
-"""q-fair federated learning: losses to the power q + 1 (Li et al. 2020; the q-FFL example of SCAFF-PD section 3).
+"""q-fair federated learning: losses to the power q + 1 (Li et al. 2020; SCAFF-PD section 3).
 
 SCAFF-PD writes psi = ||lam||^{1 + 1/q}; read as the sum of the powers, with the factor that makes the value
 sum_i p_i f_i^{q+1}/(q+1) as q-FFL has it. lam is not a probability vector here.
@@ -16,8 +16,8 @@ from equipoise.objectives.dual import Dual
 def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
     """psi(lam) = q/(q+1) sum_i p_i^{-1/q} lam_i^{1 + 1/q} on lam >= 0; p is 1/n unless given.
 
-    prox(v, step) = argmin_{lam >= 0} psi(lam) + |lam - v|^2 / (2 step). The best response is p_i f_i^q, and 0 for a
-    loss below zero. Powers beyond the largest float are answered by the largest float.
+    prox(v, step) = argmin_{lam >= 0} psi(lam) + |lam - v|^2/(2 step). The best response is p_i f_i^q,
+    and 0 for a loss below zero. What exceeds the largest float is answered by the largest float.
     """
     n, q, weights = clients(n), number("q", q), reference(p, n)
     logs = np.log(weights)
@@ -30,29 +30,33 @@ def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
         power = (lam / jnp.asarray(weights, lam.dtype)) ** (1 / q)
         return finite(q / (q + 1) * jnp.sum(lam * power))
 
-    def prox(v: Array, step: Array) -> Array:
-        # lam + step (lam/p)^{1/q} = v. With lam = v e^{-x} that is log(e^{-x} + e^{k - x/q}) = 0: convex and decreasing
-        # in x, at least 0 where the larger term alone is 0, so Newton's steps from there rise to the root.
+    def prox(v: Array, step: Array | float) -> Array:
+        # lam + step (lam/p)^{1/q} = v, which with lam = v e^{-x} is log(e^{-x} + e^{k - x/q}) = 0: convex and
+        # falling in x, and at least 0 where one term alone makes it 0, so that Newton's steps from there rise
+        # to the root.
         info = jnp.finfo(v.dtype)
         if q == 1:
             p = jnp.asarray(weights, v.dtype)
             return jnp.maximum(v, 0) * (p / (p + step))
-        logv = jnp.log(jnp.maximum(v, info.tiny))
-        k = jnp.log(step) + (1 / q - 1) * logv - jnp.asarray(logs / q, v.dtype)
+        some = jnp.maximum(v, info.tiny)
+        logv, ratio = jnp.log(some), step / some
+        # q multiplies k's rounding, so the logarithm of the ratio is taken wherever the ratio exists.
+        exists = (ratio > info.tiny) & (ratio < info.max)
+        k = jnp.where(exists, jnp.log(ratio), jnp.log(step) - logv) + (logv - jnp.asarray(logs, v.dtype)) / q
 
-        def newton(state: tuple[Array, ...]) -> tuple[Array, ...]:
+        def newton(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             x, _, i = state
             both = jnp.logaddexp(-x, k - x / q)
             move = both / (jnp.exp(-x - both) + jnp.exp(k - x / q - both) / q)
             return x + move, move, i + 1
 
-        def moving(state: tuple[Array, ...]) -> Array:
+        def moving(state: tuple[Array, Array, Array]) -> Array:
             x, move, i = state
             return jnp.any(jnp.abs(move) > 4 * info.eps * (1 + jnp.abs(x))) & (i < 60)
 
         x0 = jnp.maximum(q * k, 0)
         x, _, _ = lax.while_loop(moving, newton, (x0, jnp.ones_like(x0), jnp.int32(0)))
-        return jnp.maximum(v, 0) * jnp.exp(-x)
+        return jnp.where(v > 0, jnp.exp(logv - x), 0)
 
     def best_response(losses: Array) -> Array:
         return finite(jnp.asarray(weights, losses.dtype) * jnp.maximum(losses, 0) ** q)

@@ -12,18 +12,18 @@ from equipoise.objectives.projections import level, moderate, settle
 def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
     """psi(lam) = rho sum_i |lam_i - p_i| on the simplex Delta; p is 1/n unless given, and may have zeros.
 
-    prox(v, step) = argmin_{lam in Delta} rho sum_i |lam_i - p_i| + |lam - v|^2 / (2 step). The best response moves
-    the weight of every client more than 2 rho below the worst loss to the worst clients.
+    prox(v, step) = argmin_{lam in Delta} rho sum_i |lam_i - p_i| + |lam - v|^2/(2 step). The best
+    response moves the weight of every client more than 2 rho below the worst loss to the worst clients.
     """
     n, rho, weights = clients(n), number("rho", rho), reference(p, n, zeros=True)
 
     def penalty(lam: Array) -> Array:
         return moderate(rho, lam.dtype) * jnp.sum(jnp.abs(lam - jnp.asarray(weights, lam.dtype)))
 
-    def prox(v: Array, step: Array) -> Array:
-        # lam_i = p_i + (w_i - nu)_+ - clip(nu - 2a - w_i, 0, p_i): what w = v - p - max(v - p) calls for above p,
-        # less what it lets go below p - 2a. Measured from max(v - p) - a the level is in [-1, 0] for every a, and
-        # the two parts are 2n shares under caps: 1 (never reached), and p.
+    def prox(v: Array, step: Array | float) -> Array:
+        # With a = rho step and w = v - p - max(v - p), lam_i = p_i + (w_i - nu)_+ - clip(nu - 2a - w_i, 0, p_i):
+        # what is called for above p, less what is let go below it. The level, counted from max(v - p) - a, is
+        # in [-1, 0] for every a, and the two parts are 2n shares under caps: 1, which nobody reaches, and p.
         p = jnp.asarray(weights, v.dtype)
         a = step * moderate(rho, v.dtype)
         w = (v - jnp.max(v)) - p

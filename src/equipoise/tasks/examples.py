@@ -15,6 +15,7 @@ from equipoise.errors import InputError, require
 from equipoise.protocol import RandomKey, Vector
 from equipoise.tasks.task import Scalar, Task, zeros
 
+
 def over_examples(
     name: str,
     size: int,
@@ -38,12 +39,12 @@ def over_examples(
         return penalised(jnp.mean(example_losses(x, shard.inputs[rows], shard.labels[rows])), x)
 
     def on_all(x: Vector, shard: Shards) -> Scalar:
-        real = jnp.arange(shard.labels.shape[0]) < shard.sizes
+        real = jnp.arange(shard.labels.shape[0], dtype=shard.sizes.dtype) < shard.sizes
         each = jnp.where(real, example_losses(x, shard.inputs, shard.labels), 0)
         return penalised(jnp.sum(each) / shard.sizes.astype(each.dtype), x)
 
     def draw(key: RandomKey, shard: Shards, shape: tuple[int, ...]) -> Array:
-        return jax.random.randint(key, shape, 0, shard.sizes)  # never from the padding
+        return jax.random.randint(key, shape, 0, shard.sizes, jnp.int32)  # never from the padding
 
     def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
         if key is None or batch is None:

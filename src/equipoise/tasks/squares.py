@@ -85,9 +85,7 @@ def squares(
             "output, or an integer class",
         )
 
-    plain = over_examples(
-        name, size, example_losses, l2=l2, batch=batch, predict=predict, expects=expects
-    )
+    plain = over_examples(name, size, example_losses, l2=l2, batch=batch, predict=predict, expects=expects)
     if batch is not None:
         return plain  # a Gram matrix has no minibatches
 
@@ -97,7 +95,7 @@ def squares(
     def prepare(shard: Shards) -> Gram | Kernel:
         expects(shard)
         m, p = shard.inputs.shape
-        real = (jnp.arange(m) < shard.sizes)[:, None]
+        real = (jnp.arange(m, dtype=shard.sizes.dtype) < shard.sizes)[:, None]
         a = jnp.where(real, shard.inputs, 0)
         y = jnp.where(real, targets(shard.labels, a.dtype), 0)
         if p > m:
@@ -166,7 +164,7 @@ def squares(
         start = (jnp.ones((), x.dtype), jnp.zeros((), x.dtype), jnp.zeros_like(x_a))
         if snapshot is None:
             return vector(jax.lax.fori_loop(0, steps, step, start))
-        (last, seen), _ = jax.lax.scan(watch, (start, start), jnp.arange(1, steps + 1))
+        (last, seen), _ = jax.lax.scan(watch, (start, start), jnp.arange(1, steps + 1, dtype=jnp.int32))
         return vector(last), vector(seen)
 
     return plain._replace(loss=loss, grad=grad, descend=descend, prepare=prepare)

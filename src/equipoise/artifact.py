@@ -1,0 +1,188 @@
+"""A trained model in one file: its weights, what it is, how its inputs are encoded, how it came about.
+
+The file is a .safetensors; all but the weights is JSON in its header, under the key "equipoise". Nothing in
+it is ever executed.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import polars as pl
+import safetensors
+import safetensors.numpy
+
+from equipoise.data import silos
+from equipoise.data.encoding import Encoding
+from equipoise.errors import InputError, require
+from equipoise.models import build
+from equipoise.models.model import Model, Params
+
+BATCH = 4096  # rows that go through the model at a time
+
+
+class Artifact(NamedTuple):
+    """A trained model, ready to predict."""
+
+    params: Params
+    model: Model
+    encoding: Encoding | None
+    loss: str  # the name of the loss it was trained with
+    metadata: dict[str, Any]
+
+    def outputs(self, inputs: np.ndarray) -> np.ndarray:
+        """The model's raw outputs [m, outputs] for encoded inputs [m, ...]."""
+        apply = jax.jit(self.model.apply)
+        parts = [apply(self.params, jnp.asarray(inputs[i : i + BATCH])) for i in range(0, len(inputs), BATCH)]
+        return np.concatenate([np.asarray(part) for part in parts])
+
+    def predict(self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table") -> pl.DataFrame:
+        """A row for each row of `frame`: `prediction`, and the probability of each class.
+
+        Probabilities are given for a classifier trained with the cross-entropy; other losses do not make any.
+        """
+        encoding = self.encoding
+        require(
+            encoding is not None,
+            "this model was saved without an encoding; apply it to arrays with `outputs`",
+        )
+        assert encoding is not None
+        inputs = encoding.apply_inputs(frame, file=file)
+        require(len(inputs) > 0, f"{file} has no rows to predict")
+        outputs = self.outputs(inputs)
+        columns = [encoding.decode(outputs)]
+        if encoding.task == "classification" and self.loss == "cross_entropy":
+            chances = np.asarray(jax.nn.softmax(jnp.asarray(outputs), axis=1))
+            columns += [pl.Series(f"probability of {c}", chances[:, i]) for i, c in enumerate(encoding.target.classes)]
+        return pl.DataFrame(columns)
+
+
+def save(
+    path: str | PathLike[str],
+    params: Params,
+    model: Model,
+    encoding: Encoding | None = None,
+    *,
+    loss: str = "",
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes the file whole or not at all. `params` may be the flat vector that algorithms work on.
+
+    `metadata` is anything JSON can hold: the algorithm, the rounds, the silos' results.
+    """
+    path = Path(path)
+    if encoding is not None:
+        _check_fit(model, encoding)
+    header = {
+        "version": 1,
+        "model": {"name": model.name, "arguments": dict(model.arguments)},
+        "encoding": None if encoding is None else json.loads(encoding.to_json()),
+        "loss": loss,
+        "metadata": dict(metadata or {}),
+    }
+    try:
+        text = json.dumps(header, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the metadata cannot be written as JSON: {error}") from error
+    tensors = {name: np.ascontiguousarray(value) for name, value in _named(_tree(params, model)).items()}
+    for name, value in tensors.items():
+        require(
+            np.isfinite(value).all(),
+            f"the weights {name!r} hold NaN or infinity; this model is not worth saving",
+        )
+    _write(path, safetensors.numpy.save(tensors, metadata={"equipoise": text}))
+
+
+def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
+    """What `save` wrote. A model of your own, which `MODELS` does not list, has to be given again."""
+    path = Path(path)
+    require(path.is_file(), f"there is no file {path}")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            text = (file.metadata() or {}).get("equipoise", "")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        require(text, f"{path.name} holds weights but was not written by equipoise")
+        header = json.loads(text)
+        version = header["version"]
+        require(version == 1, f"{path.name} is of version {version}; this equipoise knows version 1")
+        encoding, loss, metadata = header["encoding"], header["loss"], header["metadata"]
+        model = build(header["model"]["name"], header["model"]["arguments"]) if model is None else model
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path.name} is not a model that equipoise saved ({error})") from error
+    like = _shapes(model)
+    for name, want in _named(like).items():
+        have = tensors[name].shape if name in tensors else "nothing"
+        require(
+            have == want.shape,
+            f"{path.name} has {have} for the weights {name!r}; the model needs {want.shape}",
+        )
+    params = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(tensors[name]) for name in _named(like)])
+    fitted = None if encoding is None else Encoding.from_json(json.dumps(encoding))
+    return Artifact(params, model, fitted, loss, metadata)
+
+
+def predict(path: str | PathLike[str], file: str | PathLike[str], *, separator: str = ",") -> pl.DataFrame:
+    """What the model saved at `path` says about the rows of a CSV, Parquet or NPZ file."""
+    saved = load(path)
+    label = "label" if saved.encoding is None else saved.encoding.target.name
+    return saved.predict(silos.scan(file, label=label, separator=separator), file=Path(file).name)
+
+
+def _shapes(model: Model) -> Params:
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
+def _named(tree: Params) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in leaves}
+
+
+def _tree(params: Params, model: Model) -> Params:
+    """The model's own tree, from itself or from the flat vector (leaves in order, each by rows)."""
+    leaves, structure = jax.tree.flatten(_shapes(model))
+    size = sum(leaf.size for leaf in leaves)
+    if isinstance(params, jax.Array | np.ndarray) and params.shape == (size,):
+        pieces = np.split(np.asarray(params), np.cumsum([leaf.size for leaf in leaves])[:-1])
+        params = jax.tree.unflatten(structure, [a.reshape(b.shape) for a, b in zip(pieces, leaves, strict=True)])
+    given, wanted = ({n: np.shape(a) for n, a in _named(t).items()} for t in (params, _shapes(model)))
+    require(
+        given == wanted,
+        f"the parameters are not those of the model {model.name!r}; give what its `init` makes, "
+        f"or a vector of its {size} parameters",
+    )
+    return params
+
+
+def _check_fit(model: Model, encoding: Encoding) -> None:
+    if encoding.features[0].kind == "array":
+        return  # the model may want integers
+    try:
+        inputs = jax.ShapeDtypeStruct((1, *encoding.shape), jnp.zeros(()).dtype)
+        given: Any = jax.eval_shape(model.apply, _shapes(model), inputs).shape
+    except (TypeError, ValueError):
+        given = "none"
+    require(
+        given == (1, encoding.outputs),
+        f"the encoding makes {encoding.shape[0]} inputs and needs {encoding.outputs} outputs per row; "
+        f"the model {model.name!r} does not fit that",
+    )
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A reader sees the old file or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,215 @@
+"""`equipoise data`: what there is, where it was found, and what a division among clients looks like."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from equipoise.data import catalogue, federation, partition
+from equipoise.errors import InputError, require
+
+data_app = typer.Typer(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A name from `list`, a file of features, or a folder with a file per silo.")]
+Folder = Annotated[Path | None, typer.Option("--data-dir", envvar="EQUIPOISE_DATA", help="Where data sets lie.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch what is missing, if its checksum is known.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", help="An option of the set's loader, such as by=race; repeatable."),
+]
+Label = Annotated[str, typer.Option(help="The label column of a silo folder.")]
+How = Literal["iid", "dirichlet", "similarity", "k-classes", "one-class", "quantity", "natural"]
+
+
+@data_app.command("list")
+def list_(data_dir: Folder = None) -> None:
+    """The data sets there are, and which of them were found."""
+    table = Table("name", "what", "licence", "found in")
+    for name, known in catalogue.CATALOGUE.items():
+        found = catalogue.where(name, data_dir) if known.files else "scikit-learn"
+        table.add_row(name, known.what, known.licence, str(found or "-"))
+    Console().print(table)
+
+
+@data_app.command()
+def info(
+    name: Name,
+    data_dir: Folder = None,
+    download: Download = False,
+    option: Options = None,
+    label: Label = "label",
+) -> None:
+    """What was found where, its sizes and its licence."""
+    with _sentences():
+        table = Table(show_header=False)
+        for row in facts(name, data_dir, download, _parsed(option), label):
+            table.add_row(*map(escape, row))
+        Console().print(table)
+
+
+@data_app.command("partition")
+def partition_(
+    name: Name,
+    clients: Annotated[int, typer.Option("--clients", "-n", help="Number of clients.")] = 10,
+    how: Annotated[How, typer.Option(help="The way to divide; natural: the set's own owners.")] = "dirichlet",
+    alpha: Annotated[float, typer.Option(help="Of dirichlet and quantity: small is uneven.")] = 0.1,
+    similarity: Annotated[float, typer.Option(help="Percent of iid samples, for similarity.")] = 10.0,
+    classes: Annotated[int, typer.Option(help="Classes per client, for k-classes.")] = 2,
+    min_size: Annotated[int, typer.Option(help="Fewest samples of a client.")] = 10,
+    thin: Annotated[
+        bool, typer.Option("--thin", help="30% of the clients lose 70% of their training samples.")
+    ] = False,
+    seed: int = 0,
+    rows: Annotated[int, typer.Option(help="Clients to show.")] = 50,
+    out: Annotated[Path | None, typer.Option(help="Write the heat-map to this .png, .svg or .pdf.")] = None,
+    data_dir: Folder = None,
+    download: Download = False,
+    option: Options = None,
+    label: Label = "label",
+) -> None:
+    """How the training samples and their labels spread over the clients; with --out, as a heat-map too."""
+    with _sentences():
+        if Path(name).is_dir():
+            summary = _of_silos(name, label)[0]
+        else:
+            summary = divided(
+                catalogue.load(name, data_dir=data_dir, download=download, **_parsed(option)),
+                how,
+                clients,
+                seed,
+                alpha=alpha,
+                s=similarity,
+                k=classes,
+                min_size=min_size,
+                thin=thin,
+            )
+        Console().print(partition.table(summary, rows=rows))
+        if out is not None:
+            try:
+                partition.heatmap(summary).savefig(out)
+            except (OSError, ValueError) as error:
+                raise InputError(f"{out} cannot be written ({error}); give a .png, .svg or .pdf") from error
+            Console().print(f"heat-map written to {out}")
+
+
+def divided(
+    dataset: catalogue.Dataset,
+    how: How,
+    n: int,
+    key: Any,
+    *,
+    alpha: float = 0.1,
+    s: float = 10.0,
+    k: int = 2,
+    min_size: int = 10,
+    thin: bool = False,
+) -> partition.Summary:
+    """The training part of each client, divided and thinned as `federation.pools` would."""
+    y = dataset.labels
+    require(
+        y.ndim == 1 and (y.dtype.kind in "iu" or how in ("iid", "quantity", "natural")),
+        f"the labels of {dataset.name} are numbers to predict, which {how} cannot sort; use iid or quantity",
+    )
+    names = None
+    if how == "natural":
+        natural, _ = federation.natural(dataset, min_size=min_size)
+        parts, names = natural.parts, natural.summary.clients
+    else:
+        ways = {
+            "iid": lambda: partition.iid(y, n, key),
+            "dirichlet": lambda: partition.dirichlet(y, n, alpha, key, min_size=min_size),
+            "similarity": lambda: partition.similarity(y, n, s, key),
+            "k-classes": lambda: partition.k_classes(y, n, k, key),
+            "one-class": lambda: partition.one_class(y, n, key),
+            "quantity": lambda: partition.quantity(y, n, alpha, key, min_size=min_size),
+        }
+        parts = ways[how]().parts
+    if dataset.test_labels is None:
+        parts, _ = partition.split(parts, y, key=key)
+    if thin:
+        parts = partition.thin(parts, key)
+    return partition.summarize(parts, y, clients=names, names=dataset.classes or None)
+
+
+def facts(
+    name: str, data_dir: Path | None, download: bool, options: dict[str, Any], label: str
+) -> list[tuple[str, str]]:
+    """(what, value) pairs about a data set that is there."""
+    if Path(name).is_dir():
+        summary, told = _of_silos(name, label)
+        return [("silos", f"{len(summary.clients)}: {', '.join(summary.clients)}"), *told]
+    data = catalogue.load(name, data_dir=data_dir, download=download, **options)
+    tested = "none; each client holds some of its own samples out"
+    if data.test_inputs is not None:
+        tested = f"{len(data.test_inputs):,} examples"
+    rows = [
+        ("name", data.name),
+        ("training set", f"{len(data.inputs):,} examples"),
+        ("test set", tested),
+        ("an example", f"{' x '.join(map(str, data.inputs.shape[1:]))}, {data.inputs.dtype}"),
+        (
+            "memory",
+            f"{data.inputs.nbytes / 1e6:,.1f} MB as stored, {data.inputs.size * 4 / 1e6:,.1f} MB as float32",
+        ),
+        ("labels", f"{len(data.classes)} classes: {_few(data.classes)}" if data.classes else "a number"),
+        (
+            "owners",
+            f"{len(data.group_names):,}: {_few(data.group_names)}" if data.groups is not None else "none named",
+        ),
+    ]
+    if name in catalogue.CATALOGUE:
+        known = catalogue.entry(name)
+        found = catalogue.where(name, data_dir) if known.files else "scikit-learn"
+        rows[1:1] = [("what", known.what), ("licence", known.licence), ("found in", str(found))]
+    return rows
+
+
+def _of_silos(folder: str, label: str) -> tuple[partition.Summary, list[tuple[str, str]]]:
+    import warnings
+
+    from equipoise.data import silos
+
+    with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # told below
+        found = silos.read(folder, label)
+    sizes, labels = np.asarray(found.train.sizes), np.asarray(found.train.labels)
+    starts = np.cumsum(sizes) - sizes
+    parts = [np.arange(a, a + s) for a, s in zip(starts, sizes, strict=True)]
+    rows = np.concatenate([row[:s] for row, s in zip(labels, sizes, strict=True)])
+    told = [
+        ("task", found.task),
+        ("training rows", f"{sizes.sum():,} ({sizes.min():,} to {sizes.max():,} per silo)"),
+        ("test rows", "none" if found.test is None else f"{int(np.asarray(found.test.sizes).sum()):,}"),
+        ("inputs", f"{found.train.inputs.shape[-1]} after encoding"),
+        *(("note", sentence) for sentence in found.warnings),
+    ]
+    return partition.summarize(parts, rows.reshape(len(rows), -1)[:, 0], clients=found.names), told
+
+
+def _few(names: tuple[str, ...], most: int = 10) -> str:
+    return ", ".join(map(repr, names[:most])) + (", ..." if len(names) > most else "")
+
+
+def _parsed(options: list[str] | None) -> dict[str, Any]:
+    """by=race stride=1 -> {"by": "race", "stride": 1}."""
+    out: dict[str, Any] = {}
+    for text in options or []:
+        key, equals, value = text.partition("=")
+        require(equals and key, f"the option is '{text}'; write it as name=value")
+        out[key] = int(value) if value.lstrip("-").isdigit() else value
+    return out
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """What is wrong in one line instead of a traceback."""
+    try:
+        yield
+    except InputError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None

@@ -1,0 +1,31 @@
+"""What a model is here: two pure functions. Any pair of the same shape will do."""
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float
+
+Params = Any  # a pytree whose leaves are all arrays
+
+
+class Model(NamedTuple):
+    """A batch in, a batch out. `name` and `arguments` are what a saved model is rebuilt from."""
+
+    init: Callable[[Array], Params]  # key -> params
+    apply: Callable[[Params, Array], Float[Array, "b outputs"]]  # params, inputs [b, ...]
+    name: str = ""
+    arguments: Mapping[str, Any] = {}
+
+
+def as_floats(inputs: Array, dtype: DTypeLike) -> Array:
+    """Inputs in the weights' dtype. uint8 means an image: 0..255 becomes 0..1; nothing else is scaled."""
+    floats = inputs.astype(dtype)
+    return floats / 255 if inputs.dtype == jnp.uint8 else floats
+
+
+def flat(inputs: Array, dtype: DTypeLike) -> Float[Array, "b features"]:
+    return as_floats(inputs, dtype).reshape(inputs.shape[0], prod(inputs.shape[1:]))

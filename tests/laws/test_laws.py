@@ -1,0 +1,211 @@
+"""What holds for every algorithm in ALGORITHMS."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.engines.debug import ExchangeError
+from equipoise.errors import LostReplies, Stopped
+from equipoise.protocol import wire
+from tests.problems import DIM, EVERY, LOCAL, N, assert_identical, assert_same, build, start, unequal
+
+KEY = jax.random.key(3)
+
+
+def everything(server):
+    return server
+
+
+def lose(*gone):
+    """Client ids that never answer."""
+
+    def lost(round, exchange, ids):
+        return jnp.isin(jnp.asarray(ids), jnp.array(gone, jnp.int32))
+
+    return lost
+
+
+def sometimes(round, exchange, ids):
+    """A different client is lost in every round and exchange."""
+    return jnp.asarray(ids) == (round + exchange) % N
+
+
+@pytest.mark.parametrize("m", [None, 2])
+@pytest.mark.parametrize("name", EVERY)
+def test_engines_agree(name, m):
+    algorithm, data = build(name, batch=3, m=m), unequal()
+    fast = eq.simulate(algorithm, start(), data, KEY, rounds=3, record=everything, lost=sometimes)
+    slow = eq.debug(algorithm, start(), data, KEY, rounds=3, record=everything, lost=sometimes)
+    assert_same((fast.server, fast.history, fast.tally), (slow.server, slow.history, slow.tally))
+    if jax.tree.leaves(fast.clients):
+        assert_same(fast.clients, slow.clients)
+
+
+@pytest.mark.parametrize(
+    "how", [{"clients_per_batch": 1}, {"clients_per_batch": 2}, {"devices": 2, "clients_per_batch": 1}]
+)
+@pytest.mark.parametrize("name", EVERY)
+def test_slices_and_devices_give_the_same_result(name, how):
+    if how.get("devices", 1) > len(jax.local_devices()):
+        pytest.skip("JAX sees one device only")
+    algorithm, data = build(name, batch=3, m=3), unequal()
+    whole = eq.simulate(algorithm, start(), data, KEY, rounds=4, clients_per_batch=N, devices=1, lost=sometimes)
+    parts = eq.simulate(algorithm, start(), data, KEY, rounds=4, lost=sometimes, **how)
+    assert_same(whole[:2] + (whole.tally,), parts[:2] + (parts.tally,))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_run_compiles_once(name):
+    algorithm, data = build(name), unequal()
+    compiled = []
+
+    def heard(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    def compilations(rounds):
+        compiled.clear()
+        eq.simulate(algorithm, start(), data, KEY, rounds=rounds, record=everything, progress=lambda *_: None)
+        return len(compiled)
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    try:
+        compilations(40)  # whatever is compiled once per process
+        few, many = compilations(41), compilations(140)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(heard)
+    assert 1 <= many <= few  # more rounds, in more chunks, compile nothing more
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_absent_clients_change_neither_state_nor_result(name):
+    algorithm, data = build(name), unequal()
+    other = data._replace(inputs=data.inputs.at[2].multiply(3.0), labels=data.labels.at[2].add(1.0))
+    runs = [eq.simulate(algorithm, start(), d, KEY, rounds=4, lost=lose(2)) for d in (data, other)]
+    assert_identical(runs[0].server, runs[1].server)
+    mine = jax.tree.map(lambda table: table[2], runs[0].clients)
+    for now, then in zip(jax.tree.leaves(mine), jax.tree.leaves(algorithm.init_client(start())), strict=True):
+        np.testing.assert_array_equal(now, then)
+    moved = eq.simulate(algorithm, start(), other, KEY, rounds=4)
+    assert not np.allclose(algorithm.model(moved.server), algorithm.model(runs[0].server))  # the change does matter
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nobody_there_changes_nothing_but_stays_finite(name):
+    algorithm = build(name)
+    result = eq.simulate(algorithm, start(), unequal(), KEY, rounds=3, lost=lose(*range(N)))
+    np.testing.assert_array_equal(algorithm.model(result.server), start())
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.server))
+    assert result.tally.answered.sum() == 0 < result.tally.asked.sum()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_reply_that_is_not_finite_is_a_lost_reply(name):
+    algorithm, data = build(name), unequal()
+    poisoned = data._replace(inputs=data.inputs.at[1].multiply(1e300))  # finite, but its squares are not
+    with pytest.warns(LostReplies, match=r"1 clients \(1\)"):
+        result = eq.simulate(algorithm, start(), poisoned, KEY, rounds=3)
+    clean = eq.simulate(algorithm, start(), data, KEY, rounds=3, lost=lose(1))
+    assert_identical(result.server, clean.server)
+    assert result.tally.broken[1] > 0 == result.tally.broken[[0, 2, 3, 4]].sum()
+    with pytest.raises(ExchangeError, match=r"round 0, exchange '\w+', client 1: the reply is not"):
+        eq.debug(algorithm, start(), poisoned, KEY, rounds=3)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_relabelling_clients_relabels_lambda_and_nothing_else(name):
+    algorithm, data = build(name), unequal()
+    order = np.array([3, 0, 4, 1, 2])
+    plain = eq.simulate(algorithm, start(), data, KEY, rounds=6).server
+    moved = eq.simulate(algorithm, start(), jax.tree.map(lambda a: a[order], data), KEY, rounds=6).server
+    for now, then in zip(moved, plain, strict=True):
+        per_client = getattr(then, "shape", ()) == (N,)  # DIM is not N
+        assert_same(now, then[order] if per_client else then)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_one_client_is_centralised_descent(name):
+    data = unequal(1)
+    a, y = np.asarray(data.inputs[0]), np.asarray(data.labels[0])
+
+    def gradient(u):
+        return 2 / len(y) * a.T @ (a @ u - y) + 0.1 * u
+
+    task, dual, alone = eq.tasks.ridge(DIM, 0.1), eq.objectives.chi2(1, 0.1), eq.cohorts.everyone(1)
+    if name.startswith("scaffpd"):  # tau = J eta_l is plain averaging
+        rule = eq.steps.constant(tau=LOCAL["steps"] * LOCAL["local_lr"], sigma=1.0, theta=0.5)
+        algorithm = eq.algorithms.ALGORITHMS[name](task, dual, alone, rule, **LOCAL)
+    else:
+        algorithm = build(name, n=1)
+    steps, lr = (1, 0.1) if name == "sgd" else LOCAL.values()
+    u = np.asarray(start())
+    for _ in range(4 * steps):
+        u = u - lr * gradient(u)
+    result = eq.simulate(algorithm, start(), data, KEY, rounds=4)
+    assert_same(algorithm.model(result.server), u)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_stopped_and_resumed_is_uninterrupted(name):
+    algorithm, data = build(name, batch=2, m=3), unequal()
+    how = {"record": algorithm.model, "lost": sometimes}
+
+    def interrupt(done, rounds, last):
+        if done >= 2:
+            raise KeyboardInterrupt
+
+    whole = eq.simulate(algorithm, start(), data, KEY, rounds=40, **how)
+    with pytest.raises(Stopped) as stop:
+        eq.simulate(algorithm, start(), data, KEY, rounds=40, progress=interrupt, **how)
+    part = stop.value.result
+    assert 2 <= part.rounds < 40
+    assert len(part.history) == part.rounds
+    again = eq.simulate(algorithm, start(), data, KEY, rounds=40, resume=part, **how)
+    assert_identical(whole[:5], again[:5])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_single_precision_stays_single(name):
+    algorithm, data = build(name, m=3, batch=2), unequal(dtype=np.float32)
+    result = eq.simulate(algorithm, start(dtype=np.float32), data, KEY, rounds=3, record=everything)
+    floats = [a for a in jax.tree.leaves((result.server, result.clients)) if jnp.issubdtype(a.dtype, jnp.floating)]
+    assert {a.dtype for a in floats} == {np.dtype(np.float32)}
+    double = eq.simulate(build(name, m=3, batch=2), start(), unequal(), KEY, rounds=3)
+    assert_same(algorithm.model(result.server), algorithm.model(double.server), rtol=1e-4, atol=1e-5)
+
+
+D = DIM
+FLOATS = {  # per exchange: what the server sends to a client, what it gets back (ALGORITHMS.md's message counts)
+    "fedavg": [(D, D + 1)],
+    "sgd": [(D, D + 1)],
+    "scaffold": [(2 * D, 2 * D + 1)],
+    "drfa": [(D + 1.5, 2 * D + 1), (D, 1)],  # t' is an integer of half the size
+    "scaffpd": [(D, D + 1), (2 * D + 1, D + 1)],
+    "scaffpd_secure": [(D, 1), (1, D + 1), (2 * D + 1, D + 1)],
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_bytes_are_those_of_the_messages(name):
+    algorithm, data = build(name), unequal()
+    exchanges = wire(algorithm, start(), algorithm.prepare(data.client(0)))
+    assert [(w.down / 8, w.up / 8) for w in exchanges] == FLOATS[name]
+    asked = []
+    eq.debug(algorithm._replace(round=tuple(spied(e, asked) for e in algorithm.round)), start(), data, KEY, rounds=1)
+    per_client = {w.exchange: (w.down, w.up) for w in exchanges}
+    assert len(asked) == N * len(exchanges)
+    assert all(per_client[exchange] == (down, up) for exchange, down, up in asked)
+
+
+def spied(exchange, asked):
+    def work(message, mine, data, key):
+        out = exchange.work(message, mine, data, key)
+        if not any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(message)):
+            asked.append(
+                (exchange.name, *(sum(np.asarray(a).nbytes for a in jax.tree.leaves(t)) for t in (message, out[1])))
+            )
+        return out
+
+    return exchange._replace(work=work)
