@@ -12,9 +12,9 @@ SCAFF-PD asks its rule for the step sizes of a round when the round opens:
     state = rule.next(state)          # once per round, the first one included
     tau, sigma, theta = state.now
 
-`tuned` measures what it needs and chooses everything; `auto` is its rule, for constants that are known. Conditions
-and equations are those of SCAFF-PD (Yu, Karimireddy, Ma and Jordan): its Conditions 5.1 and 5.2 are 3.1 and 3.2 in
-the workshop version, whose appendix E has the constants.
+`tuned` measures what it needs and chooses everything; `auto` is its rule, for constants that are known.
+Conditions and equations are those of SCAFF-PD (Yu, Karimireddy, Ma and Jordan): its Conditions 5.1 and 5.2 are
+3.1 and 3.2 in the workshop version, whose appendix E has the constants.
 """
 
 import functools
@@ -90,10 +90,10 @@ def constant(*, tau: float, sigma: float, theta: float) -> Rule:
 def accelerated(*, tau: float, sigma: float, mu: float) -> Rule:
     """Condition 5.1, for psi that is merely convex: tau_r falls and sigma_r grows, their product stays.
 
-        theta_{r+1} = 1/sqrt(1 + mu tau_r),   tau_{r+1} = theta_{r+1} tau_r,   sigma_{r+1} = sigma_r/theta_{r+1}
+        theta_{r+1} = 1/sqrt(1 + mu tau_r),  tau_{r+1} = theta_{r+1} tau_r,  sigma_{r+1} = sigma_r/theta_{r+1}
 
-    That is the condition with gamma_r = sigma_r / tau_r and with the recursion of tau_r that it leaves out and
-    Eq. (E.33) has; theta_0 = 1.
+    That is the condition with gamma_r = sigma_r / tau_r, and with the recursion of tau_r that it leaves out
+    and Eq. (E.33) has; theta_0 = 1.
 
     Args:
         tau: tau_0.
@@ -127,9 +127,9 @@ def linear(constants: Constants, dual: Dual) -> Rule:
 
 
 def sublinear(constants: Constants, *, a: float | None = None) -> Rule:
-    """Condition 5.1 with the constants of Eq. (E.35), c_alpha = 0.9, delta = 0.1, for psi that is merely convex.
+    """Condition 5.1 with the constants of Eq. (E.35), for psi that is merely convex; c_alpha = .9, delta = .1.
 
-    `a` weighs the players, sigma_0 = c_alpha/a: a ~ L_lx |x_0 - x*| is balanced, and L_lx is taken without it.
+    `a` weighs the players, sigma_0 = c_alpha/a: a ~ L_lx |x_0 - x*| is balanced; without it, L_lx is taken.
     The recursion has mu_x / 4: that much strong convexity is left in Z of Lemma E.1.
     """
     L_xx, mu_x, L_lx, _ = _checked(constants)
@@ -137,12 +137,12 @@ def sublinear(constants: Constants, *, a: float | None = None) -> Rule:
     return accelerated(tau=0.9 / (12 * L_xx + 2 * L_lx**2 / a), sigma=0.9 / a, mu=mu_x / 4)
 
 
-# Beyond the paper: the same conditions without the constants for client drift. The proofs are for J = 1, and for
-# J > 1 on quadratics in the metric that `estimate_constants` measures in.
+# Beyond the paper: the same conditions without the constants for client drift. The proofs are for J = 1; for
+# J > 1 the constants are to be measured in the metric of the local steps, as `estimate_constants` does.
 
 
 def sharp_linear(constants: Constants, dual: Dual) -> Rule:
-    """Condition 5.2 with sharp constants, for strongly convex psi; a round gains a factor theta in |x - x*|^2."""
+    """Condition 5.2 with sharp constants, for strongly convex psi: a round takes theta off |x - x*|^2."""
     L_xx, mu_x, L_lx, mu_lam = _checked(constants, dual)
     half = L_xx / mu_x / 2
     omega = max(half + math.sqrt(half**2 + L_lx**2 / (mu_x * mu_lam)), 1.001)
@@ -164,19 +164,23 @@ def auto(constants: Constants, dual: Dual) -> Rule:
 
         gamma_{r+1} = min(gamma_r (1 + mu_x tau_r), gamma*),    1/tau_r = L_xx + sigma_r L_lx^2
         theta_{r+1} = max(sigma_r/sigma_{r+1} / (1 + mu sigma_r), tau_r/tau_{r+1} (1 - mu_x tau_{r+1}))
-        gamma* = mu_x omega / (mu (omega - 1)),  omega = (k+1)/2 + sqrt((k-1)^2/4 + L_lx^2/(mu_x mu)),  k = L_xx/mu_x
+        gamma* = mu_x omega / (mu (omega - 1))
+        omega = (k+1)/2 + sqrt((k-1)^2/4 + L_lx^2/(mu_x mu)),    k = L_xx/mu_x
 
-    Why: weigh round r of Lemma E.1 by t_r, t_{r+1} = t_r / theta_{r+1}. The extrapolation costs at most
-    theta_r <q_r, lam_{r+1} - lam_r> <= theta_r^2 sigma_r L_lx^2/2 |x_r - x_{r-1}|^2 + |lam_{r+1} - lam_r|^2/(2 sigma_r).
-    The second term cancels against the prox; the first is paid by (1/tau_{r-1} - L_xx)/2 |x_r - x_{r-1}|^2 from the
-    round before if theta_r sigma_r <= sigma_{r-1}, which holds because gamma grows no faster than above. The
-    distances to the saddle point telescope iff theta is at least the maximum above, whose two terms are both
-    1 - 1/omega at gamma*.
+    Why: weigh round r of Lemma E.1 by t_r, with t_{r+1} = t_r / theta_{r+1}. The extrapolation costs at most
 
-    mu is all that bends the problem in lam: mu_lam of psi, and mu_lx^2/L_xx of min_x Phi(x, lam), whose Hessian is
-    -C (sum_i lam_i H_i)^-1 C'. The proof does not see the second part, but round by round every mode of a quadratic
-    (curvature in [mu_x, L_xx], coupling in [mu_lx, L_lx]) contracts by theta, even with twice as much of it. It is
-    what makes agnostic and CVaR objectives of few clients converge linearly.
+        theta_r <q_r, lam_{r+1} - lam_r>
+            <= theta_r^2 sigma_r L_lx^2/2 |x_r - x_{r-1}|^2 + 1/(2 sigma_r) |lam_{r+1} - lam_r|^2.
+
+    The second term cancels against the prox. The first is paid by (1/tau_{r-1} - L_xx)/2 |x_r - x_{r-1}|^2,
+    left over from the round before, if theta_r sigma_r <= sigma_{r-1}: so it is, as gamma grows no faster than
+    above. The distances to the saddle point telescope iff theta is at least the maximum above, whose two terms
+    both are 1 - 1/omega at gamma*.
+
+    mu is all that bends the problem in lam: mu_lam of psi, and mu_lx^2/L_xx of min_x Phi(x, lam), whose Hessian
+    is -C (sum_i lam_i H_i)^-1 C'. The proof does not see the second part, but every mode of a quadratic
+    (curvature in [mu_x, L_xx], coupling in [mu_lx, L_lx]) contracts by theta a round, even with twice as much
+    of it. It is what makes agnostic and CVaR objectives over few clients converge linearly.
     """
     L_xx, mu_x, L_lx, _ = _checked(constants)
     L_lx = max(L_lx, 1e-6 * L_xx)  # clients alike: lam does not matter, but sigma must be some number
@@ -202,8 +206,8 @@ def _checked(constants: Constants, dual: Dual | None = None) -> tuple[float, flo
     L_xx, mu_x, L_lx, _ = constants
     require(
         mu_x > 0,
-        f"mu_x is {mu_x}: the losses are not strongly convex there, or too little for the estimate to tell; add an "
-        "l2 penalty to the task, give its coefficient as mu, or choose the step sizes with steps.constant",
+        f"mu_x is {mu_x}: the losses are not strongly convex there, or too little for the estimate to tell; add "
+        "an l2 penalty to the task, give its coefficient as mu, or choose step sizes with steps.constant",
     )
     require(
         mu_x <= L_xx and L_lx >= 0,
@@ -230,16 +234,16 @@ def _rule(tau: float, sigma: float, theta: float, after: Callable[[Now], Now]) -
 
 
 def tuned(task: Any, shards: Any, x: Vector, dual: Dual, *, steps: int, mu: float = 0.0) -> Tuned:
-    """A rule and a local step size for SCAFF-PD with J = `steps` exact local steps from x; nothing left to choose.
+    """A rule and a local step size for SCAFF-PD with J = `steps` exact local steps from x: nothing to choose.
 
-    J local steps with eta_l = 1/L_xx are one step of a preconditioned gradient method, close to Newton's where the
-    clients' Hessians are alike: the constants are measured in that metric (see `estimate_constants`) and given to
-    `auto`. They are measured near the solution, which five rounds with equal weights find, because L_lx may be
-    several times larger at x. That is safe: with tau <= 1/L_xx the primal step contracts towards
+    J local steps with eta_l = 1/L_xx are one step of a preconditioned gradient method, close to Newton's where
+    the clients' Hessians are alike. The constants are measured in that metric, see `estimate_constants`, and
+    given to `auto`. They are measured near the solution, which five rounds with equal weights find, because at
+    x itself L_lx may be several times larger. That is safe: as tau <= 1/L_xx, the primal step contracts towards
     argmin_x Phi(x, lam) whatever lam does, so x stays bounded, and L_lx near the saddle point decides.
 
-    For one machine: it sees all shards and computes about as much as 20 + n rounds do. `mu` is a strong convexity
-    known beforehand, such as the task's l2 coefficient.
+    For one machine: it sees all shards and computes about as much as 20 + n rounds do. `mu` is a strong
+    convexity known beforehand, such as the task's l2 coefficient.
     """
     positive("steps", steps)
     data = _prepared(task, shards)
@@ -262,18 +266,18 @@ def estimate_constants(
 ) -> Constants:
     """The constants of Conditions 5.1 and 5.2 at x, over all of the clients' examples.
 
-    The eigenvalues come from Lanczos iterations on Hessian-vector products: exact up to 64 parameters, beyond that
-    with the residual as a margin. For losses that are not quadratic they hold near x only. L_lx is that at x; far
-    from the solution it is larger.
+    The eigenvalues come from Lanczos iterations on Hessian-vector products: exact up to 64 parameters, beyond
+    that with the residual as a margin. For losses that are not quadratic they hold near x only. L_lx is that at
+    x; far from the solution it is larger.
 
     With J = `steps` > 1 they are what the rules need for J local steps of size `local_lr`. A round moves x by
     -tau M c with c = sum_i lam_i grad f_i(x) and, for quadratics,
 
-        M = sum_i lam_i M_i,   M_i = 1/J sum_{j<J} (I - eta_l H_i)^j = (I - (I - eta_l H_i)^J) (J eta_l H_i)^-1,
+        M = sum_i lam_i M_i,    M_i = 1/J sum_{j<J} (I - eta_l H_i)^j = (I - (I - eta_l H_i)^J) / (J eta_l H_i),
 
-    which is a gradient step in the norm |v|^2 = v' M^-1 v. In it the largest and smallest eigenvalue of M H take the
-    place of L_xx and mu_x, the latter (1 - (1 - eta_l mu_x)^J) / (J eta_l), and P C M^1/2 that of P C. They are
-    measured for equal lam_i. J = 1 has M = I.
+    which is a gradient step in the norm |v|^2 = v' M^-1 v. In it the largest and smallest eigenvalue of M H take
+    the place of L_xx and mu_x, the latter becoming (1 - (1 - eta_l mu_x)^J) / (J eta_l), and P C M^1/2 that of
+    P C. They are measured for equal lam_i. J = 1 has M = I.
 
     Args:
         task: with `grad(x, shard)` and, if it likes, `prepare(shard)`, as in `equipoise.tasks`.
@@ -305,7 +309,8 @@ def _constants(task: Any, data: Any, x: Vector, low: float, high: float, steps: 
         return (1 - (1 - eta * h) ** steps) / (steps * eta)
 
     # Equal weights may hide the steepest client.
-    return Constants(max(float(_smoothness(task, steps, data, x, eta)), damped(high)), damped(low), strong, weak)
+    top = max(float(_smoothness(task, steps, data, x, eta)), damped(high))
+    return Constants(top, damped(low), strong, weak)
 
 
 def _prepared(task: Any, shards: Any) -> Any:
@@ -342,7 +347,7 @@ def _curvature(task: Any, data: Any, x: Vector) -> tuple[Scalar, Scalar]:
 def _extremes(apply: Callable[[Vector], Vector], like: Vector, k: int) -> tuple[Scalar, Scalar]:
     """Outer bounds on the spectrum of a symmetric matrix, by k Lanczos steps with full reorthogonalisation.
 
-    There is an eigenvalue within the residual of each Ritz value, and a random start finds the outermost first.
+    Within the residual of each Ritz value there is an eigenvalue; a random start finds the outermost first.
     """
     eps = jnp.finfo(like.dtype).eps
     v = jax.random.normal(jax.random.key(0), like.shape, like.dtype)

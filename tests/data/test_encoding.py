@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from equipoise.data.encoding import Encoding, agree
+from equipoise.data.agreement import agree
+from equipoise.data.encoding import Encoding
 from equipoise.data.statistics import Options, Statistics, statistics
 from equipoise.errors import InputError
 

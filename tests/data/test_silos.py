@@ -8,7 +8,8 @@ import polars as pl
 import pytest
 
 from equipoise.data import silos
-from equipoise.data.encoding import Encoding, agree
+from equipoise.data.agreement import agree
+from equipoise.data.encoding import Encoding
 from equipoise.data.silos import SiloWarning, open_site, read, scan, split
 from equipoise.data.statistics import Options, Statistics
 from equipoise.errors import InputError

@@ -25,8 +25,9 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from equipoise.data.agreement import agree
 from equipoise.data.cells import first_line, listing
-from equipoise.data.encoding import Encoding, agree
+from equipoise.data.encoding import Encoding
 from equipoise.data.shards import Shards, stack
 from equipoise.data.statistics import MISSING, Options, Statistics, statistics, strata
 from equipoise.errors import InputError, require

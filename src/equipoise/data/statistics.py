@@ -1,7 +1,7 @@
 """What a silo tells about its table so that all silos can agree on one encoding: counts and sets, never rows.
 
     statistics(frame, options) -> Statistics      at each silo, on its own table
-    agree([Statistics, ...], options) -> Encoding  anywhere (encoding.py)
+    agree([Statistics, ...], options) -> Encoding  anywhere (agreement.py)
 
 A numeric column is told as its count n, its mean and m2, the sum of squared deviations from that mean. Count,
 sum and sum of squares say the same, but these merge without cancellation (Chan, Golub and LeVeque 1979), so

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int, PyTree
 
 from equipoise.engines.checks import check_run
 from equipoise.engines.feed import Feed, feed
-from equipoise.engines.layout import lay_out, Layout
+from equipoise.engines.layout import Layout, lay_out
 from equipoise.errors import LostReplies, Stopped, require
 from equipoise.protocol import (
     Algorithm,

@@ -1,0 +1,72 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from equipoise import cohorts
+from equipoise.errors import InputError
+
+KEYS = jax.random.split(jax.random.key(0), 4000)
+
+
+def test_everyone_is_everyone_in_order():
+    cohort = cohorts.everyone(4)(jax.random.key(0))
+    assert cohort.ids.tolist() == [0, 1, 2, 3]
+    assert cohort.present.all()
+
+
+def test_uniform_draws_without_repeats_and_fairly():
+    ids = np.asarray(jax.vmap(lambda key: cohorts.uniform(6, 3)(key).ids)(KEYS))
+    assert all(len(set(row)) == 3 for row in ids)
+    np.testing.assert_allclose(np.bincount(ids.ravel(), minlength=6) / ids.size, 1 / 6, atol=0.01)
+
+
+def test_by_weight_draws_with_replacement_by_the_weights():
+    lam = jnp.array([0.5, 0.0, 0.3, 0.2])
+    ids = np.asarray(jax.vmap(lambda key: cohorts.by_weight(3)(key, lam).ids)(KEYS))
+    counts = np.bincount(ids.ravel(), minlength=4)
+    assert counts[1] == 0  # a client without weight is never asked
+    np.testing.assert_allclose(counts / ids.size, lam, atol=0.015)
+    assert any(len(set(row)) < 3 for row in ids)
+
+
+def test_by_weight_takes_weights_that_do_not_sum_to_one():
+    lam = jnp.array([5.0, 0.0, 3.0, 2.0])
+    ids = np.asarray(jax.vmap(lambda key: cohorts.by_weight(3)(key, lam).ids)(KEYS))
+    np.testing.assert_allclose(np.bincount(ids.ravel(), minlength=4) / ids.size, lam / 10, atol=0.015)
+
+
+def test_coin_has_a_varying_size():
+    present = np.asarray(jax.vmap(lambda key: cohorts.coin(5, 0.3)(key).present)(KEYS))
+    np.testing.assert_allclose(present.mean(axis=0), 0.3, atol=0.03)
+    assert present.shape == (4000, 5)
+    assert len(set(present.sum(axis=1))) > 3
+
+
+def test_put_and_mark_touch_present_rows_only():
+    cohort = cohorts.Cohort(jnp.array([2, 0]), jnp.array([True, False]))
+    assert cohort.put(jnp.zeros(3), jnp.array([5.0, 7.0])).tolist() == [0, 0, 5]
+    assert cohort.mark(3).tolist() == [False, False, True]
+
+
+def test_share_rescales_to_those_present():
+    cohort = cohorts.Cohort(jnp.array([2, 0, 1]), jnp.array([True, False, True]))
+    np.testing.assert_allclose(cohort.share(jnp.array([0.5, 0.3, 0.2])), [0.4, 0, 0.6])
+    nobody = cohort._replace(present=jnp.zeros(3, bool))
+    assert nobody.share(jnp.array([0.5, 0.3, 0.2])).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: cohorts.everyone(0), "0 clients cannot make a federation"),
+        (lambda: cohorts.uniform(4, 5), "a cohort of 5 out of 4 clients .* give 1 <= m <= 4"),
+        (lambda: cohorts.uniform(4, 0), "give 1 <= m <= 4"),
+        (lambda: cohorts.by_weight(0), "give m >= 1"),
+        (lambda: cohorts.coin(4, 1.5), "give 0 < p <= 1"),
+        (lambda: cohorts.by_weight(2)(jax.random.key(0)), "this algorithm has none"),
+    ],
+)
+def test_says_what_is_wrong(make, sentence):
+    with pytest.raises(InputError, match=sentence):
+        make()

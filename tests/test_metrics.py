@@ -1,0 +1,73 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.data import synthetic
+from equipoise.metrics import certify, gap_bound
+from tests.algorithms import reference
+from tests.problems import DIM, N, rows, start, unequal
+
+TASK, MU = eq.tasks.ridge(DIM, reference.MU), reference.MU
+
+
+def lowest(lam, clients):
+    """min_x sum_i lam_i f_i(x), by the normal equations."""
+    hessian = sum(w * 2 / len(y) * a.T @ a for w, (a, y) in zip(lam, clients, strict=True)) + MU * sum(lam) * np.eye(
+        DIM
+    )
+    right = sum(w * 2 / len(y) * a.T @ y for w, (a, y) in zip(lam, clients, strict=True))
+    x = np.linalg.solve(hessian, right)
+    return sum(w * reference.loss(x, client) for w, client in zip(lam, clients, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bounds_the_exact_gap(seed):
+    rng, data, dual = np.random.default_rng(seed), unequal(), eq.objectives.chi2(N, 0.3)
+    x, lam = rng.normal(size=DIM), rng.dirichlet(np.ones(N))
+    found = certify(TASK, dual, data, jnp.asarray(x), jnp.asarray(lam), mu=MU)
+    np.testing.assert_allclose(found.losses, [reference.loss(x, client) for client in rows(data)], rtol=1e-12)
+    exact = float(found.robust) - (lowest(lam, rows(data)) - float(dual.penalty(jnp.asarray(lam))))
+    assert exact <= float(found.gap) * (1 + 1e-12)
+    assert exact > 0
+    for other in rng.dirichlet(np.ones(N), size=50):
+        assert other @ np.asarray(found.losses) - float(dual.penalty(jnp.asarray(other))) <= float(found.robust) + 1e-12
+
+
+def test_vanishes_at_the_saddle_point_only():
+    data, dual = unequal(), eq.objectives.chi2(N, 0.3)
+    saddle = synthetic.saddle_point(data, mu=MU, rho=0.3)
+    there = certify(TASK, dual, data, jnp.asarray(saddle.x), jnp.asarray(saddle.lam), mu=MU)
+    assert abs(float(there.gap)) < 1e-12
+    assert float(there.robust) == pytest.approx(saddle.value, rel=1e-12)
+    off = certify(TASK, dual, data, jnp.asarray(saddle.x) + 0.01, jnp.asarray(saddle.lam), mu=MU)
+    assert float(off.gap) > 1e-6
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_server_of_scaffpd_certifies_itself(secure):
+    data, dual = unequal(), eq.objectives.chi2(N, 0.3)
+    rule = eq.steps.constant(tau=0.1, sigma=0.3, theta=0.8)
+    algorithm = eq.algorithms.scaffpd(TASK, dual, eq.cohorts.everyone(N), rule, steps=4, local_lr=0.02, secure=secure)
+
+    def watch(server):
+        return server, gap_bound(dual, server.losses, server.lam, server.c, mu=MU)
+
+    servers, gaps = eq.simulate(algorithm, start(), data, 0, rounds=300, record=watch).history
+    before = jnp.asarray(servers.x[9])  # x^r of round r = 10
+    mine = certify(TASK, dual, data, before, jnp.asarray(servers.lam[10]), mu=MU)
+    assert gaps[10] == pytest.approx(float(mine.gap), rel=1e-9)
+    assert gaps[-1] < 1e-9 < gaps[0]
+
+
+def test_is_available_to_record():
+    data, dual = unequal(), eq.objectives.agnostic(N)
+    algorithm = eq.algorithms.drfa(TASK, dual, eq.cohorts.everyone(N), steps=2, local_lr=0.02, dual_lr=0.01)
+    history = eq.simulate(
+        algorithm, start(), data, 0, rounds=3, record=lambda s: certify(TASK, dual, data, s.w, s.lam, mu=MU)
+    ).history
+    assert history.losses.shape == (3, N)
+    np.testing.assert_allclose(history.robust, history.losses.max(axis=1))
+    assert (history.gap > 0).all()
+    assert jax.tree.structure(history).num_leaves == 4
