@@ -82,6 +82,7 @@ def check_distinct(sample: Sample, why: str) -> int:
     """The number of clients of a sample that an algorithm with client state may use."""
     if not sample.distinct or sample.n is None:
         raise InputError(
-            f"{sample.name} may draw a client twice in one exchange, but {why}; use everyone(n), uniform(n, m) or coin(n, p)"
+            f"{sample.name} may draw a client twice in one exchange, but {why}; "
+            "use everyone(n), uniform(n, m) or coin(n, p)"
         )
     return sample.n

@@ -9,7 +9,7 @@ MOST = 16  # devices; more of them cost more to keep in step than they bring
 
 def use_all() -> None:
     """Has an effect only before JAX is first used, and only where the user did not decide."""
-    decided = jax.config.jax_num_cpu_devices != -1 or "device_count" in os.environ.get("XLA_FLAGS", "")
+    decided = jax.config.jax_num_cpu_devices != -1 or "device_count" in os.environ.get("XLA_FLAGS", "")  # type: ignore[attr-defined]
     if decided:
         return
     try:

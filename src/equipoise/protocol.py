@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Key, PyTree
 
 Server = Any  # an algorithm's own NamedTuple of arrays
 Client = Any  # the same, one per client; None when clients keep nothing
-Message = PyTree[Array]
+Message = Any  # a tree of arrays
 Data = Any  # one client's shard, or what the task's `prepare` made of it
 Vector = Float[Array, " d"]
 RandomKey = Key[Array, ""]
@@ -30,8 +31,8 @@ RandomKey = Key[Array, ""]
 class Cohort(NamedTuple):
     """The clients of one exchange: m slots, some of which may be empty or lost on the way."""
 
-    ids: Int[ArrayLike, " m"]
-    present: Bool[ArrayLike, " m"]
+    ids: Int[Array | np.ndarray, " m"]
+    present: Bool[Array | np.ndarray, " m"]
 
     def put(self, table: Array, rows: Array) -> Array:
         """`table` with the rows of the present clients replaced."""

@@ -1,5 +1,7 @@
 """What holds for every algorithm in ALGORITHMS."""
 
+import signal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +55,7 @@ def test_slices_and_devices_give_the_same_result(name, how):
     algorithm, data = build(name, batch=3, m=3), unequal()
     whole = eq.simulate(algorithm, start(), data, KEY, rounds=4, clients_per_batch=N, devices=1, lost=sometimes)
     parts = eq.simulate(algorithm, start(), data, KEY, rounds=4, lost=sometimes, **how)
-    assert_same(whole[:2] + (whole.tally,), parts[:2] + (parts.tally,))
+    assert_same((*whole[:2], whole.tally), (*parts[:2], parts.tally))
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -154,7 +156,7 @@ def test_stopped_and_resumed_is_uninterrupted(name):
 
     def interrupt(done, rounds, last):
         if done >= 2:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)  # Ctrl-C
 
     whole = eq.simulate(algorithm, start(), data, KEY, rounds=40, **how)
     with pytest.raises(Stopped) as stop:

@@ -13,6 +13,8 @@ Karimireddy et al. (2020), Section 3:
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Int
 
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, unknown
@@ -48,7 +50,7 @@ def fedavg(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send(server: Server, i: int) -> Vector:
+    def send(server: Server, i: Int[Array, ""]) -> Vector:
         return server.x
 
     def train(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:

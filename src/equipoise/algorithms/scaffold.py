@@ -16,6 +16,8 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Int
 
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
@@ -48,17 +50,16 @@ def scaffold(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)  # line 3
 
-    def send(server: Server, i: int) -> Server:
+    def send(server: Server, i: Int[Array, ""]) -> Server:
         return server  # line 4
 
     def train(message: Server, c_i: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
         x, c = message
         for_steps, for_option = jax.random.split(key)
         y = task.descend(x, data, for_steps, steps=steps, lr=local_lr, shift=c - c_i)  # lines 7-10
+        c_new = c_i - c + (x - y) / (steps * local_lr)  # line 12 (ii)
         if option == 1:
             c_new = task.grad(x, data, for_option)  # line 12 (i)
-        else:
-            c_new = c_i - c + (x - y) / (steps * local_lr)  # line 12 (ii)
         return c_new, Reply(total=(jnp.ones((), x.dtype), (y - x, c_new - c_i)))  # lines 13-14
 
     def average(server: Server, replies: Replies) -> Server:

@@ -80,7 +80,7 @@ def scaffpd(
     # (2) Update the dual lam, Eq. (4.1).
 
     def update_dual(server: Server, replies: Replies) -> Server:
-        loss, c_i = (replies.each, None) if secure else replies.each
+        loss = replies.each if secure else replies.each[0]
         _, sigma, theta = server.steps.now
         losses = replies.cohort.put(server.losses, loss)
         answered = replies.cohort.mark(n)
@@ -88,7 +88,7 @@ def scaffpd(
         before = jnp.where(server.heard, server.losses, losses)  # x^{-1} = x^0
         s = neutral((1 + theta) * losses - theta * before, heard)
         lam = dual.prox(server.lam + sigma * s, sigma)
-        c = server.c if secure else replies.cohort.share(lam) @ c_i
+        c = server.c if secure else replies.cohort.share(lam) @ replies.each[1]
         return server._replace(lam=lam, losses=losses, heard=heard, answered=answered, c=c)
 
     # (2') Secure form only: c^r as a sum, so that no single gradient is seen.

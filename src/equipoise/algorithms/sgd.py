@@ -8,6 +8,8 @@ The baseline of Karimireddy et al. (2020), Section 7: what the same communicatio
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Int
 
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive
@@ -29,7 +31,7 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send(server: Server, i: int) -> Vector:
+    def send(server: Server, i: Int[Array, ""]) -> Vector:
         return server.x
 
     def gradient(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:

@@ -48,7 +48,7 @@ def debug(
     n, keep = algorithm.n, record or (lambda server: ())
     server = algorithm.init(x)
     clients = [algorithm.init_client(x) for _ in range(n)]
-    history, tally = [], Tally(*(np.zeros(k, np.int64) for k in (len(algorithm.round),) * 2), np.zeros(n, np.int64))
+    history, tally = [], Tally.nothing(algorithm)
 
     for r in range(rounds):
         for k, exchange in enumerate(algorithm.round):

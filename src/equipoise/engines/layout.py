@@ -24,16 +24,13 @@ class Layout(NamedTuple):
 
     def place(self, tree: Any) -> Any:
         """`tree` on every device of the mesh."""
-        if self.mesh is None:
-            return tree
-        whole = NamedSharding(self.mesh, PartitionSpec())
-        return jax.tree.map(lambda a: jax.device_put(viewed(a), whole), tree)
+        return tree if self.mesh is None else jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
 
-
-def viewed(a: Any) -> Any:
-    """A CPU's array as NumPy's view of it: then its devices, the cores, share one copy in memory."""
-    shareable = jax.default_backend() == "cpu" and not jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended)
-    return np.asarray(a) if shareable else a
+    def share(self, tree: Any) -> Any:
+        """As `place`, for what is only read: the devices of a CPU, its cores, share one copy in memory."""
+        if self.mesh is not None and jax.default_backend() == "cpu":
+            tree = jax.tree.map(np.asarray, tree)  # views, which JAX does not copy
+        return self.place(tree)
 
 
 def lay_out(source: Feed, m: int, devices: int | None, clients_per_batch: int | None) -> Layout:

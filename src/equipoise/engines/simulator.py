@@ -1,8 +1,12 @@
 """Runs an algorithm on one machine, as one compiled program: clients under vmap, rounds in a loop on the device."""
 
+import operator
+import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -39,9 +43,14 @@ CHUNK_SECONDS = 0.25  # how long the device runs between two looks at the clock 
 class Tally(NamedTuple):
     """What was asked and what came back."""
 
-    asked: Int[Array, " exchanges"]  # messages sent to clients, per exchange
-    answered: Int[Array, " exchanges"]  # replies that arrived and were finite
-    broken: Int[Array, " n"]  # replies that arrived but were not finite, per client
+    asked: Int[Array | np.ndarray, " exchanges"]  # messages sent to clients, per exchange
+    answered: Int[Array | np.ndarray, " exchanges"]  # replies that arrived and were finite
+    broken: Int[Array | np.ndarray, " n"]  # replies that arrived but were not finite, per client
+
+    @staticmethod
+    def nothing(algorithm: Algorithm) -> "Tally":
+        exchanges = len(algorithm.round)
+        return Tally(np.zeros(exchanges, np.int64), np.zeros(exchanges, np.int64), np.zeros(algorithm.n, np.int64))
 
 
 class Result(NamedTuple):
@@ -88,29 +97,26 @@ def simulate(
 
     Ctrl-C raises `Stopped`, whose `result` holds all rounds finished until then.
     """
-    key = jax.random.key(key) if isinstance(key, int) else key
+    key = key if isinstance(key, jax.Array) else jax.random.key(key)
     check_run(algorithm, x, data, rounds, clients_per_batch)
     source = feed(algorithm.prepare, data)
     layout = lay_out(source, largest_cohort(algorithm, x), devices, clients_per_batch)
     keep = record or (lambda server: ())
-    tally = Tally(*(np.zeros(len(algorithm.round), np.int64) for _ in range(2)), np.zeros(algorithm.n, np.int64))
     if resume is None:
-        server = algorithm.init(x)
         clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)(x)
-        done, past = 0, None
-    else:
-        server, clients, past, done, tally = resume[:5]
-        require(done <= rounds, f"the result to resume has {done} rounds already; ask for more than {done}")
+        resume = Result(algorithm.init(x), clients, None, 0, Tally.nothing(algorithm), 0.0, 0.0)
+    server, clients, past, done, tally = resume[:5]
+    require(done <= rounds, f"the result to resume has {done} rounds already; ask for more than {done}")
 
     def one_round(r: Array, server: Server, clients: Client, source: Feed, key: RandomKey) -> tuple:
         counts = []
         for k, exchange in enumerate(algorithm.round):
-            gone = None if lost is None else (lambda ids, k=k: lost(r, k, ids))
+            gone = None if lost is None else partial(lost, r, k)
             keys = exchange_keys(key, r, k)
             server, clients, count = run_exchange(exchange, server, clients, source, keys, layout, gone)
             counts.append(count)
         asked, answered, broken = zip(*counts, strict=True)
-        return server, clients, Tally(jnp.stack(asked), jnp.stack(answered), sum(broken))
+        return server, clients, Tally(jnp.stack(asked), jnp.stack(answered), sum(broken, jnp.zeros_like(broken[0])))
 
     def advance(carry: tuple, source: Feed, key: RandomKey, start: Array, stop: Array) -> tuple:
         def body(r: Array, carry: tuple) -> tuple:
@@ -119,42 +125,56 @@ def simulate(
             history = jax.tree.map(lambda h, row: h.at[r - done].set(row), history, keep(server))
             return server, clients, history, jax.tree.map(jnp.add, tally, count)
 
-        zero = Tally(*(jnp.zeros(t.shape, jnp.int32) for t in tally))
+        zero = jax.tree.map(lambda t: jnp.zeros(t.shape, jnp.int32), tally)
         return jax.lax.fori_loop(start, stop, body, (*carry, zero))
 
-    # The state is copied once, because the loop takes over the buffers that it is given.
-    row = jax.eval_shape(keep, server)
-    history = jax.tree.map(lambda s: jnp.zeros((rounds - done, *s.shape), s.dtype), row)
-    carry = (*jax.tree.map(jnp.array, (server, clients)), history)
-    carry, source, key = layout.place(carry), layout.place(source), layout.place(key)
+    history = jax.tree.map(lambda s: jnp.zeros((rounds - done, *s.shape), s.dtype), jax.eval_shape(keep, server))
+    # Copied once, because the loop takes over the buffers that it is given.
+    carry = layout.place(jax.tree.map(jnp.array, (server, clients, history)))
+    source, key = layout.share(source), layout.place(key)
     clock = time.perf_counter()
-    bounds = (jnp.int32(done), jnp.int32(rounds))
-    run = jax.jit(advance, donate_argnums=0).lower(carry, source, key, *bounds).compile()
+    run = jax.jit(advance, donate_argnums=0).lower(carry, source, key, jnp.int32(0), jnp.int32(0)).compile()
     compile_seconds = time.perf_counter() - clock
 
-    def result(at: int, seconds: float) -> Result:
-        new = jax.tree.map(lambda h: np.asarray(h[: at - done]), carry[2])
-        joined = new if past is None else jax.tree.map(lambda a, b: np.concatenate([a, b]), past, new)
-        return Result(carry[0], carry[1], joined, at, tally, seconds, compile_seconds)
-
-    at, chunk, began = done, 1, time.perf_counter()
-    try:
-        while at < rounds:
-            stop = min(at + chunk, rounds)
-            clock = time.perf_counter()
-            *state, count = run(carry, source, key, jnp.int32(at), jnp.int32(stop))
-            carry = tuple(state)
-            tally = Tally(*(t + np.asarray(c) for t, c in zip(tally, count, strict=True)))  # waits for the device
-            spent = time.perf_counter() - clock
-            chunk = max(1, min(10 * chunk, int((stop - at) * CHUNK_SECONDS / max(spent, 1e-9))))
-            at = stop
+    at, chunk, clock = done, 1, time.perf_counter()
+    with interrupts_deferred() as interrupted:
+        while at < rounds and not interrupted:
+            stop, chunk_clock = min(at + chunk, rounds), time.perf_counter()
+            *carry, count = run(tuple(carry), source, key, jnp.int32(at), jnp.int32(stop))
+            tally = jax.tree.map(lambda t, c: t + np.asarray(c), tally, count)  # waits for the device
+            pace = (stop - at) / max(time.perf_counter() - chunk_clock, 1e-9)
+            at, chunk = stop, max(1, min(10 * chunk, int(pace * CHUNK_SECONDS)))
             if progress is not None:
-                progress(at, rounds, jax.tree.map(lambda h: h[at - done - 1], carry[2]))
-    except KeyboardInterrupt:
-        raise Stopped(result(at, time.perf_counter() - began)) from None
-    final = result(at, time.perf_counter() - began)
-    warn_of_broken(final)
-    return final
+                progress(at, rounds, jax.tree.map(operator.itemgetter(at - done - 1), carry[2]))
+    seconds = time.perf_counter() - clock
+    new = jax.tree.map(lambda h: np.asarray(h[: at - done]), carry[2])
+    joined = new if past is None else jax.tree.map(lambda a, b: np.concatenate([a, b]), past, new)
+    result = Result(carry[0], carry[1], joined, at, tally, seconds, compile_seconds)
+    if interrupted:
+        raise Stopped(result)
+    warn_of_broken(result)
+    return result
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[list]:
+    """Ctrl-C in here fills the list instead of breaking off a step; a second one breaks off after all."""
+    seen: list = []
+
+    def remember(*signal_and_frame: Any) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(signal_and_frame)
+
+    try:
+        before = signal.signal(signal.SIGINT, remember)
+    except ValueError:  # only the main thread hears signals
+        yield seen
+        return
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run_exchange(
@@ -187,7 +207,7 @@ def run_exchange(
     def on_slice(slots: Array, part: Cohort, rows: Array, table: Client, source: Feed, server: Server) -> tuple:
         """Runs the clients `part`, whose states stand in the rows `rows` of `table`."""
         mine = jax.tree.map(lambda t: t[rows], table)
-        new, reply, arrived, broken = on_clients(slots, *part, mine, source.rows(part.ids), server)
+        new, reply, arrived, broken = on_clients(slots, part.ids, part.present, mine, source.rows(part.ids), server)
         if writes[-1]:
             table = jax.tree.map(Cohort(rows, arrived).put, table, new)
         total = jax.tree.map(lambda a: jnp.sum(a, axis=0), reply.total)
@@ -203,13 +223,13 @@ def run_exchange(
         shape = jax.eval_shape(on_slice, *jax.tree.map(lambda a: a[0], pieces), table, source, server)[1]
 
         def step(carry: tuple, piece: tuple) -> tuple:
-            table, total = carry
-            table, more, rest = on_slice(*piece, table, source, server)
+            (slots, part, rows), (table, total) = piece, carry
+            table, more, rest = on_slice(slots, part, rows, table, source, server)
             return (table, jax.tree.map(jnp.add, total, more)), rest
 
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
-        (table, total), rest = jax.lax.scan(step, (table, nothing), pieces)
-        return table, total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:size], rest)
+        (table, total), sliced = jax.lax.scan(step, (table, nothing), pieces)
+        return table, total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:size], sliced)
 
     if layout.mesh is None:
         rows = jnp.asarray(cohort.ids)
