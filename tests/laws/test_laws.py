@@ -165,7 +165,8 @@ def test_stopped_and_resumed_is_uninterrupted(name):
     assert 2 <= part.rounds < 40
     assert len(part.history) == part.rounds
     again = eq.simulate(algorithm, start(), data, KEY, rounds=40, resume=part, **how)
-    assert_identical(whole[:5], again[:5])
+    assert again.rounds == 40
+    assert_identical((*whole[:3], whole.tally), (*again[:3], again.tally))
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -194,7 +194,7 @@ def run_exchange(
     if gone is not None:
         cohort = cohort._replace(present=cohort.present & ~gone(cohort.ids))
 
-    def on_client(slot: Array, i: Array, here: Array, mine: Client, shard: Any, server: Server) -> tuple:
+    def on_client(slot: Array, i: Any, here: Any, mine: Client, shard: Any, server: Server) -> tuple:
         new, reply = exchange.work(exchange.send(server, i), mine, shard, slot_key(working, slot))
         # A state that `work` hands back untouched need not be written: known while tracing, so it costs nothing.
         writes.append(any(a is not b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(mine), strict=True)))
@@ -228,6 +228,7 @@ def run_exchange(
             return (table, jax.tree.map(jnp.add, total, more)), rest
 
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
+        sliced: Any
         (table, total), sliced = jax.lax.scan(step, (table, nothing), pieces)
         return table, total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:size], sliced)
 

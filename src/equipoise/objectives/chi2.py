@@ -47,7 +47,7 @@ def chi2_ball(n: int, radius: float) -> Dual:
     """
     n, radius = clients(n), number("radius", radius)
     k = np.arange(1, n + 1)
-    # What |lam - 1/n|^2 <= 2 radius/n leaves beyond equal weights on k clients; from 1 on it is no constraint.
+    # What |lam - 1/n|^2 <= 2 radius/n leaves beyond equal weights on k clients; from 1 on it binds nobody.
     room = np.clip(2 * radius / n - (n - k) / (k * n), -1, 1)
 
     def entry(v: Array) -> Array:

@@ -21,9 +21,9 @@ def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         return moderate(rho, lam.dtype) * jnp.sum(jnp.abs(lam - jnp.asarray(weights, lam.dtype)))
 
     def prox(v: Array, step: Array | float) -> Array:
-        # With a = rho step and w = v - p - max(v - p), lam_i = p_i + (w_i - nu)_+ - clip(nu - 2a - w_i, 0, p_i):
-        # what is called for above p, less what is let go below it. The level, counted from max(v - p) - a, is
-        # in [-1, 0] for every a, and the two parts are 2n shares under caps: 1, which nobody reaches, and p.
+        # With a = step rho, w = v - p - max(v - p), lam_i = p_i + (w_i - nu)_+ - clip(nu - 2a - w_i, 0, p_i):
+        # what is called for above p, less what is let go below it. The level, counted from max(v - p) - a,
+        # is in [-1, 0] for every a, and the parts are 2n shares under caps: 1, which nobody reaches, and p.
         p = jnp.asarray(weights, v.dtype)
         a = step * moderate(rho, v.dtype)
         w = (v - jnp.max(v)) - p

@@ -1,0 +1,1 @@
+"""Experiments: what the papers measured, run by one command each."""
