@@ -40,14 +40,26 @@ def start(dim: int = DIM, dtype: type = np.float64) -> jax.Array:
 
 RULE = eq.steps.constant(tau=0.1, sigma=0.5, theta=0.7)
 LOCAL = {"steps": 5, "local_lr": 0.02}
+BOUND = 8.0  # PropFair's M
 
 # name -> how to build it for a task, a dual and (where it may choose) a sample.
 BUILDS: dict[str, Callable[..., Algorithm]] = {
     "fedavg": lambda task, dual, sample: eq.algorithms.fedavg(task, sample, **LOCAL),
     "sgd": lambda task, dual, sample: eq.algorithms.sgd(task, sample, lr=0.1),
+    "fedprox": lambda task, dual, sample: eq.algorithms.fedprox(task, sample, mu=0.5, **LOCAL),
     "scaffold": lambda task, dual, sample: eq.algorithms.scaffold(task, sample, **LOCAL),
+    "qfedsgd": lambda task, dual, sample: eq.algorithms.qfedsgd(task, sample, q=1.5, lr=0.1),
+    "qfedavg": lambda task, dual, sample: eq.algorithms.qfedavg(task, sample, q=1.5, **LOCAL),
+    "term": lambda task, dual, sample: eq.algorithms.term(task, sample, t=0.5, **LOCAL),
+    "propfair": lambda task, dual, sample: eq.algorithms.propfair(task, sample, bound=BOUND, **LOCAL),
+    "delta_fl": lambda task, dual, sample: eq.algorithms.delta_fl(task, sample, theta=0.5, **LOCAL),
+    "afl": lambda task, dual, sample: eq.algorithms.afl(task, dual, sample, **LOCAL, dual_lr=0.05),
+    "agnostic_fedavg": lambda task, dual, sample: eq.algorithms.agnostic_fedavg(task, sample, **LOCAL, dual_lr=0.1),
     "drfa": lambda task, dual, sample: eq.algorithms.drfa(
         task, dual, sample if sample.m == dual.n else eq.cohorts.by_weight(sample.m), **LOCAL, dual_lr=0.01
+    ),
+    "drfa_alternative": lambda task, dual, sample: eq.algorithms.drfa_alternative(
+        task, dual, sample if sample.m == dual.n else eq.cohorts.by_weight(sample.m), **LOCAL, dual_lr=0.05
     ),
     "scaffpd": lambda task, dual, sample: eq.algorithms.scaffpd(task, dual, eq.cohorts.everyone(dual.n), RULE, **LOCAL),
     "scaffpd_secure": lambda task, dual, sample: eq.algorithms.scaffpd(
@@ -77,5 +89,5 @@ def assert_identical(a: object, b: object) -> None:
     left, right = jax.tree.leaves(a), jax.tree.leaves(b)
     assert len(left) == len(right) > 0
     for x, y in zip(left, right, strict=True):
-        assert x.dtype == y.dtype
+        assert np.asarray(x).dtype == np.asarray(y).dtype
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))

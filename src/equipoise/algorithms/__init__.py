@@ -3,19 +3,37 @@
 from collections.abc import Callable
 from functools import partial
 
+from equipoise.algorithms.afl import afl as afl
+from equipoise.algorithms.agnostic_fedavg import agnostic_fedavg as agnostic_fedavg
+from equipoise.algorithms.delta_fl import delta_fl as delta_fl
 from equipoise.algorithms.drfa import drfa as drfa
+from equipoise.algorithms.drfa_alternative import drfa_alternative as drfa_alternative
 from equipoise.algorithms.fedavg import fedavg as fedavg
+from equipoise.algorithms.fedprox import fedprox as fedprox
+from equipoise.algorithms.propfair import propfair as propfair
+from equipoise.algorithms.qfedavg import qfedavg as qfedavg
+from equipoise.algorithms.qfedavg import qfedsgd as qfedsgd
 from equipoise.algorithms.scaffold import scaffold as scaffold
 from equipoise.algorithms.scaffpd import scaffpd as scaffpd
 from equipoise.algorithms.sgd import sgd as sgd
+from equipoise.algorithms.term import term as term
 from equipoise.errors import unknown
 from equipoise.protocol import Algorithm
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedavg": fedavg,
     "sgd": sgd,
+    "fedprox": fedprox,
     "scaffold": scaffold,
+    "qfedsgd": qfedsgd,
+    "qfedavg": qfedavg,
+    "term": term,
+    "propfair": propfair,
+    "delta_fl": delta_fl,
+    "afl": afl,
+    "agnostic_fedavg": agnostic_fedavg,
     "drfa": drfa,
+    "drfa_alternative": drfa_alternative,
     "scaffpd": scaffpd,
     "scaffpd_secure": partial(scaffpd, secure=True),
 }

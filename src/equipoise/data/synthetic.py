@@ -48,7 +48,7 @@ def regression(
         key: the same key gives the same data.
         dtype: float32 or float64; JAX's default float if not given.
     """
-    sizes = [samples] * n if isinstance(samples, int) else list(samples)
+    sizes = list(samples) if isinstance(samples, Sequence) else [samples] * n
     require(n > 0 and dim > 0, f"n is {n} and dim is {dim}; give at least one client and one feature")
     require(
         len(sizes) == n,
@@ -75,10 +75,10 @@ def quadratics(
 
         f_1(x) = (beta + delta)/2 x^2 + G x,    f_2(x) = (beta - delta)/2 x^2 - G x,    mean: beta/2 x^2
 
-    The paper only says that they follow Theorem II, with beta = 1, delta = 1 and G in {1, 10, 100}; this is the
-    pair of its proof (D.4: mu x^2 + G x and -G x) at beta = delta = mu, opened so that the knobs are independent.
-    Their Hessians are delta away from the mean (A2) and their gradients at the optimum are G in norm (A1).
-    At delta = 1 the paper's "beta = 1" can only be the smoothness of the mean: f_1 itself is 2-smooth.
+    The paper only says that they follow Theorem II, with beta = 1, delta = 1 and G in {1, 10, 100}. This is the
+    pair of its proof in D.4, mu x^2 + G x and -G x, which has beta = delta = mu, with the two set apart: the
+    Hessians are delta away from their mean (A2) and the gradients are of norm G at the optimum 0 (A1). At
+    delta = 1 the paper's "beta = 1" can only be the smoothness of the mean, as f_1 itself is 2-smooth.
 
     As Shards: client i is one example with inputs [1, d, d] = H_i and labels [1, d] = b_i, for
     f_i(x) = 1/2 x'H_i x - b_i'x.
@@ -107,13 +107,13 @@ def quadratics_solution(shards: Shards, weights: ArrayLike | None = None) -> Flo
 
 
 def saddle_point(shards: Shards, *, mu: float = 0.1, rho: float = 0.0, cap: float = 1.0) -> Saddle:
-    """The saddle point of the ridge problem f_i(x) = mean_j (<a_ij, x> - y_ij)^2 + mu/2 |x|^2, over the weights
+    """The saddle point of the ridge problem, f_i(x) = mean_j (<a_ij, x> - y_ij)^2 + mu/2 |x|^2, over the weights
 
         psi(lam) = rho/(2n) sum_i (n lam_i - 1)^2    on    {lam : sum_i lam_i = 1, 0 <= lam_i <= cap}.
 
     rho > 0 is the chi2 penalty of Eq. (3.3), rho = 0 agnostic learning, rho = 0 with cap = 1/(alpha n) CVaR.
-    The answer is checked against the problem's optimality conditions: 1e-12 in x and in the duality gap, or an
-    EquipoiseError.
+    The answer is checked against the problem's optimality conditions: it is good to 1e-12 in x and in the
+    duality gap, or an EquipoiseError says how good it is.
     """
     n = shards.n
     require(mu >= 0 and rho >= 0, f"mu is {mu} and rho is {rho}; give numbers from zero up")
@@ -134,9 +134,10 @@ def saddle_point(shards: Shards, *, mu: float = 0.1, rho: float = 0.0, cap: floa
             if np.abs(lam - before).max() < 1e-9:
                 break
     x, lam, error = _polish(ridge, x, lam, rho * n, cap)
+    error /= max(1.0, np.abs(x).max())
     f = ridge.losses(x)
     slope = f - rho * n * (lam - 1 / n)  # the gradient in lam, which no feasible direction may ascend
-    gap = float(slope @ (_greedy(slope, cap) - lam)) / max(1.0, np.abs(f).max())
+    gap = float(slope @ (_greedy(slope, cap) - lam)) / max(1.0, np.abs(f).max(), rho * n)
     outside = float(max(-lam.min(), lam.max() - cap, abs(lam.sum() - 1)))
     if not max(error, gap, outside) < 1e-12:
         raise EquipoiseError(

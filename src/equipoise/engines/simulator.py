@@ -128,7 +128,9 @@ def simulate(
         zero = jax.tree.map(lambda t: jnp.zeros(t.shape, jnp.int32), tally)
         return jax.lax.fori_loop(start, stop, body, (*carry, zero))
 
-    history = jax.tree.map(lambda s: jnp.zeros((rounds - done, *s.shape), s.dtype), jax.eval_shape(keep, server))
+    history = jax.tree.map(
+        lambda s: jnp.zeros((max(rounds - done, 1), *s.shape), s.dtype), jax.eval_shape(keep, server)
+    )
     # Copied once, because the loop takes over the buffers that it is given.
     carry = layout.place(jax.tree.map(jnp.array, (server, clients, history)))
     source, key = layout.share(source), layout.place(key)

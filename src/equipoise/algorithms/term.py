@@ -1,0 +1,84 @@
+"""TERM: tilted empirical risk minimisation, the average of the losses in the exponent.
+
+    min_x  1/t log sum_i p_i exp(t f_i(x))  =  min_x  max_{lam in Delta}  sum_i lam_i f_i(x) - 1/t KL(lam | p)
+
+Li, Beirami, Sanjabi and Smith (2021), "Tilted empirical risk minimization", over clients: FedAvg whose mean is tilted
+towards those with the larger losses. It is the objective `kl(n, rho)` at rho = 1/t, and its weights are that dual's
+best response to the losses.
+
+    t            t              towards 0: the average; towards infinity: the worst client
+    w_i          server.lam     p_i exp(t f_i(x)), normalised over those who answered
+    y_i          y              J steps y -= eta_l g_i(y) from y = x
+    eta_l, J     local_lr, steps
+
+Avoided: the authors' federated code divides by a running estimate of the normaliser, which starts at zero and mixes
+rounds with different offsets, and then once more by the number m of clients: its steps are about m times too small
+(half that in round one). Here the weights of a round sum to one.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from equipoise.cohorts import Sample, check_distinct
+from equipoise.errors import positive, unknown
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.tasks import Task
+
+
+class Server(NamedTuple):
+    """The model, and the weights it was last averaged with."""
+
+    x: Vector
+    lam: Float[Array, " n"]
+
+
+def term(
+    task: Task,
+    sample: Sample,
+    *,
+    t: float,
+    steps: int,
+    local_lr: float,
+    server_lr: float = 1.0,
+    weights: Literal["uniform", "samples"] = "uniform",
+) -> Algorithm:
+    """TERM; `t` is the tilt, `weights` the reference p: every client alike, or every sample alike."""
+    n = check_distinct(sample, "TERM would count it twice")
+    for name, value in (("t", t), ("steps", steps), ("local_lr", local_lr), ("server_lr", server_lr)):
+        positive(name, value)
+    if weights not in ("uniform", "samples"):
+        raise unknown("weighting", weights, ("uniform", "samples"))
+
+    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server, sample(key)
+
+    def send(server: Server, i: Int[Array, ""]) -> Vector:
+        return server.x
+
+    def train(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        y = task.descend(x, data, key, steps=steps, lr=local_lr)
+        p = data.sizes.astype(x.dtype) if weights == "samples" else jnp.ones((), x.dtype)
+        return None, Reply(each=(p, task.loss(x, data), y - x))
+
+    def tilt(server: Server, replies: Replies) -> Server:
+        p, losses, dy = replies.each
+        here = replies.cohort.present
+        top = jnp.max(losses, where=here, initial=-jnp.inf)
+        w = jnp.where(here, p * jnp.exp(t * (losses - top)), 0)
+        w = mean((jnp.sum(w), w))
+        lam = jnp.where(jnp.any(here), replies.cohort.put(jnp.zeros_like(server.lam), w), server.lam)
+        return Server(server.x + server_lr * (w @ dy), lam)
+
+    return Algorithm(
+        name="term",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=lambda x: Server(x, jnp.full(n, 1 / n, x.dtype)),
+        init_client=lambda x: None,
+        round=(Exchange("train", choose, send, train, tilt),),
+        model=lambda server: server.x,
+    )

@@ -1,0 +1,118 @@
+import itertools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.errors import InputError
+from tests.problems import DIM, N, assert_identical, assert_same, build, start, unequal
+
+
+def test_history_has_a_row_for_every_round():
+    seen = []
+    result = eq.simulate(
+        build("fedavg"),
+        start(),
+        unequal(),
+        0,
+        rounds=25,
+        record=lambda s: {"x": s.x, "norm": jnp.sum(s.x**2)},
+        progress=lambda done, of, last: seen.append((done, of, float(last["norm"]))),
+    )
+    assert result.rounds == 25
+    assert result.history["x"].shape == (25, DIM)
+    np.testing.assert_array_equal(result.history["x"][-1], result.server.x)
+    assert seen[-1] == (25, 25, result.history["norm"][-1])
+    assert [done for done, _, _ in seen] == sorted({done for done, _, _ in seen})
+
+
+def test_no_rounds_leave_everything_as_it_was():
+    result = eq.simulate(build("scaffold"), start(), unequal(), 0, rounds=0, record=lambda s: s.x)
+    np.testing.assert_array_equal(result.server.x, start())
+    assert result.history.shape == (0, DIM)
+
+
+def test_an_integer_is_a_seed():
+    runs = [eq.simulate(build("fedavg", batch=2), start(), unequal(), key, rounds=2) for key in (7, jax.random.key(7))]
+    assert_identical(runs[0].server, runs[1].server)
+
+
+def test_leaves_its_arguments_alone():
+    x, data = start(), unequal()
+    first = eq.simulate(build("scaffold"), x, data, 0, rounds=2)
+    kept = np.asarray(first.clients)
+    eq.simulate(build("scaffold"), x, data, 0, rounds=4, resume=first)
+    np.testing.assert_array_equal(x, start())
+    np.testing.assert_array_equal(data.inputs, unequal().inputs)
+    np.testing.assert_array_equal(first.clients, kept)
+
+
+def test_runs_in_any_thread():
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.append(eq.simulate(build("fedavg"), start(), unequal(), 0, rounds=2))
+    )
+    thread.start()
+    thread.join()
+    assert_same(results[0].server, eq.simulate(build("fedavg"), start(), unequal(), 0, rounds=2).server)
+
+
+def test_takes_any_data_with_n_and_client():
+    """A memory-lean pool of rows gives what padded shards give."""
+    data = unequal()
+    rows = [np.asarray(a)[i, :m] for i, m in enumerate(data.sizes) for a in (data.inputs, data.labels)]
+    ends = np.cumsum([0, *np.asarray(data.sizes)])
+    parts = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
+    pool = eq.data.federation.federate(np.concatenate(rows[::2]), np.concatenate(rows[1::2]), parts)
+    for batch in (None, 3):
+        algorithm = build("scaffpd", batch=batch)
+        assert_same(*(eq.simulate(algorithm, start(), d, 0, rounds=3).server for d in (data, pool)))
+
+
+def broken(**fields):
+    return unequal()._replace(**fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"x": jnp.zeros(3)}, r"the start has shape \(3,\) but the task has 4 parameters; give a flat vector of 4"),
+        ({"x": jnp.zeros(DIM, int)}, "the start is of type int64; give float32 or float64"),
+        ({"x": jnp.full(DIM, jnp.nan)}, "the start has NaN or infinite entries"),
+        ({"x": jnp.zeros(DIM, jnp.float32)}, "the inputs are float64 and the start is float32; give both the same"),
+        ({"data": unequal(4)}, "the data has 4 clients but fedavg was built for 5"),
+        ({"data": unequal(dim=3)}, r"the task is for 4 features but the examples have shape \(3,\)"),
+        ({"data": broken(inputs=unequal().inputs.at[1, 0, 0].set(jnp.nan))}, "the inputs have NaN or infinite entries"),
+        ({"data": broken(labels=unequal().labels.at[1, 0].set(jnp.inf))}, "the labels have NaN or infinite entries"),
+        ({"data": broken(sizes=unequal().sizes.at[3].set(0))}, "client 3 has no examples"),
+        ({"rounds": -1}, "-1 rounds cannot be run"),
+        ({"clients_per_batch": 0}, "clients_per_batch is 0"),
+        ({"devices": 999}, "999 devices were asked for and JAX sees"),
+    ],
+)
+def test_says_what_is_wrong(change, sentence):
+    given = {"x": start(), "data": unequal(), "key": 0, "rounds": 1} | change
+    with pytest.raises(InputError, match=sentence):
+        eq.simulate(build("fedavg"), **given)
+
+
+def test_resume_cannot_go_back():
+    result = eq.simulate(build("fedavg"), start(), unequal(), 0, rounds=3)
+    with pytest.raises(InputError, match="has 3 rounds already"):
+        eq.simulate(build("fedavg"), start(), unequal(), 0, rounds=2, resume=result)
+
+
+def test_unknown_names_get_the_nearest_known_one():
+    with pytest.raises(InputError, match="there is no algorithm 'scafold'; did you mean 'scaffold'"):
+        eq.algorithms.named("scafold")
+    assert eq.algorithms.named("fedavg") is eq.algorithms.fedavg
+
+
+def test_a_cohort_larger_than_a_device_share_is_padded():
+    if len(jax.local_devices()) < 2:
+        pytest.skip("JAX sees one device only")
+    one, two = (eq.simulate(build("scaffpd", n=N), start(), unequal(), 0, rounds=3, devices=d).server for d in (1, 2))
+    assert_same(one, two)  # 5 clients over 2 devices

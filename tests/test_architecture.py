@@ -1,0 +1,56 @@
+"""Imports point one way, from the protocol up to the command line (DESIGN: the map)."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import equipoise
+
+ROOT = Path(equipoise.__file__).parent
+LEVELS = [
+    {"errors", "cores"},
+    {"protocol"},
+    {"data"},
+    {"scores", "fairness"},
+    {"cohorts", "tasks", "objectives", "steps", "local", "models"},
+    {"algorithms", "metrics", "artifact"},
+    {"engines"},
+    {"evaluation"},
+    {"training", "experiment", "report"},
+    {"cli", "cli_data", "cli_fit", "commands", "__init__", "__main__"},
+]
+LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}
+
+
+def part(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "equipoise":
+            names = node.module.split(".")[1:2] or [alias.name for alias in node.names]
+            yield from (name for name in names if name in LEVEL)
+        elif isinstance(node, ast.Import):
+            yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("equipoise."))
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path):
+    here = LEVEL[part(path)]
+    for name in imported(path):
+        assert LEVEL[name] <= here, f"{path.relative_to(ROOT)} imports {name}, which stands above it"
+
+
+def test_importing_is_light():
+    """What only some commands need is not loaded by `import equipoise`."""
+    heavy = ("polars", "matplotlib", "sklearn", "flwr", "torch", "PIL", "typer")
+    code = f"import equipoise, sys; print(*[m for m in {heavy} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == []
