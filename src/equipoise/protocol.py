@@ -55,6 +55,12 @@ def mean(total: tuple[Array, PyTree[Array]]) -> PyTree[Array]:
     return jax.tree.map(lambda v: v / jnp.where(weight > 0, weight, 1), value)
 
 
+def neutral(table: Float[Array, " n"], heard: Bool[Array, " n"]) -> Float[Array, " n"]:
+    """`table` with the mean of the others for clients never heard from: it moves no weight to or from them."""
+    known = jnp.sum(heard, dtype=table.dtype)
+    return jnp.where(heard, table, mean((known, jnp.sum(jnp.where(heard, table, 0)))))
+
+
 class Reply(NamedTuple):
     """A client's answer, split by what the server is allowed to see of it."""
 

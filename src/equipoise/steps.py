@@ -344,31 +344,41 @@ def _curvature(task: Any, data: Any, x: Vector) -> tuple[Scalar, Scalar]:
     return jnp.min(low), jnp.max(high)
 
 
-def _extremes(apply: Callable[[Vector], Vector], like: Vector, k: int) -> tuple[Scalar, Scalar]:
-    """Outer bounds on the spectrum of a symmetric matrix, by k Lanczos steps with full reorthogonalisation.
+def _extremes(
+    apply: Callable[[Vector], Vector], like: Vector, k: int, metric: Callable[[Vector], Vector] = lambda v: v
+) -> tuple[Scalar, Scalar]:
+    """Outer bounds on the spectrum of v -> apply(metric(v)), which is symmetric in the inner product <u, metric(v)>.
 
-    Within the residual of each Ritz value there is an eigenvalue; a random start finds the outermost first.
+    k Lanczos steps with full reorthogonalisation: within the residual of each Ritz value there is an eigenvalue, and
+    a random start finds the outermost first.
     """
     eps = jnp.finfo(like.dtype).eps
-    v = jax.random.normal(jax.random.key(0), like.shape, like.dtype)
-    basis = jnp.zeros((k, like.size), like.dtype).at[0].set(v / jnp.linalg.norm(v))
-    zeros = jnp.zeros(k, like.dtype)
+    zeros = jnp.zeros((k + 1, like.size), like.dtype)
 
-    def step(j: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        basis, alpha, beta = state
-        v = basis[j]
-        u = apply(v)
-        size = jnp.linalg.norm(u)
-        # Once the subspace is invariant, v is zero; the first Rayleigh quotient in its place moves no end.
-        alpha = alpha.at[j].set(jnp.where(jnp.any(v != 0), v @ u, alpha[0]))
+    def unit(v: Vector, size: Scalar) -> tuple[Vector, Vector, Scalar]:
+        m_v = metric(v)
+        norm = jnp.sqrt(jnp.maximum(v @ m_v, 0))
+        # Nothing but rounding is left once the subspace is invariant: then all that follows is zero.
+        norm = jnp.where(norm > 100 * eps * size, norm, 0)
+        scale = jnp.where(norm > 0, 1 / norm, 0)
+        return scale * v, scale * m_v, norm
+
+    def step(j: Array, state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        basis, m_basis, alpha, beta = state
+        u = apply(m_basis[j])
+        a = m_basis[j] @ u
+        size = jnp.sqrt(jnp.maximum(u @ metric(u), 0))
         for _ in range(2):  # twice is enough
-            u = u - (basis @ u) @ basis
-        rest = jnp.linalg.norm(u)
-        rest = jnp.where(rest > 100 * eps * size, rest, 0)
-        basis = basis.at[j + 1].set(jnp.where(rest > 0, u / rest, 0), mode="drop")
-        return basis, alpha, beta.at[j].set(rest)
+            u = u - (m_basis @ u) @ basis
+        v, m_v, rest = unit(u, size)
+        # A zero vector has no Rayleigh quotient; the first one in its place moves no end of the spectrum.
+        alpha = alpha.at[j].set(jnp.where(jnp.any(basis[j] != 0), a, alpha[0]))
+        return basis.at[j + 1].set(v), m_basis.at[j + 1].set(m_v), alpha, beta.at[j].set(rest)
 
-    _, alpha, beta = jax.lax.fori_loop(0, k, step, (basis, zeros, zeros))
+    start = jax.random.normal(jax.random.key(0), like.shape, like.dtype)
+    v, m_v, _ = unit(start, jnp.zeros((), like.dtype))
+    state = (zeros.at[0].set(v), zeros.at[0].set(m_v), zeros[:k, 0], zeros[:k, 0])
+    _, _, alpha, beta = jax.lax.fori_loop(0, k, step, state)
     ritz, vectors = jnp.linalg.eigh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
     residual = beta[-1] * jnp.abs(vectors[-1])
     return ritz[0] - residual[0], ritz[-1] + residual[-1]
@@ -399,16 +409,12 @@ def _coupling(task: Any, steps: int, data: Any, x: Vector, eta: Scalar) -> Float
 
 @_measurement
 def _smoothness(task: Any, steps: int, data: Any, x: Vector, eta: Scalar) -> Scalar:
-    """The largest eigenvalue of M H for equal weights, by power iterations: M H is symmetric in <u, H v>."""
+    """The largest eigenvalue of M H for equal weights."""
 
-    def step(_: Any, state: tuple[Vector, Scalar]) -> tuple[Vector, Scalar]:
-        v = state[0] / jnp.linalg.norm(state[0])
-        h_v = jnp.mean(jax.vmap(lambda shard: _hvp(task, x, shard, v))(data), axis=0)
-        m_h_v = _precondition(task, steps, data, x, eta, h_v)
-        return m_h_v, h_v @ m_h_v / (v @ h_v)
+    def hessian(v: Vector) -> Vector:
+        return jnp.mean(jax.vmap(lambda shard: _hvp(task, x, shard, v))(data), axis=0)
 
-    v = jax.random.normal(jax.random.key(1), x.shape, x.dtype)
-    return jax.lax.fori_loop(0, 12, step, (v, jnp.zeros((), x.dtype)))[1]
+    return _extremes(lambda v: _precondition(task, steps, data, x, eta, v), x, min(12, x.size), hessian)[1]
 
 
 @_measurement

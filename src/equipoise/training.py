@@ -69,7 +69,7 @@ def fit(
     algorithm: str = "scaffpd",
     rounds: int = 100,
     local_steps: int = 10,
-    l2: float = 1e-3,
+    l2: float = 1e-2,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Fitted:

@@ -67,12 +67,12 @@ def prox_error(case: Case, lam, v, step) -> float:
         return np.asarray(x, dtype).astype(Long)
 
     lam, v, step, p = lam.astype(Long), v.astype(Long), rounded(step), rounded(case.p(len(v)))
-    value = rounded(case.value)
+    value, tiny = rounded(case.value), np.finfo(dtype).tiny
     if case.name == "kl":
         return float(ref.kl_residual(lam, v, step, value, p / p.sum()))
     if case.name == "qffl":
         right = ref.qffl(v, step, value, p)
-        near = abs(lam - right) / np.maximum(right, 100 * np.finfo(dtype).tiny)
+        near = (abs(lam - right) - 2 * tiny) / np.maximum(right, tiny)
         # A large q makes lam itself ill-conditioned; what the equation then asks is to hold.
         some = np.where(v > 0, v, 1)
         holds = np.where(v > 0, abs(lam + step * (lam / p) ** (1 / value) - v) / some, np.inf)
@@ -81,7 +81,7 @@ def prox_error(case: Case, lam, v, step) -> float:
         # v - step bound is rounded once; every lam that one rounding can explain is right.
         slack = np.finfo(dtype).eps * (abs(v) + step * value)
         low, high = (ref.propfair(v + s, step, value, p, rounded(case.value / 100)) for s in (-slack, slack))
-        return float((np.maximum(low - lam, lam - high) / high).max())
+        return float(((np.maximum(low - lam, lam - high) - 2 * tiny) / np.maximum(high, tiny)).max())
     plain: dict[str, Callable] = {
         "agnostic": lambda: ref.agnostic(v, step),
         "chi2": lambda: ref.chi2(v, step, value),

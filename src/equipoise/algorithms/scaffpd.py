@@ -22,10 +22,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from equipoise.algorithms.scaffpd_partial import scaffpd_partial
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, neutral
 from equipoise.steps import Rule, Steps
 from equipoise.tasks import Task
 
@@ -50,16 +51,19 @@ def scaffpd(
     Args:
         task: the clients' losses f_i and (stochastic) gradients g_i.
         dual: the set Lam and penalty psi, with the prox of Eq. (4.1).
-        sample: everyone(n), the paper's setting.
+        sample: everyone(n), the paper's setting; with uniform(n, m) see scaffpd_partial.py.
         rule: step sizes tau, sigma, theta of every round (Conditions 5.1 and 5.2), from `equipoise.steps`.
         steps: J, local steps.
         local_lr: eta_l, local step size.
         secure: three exchanges instead of two, so that of gradients and updates the server sees only weighted sums.
     """
     n = dual.n
+    if sample.m < n and not secure:
+        return scaffpd_partial(task, dual, sample, rule, steps=steps, local_lr=local_lr)
     require(
         sample.n == n and sample.m == n,
-        f"SCAFF-PD asks all {n} clients of its dual in every round: give everyone({n}), not {sample.name}",
+        f"{'the secure form of ' if secure else ''}SCAFF-PD asks all {n} clients of its dual in every round: "
+        f"give everyone({n}), not {sample.name}",
     )
     positive("steps", steps)
     positive("local_lr", local_lr)
@@ -139,9 +143,3 @@ def scaffpd(
         round=(first, middle, last) if secure else (first, last),
         model=lambda server: server.x,
     )
-
-
-def neutral(s: Float[Array, " n"], heard: Bool[Array, " n"]) -> Float[Array, " n"]:
-    """s, with the mean of the others for clients never heard from: it moves no weight towards or away from them."""
-    known = jnp.sum(heard, dtype=s.dtype)
-    return jnp.where(heard, s, mean((known, jnp.sum(jnp.where(heard, s, 0)))))

@@ -56,7 +56,7 @@ def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
 
         x0 = jnp.maximum(q * k, 0)
         x, _, _ = lax.while_loop(moving, newton, (x0, jnp.ones_like(x0), jnp.int32(0)))
-        return jnp.where(v > 0, jnp.exp(logv - x), 0)
+        return jnp.where(v > 0, jnp.minimum(jnp.exp(logv - x), v), 0)
 
     def best_response(losses: Array) -> Array:
         return finite(jnp.asarray(weights, losses.dtype) * jnp.maximum(losses, 0) ** q)
