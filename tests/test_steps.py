@@ -74,11 +74,8 @@ def rounds(rule, count, dtype=jnp.float64):
 
 def dense(task, shards, x):
     """Every client's Hessian and gradient."""
-    clients = [shards.client(i) for i in range(shards.n)]
-    return (
-        np.array([jax.hessian(task.loss)(x, c) for c in clients]),
-        np.array([jax.grad(task.loss)(x, c) for c in clients]),
-    )
+    both = jax.jit(jax.vmap(lambda shard: (jax.hessian(task.loss)(x, shard), jax.grad(task.loss)(x, shard))))
+    return tuple(map(np.asarray, both(shards)))
 
 
 # Step sizes as given
@@ -90,7 +87,7 @@ def dense(task, shards, x):
     [
         steps.constant(tau=0.5, sigma=3.0, theta=0.25),
         steps.accelerated(tau=0.5, sigma=3.0, mu=0.1),
-        *(steps.auto(c, d) for c in EXAMPLES for d in DUALS),
+        *(steps.auto(c, d) for c in EXAMPLES[2:4] for d in (CHI2, AGNOSTIC)),
         steps.linear(EXAMPLES[0], CHI2),
         steps.sublinear(EXAMPLES[0]),
     ],
@@ -300,9 +297,9 @@ def test_constants_of_softmax_regression():
 
 def test_more_parameters_than_lanczos_steps():
     """Outer bounds, the largest one sharp; of few examples the Krylov space ends early and all is exact."""
-    x = jnp.zeros(300)
-    many = synthetic.regression(n=3, dim=300, samples=400, key=jax.random.key(2))
-    few = synthetic.regression(n=3, dim=300, samples=20, key=jax.random.key(2))
+    x = jnp.zeros(150)
+    many = synthetic.regression(n=2, dim=150, samples=200, key=jax.random.key(2))
+    few = synthetic.regression(n=2, dim=150, samples=20, key=jax.random.key(2))
     for shards, rel in ((many, 0.03), (few, 1e-9)):
         spectra = np.linalg.eigvalsh(dense(ridge(0.1), shards, x)[0])
         found = steps.estimate_constants(ridge(0.1), shards, x)
@@ -443,4 +440,4 @@ def test_tuned_says_what_is_wrong():
         steps.tuned(ridge(0.1), shards, jnp.zeros(DIM), AGNOSTIC._replace(simplex=False), steps=2)
     flat = shards._replace(inputs=shards.inputs.at[:, :, 0].set(0))
     with pytest.raises(InputError, match="add an l2 penalty"):
-        steps.tuned(ridge(0.0), flat, jnp.zeros(DIM), CHI2, steps=2)
+        steps.tuned(ridge(0.0), flat, jnp.zeros(DIM), CHI2, steps=1)

@@ -106,5 +106,26 @@ def demo_table(curves: list) -> Table:
     return table
 
 
+@app.command()
+def algorithms() -> None:
+    """Every method: its objective, what crosses, what is kept, what the server sees.
+
+    Example: equipoise algorithms
+    """
+    from equipoise.algorithms.overview import overview
+
+    table = Table(title="d: numbers of a model; n: clients; per client and round")
+    for column in ("name", "objective", "exchanges", "down", "up", "client keeps", "server keeps", "seen", "paper"):
+        table.add_column(column, overflow="fold")
+    for row in overview():
+        table.add_row(row.name, row.objective, " → ".join(row.exchanges), *row[3:])
+    console.print(table)
+    console.print(
+        "seen: numbers of a single client that the server sees in the clear; all else may reach it as a sum over the "
+        "cohort (secure aggregation). 0 needs sums only.",
+        soft_wrap=True,
+    )
+
+
 def main() -> None:
     app(prog_name="equipoise" if sys.argv[0].endswith("__main__.py") else None)

@@ -46,7 +46,7 @@ def afl(x, clients, cohorts, *, steps, lr, server_lr, dual_lr, rho, simultaneous
 
 
 def drfa_alternative(w, clients, cohorts, *, steps, lr, gamma, rho):
-    """Deng et al., Section 5.2, the gradient of the chi2 penalty as printed; cohorts of None: everyone, lam-weighted."""
+    """Deng et al., Section 5.2, for the gradient of the chi2 penalty; cohorts of None: everyone, lam-weighted."""
     n = len(clients)
     lam = np.full(n, 1 / n)
     for cohort in cohorts:
@@ -64,10 +64,7 @@ def qffl(x, clients, cohorts, *, q, lr, steps=None):
         deltas, hs = [], []
         for i in cohort:
             f = loss(x, clients[i]) + 1e-10
-            if steps is None:
-                g = gradient(x, clients[i])
-            else:
-                g = (x - train(x, clients[i], steps=steps, lr=lr)) / lr
+            g = gradient(x, clients[i]) if steps is None else (x - train(x, clients[i], steps=steps, lr=lr)) / lr
             deltas.append(f**q * g)
             hs.append(q * f ** (q - 1) * np.sum(g**2) + f**q / lr)
         x = x - sum(deltas) / sum(hs)

@@ -16,9 +16,9 @@ KEY = jax.random.key(5)
 
 
 def test_one_step_is_projected_gradient_descent_ascent():
-    algorithm = eq.algorithms.afl(TASK, eq.objectives.agnostic(N), EVERYONE, local_lr=0.05, dual_lr=0.02)
+    algorithm = eq.algorithms.afl(TASK, eq.objectives.agnostic(N), EVERYONE, local_lr=0.05, dual_lr=0.1)
     run = eq.simulate(algorithm, start(), unequal(), 0, rounds=40, record=lambda s: (s.x, s.lam))
-    want = list(reference_baselines.descent_ascent(np.asarray(start()), rows(unequal()), 40, lr=0.05, dual_lr=0.02))
+    want = list(reference_baselines.descent_ascent(np.asarray(start()), rows(unequal()), 40, lr=0.05, dual_lr=0.1))
     assert_same(run.history, tuple(np.array(column) for column in zip(*want, strict=True)), rtol=1e-10)
     assert (run.history[1][-1] == 0).any()  # the projection was at work
 
@@ -105,7 +105,7 @@ def test_the_average_settles_where_the_last_iterate_circles():
     )
     run = eq.simulate(algorithm, jnp.zeros(10), data, 0, rounds=3000, record=lambda s: (s.x, s.x_bar))
     last, average = (np.sum((np.asarray(x) - saddle.x) ** 2, axis=1) for x in run.history)
-    assert last[-500:].min() > 1e-3
+    assert np.median(last[-500:]) > 1e-3
     assert average[-1] < 1e-3
 
 
@@ -113,9 +113,9 @@ def test_the_average_settles_where_the_last_iterate_circles():
 def test_takes_every_dual(name):
     """At rest sum_i lam_i grad f_i(x) = 0 and lam is the best response, which is a saddle point of that dual."""
     arguments = {"chi2": [0.1], "chi2_ball": [0.5], "cvar": [0.4], "kl": [0.5], "tv": [0.3], "qffl": [1.0]}
-    arguments |= {"propfair": [50.0], "agnostic": []}
+    arguments |= {"propfair": [12.0], "agnostic": []}
     dual = eq.objectives.DUALS[name](N, *arguments[name])
-    lr = 2.0 if name == "propfair" else 0.02  # the weights of PropFair sum to about 1/bound
+    lr = 0.1 if name == "propfair" else 0.02  # the weights of PropFair go to about 1/bound
     algorithm = eq.algorithms.afl(TASK, dual, EVERYONE, local_lr=lr, dual_lr=0.02)
     server = eq.simulate(algorithm, start(), unequal(), 0, rounds=8000).server
     slopes = np.array([reference.gradient(np.asarray(server.x), client) for client in rows(unequal())])

@@ -6,7 +6,7 @@ import pytest
 import equipoise as eq
 from equipoise.errors import InputError
 from tests.algorithms import reference, reference_baselines
-from tests.problems import DIM, N, SIZES, assert_same, rows, start, unequal
+from tests.problems import DIM, SIZES, N, assert_same, rows, start, unequal
 
 TASK = eq.tasks.ridge(DIM, reference.MU)
 EVERYONE = eq.cohorts.everyone(N)

@@ -206,8 +206,8 @@ FLOATS = {  # per exchange: what the server sends to a client, what it gets back
     "agnostic_fedavg": [(D + N + 0.5, D + 2 * N + 1)],  # N domains; a client's number is an integer
     "drfa": [(D + 1.5, 2 * D + 1), (D, 1)],  # t' is an integer of half the size
     "drfa_alternative": [(D, 1), (D + 1, D + 1)],
-    "scaffpd": [(D, D + 1), (2 * D + 1, D + 1)],
-    "scaffpd_secure": [(D, 1), (1, D + 1), (2 * D + 1, D + 1)],
+    "scaffpd": [(D, D + 1), (D + 1, D + 1)],
+    "scaffpd_secure": [(D, 1), (1, D + 1), (D + 1, D + 1)],
     "scaffpd_partial": [(D, D + 1), (2 * D + 1, D + 1)],
 }
 

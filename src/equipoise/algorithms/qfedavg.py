@@ -95,7 +95,7 @@ def fair(
     def train(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         big_f = jnp.maximum(task.loss(x, data), 0) + TINY
         g = gradient(x, data, key)
-        h = q * big_f ** (q - 1) * (g @ g) + lipschitz * big_f**q
+        h = big_f**q * (q * (g @ g) / big_f + lipschitz)  # q F^{q-1} |G|^2 + L F^q
         return None, Reply(total=(h, big_f**q * g))
 
     def step(server: Server, replies: Replies) -> Server:

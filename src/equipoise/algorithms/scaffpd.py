@@ -8,7 +8,7 @@ federated learning", in their letters:
     x^r, lam^r         server.x, server.lam
     [L_1 .. L_N]       server.losses         of a client that is lost: the last value heard
     c^r                server.c              holds from `collect` (secure: `weigh`) to `improve`
-    c_i^r = g_i(x^r)   client state          holds from `collect` to `improve`
+    c_i^r = g_i(x^r)   client.c_i            holds, with x^r, from `collect` to `improve`
     tau, sigma, theta  server.steps.now
     eta_l, J           local_lr, steps
 
@@ -41,6 +41,13 @@ class Server(NamedTuple):
     answered: Bool[Array, " n"]  # who answered in this round so far
     c: Vector
     steps: Steps
+
+
+class Client(NamedTuple):
+    """What a client remembers within a round, so that neither has to be sent again."""
+
+    x: Vector
+    c_i: Vector
 
 
 def scaffpd(
@@ -76,10 +83,10 @@ def scaffpd(
     def send_model(server: Server, i: Int[Array, ""]) -> Vector:
         return server.x
 
-    def collect(x: Vector, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
+    def collect(x: Vector, _: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         c_i = task.grad(x, data, key)
         loss = task.loss(x, data)
-        return c_i, Reply(each=loss if secure else (loss, c_i))
+        return Client(x, c_i), Reply(each=loss if secure else (loss, c_i))
 
     # (2) Update the dual lam, Eq. (4.1).
 
@@ -104,8 +111,8 @@ def scaffpd(
     def send_weight(server: Server, i: Int[Array, ""]) -> Float[Array, ""]:
         return server.lam[i]
 
-    def weigh(lam_i: Float[Array, ""], c_i: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
-        return c_i, Reply(total=(lam_i, lam_i * c_i))
+    def weigh(lam_i: Float[Array, ""], mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        return mine, Reply(total=(lam_i, lam_i * mine.c_i))
 
     def update_correction(server: Server, replies: Replies) -> Server:
         return server._replace(c=jnp.sum(server.lam) * mean(replies.total), answered=replies.cohort.mark(n))
@@ -113,13 +120,13 @@ def scaffpd(
     # (3) Update the primal x: Algorithm 2 on the clients, then Eq. (4.2).
 
     def send_correction(server: Server, i: Int[Array, ""]) -> tuple:
-        return server.x, server.c, server.lam[i]
+        return server.c, server.lam[i]
 
-    def improve(message: tuple, c_i: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
-        x, c, lam_i = message
+    def improve(message: tuple, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        (c, lam_i), (x, c_i) = message, mine
         u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=c - c_i)
         du = (x - u) / (local_lr * steps)
-        return c_i, Reply(total=(lam_i, lam_i * du))
+        return mine, Reply(total=(lam_i, lam_i * du))
 
     def update_primal(server: Server, replies: Replies) -> Server:
         du = jnp.sum(server.lam) * mean(replies.total)  # sum_i lam_i du_i; sum(lam) is 1 on a simplex
@@ -139,7 +146,7 @@ def scaffpd(
         size=task.size,
         prepare=task.prepare,
         init=init,
-        init_client=jnp.zeros_like,
+        init_client=lambda x: Client(jnp.zeros_like(x), jnp.zeros_like(x)),
         round=(first, middle, last) if secure else (first, last),
         model=lambda server: server.x,
     )

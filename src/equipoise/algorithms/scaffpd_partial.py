@@ -15,8 +15,9 @@ Beyond the paper, whose Algorithm 1 asks every client in every round. A round of
 
 Because S2 is drawn by lam, the plain mean is unbiased for sum_i lam_i du_i, and at the saddle point every du_i is zero,
 whoever is drawn: so the noise vanishes there, and no step size has to fall. A cohort that is renormalised instead
-(S2 = S1) also gets there, but far slower. With everyone(n) both cohorts are everybody and this is SCAFF-PD itself. Clients never heard from hold no row: they are left out of c and S2, and their
-loss counts as the others' mean. The server sees every c_i: a table cannot be kept from sums.
+(S2 = S1) also gets there, but far slower. With everyone(n) both cohorts are everybody and this is SCAFF-PD itself.
+Clients never heard from hold no row: they are left out of c and S2, and their loss counts as the others' mean. The
+server sees every c_i: a table cannot be kept from sums.
 """
 
 from typing import NamedTuple
