@@ -59,8 +59,7 @@ def evaluation(
     require(draws >= 0, f"draws is {draws}; give zero or more")
 
     def prepare(shard: Data) -> Data:
-        if isinstance(task, Task):
-            jax.eval_shape(task.prepare, shard)  # says in a sentence where task and data do not fit
+        check_fit(task, shard)
         return shard  # scores need the rows themselves, not what training made of them
 
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
@@ -152,7 +151,10 @@ def evaluate(
     require(models.ndim in (1, 2), f"x has shape {models.shape}; give a model [d], or a path of models [r, d]")
     path = models if models.ndim == 2 else models[None]
     require(len(path) > 0, "the path has no models; give at least one")
+    size = task.size if isinstance(task, Task) else path.shape[1]
+    require(path.shape[1] == size, f"a model has {path.shape[1]} parameters but the task has {size}; give that many")
     shard = jax.eval_shape(data.client, 0)
+    check_fit(task, shard)
     if scores is None:
         scores = suited(task.predict if isinstance(task, Task) else task, path[0], shard)
     if clients_per_batch is None:
@@ -170,6 +172,12 @@ def evaluate(
         **how,
     ).history
     return table if models.ndim == 2 else jax.tree.map(lambda a: a[0], table)
+
+
+def check_fit(task: Task | Predict, shard: Data) -> None:
+    """The task's own sentence where it and the data do not fit."""
+    if isinstance(task, Task):
+        jax.eval_shape(task.prepare, shard)
 
 
 def suited(predict: Predict | None, x: Vector, shard: Data) -> dict[str, Score]:

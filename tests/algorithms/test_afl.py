@@ -93,7 +93,7 @@ def test_local_steps_end_at_their_drift_bias():
     for name, (x, _) in ends.items():
         assert 5e-5 < np.sum((x - saddle.x) ** 2) < 2e-4, name
         # DRFA's dual sees a random snapshot of the round, so it hovers around that point.
-        assert np.sum((x - rest) ** 2) < (1e-5 if name == "drfa" else 1e-20), name
+        assert np.sum((x - rest) ** 2) < (1e-6 if name == "drfa" else 1e-24), name
 
 
 def test_the_average_settles_where_the_last_iterate_circles():
@@ -106,7 +106,7 @@ def test_the_average_settles_where_the_last_iterate_circles():
     run = eq.simulate(algorithm, jnp.zeros(10), data, 0, rounds=3000, record=lambda s: (s.x, s.x_bar))
     last, average = (np.sum((np.asarray(x) - saddle.x) ** 2, axis=1) for x in run.history)
     assert np.median(last[-500:]) > 1e-3
-    assert average[-1] < 1e-3
+    assert average[-1] < 5e-4
 
 
 @pytest.mark.parametrize("name", sorted(eq.objectives.DUALS))
@@ -153,6 +153,18 @@ def test_a_sampled_dual_stays_on_its_set(name, sample, how):
     assert np.abs(lam.sum(axis=1) - 1).max() < 1e-12
     assert (np.sum(lam > 0, axis=1) == 1).any()  # sparse it was
     assert np.abs(x).max() < 10
+
+
+def test_a_round_without_anybody_leaves_lam_too():
+    dual = eq.objectives.chi2(N, 0.1)
+    algorithm = eq.algorithms.afl(TASK, dual, EVERYONE, local_lr=0.05, dual_lr=0.1)
+
+    def after_three(round, exchange, ids):
+        return jnp.broadcast_to(round >= 3, jnp.shape(ids))
+
+    history = eq.simulate(algorithm, start(), unequal(), 0, rounds=6, lost=after_three, record=lambda s: s.lam).history
+    np.testing.assert_array_equal(history[3:], history[[2, 2, 2]])
+    assert np.ptp(history[2]) > 0.1
 
 
 @pytest.mark.parametrize(

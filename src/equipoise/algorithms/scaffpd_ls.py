@@ -1,0 +1,239 @@
+"""SCAFF-PD with a line search: no primal or dual step size to choose, and none that could be chosen wrong.
+
+    min_x  max_{lam in Lam}  sum_i lam_i f_i(x) - psi(lam)
+
+Beyond the paper: the test of APDB (Hamedani and Aybat 2021), carried over to SCAFF-PD's rounds, with step sizes that may
+grow again. A round tries a step (x, lam) -> (x+, lam+); whether it was good shows only when the clients report their
+losses at x+, which they do at the start of the next round. There the server computes
+
+    E = Phi(x+, lam+) - Phi(x, lam+) - <c, x+ - x>                  how far Phi is from linear along the step
+        + (1 - delta)/2 <c, x+ - x>                                  -|x+ - x|^2 / tau in the metric of the local steps
+        + sigma/(2 c_alpha) |q|^2                                    q = f(x+) - f(x), less its mean
+        - (1 - c_alpha - delta)/(2 sigma) |lam+ - lam|^2
+
+with c = sum_i lam+_i grad f_i(x). E <= 0: the step is kept and the next tau is tried larger. E > 0: it is taken back, tau
+is halved, and the round tries again from (x, lam): a rejected trial costs one round, and every round counts.
+
+    x, lam, L, C          server.at           the last point kept: model, weights, losses and gradients there
+    L_before              server.before       the losses at the point kept before it
+    x+, lam+, c           server.trial        the step under trial
+    tau, sigma            trial.sizes         of the trial; server.kept are those of the last step that was kept
+    gamma = sigma / tau                       grows as in Condition 5.1 up to mu / mu_lam, its value in Condition 5.2
+    mu                                        mu_x as J local steps see it: (1 - (1 - eta_l mu_x)^J) / (J eta_l)
+    eta_l, J              local_lr, steps
+
+The extrapolation theta is the smallest that keeps the telescoping sum of the analysis:
+
+    theta = max{ (sigma_kept/sigma) / (1 + mu_lam sigma_kept),  (tau_kept/tau) (1 - mu tau) } <= sigma_kept/sigma.
+
+Until the first trial is taken back, tau doubles and nothing is extrapolated: a start that is far too small is left behind
+in a few rounds. The first line of E is taken twice, from the losses and as <grad Phi(x+) - grad Phi(x), x+ - x> / 2, and
+both must pass: losses are exact far away and lost in rounding nearby, the trapezoid the other way round.
+
+It needs losses and gradients without noise (`task.loss` and `task.grad` on all local data): noise in E would reject good
+steps. The server sees every c_i, because a step that is taken back needs them again under other weights.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from equipoise.cohorts import Sample
+from equipoise.errors import positive, require
+from equipoise.objectives.dual import Dual
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, neutral
+from equipoise.tasks import Task
+
+C_ALPHA, DELTA = 0.9, 0.05
+DOUBLE, GROW, SHRINK, SHRINK_FIRST = 2.0, 1.05, 0.5, 0.5
+FIRST_COUPLING = 1 / 9  # sigma tau |P C|^2 of the first trials
+
+
+class Point(NamedTuple):
+    """A pair of players and what all clients said of the model."""
+
+    x: Vector
+    lam: Float[Array, " n"]
+    losses: Float[Array, " n"]
+    table: Float[Array, "n d"]  # C
+
+
+class Sizes(NamedTuple):
+    """The step sizes of one trial."""
+
+    tau: Float[Array, ""]
+    sigma: Float[Array, ""]
+
+
+class Trial(NamedTuple):
+    """A step that is not judged yet."""
+
+    x: Vector
+    lam: Float[Array, " n"]
+    c: Vector
+    sizes: Sizes
+
+
+class Server(NamedTuple):
+    """Where it stands, what it tries, and how the last steps were sized."""
+
+    at: Point
+    before: Float[Array, " n"]
+    trial: Trial
+    kept: Sizes
+    starting: Bool[Array, ""]  # no trial was kept yet after one that was taken back
+    rejected: Int[Array, ""]  # trials taken back so far
+    accepted: Bool[Array, ""]  # whether the last trial was kept
+    heard: Bool[Array, " n"]
+    answered: Bool[Array, " n"]  # who answered in this round so far
+
+
+class Client(NamedTuple):
+    """The model and the gradient at the last point kept, and at the one under trial."""
+
+    at: tuple[Vector, Vector]
+    trial: tuple[Vector, Vector]
+
+
+def scaffpd_ls(
+    task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, mu: float, tau: float = 1.0
+) -> Algorithm:
+    """SCAFF-PD with a line search.
+
+    Args:
+        task: the clients' losses and gradients, over all of their data.
+        dual: the set Lam and penalty psi.
+        sample: everyone(n).
+        steps: J, local steps.
+        local_lr: eta_l, up to 1 / L_xx (`steps.estimate_constants`); with one step it does not matter.
+        mu: mu_x, strong convexity of the losses; the task's l2 coefficient is a safe choice.
+        tau: the first primal step to try; one that is a thousand times off costs a few rounds.
+    """
+    n = dual.n
+    require(
+        sample.n == n and sample.m == n,
+        f"SCAFF-PD with a line search asks all {n} clients in every round: give everyone({n}), not {sample.name}",
+    )
+    for name, value in (("steps", steps), ("local_lr", local_lr), ("mu", mu), ("tau", tau)):
+        positive(name, value)
+    mu = (1 - max(1 - local_lr * mu, 0) ** steps) / (steps * local_lr)
+    mu_lam = dual.modulus
+    limit = mu / mu_lam if mu_lam > 0 else math.inf
+
+    # (1) Collect losses and gradients at the point under trial.
+
+    def everybody(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server, sample(key)
+
+    def send_trial(server: Server, i: Int[Array, ""]) -> Vector:
+        return server.trial.x
+
+    def collect(x: Vector, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        c_i = task.grad(x, data)
+        return mine._replace(trial=(x, c_i)), Reply(each=(task.loss(x, data), c_i))
+
+    # (2) Judge the trial; update the dual for the next one, Eq. (4.1).
+
+    def judge_and_update_dual(server: Server, replies: Replies) -> Server:
+        at, trial = server.at, server.trial
+        loss, c_i = replies.each
+        new = Point(trial.x, trial.lam, replies.cohort.put(at.losses, loss), replies.cohort.put(at.table, c_i))
+        answered = replies.cohort.mark(n)
+        nothing_tried = ~jnp.any(server.heard)
+        good = is_good(at, trial, new) & jnp.any(answered)
+        accepted = nothing_tried | good
+        rejected = server.rejected + jnp.where(accepted, 0, 1)
+        starting = server.starting & ((rejected == 0) | ~accepted)
+        growth = jnp.where(nothing_tried, 1, jnp.where(rejected == 0, DOUBLE, GROW))
+        shrink = jnp.where(server.starting, SHRINK_FIRST, SHRINK)
+        step = trial.sizes.tau * jnp.where(accepted, growth, shrink).astype(trial.sizes.tau.dtype)
+        kept = choose(good, trial.sizes, server.kept)
+        before = jnp.where(accepted, jnp.where(starting | nothing_tried, new.losses, at.losses), server.before)
+        at = choose(accepted, new, at)
+        heard = server.heard | answered
+
+        first = FIRST_COUPLING / (step**2 * coupling(at.table))
+        gamma = jnp.where(starting, first, kept.sigma / kept.tau / (1 - jnp.minimum(mu * step, 0.5)))
+        sigma = jnp.minimum(gamma, limit) * step
+        theta = jnp.maximum(kept.sigma / sigma / (1 + mu_lam * kept.sigma), kept.tau / step * (1 - mu * step))
+        theta = jnp.where(starting, 0, jnp.clip(theta, 0, kept.sigma / sigma))
+        s = neutral((1 + theta) * at.losses - theta * before, heard)
+        lam = dual.prox(at.lam + sigma * s, sigma)
+        c = Cohort(jnp.arange(n), heard).share(lam) @ at.table
+        trial = Trial(at.x, lam, c, Sizes(step, sigma))
+        return Server(at, before, trial, kept, starting, rejected, accepted, heard, answered)
+
+    def is_good(at: Point, trial: Trial, new: Point) -> Bool[Array, ""]:
+        """E <= 0."""
+        dx, sigma = new.x - at.x, trial.sizes.sigma
+        slope = trial.c @ dx
+        by_losses = trial.lam @ (new.losses - at.losses) - slope
+        by_gradients = (trial.lam @ (new.table - at.table)) @ dx / 2
+        q = new.losses - at.losses
+        q = q - jnp.mean(q)
+        dlam = new.lam - at.lam
+        rest = (1 - DELTA) / 2 * slope + sigma / (2 * C_ALPHA) * (q @ q)
+        rest = rest - (1 - C_ALPHA - DELTA) / (2 * sigma) * (dlam @ dlam)
+        rounding = 64 * jnp.finfo(dx.dtype).eps * jnp.max(jnp.abs(at.losses))
+        return (by_losses + rest <= rounding) & (by_gradients + rest <= 0)
+
+    # (3) Try a primal step from the point that was kept: Algorithm 2 on the clients, then Eq. (4.2).
+
+    def those_who_answered(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server, sample(key)._replace(present=server.answered)
+
+    def send_correction(server: Server, i: Int[Array, ""]) -> tuple:
+        return server.trial.c, server.trial.lam[i], server.accepted
+
+    def improve(message: tuple, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        c, lam_i, accepted = message
+        x, c_i = choose(accepted, mine.trial, mine.at)
+        u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=c - c_i)
+        return Client((x, c_i), mine.trial), Reply(total=(lam_i, lam_i * (x - u) / (local_lr * steps)))
+
+    def update_primal(server: Server, replies: Replies) -> Server:
+        trial = server.trial
+        du = jnp.sum(trial.lam) * mean(replies.total)
+        return server._replace(trial=trial._replace(x=server.at.x - trial.sizes.tau * du))
+
+    def init(x: Vector) -> Server:
+        lam, zero, nobody = jnp.full(n, 1 / n, x.dtype), jnp.zeros((), x.dtype), jnp.zeros(n, bool)
+        at = Point(x, lam, jnp.zeros_like(lam), jnp.zeros((n, x.size), x.dtype))
+        trial = Trial(x, lam, jnp.zeros_like(x), Sizes(zero + tau, zero + 1))
+        kept = Sizes(zero + tau, zero + 1)
+        return Server(at, at.losses, trial, kept, jnp.array(True), jnp.int32(0), jnp.array(True), nobody, nobody)
+
+    return Algorithm(
+        name="scaffpd_ls",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=init,
+        init_client=lambda x: Client((jnp.zeros_like(x),) * 2, (jnp.zeros_like(x),) * 2),
+        round=(
+            Exchange("collect", everybody, send_trial, collect, judge_and_update_dual),
+            Exchange("improve", those_who_answered, send_correction, improve, update_primal),
+        ),
+        model=lambda server: server.at.x,
+    )
+
+
+def choose(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def coupling(table: Float[Array, "n d"]) -> Float[Array, ""]:
+    """|P C|^2, P removing the mean row; power iteration on the n x n Gram matrix, never zero."""
+    centred = table - jnp.mean(table, axis=0, keepdims=True)
+    gram = centred @ centred.T
+
+    def multiply(_: int, v: Array) -> Array:
+        w = gram @ v
+        return w / jnp.maximum(jnp.linalg.norm(w), jnp.finfo(w.dtype).tiny)
+
+    v = jax.lax.fori_loop(0, 10, multiply, jnp.cos(jnp.arange(table.shape[0], dtype=table.dtype)))
+    return jnp.maximum(v @ gram @ v, jnp.finfo(table.dtype).eps)
