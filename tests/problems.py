@@ -65,6 +65,9 @@ BUILDS: dict[str, Callable[..., Algorithm]] = {
     "scaffpd_secure": lambda task, dual, sample: eq.algorithms.scaffpd(
         task, dual, eq.cohorts.everyone(dual.n), RULE, **LOCAL, secure=True
     ),
+    "scaffpd_ls": lambda task, dual, sample: eq.algorithms.scaffpd_ls(
+        task, dual, eq.cohorts.everyone(dual.n), **LOCAL, mu=0.1, tau=0.01
+    ),
     "scaffpd_partial": lambda task, dual, sample: eq.algorithms.scaffpd_partial(task, dual, sample, RULE, **LOCAL),
 }
 assert BUILDS.keys() == ALGORITHMS.keys(), "every algorithm is built here, so that the laws run over it"

@@ -8,7 +8,7 @@ from equipoise.data import synthetic
 from equipoise.errors import InputError
 from equipoise.protocol import exchange_keys
 from tests.algorithms import reference
-from tests.problems import DIM, LOCAL, N, RULE, assert_same, rows, start, unequal
+from tests.problems import DIM, LOCAL, RULE, N, assert_same, rows, start, unequal
 
 TASK = eq.tasks.ridge(DIM, reference.MU)
 KEY = jax.random.key(5)

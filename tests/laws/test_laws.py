@@ -208,6 +208,7 @@ FLOATS = {  # per exchange: what the server sends to a client, what it gets back
     "drfa_alternative": [(D, 1), (D + 1, D + 1)],
     "scaffpd": [(D, D + 1), (D + 1, D + 1)],
     "scaffpd_secure": [(D, 1), (1, D + 1), (D + 1, D + 1)],
+    "scaffpd_ls": [(D, D + 1), (D + 1 + 1 / 8, D + 1)],  # whether the last trial was kept is one byte
     "scaffpd_partial": [(D, D + 1), (2 * D + 1, D + 1)],
 }
 

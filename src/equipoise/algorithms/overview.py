@@ -91,13 +91,18 @@ ABOUT: dict[str, About] = {
         "Yu et al. 2023",
         lambda t, n: algorithms.scaffpd(t, objectives.agnostic(n), EVERYONE(n), RULE, **LOCAL, secure=True),
     ),
+    "scaffpd_ls": About(
+        SADDLE,
+        "beyond Yu et al. 2023",
+        lambda t, n: algorithms.scaffpd_ls(t, objectives.agnostic(n), EVERYONE(n), **LOCAL, mu=0.1),
+    ),
     "scaffpd_partial": About(
         SADDLE,
         "beyond Yu et al. 2023",
         lambda t, n: algorithms.scaffpd_partial(t, objectives.agnostic(n), cohorts.uniform(n, 1), RULE, **LOCAL),
     ),
 }
-PROBES = [(3, 2), (5, 2), (3, 4), (5, 4)]  # (d, n): enough to tell d, n, n d and a constant apart
+PROBES = [(3, 2), (5, 2), (3, 4), (5, 4), (9, 7)]  # (d, n): d, n, n d and a constant told apart, and a check
 
 
 def overview() -> list[Entry]:
@@ -133,7 +138,7 @@ def numbers(tree: Any) -> int:
 def formula(counts: list[int]) -> str:
     """The counts at PROBES as a d + b n + c n d + e, in words that a paper would use."""
     design = np.array([(d, n, n * d, 1) for d, n in PROBES], float)
-    found = np.rint(np.linalg.solve(design, counts)).astype(int)
+    found = np.rint(np.linalg.solve(design[:4], counts[:4])).astype(int)
     if not np.array_equal(design @ found, counts):
         raise AssertionError(f"the counts {counts} are not of the form a d + b n + c n d + e")
     terms = [(found[2], "nd"), (found[0], "d"), (found[1], "n"), (found[3], "")]

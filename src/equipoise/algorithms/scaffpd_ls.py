@@ -2,17 +2,17 @@
 
     min_x  max_{lam in Lam}  sum_i lam_i f_i(x) - psi(lam)
 
-Beyond the paper: the test of APDB (Hamedani and Aybat 2021), carried over to SCAFF-PD's rounds, with step sizes that may
-grow again. A round tries a step (x, lam) -> (x+, lam+); whether it was good shows only when the clients report their
-losses at x+, which they do at the start of the next round. There the server computes
+Beyond the paper: the test of APDB (Hamedani and Aybat 2021), carried over to SCAFF-PD's rounds, with step sizes that
+may grow again. A round tries a step (x, lam) -> (x+, lam+); whether it was good shows only when the clients report
+their losses at x+, which they do at the start of the next round. There the server computes
 
     E = Phi(x+, lam+) - Phi(x, lam+) - <c, x+ - x>                  how far Phi is from linear along the step
         + (1 - delta)/2 <c, x+ - x>                                  -|x+ - x|^2 / tau in the metric of the local steps
         + sigma/(2 c_alpha) |q|^2                                    q = f(x+) - f(x), less its mean
         - (1 - c_alpha - delta)/(2 sigma) |lam+ - lam|^2
 
-with c = sum_i lam+_i grad f_i(x). E <= 0: the step is kept and the next tau is tried larger. E > 0: it is taken back, tau
-is halved, and the round tries again from (x, lam): a rejected trial costs one round, and every round counts.
+with c = sum_i lam+_i grad f_i(x). E <= 0: the step is kept and the next tau is tried larger. E > 0: it is taken back,
+tau is halved, and the round tries again from (x, lam): a rejected trial costs one round, and every round counts.
 
     x, lam, L, C          server.at           the last point kept: model, weights, losses and gradients there
     L_before              server.before       the losses at the point kept before it
@@ -26,12 +26,13 @@ The extrapolation theta is the smallest that keeps the telescoping sum of the an
 
     theta = max{ (sigma_kept/sigma) / (1 + mu_lam sigma_kept),  (tau_kept/tau) (1 - mu tau) } <= sigma_kept/sigma.
 
-Until the first trial is taken back, tau doubles and nothing is extrapolated: a start that is far too small is left behind
-in a few rounds. The first line of E is taken twice, from the losses and as <grad Phi(x+) - grad Phi(x), x+ - x> / 2, and
-both must pass: losses are exact far away and lost in rounding nearby, the trapezoid the other way round.
+Until a trial is kept after one that was taken back, tau moves in leaps and nothing is extrapolated: a start that is far
+off is left behind in a few rounds. The first line of E is taken twice, from the losses and by the trapezoid rule
+<grad Phi(x+) - grad Phi(x), x+ - x> / 2, and both must pass: losses are exact far away and drown in rounding nearby,
+with the trapezoid it is the other way round.
 
-It needs losses and gradients without noise (`task.loss` and `task.grad` on all local data): noise in E would reject good
-steps. The server sees every c_i, because a step that is taken back needs them again under other weights.
+It needs losses and gradients without noise (`task.loss` and `task.grad` on all local data): noise in E would reject
+good steps. The server sees every c_i, because a step that is taken back needs them again under other weights.
 """
 
 import math
@@ -49,7 +50,7 @@ from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Rep
 from equipoise.tasks import Task
 
 C_ALPHA, DELTA = 0.9, 0.05
-DOUBLE, GROW, SHRINK, SHRINK_FIRST = 2.0, 1.05, 0.5, 0.5
+LEAP, GROW, SHRINK = 4.0, 1.05, 0.5  # a start that is far off is left in leaps, up or down
 FIRST_COUPLING = 1 / 9  # sigma tau |P C|^2 of the first trials
 
 
@@ -148,8 +149,8 @@ def scaffpd_ls(
         accepted = nothing_tried | good
         rejected = server.rejected + jnp.where(accepted, 0, 1)
         starting = server.starting & ((rejected == 0) | ~accepted)
-        growth = jnp.where(nothing_tried, 1, jnp.where(rejected == 0, DOUBLE, GROW))
-        shrink = jnp.where(server.starting, SHRINK_FIRST, SHRINK)
+        growth = jnp.where(nothing_tried, 1, jnp.where(rejected == 0, LEAP, GROW))
+        shrink = jnp.where(server.starting, 1 / LEAP, SHRINK)
         step = trial.sizes.tau * jnp.where(accepted, growth, shrink).astype(trial.sizes.tau.dtype)
         kept = choose(good, trial.sizes, server.kept)
         before = jnp.where(accepted, jnp.where(starting | nothing_tried, new.losses, at.losses), server.before)
