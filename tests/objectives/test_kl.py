@@ -44,3 +44,12 @@ def test_the_value_keeps_its_digits_at_both_ends():
     assert float(kl(6, 1e9).value(LOSSES)) == pytest.approx(float(jnp.mean(LOSSES) + jnp.var(LOSSES) / 2e9), rel=1e-15)
     assert float(kl(6, 1e-9).value(LOSSES)) == pytest.approx(1.2 - 1e-9 * np.log(6), rel=1e-15)
     assert float(kl(6, 1.0).value(LOSSES)) == pytest.approx(float(jnp.log(jnp.mean(jnp.exp(LOSSES)))), rel=1e-14)
+
+
+def test_many_small_weights_beside_a_large_one_sum_to_one():
+    """In float32 the level has too few digits for 50,000 weights that follow it one to one."""
+    n = 50_000
+    v = np.random.default_rng(0).random(n).astype(np.float32) * np.float32(2e-5)
+    v[0] = 0.5
+    lam = np.asarray(kl(n, 1e-7).prox(jnp.asarray(v), 1e-2))
+    assert abs(lam.astype(np.float64).sum() - 1) < 4 * np.finfo(np.float32).eps

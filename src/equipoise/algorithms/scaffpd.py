@@ -16,7 +16,7 @@ Beyond the paper: a client lost in a round keeps its last loss in the dual step,
 those who answered. With everyone present this is the paper's algorithm, step for step.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -27,7 +27,7 @@ from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, neutral
-from equipoise.steps import Rule, Steps
+from equipoise.steps import Rule
 from equipoise.tasks import Task
 
 
@@ -40,7 +40,7 @@ class Server(NamedTuple):
     heard: Bool[Array, " n"]  # whose loss was ever heard
     answered: Bool[Array, " n"]  # who answered in this round so far
     c: Vector
-    steps: Steps
+    steps: Any  # the rule's state
 
 
 class Client(NamedTuple):

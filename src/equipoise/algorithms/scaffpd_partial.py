@@ -20,7 +20,7 @@ Clients never heard from hold no row: they are left out of c and S2, and their l
 server sees every c_i: a table cannot be kept from sums.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -30,7 +30,7 @@ from equipoise.cohorts import Sample, by_weight, check_distinct
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, neutral
-from equipoise.steps import Rule, Steps
+from equipoise.steps import Rule
 from equipoise.tasks import Task
 
 
@@ -43,7 +43,7 @@ class Server(NamedTuple):
     table: Float[Array, "n d"]
     heard: Bool[Array, " n"]  # who has a row
     c: Vector  # holds from `collect` to `improve`
-    steps: Steps
+    steps: Any  # the rule's state
 
 
 def scaffpd_partial(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float) -> Algorithm:

@@ -7,6 +7,7 @@ they end at a distance that no step size can change.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,17 +57,12 @@ def run(
             dual = objectives.chi2(N, rho)
             saddle = synthetic.saddle_point(shards, mu=MU, rho=rho)
 
-            def measure(name: str, settings: str, algorithm: Algorithm, rho=rho, x_star=saddle.x) -> Curve:  # type: ignore[no-untyped-def]
-                label = f"{name}, rho={rho:g}"
-                watch = None if progress is None else lambda done, of, last: progress(label, done, of)
-                return curve(name, rho, settings, algorithm, task, shards, x_star, rounds, watch)
-
+            measure = partial(curve, rho, task, shards, saddle.x, rounds, progress)
             found = steps.tuned(task, shards, jnp.zeros(DIM), dual, steps=LOCAL_STEPS)
-            local = {"steps": LOCAL_STEPS, "local_lr": found.local_lr}
             yield measure(
                 "SCAFF-PD",
                 f"steps.tuned: local_lr {found.local_lr:.2g}",
-                algorithms.scaffpd(task, dual, everyone, found.rule, **local),
+                algorithms.scaffpd(task, dual, everyone, found.rule, steps=LOCAL_STEPS, local_lr=found.local_lr),
             )
             tried = [
                 measure(
@@ -77,23 +73,23 @@ def run(
                 for local_lr, dual_lr in DRFA_GRID
             ]
             yield min(tried, key=lambda c: np.median(c.distances[-20:]))
-            local = {"steps": LOCAL_STEPS, "local_lr": 0.01}
-            yield measure("SCAFFOLD", "local_lr 0.01", algorithms.scaffold(task, everyone, **local))
-            yield measure("FedAvg", "local_lr 0.01", algorithms.fedavg(task, everyone, **local))
+            for name, build in (("SCAFFOLD", algorithms.scaffold), ("FedAvg", algorithms.fedavg)):
+                yield measure(name, "local_lr 0.01", build(task, everyone, steps=LOCAL_STEPS, local_lr=0.01))
 
 
 def curve(
-    name: str,
     rho: float,
-    settings: str,
-    algorithm: Algorithm,
     task: tasks.Task,
     shards: Shards,
     x_star: np.ndarray,
     rounds: int,
-    watch: Callable | None,
+    progress: Progress | None,
+    name: str,
+    settings: str,
+    algorithm: Algorithm,
 ) -> Curve:
-    target = jnp.asarray(x_star)
+    """One run of a method towards x_star."""
+    target, label = jnp.asarray(x_star), f"{name}, rho={rho:g}"
     result = simulate(
         algorithm,
         jnp.zeros(DIM),
@@ -101,7 +97,7 @@ def curve(
         0,
         rounds=rounds,
         record=lambda server: jnp.sum((algorithm.model(server) - target) ** 2),
-        progress=watch,
+        progress=None if progress is None else lambda done, of, last: progress(label, done, of),
     )
     losses = tasks.losses(task, algorithm.model(result.server), shards)
     return Curve(name, rho, settings, result.history, np.asarray(losses))

@@ -1,0 +1,17 @@
+"""Step sizes of SCAFF-PD: rules, and the constants they are made of."""
+
+from equipoise.steps.measure import Tuned as Tuned
+from equipoise.steps.measure import estimate_constants as estimate_constants
+from equipoise.steps.measure import tuned as tuned
+from equipoise.steps.rules import Constants as Constants
+from equipoise.steps.rules import Now as Now
+from equipoise.steps.rules import Rule as Rule
+from equipoise.steps.rules import accelerated as accelerated
+from equipoise.steps.rules import auto as auto
+from equipoise.steps.rules import constant as constant
+from equipoise.steps.rules import linear as linear
+from equipoise.steps.rules import restarted as restarted
+from equipoise.steps.rules import sampled as sampled
+from equipoise.steps.rules import sharp_accelerated as sharp_accelerated
+from equipoise.steps.rules import sharp_linear as sharp_linear
+from equipoise.steps.rules import sublinear as sublinear

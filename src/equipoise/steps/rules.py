@@ -1,0 +1,267 @@
+"""Step sizes of primal-dual methods, round by round, and the constants they are made of.
+
+    tau, sigma, theta    state.now            primal step, dual step, extrapolation of round r
+    L_xx, mu_x           constants            smoothness and strong convexity of the f_i
+    L_lx                 constants            Lipschitz constant of x -> (f_1(x) .. f_n(x)) less its mean
+    mu_lam               dual.modulus         strong convexity of psi
+    eta_l, J             local_lr, steps      local step size and number of local steps
+
+SCAFF-PD asks its rule for the step sizes of a round when the round opens:
+
+    state = rule.init(x.dtype)
+    state = rule.next(state)          # once per round, the first one included
+    tau, sigma, theta = state.now
+
+`tuned` measures what it needs and chooses everything; `auto` is its rule, for constants that are known.
+Conditions and equations are those of SCAFF-PD (Yu, Karimireddy, Ma and Jordan): its Conditions 5.1 and 5.2 are
+3.1 and 3.2 in the workshop version, whose appendix E has the constants.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float
+
+from equipoise.errors import positive, require
+from equipoise.objectives.dual import Dual
+
+Scalar = Float[Array, ""]
+
+
+class Now(NamedTuple):
+    """The step sizes of one round."""
+
+    tau: Scalar
+    sigma: Scalar
+    theta: Scalar
+
+
+class Steps(NamedTuple):
+    """A rule's state."""
+
+    now: Now  # of the open round
+    ahead: Now  # of the round after it
+
+
+class Rule(NamedTuple):
+    """Step sizes as two pure functions over a state of its own, whose `now` are those of the open round."""
+
+    init: Callable[[DTypeLike], Any]  # before the first round
+    next: Callable[[Any], Any]  # when a round opens
+
+
+class Constants(NamedTuple):
+    """What the step sizes depend on. C has the gradients of the f_i as rows, P removes their mean."""
+
+    L_xx: float  # largest eigenvalue of any client's Hessian
+    mu_x: float  # smallest eigenvalue of any client's Hessian
+    L_lx: float  # largest singular value of P C
+    mu_lx: float = 0.0  # smallest one, over the directions that the simplex has; 0 if there are more than d
+
+
+# Step sizes as given.
+
+
+def constant(*, tau: float, sigma: float, theta: float) -> Rule:
+    """The same step sizes in every round (Condition 5.2)."""
+    positive("tau", tau)
+    positive("sigma", sigma)
+    require(0 <= theta <= 1, f"theta is {theta}; give a number from 0 to 1")
+    return _rule(tau, sigma, theta, lambda now: now)
+
+
+def accelerated(*, tau: float, sigma: float, mu: float) -> Rule:
+    """Condition 5.1, for psi that is merely convex: tau_r falls and sigma_r grows, their product stays.
+
+        theta_{r+1} = 1/sqrt(1 + mu tau_r),  tau_{r+1} = theta_{r+1} tau_r,  sigma_{r+1} = sigma_r/theta_{r+1}
+
+    That is the condition with gamma_r = sigma_r / tau_r, and with the recursion of tau_r that it leaves out
+    and Eq. (E.33) has; theta_0 = 1.
+
+    Args:
+        tau: tau_0.
+        sigma: sigma_0.
+        mu: strong convexity to count on; 0 keeps the step sizes constant.
+    """
+    positive("tau", tau)
+    positive("sigma", sigma)
+    require(mu >= 0, f"mu is {mu}; give a number from zero up")
+
+    def after(now: Now) -> Now:
+        theta = 1 / jnp.sqrt(1 + mu * now.tau)
+        return Now(theta * now.tau, now.sigma / theta, theta)
+
+    return _rule(tau, sigma, 1.0, after)
+
+
+# The paper's step sizes, with the constants of its appendix E: they allow for client drift, and are small.
+
+
+def linear(constants: Constants, dual: Dual) -> Rule:
+    """Condition 5.2 with the constants of Eqs. (E.49)-(E.54), for strongly convex psi.
+
+    omega solves the quadratic in Eq. (E.54), whose printed solution has 16 for the 8 used here; tau follows
+    Eq. (E.50), not the half of it that Eq. (E.60) assumes. The proof also wants J eta_l L_xx <= 1/2.
+    """
+    L_xx, mu_x, L_lx, mu_lam = _checked(constants, dual)
+    half = 1 / 2 + 24 * L_xx / mu_x
+    omega = half + math.sqrt(half**2 + 8 * L_lx**2 / (mu_x * mu_lam))
+    return constant(tau=4 / (mu_x * (omega - 1)), sigma=1 / (mu_lam * (omega - 1)), theta=1 - 1 / omega)
+
+
+def sublinear(constants: Constants, *, a: float | None = None) -> Rule:
+    """Condition 5.1 with the constants of Eq. (E.35), for psi that is merely convex; c_alpha = .9, delta = .1.
+
+    `a` weighs the players, sigma_0 = c_alpha/a: a ~ L_lx |x_0 - x*| is balanced; without it, L_lx is taken.
+    The recursion has mu_x / 4: that much strong convexity is left in Z of Lemma E.1.
+    """
+    L_xx, mu_x, L_lx, _ = _checked(constants)
+    a = a or L_lx or 1.0
+    return accelerated(tau=0.9 / (12 * L_xx + 2 * L_lx**2 / a), sigma=0.9 / a, mu=mu_x / 4)
+
+
+# Beyond the paper: the same conditions without the constants for client drift. The proofs are for J = 1; for
+# J > 1 the constants are to be measured in the metric of the local steps, as `estimate_constants` does.
+
+
+def sharp_linear(constants: Constants, dual: Dual) -> Rule:
+    """Condition 5.2 with sharp constants, for strongly convex psi: a round takes theta off |x - x*|^2."""
+    L_xx, mu_x, L_lx, mu_lam = _checked(constants, dual)
+    half = L_xx / mu_x / 2
+    omega = max(half + math.sqrt(half**2 + L_lx**2 / (mu_x * mu_lam)), 1.001)
+    return constant(tau=1 / (mu_x * omega), sigma=1 / (mu_lam * (omega - 1)), theta=1 - 1 / omega)
+
+
+def sharp_accelerated(constants: Constants, *, a: float | None = None) -> Rule:
+    """Condition 5.1 with sharp constants, for psi that is merely convex; `a` as in `sublinear`."""
+    L_xx, mu_x, L_lx, _ = _checked(constants)
+    a = a or L_lx or 1.0
+    return accelerated(tau=1 / (L_xx + L_lx**2 / a), sigma=1 / a, mu=mu_x)
+
+
+def auto(constants: Constants, dual: Dual) -> Rule:
+    """From Condition 5.1 to Condition 5.2, for every psi: linear convergence wherever there is any to be had.
+
+    gamma_r = sigma_r / tau_r grows as in Condition 5.1 until it is that of Condition 5.2, and then stays. The
+    step sizes are the largest ones allowed at that ratio, and the start is tau_0 = 0.9/L_xx:
+
+        gamma_{r+1} = min(gamma_r (1 + mu_x tau_r), gamma*),    1/tau_r = L_xx + sigma_r L_lx^2
+        theta_{r+1} = max(sigma_r/sigma_{r+1} / (1 + mu sigma_r), tau_r/tau_{r+1} (1 - mu_x tau_{r+1}))
+        gamma* = mu_x omega / (mu (omega - 1))
+        omega = (k+1)/2 + sqrt((k-1)^2/4 + L_lx^2/(mu_x mu)),    k = L_xx/mu_x
+
+    Why: weigh round r of Lemma E.1 by t_r, with t_{r+1} = t_r / theta_{r+1}. The extrapolation costs at most
+
+        theta_r <q_r, lam_{r+1} - lam_r>
+            <= theta_r^2 sigma_r L_lx^2/2 |x_r - x_{r-1}|^2 + 1/(2 sigma_r) |lam_{r+1} - lam_r|^2.
+
+    The second term cancels against the prox. The first is paid by (1/tau_{r-1} - L_xx)/2 |x_r - x_{r-1}|^2,
+    left over from the round before, if theta_r sigma_r <= sigma_{r-1}: so it is, as gamma grows no faster than
+    above. The distances to the saddle point telescope iff theta is at least the maximum above, whose two terms
+    both are 1 - 1/omega at gamma*.
+
+    mu is all that bends the problem in lam: mu_lam of psi, and mu_lx^2/L_xx of min_x Phi(x, lam), whose Hessian
+    is -C (sum_i lam_i H_i)^-1 C'. The proof does not see the second part, but every mode of a quadratic
+    (curvature in [mu_x, L_xx], coupling in [mu_lx, L_lx]) contracts by theta a round, even with twice as much
+    of it. It is what makes agnostic and CVaR objectives over few clients converge linearly.
+    """
+    L_xx, mu_x, L_lx, _ = _checked(constants)
+    L_lx = max(L_lx, 1e-6 * L_xx)  # clients alike: lam does not matter, but sigma must be some number
+    mu, limit = dual.modulus + constants.mu_lx**2 / L_xx, math.inf
+    if mu > 0:
+        k = L_xx / mu_x
+        omega = max((k + 1) / 2 + math.sqrt((k - 1) ** 2 / 4 + L_lx**2 / (mu_x * mu)), 1.001)
+        limit = mu_x * omega / (mu * (omega - 1))
+
+    def at(gamma: Any) -> tuple[Any, Any]:
+        tau = 2 / (L_xx + (L_xx**2 + 4 * L_lx**2 * gamma) ** 0.5)
+        return tau, gamma * tau
+
+    def after(now: Now) -> Now:
+        tau, sigma = at(jnp.minimum(now.sigma / now.tau * (1 + mu_x * now.tau), limit))
+        dual_side = now.sigma / sigma / (1 + mu * now.sigma)
+        return Now(tau, sigma, jnp.maximum(dual_side, now.tau / tau * (1 - mu_x * tau)))
+
+    return _rule(*at(min(L_xx**2 / (8.1 * L_lx**2), limit)), 1.0, after)
+
+
+def sampled(constants: Constants, dual: Dual, *, share: float) -> Rule:
+    """For `scaffpd_partial`, whose rounds hear `share` = m/n of the clients: where `auto` ends, without extrapolation.
+
+    A row of the server's tables is 1/share rounds old on average; the primal step is scaled so that x moves no further
+    in that time than in two full rounds. Extrapolating losses of different ages does not pay.
+    """
+    require(0 < share <= 1, f"the share of clients in a round is {share}; give a number above 0 and up to 1")
+    rule = auto(constants, dual)
+    state = rule.init(jnp.result_type(float))
+    for _ in range(1000):  # to where the ratio sigma/tau has settled, or to a good one where it grows for ever
+        state = rule.next(state)
+    tau, sigma, _ = map(float, state.now)
+    return constant(tau=tau * min(1.0, 2 * share), sigma=sigma, theta=0.0)
+
+
+class Stage(NamedTuple):
+    """The state of `restarted`."""
+
+    now: Now
+    left: Float[Array, ""]  # rounds of this stage after the open one
+
+
+def restarted(constants: Constants, dual: Dual, *, length: float = 4.0) -> Rule:
+    """Condition 5.2 for stochastic gradients, in stages: each halves 1 - theta and lasts twice as long.
+
+    With constant step sizes the error falls like theta^r down to a ball of O((1 - theta) variance) (SAPD; Zhang, Aybat
+    and Gurbuzbalaban 2021). A stage of `length`/(1 - theta) rounds gets to the ball, the next one has half the ball: so
+    after R rounds the error is O(1/R). The first stage is `sharp_linear`.
+    """
+    L_xx, mu_x, L_lx, mu_lam = _checked(constants, dual)
+    positive("length", length)
+    half = L_xx / mu_x / 2
+    first = max(half + math.sqrt(half**2 + L_lx**2 / (mu_x * mu_lam)), 1.001)
+
+    def stage(omega: Any) -> Stage:
+        now = Now(1 / (mu_x * omega), 1 / (mu_lam * (omega - 1)), 1 - 1 / omega)
+        return Stage(now, jnp.ceil(length * omega))
+
+    def init(dtype: DTypeLike) -> Stage:
+        return stage(jnp.asarray(first, dtype))
+
+    def advance(state: Stage) -> Stage:
+        longer = stage(2 / (1 - state.now.theta))
+        over = state.left <= 0
+        now = Now(*(jnp.where(over, new, old) for new, old in zip(longer.now, state.now, strict=True)))
+        return Stage(now, jnp.where(over, longer.left, state.left) - 1)
+
+    return Rule(init, advance)
+
+
+def _checked(constants: Constants, dual: Dual | None = None) -> tuple[float, float, float, float]:
+    L_xx, mu_x, L_lx, _ = constants
+    require(
+        mu_x > 0,
+        f"mu_x is {mu_x}: the losses are not strongly convex there, or too little for the estimate to tell; add "
+        "an l2 penalty to the task, give its coefficient as mu, or choose step sizes with steps.constant",
+    )
+    require(
+        mu_x <= L_xx and L_lx >= 0,
+        f"mu_x is {mu_x}, L_xx is {L_xx} and L_lx is {L_lx}; give 0 < mu_x <= L_xx and L_lx from zero up",
+    )
+    if dual is None:
+        return L_xx, mu_x, L_lx, 0.0
+    require(dual.modulus > 0, f"the penalty of '{dual.name}' is not strongly convex; use steps.auto")
+    return L_xx, mu_x, L_lx, dual.modulus
+
+
+def _rule(tau: float, sigma: float, theta: float, after: Callable[[Now], Now]) -> Rule:
+    def init(dtype: DTypeLike) -> Steps:
+        first = Now(*(jnp.asarray(value, dtype) for value in (tau, sigma, theta)))
+        return Steps(first, first)
+
+    def advance(steps: Steps) -> Steps:
+        return Steps(steps.ahead, after(steps.ahead))
+
+    return Rule(init, advance)
