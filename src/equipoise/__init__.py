@@ -1,22 +1,42 @@
 """Equipoise: one model that works for every data owner."""
 
-from equipoise import cores as _cores
+import importlib
+from typing import TYPE_CHECKING, Any
 
-_cores.use_all()  # before JAX starts its devices
+from equipoise import cores
 
-from equipoise import algorithms, cohorts, data, errors, objectives, steps, tasks  # noqa: E402
+cores.use_all()  # before JAX starts its devices
+
+from equipoise import algorithms, cohorts, data, errors, fairness, metrics, objectives, steps, tasks  # noqa: E402
 from equipoise.engines import Result, debug, simulate  # noqa: E402
+
+if TYPE_CHECKING:
+    from equipoise import artifact, evaluation, models, training
+
+LATER = ("artifact", "evaluation", "models", "training")  # with libraries that not everybody needs at once
 
 __all__ = [
     "Result",
     "algorithms",
+    "artifact",
     "cohorts",
     "data",
     "debug",
     "errors",
+    "evaluation",
+    "fairness",
+    "metrics",
+    "models",
     "objectives",
     "simulate",
     "steps",
     "tasks",
+    "training",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in LATER:
+        return importlib.import_module(f"equipoise.{name}")
+    raise AttributeError(f"module 'equipoise' has no attribute '{name}'")

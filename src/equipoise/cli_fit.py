@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from equipoise.cli_data import _sentences
-from equipoise.errors import InputError
+from equipoise.errors import InputError, require
 
 Objective = Literal["chi2", "kl", "tv", "cvar", "chi2_ball", "agnostic", "average"]
 Method = Literal["scaffpd", "scaffpd_secure", "scaffold", "fedavg"]
@@ -46,6 +46,7 @@ def fit(
         from equipoise import training
         from equipoise.data import silos
 
+        require(out.parent.is_dir(), f"{out} cannot be written: there is no folder {out.parent}; give another --out")
         console = Console()
         with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # printed below
             found = silos.read(
@@ -99,7 +100,8 @@ def predict(
 def _shown(training: Any, found: Any, **how: Any) -> Any:
     """`training.fit` under a progress bar."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task(f"measuring step sizes ({how['objective']})", total=how["rounds"])
 
         def progress(done: int, total: int, gap: Any) -> None:

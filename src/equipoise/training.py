@@ -101,12 +101,13 @@ def fit(
     model = models.linear(math.prod(silos.encoding.shape), silos.encoding.outputs)
     task = tasks.task_of(model.init, model.apply, models.LOSSES[loss], l2=l2)
     x, everyone = task.init(jax.random.key(seed)), cohorts.everyone(n)
-    tuned = steps.tuned(task, silos.train, x, dual, steps=local_steps, mu=l2)
-    local = {"steps": local_steps, "local_lr": tuned.local_lr}
+    how: dict[str, Any] = {"steps": local_steps}
     if algorithm in ROBUST:
-        method = algorithms.named(algorithm)(task, dual, everyone, tuned.rule, **local)
+        rule, how["local_lr"], _ = steps.tuned(task, silos.train, x, dual, steps=local_steps, mu=l2)
+        method = algorithms.named(algorithm)(task, dual, everyone, rule, **how)
     else:
-        method = algorithms.named(algorithm)(task, everyone, **local)
+        how["local_lr"] = 1 / steps.estimate_constants(task, silos.train, x, mu=l2).L_xx
+        method = algorithms.named(algorithm)(task, everyone, **how)
 
     def certificate(server: Any) -> Any:
         if algorithm in PLAIN:

@@ -110,7 +110,7 @@ def test_a_reply_that_is_not_finite_is_a_lost_reply(name):
     with pytest.warns(LostReplies, match=r"1 clients \(1\)"):
         result = eq.simulate(algorithm, start(), poisoned, KEY, rounds=3)
     clean = eq.simulate(algorithm, start(), data, KEY, rounds=3, lost=lose(1))
-    assert_identical(result.server, clean.server)
+    assert_same(result.server, clean.server)
     assert result.tally.broken[1] > 0 == result.tally.broken[[0, 2, 3, 4]].sum()
     with pytest.raises(ExchangeError, match=r"round 0, exchange '\w+', client 1: the reply is not"):
         eq.debug(algorithm, start(), poisoned, KEY, rounds=3)

@@ -144,22 +144,15 @@ def test_the_gradient_of_value_is_the_best_response(case):
 @one_each
 def test_compiled_plain_and_batched_calls_agree(case):
     dual = build(case, N)
-    v = jnp.asarray(np.random.default_rng(0).normal(size=(3, N)))
-    operators = {
-        "prox": (dual.prox, (v, jnp.asarray([0.1, 1.0, 1e3]))),
-        "best_response": (dual.best_response, (v,)),
-        "value": (dual.value, (v,)),
-        "penalty": (dual.penalty, (jnp.asarray(feasible(case, N, 10, 0)[:3]),)),
-    }
-    for name, (operator, batch) in operators.items():
-        alone = [operator(*(x[i] for x in batch)) for i in range(3)]
-        compiled = jax.jit(operator)(*(x[0] for x in batch))
-        batched = jax.vmap(operator)(*batch)
-        np.testing.assert_allclose(compiled, alone[0], rtol=1e-14, atol=1e-15, err_msg=name)
-        np.testing.assert_allclose(batched, alone, rtol=1e-14, atol=1e-15, err_msg=name)
+    v, steps = jnp.asarray(np.random.default_rng(0).normal(size=(3, N))), jnp.asarray([0.1, 1.0, 1e3])
+    close = {"rtol": 1e-14, "atol": 1e-15}
+    alone = [dual.prox(row, step) for row, step in zip(v, steps, strict=True)]
+    np.testing.assert_allclose(jax.vmap(dual.prox)(v, steps), alone, **close)
+    np.testing.assert_allclose(jax.jit(dual.prox)(v[1], 1.0), alone[1], **close)
     with jax.disable_jit():
-        plain = dual.prox(v[1], 1.0)
-    np.testing.assert_allclose(plain, dual.prox(v[1], 1.0), rtol=1e-14, atol=1e-15)
+        np.testing.assert_allclose(dual.prox(v[1], 1.0), alone[1], **close)
+    for operator in (dual.best_response, dual.value):
+        np.testing.assert_allclose(jax.vmap(operator)(v), [operator(row) for row in v], **close)
 
 
 @one_each

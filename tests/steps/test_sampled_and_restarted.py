@@ -32,11 +32,10 @@ def test_restarted_halves_and_lengthens():
     np.testing.assert_allclose(sigma * DUAL.modulus, 1 / (omega - 1))
 
 
-def test_sampled_is_where_auto_ends_with_a_smaller_primal_step():
-    settled = sizes(auto(CONSTANTS, DUAL), 1000)[-1]
+def test_sampled_is_where_auto_ends_for_a_coupling_that_much_stronger():
     for share in (1.0, 0.5, 0.1):
-        tau, sigma, theta = sizes(sampled(CONSTANTS, DUAL, share=share), 1)[0]
-        np.testing.assert_allclose((tau, sigma, theta), (settled[0] * min(1, 2 * share), settled[1], 0))
+        settled = sizes(auto(CONSTANTS._replace(L_lx=1.0 / share), DUAL), 1000)[-1]
+        np.testing.assert_allclose(sizes(sampled(CONSTANTS, DUAL, share=share), 1)[0], (*settled[:2], 0))
     with pytest.raises(InputError, match="share of clients in a round is 0"):
         sampled(CONSTANTS, DUAL, share=0)
 

@@ -192,16 +192,16 @@ def auto(constants: Constants, dual: Dual) -> Rule:
 def sampled(constants: Constants, dual: Dual, *, share: float) -> Rule:
     """For `scaffpd_partial`, whose rounds hear `share` = m/n of the clients: where `auto` ends, without extrapolation.
 
-    A row of the server's tables is 1/share rounds old on average; the primal step is scaled so that x moves no further
-    in that time than in two full rounds. Extrapolating losses of different ages does not pay.
+    A row of the server's tables is 1/share rounds old on average, so the players answer each other that much later:
+    as if L_lx were 1/share times as large. Extrapolating losses of different ages does not pay.
     """
     require(0 < share <= 1, f"the share of clients in a round is {share}; give a number above 0 and up to 1")
-    rule = auto(constants, dual)
+    rule = auto(constants._replace(L_lx=constants.L_lx / share), dual)
     state = rule.init(jnp.result_type(float))
     for _ in range(1000):  # to where the ratio sigma/tau has settled, or to a good one where it grows for ever
         state = rule.next(state)
     tau, sigma, _ = map(float, state.now)
-    return constant(tau=tau * min(1.0, 2 * share), sigma=sigma, theta=0.0)
+    return constant(tau=tau, sigma=sigma, theta=0.0)
 
 
 class Stage(NamedTuple):
