@@ -63,9 +63,8 @@ def strongly_concave() -> None:
 
 def merely_concave() -> None:
     print("\nRounds until the duality gap is below 1e-8, psi = 0:\n")
-    print(
-        "| dual | shift | tuned, J=100 | tuned, J=1 | line search, J=20 | sharp_accelerated, J=1 |\n|---|---|---|---|---|---|"
-    )
+    print("| dual | shift | tuned, J=100 | tuned, J=1 | line search, J=20 | sharp_accelerated, J=1 |")
+    print("|---|---|---|---|---|---|")
     everyone = eq.cohorts.everyone(5)
     for dual in (eq.objectives.agnostic(5), eq.objectives.cvar(5, 0.4)):
         for shift in (0.1, 1.0):

@@ -20,7 +20,7 @@ LEVELS = [
     {"engines"},
     {"evaluation"},
     {"training", "experiment", "report"},
-    {"cli", "cli_data", "cli_fit", "commands", "__init__", "__main__"},
+    {"cli", "cli_data", "cli_fit", "plainly", "__init__", "__main__"},
 ]
 LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}
 

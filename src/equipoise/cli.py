@@ -1,8 +1,6 @@
 """The command line: each command a few lines over the library."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from equipoise.cli_data import data_app
-from equipoise.errors import EquipoiseError
+from equipoise.cli_fit import fit, predict
+from equipoise.plainly import in_sentences
 
 app = typer.Typer(
     name="equipoise",
@@ -22,23 +21,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
-console = Console()
+app.command()(fit)
+app.command()(predict)
 
 
-@contextmanager
-def speaking_plainly() -> Iterator[None]:
-    """An error is one sentence; Ctrl-C is no error."""
-    try:
-        yield
-    except EquipoiseError as error:
-        Console(stderr=True).print(f"[red]{error}[/red]")
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        Console(stderr=True).print("stopped")
-        raise typer.Exit(130) from None
-
-
-def progress_bar() -> Progress:
+def progress_bar(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description:<28}"),
         BarColumn(),
@@ -62,10 +49,11 @@ def demo(
     """
     from equipoise.experiment import robust_regression as experiment
 
+    console = Console()
     curves: list[experiment.Curve] = []
-    with speaking_plainly():
+    with in_sentences():
         try:
-            with progress_bar() as bar:
+            with progress_bar(console) as bar:
                 job = bar.add_task("preparing", total=rounds)
 
                 def watch(label: str, done: int, of: int) -> None:
@@ -114,6 +102,7 @@ def algorithms() -> None:
     """
     from equipoise.algorithms.overview import overview
 
+    console = Console()
     table = Table(title="d: numbers of a model; n: clients; per client and round")
     for column in ("name", "objective", "exchanges", "down", "up", "client keeps", "server keeps", "seen", "paper"):
         table.add_column(column, overflow="fold")

@@ -1,7 +1,5 @@
 """`equipoise data`: what there is, where it was found, and what a division among clients looks like."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +11,7 @@ from rich.table import Table
 
 from equipoise.data import catalogue, federation, partition
 from equipoise.errors import InputError, require
+from equipoise.plainly import in_sentences
 
 data_app = typer.Typer(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
 
@@ -46,7 +45,7 @@ def info(
     label: Label = "label",
 ) -> None:
     """What was found where, its sizes and its licence."""
-    with _sentences():
+    with in_sentences():
         table = Table(show_header=False)
         for row in facts(name, data_dir, download, _parsed(option), label):
             table.add_row(*map(escape, row))
@@ -74,7 +73,7 @@ def partition_(
     label: Label = "label",
 ) -> None:
     """How the training samples and their labels spread over the clients; with --out, as a heat-map too."""
-    with _sentences():
+    with in_sentences():
         if Path(name).is_dir():
             summary = _of_silos(name, label)[0]
         else:
@@ -203,13 +202,3 @@ def _parsed(options: list[str] | None) -> dict[str, Any]:
         require(equals and key, f"the option is '{text}'; write it as name=value")
         out[key] = int(value) if value.lstrip("-").isdigit() else value
     return out
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """What is wrong in one line instead of a traceback."""
-    try:
-        yield
-    except InputError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from equipoise.cli_data import _sentences
 from equipoise.errors import InputError, require
+from equipoise.plainly import in_sentences
 
 Objective = Literal["chi2", "kl", "tv", "cvar", "chi2_ball", "agnostic", "average"]
 Method = Literal["scaffpd", "scaffpd_secure", "scaffold", "fedavg"]
@@ -42,7 +42,7 @@ def fit(
     seed: int = 0,
 ) -> None:
     """Train one model for all silos of a folder, and say how each of them fares."""
-    with _sentences():
+    with in_sentences():
         from equipoise import training
         from equipoise.data import silos
 
@@ -84,7 +84,7 @@ def predict(
     separator: Annotated[str, typer.Option(help="Between the cells of a CSV.")] = ",",
 ) -> None:
     """Apply a trained model to new rows: a prediction, and the probability of each class."""
-    with _sentences():
+    with in_sentences():
         from equipoise import artifact
 
         predicted = artifact.predict(model, file, separator=separator)

@@ -41,7 +41,7 @@ class Fitted(NamedTuple):
     loss: str  # its name in `models.LOSSES`
     silos: Silos
     weights: Float[np.ndarray, " n"]  # what each silo counts for in the end
-    gap: float  # F(x, lam) is at most that far from the saddle point's value; NaN: the algorithm has no certificate
+    gap: float  # how far at most the objective was from its optimum when the last round began; NaN: no certificate
     table: PerClient  # on the rows held out, or on the training rows where none were; RMSE in the label's units
     settings: dict[str, Any]  # what `fit` was told
 
@@ -114,7 +114,7 @@ def fit(
             return jnp.full((), jnp.nan, x.dtype)
         return gap_bound(dual, server.losses, server.lam, server.c, mu=l2)
 
-    result = simulate(method, x, silos.train, seed, rounds=rounds, record=certificate, progress=progress)
+    result = simulate(method, x, silos.train, seed, rounds=rounds, record=certificate, progress=progress, devices=1)
     x = method.model(result.server)
     weights = np.full(n, 1 / n) if algorithm in PLAIN else np.asarray(result.server.lam)
     settings = {
