@@ -1,8 +1,19 @@
 """Every test runs in float64, with strict promotion, and with warnings as errors (pyproject.toml)."""
 
+import gc
+
 import jax
+import pytest
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)  # tests compile much and run little
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_compiled_programs():
+    """Hundreds of compiled programs fill the memory of a small machine."""
+    yield
+    jax.clear_caches()
+    gc.collect()

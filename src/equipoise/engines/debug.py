@@ -40,12 +40,19 @@ def debug(
     record: Callable[[Server], PyTree] | None = None,
     lost: Lost | None = None,
     strict: bool = True,
+    jit: bool = False,
 ) -> Result:
-    """As `simulate`, a client at a time; with `strict` a reply that is not finite is an error that names its client."""
+    """As `simulate`, a client at a time.
+
+    Args:
+        strict: a reply that is not finite is an error that names its client, instead of a lost reply.
+        jit: compile what clients do; faster, but no breakpoint or print in there sees numbers.
+    """
     key = jax.random.key(key) if isinstance(key, int) else key
     check_run(algorithm, x, data, rounds, None)
     source = feed(algorithm.prepare, data).source
     n, keep = algorithm.n, record or (lambda server: ())
+    works = [jax.jit(e.work) if jit else e.work for e in algorithm.round]
     server = algorithm.init(x)
     clients = [algorithm.init_client(x) for _ in range(n)]
     history, tally = [], Tally.nothing(algorithm)
@@ -63,7 +70,7 @@ def debug(
                 at = f"{where}, client {i}"
                 message = named(at + ", send", exchange.send, server, jnp.int32(i))
                 mine, reply = named(
-                    at + ", work", exchange.work, message, clients[i], source.client(i), slot_key(working, slot)
+                    at + ", work", works[k], message, clients[i], source.client(i), slot_key(working, slot)
                 )
                 if gone[slot]:
                     continue
