@@ -84,7 +84,7 @@ def main(
                     bar.update(row, completed=seed * total + done)
 
                 path = eq.simulate(
-                    algorithm, x, train, seed, rounds=rounds, record=algorithm.model, progress=progress, devices=1
+                    algorithm, x, train, seed, rounds=rounds, record=algorithm.model, progress=progress
                 ).history
                 means = np.cumsum(path, axis=0, dtype=np.float64) / np.arange(1, rounds + 1)[:, None]
                 both = np.concatenate([path, means.astype(path.dtype)])  # so that this compiles once
@@ -105,12 +105,13 @@ def main(
 def table(curves: dict[str, Curve]) -> str:
     """One line per method; mean over the seeds (smallest to largest)."""
     heads = (
-        *("method", "exchanges a round", "rounds to 50% worst", "worst client", "average", "std over clients"),
-        *("worst client, mean model", "average, mean model"),
+        *("method", "exchanges a round", "worst first at 50%", "worst at 50%", "worst client", "average"),
+        *("std over clients", "worst client, mean model", "average, mean model"),
     )
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     for name, (algorithm, last, mean) in curves.items():
-        cells = [name, str(len(algorithm.round)), reached(last.min(-1))]
+        held = (last[:, -LAST:].min(-1) >= 0.5).mean()
+        cells = [name, str(len(algorithm.round)), reached(last.min(-1)), f"{held:.0%}"]
         for a, measure in ((last, np.min), (last, np.mean), (last, np.std), (mean, np.min), (mean, np.mean)):
             each = measure(a[:, -LAST:], axis=-1).mean(-1)
             spread = f" ({each.min():.3f} to {each.max():.3f})" if len(each) > 1 else ""

@@ -114,7 +114,7 @@ def fit(
             return jnp.full((), jnp.nan, x.dtype)
         return gap_bound(dual, server.losses, server.lam, server.c, mu=l2)
 
-    result = simulate(method, x, silos.train, seed, rounds=rounds, record=certificate, progress=progress, devices=1)
+    result = simulate(method, x, silos.train, seed, rounds=rounds, record=certificate, progress=progress)
     x = method.model(result.server)
     weights = np.full(n, 1 / n) if algorithm in PLAIN else np.asarray(result.server.lam)
     settings = {

@@ -45,11 +45,7 @@ def transcript(x, clients, rounds, *, steps, lr, mu, tau, rho):
         x_at, lam_at, losses_at, table_at = at
         if starting:
             centred = table_at - table_at.mean(axis=0)
-            v = np.cos(np.arange(n))
-            for _ in range(10):
-                v = centred @ (centred.T @ v)
-                v /= np.linalg.norm(v)
-            gamma, theta = 1 / 9 / (step**2 * np.sum((centred.T @ v) ** 2)), 0.0
+            gamma, theta = 1 / 4 / (step**2 * np.sum(centred**2)), 0.0
             sigma = min(gamma, limit) * step
         else:
             tau_kept, sigma_kept = kept

@@ -57,7 +57,7 @@ def test_digits_over_twenty_clients(digits, model):
     task, *rule = model(train)
     x, ends = task.init(KEY), {"before": task.init(KEY)}
     for name, algorithm in algorithms(task, *rule).items():
-        result, again = (eq.simulate(algorithm, x, train, KEY, rounds=20, devices=1) for _ in range(2))
+        result, again = (eq.simulate(algorithm, x, train, KEY, rounds=20) for _ in range(2))
         assert_identical((result.server, result.clients), (again.server, again.clients))
         ends[name] = algorithm.model(result.server)
     tables = evaluate(task, jnp.stack(list(ends.values())), test)  # all in one run

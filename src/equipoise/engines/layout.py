@@ -18,13 +18,18 @@ class Layout(NamedTuple):
     mesh: Mesh | None
     clients_per_batch: int
 
+    @property
+    def whole(self) -> NamedSharding | None:
+        """A copy on every device: how all arrays lie between rounds."""
+        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+
     def lanes(self, size: int) -> int:
         """How many of a device's `size` clients run side by side."""
         return min(self.clients_per_batch, size)
 
     def place(self, tree: Any) -> Any:
         """`tree` on every device of the mesh."""
-        return tree if self.mesh is None else jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+        return tree if self.mesh is None else jax.device_put(tree, self.whole)
 
     def share(self, tree: Any) -> Any:
         """As `place`, for what is only read: the devices of a CPU, its cores, share one copy in memory."""

@@ -135,7 +135,11 @@ def simulate(
     carry = layout.place(jax.tree.map(jnp.array, (server, clients, history)))
     source, key = layout.share(source), layout.place(key)
     clock = time.perf_counter()
-    run = jax.jit(advance, donate_argnums=0).lower(carry, source, key, jnp.int32(0), jnp.int32(0)).compile()
+    run = (
+        jax.jit(advance, donate_argnums=0, out_shardings=layout.whole)
+        .lower(carry, source, key, jnp.int32(0), jnp.int32(0))
+        .compile()
+    )
     compile_seconds = time.perf_counter() - clock
 
     at, chunk, clock = done, 1, time.perf_counter()
