@@ -129,15 +129,15 @@ def softmax_regression(features: int, classes: int, *, l2: float = 0.0, batch: i
     """Multinomial logistic regression; x = (weights [classes, features], bias [classes]), raveled."""
     require(classes >= 2, f"softmax regression over {classes} classes; give at least two")
 
-    def logits(x: Vector, inputs: Array) -> Float[Array, "k b"]:
-        # Classes first, in the weights and in the logits: half the time of the other way round on a CPU.
+    def predict(x: Vector, inputs: Array) -> Float[Array, "b k"]:
+        # Weights with the classes first: on a CPU half the time of the other way round.
         weights, bias = x[: classes * features].reshape(classes, features), x[classes * features :]
-        return weights @ inputs.T + jnp.broadcast_to(bias[:, None], (classes, inputs.shape[0]))
+        return inputs @ weights.T + jnp.broadcast_to(bias, (inputs.shape[0], classes))
 
     def example_losses(x: Vector, inputs: Array, labels: Array) -> Float[Array, " b"]:
-        z = logits(x, inputs)
-        hit = jax.nn.one_hot(labels, classes, dtype=z.dtype, axis=0)
-        return jax.nn.logsumexp(z, axis=0) - jnp.sum(z * hit, axis=0)
+        logits = predict(x, inputs)
+        hit = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
+        return jax.nn.logsumexp(logits, axis=1) - jnp.sum(logits * hit, axis=1)
 
     return over_examples(
         "softmax_regression",
@@ -145,6 +145,6 @@ def softmax_regression(features: int, classes: int, *, l2: float = 0.0, batch: i
         example_losses,
         l2=l2,
         batch=batch,
-        predict=lambda x, inputs: logits(x, inputs).T,
+        predict=predict,
         expects=features_of(features),
     )
