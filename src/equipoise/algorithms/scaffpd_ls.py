@@ -32,7 +32,9 @@ off is left behind in a few rounds. The first line of E is taken twice, from the
 with the trapezoid it is the other way round.
 
 It needs losses and gradients without noise (`task.loss` and `task.grad` on all local data): noise in E would reject
-good steps. The server sees every c_i, because a step that is taken back needs them again under other weights.
+good steps. The server sees every c_i, because a step that is taken back needs them again under other weights. A trial
+is judged when all clients have answered: a round in which one is lost changes nothing and is run again, so where a
+client may stay away for good, use `scaffpd`.
 """
 
 import math
@@ -46,7 +48,7 @@ from jaxtyping import Bool, Float, Int
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, neutral
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
 from equipoise.tasks import Task
 
 C_ALPHA, DELTA = 0.9, 0.05
@@ -89,8 +91,8 @@ class Server(NamedTuple):
     starting: Bool[Array, ""]  # no trial was kept yet after one that was taken back
     rejected: Int[Array, ""]  # trials taken back so far
     accepted: Bool[Array, ""]  # whether the last trial was kept
-    heard: Bool[Array, " n"]
-    answered: Bool[Array, " n"]  # who answered in this round so far
+    begun: Bool[Array, ""]  # whether all clients were ever heard
+    judged: Bool[Array, ""]  # whether all clients were heard in this round
 
 
 class Client(NamedTuple):
@@ -143,9 +145,8 @@ def scaffpd_ls(
         at, trial = server.at, server.trial
         loss, c_i = replies.each
         new = Point(trial.x, trial.lam, replies.cohort.put(at.losses, loss), replies.cohort.put(at.table, c_i))
-        answered = replies.cohort.mark(n)
-        nothing_tried = ~jnp.any(server.heard)
-        good = is_good(at, trial, new) & jnp.any(answered)
+        nothing_tried = ~server.begun
+        good = is_good(at, trial, new)
         accepted = nothing_tried | good
         rejected = server.rejected + jnp.where(accepted, 0, 1)
         starting = server.starting & ((rejected == 0) | ~accepted)
@@ -155,18 +156,18 @@ def scaffpd_ls(
         kept = choose(good, trial.sizes, server.kept)
         before = jnp.where(accepted, jnp.where(starting | nothing_tried, new.losses, at.losses), server.before)
         at = choose(accepted, new, at)
-        heard = server.heard | answered
 
         first = FIRST_COUPLING / (step**2 * coupling(at.table))
         gamma = jnp.where(starting, first, kept.sigma / kept.tau / (1 - jnp.minimum(mu * step, 0.5)))
         sigma = jnp.minimum(gamma, limit) * step
         theta = jnp.maximum(kept.sigma / sigma / (1 + mu_lam * kept.sigma), kept.tau / step * (1 - mu * step))
         theta = jnp.where(starting, 0, jnp.clip(theta, 0, kept.sigma / sigma))
-        s = neutral((1 + theta) * at.losses - theta * before, heard)
+        s = (1 + theta) * at.losses - theta * before
         lam = dual.prox(at.lam + sigma * s, sigma)
-        c = Cohort(jnp.arange(n), heard).share(lam) @ at.table
-        trial = Trial(at.x, lam, c, Sizes(step, sigma))
-        return Server(at, before, trial, kept, starting, rejected, accepted, heard, answered)
+        trial = Trial(at.x, lam, lam @ at.table, Sizes(step, sigma))
+        yes = jnp.array(True)
+        after = Server(at, before, trial, kept, starting, rejected, accepted, begun=yes, judged=yes)
+        return choose(jnp.all(replies.cohort.mark(n)), after, server._replace(judged=~yes))
 
     def is_good(at: Point, trial: Trial, new: Point) -> Bool[Array, ""]:
         """E <= 0."""
@@ -184,8 +185,9 @@ def scaffpd_ls(
 
     # (3) Try a primal step from the point that was kept: Algorithm 2 on the clients, then Eq. (4.2).
 
-    def those_who_answered(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)._replace(present=server.answered)
+    def everybody_if_judged(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        cohort = sample(key)
+        return server, cohort._replace(present=cohort.present & server.judged)
 
     def send_correction(server: Server, i: Int[Array, ""]) -> tuple:
         return server.trial.c, server.trial.lam[i], server.accepted
@@ -199,14 +201,15 @@ def scaffpd_ls(
     def update_primal(server: Server, replies: Replies) -> Server:
         trial = server.trial
         du = jnp.sum(trial.lam) * mean(replies.total)
-        return server._replace(trial=trial._replace(x=server.at.x - trial.sizes.tau * du))
+        x = jnp.where(server.judged, server.at.x - trial.sizes.tau * du, trial.x)
+        return server._replace(trial=trial._replace(x=x))
 
     def init(x: Vector) -> Server:
-        lam, zero, nobody = jnp.full(n, 1 / n, x.dtype), jnp.zeros((), x.dtype), jnp.zeros(n, bool)
+        lam, zero, no = jnp.full(n, 1 / n, x.dtype), jnp.zeros((), x.dtype), jnp.array(False)
         at = Point(x, lam, jnp.zeros_like(lam), jnp.zeros((n, x.size), x.dtype))
         trial = Trial(x, lam, jnp.zeros_like(x), Sizes(zero + tau, zero + 1))
         kept = Sizes(zero + tau, zero + 1)
-        return Server(at, at.losses, trial, kept, jnp.array(True), jnp.int32(0), jnp.array(True), nobody, nobody)
+        return Server(at, at.losses, trial, kept, ~no, jnp.int32(0), ~no, begun=no, judged=no)
 
     return Algorithm(
         name="scaffpd_ls",
@@ -217,7 +220,7 @@ def scaffpd_ls(
         init_client=lambda x: Client((jnp.zeros_like(x),) * 2, (jnp.zeros_like(x),) * 2),
         round=(
             Exchange("collect", everybody, send_trial, collect, judge_and_update_dual),
-            Exchange("improve", those_who_answered, send_correction, improve, update_primal),
+            Exchange("improve", everybody_if_judged, send_correction, improve, update_primal),
         ),
         model=lambda server: server.at.x,
     )

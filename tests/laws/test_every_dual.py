@@ -1,0 +1,41 @@
+"""Every method that takes a dual takes every dual: few clients per round, some of them lost, weights on their set."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equipoise as eq
+from tests.problems import BUILDS, DIM, N, start, unequal
+
+ARGUMENTS = {"chi2": [0.1], "chi2_ball": [0.5], "cvar": [0.3], "kl": [0.5], "tv": [0.3], "qffl": [1.0], "agnostic": []}
+ARGUMENTS |= {"propfair": [50.0]}
+ROBUST = ("afl", "drfa", "drfa_alternative", "scaffpd_partial", "scaffpd_ls")
+LOST = {"scaffpd_ls": 0.05}  # which goes on only when everybody answers
+
+
+def unreliable(share):
+    def lost(round, exchange, ids):
+        return jax.random.bernoulli(jax.random.fold_in(jax.random.key(exchange), round), share, jnp.shape(ids))
+
+    return lost
+
+
+@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize("kind", sorted(eq.objectives.DUALS))
+def test_stays_finite_and_on_its_set(kind, name):
+    dual = eq.objectives.DUALS[kind](N, *ARGUMENTS[kind])
+    algorithm = BUILDS[name](eq.tasks.ridge(DIM, 0.1), dual, eq.cohorts.uniform(N, 2))
+
+    def record(server):
+        return algorithm.model(server), server.at.lam if name == "scaffpd_ls" else server.lam
+
+    lost = unreliable(LOST.get(name, 0.3))
+    x, lam = eq.simulate(algorithm, start(), unequal(), 0, rounds=2000, record=record, lost=lost).history
+    assert np.isfinite(x).all()
+    assert np.isfinite(lam).all()
+    assert lam.min() >= 0
+    if dual.simplex:
+        np.testing.assert_allclose(lam.sum(axis=1), 1, atol=1e-9)
+    np.testing.assert_allclose(jax.vmap(lambda v: dual.prox(v, 1e-12))(jnp.asarray(lam[-20:])), lam[-20:], atol=1e-6)
+    assert not np.allclose(lam[0], lam[-1])
