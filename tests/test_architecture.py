@@ -11,7 +11,7 @@ import equipoise
 
 ROOT = Path(equipoise.__file__).parent
 LEVELS = [
-    {"errors", "cores"},
+    {"errors", "cores", "files"},
     {"protocol"},
     {"data"},
     {"scores", "fairness"},
@@ -19,8 +19,8 @@ LEVELS = [
     {"algorithms", "metrics", "artifact"},
     {"engines"},
     {"evaluation"},
-    {"training", "experiment", "report"},
-    {"cli", "cli_data", "cli_fit", "plainly", "__init__", "__main__"},
+    {"experiment", "report"},
+    {"cli", "__init__", "__main__"},
 ]
 LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}
 

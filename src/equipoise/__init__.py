@@ -11,9 +11,9 @@ from equipoise import algorithms, cohorts, data, errors, fairness, metrics, obje
 from equipoise.engines import Result, debug, simulate  # noqa: E402
 
 if TYPE_CHECKING:
-    from equipoise import artifact, evaluation, models, training
+    from equipoise import artifact, evaluation, experiment, models
 
-LATER = ("artifact", "evaluation", "models", "training")  # with libraries that not everybody needs at once
+LATER = ("artifact", "evaluation", "experiment", "models")  # with libraries that not everybody needs at once
 
 __all__ = [
     "Result",
@@ -24,6 +24,7 @@ __all__ = [
     "debug",
     "errors",
     "evaluation",
+    "experiment",
     "fairness",
     "metrics",
     "models",
@@ -31,7 +32,6 @@ __all__ = [
     "simulate",
     "steps",
     "tasks",
-    "training",
 ]
 __version__ = "0.1.0"
 

@@ -5,12 +5,10 @@ it is ever executed.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +20,7 @@ import safetensors.numpy
 from equipoise.data import silos
 from equipoise.data.encoding import Encoding
 from equipoise.errors import InputError, require
+from equipoise.files import write_whole
 from equipoise.models import build
 from equipoise.models.model import Model, Params
 
@@ -97,7 +96,7 @@ def save(
             np.isfinite(value).all(),
             f"the weights {name!r} hold NaN or infinity; this model is not worth saving",
         )
-    _write(path, safetensors.numpy.save(tensors, metadata={"equipoise": text}))
+    write_whole(path, safetensors.numpy.save(tensors, metadata={"equipoise": text}))
 
 
 def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
@@ -173,16 +172,3 @@ def _check_fit(model: Model, encoding: Encoding) -> None:
         f"the encoding makes {encoding.shape[0]} inputs and needs {encoding.outputs} outputs per row; "
         f"the model {model.name!r} does not fit that",
     )
-
-
-def _write(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

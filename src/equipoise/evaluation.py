@@ -16,9 +16,21 @@ from jaxtyping import Bool, Float, Int
 from equipoise import fairness
 from equipoise import scores as measures
 from equipoise.cohorts import Sample, check_distinct, everyone
-from equipoise.engines.simulator import simulate
+from equipoise.engines.feed import Feed, feed
+from equipoise.engines.layout import lay_out
+from equipoise.engines.simulator import run_exchange, simulate
 from equipoise.errors import require, unknown
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.protocol import (
+    Algorithm,
+    Cohort,
+    Data,
+    Exchange,
+    RandomKey,
+    Replies,
+    Reply,
+    Vector,
+    exchange_keys,
+)
 from equipoise.tasks import Task
 
 Predict = Callable[[Vector, Array], Array]  # model, inputs [m, ...] -> outputs [m, ...]
@@ -46,9 +58,14 @@ class Server(NamedTuple):
 
 
 def evaluation(
-    task: Task | Predict, sample: Sample, models: Float[Array, "r d"], *, scores: Mapping[str, Score], draws: int = 0
+    task: Task | Predict,
+    sample: Sample,
+    models: Float[Array, "r d"] | None,
+    *,
+    scores: Mapping[str, Score],
+    draws: int = 0,
 ) -> Algorithm:
-    """An algorithm for any engine: in round r every client of the cohort scores models[r].
+    """An algorithm for any engine: in round r every client of the cohort scores models[r] (None: its start).
 
     A score that is not defined for a client's rows (AUROC of one class) is told as such; a loss that is not
     finite is a lost reply, as everywhere.
@@ -103,12 +120,12 @@ def evaluation(
         names = [*(() if loss is None else ("loss",)), *scores]
         again = {name: nothing(draws) for name in scores} if draws else {}
         blank = PerClient(jnp.zeros(n, jnp.int32), {name: nothing() for name in names}, again)
-        return Server(models, jnp.int32(-1), blank)
+        return Server(x[None] if models is None else models, jnp.int32(-1), blank)
 
     return Algorithm(
         name="evaluation",
         n=n,
-        size=models.shape[-1],
+        size=task.size if isinstance(task, Task) else 0 if models is None else models.shape[-1],
         prepare=prepare,
         init=init,
         init_client=lambda x: None,
@@ -157,9 +174,7 @@ def evaluate(
     check_fit(task, shard)
     if scores is None:
         scores = suited(task.predict if isinstance(task, Task) else task, path[0], shard)
-    if clients_per_batch is None:
-        bytes_each = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shard))
-        clients_per_batch = max(1, AT_ONCE // max(bytes_each, 1))
+    clients_per_batch = clients_per_batch or _side_by_side(shard)
     algorithm = evaluation(task, everyone(data.n), path, scores=scores, draws=draws)
     table = simulate(
         algorithm,
@@ -172,6 +187,31 @@ def evaluate(
         **how,
     ).history
     return table if models.ndim == 2 else jax.tree.map(lambda a: a[0], table)
+
+
+def evaluator(
+    task: Task, data: Any, *, scores: Mapping[str, Score] | None = None, clients_per_batch: int | None = None
+) -> Callable[[Vector], PerClient]:
+    """`evaluate` for many models, one after the other: compiled once."""
+    shard = jax.eval_shape(data.client, 0)
+    x = jax.eval_shape(task.init, jax.random.key(0))
+    if scores is None:
+        scores = suited(task.predict, x, shard)
+    algorithm = evaluation(task, everyone(data.n), None, scores=scores)
+    source = feed(algorithm.prepare, data)
+    layout = lay_out(source, data.n, None, clients_per_batch or _side_by_side(shard))
+    source, keys = layout.share(source), layout.place(exchange_keys(jax.random.key(0), 0, 0))
+
+    @jax.jit
+    def judged(x: Vector, source: Feed) -> PerClient:
+        server, _, _ = run_exchange(algorithm.round[0], algorithm.init(x), None, source, keys, layout, None)
+        return server.heard
+
+    return lambda x: jax.tree.map(np.asarray, judged(layout.place(x), source))
+
+
+def _side_by_side(shard: Data) -> int:
+    return max(1, AT_ONCE // max(sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shard)), 1))
 
 
 def check_fit(task: Task | Predict, shard: Data) -> None:

@@ -247,4 +247,6 @@ def _array(this: Table, feature: Feature) -> np.ndarray:
             not bad.any(),
             f"{this.file}, column {feature.name!r}, data row {row}: the array holds NaN or infinity",
         )
+    if (feature.mean, feature.scale) != (0.0, 1.0):  # such as pixels; tokens are left as they are
+        return ((array - feature.mean) / feature.scale).astype(_float(None))
     return array

@@ -78,6 +78,8 @@ def simulate(
     progress: Progress | None = None,
     lost: Lost | None = None,
     resume: Result | None = None,
+    pause: Callable[[Result], None] | None = None,
+    every: int = 1,
 ) -> Result:
     """Runs `algorithm` from x for `rounds` rounds over the clients of `data`.
 
@@ -94,18 +96,22 @@ def simulate(
         progress: called now and then with (rounds done, rounds in all, the last record).
         lost: which clients' replies get lost: lost(round, exchange, ids) -> [m]; for studies of drop-out.
         resume: an earlier result to continue, bit for bit as if it had never stopped.
+        pause: called after every `every` rounds and after the last with the result so far (without its history), whose
+            arrays are gone when it returns: for evaluation and checkpoints.
+        every: see `pause`.
 
     Ctrl-C raises `Stopped`, whose `result` holds all rounds finished until then.
     """
     key = key if isinstance(key, jax.Array) else jax.random.key(key)
     check_run(algorithm, x, data, rounds, clients_per_batch)
+    require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
     source = feed(algorithm.prepare, data)
     layout = lay_out(source, largest_cohort(algorithm, x), devices, clients_per_batch)
     keep = record or (lambda server: ())
     if resume is None:
         clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)(x)
         resume = Result(algorithm.init(x), clients, None, 0, Tally.nothing(algorithm), 0.0, 0.0)
-    server, clients, past, done, tally = resume[:5]
+    server, clients, past, done, tally, seconds, compile_seconds = resume
     require(done <= rounds, f"the result to resume has {done} rounds already; ask for more than {done}")
 
     def one_round(r: Array, server: Server, clients: Client, source: Feed, key: RandomKey) -> tuple:
@@ -140,19 +146,23 @@ def simulate(
         .lower(carry, source, key, jnp.int32(0), jnp.int32(0))
         .compile()
     )
-    compile_seconds = time.perf_counter() - clock
+    compile_seconds += time.perf_counter() - clock
 
-    at, chunk, clock = done, 1, time.perf_counter()
+    at, chunk = done, 1
     with interrupts_deferred() as interrupted:
         while at < rounds and not interrupted:
-            stop, chunk_clock = min(at + chunk, rounds), time.perf_counter()
+            halt = rounds if pause is None else min(rounds, at - at % every + every)
+            stop, clock = min(at + chunk, halt), time.perf_counter()
             *carry, count = run(tuple(carry), source, key, jnp.int32(at), jnp.int32(stop))
             tally = jax.tree.map(lambda t, c: t + np.asarray(c), tally, count)  # waits for the device
-            pace = (stop - at) / max(time.perf_counter() - chunk_clock, 1e-9)
+            elapsed = time.perf_counter() - clock
+            seconds += elapsed
+            pace = (stop - at) / max(elapsed, 1e-9)
             at, chunk = stop, max(1, min(10 * chunk, int(pace * CHUNK_SECONDS)))
+            if pause is not None and at == halt:
+                pause(Result(carry[0], carry[1], None, at, tally, seconds, compile_seconds))
             if progress is not None:
                 progress(at, rounds, jax.tree.map(operator.itemgetter(at - done - 1), carry[2]))
-    seconds = time.perf_counter() - clock
     new = jax.tree.map(lambda h: np.asarray(h[: at - done]), carry[2])
     joined = new if past is None else jax.tree.map(lambda a, b: np.concatenate([a, b]), past, new)
     result = Result(carry[0], carry[1], joined, at, tally, seconds, compile_seconds)

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise.cli.plainly import in_sentences
 from equipoise.data import catalogue, federation, partition
 from equipoise.errors import InputError, require
-from equipoise.plainly import in_sentences
 
 data_app = typer.Typer(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
 

@@ -1,0 +1,317 @@
+"""From a configuration to a model, a table and a page."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from equipoise.cli.plainly import in_sentences
+from equipoise.errors import InputError, require
+
+File = Annotated[Path | None, typer.Argument(help="A TOML file; `equipoise config` prints one to begin with.")]
+Set = Annotated[list[str] | None, typer.Option("--set", "-s", help="section.key=value, over the file; repeatable.")]
+Silos = Annotated[Path | None, typer.Option(help="Your own data: a folder with one .csv, .parquet or .npz per owner.")]
+Label = Annotated[str | None, typer.Option(help="The column to predict, with --silos.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write; default: runs/NAME.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left there.")]
+PAGE = "report.html"
+
+
+def run(
+    file: File = None,
+    silos: Silos = None,
+    label: Label = None,
+    set_: Set = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train one model, and say how it fares at every client. Without a file: SCAFF-PD on the digits.
+
+    Example: equipoise run --set run.rounds=20 --set objective.rho=0.05
+    """
+    with in_sentences():
+        from equipoise.experiment import config as configs
+        from equipoise.experiment import run as runs
+
+        told = configs.parse(_settings(file, silos, label, set_), source=_source(file))
+        folder = out or Path("runs") / told.name
+        with _progress() as watch:
+            done = runs.run(told, folder, overwrite=overwrite, watch=watch(told.algorithm.name))
+        _show([done], folder)
+
+
+def compare(
+    file: File = None,
+    silos: Silos = None,
+    label: Label = None,
+    set_: Set = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train several methods on one federation and set them side by side. Without a file: five methods on the digits.
+
+    Stopped comparisons go on where they were; finished ones are shown again.
+
+    Example: equipoise compare --set run.rounds=20 --out runs/short
+    """
+    with in_sentences():
+        from equipoise.experiment import plan
+
+        settings = _settings(file, silos, label, set_, default="compare.toml")
+        jobs = plan.compare(settings, source=_source(file))
+        folder = out or Path("runs") / jobs[0].config.name
+        with _progress() as watch:
+            done = plan.run_all(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
+        _show(done, folder)
+
+
+def sweep(
+    file: File = None,
+    silos: Silos = None,
+    label: Label = None,
+    set_: Set = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Try all settings of [sweep.grid] with several seeds, and show each method with its best.
+
+    Stopped sweeps go on where they were. Without a file: two step sizes of FedAvg on the digits.
+
+    Example: equipoise sweep --set run.rounds=20 --set sweep.seeds=[0,1]
+    """
+    with in_sentences():
+        from equipoise.experiment import plan
+
+        settings = _settings(file, silos, label, set_, default="sweep.toml")
+        study = plan.sweep(settings, source=_source(file))
+        _run_study(study, out or Path("runs") / study.trials[0].config.name, overwrite)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="A run folder that was stopped.")],
+) -> None:
+    """Go on with a run that was stopped or killed, as if it had never been.
+
+    Example: equipoise resume runs/run
+    """
+    with in_sentences():
+        from equipoise.experiment import run as runs
+
+        with _progress() as watch:
+            done = runs.resume(folder, watch=watch(folder.name))
+        _show([done], folder)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(PAGE),
+) -> None:
+    """Write one page about one or more runs: who is served how, what it cost, how it went. No network is needed.
+
+    Example: equipoise report runs/digits --out page.html
+    """
+    with in_sentences():
+        from equipoise.experiment import records
+
+        found = [records.read(path) for folder in folders for path in records.find(folder)]
+        _write_page(found, out)
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="A run folder, or its model.safetensors.")],
+    file: Annotated[Path, typer.Argument(help="New rows: .csv, .parquet or .npz.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV there, not to the terminal.")] = None,
+    separator: Annotated[str, typer.Option(help="Between the cells of a CSV.")] = ",",
+) -> None:
+    """Apply a trained model to new rows: a prediction each, and the probability of each class.
+
+    Example: equipoise predict runs/hospitals new.csv --out predictions.csv
+    """
+    with in_sentences():
+        from equipoise import artifact
+
+        predicted = artifact.predict(_model_of(model), file, separator=separator)
+        if out is None:
+            typer.echo(predicted.write_csv(), nl=False)
+            return
+        try:
+            predicted.write_csv(out)
+        except OSError as error:
+            raise InputError(f"{out} cannot be written ({error.strerror}); give another --out") from error
+
+
+def config(file: File = None, set_: Set = None) -> None:
+    """Print a file to begin with; or, of a given file, every setting of its runs.
+
+    Example: equipoise config > mine.toml
+    """
+    with in_sentences():
+        from equipoise.experiment import config as configs
+        from equipoise.experiment import plan
+
+        if file is None and not set_:
+            typer.echo(configs.template(), nl=False)
+            return
+        settings = _settings(file, None, None, set_)
+        jobs = plan.compare(settings, source=_source(file))
+        plan.sweep(settings, source=_source(file))  # checked, not shown: its runs may be many
+        for job in jobs:
+            if len(jobs) > 1:
+                typer.echo(f"# {job.label}")
+            typer.echo(job.config.toml())
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="An experiment; without one, all are listed.")] = None,
+    set_: Set = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Run an experiment of the papers and show its table; docs/results.md sets it beside the paper's.
+
+    Example: equipoise reproduce
+    """
+    with in_sentences():
+        from equipoise.experiment import library, plan
+
+        if name is None:
+            Console().print(library.listing())
+            return
+        settings = library.settings(name, set_ or ())
+        study = plan.sweep(settings, source=name)
+        _run_study(study, out or Path("runs") / name, overwrite)
+
+
+def _run_study(study: Any, folder: Path, overwrite: bool) -> None:
+    from equipoise.experiment import plan
+    from equipoise.report import sweeps
+
+    with _progress(len(study.trials)) as watch:
+        cells = plan.finish(study, folder, overwrite=overwrite, watch=_by(lambda job: job.place, watch))
+    console = Console()
+    console.print(sweeps.table(cells, study.sweep.show))
+    text = sweeps.markdown(cells, study.sweep.show)
+    (folder / "table.md").write_text(text)
+    console.print(f"table: {folder / 'table.md'}", highlight=False, soft_wrap=True)
+    _write_page([run for cell in cells for run in cell.runs[:1]], folder / PAGE)
+
+
+def _settings(
+    file: Path | None, silos: Path | None, label: str | None, set_: Sequence[str] | None, default: str | None = None
+) -> dict[str, Any]:
+    import tomllib
+
+    from equipoise.experiment import config as configs
+
+    settings: dict[str, Any] = {}
+    if file is not None:
+        settings = configs.read(file)
+    elif default is not None:
+        settings = tomllib.loads((resources.files("equipoise.experiment") / "defaults" / default).read_text())
+    if silos is not None:
+        require(silos.is_dir(), f"{silos} is no folder; give the one that holds a file per owner")
+        settings.pop("partition", None)
+        settings["data"] = {**settings.get("data", {}), "silos": str(silos)}
+        settings["name"] = silos.resolve().name
+    if label is not None:
+        require("silos" in settings.get("data", {}), "--label is for silo files; give --silos too")
+        settings["data"]["label"] = label
+    return configs.override(settings, set_ or ())
+
+
+def _source(file: Path | None) -> str:
+    return "the configuration" if file is None else str(file)
+
+
+def _model_of(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    from equipoise.experiment import records
+
+    if (path / records.MODEL).is_file():
+        return path / records.MODEL
+    require(
+        not (path / records.CONFIG).is_file(),
+        f"{path} has no model yet: the run was stopped (`equipoise resume {path}`) or did not end with one",
+    )
+    inside = [found.name for found in records.find(path)]
+    raise InputError(f"{path} holds {len(inside)} runs; choose one, such as {path / inside[-1]}")
+
+
+Watch = Callable[[int, int, Any], None]
+
+
+@contextmanager
+def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
+    """A bar per run, with the average and the worst fifth so far."""
+    columns = (
+        TextColumn("{task.description:<24}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[standing]}"),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=jobs > 8) as bar:
+        rows: dict[str, Any] = {}
+        waiting = bar.add_task("reading data", total=None, standing="and measuring step sizes")
+
+        def watch(label: str) -> Watch:
+            def update(at: int, of: int, row: Any) -> None:
+                bar.update(waiting, visible=False)
+                if label not in rows:
+                    while len(rows) >= 12:  # a sweep has many: only the last ones stay in sight
+                        bar.remove_task(rows.pop(next(iter(rows))))
+                    rows[label] = bar.add_task(label, total=of, standing="")
+                bar.update(rows[label], completed=at, standing=_standing(row))
+
+            return update
+
+        yield watch
+
+
+def _by(name: Callable[[Any], str], watch: Callable[[str], Watch]) -> Any:
+    return lambda job, at, of, row: watch(name(job))(at, of, row)
+
+
+def _standing(row: Any) -> str:
+    """The average and the worst fifth of the score that says most."""
+    from equipoise.report import numbers
+
+    score = next((name for name in ("accuracy", "rmse", "loss") if name in row.scores), None)
+    if score is None:
+        return ""
+    values = np.array([np.nan if v is None else v for v in row.scores[score]])
+    told = numbers.standing(values, score == "accuracy")
+    return f"{score} {told['mean']:.3f}, worst fifth {told['worst20']:.3f}"
+
+
+def _show(done: list, folder: Path) -> None:
+    from equipoise.report import tables
+
+    console = Console()
+    for note in dict.fromkeys(note for run in done for note in run.federation.notes if "measured" not in note):
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    console.print(tables.comparison(done) if len(done) > 1 else tables.per_client(done[0]))
+    for run in done:
+        for event in run.outcome.events if run.outcome else ():
+            console.print(f"note: {run.outcome.label}: {event}", markup=False, highlight=False, soft_wrap=True)
+    if len(done) == 1:
+        console.print(f"model: {folder / 'model.safetensors'}", highlight=False, soft_wrap=True)
+    _write_page(done, folder / PAGE)
+
+
+def _write_page(runs: list, path: Path) -> None:
+    from equipoise.report import html
+
+    try:
+        html.write(runs, path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); give another --out") from error
+    Console().print(f"page:  {path}", highlight=False, soft_wrap=True)

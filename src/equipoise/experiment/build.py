@@ -1,0 +1,293 @@
+"""From settings to the objects that they name: a federation, a task, an objective, an algorithm."""
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from equipoise import algorithms, cohorts, data, models, objectives, steps, tasks
+from equipoise.data import catalogue, federation, partition, silos, synthetic
+from equipoise.data.catalogue import Dataset
+from equipoise.data.encoding import Encoding, Feature, Target
+from equipoise.errors import InputError, require
+from equipoise.experiment.config import Config
+from equipoise.models import Model
+from equipoise.objectives import Dual
+from equipoise.protocol import Algorithm, Vector
+from equipoise.tasks import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What all methods of a comparison share: whose data, which model, from where."""
+
+    what: str  # one sentence
+    names: tuple[str, ...]  # of the clients
+    train: Any  # Shards or Pool
+    test: Any | None  # None: no rows were held out
+    classes: tuple[str, ...]  # empty for a regression
+    model: Model
+    loss: str  # a name in models.LOSSES
+    encoding: Encoding | None
+    task: Task
+    l2: float
+    x: Vector
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n(self) -> int:
+        return self.train.n
+
+    @property
+    def convex(self) -> bool:
+        return self.model.name == "linear"
+
+    @cached_property
+    def smoothness(self) -> float:
+        """L: the largest curvature of any client's loss."""
+        return float(steps.estimate_constants(self.task, self.train, self.x, mu=self.l2).L_xx)
+
+    def artifact_vector(self, x: Vector) -> np.ndarray:
+        """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
+        size = sum(a.size for a in jax.tree.leaves(jax.eval_shape(self.model.init, jax.random.key(0))))
+        return np.concatenate([np.asarray(x), np.zeros(size - x.size, np.asarray(x).dtype)])
+
+
+@contextmanager
+def precision(config: Config) -> Iterator[None]:
+    """The arrays that are made in here have the precision of the run."""
+    with jax.enable_x64(config.run.precision == "float64"):
+        yield
+
+
+def problem(config: Config) -> Problem:
+    """Reads and divides the data, and builds the task on it; call it under `precision`."""
+    if config.data.silos is not None:
+        return _of_silos(config)
+    if config.data.name == "synthetic":
+        return _synthetic(config)
+    return _of_dataset(config)
+
+
+def _of_silos(config: Config) -> Problem:
+    told = config.data
+    with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # they become notes
+        found = silos.read(
+            Path(str(told.silos)),
+            told.label,
+            task=told.task,
+            drop=told.drop,
+            categorical=told.categorical,
+            separator=told.separator,
+            test=told.test,
+            seed=config.run.seed,
+        )
+    encoding = found.encoding
+    what = f"{len(found.names)} silos of the folder {Path(str(told.silos)).name}, predicting {told.label}"
+    classes = encoding.target.classes
+    shape = encoding.shape
+    return _problem(config, what, found.names, found.train, found.test, classes, shape, encoding, found.warnings)
+
+
+def _synthetic(config: Config) -> Problem:
+    n, told = config.partition.clients, config.data.options
+    try:
+        train = synthetic.regression(n=n, key=jax.random.key(_division_seed(config)), **told)
+    except TypeError as error:
+        known = "dim, samples, scale, shift"
+        raise InputError(f"data.options does not fit synthetic data ({error}); known: {known}") from None
+    names = tuple(f"client {i}" for i in range(n))
+    what = f"synthetic robust regression (SCAFF-PD, section 6.1) over {n} clients"
+    return _problem(config, what, names, train, None, (), train.inputs.shape[2:], None, ())
+
+
+def _of_dataset(config: Config) -> Problem:
+    told, how, key = config.data, config.partition, _division_seed(config)
+    named_file = told.name.endswith(".npz")
+    require(not (named_file and told.options), "data.options are for data sets with a name, not for a .npz file")
+    dataset = (
+        data.features.read(told.name, data_dir=told.data_dir)
+        if named_file
+        else catalogue.load(told.name, data_dir=told.data_dir, download=told.download, **told.options)
+    )
+    if config.model.name in ("linear", "mlp"):
+        dataset = dataset.flat()
+    test_parts = None
+    if how.kind == "natural":
+        divided, tests = federation.natural(dataset, min_size=how.min_size)
+        test_parts = None if tests is None else tests.parts
+    else:
+        divided = _divided(config, dataset, key)
+    train, test = federation.pools(
+        dataset, divided.parts, key=key, test=told.test, test_parts=test_parts, thin=how.thin
+    )
+    names = tuple(divided.summary.clients)
+    names = names if how.kind == "natural" else tuple(f"client {name}" for name in names)
+    by = {"natural": "its own owners", "dirichlet": f"Dirichlet({how.alpha:g})", "iid": "chance"}
+    by |= {"similarity": f"similarity {how.similarity:g}", "k_classes": f"{how.classes} classes each"}
+    by |= {"one_class": "one class each", "quantity": f"quantities of Dirichlet({how.alpha:g})"}
+    what = f"{dataset.name} over {len(names)} clients, divided by {by[how.kind]}"
+    what += f", {how.thin[0]:.0%} of them without {how.thin[1]:.0%} of their rows" if how.thin else ""
+    shape = dataset.inputs.shape[1:]
+    return _problem(config, what, names, train, test, dataset.classes, shape, _encoding_of(dataset), ())
+
+
+def _divided(config: Config, dataset: Dataset, key: int) -> partition.Partition:
+    how, labels = config.partition, dataset.labels
+    ways: dict[str, Callable[[], partition.Partition]] = {
+        "iid": lambda: partition.iid(labels, how.clients, key),
+        "dirichlet": lambda: partition.dirichlet(labels, how.clients, how.alpha, key, min_size=how.min_size),
+        "similarity": lambda: partition.similarity(labels, how.clients, how.similarity, key),
+        "k_classes": lambda: partition.k_classes(labels, how.clients, how.classes, key),
+        "one_class": lambda: partition.one_class(labels, how.clients, key),
+        "quantity": lambda: partition.quantity(labels, how.clients, how.alpha, key, min_size=how.min_size),
+    }
+    return ways[how.kind]()
+
+
+def _division_seed(config: Config) -> int:
+    return config.run.seed if config.partition.seed is None else config.partition.seed
+
+
+def _encoding_of(dataset: Dataset) -> Encoding | None:
+    """How `equipoise predict` reads an .npz with `inputs` like the data set's; None where one number per set does
+    not say how they are scaled."""
+    if not dataset.classes or isinstance(dataset.scale, np.ndarray) or isinstance(dataset.offset, np.ndarray):
+        return None
+    scale = 1.0 if dataset.scale is None else float(dataset.scale)
+    inputs = Feature(
+        "inputs",
+        "array",
+        mean=-float(dataset.offset) / scale,
+        scale=1 / scale,
+        shape=tuple(dataset.inputs.shape[1:]),
+        dtype=str(dataset.inputs.dtype),
+    )
+    return Encoding("classification", Target("labels", dataset.classes), (inputs,), ())
+
+
+def _problem(
+    config: Config,
+    what: str,
+    names: tuple[str, ...],
+    train: Any,
+    test: Any,
+    classes: tuple[str, ...],
+    shape: tuple[int, ...],
+    encoding: Encoding | None,
+    notes: tuple[str, ...],
+) -> Problem:
+    told, outputs = config.model, len(classes) or 1
+    loss = told.loss if told.loss != "auto" else "cross_entropy" if classes else "squared_error"
+    require(
+        (loss == "squared_error") == (not classes),
+        f"model.loss is '{loss}' but {'classes' if classes else 'numbers'} are to be predicted; "
+        f"give {'cross_entropy or squared' if classes else 'squared_error'}, or auto",
+    )
+    model = _model(config, shape, outputs, train)
+    features = math.prod(shape)
+    how: dict[str, Any] = {"l2": told.l2, "batch": told.batch}
+    if told.name != "linear" or (loss == "squared_error" and config.data.name != "synthetic"):
+        task = tasks.task_of(model.init, model.apply, models.LOSSES[loss], name=told.name, **how)
+    elif loss == "cross_entropy":
+        task = tasks.softmax_regression(features, outputs, **how)
+    elif loss == "squared":
+        task = tasks.least_squares(features, outputs, centred=True, **how)
+    else:
+        task = tasks.ridge(features, told.l2, told.batch)
+    x = task.init(jax.random.key(config.run.seed))
+    return Problem(what, names, train, test, classes, model, loss, encoding, task, told.l2, x, notes)
+
+
+def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> Model:
+    told = config.model
+    match told.name:
+        case "linear":
+            return models.linear(math.prod(shape), outputs)
+        case "mlp":
+            return models.mlp(math.prod(shape), told.hidden, outputs)
+        case "cnn":
+            require(len(shape) == 3, f"a cnn needs images [height, width, channels]; the examples have shape {shape}")
+            return models.cnn(shape, outputs)
+    integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
+    require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
+    return models.gru(outputs, told.hidden[0])
+
+
+def dual(config: Config, n: int) -> Dual:
+    told = config.objective.model_dump()
+    name = told.pop("name")
+    if name == "average":
+        return objectives.cvar(n, 1.0)  # of which equal weights are the only ones
+    factory: Any = objectives.DUALS[name]
+    return factory(n, **told)
+
+
+def method(config: Config, this: Problem) -> tuple[Algorithm, tuple[str, ...]]:
+    """The algorithm on the problem, and what was measured instead of chosen."""
+    told = {name: value for name, value in config.algorithm if value is not None}
+    name, cohort, coin = told.pop("name"), told.pop("cohort", None), told.pop("coin", None)
+    psi, notes = dual(config, this.n), []
+    sample = _sample(name, this.n, cohort, coin)
+    rule = told.pop("rule", None)
+    if rule == "auto":
+        _must_be_convex(this, "algorithm.rule", "{ tau = .., sigma = .., theta = .. }")
+        share = 1.0 if cohort is None else cohort / this.n
+        found = steps.tuned(this.task, this.train, this.x, psi, steps=told["steps"], mu=this.l2, share=share)
+        rule = found.rule
+        notes.append("the step sizes tau, sigma and theta were measured, see `steps.tuned`")
+        if told["local_lr"] == "auto":
+            told["local_lr"] = float(found.local_lr)
+            notes.append(f"local_lr was measured: {told['local_lr']:.4g}")
+    elif rule is not None:
+        rule = steps.constant(tau=rule.tau, sigma=rule.sigma, theta=rule.theta)
+    for key in ("local_lr", "lr"):
+        if told.get(key) == "auto":
+            _must_be_convex(this, f"algorithm.{key}", "a number")
+            told[key] = 1 / this.smoothness
+            notes.append(f"{key} was measured: 1/L = {told[key]:.4g}")
+    if told.get("mu") == "auto":
+        told["mu"] = this.l2
+    factory: Any = algorithms.named(name)
+    needs = [part for key, part in (("dual", psi), ("sample", sample), ("rule", rule)) if key in _arguments(name)]
+    return factory(this.task, *needs, **told), tuple(notes)
+
+
+def _arguments(name: str) -> set[str]:
+    return set(inspect.signature(algorithms.named(name)).parameters)
+
+
+def _sample(name: str, n: int, cohort: int | None, coin: float | None) -> cohorts.Sample:
+    if coin is not None:
+        return cohorts.coin(n, coin)
+    if cohort is None:
+        return cohorts.everyone(n)
+    require(cohort <= n, f"algorithm.cohort is {cohort} of {n} clients; give at most {n}")
+    return cohorts.by_weight(cohort) if name.startswith("drfa") else cohorts.uniform(n, cohort)
+
+
+def _must_be_convex(this: Problem, key: str, instead: str) -> None:
+    require(
+        this.convex,
+        f"{key} is 'auto', which is measured for linear models only, and this is a {this.model.name}; give {instead}",
+    )
+
+
+def saddle(config: Config, this: Problem) -> np.ndarray | None:
+    """x*, where it is known from another solver: synthetic regression with the chi2, CVaR or agnostic objective."""
+    caps = {"chi2": 1.0, "agnostic": 1.0, "average": 1 / this.n}
+    told = config.objective
+    if told.name == "cvar":
+        caps["cvar"] = 1 / (told.alpha * this.n)
+    if config.data.name != "synthetic" or told.name not in caps:
+        return None
+    rho = told.rho if told.name == "chi2" else 0.0
+    return synthetic.saddle_point(this.train, mu=this.l2, rho=rho, cap=caps[told.name]).x

@@ -1,0 +1,49 @@
+"""Where a run stands, in one file: the server's and the clients' state, and the counts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from equipoise.engines.simulator import Result, Tally
+from equipoise.errors import InputError, require
+from equipoise.files import write_whole
+from equipoise.protocol import Algorithm, Vector
+
+
+def save(path: Path, result: Result) -> None:
+    """All of `result` but its history, bit for bit."""
+    leaves = jax.tree.leaves((result.server, result.clients))
+    tensors = {str(i): np.ascontiguousarray(leaf) for i, leaf in enumerate(leaves)}
+    tensors |= {name: np.asarray(count) for name, count in result.tally._asdict().items()}
+    told = {"rounds": result.rounds, "seconds": result.seconds, "compile_seconds": result.compile_seconds}
+    write_whole(path, safetensors.numpy.save(tensors, metadata={"equipoise": json.dumps(told)}))
+
+
+def load(path: Path, algorithm: Algorithm, x: Vector) -> Result:
+    """What `save` wrote for this algorithm, started from x."""
+    like = jax.eval_shape(lambda x: _state(algorithm, x), x)
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            told = json.loads((file.metadata() or {})["equipoise"])
+            leaves = [file.get_tensor(str(i)) for i in range(len(file.keys()) - len(Tally._fields))]
+            tally = Tally(*(file.get_tensor(name) for name in Tally._fields))
+    except (safetensors.SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is no checkpoint ({error}); begin anew with --overwrite") from error
+    expected = jax.tree.leaves(like)
+    fits = len(leaves) == len(expected) and all(
+        (a.shape, a.dtype) == (b.shape, b.dtype) for a, b in zip(leaves, expected, strict=True)
+    )
+    require(fits, f"{path} is of another algorithm, model or federation; begin anew with --overwrite")
+    server, clients = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(leaf) for leaf in leaves])
+    return Result(server, clients, None, told["rounds"], tally, told["seconds"], told["compile_seconds"])
+
+
+def _state(algorithm: Algorithm, x: Vector) -> Any:
+    clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)(x)
+    return algorithm.init(x), clients

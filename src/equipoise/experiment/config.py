@@ -1,0 +1,395 @@
+"""A run, told in TOML: [data] [partition] [model] [objective] [algorithm] [run].
+
+The settings of an algorithm or objective are the arguments of its own function, so a new one can be configured as
+soon as it is listed. [compare.LABEL] and [sweep] make several runs of one file, see `plan.py`.
+"""
+
+import difflib
+import inspect
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, create_model, field_validator
+
+from equipoise.algorithms import ALGORITHMS
+from equipoise.errors import InputError, require
+from equipoise.objectives import DUALS
+
+Auto = Literal["auto"]
+
+
+class Section(BaseModel):
+    """Settings that belong together; unknown ones are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Data(Section):
+    """Whose data: a set of `equipoise data list`, or a folder with a file per owner."""
+
+    name: str = Field("digits", description="a data set of `equipoise data list`, 'synthetic', or a .npz of features")
+    silos: str | None = Field(None, description="a folder with one .csv, .parquet or .npz file per owner, instead")
+    label: str = Field("label", description="the column to predict, of silo files")
+    task: Literal["classification", "regression"] | None = Field(None, description="of silo files; inferred if absent")
+    drop: tuple[str, ...] = Field((), description="columns of silo files to leave out")
+    categorical: tuple[str, ...] = Field((), description="columns of names that look like numbers")
+    separator: str = Field(",", description="between the cells of a CSV")
+    test: float = Field(0.2, ge=0, lt=1, description="share of each owner's rows held out, if there is no test set")
+    data_dir: str | None = Field(None, description="where data sets are sought; default: $EQUIPOISE_DATA")
+    download: bool = Field(False, description="fetch the data set if it is not there")
+    options: dict[str, Any] = Field({}, description="arguments of the data set's own loader, such as window = 80")
+
+
+class Partition(Section):
+    """How a data set is divided among clients; silo files and 'natural' owners are divided already."""
+
+    kind: Literal["iid", "dirichlet", "similarity", "k_classes", "one_class", "quantity", "natural"] = Field(
+        "dirichlet", description="iid, dirichlet, similarity, k_classes, one_class, quantity, natural"
+    )
+    clients: int = Field(10, ge=1, description="how many")
+    alpha: float = Field(0.3, gt=0, description="dirichlet, quantity: small is uneven")
+    similarity: float = Field(0.0, ge=0, le=1, description="similarity: the share that is dealt evenly")
+    classes: int = Field(2, ge=1, description="k_classes: classes per client")
+    min_size: int = Field(20, ge=1, description="dirichlet, quantity, natural: rows that every client has at least")
+    thin: tuple[float, float] | None = Field(
+        None, description="[0.3, 0.7]: a share of clients loses a share of its rows"
+    )
+    seed: int | None = Field(None, ge=0, description="of the division; default: the run's")
+
+
+class Model(Section):
+    """What is trained."""
+
+    name: Literal["linear", "mlp", "cnn", "gru"] = Field("linear", description="linear, mlp, cnn, gru")
+    loss: Literal["auto", "cross_entropy", "squared", "squared_error"] = Field(
+        "auto", description="cross_entropy or squared (one-hot targets) for classes, squared_error for numbers"
+    )
+    l2: float = Field(0.01, ge=0, description="coefficient of |x|^2/2; above zero the gap is certified")
+    batch: int | None = Field(None, ge=1, description="examples of a local step; default: all")
+    hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
+
+
+class Run(Section):
+    """How long, how exactly, and what is written where."""
+
+    rounds: int = Field(100, ge=1, description="of communication")
+    seed: int = Field(0, ge=0, description="of all random numbers")
+    precision: Literal["float32", "float64"] = Field("float32", description="float32 or float64")
+    evaluate_every: int | None = Field(None, ge=1, description="rounds between two rows of the history; default: 1%")
+    checkpoint_seconds: float = Field(10.0, ge=0, description="at least so long between two checkpoints")
+    clients_per_batch: int | None = Field(None, ge=1, description="clients side by side on a device; less saves memory")
+    devices: int | None = Field(None, ge=1, description="over how many devices (cores of a CPU); default: what pays")
+    lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
+    tensorboard: bool = Field(False, description="write what TensorBoard shows beside the history")
+
+
+# Arguments that every algorithm gets from elsewhere, and those that a file cannot hold.
+GIVEN = {"task", "dual", "sample", "rule", "p", "domain_of", "domains", "secure"}
+# What an algorithm's own function leaves open, and that has an answer for a start.
+STARTS: dict[str, Any] = {
+    "steps": 10,
+    "local_lr": "auto",
+    "lr": "auto",
+    "dual_lr": 0.01,
+    "q": 1.0,
+    "t": 1.0,
+    "mu": 0.1,
+    "theta": 0.5,
+    "bound": 5.0,
+}
+WORDS = {
+    "steps": "local steps in a round",
+    "local_lr": "their size; auto: 1/L, measured (linear models)",
+    "lr": "the step size; auto: 1/L, measured (linear models)",
+    "dual_lr": "step size of the client weights",
+    "server_lr": "step size of the server",
+    "cohort": "clients drawn in a round; default: everyone",
+    "coin": "the chance of each client to take part, instead",
+    "rule": "{ tau = .., sigma = .., theta = .. }; auto: measured (linear models)",
+}
+PARAMETERS = {"rho": 0.1, "radius": 0.5, "alpha": 0.2, "q": 1.0, "bound": 5.0}  # of the objectives, for a start
+
+
+class Steps(Section):
+    """Step sizes of SCAFF-PD: of the model, of the weights, and the momentum between them."""
+
+    tau: float = Field(gt=0)
+    sigma: float = Field(gt=0)
+    theta: float = Field(1.0, ge=0, le=1)
+
+
+@cache
+def algorithm_section(name: str) -> type[Section]:
+    """The settings of an algorithm: what its own function takes, and who takes part."""
+    fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=_first_line(ALGORITHMS[name])))}
+    arguments = inspect.signature(ALGORITHMS[name]).parameters
+    if "rule" in arguments:
+        fields["rule"] = (Auto | Steps, Field("auto", description=WORDS["rule"]))
+    for argument in arguments.values():
+        if argument.name not in GIVEN:
+            fields[argument.name] = _field(argument)
+    if name == "scaffpd_ls":  # there mu is the strong convexity, not a pull
+        fields["mu"] = (Annotated[float, Field(ge=0)] | Auto, Field("auto", description="auto: the model's l2"))
+    fields["cohort"] = (int | None, Field(None, ge=1, description=WORDS["cohort"]))
+    fields["coin"] = (float | None, Field(None, gt=0, le=1, description=WORDS["coin"]))
+    return create_model(f"algorithm.{name}", __base__=Section, **fields)
+
+
+@cache
+def objective_section(name: str) -> type[Section]:
+    """The settings of an objective; 'average' is that of equal weights."""
+    fields: dict[str, Any] = {"name": (Literal[name], Field(name))}
+    for argument in () if name == "average" else inspect.signature(DUALS[name]).parameters.values():
+        if argument.name in PARAMETERS:
+            fields[argument.name] = (float, Field(PARAMETERS[argument.name], gt=0))
+    return create_model(f"objective.{name}", __base__=Section, **fields)
+
+
+def _field(argument: inspect.Parameter) -> tuple[Any, Any]:
+    kind = argument.annotation
+    if kind in (int, float):
+        kind = Annotated[kind, Field(ge=0) if argument.name == "mu" else Field(gt=0)]
+    start = STARTS.get(argument.name) if argument.default is inspect.Parameter.empty else argument.default
+    if start == "auto":
+        kind = kind | Auto
+    return kind, Field(start, description=WORDS.get(argument.name))
+
+
+def _first_line(factory: Callable) -> str:
+    return (inspect.getdoc(getattr(factory, "func", factory)) or "").split("\n")[0]
+
+
+OBJECTIVES = ("average", *DUALS)
+SECTIONS: dict[str, type[Section]] = {"data": Data, "partition": Partition, "model": Model, "run": Run}
+KEYS = ("name", *SECTIONS, "objective", "algorithm", "compare", "sweep")
+
+
+class Config(BaseModel):
+    """One run, every setting known."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = "run"
+    data: Data = Data()
+    partition: Partition = Partition()
+    model: Model = Model()
+    objective: Any = None  # an `objective_section`
+    algorithm: Any = None  # an `algorithm_section`
+    run: Run = Run()
+
+    @field_validator("objective", "algorithm", mode="before")
+    @classmethod
+    def _known(cls, value: Any, info: ValidationInfo) -> Any:
+        of = {"objective": objective_section, "algorithm": algorithm_section}[str(info.field_name)]
+        return of(value["name"]).model_validate(value)
+
+    def toml(self) -> str:
+        """A file that `read` makes the same configuration of."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True, mode="json"))
+
+
+def parse(settings: Mapping[str, Any], *, source: str = "the configuration") -> Config:
+    """The configuration of one run; [compare] and [sweep] are for `plan.py`."""
+    told = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
+    for key, value in told.items():
+        if key not in KEYS:
+            raise _no_key(source, "", key, KEYS)
+        if key == "name":
+            continue
+        require(isinstance(value, Mapping), f"{source}: {key} is {value!r}; give a table, [{key}]")
+    names = {"objective": ("chi2", OBJECTIVES), "algorithm": ("scaffpd", tuple(ALGORITHMS))}
+    for key, (start, allowed) in names.items():
+        told[key] = {"name": start, **told.get(key, {})}
+        name = told[key]["name"]
+        if name not in allowed:
+            raise _no_value(source, f"{key}.name", name, allowed)
+    try:
+        config = Config.model_validate(told)
+    except ValidationError as error:
+        raise InputError(_sentence(source, error, told)) from None
+    _check_together(source, config, told)
+    return config
+
+
+def _check_together(source: str, config: Config, told: Mapping[str, Any]) -> None:
+    """What no single key can know."""
+    divided = config.data.silos is not None or config.data.name == "synthetic"
+    if config.data.silos is not None:
+        require(
+            "partition" not in told, f"{source}: silo files are divided already; leave out [partition], or data.silos"
+        )
+    require(
+        not (config.data.name == "synthetic" and config.partition.kind == "natural"),
+        f"{source}: synthetic data has no natural owners; leave out partition.kind",
+    )
+    algorithm = config.algorithm
+    require(
+        algorithm.cohort is None or algorithm.coin is None,
+        f"{source}: algorithm.cohort and algorithm.coin both say who takes part; give one of them",
+    )
+    clients = None if divided or config.partition.kind == "natural" else config.partition.clients
+    if clients is not None and algorithm.cohort is not None:
+        require(
+            algorithm.cohort <= clients,
+            f"{source}: algorithm.cohort is {algorithm.cohort} of {clients} clients; give at most {clients}",
+        )
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The settings of a file, not yet checked."""
+    path = Path(path)
+    require(path.is_file(), f"there is no file {path}; `equipoise config > {path.name}` writes one to begin with")
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+
+
+def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """`settings` with "section.key=value" set; the value is TOML, or else a text."""
+    out = json.loads(json.dumps(settings))  # a deep copy, of what TOML can hold
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        require(equals and key.strip(), f"--set {assignment!r} says nothing to set; write section.key=value")
+        try:
+            value = tomllib.loads(f"v = {text}")["v"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        put(out, key.strip(), value)
+    return out
+
+
+def put(settings: dict[str, Any], key: str, value: Any) -> None:
+    """Sets "section.key". Another algorithm or objective keeps of the settings before only those that it knows."""
+    *sections, last = key.split(".")
+    table = settings
+    for section in sections:
+        table = table.setdefault(section, {})
+        require(isinstance(table, dict), f"{key} cannot be set: {section} is no table")
+    table[last] = value
+    sections_of = {"algorithm.name": (algorithm_section, ALGORITHMS), "objective.name": (objective_section, OBJECTIVES)}
+    if key in sections_of:
+        section_of, known = sections_of[key]
+        if value in known:
+            settings[sections[0]] = {k: v for k, v in table.items() if k in section_of(value).model_fields}
+
+
+def template() -> str:
+    """A file with every setting, its default and what it means."""
+    start = parse({})
+    parts = [
+        "# Every setting and its default. Delete what you do not change.",
+        f'name = "{start.name}"  # of the run folder',
+    ]
+    for key in ("data", "partition", "model", "objective", "algorithm", "run"):
+        section = getattr(start, key)
+        head = (inspect.getdoc(type(section)) or "").split("\n")[0] if key in SECTIONS else ""
+        others = {"objective": OBJECTIVES, "algorithm": tuple(ALGORITHMS)}.get(key)
+        parts.append(f"\n[{key}]" + (f"  # {head}" if head else ""))
+        if others:
+            parts.append(f"# one of {', '.join(others)}")
+        for name, field in type(section).model_fields.items():
+            value = getattr(section, name)
+            line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too
+            parts.append(line + (f"  # {field.description}" if field.description else ""))
+    parts.append(COMPARE_HELP)
+    return "\n".join(parts)
+
+
+COMPARE_HELP = """
+# Several methods on one federation, for `equipoise compare`: each table holds settings of [algorithm], what
+# [algorithm] says above and the method knows too is inherited; objective = {...} gives it another objective.
+# [compare.DRFA]
+# name = "drfa"
+# dual_lr = 0.01
+
+# Many runs, for `equipoise sweep`: all combinations of the grid, the best by a measure, over several seeds.
+# [sweep]
+# seeds = [0, 1, 2]
+# measure = "worst20"          # mean, worst20, best20, min, std, ...
+# [sweep.grid]
+# "algorithm.local_lr" = [0.01, 0.1]
+"""
+
+
+def _sentence(source: str, error: ValidationError, told: Any) -> str:
+    """The first problem: the key, the value, what is allowed."""
+    first = error.errors()[0]["loc"][:2]
+    # Of a value that may be one thing or another, the reading that went furthest.
+    problem = max((p for p in error.errors() if p["loc"][:2] == first), key=lambda p: len(p["loc"]))
+    kinds = [p for p in error.errors() if p["loc"][: len(problem["loc"]) - 1] == problem["loc"][:-1]]
+    where = [str(part) for part in problem["loc"] if str(part) in _every_name(told) or isinstance(part, int)]
+    if problem["type"] == "extra_forbidden":
+        *sections, key = where
+        return str(_no_key(source, ".".join(sections), key, _fields(sections, told)))
+    key, given = ".".join(where) or "it", problem["input"]
+    if problem["type"] == "missing":
+        return f"{source}: {key} has no {problem['loc'][-1]}; give it"
+    allowed = " or ".join(dict.fromkeys(_allowed(p) for p in kinds))
+    near = difflib.get_close_matches(str(given), _choices(problem), n=1) if isinstance(given, str) else []
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return f"{source}: {key} is {given!r}; give {allowed}{hint}"
+
+
+def _allowed(problem: Any) -> str:
+    bounds = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below"}
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind in bounds:
+        return f"a number {bounds[kind]} {next(iter(context.values())):g}"
+    if kind == "less_than_equal":
+        return f"a number up to {context['le']:g}"
+    if kind == "literal_error":
+        return context["expected"]
+    if kind == "too_short":
+        return f"at least {context['min_length']} values"
+    words = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "string": "a text",
+        "tuple": "a list",
+        "list": "a list",
+        "model": "a table",
+        "dict": "a table",
+    }
+    return next((word for key, word in words.items() if kind.startswith(key)), problem["msg"])
+
+
+def _choices(problem: Any) -> list[str]:
+    return [part.strip(" '") for part in problem.get("ctx", {}).get("expected", "").replace(" or ", ",").split(",")]
+
+
+def _every_name(told: Any) -> set[str]:
+    if not isinstance(told, Mapping):
+        return set()
+    return set(told).union(*(_every_name(v) for v in told.values()))
+
+
+def _fields(sections: list[str], told: Any) -> list[str]:
+    if not sections:
+        return list(KEYS)
+    first = sections[0]
+    if first in SECTIONS:
+        return list(SECTIONS[first].model_fields)
+    if len(sections) > 1:
+        return list(Steps.model_fields)
+    section_of = algorithm_section if first == "algorithm" else objective_section
+    return list(section_of(told[first]["name"]).model_fields)
+
+
+def _no_key(source: str, section: str, key: str, allowed: Iterable[str]) -> InputError:
+    near = difflib.get_close_matches(key, list(allowed), n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    where = f"[{section}]" if section else "the file"
+    return InputError(f"{source}: {where} has no key '{key}'{hint} (known: {', '.join(allowed)})")
+
+
+def _no_value(source: str, key: str, value: Any, allowed: Iterable[str]) -> InputError:
+    near = difflib.get_close_matches(str(value), list(allowed), n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return InputError(f"{source}: {key} is {value!r}{hint} (known: {', '.join(allowed)})")

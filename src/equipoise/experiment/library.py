@@ -1,0 +1,53 @@
+"""The papers' experiments: files in `experiments/`, each a sweep with an [about] of its own."""
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+import equipoise
+from equipoise.errors import require, unknown
+from equipoise.experiment import config
+
+PACKAGE = Path(equipoise.__file__).parent
+
+
+def folder() -> Path:
+    """Inside an installed package, or at the root of the source."""
+    places = (PACKAGE / "experiments", PACKAGE.parents[1] / "experiments")
+    found = next((place for place in places if place.is_dir()), None)
+    require(found, "the experiments are not installed; run this from the source")
+    assert found is not None
+    return found
+
+
+def files() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(folder().glob("*.toml"))}
+
+
+def about(name: str) -> dict[str, str]:
+    """paper, shows, needs."""
+    return _read(name)["about"]
+
+
+def settings(name: str, assignments: Iterable[str] = ()) -> dict[str, Any]:
+    told = _read(name)
+    told.pop("about")
+    return config.override({"name": name, **told}, assignments)
+
+
+def listing() -> Table:
+    table = Table("name", "paper", "what it shows", "needs", title="equipoise reproduce NAME")
+    for name in files():
+        told = about(name)
+        table.add_row(name, told["paper"], told["shows"], told["needs"])
+    return table
+
+
+def _read(name: str) -> dict[str, Any]:
+    known = files()
+    if name not in known:
+        raise unknown("experiment", name, known)
+    return tomllib.loads(known[name].read_text())

@@ -1,0 +1,283 @@
+"""Several runs of one file: methods side by side (`compare`), settings and seeds (`sweep`).
+
+    [compare.DRFA]            # a table per method: settings of [algorithm]
+    name = "drfa"             # what [algorithm] says and the method knows is inherited
+    objective = { name = "agnostic" }
+    grid = { dual_lr = [0.001, 0.01] }    # of this method, for `sweep`
+
+    [sweep]
+    seeds = [0, 1, 2]         # each with its own division of the data
+    tune = [100]              # seeds on which the best setting is chosen; default: the same
+    measure = "worst20"       # by which it is chosen
+    show = ["mean", "worst20"]    # columns of the table, see `measures.py`
+    [sweep.over]              # reported apart
+    "partition.alpha" = [0.01, 0.1]
+    [sweep.grid]              # chosen from, for every method that knows the key
+    "algorithm.local_lr" = [0.01, 0.1]
+
+Each run has a folder of its own; finished ones are not run again, stopped ones go on.
+"""
+
+import itertools
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from equipoise.errors import InputError, require
+from equipoise.experiment import build, config, measures, records, run
+from equipoise.experiment.build import Problem
+from equipoise.experiment.config import Config, Section
+from equipoise.experiment.measures import Measure
+
+Settings = Mapping[str, Any]
+Watch = Callable[["Job", int, int, records.Row], None]
+
+
+class Sweep(Section):
+    """[sweep]; what a measure may be, `measures.py` says."""
+
+    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    tune: tuple[int, ...] | None = None
+    measure: str = "worst20"
+    show: tuple[str, ...] = ("mean", "worst20", "best20", "min", "std")
+    over: dict[str, list[Any]] = Field({})
+    grid: dict[str, list[Any]] = Field({})
+
+
+class Job(NamedTuple):
+    """One run of a plan."""
+
+    label: str  # the method
+    place: str  # its folder, below the plan's
+    config: Config
+    over: dict[str, Any]  # where it is reported
+    chosen: dict[str, Any]  # the point of the grid
+    seed: int
+
+
+class Cell(NamedTuple):
+    """One line of a sweep's table: a method on a federation, with its best setting, over the seeds."""
+
+    label: str
+    over: dict[str, Any]
+    chosen: dict[str, Any]
+    tried: int  # settings that it was chosen from
+    runs: list[records.Run]
+
+    def over_seeds(self, measure: Measure) -> tuple[float, float]:
+        """Mean and standard deviation; NaN where a run has no such number."""
+        values = [measure.of(run) for run in self.runs]
+        spread = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else 0.0
+        return statistics.fmean(values), spread
+
+
+def compare(settings: Settings, *, source: str = "the configuration") -> list[Job]:
+    """A job per [compare.LABEL], in the file's order; without any, the file's own algorithm."""
+    jobs = []
+    for label, (told, _) in methods(settings, source).items():
+        parsed = config.parse(told, source=_named(source, label))
+        jobs.append(Job(label, slug(label), parsed, {}, {}, parsed.run.seed))
+    return jobs
+
+
+def methods(settings: Settings, source: str) -> dict[str, tuple[dict[str, Any], dict[str, list]]]:
+    """label -> the settings of its run, and its own grid."""
+    base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
+    told = settings.get("compare", {})
+    require(isinstance(told, Mapping), f"{source}: compare is {told!r}; give a table per method, [compare.LABEL]")
+    if not told:
+        config.parse(base, source=source)
+        name = base.get("algorithm", {}).get("name", "scaffpd")
+        return {str(name): (base, {})}
+    out: dict[str, tuple[dict[str, Any], dict[str, list]]] = {}
+    for label, method in told.items():
+        where = _named(source, label)
+        require(isinstance(method, Mapping), f"{where} is {method!r}; give a table of settings")
+        require("name" in method, f"{where} has no name; give the algorithm's, such as name = 'drfa'")
+        own = {key: value for key, value in method.items() if key not in ("objective", "grid")}
+        mine = config.override(base, [])
+        mine.setdefault("algorithm", {})
+        config.put(mine, "algorithm.name", method["name"])
+        mine["algorithm"] |= own
+        if "objective" in method:
+            mine["objective"] = dict(method["objective"])
+        grid = method.get("grid", {})
+        require(
+            isinstance(grid, Mapping) and all(isinstance(v, list) and v for v in grid.values()),
+            f"{where}.grid is {grid!r}; give a list of values per setting",
+        )
+        out[label] = (mine, {f"algorithm.{key}": values for key, values in grid.items()})
+    require(len({slug(label) for label in out}) == len(out), f"{source}: two methods have the same folder; rename one")
+    return out
+
+
+def sweep_of(settings: Settings, source: str) -> Sweep:
+    try:
+        return Sweep.model_validate(settings.get("sweep", {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, ("sweep", *first["loc"])))
+        allowed = ", ".join(Sweep.model_fields)
+        raise InputError(f"{source}: {key} is {first['input']!r}: {first['msg']} (known: {allowed})") from None
+
+
+class Study(NamedTuple):
+    """A sweep: what is run to choose, and what with what was chosen."""
+
+    sweep: Sweep
+    trials: list[Job]
+    source: str
+    settings: Settings
+
+    @property
+    def tuned_apart(self) -> bool:
+        return self.sweep.tune is not None
+
+
+def sweep(settings: Settings, *, source: str = "the configuration") -> Study:
+    """All combinations are checked before the first run begins."""
+    told = sweep_of(settings, source)
+    for name in (told.measure, *told.show):
+        measures.measure(name)  # before the first run, not after the last
+    seeds = told.seeds if told.tune is None else told.tune
+    return Study(told, list(_jobs(settings, told, seeds, source)), source, settings)
+
+
+def _jobs(
+    settings: Settings, told: Sweep, seeds: Sequence[int], source: str, only: Mapping[Any, Any] | None = None
+) -> Iterator[Job]:
+    """`only` maps (place of the federation, label) to the point of the grid to run."""
+    for over in _points(told.over):
+        for label, (mine, own) in methods(settings, source).items():
+            name = mine.get("algorithm", {}).get("name", "scaffpd")
+            known = config.algorithm_section(name).model_fields
+            shared = {k: v for k, v in told.grid.items() if not k.startswith("algorithm.") or k[10:] in known}
+            for point in _points(shared | own):
+                if only is not None and only.get((_place(over), label)) != point:
+                    continue
+                for seed in seeds:
+                    full = config.override(mine, [])
+                    for key, value in {**over, **point, "run.seed": seed}.items():
+                        config.put(full, key, value)
+                    parsed = config.parse(full, source=_named(source, label))
+                    place = "/".join(part for part in (_place(over), slug(label), _place(point)) if part)
+                    yield Job(label, f"{place}/seed-{seed}", parsed, over, point, seed)
+
+
+def finish(study: Study, folder: Path, **how: Any) -> list[Cell]:
+    """Runs what is not there yet, chooses, and runs the chosen settings on the seeds."""
+    told = study.sweep
+    done = run_all(study.trials, folder, **how)
+    points: dict[tuple[str, str], list[tuple[dict, list[records.Run]]]] = {}
+    for job, runs in _grouped(zip(study.trials, done, strict=True)):
+        points.setdefault((_place(job.over), job.label), []).append((job.chosen, runs))
+    best = {key: _best(found, told.measure) for key, found in points.items()}
+    chosen = {key: point for key, (point, _) in best.items()}
+    if study.tuned_apart:
+        jobs = list(_jobs(study.settings, told, told.seeds, study.source, chosen))
+        final = _grouped(zip(jobs, run_all(jobs, folder, **how), strict=True))
+    else:
+        final = [
+            (job, runs)
+            for job, runs in _grouped(zip(study.trials, done, strict=True))
+            if chosen[_place(job.over), job.label] == job.chosen
+        ]
+    tried = {key: len(found) for key, found in points.items()}
+    return [Cell(job.label, job.over, job.chosen, tried[_place(job.over), job.label], runs) for job, runs in final]
+
+
+def _grouped(pairs: Any) -> list[tuple[Job, list[records.Run]]]:
+    """The seeds of one setting together."""
+    found: dict[str, tuple[Job, list[records.Run]]] = {}
+    for job, done in pairs:
+        found.setdefault(job.place.rpartition("/")[0], (job, []))[1].append(done)
+    return list(found.values())
+
+
+def _best(found: list[tuple[dict, list[records.Run]]], measure: str) -> tuple[dict, float]:
+    """The point with the best mean; one that gave no number is never it, unless none did."""
+    read = measures.measure(measure)
+    up = read.more_is_better(found[0][1][0])
+
+    def key(item: tuple[dict, list[records.Run]]) -> float:
+        value = statistics.fmean(map(read.of, item[1]))
+        return -math.inf if math.isnan(value) else value if up else -value
+
+    point, runs = max(found, key=key)
+    return point, key((point, runs))
+
+
+def run_all(jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False) -> list:
+    """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused."""
+    check(jobs, folder, overwrite)
+    shared: tuple[str, Problem] | None = None  # neighbours often have the same data
+    done = []
+    for job in jobs:
+        place = folder / job.place
+        if not overwrite and records.finished(place):
+            done.append(records.read(place))
+            continue
+        with build.precision(job.config):
+            told = _data_of(job.config)
+            if shared is None or shared[0] != told:
+                shared = (told, build.problem(job.config))
+
+        def seen(at: int, of: int, row: records.Row, job: Job = job) -> None:
+            if watch is not None:
+                watch(job, at, of, row)
+
+        how: dict[str, Any] = {"label": job.label, "watch": seen, "problem": shared[1]}
+        if not overwrite and (place / records.CONFIG).is_file():
+            done.append(run.resume(place, **how))
+        else:
+            done.append(run.run(job.config, place, overwrite=overwrite, **how))
+    return done
+
+
+def check(jobs: Sequence[Job], folder: Path, overwrite: bool) -> None:
+    """Nothing is begun where something would be mixed up."""
+    for job in jobs:
+        file = folder / job.place / records.CONFIG
+        if overwrite or not file.is_file():
+            continue
+        there = config.parse(config.read(file), source=str(file))
+        require(
+            there == job.config,
+            f"{file.parent} holds a run with other settings; give another --out, or --overwrite to replace it",
+        )
+
+
+def _data_of(told: Config) -> str:
+    """What `build.problem` looks at."""
+    return json.dumps([told.model_dump(mode="json", include={"data", "partition", "model"}), told.run.seed,
+                       told.run.precision])  # fmt: skip
+
+
+def _points(grid: Mapping[str, list]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+def _place(point: Mapping[str, Any]) -> str:
+    return slug("_".join(f"{key.rpartition('.')[2]}-{_short(value)}" for key, value in point.items()))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "_".join(f"{k}-{_short(v)}" for k, v in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def slug(text: str) -> str:
+    """A name that any file system takes."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.").lower()
+
+
+def _named(source: str, label: str) -> str:
+    return f"{source}, [compare.{label}]" if label else source

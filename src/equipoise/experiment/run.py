@@ -1,0 +1,360 @@
+"""One run: from a configuration to a folder with a model, a history and a result. `records.py` says what is in it."""
+
+import platform
+import shutil
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import equipoise
+from equipoise import artifact, evaluation, metrics
+from equipoise.engines.simulator import Lost, Result, simulate
+from equipoise.errors import InputError, LostReplies, Stopped, require
+from equipoise.evaluation import PerClient, standing
+from equipoise.experiment import build, checkpoint, config, records
+from equipoise.experiment.build import Problem
+from equipoise.experiment.config import Config
+from equipoise.experiment.records import Row
+from equipoise.files import write_whole
+from equipoise.objectives import Dual
+from equipoise.protocol import Algorithm, Vector, wire
+
+Watch = Callable[[int, int, Row], None]  # rounds done, rounds in all, the last row
+ROWS = 100  # of a history, unless asked otherwise
+DRAWS = 200  # resamplings behind the intervals of scores that are not accuracies
+
+
+def run(
+    told: Config,
+    folder: Path,
+    *,
+    label: str | None = None,
+    watch: Watch | None = None,
+    overwrite: bool = False,
+    problem: Problem | None = None,
+) -> records.Run:
+    """Runs `told` into `folder`, which must not hold a run yet, unless `overwrite` says so.
+
+    `problem` saves reading the data again where several runs share it. Ctrl-C raises `Stopped` after a checkpoint.
+    """
+    _make_room(folder, overwrite)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / records.CONFIG, told.toml())
+    return _go(told, folder, label, watch, problem)
+
+
+def resume(
+    folder: Path, *, label: str | None = None, watch: Watch | None = None, problem: Problem | None = None
+) -> records.Run:
+    """Goes on where the last checkpoint stands, bit for bit as if the run had never stopped."""
+    require((folder / records.CONFIG).is_file(), f"{folder} is no run folder; give one that `equipoise run` made")
+    require(not records.finished(folder), f"{folder} is finished; there is nothing to resume")
+    told = config.parse(config.read(folder / records.CONFIG), source=str(folder / records.CONFIG))
+    return _go(told, folder, label, watch, problem)
+
+
+def _make_room(folder: Path, overwrite: bool) -> None:
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    ours = (folder / records.CONFIG).is_file()
+    require(ours, f"{folder} holds other files; give another folder")
+    if not overwrite:
+        if records.finished(folder):
+            raise InputError(f"{folder} holds a finished run; give another --out, or --overwrite to replace it")
+        raise InputError(
+            f"{folder} holds a run that was stopped: `equipoise resume {folder}` goes on, --overwrite begins anew"
+        )
+    shutil.rmtree(folder)
+
+
+def _go(told: Config, folder: Path, label: str | None, watch: Watch | None, problem: Problem | None) -> records.Run:
+    with build.precision(told), _events() as events:
+        this = problem or build.problem(told)
+        algorithm, notes = build.method(told, this)
+        records.write_record(folder / records.ENVIRONMENT, environment(told))
+        records.write_record(folder / records.FEDERATION, _federation(this, algorithm, notes))
+        scribe = Scribe(told, folder, this, algorithm, watch)
+        start = scribe.start()
+        try:
+            result = simulate(
+                algorithm,
+                this.x,
+                this.train,
+                told.run.seed,
+                rounds=told.run.rounds,
+                clients_per_batch=told.run.clients_per_batch,
+                devices=told.run.devices,
+                lost=_lost(told),
+                resume=start,
+                pause=scribe.pause,
+                every=scribe.every,
+            )
+        except Stopped as stop:
+            checkpoint.save(folder / records.CHECKPOINT, stop.result)
+            raise
+        finally:
+            scribe.close()
+        _finish(told, folder, this, algorithm, result, label or told.name, events)
+    return records.read(folder)
+
+
+class Scribe:
+    """Evaluates the model now and then, writes the history, and a checkpoint when one is due."""
+
+    def __init__(self, told: Config, folder: Path, this: Problem, algorithm: Algorithm, watch: Watch | None):
+        self.told, self.folder, self.this, self.algorithm, self.watch = told, folder, this, algorithm, watch
+        self.every = told.run.evaluate_every or max(1, told.run.rounds // ROWS)
+        self.dual = build.dual(told, this.n)
+        self.judge = evaluation.evaluator(this.task, this.train if this.test is None else this.test)
+        self.certify = jax.jit(_certificate, static_argnums=(0, 1, 2))
+        self.saddle = build.saddle(told, this)
+        shard = jax.eval_shape(lambda: algorithm.prepare(this.train.client(0)))
+        crossing = wire(algorithm, this.x, shard)
+        self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
+        self.saved = time.monotonic()
+        self.board = _board(folder) if told.run.tensorboard else None
+
+    def start(self) -> Result | None:
+        """The last checkpoint, the history cut back to it; None, and a row of the first model, where there is none."""
+        path, history = self.folder / records.CHECKPOINT, self.folder / records.HISTORY
+        if path.is_file():
+            result = checkpoint.load(path, self.algorithm, self.this.x)
+            records.cut_rows(history, result.rounds)
+            return result
+        history.unlink(missing_ok=True)
+        exchanges = (0,) * len(self.algorithm.round)
+        self.write(self.this.x, None, round=0, seconds=0.0, asked=exchanges, answered=exchanges, broken=0)
+        return None
+
+    def pause(self, result: Result) -> None:
+        server, tally = result.server, result.tally
+        self.write(
+            self.algorithm.model(server),
+            getattr(server, "lam", None),
+            round=result.rounds,
+            seconds=result.seconds,
+            asked=tuple(map(int, tally.asked)),
+            answered=tuple(map(int, tally.answered)),
+            broken=int(tally.broken.sum()),
+        )
+        due = time.monotonic() - self.saved >= self.told.run.checkpoint_seconds
+        if due or result.rounds == self.told.run.rounds:
+            checkpoint.save(self.folder / records.CHECKPOINT, result)
+            self.saved = time.monotonic()
+
+    def write(self, x: Vector, lam: Any, **counts: Any) -> None:
+        this = self.this
+        lam = lam if lam is not None and jnp.shape(lam) == (this.n,) else None
+        losses, value, gap = self.certify(this.task, self.dual, this.l2, this.train, x, lam)
+        table = _in_units(this, self.judge(x))
+        row = Row(
+            **counts,
+            bytes_down=int(np.dot(counts["asked"], self.down)),
+            bytes_up=int(np.dot(counts["answered"], self.up)),
+            loss=_floats(losses),
+            scores={name: _floats(values) for name, values in table.scores.items()},
+            lam=None if lam is None else _floats(lam),
+            objective=float(value),
+            gap=float(gap),
+            distance=None if self.saddle is None else float(np.sum((np.asarray(x, np.float64) - self.saddle) ** 2)),
+        )
+        records.append_row(self.folder / records.HISTORY, row)
+        if self.board is not None:
+            _show(self.board, row, this.names)
+        if self.watch is not None:
+            self.watch(row.round, self.told.run.rounds, row)
+
+    def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
+
+
+def _certificate(task: Any, dual: Dual, mu: float, data: Any, x: Vector, lam: Any) -> tuple:
+    """Training losses, robust objective, and a bound on its distance from the optimum (NaN where mu is zero).
+
+    A method without weights of its own is judged with the best response to its losses: the bound holds for any.
+    """
+
+    def ask(i: Any) -> tuple:
+        shard = data.client(i)
+        return task.loss(x, shard), task.grad(x, shard)
+
+    if lam is None:
+        lam = dual.best_response(jax.lax.map(lambda i: ask(i)[0], jnp.arange(data.n)))
+    if mu == 0:
+        losses = jax.lax.map(lambda i: ask(i)[0], jnp.arange(data.n))
+        return losses, dual.value(losses), jnp.full((), jnp.nan, x.dtype)
+    found = metrics.certify(task, dual, data, x, lam, mu=mu)
+    return found.losses, found.robust, found.gap
+
+
+def _in_units(this: Problem, table: PerClient) -> PerClient:
+    """RMSE in the label's own units."""
+    if this.encoding is None or this.encoding.task != "regression":
+        return table
+    unit = this.encoding.target.scale
+    scores, resampled = (
+        {name: v * unit if name == "rmse" else v for name, v in part.items()}
+        for part in (table.scores, table.resampled)
+    )
+    return table._replace(scores=scores, resampled=resampled)
+
+
+def _finish(
+    told: Config,
+    folder: Path,
+    this: Problem,
+    algorithm: Algorithm,
+    result: Result,
+    label: str,
+    events: list[str],
+) -> None:
+    """The model, then the result: whoever sees the result sees a whole run."""
+    x = algorithm.model(result.server)
+    draws = 0 if this.classes else DRAWS  # accuracies know their intervals without
+    test = this.train if this.test is None else this.test
+    table = _in_units(this, evaluation.evaluate(this.task, x, test, draws=draws, key=told.run.seed))
+    measure = evaluation.chosen(table, None)
+    known = bool(np.isfinite(np.asarray(table.scores[measure])).any())
+    if known and np.isfinite(np.asarray(x)).all():
+        metadata = {"config": told.model_dump(mode="json", exclude_none=True), "clients": list(this.names)}
+        artifact.save(
+            folder / records.MODEL,
+            this.artifact_vector(x),
+            this.model,
+            this.encoding,
+            loss=this.loss,
+            metadata=metadata,
+        )
+    else:
+        events.append("the model is not finite: the step sizes are too large")
+    nothing: tuple[None, ...] = (None,) * this.n
+    found = standing(table, measure) if known else None
+    outcome = records.Outcome(
+        label=label,
+        rounds=result.rounds,
+        seconds=result.seconds,
+        compile_seconds=result.compile_seconds,
+        measure=measure,
+        higher_is_better=measure not in evaluation.LOWER,
+        summary=dict(found.summary) if found else {},
+        low=_floats(found.low) if found else nothing,
+        high=_floats(found.high) if found else nothing,
+        worst_low=found.worst[0] if found else None,
+        worst_high=found.worst[1] if found else None,
+        events=tuple(events),
+    )
+    records.write_record(folder / records.RESULT, outcome)
+    (folder / records.CHECKPOINT).unlink(missing_ok=True)  # with a result there is nothing to go on with
+
+
+def _federation(this: Problem, algorithm: Algorithm, notes: tuple[str, ...]) -> records.Federation:
+    train = np.asarray(this.train.sizes)
+    test = np.zeros_like(train) if this.test is None else np.asarray(this.test.sizes)
+    return records.Federation(
+        what=this.what,
+        task="classification" if this.classes else "regression",
+        classes=this.classes,
+        members=tuple(
+            records.Member(name=name, train=int(a), test=int(b))
+            for name, a, b in zip(this.names, train, test, strict=True)
+        ),
+        held_out=this.test is not None,
+        parameters=this.x.size,
+        exchanges=tuple(exchange.name for exchange in algorithm.round),
+        notes=this.notes + notes,
+    )
+
+
+def environment(told: Config) -> records.Environment:
+    devices = jax.local_devices()
+    return records.Environment(
+        equipoise=equipoise.__version__,
+        python=platform.python_version(),
+        jax=jax.__version__,
+        numpy=np.__version__,
+        platform=f"{platform.system()} {platform.machine()}",
+        device=devices[0].device_kind,
+        devices=len(devices),
+        precision=told.run.precision,
+        git=_git(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _git() -> str | None:
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        return ask("rev-parse", "HEAD") + ("+" if ask("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@contextmanager
+def _events() -> Iterator[list[str]]:
+    """Warnings about lost replies, as sentences for the result."""
+    events: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", LostReplies)
+        show = warnings.showwarning
+
+        def keep(message: Any, category: Any, *rest: Any, **more: Any) -> None:
+            if issubclass(category, LostReplies):
+                events.append(str(message))
+            else:
+                caught.append(message)
+                show(message, category, *rest, **more)
+
+        warnings.showwarning = keep
+        yield events
+
+
+def _lost(told: Config) -> Lost | None:
+    """Every reply is lost with the chance that the configuration gives."""
+    if not told.run.lost:
+        return None
+
+    def gone(round: Any, exchange: int, ids: Any) -> Any:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(told.run.seed), round), exchange)
+        return jax.random.bernoulli(jax.random.fold_in(key, 1), told.run.lost, jnp.shape(ids))
+
+    return gone
+
+
+def _board(folder: Path) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise InputError("run.tensorboard needs one more package: pip install 'equipoise[tensorboard]'") from None
+    return SummaryWriter(str(folder / "tensorboard"))
+
+
+def _show(board: Any, row: Row, names: tuple[str, ...]) -> None:
+    for score, values in row.scores.items():
+        known = [v for v in values if v is not None]
+        if known:
+            board.add_scalar(f"{score}/mean", float(np.mean(known)), row.round)
+            board.add_scalar(f"{score}/lowest", min(known), row.round)
+            board.add_scalar(f"{score}/highest", max(known), row.round)
+    for name, value in (("objective", row.objective), ("gap", row.gap), ("bytes", row.bytes_down + row.bytes_up)):
+        if value is not None:
+            board.add_scalar(name, value, row.round)
+    for name, weight in zip(names, row.lam or (), strict=False):
+        if len(names) <= 50:
+            board.add_scalar(f"lambda/{name}", weight, row.round)
+    board.flush()
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    return tuple(np.asarray(values, np.float64).tolist())
