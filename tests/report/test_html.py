@@ -1,0 +1,248 @@
+import html as escaping
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equipoise.experiment import records
+from equipoise.report import html, numbers, wording
+from tests.report import folders
+
+NASTY = "<script>alert(1)</script>\"'&</script><!--]]>"
+OFF = '<meta http-equiv="Content-Security-Policy" content="script-src \'none\'">'
+
+
+@pytest.fixture(scope="module")
+def page(five):
+    return html.page(five)
+
+
+def drawings(page):
+    """The outer SVGs, parsed: a drawing that is not well-formed fails here."""
+    text = re.sub(r"<(script|style)>.*?</\1>|<!DOCTYPE html>", "", page, flags=re.DOTALL)
+    return [e for e in ElementTree.fromstring(text).iter("svg") if "chart" in (e.get("class") or "")]
+
+
+def plain_text(page):
+    body = re.sub(r"<(script|style|title)[ >].*?</\1>", " ", page, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", escaping.unescape(re.sub(r"<[^>]+>", " ", body)))
+
+
+def test_it_stands_on_its_own(page):
+    assert not re.findall(r"https?:|//[a-z]+\.|@import|url\(|src=|<link", page)
+
+
+def test_the_page_is_well_formed_and_named(page):
+    found = drawings(page)
+    assert len(found) > 15
+    assert all(d.get("role") == "img" and d.find("title").text for d in found)
+
+
+def test_the_numbers_are_those_of_the_records(page, five):
+    text = plain_text(page)
+    for run in five[:-1]:
+        for key in ("mean", "worst20", "best20", "min"):
+            assert f"{100 * run.outcome.summary[key]:.1f}%" in text
+        assert f"{100 * run.outcome.worst_low:.1f}–{100 * run.outcome.worst_high:.1f}%" in text
+        for value, low, high in zip(run.rows[-1].scores["accuracy"], run.outcome.low, run.outcome.high, strict=True):
+            assert f"{100 * value:.1f}% ({100 * low:.1f}–{100 * high:.1f}%)" in text
+    cost = wording.cost_of_fairness(numbers.entries(five))
+    assert cost.sentence in text
+    assert all(remark in text for remark in cost.remarks)
+
+
+def test_how_to_do_it_again(page, five):
+    for run in five:
+        assert escaping.escape((run.path / records.CONFIG).read_text()) in page
+        assert f"equipoise run {run.path / records.CONFIG}" in page
+    assert "4f2a9c1+" in page
+    assert "2 × cpu" in page
+
+
+def test_what_went_wrong_is_said(page):
+    text = plain_text(page)
+    assert "3 replies were not finite" in text
+    assert "It is not finished: its last record is of round 40 of 100." in text
+    assert "What went wrong (2)" in text
+
+
+def test_the_top_compares(five, tmp_path):
+    """The leading run with the best one for the average; if it is that one, with the best fair one."""
+    plain = folders.write(tmp_path, "Plain", algorithm="fedavg", end=(0.9, 0.01), weighted=False)
+    for runs, beside in ((five, five[2]), ([five[1], plain], five[1])):
+        top = plain_text(html.page(runs).split("<nav")[0])
+        assert f"{beside.outcome.label}: {100 * beside.outcome.summary['worst20']:.1f}%" in top
+
+
+def test_nothing_went_wrong(alone):
+    assert "Nothing was reported: every run is finished" in html.page(alone)
+
+
+def test_every_curve_against_both_axes(page):
+    names = [d.find("title").text for d in drawings(page)]
+    for what in ("Average client", "Worst-served fifth", "Robust objective", "Gap", "Squared distance"):
+        for against in ("rounds of communication", "bytes sent"):
+            assert any(name.startswith(what) and against in name for name in names)
+
+
+def test_the_same_folders_give_the_same_bytes(five, page):
+    assert html.page([records.read(run.path) for run in five]) == page
+
+
+def test_written_whole(five, tmp_path, page):
+    path = html.write(five, tmp_path / "page.html")
+    assert path.read_text("utf-8") == page
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_title_of_ones_own(alone):
+    assert "<h1>Mine &amp; yours</h1>" in html.page(alone, title="Mine & yours")
+    assert "<h1>One model for 2 clients</h1>" in html.page(alone)
+
+
+def test_other_clients_get_a_part_of_their_own(five, regression):
+    page = html.page([five[0], regression[0], five[1]])
+    assert page.count("<article") == 2
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert all(f'id="{target}"' in page for target in re.findall(r'href="#([^"]+)"', page))
+
+
+def test_a_thousand_clients_do_not_make_a_million_nodes(thousand):
+    page = html.page(thousand)
+    assert len(page) < 1_000_000
+    assert page.count("<") < 12_000
+    text = plain_text(page)
+    assert "each step is the mean of 3 neighbours" in text
+    assert "The 8 heaviest of 1,000 have a line, the others lie in the band." in text
+    assert "The 50 clients of 1,000 that SCAFF-PD serves worst" in text
+    drawings(page)
+
+
+def test_twenty_runs(tmp_path):
+    runs = [folders.write(tmp_path, f"run {k}", seed=k, end=(0.6 + k / 100, 0.05), n=30) for k in range(20)]
+    page = html.page(runs)
+    assert len(page) < 2_000_000
+    assert "The weights of 16 more runs" in page
+    drawings(page)
+
+
+def test_names_are_only_names(tmp_path):
+    runs = [folders.write(tmp_path, NASTY, n=3, names=[NASTY, "b\x00\x1b", "c"], events=[NASTY])]
+    page = html.page(runs, title=NASTY)
+    assert "<script>alert" not in page
+    page.encode("utf-8")
+    drawings(page)
+    data = json.loads(re.search(r'class="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert data["names"][data["clients"].index(0)] == NASTY
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    root = tmp_path_factory.mktemp("small")
+    return [
+        folders.write(root, "FedAvg", n=3, algorithm="fedavg", weighted=False, rows=4),
+        folders.write(root, "SCAFF-PD", n=3, rows=4),
+    ]
+
+
+NUMBER = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+EACH = st.tuples(NUMBER, NUMBER, NUMBER)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_the_numbers_the_page_stands(small, data):
+    """Whatever was not finite, missing or absurd, there is a well-formed page."""
+    runs = []
+    for run in small:
+        rows = [
+            row.model_copy(
+                update={
+                    "scores": {"accuracy": data.draw(EACH)},
+                    "lam": data.draw(st.none() | EACH),
+                    "objective": data.draw(NUMBER),
+                    "gap": data.draw(NUMBER),
+                }
+            )
+            for row in run.rows[: data.draw(st.integers(0, 4))]
+        ]
+        outcome = run.outcome.model_copy(
+            update={
+                "summary": dict.fromkeys(run.outcome.summary, data.draw(NUMBER)),
+                "low": data.draw(EACH),
+                "high": data.draw(EACH),
+                "worst_low": data.draw(NUMBER),
+                "measure": "accuracy" if (accuracy := data.draw(st.booleans())) else "loss",
+                "higher_is_better": accuracy,
+            }
+        )
+        runs.append(run._replace(rows=rows, outcome=data.draw(st.sampled_from([None, outcome]))))
+    drawings(html.page(runs))
+
+
+USE = """
+<script>
+  const part = document.querySelector("article"), select = part.querySelector("select");
+  const chart = [...part.querySelectorAll("svg.chart")].find((svg) => svg.querySelector(".mark title"));
+  const box = chart.querySelector(".mark path").getBoundingClientRect();
+  const at = { clientX: box.x + box.width / 2, clientY: box.y + box.height / 2, bubbles: true };
+  chart.dispatchEvent(new PointerEvent("pointermove", at));
+  document.documentElement.dataset.tip = document.querySelector(".tip").textContent;
+  part.querySelector(".legend li").click();
+  part.querySelectorAll("table.sortable thead button")[1].click();
+  select.value = "3";
+  select.dispatchEvent(new Event("change"));
+</script>
+"""
+
+
+def test_a_browser_runs_the_scripts(browser, page, five):
+    """Every interaction once: a hint, a run picked out, a table sorted, a client picked out."""
+    seen = browser(page.replace("</body>", USE + "</body>"))
+    root = re.search(r"<html[^>]*>", seen)[0]
+    assert 'data-ready="yes"' in root
+    assert "data-error" not in root
+    assert re.search(r'data-tip="[^"]+: the average client [0-9.]+%', root)
+    assert '<article id="p0" class="only choosing">' in seen
+    assert 'aria-pressed="true"' in seen
+    table = re.search(r'<table class="sortable">.*?</table>', seen, re.DOTALL)[0]
+    order = [float(v) for v in re.findall(r'<td data-value="([^"]+)"', table)[::9]]
+    assert order == sorted(order, reverse=True)
+    shown = re.search(r'<table class="one">.*?</table>', seen, re.DOTALL)[0]
+    for run in five:
+        assert f"{100 * run.rows[-1].scores['accuracy'][3]:.1f}%" in shown
+    assert len(re.findall('class="row chosen"', seen)) == 7  # a row in six bar charts, and across the runs
+
+
+def test_a_browser_without_scripts_shows_everything(browser, page):
+    seen = browser(page.replace("<head>", "<head>" + OFF))
+    assert "data-ready" not in seen
+    assert re.search(r'<div class="chooser" hidden="">', seen)  # nothing that would not work
+    assert plain_text(seen) == plain_text(page.replace("<head>", "<head>" + OFF))
+
+
+@pytest.mark.parametrize("which", ["alone", "regression", "thousand"])
+def test_a_browser_opens_every_kind(browser, which, request):
+    seen = browser(html.page(request.getfixturevalue(which)))
+    root = re.search(r"<html[^>]*>", seen)[0]
+    assert 'data-ready="yes"' in root
+    assert "data-error" not in root
+
+
+WIDTHS = """
+<script>
+  document.documentElement.dataset.wide = String(document.documentElement.scrollWidth - window.innerWidth);
+  document.documentElement.dataset.paper = getComputedStyle(document.body).backgroundColor;
+</script>
+"""
+
+
+def test_on_a_phone_nothing_sticks_out_and_the_dark_is_dark(browser, page):
+    flags = ("--window-size=500,900", "--blink-settings=preferredColorScheme=0")
+    root = re.search(r"<html[^>]*>", browser(page.replace("</body>", WIDTHS + "</body>"), *flags))[0]
+    assert int(re.search(r'data-wide="(-?\d+)"', root)[1]) <= 0
+    assert 'data-paper="rgb(21, 23, 27)"' in root

@@ -1,0 +1,138 @@
+import pytest
+
+from equipoise.report import numbers, wording
+from tests.report import folders
+
+
+def runs_of(tmp_path, plain, fair, **fair_more):
+    """Entries of FedAvg and SCAFF-PD, whose clients' scores are around `plain` and `fair`, all alike."""
+    return numbers.entries(
+        [
+            folders.write(tmp_path, "FedAvg", algorithm="fedavg", end=plain, weighted=False, exchanges=1),
+            folders.write(tmp_path, "SCAFF-PD", end=fair, **fair_more),
+        ]
+    )
+
+
+def test_the_cost_is_made_of_the_records_numbers(five):
+    old, new = five[2].outcome.summary, five[1].outcome.summary  # the best average, the best worst fifth
+    cost = wording.cost_of_fairness(numbers.entries(five))
+    worst = [round(100 * s["worst20"], 1) for s in (old, new)]
+    mean = [round(100 * s["mean"], 1) for s in (old, new)]
+    assert cost.sentence == (
+        f"With SCAFF-PD instead of SCAFFOLD, the worst-served fifth gains {worst[1] - worst[0]:.1f} points "
+        f"(from {worst[0]}% to {worst[1]}%); the average client gives up {mean[0] - mean[1]:.1f} points "
+        f"(from {mean[0]}% to {mean[1]}%); it cost the same bytes."
+    )
+    assert "best of 3 fair runs" in cost.remarks[-1]
+    assert "best of 2 runs for the average" in cost.remarks[-1]
+
+
+def test_the_price_in_bytes(tmp_path):
+    cost = wording.cost_of_fairness(runs_of(tmp_path, (0.8, 0.1), (0.79, 0.03)))
+    assert "; it cost 2× the bytes." in cost.sentence
+
+
+def test_when_fairness_did_not_help(tmp_path):
+    cost = wording.cost_of_fairness(runs_of(tmp_path, (0.8, 0.01), (0.7, 0.05)))
+    assert "the worst-served fifth loses" in cost.sentence
+    assert cost.remarks == ("Fairness did not help here: the worst-served clients are no better off.",)
+
+
+def test_when_it_may_be_chance(tmp_path):
+    cost = wording.cost_of_fairness(runs_of(tmp_path, (0.8, 0.05), (0.8, 0.045)))
+    assert cost.remarks == ("Both differences lie within what the scored rows leave open: they may be chance.",)
+
+
+def test_when_nothing_changed(tmp_path):
+    cost = wording.cost_of_fairness(runs_of(tmp_path, (0.8, 0.05), (0.8, 0.05)))
+    assert "the worst-served fifth stays at" in cost.sentence
+    assert "the average client stays at" in cost.sentence
+
+
+def test_without_bounds_chance_is_not_ruled_out(tmp_path):
+    entries = [
+        e._replace(worst_low=float("nan"), worst_high=float("nan")) for e in runs_of(tmp_path, (0.8, 0.1), (0.79, 0.03))
+    ]
+    assert "is not known" in wording.cost_of_fairness(entries).remarks[0]
+
+
+def test_less_is_better(regression):
+    sentence = wording.cost_of_fairness(numbers.entries(regression)).sentence
+    assert "the worst-served fifth gains" in sentence  # 5.3 to 4.9: the error falls
+    assert "the average client gives up" in sentence
+
+
+def test_without_a_run_for_the_average(alone):
+    cost = wording.cost_of_fairness(numbers.entries(alone))
+    assert "cannot be said: no finished run here trains for the average client" in cost.remarks[0]
+    summary = alone[0].outcome.summary
+    assert f"stands at {100 * summary['worst20']:.1f}%" in cost.sentence
+
+
+def test_without_a_fair_run(five):
+    assert "no finished fair run is here" in wording.cost_of_fairness(numbers.entries([five[0]])).remarks[0]
+
+
+def test_without_scores(five):
+    cost = wording.cost_of_fairness(numbers.entries([five[-1]._replace(rows=[])]))
+    assert cost.sentence == "No run has scores yet, so nothing can be said about fairness."
+
+
+def test_an_interval_is_that_of_independent_errors(five):
+    old, new = numbers.entries(five)[2], numbers.entries(five)[1]
+    worst = wording.worst_change(old, new)
+    assert worst.gain == pytest.approx(new.summary["worst20"] - old.summary["worst20"])
+    assert worst.open == pytest.approx(
+        (0.021**2 + 0.019**2) ** 0.5
+    )  # of the new one its lower half, of the old its upper
+    mean = wording.mean_change(old, new)
+    halves = [*((old.high - old.low) / 2), *((new.high - new.low) / 2)]
+    assert mean.open == pytest.approx(sum(h**2 for h in halves) ** 0.5 / 12)
+
+
+def test_what_was_trained_on_whom(five, regression, tmp_path):
+    told = " ".join(wording.whom(numbers.entries(five)))
+    members = five[0].federation.members
+    assert "6 models of 650 parameters each were trained for 12 clients together" in told
+    assert f"{sum(m.train for m in members):,} training rows" in told
+    assert f"{sum(m.test for m in members):,} held-out rows" in told
+    assert "(home, readmitted)" in told
+    assert "predicts a number" in " ".join(wording.whom(numbers.entries(regression)))
+    seen = folders.write(tmp_path, held_out=False)
+    assert "flatter the model" in " ".join(wording.whom(numbers.entries([seen])))
+
+
+def test_other_rows_under_the_same_names(five):
+    federation = five[0].federation
+    moved = tuple(m.model_copy(update={"train": m.train + 1}) for m in federation.members)
+    other = five[1]._replace(federation=federation.model_copy(update={"members": moved}))
+    assert wording.differing(numbers.entries([five[0], other]))
+    assert not wording.differing(numbers.entries(five))
+
+
+def test_what_went_wrong(five, regression, tmp_path):
+    entries = numbers.entries(five)
+    assert [wording.troubles(e) for e in entries[:3]] == [[], [], []]
+    assert wording.troubles(entries[3]) == ["3 replies were not finite and were left out."]
+    (unfinished,) = wording.troubles(entries[5])
+    assert unfinished.startswith("It is not finished: its last record is of round 40 of 100. `equipoise resume ")
+    (missing,) = wording.troubles(numbers.entries(regression)[0])
+    assert missing == "1 client has no RMSE at the end; the averages are over the others."
+    told = folders.write(tmp_path, events=["the run diverged at round 3"])
+    assert wording.troubles(numbers.entries([told])[0]) == ["The run diverged at round 3."]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("it broke", "It broke."), ("local_lr was measured", "local_lr was measured."), ("Why?", "Why?")],
+)
+def test_sentences(given, told):
+    assert wording.sentence(given) == told
+
+
+def test_messages_without_an_answer(five):
+    rows = list(five[0].rows)
+    rows[-1] = rows[-1].model_copy(update={"answered": (rows[-1].asked[0] - 7,)})
+    (told,) = wording.troubles(numbers.entries([five[0]._replace(rows=rows)])[0])
+    assert told == "7 of 1,200 messages had no answer that counted."
