@@ -5,6 +5,7 @@ from functools import partial
 
 from equipoise.algorithms.afl import afl as afl
 from equipoise.algorithms.agnostic_fedavg import agnostic_fedavg as agnostic_fedavg
+from equipoise.algorithms.clipping import clip_losses as clip_losses
 from equipoise.algorithms.delta_fl import delta_fl as delta_fl
 from equipoise.algorithms.drfa import drfa as drfa
 from equipoise.algorithms.drfa_alternative import drfa_alternative as drfa_alternative

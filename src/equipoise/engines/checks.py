@@ -10,12 +10,8 @@ from equipoise.errors import require
 from equipoise.protocol import Algorithm, Vector
 
 
-def check_run(algorithm: Algorithm, x: Vector, data: Any, rounds: int, clients_per_batch: int | None) -> None:
+def check_start(algorithm: Algorithm, x: Vector, rounds: int) -> None:
     require(rounds >= 0, f"{rounds} rounds cannot be run; give zero or more")
-    require(
-        clients_per_batch is None or clients_per_batch >= 1,
-        f"clients_per_batch is {clients_per_batch}; give at least 1, or None to let the engine choose",
-    )
     require(
         jnp.shape(x) == (algorithm.size,),
         f"the start has shape {jnp.shape(x)} but the task has {algorithm.size} parameters; "
@@ -26,6 +22,14 @@ def check_run(algorithm: Algorithm, x: Vector, data: Any, rounds: int, clients_p
         f"the start is of type {jnp.result_type(x)}; give float32 or float64",
     )
     require(bool(jnp.all(jnp.isfinite(x))), "the start has NaN or infinite entries; give finite ones")
+
+
+def check_run(algorithm: Algorithm, x: Vector, data: Any, rounds: int, clients_per_batch: int | None) -> None:
+    check_start(algorithm, x, rounds)
+    require(
+        clients_per_batch is None or clients_per_batch >= 1,
+        f"clients_per_batch is {clients_per_batch}; give at least 1, or None to let the engine choose",
+    )
     require(
         data.n == algorithm.n,
         f"the data has {data.n} clients but {algorithm.name} was built for {algorithm.n}; "

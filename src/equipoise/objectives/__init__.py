@@ -1,6 +1,7 @@
 """Objectives over the client weights: a set, a penalty, and their exact prox, best response and value."""
 
 from equipoise.objectives.agnostic import agnostic
+from equipoise.objectives.capping import cap_weights
 from equipoise.objectives.chi2 import chi2, chi2_ball
 from equipoise.objectives.cvar import cvar
 from equipoise.objectives.dual import Dual
@@ -20,4 +21,4 @@ DUALS = {
     "propfair": propfair,
 }
 
-__all__ = ["DUALS", "Dual", "agnostic", "chi2", "chi2_ball", "cvar", "kl", "propfair", "qffl", "tv"]
+__all__ = ["DUALS", "Dual", "agnostic", "cap_weights", "chi2", "chi2_ball", "cvar", "kl", "propfair", "qffl", "tv"]

@@ -1,0 +1,51 @@
+"""Losses that cannot be made up beyond bounds: what keeps a hostile or broken client from moving all the weight.
+
+It changes what is optimised where honest clients are beyond the bound, so it is off unless asked for.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float
+
+from equipoise.errors import require
+from equipoise.protocol import Algorithm, Exchange, Replies, Server
+
+
+def clip_losses(algorithm: Algorithm, *, factor: float = 10.0, quantile: float = 0.5) -> Algorithm:
+    """`algorithm`, to which no loss of a cohort counts for more than `factor` times the quantile of the cohort's.
+
+    As long as fewer than a share 1 - quantile of a cohort lie, the bound lies within what honest sites report. It holds
+    for losses that the server sees (`Reply.each`), and not in a cohort of one.
+    """
+    require(factor >= 1, f"factor is {factor}; give at least 1, how many times the typical loss one may be")
+    require(0 < quantile < 1, f"quantile is {quantile}; give a share of the cohort, above 0 and below 1")
+
+    def clipped(losses: Float[Array, " m"], present: Bool[Array, " m"]) -> Float[Array, " m"]:
+        heard = jnp.sum(present, dtype=jnp.int32)
+        ordered = jnp.sort(jnp.where(present, losses, jnp.inf))
+        # Rounded down, so that of two sites the lower loss is the typical one.
+        at = jnp.floor(quantile * jnp.maximum(heard - 1, 0).astype(losses.dtype)).astype(jnp.int32)
+        typical = jnp.where(heard > 0, ordered[at], 0)
+        return jnp.minimum(losses, typical + (factor - 1) * jnp.abs(typical))
+
+    def guarded(exchange: Exchange) -> Exchange:
+        def close(server: Server, replies: Replies) -> Server:
+            leaves, structure = jax.tree.flatten(replies.each)
+            at = loss_among(leaves)
+            if at is None:
+                return exchange.close(server, replies)
+            leaves[at] = clipped(leaves[at], jnp.asarray(replies.cohort.present))
+            return exchange.close(server, replies._replace(each=jax.tree.unflatten(structure, leaves)))
+
+        return exchange._replace(close=close)
+
+    return algorithm._replace(round=tuple(guarded(e) for e in algorithm.round))
+
+
+def loss_among(each: list[Any]) -> int | None:
+    """Which of the values that clients report by themselves is the loss: the last that is one number per client."""
+    scalars = [k for k, a in enumerate(each) if a.ndim == 1 and jnp.issubdtype(a.dtype, jnp.floating)]
+    return scalars[-1] if scalars else None

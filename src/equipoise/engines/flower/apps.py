@@ -1,0 +1,83 @@
+"""Flower's two apps, made from plain functions."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from equipoise.engines.flower.client import Open, Participant, answer_question, check_participant, guarded, work
+from equipoise.engines.flower.letters import read_text, text
+from equipoise.errors import require
+
+log = logging.getLogger("equipoise.flower")
+
+
+def server_app(main: Callable[[Grid, Context], Any]) -> ServerApp:
+    """A ServerApp that runs `main(grid, context)`, which gathers the sites and serves."""
+    app = ServerApp()
+    app.main()(main)
+    return app
+
+
+def client_app(
+    open_site: Callable[[Context], Participant], *, questions: tuple[str, ...] = (), compiled: Path | None = None
+) -> ClientApp:
+    """A ClientApp for the site that `open_site` opens.
+
+    Args:
+        open_site: from a node's context (its configuration, and that of the run) to the site.
+        questions: the names of the questions that the site has answers to.
+        compiled: a folder where compiled programs are kept, because every message starts a new process.
+    """
+    if compiled is not None:
+        keep_compiled(compiled)
+    app = ClientApp()
+    sites: dict[tuple[int, int], tuple[Participant, dict[str, Open]]] = {}
+
+    def site_of(context: Context) -> tuple[Participant, dict[str, Open]]:
+        where = (context.run_id, context.node_id)
+        if where not in sites:
+            sites[where] = (check_participant(open_site(context)), {})
+        return sites[where]
+
+    @app.query("hello")
+    def hello(message: Message, context: Context) -> Message:
+        return Message(text("answer", site_name(context)), reply_to=message)
+
+    @app.query("notice")
+    def notice(message: Message, context: Context) -> Message:
+        log.warning("the server says: %s", read_text(message.content, "question"))
+        return Message(text("answer", ""), reply_to=message)
+
+    def replying(answer: Callable[[Participant, dict[str, Open], RecordDict], RecordDict]) -> Callable:
+        def handle(message: Message, context: Context) -> Message:
+            name = site_name(context)
+            return Message(guarded(name, lambda: answer(*site_of(context), message.content)), reply_to=message)
+
+        return handle
+
+    app.train("exchange")(replying(work))
+    for question in questions:
+        app.query(question)(replying(partial(answer_question, question)))
+    return app
+
+
+def site_name(context: Context) -> str:
+    """The name that a node was started with."""
+    name = context.node_config.get("site")
+    require(isinstance(name, str) and name, "this node has no name; start it with --node-config \"site='...'\"")
+    return str(name)
+
+
+def keep_compiled(folder: Path) -> None:
+    """Has JAX write what it compiles to `folder`, however short that took, and look there first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,0 +1,132 @@
+"""A site's side: one message in, one reply out, from the site's own data and memory.
+
+Nothing but replies leaves: of an unexpected error the server hears the kind, while its text, which may quote data,
+stays in the site's own log.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flwr.app import RecordDict
+
+from equipoise.engines.flower.letters import START, At, mark, read_address, read_text, text
+from equipoise.engines.flower.memory import Memory, check_order
+from equipoise.engines.flower.plan import Leg, Plan, fingerprint, plan
+from equipoise.engines.flower.wire import Refusal, named, pack, refuse_unless, unpack
+from equipoise.errors import require
+from equipoise.protocol import Algorithm, Client, Data, Message, Vector
+
+log = logging.getLogger("equipoise.flower")
+
+
+class Job(NamedTuple):
+    """What a site does in one part of a run: `algorithm`, from the start x, on its own `shard`."""
+
+    algorithm: Algorithm
+    x: Vector
+    shard: Data
+    config: str = ""  # what else the server has to have the same, such as a digest of the settings
+    compiled: bool = True  # not where the task calls back into another library
+    then: Callable[[Message], None] | None = None  # sees every message that was answered: to save the final model
+
+
+class Participant(NamedTuple):
+    """A site of a federation."""
+
+    name: str  # by which everybody knows it
+    folder: Path  # of its own, for what it must not forget
+    jobs: Mapping[str, Callable[[], Job]]  # part -> what to do there, opened when the first message comes
+    answers: Mapping[str, Callable[[str], str]] = {}  # to questions that are no exchanges
+
+
+class Open(NamedTuple):
+    """A job that is ready to work."""
+
+    job: Job
+    legs: Plan
+    plan: str
+    data: Data
+    work: Mapping[str, Callable]
+    like: Client
+
+
+def open_job(job: Job) -> Open:
+    algorithm, x, shard, config, compiled, _ = job
+    for name, a in named(shard):
+        clean = not jnp.issubdtype(a.dtype, jnp.floating) or bool(jnp.all(jnp.isfinite(a)))
+        require(clean, f"{name} of this site's data has NaN or infinite entries; clean them or leave those rows out")
+    legs = plan(algorithm, x, shard)
+    like = jax.eval_shape(algorithm.init_client, x)
+    works = {name: jax.jit(leg.exchange.work) if compiled else leg.exchange.work for name, leg in legs.items()}
+    data = jax.jit(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
+    return Open(job, legs, fingerprint(algorithm, legs, config), data, works, like)
+
+
+def guarded(name: str, answer: Callable[[], RecordDict]) -> RecordDict:
+    """The answer, or the reason why there is none."""
+    try:
+        return answer()
+    except Refusal as refusal:
+        log.warning("%s: %s", name, refusal)
+        return text("refused", str(refusal))
+    except Exception as error:
+        log.exception("%s could not answer", name)
+        return text("failed", f"{type(error).__name__}; the log of '{name}' says more")
+
+
+def answer_question(question: str, site: Participant, _: dict[str, Open], content: RecordDict) -> RecordDict:
+    refuse_unless(question in site.answers, f"'{site.name}' has no answer to '{question}'")
+    return text("answer", site.answers[question](read_text(content, "question") or ""))
+
+
+def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
+    """The reply to an exchange's message; `opened` keeps jobs between two messages of one process."""
+    at = read_address(content)
+    refuse_unless(at.part in site.jobs, f"'{site.name}' has no part '{at.part}'")
+    if at.part not in opened:
+        opened[at.part] = open_job(site.jobs[at.part]())
+    job = opened[at.part]
+    refuse_unless(
+        at.plan == job.plan,
+        f"'{site.name}' and the server do not run the same: give both the same settings, and the same version",
+    )
+    refuse_unless(at.exchange in job.legs, f"there is no exchange {at.exchange[:40]!r} in {job.job.algorithm.name}")
+    leg = job.legs[at.exchange]
+    message = unpack(content.get("message"), leg.message)
+    memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
+    mine = recall(site, job, leg, at, memory)
+    key = jax.random.wrap_key_data(jnp.asarray(at.key, jnp.uint32))
+    new, reply = jax.tree.map(np.asarray, job.work[at.exchange](message, mine, job.data, key))
+    answer = RecordDict({"reply": pack(reply)})
+    if leg.writes:  # last of all, so that whatever fails leaves the memory as it was
+        memory.keep(at, leg.at, new)
+    if job.job.then is not None:
+        job.job.then(message)
+    return answer
+
+
+def recall(site: Participant, job: Open, leg: Leg, at: At, memory: Memory) -> Client:
+    """The state that the server counts on."""
+    start = job.job.algorithm.init_client(job.job.x)
+    if not jax.tree.leaves(job.like):
+        return start
+    states = memory.states()
+    check_order(states, mark(at.attempt, at.round, leg.at))
+    known = at.since == START or at.since in states
+    refuse_unless(
+        known or not leg.reads,
+        f"'{site.name}' does not remember what it did in {at.since}; it can take part again in a new run, or once "
+        "the file with its memory is back",
+    )
+    return states.get(at.since, start)
+
+
+def check_participant(site: Any) -> Participant:
+    require(isinstance(site, Participant), f"a site has to be opened as a Participant, not {type(site).__name__}")
+    require(bool(site.name) and isinstance(site.name, str), "a site has no name; set it in the node's configuration")
+    return site
