@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from equipoise import algorithms, cohorts, data, models, objectives, steps, tasks
@@ -18,7 +19,7 @@ from equipoise.data import catalogue, federation, partition, silos, synthetic
 from equipoise.data.catalogue import Dataset
 from equipoise.data.encoding import Encoding, Feature, Target
 from equipoise.errors import InputError, require
-from equipoise.experiment.config import Config
+from equipoise.experiment.config import Config, Steps
 from equipoise.models import Model
 from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Vector
@@ -74,6 +75,8 @@ def problem(config: Config) -> Problem:
         return _of_silos(config)
     if config.data.name == "synthetic":
         return _synthetic(config)
+    if config.data.name == "quadratics":
+        return _quadratics(config)
     return _of_dataset(config)
 
 
@@ -107,6 +110,29 @@ def _synthetic(config: Config) -> Problem:
     names = tuple(f"client {i}" for i in range(n))
     what = f"synthetic robust regression (SCAFF-PD, section 6.1) over {n} clients"
     return _problem(config, what, names, train, None, (), train.inputs.shape[2:], None, ())
+
+
+def _quadratics(config: Config) -> Problem:
+    require(config.model.l2 == 0, f"model.l2 is {config.model.l2:g}, but quadratics are given whole; set model.l2 = 0")
+    try:
+        train = synthetic.quadratics(**config.data.options)
+    except TypeError as error:
+        known = "gradient, hessian, beta"
+        raise InputError(f"data.options does not fit quadratics ({error}); known: {known}") from None
+    # Recorded as a line through the origin, whose slope is x. Zero is the solution, so it starts from one.
+    return Problem(
+        what="the two quadratics of SCAFFOLD, section 7.2",
+        names=("client 0", "client 1"),
+        train=train,
+        test=None,
+        classes=(),
+        model=models.linear(1, 1),
+        loss="squared_error",
+        encoding=None,
+        task=tasks.quadratic(1),
+        l2=0.0,
+        x=jnp.ones(1),
+    )
 
 
 def _of_dataset(config: Config) -> Problem:
@@ -145,7 +171,7 @@ def _divided(config: Config, dataset: Dataset, key: int) -> partition.Partition:
     ways: dict[str, Callable[[], partition.Partition]] = {
         "iid": lambda: partition.iid(labels, how.clients, key),
         "dirichlet": lambda: partition.dirichlet(labels, how.clients, how.alpha, key, min_size=how.min_size),
-        "similarity": lambda: partition.similarity(labels, how.clients, how.similarity, key),
+        "similarity": lambda: partition.similarity(labels, how.clients, 100 * how.similarity, key),
         "k_classes": lambda: partition.k_classes(labels, how.clients, how.classes, key),
         "one_class": lambda: partition.one_class(labels, how.clients, key),
         "quantity": lambda: partition.quantity(labels, how.clients, how.alpha, key, min_size=how.min_size),
@@ -247,13 +273,14 @@ def method(config: Config, this: Problem) -> tuple[Algorithm, tuple[str, ...]]:
         if told["local_lr"] == "auto":
             told["local_lr"] = float(found.local_lr)
             notes.append(f"local_lr was measured: {told['local_lr']:.4g}")
-    elif rule is not None:
-        rule = steps.constant(tau=rule.tau, sigma=rule.sigma, theta=rule.theta)
     for key in ("local_lr", "lr"):
         if told.get(key) == "auto":
             _must_be_convex(this, f"algorithm.{key}", "a number")
             told[key] = 1 / this.smoothness
             notes.append(f"{key} was measured: 1/L = {told[key]:.4g}")
+    if isinstance(rule, Steps):
+        tau = told["steps"] * told["local_lr"] if rule.tau == "auto" else rule.tau
+        rule = steps.constant(tau=tau, sigma=rule.sigma, theta=rule.theta)
     if told.get("mu") == "auto":
         told["mu"] = this.l2
     factory: Any = algorithms.named(name)
@@ -282,7 +309,12 @@ def _must_be_convex(this: Problem, key: str, instead: str) -> None:
 
 
 def saddle(config: Config, this: Problem) -> np.ndarray | None:
-    """x*, where it is known from another solver: synthetic regression with the chi2, CVaR or agnostic objective."""
+    """x*, where it is known from another solver.
+
+    Synthetic regression with the chi2, CVaR, agnostic or average objective, and quadratics with the average.
+    """
+    if config.data.name == "quadratics" and config.objective.name == "average":
+        return synthetic.quadratics_solution(this.train)
     caps = {"chi2": 1.0, "agnostic": 1.0, "average": 1 / this.n}
     told = config.objective
     if told.name == "cvar":

@@ -110,7 +110,7 @@ WORDS = {
     "server_lr": "step size of the server",
     "cohort": "clients drawn in a round; default: everyone",
     "coin": "the chance of each client to take part, instead",
-    "rule": "{ tau = .., sigma = .., theta = .. }; auto: measured (linear models)",
+    "rule": "{ tau = .., sigma = .., theta = .. }, tau being steps * local_lr if absent; auto: measured (linear models)",
 }
 PARAMETERS = {"rho": 0.1, "radius": 0.5, "alpha": 0.2, "q": 1.0, "bound": 5.0}  # of the objectives, for a start
 
@@ -118,7 +118,7 @@ PARAMETERS = {"rho": 0.1, "radius": 0.5, "alpha": 0.2, "q": 1.0, "bound": 5.0}  
 class Steps(Section):
     """Step sizes of SCAFF-PD: of the model, of the weights, and the momentum between them."""
 
-    tau: float = Field(gt=0)
+    tau: Annotated[float, Field(gt=0)] | Auto = "auto"  # steps * local_lr: the server takes the local steps as they are
     sigma: float = Field(gt=0)
     theta: float = Field(1.0, ge=0, le=1)
 
@@ -144,7 +144,8 @@ def algorithm_section(name: str) -> type[Section]:
 def objective_section(name: str) -> type[Section]:
     """The settings of an objective; 'average' is that of equal weights."""
     fields: dict[str, Any] = {"name": (Literal[name], Field(name))}
-    for argument in () if name == "average" else inspect.signature(DUALS[name]).parameters.values():
+    factory: Any = None if name == "average" else DUALS[name]
+    for argument in inspect.signature(factory).parameters.values() if factory else ():
         if argument.name in PARAMETERS:
             fields[argument.name] = (float, Field(PARAMETERS[argument.name], gt=0))
     return create_model(f"objective.{name}", __base__=Section, **fields)

@@ -4,6 +4,8 @@ mean, worst20, best20, min, max, std, gini, jain, gap    of the score that the r
 objective, certificate, distance                         of its last row
 rounds:mean:0.5                                          the first round whose mean is at least 0.5
 rounds:distance:1e-6                                     the first round whose distance is at most 1e-6
+last:50:min                                              mean over what was recorded of the last 50 rounds, for
+                                                         methods that swing
 """
 
 import math
@@ -11,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.errors import InputError, unknown
+from equipoise.errors import InputError, require, unknown
 from equipoise.experiment.records import Row, Run
 
 SUMMARY = ("mean", "worst20", "best20", "min", "max", "std", "gini", "jain", "gap")
 LAST = {"objective": "objective", "certificate": "gap", "distance": "distance"}  # name -> field of a row
 SPREAD = ("std", "gini", "gap")  # less is better whatever the score
-PATHS = ("mean", "worst20", *LAST)  # what `rounds` may wait for
+PATHS = ("mean", "worst20", "min", "std", *LAST)  # what `rounds` may wait for and `last` may average
 
 
 class Measure(NamedTuple):
@@ -25,46 +27,61 @@ class Measure(NamedTuple):
 
     name: str
     level: float | None = None  # of rounds:NAME:LEVEL
+    last: int | None = None  # of last:ROUNDS:NAME
 
     @property
     def heading(self) -> str:
         words = {"mean": "average", "worst20": "worst 20%", "best20": "best 20%", "min": "worst client"}
         name = words.get(self.name, self.name)
+        if self.last is not None:
+            return f"{name}, last {self.last} rounds"
         return name if self.level is None else f"rounds to {name} {self.level:g}"
 
     def of(self, run: Run) -> float:
         """NaN: the run does not know it; infinity: it never got there."""
         if self.level is not None:
             return self._rounds(run)
+        if self.last is not None:
+            return self._late(run)
         if self.name in LAST:
             return _number(getattr(run.rows[-1], LAST[self.name]))
         summary = run.outcome.summary if run.outcome else {}
-        up = run.outcome is None or run.outcome.higher_is_better
-        return _number(summary.get("max" if self.name == "min" and not up else self.name))
+        return _number(summary.get("max" if self.name == "min" and not self._up(run) else self.name))
 
     def more_is_better(self, run: Run) -> bool:
         if self.level is not None or self.name in LAST or self.name in SPREAD:
             return False
-        return self.name == "jain" or run.outcome is None or run.outcome.higher_is_better
+        return self.name == "jain" or self._up(run)
 
     def _rounds(self, run: Run) -> float:
         assert self.level is not None
-        up = self.name not in LAST and (run.outcome is None or run.outcome.higher_is_better)
+        up = self._up(run) and self.name not in (*LAST, *SPREAD)
         for row in run.rows:
-            value = self._along(row, run, up)
+            value = self._along(row, run)
             if value >= self.level if up else value <= self.level:
                 return row.round
         return math.inf
 
-    def _along(self, row: Row, run: Run, up: bool) -> float:
+    def _late(self, run: Run) -> float:
+        assert self.last is not None
+        late = [row for row in run.rows if row.round > run.rows[-1].round - self.last]
+        return float(np.mean([self._along(row, run) for row in late]))
+
+    def _up(self, run: Run) -> bool:
+        return run.outcome is None or run.outcome.higher_is_better
+
+    def _along(self, row: Row, run: Run) -> float:
         if self.name in LAST:
             return _number(getattr(row, LAST[self.name]))
         score = run.outcome.measure if run.outcome else "loss"
         values = np.array([_number(v) for v in row.scores[score]])
-        known = np.sort(values[~np.isnan(values)])[:: 1 if up else -1]  # the worst first
+        known = np.sort(values[~np.isnan(values)])[:: 1 if self._up(run) else -1]  # the worst first
         if not known.size:
             return math.nan
-        return float(known.mean() if self.name == "mean" else known[: max(1, int(0.2 * known.size + 1e-9))].mean())
+        if self.name == "std":
+            return float(known.std())
+        counted = {"min": 1, "worst20": max(1, int(0.2 * known.size + 1e-9))}.get(self.name, known.size)
+        return float(known[:counted].mean())
 
 
 def measure(text: str) -> Measure:
@@ -72,15 +89,21 @@ def measure(text: str) -> Measure:
     if text in SUMMARY or text in LAST:
         return Measure(text)
     kind, *rest = text.split(":")
-    if kind != "rounds" or len(rest) != 2:
-        raise unknown("measure", text, (*SUMMARY, *LAST, "rounds:mean:0.5"))
-    name, level = rest
+    if kind not in ("rounds", "last") or len(rest) != 2:
+        raise unknown("measure", text, (*SUMMARY, *LAST, "rounds:mean:0.5", "last:50:min"))
+    name, number = rest if kind == "rounds" else reversed(rest)
     if name not in PATHS:
         raise unknown(f"measure of {text!r}", name, PATHS)
     try:
-        return Measure(name, float(level))
+        value = float(number)
     except ValueError:
-        raise InputError(f"the level of {text!r} is {level!r}; give a number, as in rounds:mean:0.5") from None
+        raise InputError(
+            f"the number in {text!r} is {number!r}; give one, as in rounds:mean:0.5 or last:50:min"
+        ) from None
+    if kind == "rounds":
+        return Measure(name, level=value)
+    require(value >= 1 and value.is_integer(), f"{text!r} is of {number} rounds; give a whole number from 1 up")
+    return Measure(name, last=int(value))
 
 
 def _number(value: float | None) -> float:

@@ -3,7 +3,7 @@
     [compare.DRFA]            # a table per method: settings of [algorithm]
     name = "drfa"             # what [algorithm] says and the method knows is inherited
     objective = { name = "agnostic" }
-    grid = { dual_lr = [0.001, 0.01] }    # of this method, for `sweep`
+    grid = { dual_lr = [0.001, 0.01] }    # of this method, for `sweep`; "objective.rho" = [...] works too
 
     [sweep]
     seeds = [0, 1, 2]         # each with its own division of the data
@@ -12,7 +12,7 @@
     show = ["mean", "worst20"]    # columns of the table, see `measures.py`
     [sweep.over]              # reported apart
     "partition.alpha" = [0.01, 0.1]
-    [sweep.grid]              # chosen from, for every method that knows the key
+    [sweep.grid]              # chosen from, for every method that knows the key and does not say it itself
     "algorithm.local_lr" = [0.01, 0.1]
 
 Each run has a folder of its own; finished ones are not run again, stopped ones go on.
@@ -80,22 +80,29 @@ class Cell(NamedTuple):
 def compare(settings: Settings, *, source: str = "the configuration") -> list[Job]:
     """A job per [compare.LABEL], in the file's order; without any, the file's own algorithm."""
     jobs = []
-    for label, (told, _) in methods(settings, source).items():
-        parsed = config.parse(told, source=_named(source, label))
+    for label, method in methods(settings, source).items():
+        parsed = config.parse(method.settings, source=_named(source, label))
         jobs.append(Job(label, slug(label), parsed, {}, {}, parsed.run.seed))
     return jobs
 
 
-def methods(settings: Settings, source: str) -> dict[str, tuple[dict[str, Any], dict[str, list]]]:
-    """label -> the settings of its run, and its own grid."""
+class Method(NamedTuple):
+    """One [compare.LABEL]."""
+
+    settings: dict[str, Any]  # of its run
+    grid: dict[str, list]  # its own
+    own: frozenset[str]  # what it says itself, so that a shared grid does not
+
+
+def methods(settings: Settings, source: str) -> dict[str, Method]:
     base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     told = settings.get("compare", {})
     require(isinstance(told, Mapping), f"{source}: compare is {told!r}; give a table per method, [compare.LABEL]")
     if not told:
         config.parse(base, source=source)
         name = base.get("algorithm", {}).get("name", "scaffpd")
-        return {str(name): (base, {})}
-    out: dict[str, tuple[dict[str, Any], dict[str, list]]] = {}
+        return {str(name): Method(base, {}, frozenset())}
+    out: dict[str, Method] = {}
     for label, method in told.items():
         where = _named(source, label)
         require(isinstance(method, Mapping), f"{where} is {method!r}; give a table of settings")
@@ -112,7 +119,11 @@ def methods(settings: Settings, source: str) -> dict[str, tuple[dict[str, Any], 
             isinstance(grid, Mapping) and all(isinstance(v, list) and v for v in grid.values()),
             f"{where}.grid is {grid!r}; give a list of values per setting",
         )
-        out[label] = (mine, {f"algorithm.{key}": values for key, values in grid.items()})
+        out[label] = Method(
+            mine,
+            {key if "." in key else f"algorithm.{key}": values for key, values in grid.items()},
+            frozenset(f"algorithm.{key}" for key in own),
+        )
     require(len({slug(label) for label in out}) == len(out), f"{source}: two methods have the same folder; rename one")
     return out
 
@@ -154,20 +165,24 @@ def _jobs(
 ) -> Iterator[Job]:
     """`only` maps (place of the federation, label) to the point of the grid to run."""
     for over in _points(told.over):
-        for label, (mine, own) in methods(settings, source).items():
-            name = mine.get("algorithm", {}).get("name", "scaffpd")
-            known = config.algorithm_section(name).model_fields
-            shared = {k: v for k, v in told.grid.items() if not k.startswith("algorithm.") or k[10:] in known}
-            for point in _points(shared | own):
+        for label, method in methods(settings, source).items():
+            for point in _points(_shared(told.grid, method) | method.grid):
                 if only is not None and only.get((_place(over), label)) != point:
                     continue
                 for seed in seeds:
-                    full = config.override(mine, [])
+                    full = config.override(method.settings, [])
                     for key, value in {**over, **point, "run.seed": seed}.items():
                         config.put(full, key, value)
                     parsed = config.parse(full, source=_named(source, label))
                     place = "/".join(part for part in (_place(over), slug(label), _place(point)) if part)
                     yield Job(label, f"{place}/seed-{seed}", parsed, over, point, seed)
+
+
+def _shared(grid: Mapping[str, list], method: Method) -> dict[str, list]:
+    """Of the grid for all methods what this one knows, and does not say itself."""
+    name = method.settings.get("algorithm", {}).get("name", "scaffpd")
+    known = {f"algorithm.{key}" for key in config.algorithm_section(name).model_fields} - method.own
+    return {key: values for key, values in grid.items() if not key.startswith("algorithm.") or key in known}
 
 
 def finish(study: Study, folder: Path, **how: Any) -> list[Cell]:
