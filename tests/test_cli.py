@@ -1,61 +1,149 @@
+"""Every command, as a user types it."""
+
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from equipoise.cli import app
-from equipoise.experiment import robust_regression
-from equipoise.experiment.robust_regression import Curve
+from equipoise.experiment import records
+from tests.test_artifact import hospitals
 
 run = CliRunner(env={"COLUMNS": "200"}).invoke
 README = Path(__file__).parent.parent / "README.md"
+QUICK = ("--set", "run.rounds=3")
 
 
-def test_help_lists_every_command():
-    out = run(app, ["--help"])
-    assert out.exit_code == 0
-    for command in ("demo", "algorithms", "data", "fit", "predict"):
-        assert command in out.output
-        assert run(app, [command, "--help"]).exit_code == 0
+def ok(*arguments):
+    told = run(app, [str(a) for a in arguments])
+    assert told.exit_code == 0, told.output
+    return told.output
 
 
-def test_algorithms_prints_the_table():
-    out = run(app, ["algorithms"])
-    assert out.exit_code == 0
-    row = next(line for line in out.output.splitlines() if "scaffpd_secure" in line)
-    assert "2d + 2" in row
-    assert "collect → weigh → improve" in row
+def wrong(*arguments):
+    told = run(app, [str(a) for a in arguments])
+    assert told.exit_code == 2, told.output
+    assert len(told.stderr.splitlines()) == 1
+    return told.stderr
 
 
-CURVES = [
-    Curve("SCAFF-PD", 0.1, "steps.tuned", np.array([1.0, 1e-7, 1e-13]), np.array([0.1, 0.2])),
-    Curve("DRFA", 0.1, "best of 6", np.array([1.0, 1e-4, 1e-4]), np.array([0.1, 0.3])),
-]
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with silo files and everything that was run on them."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "hospitals").mkdir()
+    hospitals(folder / "hospitals")
+    return folder
 
 
-def test_demo_prints_a_table_and_writes_a_plot(tmp_path, monkeypatch):
-    monkeypatch.setattr(robust_regression, "run", lambda **how: iter(CURVES))
-    out = run(app, ["demo", "--out", str(tmp_path)])
-    assert out.exit_code == 0
-    assert re.search(r"0\.1 │ SCAFF-PD │\s+2 │\s+2 │\s+3 │\s+1\.0e-13 │\s+0\.2000", out.output)
-    assert re.search(r"DRFA\s+│\s+2 │\s+— │\s+— │", out.output)
-    assert (tmp_path / "robust_regression.png").exists()
+@pytest.fixture
+def here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    return place
 
 
-def test_demo_shows_what_is_finished_when_it_is_stopped(tmp_path, monkeypatch):
-    def stopped(**how):
-        yield CURVES[0]
-        raise KeyboardInterrupt
+def commands(group=None, before=()):
+    """(words, command) of every command there is."""
+    group = group or get_command(app)
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*before, name))
+        else:
+            yield (*before, name), command
 
-    monkeypatch.setattr(robust_regression, "run", stopped)
-    out = run(app, ["demo", "--out", str(tmp_path)])
-    assert out.exit_code == 130
-    assert "SCAFF-PD" in out.output
-    assert (tmp_path / "robust_regression.png").exists()
+
+EXAMPLES = {words: re.search(r"Example: (equipoise .*)", command.help or "") for words, command in commands()}
+
+
+@pytest.mark.parametrize("words", EXAMPLES, ids=" ".join)
+def test_every_command_has_help_with_an_example(words):
+    assert EXAMPLES[words], f"equipoise {' '.join(words)} --help has no example"
+    assert ok(*words, "--help")
+    assert EXAMPLES[words].group(1).split()[1 : 1 + len(words)] == list(words)
+
+
+def example(name):
+    words = EXAMPLES[(name,)].group(1).split()[1:]
+    return words[: words.index(">")] if ">" in words else words
+
+
+def test_the_examples_work_one_after_the_other(here):
+    """Those that train, with fewer rounds where they do not say themselves."""
+    said = ok(*example("compare"))
+    for label in ("FedAvg", "SCAFFOLD", "q-FedAvg", "DRFA", "SCAFF-PD"):
+        assert label in said
+    assert "page:  runs/short/report.html" in said
+    page = (here / "runs/short/report.html").read_text()
+    assert "SCAFF-PD" in page
+    assert ok(*example("compare")).splitlines()[-1] == "page:  runs/short/report.html"  # shown again, not run again
+    (here / "runs/short").rename(here / "runs/digits")
+    assert "page:  page.html" in ok(*example("report"))
+    assert "model: runs/run/model.safetensors" in ok(*example("run"))
+    assert "is finished; there is nothing to resume" in wrong(*example("resume"))
+    assert "scaffpd-figure2" in ok(*example("reproduce"))
+    (here / "mine.toml").write_text(ok(*example("config")))
+    assert ok("config", "mine.toml") == ok("config", "--set", "name=run")
+    assert "2d + 2" in ok(*example("algorithms"))
+
+
+def test_a_sweep(here):
+    said = ok(*example("sweep"), "--set", "run.rounds=2", "--set", "data.name=synthetic")
+    assert "table: runs/digits-sweep/table.md" in said
+    assert "local_lr" in (here / "runs/digits-sweep/table.md").read_text()
+
+
+NEW = """ward,age,sex,dose,admitted,remark
+C,90,F,1000000001,2024-05-05,
+A,20,M,999999999,2024-05-05,
+never seen,?,,1000000000,,all but nothing known
+"""
+
+
+def test_from_silo_files_to_predictions(here):
+    said = ok("run", "--silos", "hospitals", "--label", "ill", "--set", "run.rounds=30")
+    for word in ("north", "south", "west", "column 'country' dropped", "model: runs/hospitals/model.safetensors"):
+        assert word in said
+    (here / "new.csv").write_text(NEW)
+    told = ok(*example("predict"))
+    assert told == ""
+    rows = (here / "predictions.csv").read_text().splitlines()
+    assert rows[0] == "prediction,probability of no,probability of yes"
+    assert [row.split(",")[0] for row in rows[1:3]] == ["yes", "no"]
+    assert ok("predict", "runs/hospitals", "new.csv") == (here / "predictions.csv").read_text()
+    assert records.read(here / "runs/hospitals").rows[-1].gap < 0.05
+
+
+def test_several_methods_on_silo_files(here):
+    said = ok("compare", "--silos", "hospitals", "--label", "ill", *QUICK, "--out", "runs/both")
+    assert "SCAFF-PD" in said
+    assert "holds 5 runs; choose one" in wrong("predict", "runs/both", "new.csv")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("run", "nowhere.toml"), "there is no file nowhere.toml; `equipoise config > nowhere.toml` writes one"),
+        (("run", "--silos", "nowhere"), "nowhere is no folder"),
+        (("run", "--label", "ill"), "--label is for silo files"),
+        (("run", "--silos", "hospitals", "--label", "sick"), "has no column 'sick', the label"),
+        (("run", "--set", "run.rounds"), "nothing to set"),
+        (("run", "--set", "model.name=mlp"), "algorithm.rule is 'auto', which is measured for linear models only"),
+        (("run", "--set", "data.name=moons"), "no data set 'moons'"),
+        (("compare", "--set", "run.rounds=many"), "run.rounds is 'many'; give a whole number"),
+        (("resume", "nowhere"), "nowhere is no run folder"),
+        (("report", "nowhere"), "there is no folder nowhere"),
+        (("predict", "nothing.safetensors", "new.csv"), "there is no file nothing.safetensors"),
+        (("reproduce", "figure2"), "there is no experiment 'figure2'; did you mean"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_what_is_wrong_is_one_line(here, arguments, sentence):
+    assert sentence in wrong(*arguments, *(("--out", "runs/wrong") if arguments[0] in ("run", "compare") else ()))
+    assert not (here / "runs/wrong").exists()
 
 
 def test_the_module_is_the_command():
@@ -63,6 +151,11 @@ def test_the_module_is_the_command():
     assert "One model that works for every data owner" in out.stdout
 
 
-@pytest.mark.parametrize("command", re.findall(r"`equipoise ([a-z]+)[^`]*`", README.read_text()))
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"`equipoise ([a-z]+)[^`]*`", README.read_text()))))
 def test_commands_in_the_readme_exist(command):
-    assert run(app, [command, "--help"]).exit_code == 0
+    ok(command, "--help")
+
+
+@pytest.mark.parametrize("words", [words for words in EXAMPLES if words[0] == "data"], ids=" ".join)
+def test_the_examples_about_data_work(words, here):
+    assert re.search("digits|client", ok(*EXAMPLES[words].group(1).split()[1:]))

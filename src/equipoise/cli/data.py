@@ -28,7 +28,10 @@ How = Literal["iid", "dirichlet", "similarity", "k-classes", "one-class", "quant
 
 @data_app.command("list")
 def list_(data_dir: Folder = None) -> None:
-    """The data sets there are, and which of them were found."""
+    """The data sets there are, and which of them were found.
+
+    Example: equipoise data list
+    """
     table = Table("name", "what", "licence", "found in")
     for name, known in catalogue.CATALOGUE.items():
         found = catalogue.where(name, data_dir) if known.files else "scikit-learn"
@@ -44,7 +47,10 @@ def info(
     option: Options = None,
     label: Label = "label",
 ) -> None:
-    """What was found where, its sizes and its licence."""
+    """What was found where, its sizes and its licence.
+
+    Example: equipoise data info digits
+    """
     with in_sentences():
         table = Table(show_header=False)
         for row in facts(name, data_dir, download, _parsed(option), label):
@@ -72,7 +78,10 @@ def partition_(
     option: Options = None,
     label: Label = "label",
 ) -> None:
-    """How the training samples and their labels spread over the clients; with --out, as a heat-map too."""
+    """How the training samples and their labels spread over the clients; with --out, as a heat-map too.
+
+    Example: equipoise data partition digits --clients 5 --alpha 0.3
+    """
     with in_sentences():
         if Path(name).is_dir():
             summary = _of_silos(name, label)[0]

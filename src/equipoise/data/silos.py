@@ -148,10 +148,14 @@ def open_site(
 ) -> Site:
     """A silo with its own split, which depends on its rows, its name and the seed, not on other silos."""
     path = Path(path)
-    require(0 <= test < 1, f"test is {test}; give the share of rows to hold out, from 0 to below 1")
     file = path.name if name is None else f"{name} ({path.name})"
-    name = path.stem if name is None else name
     frame = scan(path, label=options.label, separator=separator)
+    return site_of(frame, options, name=path.stem if name is None else name, file=file, test=test, seed=seed)
+
+
+def site_of(frame: pl.LazyFrame, options: Options, *, name: str, file: str, test: float = 0.2, seed: int = 0) -> Site:
+    """The same of a table that is at hand; `file` is what messages call it."""
+    require(0 <= test < 1, f"test is {test}; give the share of rows to hold out, from 0 to below 1")
     classes = strata(frame, options, site=file)
     require(
         len(classes) > 1 or test == 0,
@@ -252,13 +256,18 @@ def _scan_npz(path: Path, label: str) -> pl.LazyFrame:
         raise InputError(f"{path.name} cannot be read as NPZ: {first_line(error)}") from error
     require(inputs is not None, f"{path.name} has no array 'inputs'; it holds {listing(held)}")
     assert inputs is not None
+    return frame_of(inputs, labels, label, file=path.name)
+
+
+def frame_of(inputs: np.ndarray, labels: np.ndarray | None, label: str, *, file: str) -> pl.LazyFrame:
+    """Arrays as a table, see `scan`; `file` is what messages call it."""
     require(
         inputs.ndim >= 2,
-        f"{path.name} has inputs of shape {inputs.shape}; give one example per row: [rows, ...]",
+        f"{file} has inputs of shape {inputs.shape}; give one example per row: [rows, ...]",
     )
     require(
         inputs.dtype.kind in "biuf",
-        f"{path.name} has inputs of type {inputs.dtype}; give numbers: floats or integers",
+        f"{file} has inputs of type {inputs.dtype}; give numbers: floats or integers",
     )
     native = np.float32 if inputs.dtype == np.float16 else inputs.dtype.newbyteorder("=")
     inputs = inputs.astype(native, copy=False)
@@ -269,9 +278,8 @@ def _scan_npz(path: Path, label: str) -> pl.LazyFrame:
     if labels is not None:
         require(
             labels.shape == inputs.shape[:1],
-            f"{path.name} has inputs of shape {inputs.shape} but labels of shape {labels.shape}; "
-            "give one label per row",
+            f"{file} has inputs of shape {inputs.shape} but labels of shape {labels.shape}; give one label per row",
         )
-        require(label not in frame.columns, f"in {path.name} {label!r} is an input; give the label another name")
+        require(label not in frame.columns, f"in {file} {label!r} is an input; give the label another name")
         frame = frame.with_columns(pl.Series(label, labels))
     return frame.lazy()

@@ -42,6 +42,7 @@ class Problem:
     l2: float
     x: Vector
     notes: tuple[str, ...] = ()
+    curvature: float | None = None  # L, where the clients have measured it themselves
 
     @property
     def n(self) -> int:
@@ -54,6 +55,8 @@ class Problem:
     @cached_property
     def smoothness(self) -> float:
         """L: the largest curvature of any client's loss."""
+        if self.curvature is not None:
+            return self.curvature
         return float(steps.estimate_constants(self.task, self.train, self.x, mu=self.l2).L_xx)
 
     def artifact_vector(self, x: Vector) -> np.ndarray:
@@ -73,6 +76,11 @@ def problem(config: Config) -> Problem:
     """Reads and divides the data, and builds the task on it; call it under `precision`."""
     if config.data.silos is not None:
         return _of_silos(config)
+    require(
+        config.federation is None,
+        "the data of [federation] is at its sites: `equipoise flower server` trains there; to run on this machine, "
+        "give data.silos, a folder with a file per site",
+    )
     if config.data.name == "synthetic":
         return _synthetic(config)
     if config.data.name == "quadratics":
@@ -93,11 +101,22 @@ def _of_silos(config: Config) -> Problem:
             test=told.test,
             seed=config.run.seed,
         )
-    encoding = found.encoding
     what = f"{len(found.names)} silos of the folder {Path(str(told.silos)).name}, predicting {told.label}"
-    classes = encoding.target.classes
-    shape = encoding.shape
-    return _problem(config, what, found.names, found.train, found.test, classes, shape, encoding, found.warnings)
+    return of_encoding(config, what, found.names, found.train, found.test, found.encoding, found.warnings)
+
+
+def of_encoding(
+    config: Config,
+    what: str,
+    names: tuple[str, ...],
+    train: Any,
+    test: Any,
+    encoding: Encoding,
+    notes: tuple[str, ...],
+) -> Problem:
+    """The problem of owners who have agreed on an encoding; the rows themselves may be elsewhere."""
+    classes, shape = encoding.target.classes, encoding.shape
+    return _problem(config, what, names, train, test, classes, shape, encoding, notes)
 
 
 def _synthetic(config: Config) -> Problem:
@@ -251,10 +270,11 @@ def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> 
 def dual(config: Config, n: int) -> Dual:
     told = config.objective.model_dump()
     name = told.pop("name")
-    if name == "average":
-        return objectives.cvar(n, 1.0)  # of which equal weights are the only ones
-    factory: Any = objectives.DUALS[name]
-    return factory(n, **told)
+    factory: Any = objectives.DUALS.get(name)
+    # Equal weights are the only ones of CVaR at 1.
+    psi: Dual = objectives.cvar(n, 1.0) if name == "average" else factory(n, **told)
+    cap = config.federation.cap if config.federation else None
+    return psi if cap is None else objectives.cap_weights(psi, cap)
 
 
 def method(config: Config, this: Problem) -> tuple[Algorithm, tuple[str, ...]]:
@@ -285,7 +305,10 @@ def method(config: Config, this: Problem) -> tuple[Algorithm, tuple[str, ...]]:
         told["mu"] = this.l2
     factory: Any = algorithms.named(name)
     needs = [part for key, part in (("dual", psi), ("sample", sample), ("rule", rule)) if key in _arguments(name)]
-    return factory(this.task, *needs, **told), tuple(notes)
+    algorithm = factory(this.task, *needs, **told)
+    if config.federation and config.federation.clip is not None:
+        algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
+    return algorithm, tuple(notes)
 
 
 def _arguments(name: str) -> set[str]:

@@ -1,6 +1,7 @@
 """Where a run stands, in one file: the server's and the clients' state, and the counts."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,32 @@ from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, Vector
 
 
-def save(path: Path, result: Result) -> None:
-    """All of `result` but its history, bit for bit."""
+def save(path: Path, result: Result, more: dict[str, Any] | None = None) -> None:
+    """All of `result` but its history, bit for bit; and what else belongs to it, as JSON can hold it."""
     leaves = jax.tree.leaves((result.server, result.clients))
-    tensors = {str(i): np.ascontiguousarray(leaf) for i, leaf in enumerate(leaves)}
+    tensors = {str(i): np.asarray(leaf, order="C") for i, leaf in enumerate(leaves)}
     tensors |= {name: np.asarray(count) for name, count in result.tally._asdict().items()}
-    told = {"rounds": result.rounds, "seconds": result.seconds, "compile_seconds": result.compile_seconds}
+    told: dict[str, Any] = {
+        "rounds": result.rounds,
+        "seconds": result.seconds,
+        "compile_seconds": result.compile_seconds,
+    }
+    told |= {"more": more} if more is not None else {}
     write_whole(path, safetensors.numpy.save(tensors, metadata={"equipoise": json.dumps(told)}))
 
 
 def load(path: Path, algorithm: Algorithm, x: Vector) -> Result:
     """What `save` wrote for this algorithm, started from x."""
-    like = jax.eval_shape(lambda x: _state(algorithm, x), x)
+    return _load(path, lambda x: _state(algorithm, x), x)[0]
+
+
+def load_server(path: Path, algorithm: Algorithm, x: Vector) -> tuple[Result, dict[str, Any]]:
+    """The same of a run whose clients keep their states themselves, and what was saved with it."""
+    return _load(path, lambda x: (algorithm.init(x), None), x)
+
+
+def _load(path: Path, state: Callable[[Vector], Any], x: Vector) -> tuple[Result, dict[str, Any]]:
+    like = jax.eval_shape(state, x)
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             told = json.loads((file.metadata() or {})["equipoise"])
@@ -41,7 +56,8 @@ def load(path: Path, algorithm: Algorithm, x: Vector) -> Result:
     )
     require(fits, f"{path} is of another algorithm, model or federation; begin anew with --overwrite")
     server, clients = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(leaf) for leaf in leaves])
-    return Result(server, clients, None, told["rounds"], tally, told["seconds"], told["compile_seconds"])
+    result = Result(server, clients, None, told["rounds"], tally, told["seconds"], told["compile_seconds"])
+    return result, told.get("more", {})
 
 
 def _state(algorithm: Algorithm, x: Vector) -> Any:

@@ -88,6 +88,24 @@ class Run(Section):
     tensorboard: bool = Field(False, description="write what TensorBoard shows beside the history")
 
 
+class Federation(Section):
+    """Sites on machines of their own (`equipoise flower`); times are in seconds."""
+
+    sites: Annotated[int, Field(ge=1)] | tuple[str, ...] = Field(
+        description="their names, or how many: then the first that come"
+    )
+    gather: float = Field(300.0, gt=0, description="wait for the sites at the start")
+    hello: float = Field(60.0, gt=0, description="wait for a node to say its name")
+    question: float = Field(300.0, gt=0, description="wait for statistics and curvatures, before the first round")
+    exchange: float = Field(600.0, gt=0, description="wait for the replies of an exchange; who is slower is left out")
+    poll: float = Field(0.2, gt=0, description="between two looks for replies")
+    least: int = Field(1, ge=0, description="sites that have to answer in every exchange, or the round is repeated")
+    tries: int = Field(3, ge=1, description="times that a round is tried; then the run stops, to be resumed")
+    heavy: float = Field(0.8, gt=0, le=1, description="share of the weight from which on a site is named in a warning")
+    cap: float | None = Field(None, gt=0, le=1, description="most weight that a site can have")
+    clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
+
+
 # Arguments that every algorithm gets from elsewhere, and those that a file cannot hold.
 GIVEN = {"task", "dual", "sample", "rule", "p", "domain_of", "domains", "secure"}
 # What an algorithm's own function leaves open, and that has an answer for a start.
@@ -110,7 +128,7 @@ WORDS = {
     "server_lr": "step size of the server",
     "cohort": "clients drawn in a round; default: everyone",
     "coin": "the chance of each client to take part, instead",
-    "rule": "{ tau = .., sigma = .., theta = .. }, tau being steps * local_lr if absent; auto: measured (linear models)",
+    "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; auto: measured (linear models)",
 }
 PARAMETERS = {"rho": 0.1, "radius": 0.5, "alpha": 0.2, "q": 1.0, "bound": 5.0}  # of the objectives, for a start
 
@@ -166,7 +184,13 @@ def _first_line(factory: Callable) -> str:
 
 
 OBJECTIVES = ("average", *DUALS)
-SECTIONS: dict[str, type[Section]] = {"data": Data, "partition": Partition, "model": Model, "run": Run}
+SECTIONS: dict[str, type[Section]] = {
+    "data": Data,
+    "partition": Partition,
+    "model": Model,
+    "run": Run,
+    "federation": Federation,
+}
 KEYS = ("name", *SECTIONS, "objective", "algorithm", "compare", "sweep")
 
 
@@ -182,6 +206,7 @@ class Config(BaseModel):
     objective: Any = None  # an `objective_section`
     algorithm: Any = None  # an `algorithm_section`
     run: Run = Run()
+    federation: Federation | None = None  # None: on one machine
 
     @field_validator("objective", "algorithm", mode="before")
     @classmethod
@@ -227,6 +252,11 @@ def _check_together(source: str, config: Config, told: Mapping[str, Any]) -> Non
     require(
         not (config.data.name == "synthetic" and config.partition.kind == "natural"),
         f"{source}: synthetic data has no natural owners; leave out partition.kind",
+    )
+    sites = config.federation.sites if config.federation else 1
+    require(
+        isinstance(sites, int) or (all(sites) and len(set(sites)) == len(sites) > 0),
+        f"{source}: federation.sites is {sites!r}; give the sites' names, each once, or their number",
     )
     algorithm = config.algorithm
     require(
@@ -298,6 +328,10 @@ def template() -> str:
             value = getattr(section, name)
             line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too
             parts.append(line + (f"  # {field.description}" if field.description else ""))
+    parts.append(f"\n# [federation]  # {inspect.getdoc(Federation)}")
+    for name, field in Federation.model_fields.items():
+        start_value = "..." if field.is_required() or field.default is None else json.dumps(field.default)
+        parts.append(f"# {name} = {start_value}  # {field.description}")
     parts.append(COMPARE_HELP)
     return "\n".join(parts)
 

@@ -7,6 +7,7 @@
     checkpoint.safetensors  where to go on (`checkpoint.py`)
     model.safetensors       the trained model (`equipoise.artifact`)
     result.json             how it ended; its presence says that the run is finished
+    agreement.json          of a run over Flower: its sites, and how they read their tables
 
 All files but the history are replaced whole. The history grows by lines, each written before the checkpoint that
 counts on it; `resume` cuts off what no checkpoint covers. Not-a-number is null.
@@ -23,6 +24,7 @@ from equipoise.files import write_whole
 
 CONFIG, ENVIRONMENT, FEDERATION = "config.toml", "environment.json", "federation.json"
 HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint.safetensors", "model.safetensors"
+AGREEMENT = "agreement.json"
 
 
 class Record(BaseModel):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +46,14 @@ def run(
 
     `problem` saves reading the data again where several runs share it. Ctrl-C raises `Stopped` after a checkpoint.
     """
-    _make_room(folder, overwrite)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / records.CONFIG, told.toml())
-    return _go(told, folder, label, watch, problem)
+    check_room(folder, overwrite)
+
+    def begin() -> None:
+        make_room(folder, overwrite)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / records.CONFIG, told.toml())
+
+    return _go(told, folder, label, watch, problem, begin)
 
 
 def resume(
@@ -58,11 +62,17 @@ def resume(
     """Goes on where the last checkpoint stands, bit for bit as if the run had never stopped."""
     require((folder / records.CONFIG).is_file(), f"{folder} is no run folder; give one that `equipoise run` made")
     require(not records.finished(folder), f"{folder} is finished; there is nothing to resume")
+    require(
+        not (folder / records.AGREEMENT).is_file(),
+        f"the clients of {folder} are machines: go on with `equipoise flower server {folder / records.CONFIG} "
+        f"--out {folder}`",
+    )
     told = config.parse(config.read(folder / records.CONFIG), source=str(folder / records.CONFIG))
-    return _go(told, folder, label, watch, problem)
+    return _go(told, folder, label, watch, problem, lambda: None)
 
 
-def _make_room(folder: Path, overwrite: bool) -> None:
+def check_room(folder: Path, overwrite: bool) -> None:
+    """`folder` is empty, or holds a run that may be replaced."""
     if not folder.exists() or not any(folder.iterdir()):
         return
     ours = (folder / records.CONFIG).is_file()
@@ -73,15 +83,28 @@ def _make_room(folder: Path, overwrite: bool) -> None:
         raise InputError(
             f"{folder} holds a run that was stopped: `equipoise resume {folder}` goes on, --overwrite begins anew"
         )
-    shutil.rmtree(folder)
 
 
-def _go(told: Config, folder: Path, label: str | None, watch: Watch | None, problem: Problem | None) -> records.Run:
+def make_room(folder: Path, overwrite: bool) -> None:
+    check_room(folder, overwrite)
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _go(
+    told: Config,
+    folder: Path,
+    label: str | None,
+    watch: Watch | None,
+    problem: Problem | None,
+    begin: Callable[[], None],
+) -> records.Run:
     with build.precision(told), _events() as events:
         this = problem or build.problem(told)
         algorithm, notes = build.method(told, this)
+        begin()  # now that the settings are known to make sense: a mistake leaves no folder behind
         records.write_record(folder / records.ENVIRONMENT, environment(told))
-        records.write_record(folder / records.FEDERATION, _federation(this, algorithm, notes))
+        records.write_record(folder / records.FEDERATION, federation(this, algorithm, notes))
         scribe = Scribe(told, folder, this, algorithm, watch)
         start = scribe.start()
         try:
@@ -103,19 +126,52 @@ def _go(told: Config, folder: Path, label: str | None, watch: Watch | None, prob
             raise
         finally:
             scribe.close()
-        _finish(told, folder, this, algorithm, result, label or told.name, events)
+        x, draws = algorithm.model(result.server), draws_of(this)
+        test = this.train if this.test is None else this.test
+        table = in_units(this, evaluation.evaluate(this.task, x, test, draws=draws, key=told.run.seed))
+        finish(told, folder, this, x, result, table, label or told.name, events)
     return records.read(folder)
+
+
+class Seen(NamedTuple):
+    """What a model is like, for a row of the history."""
+
+    losses: Any  # [n], of training
+    objective: Any
+    gap: Any
+    table: PerClient
+
+
+Look = Callable[[Vector, Any], Seen]  # at a model, and the clients' weights, if the method has any
+
+
+def at_home(told: Config, this: Problem) -> Look:
+    """Looks at models where all rows are at hand."""
+    judge = evaluation.evaluator(this.task, this.train if this.test is None else this.test)
+    certify, dual = jax.jit(_certificate, static_argnums=(0, 1, 2)), build.dual(told, this.n)
+
+    def look(x: Vector, lam: Any) -> Seen:
+        losses, value, gap = certify(this.task, dual, this.l2, this.train, x, lam)
+        return Seen(losses, value, gap, in_units(this, judge(x)))
+
+    return look
 
 
 class Scribe:
     """Evaluates the model now and then, writes the history, and a checkpoint when one is due."""
 
-    def __init__(self, told: Config, folder: Path, this: Problem, algorithm: Algorithm, watch: Watch | None):
+    def __init__(
+        self,
+        told: Config,
+        folder: Path,
+        this: Problem,
+        algorithm: Algorithm,
+        watch: Watch | None,
+        look: Look | None = None,
+    ):
         self.told, self.folder, self.this, self.algorithm, self.watch = told, folder, this, algorithm, watch
         self.every = told.run.evaluate_every or max(1, told.run.rounds // ROWS)
-        self.dual = build.dual(told, this.n)
-        self.judge = evaluation.evaluator(this.task, this.train if this.test is None else this.test)
-        self.certify = jax.jit(_certificate, static_argnums=(0, 1, 2))
+        self.look = look or at_home(told, this)
         self.saddle = build.saddle(told, this)
         shard = jax.eval_shape(lambda: algorithm.prepare(this.train.client(0)))
         crossing = wire(algorithm, this.x, shard)
@@ -130,22 +186,33 @@ class Scribe:
             result = checkpoint.load(path, self.algorithm, self.this.x)
             records.cut_rows(history, result.rounds)
             return result
-        history.unlink(missing_ok=True)
-        exchanges = (0,) * len(self.algorithm.round)
-        self.write(self.this.x, None, round=0, seconds=0.0, asked=exchanges, answered=exchanges, broken=0)
+        self.begin()
         return None
 
-    def pause(self, result: Result) -> None:
+    def begin(self) -> None:
+        """A history with the first model only."""
+        (self.folder / records.HISTORY).unlink(missing_ok=True)
+        exchanges = (0,) * len(self.algorithm.round)
+        counts = {"asked": exchanges, "answered": exchanges, "broken": 0, "bytes_down": 0, "bytes_up": 0}
+        self.write(self.this.x, None, round=0, seconds=0.0, **counts)
+
+    def record(self, result: Result, **counts: Any) -> None:
+        """A row of where a run stands; `counts` are those that are not the simulator's."""
         server, tally = result.server, result.tally
-        self.write(
-            self.algorithm.model(server),
-            getattr(server, "lam", None),
-            round=result.rounds,
-            seconds=result.seconds,
-            asked=tuple(map(int, tally.asked)),
-            answered=tuple(map(int, tally.answered)),
-            broken=int(tally.broken.sum()),
-        )
+        asked, answered = tuple(map(int, tally.asked)), tuple(map(int, tally.answered))
+        told = {
+            "round": result.rounds,
+            "seconds": result.seconds,
+            "asked": asked,
+            "answered": answered,
+            "broken": int(tally.broken.sum()),
+            "bytes_down": int(np.dot(asked, self.down)),
+            "bytes_up": int(np.dot(answered, self.up)),
+        }
+        self.write(self.algorithm.model(server), getattr(server, "lam", None), **told | counts)
+
+    def pause(self, result: Result) -> None:
+        self.record(result)
         due = time.monotonic() - self.saved >= self.told.run.checkpoint_seconds
         if due or result.rounds == self.told.run.rounds:
             checkpoint.save(self.folder / records.CHECKPOINT, result)
@@ -154,18 +221,15 @@ class Scribe:
     def write(self, x: Vector, lam: Any, **counts: Any) -> None:
         this = self.this
         lam = lam if lam is not None and jnp.shape(lam) == (this.n,) else None
-        losses, value, gap = self.certify(this.task, self.dual, this.l2, this.train, x, lam)
-        table = _in_units(this, self.judge(x))
+        seen = self.look(x, lam)
         row = Row(
             **counts,
-            bytes_down=int(np.dot(counts["asked"], self.down)),
-            bytes_up=int(np.dot(counts["answered"], self.up)),
-            loss=_floats(losses),
-            scores={name: _floats(values) for name, values in table.scores.items()},
+            loss=_floats(seen.losses),
+            scores={name: _floats(values) for name, values in seen.table.scores.items()},
             lam=None if lam is None else _floats(lam),
-            objective=float(value),
-            gap=float(gap),
-            distance=None if self.saddle is None else float(np.sum((np.asarray(x, np.float64) - self.saddle) ** 2)),
+            objective=float(seen.objective),
+            gap=float(seen.gap),
+            distance=None if self.saddle is None else _distance(x, self.saddle),
         )
         records.append_row(self.folder / records.HISTORY, row)
         if self.board is not None:
@@ -197,7 +261,7 @@ def _certificate(task: Any, dual: Dual, mu: float, data: Any, x: Vector, lam: An
     return found.losses, found.robust, found.gap
 
 
-def _in_units(this: Problem, table: PerClient) -> PerClient:
+def in_units(this: Problem, table: PerClient) -> PerClient:
     """RMSE in the label's own units."""
     if this.encoding is None or this.encoding.task != "regression":
         return table
@@ -209,20 +273,21 @@ def _in_units(this: Problem, table: PerClient) -> PerClient:
     return table._replace(scores=scores, resampled=resampled)
 
 
-def _finish(
+def draws_of(this: Problem) -> int:
+    return 0 if this.classes else DRAWS  # accuracies know their intervals without
+
+
+def finish(
     told: Config,
     folder: Path,
     this: Problem,
-    algorithm: Algorithm,
+    x: Vector,
     result: Result,
+    table: PerClient,
     label: str,
     events: list[str],
 ) -> None:
     """The model, then the result: whoever sees the result sees a whole run."""
-    x = algorithm.model(result.server)
-    draws = 0 if this.classes else DRAWS  # accuracies know their intervals without
-    test = this.train if this.test is None else this.test
-    table = _in_units(this, evaluation.evaluate(this.task, x, test, draws=draws, key=told.run.seed))
     measure = evaluation.chosen(table, None)
     known = bool(np.isfinite(np.asarray(table.scores[measure])).any())
     if known and np.isfinite(np.asarray(x)).all():
@@ -257,7 +322,7 @@ def _finish(
     (folder / records.CHECKPOINT).unlink(missing_ok=True)  # with a result there is nothing to go on with
 
 
-def _federation(this: Problem, algorithm: Algorithm, notes: tuple[str, ...]) -> records.Federation:
+def federation(this: Problem, algorithm: Algorithm, notes: tuple[str, ...]) -> records.Federation:
     train = np.asarray(this.train.sizes)
     test = np.zeros_like(train) if this.test is None else np.asarray(this.test.sizes)
     return records.Federation(
@@ -305,7 +370,7 @@ def _git() -> str | None:
 def _events() -> Iterator[list[str]]:
     """Warnings about lost replies, as sentences for the result."""
     events: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings():
         warnings.simplefilter("always", LostReplies)
         show = warnings.showwarning
 
@@ -313,7 +378,6 @@ def _events() -> Iterator[list[str]]:
             if issubclass(category, LostReplies):
                 events.append(str(message))
             else:
-                caught.append(message)
                 show(message, category, *rest, **more)
 
         warnings.showwarning = keep
@@ -354,6 +418,11 @@ def _show(board: Any, row: Row, names: tuple[str, ...]) -> None:
         if len(names) <= 50:
             board.add_scalar(f"lambda/{name}", weight, row.round)
     board.flush()
+
+
+def _distance(x: Any, y: Any) -> float:
+    with np.errstate(over="ignore"):  # a run that diverges says so in its result
+        return float(np.sum((np.asarray(x, np.float64) - y) ** 2))
 
 
 def _floats(values: Any) -> tuple[float, ...]:

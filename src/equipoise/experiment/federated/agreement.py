@@ -1,0 +1,114 @@
+"""What the server and all sites know before the first round, and the algorithm that both make of it."""
+
+import hashlib
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equipoise.data.encoding import Encoding
+from equipoise.data.shards import Shards
+from equipoise.data.statistics import Options
+from equipoise.errors import require
+from equipoise.experiment import build
+from equipoise.experiment.build import Problem
+from equipoise.experiment.config import Config
+from equipoise.experiment.records import AGREEMENT, Record
+from equipoise.protocol import Algorithm
+
+FILE = AGREEMENT  # in a run folder and in a site's own
+
+
+class Agreement(Record):
+    """The sites by name and size, how they read their tables, and what they measured."""
+
+    run: str  # under this name sites keep what they must not forget
+    sites: tuple[str, ...]  # in the order of the clients
+    train: tuple[int, ...]  # rows of each
+    test: tuple[int, ...]
+    encoding: str  # as JSON
+    curvature: float | None = None  # the largest of any site's loss, where a step size is made of it
+
+
+class Away(NamedTuple):
+    """Shards that are somewhere else: their sizes, and a shape for each."""
+
+    sizes: np.ndarray
+    like: Shards
+
+    @property
+    def n(self) -> int:
+        return len(self.sizes)
+
+    def client(self, i: Any) -> Shards:
+        return self.like
+
+
+class Plan(NamedTuple):
+    """What is trained, the same at the server and at every site."""
+
+    problem: Problem
+    algorithm: Algorithm
+    notes: tuple[str, ...]
+    digest: str  # of all that has to be the same
+
+
+def options(told: Config) -> Options:
+    """How sites read their tables."""
+    return Options(told.data.label, told.data.task, told.data.categorical, told.data.drop)
+
+
+def problem(told: Config, agreed: Agreement) -> Problem:
+    """The problem without its rows; call it under `build.precision`."""
+    encoding = Encoding.from_json(agreed.encoding)
+    like = shape_of(encoding)
+    train, test = (Away(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
+    what = f"{len(agreed.sites)} sites, predicting {encoding.target.name}"
+    held_out = test if all(agreed.test) else None
+    this = build.of_encoding(told, what, agreed.sites, train, held_out, encoding, encoding.notes)
+    given = like.inputs.dtype
+    require(
+        not jnp.issubdtype(given, jnp.floating) or given == this.x.dtype,
+        f"the sites' inputs are {given} and the run is {this.x.dtype}; set run.precision = '{given}'",
+    )
+    return replace(this, curvature=agreed.curvature)
+
+
+def plan(told: Config, agreed: Agreement) -> Plan:
+    """The problem and the algorithm on it."""
+    this = problem(told, agreed)
+    algorithm, notes = build.method(told, this)
+    text = told.toml() + agreed.model_dump_json()
+    return Plan(this, algorithm, notes, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def shape_of(encoding: Encoding) -> Shards:
+    """One row as the encoding makes it."""
+    first, real = encoding.features[0], jnp.zeros(()).dtype
+    raw = first.kind == "array" and (first.mean, first.scale) == (0.0, 1.0)
+    kind = {"boolean": "bool"}.get(first.dtype.lower(), first.dtype.lower()) if raw else real
+    label = jnp.int32 if encoding.target.classes else real
+    return Shards(
+        jax.ShapeDtypeStruct((1, *encoding.shape), jax.dtypes.canonicalize_dtype(kind)),  # type: ignore[arg-type]
+        jax.ShapeDtypeStruct((1,), label),  # type: ignore[arg-type]
+        jax.ShapeDtypeStruct((), jnp.int32),  # type: ignore[arg-type]
+    )
+
+
+def check(told: Config) -> None:
+    """What cannot be measured without all rows in one place, said before any site is asked."""
+    require(
+        told.federation is not None, "there is no [federation]; say who takes part: sites = ['north', 'south'], or 3"
+    )
+    require(
+        getattr(told.algorithm, "rule", None) != "auto",
+        "algorithm.rule is 'auto', which is measured on all rows in one place; give { sigma = .., theta = .. } (tau is "
+        "steps * local_lr unless given), or take algorithm.name = 'scaffpd_ls', which needs none",
+    )
+    require(not told.run.lost, "run.lost is for simulations; leave it out")
+
+
+def needs_curvature(told: Config) -> bool:
+    return any(getattr(told.algorithm, key, None) == "auto" for key in ("local_lr", "lr"))

@@ -1,0 +1,90 @@
+"""How a model is looked at over a network: one exchange, in which each site scores it on its own rows.
+
+down    the model, and the site's weight lam_i
+up      each: the scores of its held-out rows (`equipoise.evaluation`), and its training loss f_i(x)
+        total: lam_i grad f_i(x), for methods with weights and l2 > 0: the sum certifies the gap (`metrics.py`)
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from equipoise import evaluation
+from equipoise.cohorts import everyone
+from equipoise.data.shards import Shards
+from equipoise.evaluation import PerClient
+from equipoise.experiment.build import Problem
+from equipoise.protocol import Algorithm, Cohort, Exchange, RandomKey, Replies, Reply, Vector
+
+
+class Rows(NamedTuple):
+    """A site's rows."""
+
+    train: Shards
+    test: Shards  # the same where none were held out
+
+
+class Server(NamedTuple):
+    """The model, the weights, and what was heard."""
+
+    inner: Any  # of `evaluation`
+    weights: Float[Array, " n"]  # lam
+    losses: Float[Array, " n"]  # NaN: not heard
+    gradient: Vector  # sum_i lam_i grad f_i(x); NaN unless all were heard
+
+    @property
+    def table(self) -> PerClient:
+        return self.inner.heard
+
+
+def appraisal(this: Problem, method: Algorithm, *, draws: int, lam: Any = None) -> Algorithm:
+    """An algorithm of one round. Sites build it without `lam`: they are sent what they need of it."""
+    task, n = this.task, this.n
+    shard = this.train.client(0)
+    scores = evaluation.suited(task.predict, this.x, shard)
+    inner = evaluation.evaluation(task, everyone(n), None, scores=scores, draws=draws)
+    judge = inner.round[0]
+    certified = this.l2 > 0 and weighted(method, this.x)
+
+    def init(x: Vector) -> Server:
+        unknown = jnp.full(n, jnp.nan, x.dtype)
+        weights = jnp.zeros_like(unknown) if lam is None else jnp.asarray(lam, x.dtype)
+        return Server(inner.init(x), weights, unknown, jnp.full_like(x, jnp.nan))
+
+    def prepare(rows: Rows) -> Rows:
+        return rows._replace(test=inner.prepare(rows.test))
+
+    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        opened, cohort = judge.open(server.inner, key)
+        return server._replace(inner=opened), cohort
+
+    def send(server: Server, i: Int[Array, ""]) -> tuple[Vector, Array]:
+        return judge.send(server.inner, i), server.weights[i]
+
+    def work(message: tuple[Vector, Array], _: None, rows: Rows, key: RandomKey) -> tuple[None, Reply]:
+        x, lam_i = message
+        _, reply = judge.work(x, None, rows.test, key)
+        slope = lam_i * task.grad(x, rows.train) if certified else None
+        return None, Reply(total=slope, each=(reply.each, task.loss(x, rows.train).astype(x.dtype)))
+
+    def close(server: Server, replies: Replies) -> Server:
+        each, losses = replies.each
+        inner_server = judge.close(server.inner, Replies(None, each, replies.cohort))
+        heard = replies.cohort.put(server.losses, losses)
+        everybody = jnp.all(jnp.isfinite(heard))
+        gradient = jnp.where(everybody, replies.total, jnp.nan) if certified else server.gradient
+        return server._replace(inner=inner_server, losses=heard, gradient=gradient)
+
+    exchange = Exchange("judge", choose, send, work, close)
+    return Algorithm(
+        "appraisal", n, task.size, prepare, init, lambda x: None, (exchange,), lambda server: inner.model(server.inner)
+    )
+
+
+def weighted(method: Algorithm, x: Vector) -> bool:
+    """Whether the method's server has a weight for every client."""
+    lam = getattr(jax.eval_shape(method.init, x), "lam", None)
+    return lam is not None and lam.shape == (method.n,)

@@ -1,0 +1,237 @@
+"""The server's part of a run over Flower: from a configuration to the same run folder as that of a local run."""
+
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid
+from pydantic import ValidationError
+
+from equipoise.data.agreement import agree
+from equipoise.data.statistics import Statistics
+from equipoise.engines import flower
+from equipoise.engines.flower import Demands, Federation, GivenUp, Outcome, Patience
+from equipoise.engines.simulator import Result
+from equipoise.errors import InputError, Stopped, require
+from equipoise.experiment import build, checkpoint, config, records, run
+from equipoise.experiment.config import Config
+from equipoise.experiment.federated import agreement, sentences
+from equipoise.experiment.federated.agreement import Agreement, Plan
+from equipoise.experiment.federated.appraisal import Rows, appraisal
+from equipoise.experiment.federated.site import Told, settings
+from equipoise.experiment.run import Scribe, Seen, Watch
+from equipoise.files import write_whole
+from equipoise.metrics import gap_bound
+from equipoise.protocol import Vector
+
+
+def main(grid: Grid, context: Context) -> None:
+    """Flower's ServerApp: the settings and the folder to write stand in the run's configuration."""
+    told, out = settings(context.run_config), context.run_config.get("out")
+    require(isinstance(out, str) and out, "this run has no folder to write; start it with `equipoise flower server`")
+    done = conduct(told, Path(str(out)), grid, watch=sentences.say)
+    for event in done.outcome.events if done.outcome else ():
+        print(event, flush=True)
+
+
+def conduct(told: Config, folder: Path, grid: Grid, *, watch: Watch | None = None) -> records.Run:
+    """Runs `told` over the nodes of `grid` into `folder`; goes on where an earlier run of the same was stopped."""
+    agreement.check(told)
+    begin_or_go_on(told, folder)
+    with build.precision(told):
+        known = _known(folder)
+        federation = gathered(told, known, grid)
+        agreed = renewed(federation, known) if known else settled(told, federation)
+        write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
+        plan = agreement.plan(told, agreed)
+        about = run.federation(plan.problem, plan.algorithm, plan.notes)
+        records.write_record(folder / records.ENVIRONMENT, run.environment(told))
+        records.write_record(folder / records.FEDERATION, about)
+        clerk = Clerk(told, folder, plan, federation, watch)
+        outcome = clerk.train(agreed.run)
+        about = about.model_copy(update={"notes": (*about.notes, sentences.framing(outcome.ledger.traffic))})
+        records.write_record(folder / records.FEDERATION, about)
+        clerk.finish(outcome)
+    return records.read(folder)
+
+
+def begin_or_go_on(told: Config, folder: Path) -> None:
+    file = folder / records.CONFIG
+    if file.is_file() and not records.finished(folder):
+        there = config.parse(config.read(file), source=str(file))
+        require(
+            there == told, f"{folder} holds a run with other settings; give another --out, or --overwrite to replace it"
+        )
+        return
+    run.make_room(folder, overwrite=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(file, told.toml())
+
+
+def _known(folder: Path) -> Agreement | None:
+    path = folder / agreement.FILE
+    return records.read_record(path, Agreement) if path.is_file() else None
+
+
+def gathered(told: Config, known: Agreement | None, grid: Grid) -> Federation:
+    """Waits for the sites, numbered by name as the files of a folder are."""
+    of = told.federation
+    assert of is not None
+    patience = Patience(of.gather, of.hello, of.question, of.exchange, of.poll)
+    sites = known.sites if known else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
+    how: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
+    return flower.gather(grid, patience=patience, **how)
+
+
+def settled(told: Config, federation: Federation) -> Agreement:
+    """From statistics to an encoding that all sites have taken; rows stay where they are."""
+    gone = [site for site in federation.sites if site not in federation.nodes]
+    require(
+        not gone,
+        f"{', '.join(gone)} did not come: all sites have to be there when the encoding is agreed; start the missing "
+        "ones, or leave them out of federation.sites",
+    )
+    answers = {site: _told(site, text) for site, text in federation.ask("statistics").items()}
+    statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
+    agreed = Agreement(
+        run=f"{int(time.time())}-{secrets.token_hex(4)}",
+        sites=federation.sites,
+        train=tuple(a.train for a in answers.values()),
+        test=tuple(a.test for a in answers.values()),
+        encoding=agree(statistics, agreement.options(told)).to_json(),
+    )
+    agreement.problem(told, agreed)  # what does not fit is said before the sites are asked again
+    replies = federation.ask("settle", agreed.model_dump_json())
+    if agreement.needs_curvature(told):
+        largest = max(_number(site, text) for site, text in replies.items())
+        agreed = agreed.model_copy(update={"curvature": largest})
+        federation.ask("settle", agreed.model_dump_json())
+    return agreed
+
+
+def renewed(federation: Federation, known: Agreement) -> Agreement:
+    """The agreement of the run to go on with, told again to who is there."""
+    federation.ask("settle", known.model_dump_json(), everyone=False)
+    return known
+
+
+def _told(site: str, text: str) -> Told:
+    try:
+        return Told.model_validate_json(text)
+    except ValidationError:
+        raise InputError(
+            f"'{site}' told statistics that cannot be read; give it the same version of Equipoise"
+        ) from None
+
+
+def _number(site: str, text: str) -> float:
+    try:
+        value = float(json.loads(text))
+    except (ValueError, TypeError):
+        value = float("nan")
+    require(0 < value < float("inf"), f"'{site}' measured no curvature ({text[:40]!r}); give the step sizes as numbers")
+    return value
+
+
+class Clerk:
+    """Trains, looks at the model now and then, and keeps the folder; a checkpoint follows every round."""
+
+    def __init__(self, told: Config, folder: Path, plan: Plan, federation: Federation, watch: Watch | None):
+        self.told, self.folder, self.plan, self.federation = told, folder, plan, federation
+        self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, watch, self.look)
+        self.dual = build.dual(told, plan.problem.n)
+        self.rounds = 0  # finished
+        self.aside = 0.0  # seconds of looking, which are none of training
+        self.table: Any = None  # of the last model
+
+    def train(self, name: str) -> Outcome:
+        told, plan, of = self.told, self.plan, self.told.federation
+        assert of is not None
+        start = self.start()
+        try:
+            return flower.serve(
+                plan.algorithm,
+                plan.problem.x,
+                self.federation,
+                told.run.seed,
+                shard=plan.problem.train.client(0),
+                rounds=told.run.rounds,
+                config=plan.digest,
+                run=name,
+                demands=Demands(of.least, of.tries, of.heavy),
+                pause=self.pause,
+                resume=start,
+            )
+        except GivenUp as up:
+            self.save(up.outcome)
+            raise
+        except Stopped as stop:
+            self.save(stop.result)
+            raise
+        finally:
+            self.scribe.close()
+
+    def start(self) -> Outcome | None:
+        path = self.folder / records.CHECKPOINT
+        if not path.is_file():
+            self.scribe.begin()
+            self.aside = 0.0
+            return None
+        result, more = checkpoint.load_server(path, self.plan.algorithm, self.plan.problem.x)
+        records.cut_rows(self.folder / records.HISTORY, result.rounds)
+        self.rounds = result.rounds
+        return Outcome(result._replace(history=()), flower.ledger(more))
+
+    def pause(self, outcome: Outcome) -> None:
+        self.rounds = outcome.rounds
+        if self.rounds % self.scribe.every == 0 or self.rounds == self.told.run.rounds:
+            traffic = outcome.ledger.traffic
+            down, up = sum(t.down for t in traffic), sum(t.up for t in traffic)
+            self.scribe.record(self.timed(outcome.result), bytes_down=down, bytes_up=up)
+        self.save(outcome)
+
+    def save(self, outcome: Outcome) -> None:
+        checkpoint.save(self.folder / records.CHECKPOINT, self.timed(outcome.result), outcome.ledger.told())
+
+    def timed(self, result: Result) -> Result:
+        return result._replace(seconds=result.seconds - self.aside)
+
+    def look(self, x: Vector, lam: Any) -> Seen:
+        """How the model fares at every site that answers."""
+        clock, this, federation = time.perf_counter(), self.plan.problem, self.federation
+        draws = run.draws_of(this) if self.rounds == self.told.run.rounds else 0
+        first, reported, like = len(federation.events), federation.reported, this.train.client(0)
+        found = flower.serve(
+            appraisal(this, self.plan.algorithm, draws=draws, lam=lam),
+            x,
+            federation,
+            self.told.run.seed,
+            shard=Rows(like, like),
+            rounds=1,
+            part="final" if draws else "judge",
+            config=self.plan.digest,
+            demands=Demands(least=0, tries=1),
+        ).result.server
+        # What happened meanwhile belongs to the round of training.
+        federation.events[first:] = [e._replace(round=self.rounds) for e in federation.events[first:]]
+        federation.reported = reported
+        self.table = run.in_units(this, found.table)
+        losses, gap = found.losses, np.nan
+        complete = bool(np.isfinite(losses).all())
+        objective = float(self.dual.value(losses)) if complete else np.nan
+        if complete and lam is not None and np.isfinite(found.gradient).all():
+            gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=this.l2))
+        self.aside += time.perf_counter() - clock
+        return Seen(losses, objective, gap, self.table)
+
+    def finish(self, outcome: Outcome) -> None:
+        this, server = self.plan.problem, outcome.result.server
+        x = self.plan.algorithm.model(server)
+        if self.table is None:  # stopped between the last round and here
+            self.look(x, None)
+        events = list(sentences.of(outcome.ledger.events))
+        run.finish(self.told, self.folder, this, x, self.timed(outcome.result), self.table, self.told.name, events)

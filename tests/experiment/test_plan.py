@@ -1,0 +1,152 @@
+"""Many runs of one file: who inherits what, what is chosen, and that nothing is run twice or mixed up."""
+
+import pytest
+
+from equipoise.errors import InputError
+from equipoise.experiment import plan, records
+from equipoise.experiment import run as runs
+from equipoise.experiment.measures import measure
+from equipoise.report import sweeps
+
+BASE = {
+    "name": "study",
+    "data": {"name": "synthetic", "options": {"dim": 3, "samples": 15, "shift": 0.5}},
+    "partition": {"clients": 3},
+    "model": {"l2": 0.1},
+    "algorithm": {"steps": 2, "local_lr": 0.05},
+    "run": {"rounds": 4, "precision": "float64"},
+    "compare": {
+        "FedAvg": {"name": "fedavg"},
+        "DRFA, small": {"name": "drfa", "dual_lr": 0.001, "objective": {"name": "agnostic"}},
+        "PD": {"name": "scaffpd", "rule": {"sigma": 0.5}, "steps": 3},
+    },
+}
+STUDY = BASE | {
+    "compare": {
+        "FedAvg": {"name": "fedavg"},
+        "own": {"name": "scaffold", "local_lr": 0.1},
+        "DRFA": {"name": "drfa", "grid": {"dual_lr": [0.001, 0.1]}},
+    },
+    "sweep": {
+        "seeds": [0, 1],
+        "tune": [7],
+        "measure": "objective",
+        "show": ["mean", "objective", "rounds:distance:1e9"],
+        "over": {"partition.clients": [2, 3]},
+        "grid": {"algorithm.local_lr": [1e-6, 0.05]},
+    },
+}
+
+
+def test_methods_inherit_what_they_know():
+    jobs = {job.label: job for job in plan.compare(BASE)}
+    assert list(jobs) == ["FedAvg", "DRFA, small", "PD"]
+    assert jobs["FedAvg"].config.algorithm.steps == 2
+    assert jobs["FedAvg"].config.objective.name == "chi2"
+    assert jobs["DRFA, small"].config.algorithm.dual_lr == 0.001
+    assert jobs["DRFA, small"].config.objective.name == "agnostic"
+    assert jobs["PD"].config.algorithm.steps == 3
+    assert jobs["PD"].config.algorithm.local_lr == 0.05
+    assert jobs["DRFA, small"].place == "drfa-small"
+    assert all(job.config.data == jobs["PD"].config.data for job in jobs.values())
+
+
+def test_without_methods_it_is_the_algorithm_of_the_file():
+    (job,) = plan.compare({"algorithm": {"name": "afl"}})
+    assert job.label == "afl"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"compare": {"a": {"steps": 1}}}, r"\[compare.a\] has no name"),
+        ({"compare": {"a": 3}}, r"\[compare.a\] is 3"),
+        ({"compare": {"a": {"name": "fedavg", "dual_lr": 1}}}, r"\[compare.a\]: \[algorithm\] has no key 'dual_lr'"),
+        ({"compare": {"a b": {"name": "fedavg"}, "A-b": {"name": "sgd"}}}, "two methods have the same folder"),
+        ({"compare": {"a": {"name": "fedavg", "grid": {"steps": 3}}}}, r"\[compare.a\].grid is .*give a list"),
+    ],
+)
+def test_mistakes_name_the_method(change, sentence):
+    with pytest.raises(InputError, match=sentence):
+        plan.compare(BASE | change)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "sentence"),
+    [
+        ({"seeds": []}, "sweep.seeds"),
+        ({"sedes": [1]}, "sweep.sedes"),
+        ({"measure": "worst"}, "there is no measure 'worst'"),
+        ({"show": ["rounds:mean"]}, "there is no measure"),
+        ({"grid": {"algorithm.name": ["fedavg", "nothing"]}}, "algorithm.name is 'nothing'"),
+        ({"grid": {"run.rouns": [3]}}, "no key 'rouns'"),
+    ],
+)
+def test_mistakes_of_a_sweep_come_before_its_first_run(sweep, sentence):
+    with pytest.raises(InputError, match=sentence):
+        plan.sweep({"run": {"rounds": 1}, "sweep": sweep})
+
+
+def test_the_grid_is_for_those_who_know_the_key_and_do_not_say_it_themselves():
+    study = plan.sweep(STUDY)
+    first = [job for job in study.trials if job.over == {"partition.clients": 2}]
+    count = {label: sum(job.label == label for job in first) for label in ("FedAvg", "own", "DRFA")}
+    assert count == {"FedAvg": 2, "own": 1, "DRFA": 4}
+    assert {job.seed for job in study.trials} == {7}
+    assert len({job.place for job in study.trials}) == len(study.trials) == 14
+
+
+def test_a_sweep_chooses_on_its_tuning_seeds_and_reports_on_the_others(tmp_path, monkeypatch):
+    study = plan.sweep(STUDY)
+    cells = plan.finish(study, tmp_path)
+    assert [(cell.label, cell.over["partition.clients"]) for cell in cells] == [
+        (label, n) for n in (2, 3) for label in ("FedAvg", "own", "DRFA")
+    ]
+    for cell in cells:
+        assert [run.config["run"]["seed"] for run in cell.runs] == [0, 1]
+        if cell.label != "own":
+            assert cell.chosen["algorithm.local_lr"] == 0.05  # the other one hardly moves
+    drfa = cells[2]
+    assert drfa.tried == 4
+    mean, deviation = drfa.over_seeds(measure("objective"))
+    values = [run.rows[-1].objective for run in drfa.runs]
+    assert mean == pytest.approx(sum(values) / 2)
+    assert deviation == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+
+    text = sweeps.markdown(cells, study.sweep.show)
+    assert "**clients = 2**" in text
+    assert text.count("| FedAvg |") == 2
+    assert "rounds to distance 1e+09" in text
+    assert f"{mean:.4g} ± {deviation:.2g}" in text
+
+    def never(*args, **kwargs):
+        raise AssertionError("run twice")
+
+    monkeypatch.setattr(runs, "run", never)
+    monkeypatch.setattr(runs, "resume", never)
+    again = plan.finish(study, tmp_path)
+    assert [cell.runs for cell in again] == [cell.runs for cell in cells]
+
+
+def test_what_was_stopped_goes_on_and_what_is_of_other_settings_is_refused(tmp_path):
+    jobs = plan.compare(BASE)
+    seen = []
+
+    def watch(job, at, of, row):
+        seen.append((job.label, at))
+        if job.label == "DRFA, small" and at == 2:
+            raise KeyError("the machine is gone")
+
+    with pytest.raises(KeyError):
+        plan.run_all(jobs, tmp_path, watch=watch)
+    assert records.finished(tmp_path / "fedavg")
+    assert not records.finished(tmp_path / "drfa-small")
+    seen.clear()
+    done = plan.run_all(jobs, tmp_path, watch=lambda job, at, of, row: seen.append((job.label, at)))
+    assert {label for label, _ in seen} == {"DRFA, small", "PD"}
+    assert [run.outcome.label for run in done] == ["FedAvg", "DRFA, small", "PD"]
+
+    other = plan.compare(BASE | {"run": {"rounds": 5, "precision": "float64"}})
+    with pytest.raises(InputError, match="holds a run with other settings; give another --out"):
+        plan.run_all(other, tmp_path)
+    assert plan.run_all(other, tmp_path, overwrite=True)[0].rows[-1].round == 5
