@@ -15,7 +15,7 @@ $(READY): pyproject.toml
 	@touch $(READY)
 
 demo: setup
-	$(BIN)/equipoise demo
+	$(BIN)/equipoise compare
 
 lint: setup
 	$(BIN)/ruff check .

@@ -58,7 +58,7 @@ def compare(
 
     Stopped comparisons go on where they were; finished ones are shown again.
 
-    Example: equipoise compare --set run.rounds=20 --out runs/short
+    Example: equipoise compare --set run.rounds=100 --out runs/five
     """
     with in_sentences():
         from equipoise.experiment import plan

@@ -1,0 +1,29 @@
+"""What docs/experiments.md says is run, not believed."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from equipoise.experiment import plan, records
+
+DOC = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
+
+
+def test_the_file_can_be_planned():
+    (text,) = re.findall(r"```toml\n(.*?)```", DOC, re.DOTALL)
+    settings = tomllib.loads(text)
+    assert [job.label for job in plan.compare(settings)] == ["DRFA", "SCAFF-PD"]
+    assert len(plan.sweep(settings).trials) == 8
+
+
+def test_the_code_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)
+    exec(compile(code, "experiments.md", "exec"), {})
+    assert "runs/four run" in capsys.readouterr().out
+
+
+def test_the_files_it_names_are_those_of_a_run_folder():
+    named = set(re.findall(r"^\| `([\w.]+)` \|", DOC, re.MULTILINE))
+    assert named == {getattr(records, name) for name in ("CONFIG", "ENVIRONMENT", "FEDERATION", "HISTORY", "CHECKPOINT",
+                                                         "MODEL", "RESULT")} | {"report.html"}  # fmt: skip
