@@ -175,3 +175,18 @@ def test_commands_in_the_readme_exist(command):
 @pytest.mark.parametrize("words", [words for words in EXAMPLES if words[0] == "data"], ids=" ".join)
 def test_the_examples_about_data_work(words, here):
     assert re.search("digits|client", ok(*EXAMPLES[words].group(1).split()[1:]))
+
+
+def test_ctrl_c_says_how_to_go_on(here, monkeypatch):
+    from equipoise.experiment import run as runs
+
+    def stopped_at_once(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "run", stopped_at_once)
+    told = run(app, ["run", "--out", "runs/never"])
+    assert told.exit_code == 130
+    assert told.stderr == "stopped; nothing was begun\n"
+    (here / "runs/begun").mkdir(parents=True)
+    told = run(app, ["run", "--out", "runs/begun"])
+    assert told.stderr == "stopped; `equipoise resume runs/begun` goes on\n"

@@ -41,7 +41,7 @@ def run(
 
         told = configs.parse(_settings(file, silos, label, set_), source=_source(file))
         folder = out or Path("runs") / told.name
-        with _progress() as watch:
+        with _progress() as watch, _stoppable(folder, f"`equipoise resume {folder}` goes on"):
             done = runs.run(told, folder, overwrite=overwrite, watch=watch(told.algorithm.name))
         _show([done], folder)
 
@@ -66,7 +66,7 @@ def compare(
         settings = _settings(file, silos, label, set_, default="compare.toml")
         jobs = plan.compare(settings, source=_source(file))
         folder = out or Path("runs") / jobs[0].config.name
-        with _progress() as watch:
+        with _progress() as watch, _stoppable(folder, "the same command goes on"):
             done = plan.run_all(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
         _show(done, folder)
 
@@ -103,7 +103,7 @@ def resume(
     with in_sentences():
         from equipoise.experiment import run as runs
 
-        with _progress() as watch:
+        with _progress() as watch, _stoppable(folder, "the same command goes on"):
             done = runs.resume(folder, watch=watch(folder.name))
         _show([done], folder)
 
@@ -192,7 +192,7 @@ def _run_study(study: Any, folder: Path, overwrite: bool) -> None:
     from equipoise.experiment import plan
     from equipoise.report import sweeps
 
-    with _progress(len(study.trials)) as watch:
+    with _progress(len(study.trials)) as watch, _stoppable(folder, "the same command goes on"):
         cells = plan.finish(study, folder, overwrite=overwrite, watch=_by(lambda job: job.place, watch))
     console = Console()
     console.print(sweeps.table(cells, study.sweep.show))
@@ -274,6 +274,16 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
             return update
 
         yield watch
+
+
+@contextmanager
+def _stoppable(folder: Path, then: str) -> Iterator[None]:
+    """Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        begun = folder.exists()
+        raise KeyboardInterrupt(f"{str(stop) or 'stopped'}; {then if begun else 'nothing was begun'}") from None
 
 
 def _by(name: Callable[[Any], str], watch: Callable[[str], Watch]) -> Any:

@@ -18,5 +18,5 @@ def in_sentences() -> Iterator[None]:
         Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt as stop:
-        Console(stderr=True).print(str(stop) or "stopped", highlight=False)
+        Console(stderr=True).print(str(stop) or "stopped", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 from pydantic import Field, ValidationError
 
 from equipoise.errors import InputError, require
@@ -232,8 +233,10 @@ def run_all(jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, ov
     """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused."""
     check(jobs, folder, overwrite)
     shared: tuple[str, Problem] | None = None  # neighbours often have the same data
-    done = []
-    for job in jobs:
+    done: list[records.Run] = []
+    for k, job in enumerate(jobs):
+        if k % 25 == 24:
+            jax.clear_caches()  # every run compiles programs of its own, which JAX would keep for ever
         place = folder / job.place
         if not overwrite and records.finished(place):
             done.append(records.read(place))
