@@ -29,4 +29,4 @@ bench: setup
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

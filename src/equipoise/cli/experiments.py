@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import pooch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from equipoise import programs
 from equipoise.cli.plainly import in_sentences
 from equipoise.errors import InputError, require
 
@@ -250,6 +252,7 @@ Watch = Callable[[int, int, Any], None]
 @contextmanager
 def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
     """A bar per run, with the average and the worst fifth so far."""
+    programs.keep(Path(pooch.os_cache("equipoise")) / "programs")
     columns = (
         TextColumn("{task.description:<24}"),
         BarColumn(bar_width=30),
