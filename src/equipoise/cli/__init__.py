@@ -8,6 +8,7 @@ from rich.table import Table
 
 from equipoise.cli.data import data_app
 from equipoise.cli.experiments import compare, config, predict, report, reproduce, resume, run, sweep
+from equipoise.cli.flower import flower_app
 
 app = typer.Typer(
     name="equipoise",
@@ -20,6 +21,7 @@ app = typer.Typer(
 for command in (run, compare, sweep, resume, report, predict, config, reproduce):
     app.command()(command)
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 
 
 @app.command()

@@ -41,6 +41,14 @@ def load_server(path: Path, algorithm: Algorithm, x: Vector) -> tuple[Result, di
     return _load(path, lambda x: (algorithm.init(x), None), x)
 
 
+def rounds(path: Path) -> int:
+    """How many rounds a checkpoint has; none: 0."""
+    if not path.is_file():
+        return 0
+    with safetensors.safe_open(path, framework="numpy") as file:
+        return json.loads((file.metadata() or {})["equipoise"])["rounds"]
+
+
 def _load(path: Path, state: Callable[[Vector], Any], x: Vector) -> tuple[Result, dict[str, Any]]:
     like = jax.eval_shape(state, x)
     try:

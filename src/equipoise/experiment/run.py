@@ -290,7 +290,7 @@ def finish(
     """The model, then the result: whoever sees the result sees a whole run."""
     measure = evaluation.chosen(table, None)
     known = bool(np.isfinite(np.asarray(table.scores[measure])).any())
-    if known and np.isfinite(np.asarray(x)).all():
+    if np.isfinite(np.asarray(x)).all():
         metadata = {"config": told.model_dump(mode="json", exclude_none=True), "clients": list(this.names)}
         artifact.save(
             folder / records.MODEL,
@@ -300,6 +300,8 @@ def finish(
             loss=this.loss,
             metadata=metadata,
         )
+        if not known:
+            events.append("no client could score the model at the end")
     else:
         events.append("the model is not finite: the step sizes are too large")
     nothing: tuple[None, ...] = (None,) * this.n

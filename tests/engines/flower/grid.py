@@ -24,8 +24,16 @@ def carried(message):
 class InProcess(Grid):
     """`fault(message, reply)` may change a reply, lose it (None) or raise."""
 
-    def __init__(self, app, sites: Iterable[str], fault: Callable | None = None):
+    def __init__(
+        self,
+        app,
+        sites: Iterable[str],
+        fault: Callable | None = None,
+        node: Callable[[str], dict] = lambda site: {},
+        run_config: dict | None = None,
+    ):
         self.app, self.fault = app, fault or (lambda message, reply: reply)
+        self.node, self.run_config = node, run_config or {}
         self.numbers, self.contexts, self.replies, self.asked = itertools.count(1), {}, {}, []
         for site in sites:
             self.start(site)
@@ -33,8 +41,8 @@ class InProcess(Grid):
 
     def start(self, site: str | None) -> int:
         node = next(self.numbers)
-        config = {} if site is None else {"site": site}
-        self.contexts[node] = Context(1, node, config, RecordDict(), {})
+        config = {} if site is None else {"site": site, **self.node(site)}
+        self.contexts[node] = Context(1, node, config, RecordDict(), self.run_config)
         return node
 
     def stop(self, site: str) -> None:

@@ -57,8 +57,12 @@ def client_app(
 
     def replying(answer: Callable[[Participant, dict[str, Open], RecordDict], RecordDict]) -> Callable:
         def handle(message: Message, context: Context) -> Message:
-            name = site_name(context)
-            return Message(guarded(name, lambda: answer(*site_of(context), message.content)), reply_to=message)
+            def answered() -> RecordDict:
+                site, opened = site_of(context)
+                with site.within():
+                    return answer(site, opened, message.content)
+
+            return Message(guarded(site_name(context), answered), reply_to=message)
 
         return handle
 

@@ -6,6 +6,7 @@ stays in the site's own log.
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ class Participant(NamedTuple):
     folder: Path  # of its own, for what it must not forget
     jobs: Mapping[str, Callable[[], Job]]  # part -> what to do there, opened when the first message comes
     answers: Mapping[str, Callable[[str], str]] = {}  # to questions that are no exchanges
+    within: Callable[[], AbstractContextManager[None]] = nullcontext  # around every answer: the precision of the run
 
 
 class Open(NamedTuple):

@@ -17,6 +17,7 @@ What = Literal[
     "network",  # Flower's network failed
     "repeated",  # too few replies: the round started again
     "given up",
+    "resumed",  # the server was started again
     "heavy",  # one site has most of the weight
 ]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from equipoise.engines.flower.events import Event, What
@@ -90,6 +91,9 @@ class Federation:
             name = read_text(reply.content, "answer") if reply.has_content() else None
             if name:
                 self._admit(plain(name), node)
+            elif reply.has_error():
+                why = f"node {node} did not say its name ({plain(str(reply.error.reason))})"
+                self._ignore(node, "late", why)
             else:
                 self._ignore(node, "failed", f"node {node} has no name; set site='...' in its configuration")
         now = time.monotonic()
@@ -151,15 +155,18 @@ class Federation:
                 # Replies name the node that sent them, and sometimes the wrong one; what they reply to is right.
                 of = pending.pop(reply.metadata.reply_to_message_id, None)
                 if of is not None:
-                    posts[of] = opened(reply)
+                    posts[of] = opened(reply, posts[of])
             if time.monotonic() >= end:
                 break
             if pending:
                 time.sleep(self.patience.poll)
         return posts
 
-    def ask(self, question: str, value: str = "") -> dict[str, str]:
-        """What every site answers to a question that is no exchange (`Participant.answers`); all have to answer."""
+    def ask(self, question: str, value: str = "", *, everyone: bool = True) -> dict[str, str]:
+        """What every site answers to a question that is no exchange (`Participant.answers`).
+
+        All have to answer, unless `everyone` is False: then those who do not are noted.
+        """
         require(question.isidentifier(), f"'{question}' cannot be asked; give a name like 'statistics'")
         self.find(self.sites)
         self.where = (self.where[0], question)
@@ -171,8 +178,9 @@ class Federation:
             if answers.get(site) is None:
                 what, why = why_not(posts[site]) if site in posts else ("absent", "the site is not there")
                 self.note(site, what, why)
-                raise EquipoiseError(f"'{site}' did not answer '{question}': {why}")
-        return {site: str(answers[site]) for site in self.sites}
+                if everyone:
+                    raise EquipoiseError(f"'{site}' did not answer '{question}': {why}")
+        return {site: said for site, said in answers.items() if said is not None}
 
     def letter(self, content: RecordDict, site: str, *, round: int, ttl: float) -> Message:
         """An exchange's message to a site."""
@@ -206,10 +214,16 @@ class Federation:
                 yield from self._pull([i])
 
 
-def opened(reply: Message) -> Post:
-    if reply.has_error():
-        return Post(None, reply, "failed", f"error {reply.error.code}: {plain(str(reply.error.reason))}")
-    return Post(reply.content, reply)
+def opened(reply: Message, late: Post) -> Post:
+    """What Flower delivered; `late` where it is only the news that it has thrown the message away."""
+    if not reply.has_error():
+        return Post(reply.content, reply)
+    code, why = reply.error.code, plain(str(reply.error.reason))
+    if code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
+        return late
+    if code == ErrorCode.NODE_UNAVAILABLE:
+        return Post(None, reply, "absent", "its node has gone")
+    return Post(None, reply, "failed", f"error {code}: {why}")
 
 
 def why_not(post: Post) -> tuple[What, str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -28,7 +29,13 @@ def app(folder: Path, told: Config, out: Path, *, client: str = CLIENT) -> Path:
     """What `flwr run` takes: an app that installs nothing, with the run's settings in its configuration."""
     folder.mkdir(parents=True, exist_ok=True)
     pyproject = {
-        "project": {"name": NAME, "version": "1.0.0", "dependencies": []},
+        "project": {
+            "name": NAME,
+            "version": "1.0.0",
+            "description": "A run of Equipoise.",
+            "license": "MIT",
+            "dependencies": [],
+        },
         "tool": {
             "flwr": {
                 "app": {
@@ -101,16 +108,18 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(command: Sequence[str], more: Mapping[str, str]) -> Iterator[subprocess.Popen]:
+def process(
+    command: Sequence[str], more: Mapping[str, str], *, patience: float = 10.0, **how: Any
+) -> Iterator[subprocess.Popen]:
     """A program that is ended with all that it started, by process id, when the block is left."""
-    child = subprocess.Popen(command, env={**os.environ, **more}, start_new_session=True)
+    child = subprocess.Popen(command, env={**os.environ, **more}, start_new_session=True, **how)
     try:
         yield child
     finally:
-        end(child)
+        end(child, patience)
 
 
-def end(child: subprocess.Popen, patience: float = 10.0) -> None:
+def end(child: subprocess.Popen, patience: float) -> None:
     """Asks the program to end, and its group, whose id is its own, where that does not help."""
     if child.poll() is None:
         child.terminate()
@@ -126,7 +135,7 @@ def await_port(child: subprocess.Popen, host: str, port: int, patience: float = 
     end_of_patience = time.monotonic() + patience
     while time.monotonic() < end_of_patience:
         if child.poll() is not None:
-            raise EquipoiseError(f"the server ended before it had begun (exit {child.returncode}); see above")
+            raise EquipoiseError(f"the server ended before it had begun (exit {child.returncode}); its log says why")
         try:
             socket.create_connection((host, port), timeout=1).close()
         except OSError:

@@ -19,13 +19,15 @@ WHOLE = ("stranger", "double", "heavy")  # their reason is a sentence, with the 
 
 
 def of(events: Sequence[Event]) -> Iterator[str]:
-    """A sentence for each thing that happened to a site, however often; that it came at the start is none."""
+    """A sentence for each thing that happened to a site, however often; that it came is none, unless it was away."""
     groups: dict[tuple[str, str, str], list[Event]] = {}
-    here: set[str] = set()
+    away: set[str] = set()
     for event in events:
-        if event.what == "joined" and event.site not in here:
-            here.add(event.site)
+        if event.what in ("late", "absent"):
+            away.add(event.site)
+        if event.what == "joined" and event.site not in away:
             continue
+        away -= {event.site} if event.what == "joined" else set()
         groups.setdefault((event.site, event.what, event.why), []).append(event)
     for (site, what, why), found in groups.items():
         yield f"{_said(site, what, why)} ({_places(found)})"
@@ -37,7 +39,8 @@ def _said(site: str, what: str, why: str) -> str:
     if what == "joined":
         return f"'{site}' came back"
     if not site:
-        return {"repeated": "the round was repeated", "given up": "the run stopped"}.get(what, what) + f": {why}"
+        told = {"repeated": "the round was repeated: ", "given up": "the run stopped: ", "resumed": ""}
+        return told.get(what, f"{what}: ") + why
     return f"'{site}' {WORDS.get(what, what)}: {why}"
 
 

@@ -28,6 +28,8 @@ from equipoise.files import write_whole
 from equipoise.metrics import gap_bound
 from equipoise.protocol import Vector
 
+OWNER = "server.txt"  # says which process writes the folder
+
 
 def main(grid: Grid, context: Context) -> None:
     """Flower's ServerApp: the settings and the folder to write stand in the run's configuration."""
@@ -45,7 +47,7 @@ def conduct(told: Config, folder: Path, grid: Grid, *, watch: Watch | None = Non
     with build.precision(told):
         known = _known(folder)
         federation = gathered(told, known, grid)
-        agreed = renewed(federation, known) if known else settled(told, federation)
+        agreed = renewed(folder, federation, known) if known else settled(told, federation)
         write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
         plan = agreement.plan(told, agreed)
         about = run.federation(plan.problem, plan.algorithm, plan.notes)
@@ -113,8 +115,12 @@ def settled(told: Config, federation: Federation) -> Agreement:
     return agreed
 
 
-def renewed(federation: Federation, known: Agreement) -> Agreement:
+def renewed(folder: Path, federation: Federation, known: Agreement) -> Agreement:
     """The agreement of the run to go on with, told again to who is there."""
+    done = checkpoint.rounds(folder / records.CHECKPOINT)
+    federation.where = (done, "")
+    federation.events = [event._replace(round=done) for event in federation.events]
+    federation.note("", "resumed", f"the server was started again after {done} rounds")
     federation.ask("settle", known.model_dump_json(), everyone=False)
     return known
 
@@ -144,6 +150,8 @@ class Clerk:
         self.told, self.folder, self.plan, self.federation = told, folder, plan, federation
         self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, watch, self.look)
         self.dual = build.dual(told, plan.problem.n)
+        self.mine = secrets.token_hex(8)
+        write_whole(folder / OWNER, self.mine)
         self.rounds = 0  # finished
         self.aside = 0.0  # seconds of looking, which are none of training
         self.table: Any = None  # of the last model
@@ -187,6 +195,7 @@ class Clerk:
         return Outcome(result._replace(history=()), flower.ledger(more))
 
     def pause(self, outcome: Outcome) -> None:
+        self.check_owner()
         self.rounds = outcome.rounds
         if self.rounds % self.scribe.every == 0 or self.rounds == self.told.run.rounds:
             traffic = outcome.ledger.traffic
@@ -194,7 +203,13 @@ class Clerk:
             self.scribe.record(self.timed(outcome.result), bytes_down=down, bytes_up=up)
         self.save(outcome)
 
+    def check_owner(self) -> None:
+        """Flower may leave a server running that was taken for dead."""
+        owner = (self.folder / OWNER).read_text() if (self.folder / OWNER).is_file() else ""
+        require(owner == self.mine, f"another server goes on with {self.folder}; this one stops")
+
     def save(self, outcome: Outcome) -> None:
+        self.check_owner()
         checkpoint.save(self.folder / records.CHECKPOINT, self.timed(outcome.result), outcome.ledger.told())
 
     def timed(self, result: Result) -> Result:
@@ -229,9 +244,11 @@ class Clerk:
         return Seen(losses, objective, gap, self.table)
 
     def finish(self, outcome: Outcome) -> None:
+        self.check_owner()
         this, server = self.plan.problem, outcome.result.server
         x = self.plan.algorithm.model(server)
         if self.table is None:  # stopped between the last round and here
             self.look(x, None)
         events = list(sentences.of(outcome.ledger.events))
         run.finish(self.told, self.folder, this, x, self.timed(outcome.result), self.table, self.told.name, events)
+        (self.folder / OWNER).unlink()

@@ -1,0 +1,40 @@
+"""examples/three-silos does what its README says, here over the Grid in this process."""
+
+import runpy
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (pip install 'equipoise[flower]')")
+
+from equipoise.engines.flower import client_app
+from equipoise.experiment import config, run
+from equipoise.experiment.federated.server import conduct
+from equipoise.experiment.federated.site import QUESTIONS, open_site
+from tests.engines.flower.grid import InProcess
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "three-silos"
+
+
+def test_three_silos(tmp_path):
+    for name in ("make.py", "federation.toml"):
+        (tmp_path / name).write_bytes((EXAMPLE / name).read_bytes())
+    runpy.run_path(str(tmp_path / "make.py"), run_name="__main__")
+    settings = tomllib.loads((tmp_path / "federation.toml").read_text())
+    settings["run"] |= {"rounds": 3, "precision": "float64"}
+    told = config.parse(settings)
+    sites = told.federation.sites
+
+    def node(site):
+        return {"folder": str(tmp_path / "homes" / site), "data": str(tmp_path / "silos" / f"{site}.csv")}
+
+    app = client_app(open_site, questions=QUESTIONS)
+    over = conduct(told, tmp_path / "over", InProcess(app, sites, None, node, {"settings": told.toml()}))
+    local = run.run(
+        config.parse({**settings, "data": {**settings["data"], "silos": str(tmp_path / "silos")}}), tmp_path / "local"
+    )
+    assert [m.name for m in over.federation.members] == sorted(sites)
+    assert over.rows[-1].lam == pytest.approx(local.rows[-1].lam, rel=1e-8)
+    assert over.outcome.summary == pytest.approx(local.outcome.summary, rel=1e-8)
+    assert any("local_lr was measured: 1/L" in note for note in over.federation.notes)
