@@ -14,7 +14,7 @@ from equipoise.experiment import records
 from tests.test_artifact import hospitals
 
 run = CliRunner(env={"COLUMNS": "200"}).invoke
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 QUICK = ("--set", "run.rounds=3")
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from equipoise.cli_data import data_app, divided
+from equipoise.cli.data import data_app, divided
 from equipoise.data import catalogue
 from equipoise.data.catalogue import Dataset
 from equipoise.errors import InputError
