@@ -1,7 +1,6 @@
 """The same algorithms over a network: Flower carries the messages of the exchanges."""
 
 from equipoise.engines.flower.apps import client_app as client_app
-from equipoise.engines.flower.apps import keep_compiled as keep_compiled
 from equipoise.engines.flower.apps import server_app as server_app
 from equipoise.engines.flower.apps import site_name as site_name
 from equipoise.engines.flower.client import Job as Job

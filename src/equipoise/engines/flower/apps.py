@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from equipoise import programs
 from equipoise.engines.flower.client import Open, Participant, answer_question, check_participant, guarded, work
 from equipoise.engines.flower.letters import read_text, text
 from equipoise.errors import require
@@ -36,7 +36,7 @@ def client_app(
         compiled: a folder where compiled programs are kept, because every message starts a new process.
     """
     if compiled is not None:
-        keep_compiled(compiled)
+        programs.keep(compiled)
     app = ClientApp()
     sites: dict[tuple[int, int], tuple[Participant, dict[str, Open]]] = {}
 
@@ -77,11 +77,3 @@ def site_name(context: Context) -> str:
     name = context.node_config.get("site")
     require(isinstance(name, str) and name, "this node has no name; start it with --node-config \"site='...'\"")
     return str(name)
-
-
-def keep_compiled(folder: Path) -> None:
-    """Has JAX write what it compiles to `folder`, however short that took, and look there first."""
-    folder.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

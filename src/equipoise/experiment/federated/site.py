@@ -25,12 +25,12 @@ import polars as pl
 from flwr.app import Context
 from pydantic import Field
 
-from equipoise import steps
+from equipoise import programs, steps
 from equipoise.data import silos
 from equipoise.data.encoding import Encoding
 from equipoise.data.shards import Shards, stack
 from equipoise.data.silos import Site
-from equipoise.engines.flower import Job, Participant, keep_compiled, site_name
+from equipoise.engines.flower import Job, Participant, site_name
 from equipoise.errors import InputError, require
 from equipoise.experiment import build, config, records, run
 from equipoise.experiment.config import Config
@@ -57,7 +57,7 @@ def open_site(context: Context) -> Participant:
     name, node = site_name(context), context.node_config
     folder = Path(str(_given(node, "folder", "a folder of its own")))
     if "compiled" in node:
-        keep_compiled(Path(str(node["compiled"])))
+        programs.keep(Path(str(node["compiled"])))
 
     @cache
     def home() -> Site:
