@@ -43,21 +43,24 @@ def rounds(folder):
 def main():
     told, folder = config.parse(config.read(sys.argv[1])), Path(sys.argv[2])
     kills, rng = int(sys.argv[3]), random.Random(int(sys.argv[4]))
-    seen = []
+    seen, startup = [], 0.0
     while not records.finished(folder):
-        pid, before, started = child(told, folder), rounds(folder), time.monotonic()
+        pid, before, started = child(told, folder), max(rounds(folder), 1), time.monotonic()
         if len(seen) < kills:
-            # Half of them anywhere, start-up included; half a moment after the run has moved on.
-            anywhere = rng.random() < 0.5
-            wait = rng.uniform(0, 3) if anywhere else rng.uniform(0, 0.15)
+            # The first line is of the model before any round. Half of the kills come while it starts, or just after;
+            # the others a moment after the run has moved on.
+            anywhere = startup > 0 and rng.random() < 0.5
+            wait = rng.uniform(0, 1.1 * startup) if anywhere else rng.uniform(0, 0.06)
             while time.monotonic() - started < LONGEST and (
-                time.monotonic() - started < wait if anywhere else rounds(folder) == before
+                time.monotonic() - started < wait if anywhere else rounds(folder) <= before
             ):
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     pid = 0
                     break
                 time.sleep(0.01)
-            time.sleep(0 if anywhere else wait)
+            if not anywhere:
+                startup = time.monotonic() - started
+                time.sleep(wait)
             if pid:
                 os.kill(pid, signal.SIGKILL)
                 seen.append(rounds(folder))

@@ -125,7 +125,7 @@ def assert_same_run(a, b):
 def test_kill_9_at_random_moments_changes_nothing(tmp_path):
     """Twenty times, anywhere: with control variates, minibatches, client sampling and lost replies."""
     told = config.override(
-        SMALL, ["run.rounds=800", "run.evaluate_every=1", "run.checkpoint_seconds=0", "model.batch=5", "run.lost=0.1"]
+        SMALL, ["run.rounds=1000", "run.evaluate_every=1", "run.checkpoint_seconds=0", "model.batch=5", "run.lost=0.1"]
     )
     file = tmp_path / "killed.toml"
     file.write_text(config.parse(told).toml())
@@ -135,7 +135,7 @@ def test_kill_9_at_random_moments_changes_nothing(tmp_path):
     assert killed[0] == 20
     assert len(set(killed[1:])) > 5, f"the kills were not at different moments: {killed[1:]}"
     assert_same_run(records.read(tmp_path / "killed"), records.read(tmp_path / "whole"))
-    assert len(records.read(tmp_path / "killed").rows) == 801
+    assert len(records.read(tmp_path / "killed").rows) == 1001
 
 
 def in_a_process(file, folder, kills):
@@ -187,11 +187,11 @@ def test_overwriting_begins_anew(tmp_path):
     assert done.rows[-1].round == 4
 
 
-def test_a_run_that_diverges_ends_with_a_sentence_and_without_a_model(tmp_path):
+def test_a_run_that_diverges_ends_with_sentences(tmp_path):
     done = run.run(small("algorithm.local_lr=1e60", "run.rounds=3"), tmp_path / "a")
     assert done.outcome.summary == {}
     assert any("step sizes are too large" in event for event in done.outcome.events)
-    assert not (done.path / "model.safetensors").exists()
+    assert any("no client could score the model" in event for event in done.outcome.events)
 
 
 def test_replies_that_are_not_finite_are_told(tmp_path):
