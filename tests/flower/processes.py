@@ -8,6 +8,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from equipoise.experiment.federated.launch import descendants
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -49,20 +51,6 @@ class Command:
         """As a power cut would."""
         kill([self.process.pid, *descendants(self.process.pid)])
         self.process.wait()
-
-
-def descendants(pid):
-    """The ids of all processes that a process started, and those they started."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    children = {}
-    for line in table.splitlines():
-        child, parent = map(int, line.split())
-        children.setdefault(parent, []).append(child)
-    found, front = [], [pid]
-    while front:
-        front = [c for p in front for c in children.get(p, ())]
-        found += front
-    return found
 
 
 def running(pid):

@@ -120,14 +120,36 @@ def process(
 
 
 def end(child: subprocess.Popen, patience: float) -> None:
-    """Asks the program to end, and its group, whose id is its own, where that does not help."""
+    """Asks the program to end; what it started and left behind is killed: its group, whose id is its own, and
+    descendants that made groups of their own, as Flower's client processes do."""
+    started = descendants(child.pid)  # while the tree still hangs together
     if child.poll() is None:
         child.terminate()
         with suppress(subprocess.TimeoutExpired):
             child.wait(patience)
     with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)  # what it left behind
+        os.killpg(child.pid, signal.SIGKILL)
+    for pid in started:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
     child.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """The ids of all processes that a process started, and those they started."""
+    try:
+        table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    children: dict[int, list[int]] = {}
+    for line in table.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found, front = [], [pid]
+    while front:
+        front = [c for p in front for c in children.get(p, ())]
+        found += front
+    return found
 
 
 def await_port(child: subprocess.Popen, host: str, port: int, patience: float = 60.0) -> None:
