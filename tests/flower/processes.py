@@ -53,6 +53,13 @@ class Command:
         self.process.wait()
 
 
+def children(pid):
+    """The ids of the processes that a process started itself."""
+    below = descendants(pid)
+    deeper = {grandchild for child in below for grandchild in descendants(child)}
+    return [child for child in below if child not in deeper]
+
+
 def running(pid):
     """Whether there is such a process, other than one that only waits to be counted."""
     try:

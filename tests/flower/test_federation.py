@@ -16,7 +16,7 @@ from equipoise import artifact
 from equipoise.experiment import checkpoint, config, records, run
 from equipoise.experiment.federated.launch import free_port
 from tests.flower import silos
-from tests.flower.processes import Command, descendants, running, until
+from tests.flower.processes import Command, children, descendants, running, until
 from tests.flower.silos import SITES
 
 LONG = 400.0  # seconds after which a run hangs
@@ -138,7 +138,11 @@ def test_whatever_sites_and_servers_do_the_run_ends_and_says_so(federation):
 
 
 def test_everything_ends_with_what_started_it(federation):
-    pids = federation.stop()
-    time.sleep(1)
-    alive = [pid for pid in pids if running(pid)]
-    assert alive == []
+    """The commands and the programs of Flower that they run; what those start is killed with them."""
+    commands = [*federation.servers, *federation.sites.values()]
+    pids = {c.process.pid for c in commands} | {child for c in commands for child in children(c.process.pid)}
+    federation.stop()
+    end = time.monotonic() + 30
+    while any(map(running, pids)) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert [pid for pid in pids if running(pid)] == []

@@ -129,7 +129,7 @@ def end(child: subprocess.Popen, patience: float) -> None:
             child.wait(patience)
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    for pid in started:
+    for pid in {*started, *in_sessions({child.pid, *started})}:  # the latter: begun while it was ending
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     child.wait()
@@ -137,19 +137,27 @@ def end(child: subprocess.Popen, patience: float) -> None:
 
 def descendants(pid: int) -> list[int]:
     """The ids of all processes that a process started, and those they started."""
-    try:
-        table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
     children: dict[int, list[int]] = {}
-    for line in table.splitlines():
-        child, parent = map(int, line.split())
+    for child, parent in _processes("ppid"):
         children.setdefault(parent, []).append(child)
     found, front = [], [pid]
     while front:
         front = [c for p in front for c in children.get(p, ())]
         found += front
     return found
+
+
+def in_sessions(leaders: set[int]) -> list[int]:
+    """The ids of all processes in the sessions that these processes lead."""
+    return [pid for pid, session in _processes("sess") if session in leaders]
+
+
+def _processes(what: str) -> list[tuple[int, int]]:
+    try:
+        table = subprocess.run(["ps", "-eo", f"pid=,{what}="], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [(int(a), int(b)) for a, b in (line.split() for line in table.splitlines())]
 
 
 def await_port(child: subprocess.Popen, host: str, port: int, patience: float = 60.0) -> None:
