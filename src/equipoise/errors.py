@@ -43,6 +43,10 @@ def positive(name: str, value: Any) -> None:
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
     """A name that does not exist, with the nearest one that does."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(given, names, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return InputError(f"there is no {kind} '{given}'{hint} (known: {', '.join(names)})")
+    return InputError(f"there is no {kind} '{given}'{nearest(given, names)} (known: {', '.join(names)})")
+
+
+def nearest(given: Any, allowed: Iterable[str]) -> str:
+    """ "; did you mean '...'?", where one of the names is near."""
+    near = difflib.get_close_matches(str(given), list(allowed), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""

@@ -4,7 +4,6 @@ The settings of an algorithm or objective are the arguments of its own function,
 soon as it is listed. [compare.LABEL] and [sweep] make several runs of one file, see `plan.py`.
 """
 
-import difflib
 import inspect
 import json
 import tomllib
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.errors import InputError, require
+from equipoise.experiment import mistakes
 from equipoise.objectives import DUALS
 
 Auto = Literal["auto"]
@@ -224,7 +224,7 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration") -> 
     told = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     for key, value in told.items():
         if key not in KEYS:
-            raise _no_key(source, "", key, KEYS)
+            raise mistakes.no_key(source, "", key, KEYS)
         if key == "name":
             continue
         require(isinstance(value, Mapping), f"{source}: {key} is {value!r}; give a table, [{key}]")
@@ -233,11 +233,11 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration") -> 
         told[key] = {"name": start, **told.get(key, {})}
         name = told[key]["name"]
         if name not in allowed:
-            raise _no_value(source, f"{key}.name", name, allowed)
+            raise mistakes.no_value(source, f"{key}.name", name, allowed)
     try:
         config = Config.model_validate(told)
     except ValidationError as error:
-        raise InputError(_sentence(source, error, told)) from None
+        raise mistakes.mistake(source, error, told, _fields) from None
     _check_together(source, config, told)
     return config
 
@@ -352,59 +352,6 @@ COMPARE_HELP = """
 """
 
 
-def _sentence(source: str, error: ValidationError, told: Any) -> str:
-    """The first problem: the key, the value, what is allowed."""
-    first = error.errors()[0]["loc"][:2]
-    # Of a value that may be one thing or another, the reading that went furthest.
-    problem = max((p for p in error.errors() if p["loc"][:2] == first), key=lambda p: len(p["loc"]))
-    kinds = [p for p in error.errors() if p["loc"][: len(problem["loc"]) - 1] == problem["loc"][:-1]]
-    where = [str(part) for part in problem["loc"] if str(part) in _every_name(told) or isinstance(part, int)]
-    if problem["type"] == "extra_forbidden":
-        *sections, key = where
-        return str(_no_key(source, ".".join(sections), key, _fields(sections, told)))
-    key, given = ".".join(where) or "it", problem["input"]
-    if problem["type"] == "missing":
-        return f"{source}: {key} has no {problem['loc'][-1]}; give it"
-    allowed = " or ".join(dict.fromkeys(_allowed(p) for p in kinds))
-    near = difflib.get_close_matches(str(given), _choices(problem), n=1) if isinstance(given, str) else []
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f"{source}: {key} is {given!r}; give {allowed}{hint}"
-
-
-def _allowed(problem: Any) -> str:
-    bounds = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below"}
-    kind, context = problem["type"], problem.get("ctx", {})
-    if kind in bounds:
-        return f"a number {bounds[kind]} {next(iter(context.values())):g}"
-    if kind == "less_than_equal":
-        return f"a number up to {context['le']:g}"
-    if kind == "literal_error":
-        return context["expected"]
-    if kind == "too_short":
-        return f"at least {context['min_length']} values"
-    words = {
-        "int": "a whole number",
-        "float": "a number",
-        "bool": "true or false",
-        "string": "a text",
-        "tuple": "a list",
-        "list": "a list",
-        "model": "a table",
-        "dict": "a table",
-    }
-    return next((word for key, word in words.items() if kind.startswith(key)), problem["msg"])
-
-
-def _choices(problem: Any) -> list[str]:
-    return [part.strip(" '") for part in problem.get("ctx", {}).get("expected", "").replace(" or ", ",").split(",")]
-
-
-def _every_name(told: Any) -> set[str]:
-    if not isinstance(told, Mapping):
-        return set()
-    return set(told).union(*(_every_name(v) for v in told.values()))
-
-
 def _fields(sections: list[str], told: Any) -> list[str]:
     if not sections:
         return list(KEYS)
@@ -415,16 +362,3 @@ def _fields(sections: list[str], told: Any) -> list[str]:
         return list(Steps.model_fields)
     section_of = algorithm_section if first == "algorithm" else objective_section
     return list(section_of(told[first]["name"]).model_fields)
-
-
-def _no_key(source: str, section: str, key: str, allowed: Iterable[str]) -> InputError:
-    near = difflib.get_close_matches(key, list(allowed), n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    where = f"[{section}]" if section else "the file"
-    return InputError(f"{source}: {where} has no key '{key}'{hint} (known: {', '.join(allowed)})")
-
-
-def _no_value(source: str, key: str, value: Any, allowed: Iterable[str]) -> InputError:
-    near = difflib.get_close_matches(str(value), list(allowed), n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return InputError(f"{source}: {key} is {value!r}{hint} (known: {', '.join(allowed)})")

@@ -1,0 +1,71 @@
+"""What is wrong with a configuration, in one sentence: the key, the value, what is allowed, the nearest name."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from equipoise.errors import InputError, nearest
+
+
+def mistake(
+    source: str, error: ValidationError, told: Any, fields: Callable[[list[str], Any], list[str]]
+) -> InputError:
+    """The first problem: the key, the value, what is allowed. `fields` knows the keys of a section."""
+    first = error.errors()[0]["loc"][:2]
+    # Of a value that may be one thing or another, the reading that went furthest.
+    problem = max((p for p in error.errors() if p["loc"][:2] == first), key=lambda p: len(p["loc"]))
+    kinds = [p for p in error.errors() if p["loc"][: len(problem["loc"]) - 1] == problem["loc"][:-1]]
+    where = [str(part) for part in problem["loc"] if str(part) in _every_name(told) or isinstance(part, int)]
+    if problem["type"] == "extra_forbidden":
+        *sections, key = where
+        return no_key(source, ".".join(sections), key, fields(sections, told))
+    key, given = ".".join(where) or "it", problem["input"]
+    if problem["type"] == "missing":
+        return InputError(f"{source}: {key} has no {problem['loc'][-1]}; give it")
+    allowed = " or ".join(dict.fromkeys(_allowed(p) for p in kinds))
+    hint = nearest(given, _choices(problem)) if isinstance(given, str) else ""
+    return InputError(f"{source}: {key} is {given!r}; give {allowed}{hint}")
+
+
+def _allowed(problem: Any) -> str:
+    bounds = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below"}
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind in bounds:
+        return f"a number {bounds[kind]} {next(iter(context.values())):g}"
+    if kind == "less_than_equal":
+        return f"a number up to {context['le']:g}"
+    if kind == "literal_error":
+        return context["expected"]
+    if kind == "too_short":
+        return f"at least {context['min_length']} values"
+    words = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "string": "a text",
+        "tuple": "a list",
+        "list": "a list",
+        "model": "a table",
+        "dict": "a table",
+    }
+    return next((word for key, word in words.items() if kind.startswith(key)), problem["msg"])
+
+
+def _choices(problem: Any) -> list[str]:
+    return [part.strip(" '") for part in problem.get("ctx", {}).get("expected", "").replace(" or ", ",").split(",")]
+
+
+def _every_name(told: Any) -> set[str]:
+    if not isinstance(told, Mapping):
+        return set()
+    return set(told).union(*(_every_name(v) for v in told.values()))
+
+
+def no_key(source: str, section: str, key: str, allowed: Iterable[str]) -> InputError:
+    where = f"[{section}]" if section else "the file"
+    return InputError(f"{source}: {where} has no key '{key}'{nearest(key, allowed)} (known: {', '.join(allowed)})")
+
+
+def no_value(source: str, key: str, value: Any, allowed: Iterable[str]) -> InputError:
+    return InputError(f"{source}: {key} is {value!r}{nearest(value, allowed)} (known: {', '.join(allowed)})")
