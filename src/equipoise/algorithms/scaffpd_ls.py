@@ -46,6 +46,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from equipoise.algorithms.messages import LossAndGradient, Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
@@ -246,3 +247,15 @@ def coupling(table: Float[Array, "n d"]) -> Float[Array, ""]:
     """|P C|^2 in the Frobenius norm, P removing the mean row; never zero."""
     centred = table - jnp.mean(table, axis=0, keepdims=True)
     return jnp.maximum(jnp.sum(centred**2), jnp.finfo(table.dtype).eps)
+
+
+SCAFFPD_LS = Record(
+    "scaffpd_ls",
+    scaffpd_ls,
+    objective=SADDLE,
+    paper="beyond Yu et al. 2023",
+    example={**LOCAL_EXAMPLE, "mu": 0.1, "tau": 0.01},
+    defaults={**LOCAL_DEFAULTS, "mu": "auto"},
+    cohorts="everyone",
+    descent=None,
+)
