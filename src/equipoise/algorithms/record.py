@@ -39,7 +39,7 @@ class Record(NamedTuple):
 
     @property
     def arguments(self) -> Mapping[str, inspect.Parameter]:
-        return inspect.signature(self.factory).parameters
+        return inspect.signature(self.factory, eval_str=True).parameters
 
     @property
     def settings(self) -> tuple[inspect.Parameter, ...]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, create_model, field_validator
+from pydantic.errors import PydanticSchemaGenerationError
 
 from equipoise import algorithms, objectives
 from equipoise.algorithms import ALGORITHMS
@@ -241,7 +242,12 @@ def check_reference(source: str, key: str, name: str) -> None:
     try:
         {"algorithm": algorithm_section, "objective": objective_section}[key](name)
     except InputError as error:
-        raise InputError(f"{source}: {key}.name is {error}") from error
+        raise InputError(f"{source}: {key}.name: {error}") from error
+    except PydanticSchemaGenerationError as error:
+        raise InputError(
+            f"{source}: {key}.name: '{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]}); "
+            "name a Record that has it in not_settings"
+        ) from error
 
 
 def _check_together(source: str, config: Config, told: Mapping[str, Any]) -> None:

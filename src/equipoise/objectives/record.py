@@ -22,7 +22,7 @@ class Record(NamedTuple):
     @property
     def settings(self) -> tuple[inspect.Parameter, ...]:
         """What a configuration may give."""
-        arguments = tuple(inspect.signature(self.factory).parameters.values())
+        arguments = tuple(inspect.signature(self.factory, eval_str=True).parameters.values())
         return tuple(a for a in arguments[1:] if a.name not in self.not_settings)
 
 
