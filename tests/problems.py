@@ -1,6 +1,7 @@
 """Small federations and one way to build each algorithm, for the tests that run over all of them."""
 
 from collections.abc import Callable
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +75,7 @@ assert BUILDS.keys() == ALGORITHMS.keys(), "every algorithm is built here, so th
 EVERY = sorted(ALGORITHMS)
 
 
+@cache  # the same object for the same settings: its programs are compiled once for all tests
 def build(name: str, *, n: int = N, dim: int = DIM, batch: int | None = None, m: int | None = None) -> Algorithm:
     task = eq.tasks.ridge(dim, 0.1, batch)
     sample = eq.cohorts.everyone(n) if m is None else eq.cohorts.uniform(n, m)
