@@ -1,6 +1,7 @@
 """The simulator's loop in plain Python: slow, steppable, and its errors name round, exchange and client."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from equipoise.protocol import (
     as_key,
     exchange_keys,
     is_finite,
+    run_client,
     slot_key,
 )
 
@@ -56,7 +58,7 @@ def debug(
     require_finite(all_finite(data))
     source = feed(algorithm, data).source
     n, keep = algorithm.n, record or (lambda server: ())
-    works = [jax.jit(e.work) if jit else e.work for e in algorithm.round]
+    works = [jax.jit(partial(run_client, e)) if jit else partial(run_client, e) for e in algorithm.round]
     server = algorithm.init(x)
     clients = [algorithm.init_client(x) for _ in range(n)]
     history, tally = [], Tally.nothing(algorithm)

@@ -35,6 +35,7 @@ from equipoise.protocol import (
     Vector,
     is_finite,
     round_keys,
+    run_client,
     slot_key,
 )
 
@@ -121,14 +122,11 @@ def exchange_once(
     server, cohort = exchange.open(server, opening)
     m = cohort.ids.shape[0]
     asked = cohort.present
-    writes: list[bool] = []
     if gone is not None:
         cohort = cohort._replace(present=cohort.present & ~gone(cohort.ids))
 
     def on_client(slot: Array, i: Any, mine: Client, shard: Any, server: Server, working: RandomKey) -> tuple:
-        new, reply = exchange.work(exchange.send(server, i), mine, shard, slot_key(working, slot))
-        # A state that `work` hands back untouched need not be written: known while tracing, so it costs nothing.
-        writes.append(any(a is not b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(mine), strict=True)))
+        new, reply = run_client(exchange, exchange.send(server, i), mine, shard, slot_key(working, slot))
         return new, reply, is_finite(reply)
 
     on_clients = jax.vmap(on_client, in_axes=(0, 0, 0, 0, None, None))
@@ -143,7 +141,7 @@ def exchange_once(
         new, reply, finite = on_clients(slots, part.ids, mine, data, server, working)
         here = jnp.asarray(part.present)
         arrived = here & finite
-        if writes[-1]:
+        if exchange.writes:
             table = jax.tree.map(Cohort(rows, arrived).put, table, new)
         total, each, _ = fold(reply, part, arrived)
         return table, total, (each, arrived, here & ~finite)
@@ -195,7 +193,7 @@ def exchange_once(
             check_vma=False,
         )(slots, part, mine, federation, server, working)
         each, arrived, broken = jax.tree.map(lambda a: a[:m], found)
-        if writes[-1]:
+        if exchange.writes:
             put = Cohort(cohort.ids, arrived).put
             clients = jax.tree.map(lambda table, rows: put(table, rows[:m]), clients, new)
     server = exchange.close(server, Replies(total, each, Cohort(cohort.ids, arrived)))
