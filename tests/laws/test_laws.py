@@ -185,6 +185,9 @@ FLOATS = {
     "fedavg": [(D, D + 1)],
     "sgd": [(D, D + 1)],
     "fedprox": [(D, D + 1)],
+    "fedavgm": [(D, D + 1)],
+    "fedadam": [(D, D + 1)],
+    "fedyogi": [(D, D + 1)],
     "scaffold": [(2 * D, 2 * D + 1)],
     "qfedsgd": [(D, D + 1)],
     "qfedavg": [(D, D + 1)],
@@ -199,6 +202,7 @@ FLOATS = {
     "scaffpd_secure": [(D, 1), (1, D + 1), (D + 1, D + 1)],
     "scaffpd_ls": [(D, D + 1), (D + 1 + 1 / 8, D + 1)],  # whether the last trial was kept is one byte
     "scaffpd_partial": [(D, D + 1), (2 * D + 1, D + 1)],
+    "scaffpd_minibatch": [(D, 1), (D, D)],
 }
 
 

@@ -14,8 +14,13 @@ from equipoise.algorithms.drfa_alternative import DRFA_ALTERNATIVE
 from equipoise.algorithms.drfa_alternative import drfa_alternative as drfa_alternative
 from equipoise.algorithms.fedavg import FEDAVG
 from equipoise.algorithms.fedavg import fedavg as fedavg
+from equipoise.algorithms.fedopt import FEDADAM, FEDAVGM, FEDYOGI
+from equipoise.algorithms.fedopt import fedadam as fedadam
+from equipoise.algorithms.fedopt import fedavgm as fedavgm
+from equipoise.algorithms.fedopt import fedyogi as fedyogi
 from equipoise.algorithms.fedprox import FEDPROX
 from equipoise.algorithms.fedprox import fedprox as fedprox
+from equipoise.algorithms.local_schedule import with_local_schedule as with_local_schedule
 from equipoise.algorithms.propfair import PROPFAIR
 from equipoise.algorithms.propfair import propfair as propfair
 from equipoise.algorithms.qfedavg import QFEDAVG, QFEDSGD
@@ -29,8 +34,11 @@ from equipoise.algorithms.scaffpd import SCAFFPD, SCAFFPD_SECURE
 from equipoise.algorithms.scaffpd import scaffpd as scaffpd
 from equipoise.algorithms.scaffpd_ls import SCAFFPD_LS
 from equipoise.algorithms.scaffpd_ls import scaffpd_ls as scaffpd_ls
+from equipoise.algorithms.scaffpd_minibatch import SCAFFPD_MINIBATCH
+from equipoise.algorithms.scaffpd_minibatch import scaffpd_minibatch as scaffpd_minibatch
 from equipoise.algorithms.scaffpd_partial import SCAFFPD_PARTIAL
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial as scaffpd_partial
+from equipoise.algorithms.server_optimizer import with_server_optimizer as with_server_optimizer
 from equipoise.algorithms.sgd import SGD
 from equipoise.algorithms.sgd import sgd as sgd
 from equipoise.algorithms.term import TERM
@@ -43,6 +51,9 @@ ALGORITHMS: dict[str, Record] = {
         FEDAVG,
         SGD,
         FEDPROX,
+        FEDAVGM,
+        FEDADAM,
+        FEDYOGI,
         SCAFFOLD,
         QFEDSGD,
         QFEDAVG,
@@ -56,6 +67,7 @@ ALGORITHMS: dict[str, Record] = {
         SCAFFPD,
         SCAFFPD_SECURE,
         SCAFFPD_PARTIAL,
+        SCAFFPD_MINIBATCH,
         SCAFFPD_LS,
     )
 }

@@ -33,6 +33,7 @@ class Record(NamedTuple):
     cohorts: Literal["uniform", "by_weight", "everyone"] = "uniform"  # how its paper draws them
     # What in the example makes it plain descent for one client; None: nothing does, its steps are its own.
     descent: Mapping[str, Any] | None = {}
+    minibatch_form: str | None = None  # the algorithm to take instead where gradients are of minibatches
 
     def __call__(self, *args: Any, **settings: Any) -> Algorithm:
         return self.factory(*args, **settings)

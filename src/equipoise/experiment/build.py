@@ -303,6 +303,8 @@ def method(config: Config, this: Problem) -> tuple[Algorithm, tuple[str, ...]]:
         rule = steps.constant(tau=tau, sigma=rule.sigma, theta=rule.theta)
     if told.get("mu") == "auto":
         told["mu"] = this.l2
+    if record.minibatch_form is not None and config.model.batch is not None:
+        notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
     algorithm = record.build(this.task, psi, sample, rule, **told)
     require(
         isinstance(algorithm, Algorithm),
