@@ -203,6 +203,7 @@ FLOATS = {
     "scaffpd_ls": [(D, D + 1), (D + 1 + 1 / 8, D + 1)],  # whether the last trial was kept is one byte
     "scaffpd_partial": [(D, D + 1), (2 * D + 1, D + 1)],
     "scaffpd_minibatch": [(D, 1), (D, D)],
+    "scaffpd_sums": [(D + 4, D + 5), (D, D + 1)],
 }
 
 

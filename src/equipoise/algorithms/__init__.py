@@ -38,6 +38,8 @@ from equipoise.algorithms.scaffpd_minibatch import SCAFFPD_MINIBATCH
 from equipoise.algorithms.scaffpd_minibatch import scaffpd_minibatch as scaffpd_minibatch
 from equipoise.algorithms.scaffpd_partial import SCAFFPD_PARTIAL
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial as scaffpd_partial
+from equipoise.algorithms.scaffpd_sums import SCAFFPD_SUMS
+from equipoise.algorithms.scaffpd_sums import scaffpd_sums as scaffpd_sums
 from equipoise.algorithms.server_optimizer import with_server_optimizer as with_server_optimizer
 from equipoise.algorithms.sgd import SGD
 from equipoise.algorithms.sgd import sgd as sgd
@@ -68,6 +70,7 @@ ALGORITHMS: dict[str, Record] = {
         SCAFFPD_SECURE,
         SCAFFPD_PARTIAL,
         SCAFFPD_MINIBATCH,
+        SCAFFPD_SUMS,
         SCAFFPD_LS,
     )
 }
