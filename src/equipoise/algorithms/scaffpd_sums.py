@@ -19,8 +19,8 @@ own loss alone: normalisation cancels. So w_i lives at the client, and the serve
               x -= tau sum p du / sum p
 
 The saddle point is that of `scaffpd` with the same penalty. The first round only listens (sigma = 0), so that m is
-known before anybody moves. A client whose reply is lost keeps its w_i. A client does not answer where p_i > 2^10: no server
-can single it out by a false m; its reply then counts as lost.
+known before anybody moves. A client whose reply is lost keeps its w_i. A client does not answer where p_i > 2^10: no
+server can single it out by a false m; its reply then counts as lost.
 
 Totals are sums by what the algorithm needs; whether the server is kept from single ones is the engine's business.
 """
