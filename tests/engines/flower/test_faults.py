@@ -458,7 +458,7 @@ def test_a_slow_site_is_waited_for_until_the_time_out(tmp_path):
     federation.grid.slow = 2
     hasty = serve(algorithm, federation, KEY, rounds=2, timeouts={"train": 0.0})
     assert_same(hasty.result.server, simulated(algorithm, 1, lost_in=(0, 1), rounds=2).server)
-    assert whats(hasty, "b") == [(0, "train", "late"), (1, "train", "late")]
+    assert whats(hasty, "b") == [(0, "train", "late"), (1, "train", "absent")]  # nobody waits for it twice
 
 
 def test_no_site_waits_for_ever():

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
 from flwr.app.message.arraychunk import ArrayChunk
+from flwr.common.serde import message_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from jaxtyping import PyTree
 
@@ -76,7 +77,15 @@ def check_values(tree: PyTree[np.ndarray]) -> None:
             refuse_unless(not a.size or np.abs(a).max() <= most, f"the array {name!r} has numbers beyond {most:.0e}")
 
 
-def framing(message: Message) -> int:
-    """The bytes of the objects that Flower makes of a message, without those of its arrays."""
+def framing(message: Message, inside: bool) -> int:
+    """The bytes that Flower adds to a message's arrays: sent with the content inside it, or as objects."""
+    if inside:
+        return message_to_proto(message).ByteSize() - content_bytes(message)
     parts = get_all_nested_objects(message).values()
     return sum(len(p.deflate()) - (len(p.data) if isinstance(p, ArrayChunk) else 0) for p in parts)
+
+
+def content_bytes(message: Message) -> int:
+    """The bytes of a message's arrays."""
+    records = message.content.array_records.values() if message.has_content() else ()
+    return sum(len(array.data) for record in records for array in record.values())

@@ -21,8 +21,8 @@ from equipoise.experiment import build, checkpoint, config, records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.federated import agreement, sentences
 from equipoise.experiment.federated.agreement import Agreement, Plan
-from equipoise.experiment.federated.appraisal import Rows, appraisal
-from equipoise.experiment.federated.site import Told, settings
+from equipoise.experiment.federated.scoring import Rows, scoring
+from equipoise.experiment.federated.site import SiteStatistics, settings
 from equipoise.experiment.run import Scribe, Seen, Watch
 from equipoise.files import write_whole
 from equipoise.metrics import gap_bound
@@ -35,12 +35,12 @@ def main(grid: Grid, context: Context) -> None:
     """Flower's ServerApp: the settings and the folder to write stand in the run's configuration."""
     told, out = settings(context.run_config), context.run_config.get("out")
     require(isinstance(out, str) and out, "this run has no folder to write; start it with `equipoise flower server`")
-    done = conduct(told, Path(str(out)), grid, watch=sentences.say)
+    done = run_federation(told, Path(str(out)), grid, watch=sentences.say)
     for event in done.outcome.events if done.outcome else ():
         print(event, flush=True)
 
 
-def conduct(told: Config, folder: Path, grid: Grid, *, watch: Watch | None = None) -> records.Run:
+def run_federation(told: Config, folder: Path, grid: Grid, *, watch: Watch | None = None) -> records.Run:
     """Runs `told` over the nodes of `grid` into `folder`; goes on where an earlier run of the same was stopped."""
     agreement.check(told)
     begin_or_go_on(told, folder)
@@ -53,11 +53,11 @@ def conduct(told: Config, folder: Path, grid: Grid, *, watch: Watch | None = Non
         about = run.federation(plan.problem, plan.algorithm, plan.notes)
         records.write_record(folder / records.ENVIRONMENT, run.environment(told))
         records.write_record(folder / records.FEDERATION, about)
-        clerk = Clerk(told, folder, plan, federation, watch)
-        outcome = clerk.train(agreed.run)
+        writer = FederatedRun(told, folder, plan, federation, watch)
+        outcome = writer.train(agreed.run)
         about = about.model_copy(update={"notes": (*about.notes, sentences.framing(outcome.ledger.traffic))})
         records.write_record(folder / records.FEDERATION, about)
-        clerk.finish(outcome)
+        writer.finish(outcome)
     return records.read(folder)
 
 
@@ -125,9 +125,9 @@ def renewed(folder: Path, federation: Federation, known: Agreement) -> Agreement
     return known
 
 
-def _told(site: str, text: str) -> Told:
+def _told(site: str, text: str) -> SiteStatistics:
     try:
-        return Told.model_validate_json(text)
+        return SiteStatistics.model_validate_json(text)
     except ValidationError:
         raise InputError(
             f"'{site}' told statistics that cannot be read; give it the same version of Equipoise"
@@ -143,7 +143,7 @@ def _number(site: str, text: str) -> float:
     return value
 
 
-class Clerk:
+class FederatedRun:
     """Trains, looks at the model now and then, and keeps the folder; a checkpoint follows every round."""
 
     def __init__(self, told: Config, folder: Path, plan: Plan, federation: Federation, watch: Watch | None):
@@ -221,7 +221,7 @@ class Clerk:
         draws = run.draws_of(this) if self.rounds == self.told.run.rounds else 0
         first, reported, like = len(federation.events), federation.reported, this.train.client(0)
         found = flower.serve(
-            appraisal(this, self.plan.algorithm, draws=draws, lam=lam),
+            scoring(this, self.plan.algorithm, draws=draws, lam=lam),
             x,
             federation,
             self.told.run.seed,

@@ -36,14 +36,14 @@ from equipoise.experiment import build, config, records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.federated import agreement
 from equipoise.experiment.federated.agreement import Agreement
-from equipoise.experiment.federated.appraisal import Rows, appraisal
+from equipoise.experiment.federated.scoring import Rows, scoring
 from equipoise.experiment.records import Record
 from equipoise.files import write_whole
 
 QUESTIONS = ("statistics", "settle")
 
 
-class Told(Record):
+class SiteStatistics(Record):
     """A site's answer to `statistics`."""
 
     statistics: str  # as JSON
@@ -81,13 +81,13 @@ def open_site(context: Context) -> Participant:
         known = agreed()
         plan = agreement.plan(told, known)
         many = run.draws_of(plan.problem) if draws is None else draws
-        return Job(appraisal(plan.problem, plan.algorithm, draws=many), plan.problem.x, rows(known), config=plan.digest)
+        return Job(scoring(plan.problem, plan.algorithm, draws=many), plan.problem.x, rows(known), config=plan.digest)
 
     def statistics(_: str) -> str:
         held_out = home().held_out
         found = home().statistics(agreement.options(told)).to_json()
         test = int(held_out.sum())
-        return Told(statistics=found, train=len(held_out) - test, test=test).model_dump_json()
+        return SiteStatistics(statistics=found, train=len(held_out) - test, test=test).model_dump_json()
 
     def settle(text: str) -> str:
         """Remembers what was agreed; answers with this site's curvature where that is still to be measured."""

@@ -40,7 +40,7 @@ class Server(NamedTuple):
         return self.inner.heard
 
 
-def appraisal(this: Problem, method: Algorithm, *, draws: int, lam: Any = None) -> Algorithm:
+def scoring(this: Problem, method: Algorithm, *, draws: int, lam: Any = None) -> Algorithm:
     """An algorithm of one round. Sites build it without `lam`: they are sent what they need of it."""
     task, n = this.task, this.n
     shard = this.train.client(0)
@@ -80,7 +80,7 @@ def appraisal(this: Problem, method: Algorithm, *, draws: int, lam: Any = None) 
 
     exchange = Exchange("judge", choose, send, work, close)
     return Algorithm(
-        "appraisal", n, task.size, prepare, init, lambda x: None, (exchange,), lambda server: inner.model(server.inner)
+        "scoring", n, task.size, prepare, init, lambda x: None, (exchange,), lambda server: inner.model(server.inner)
     )
 
 
