@@ -99,6 +99,11 @@ def read(
     )
 
 
+def site_files(directory: Path) -> dict[str, Path]:
+    """The files of a folder by the names of their owners."""
+    return {path.stem: path for path in _files(directory)[0]}
+
+
 def _files(directory: Path) -> tuple[list[Path], list[str]]:
     """The silo files, by name, and a sentence about the files that are none."""
     require(directory.is_dir(), f"{directory} is no directory; give the one that holds a file per silo")

@@ -264,7 +264,7 @@ class Federation:
                 self.note(site, what, why)
                 if everyone:
                     raise EquipoiseError(f"'{site}' did not answer '{question}': {why}")
-        return {site: said for site, said in answers.items() if said is not None}
+        return {site: said for site in self.sites if (said := answers.get(site)) is not None}
 
     @staticmethod
     def message(content: RecordDict, node: int, *, round: int, ttl: float) -> Message:

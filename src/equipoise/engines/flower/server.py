@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flwr.app import Message, RecordDict
-from jaxtyping import PyTree
+from jax import Array
+from jaxtyping import Int, PyTree
 
 from equipoise.engines.checks import check_start
 from equipoise.engines.flower.envelope import NAME, START, Address, address, mark
@@ -72,12 +73,28 @@ def deadline(demands: Demands, timeout: float, past: Sequence[float], asked: int
     return lambda answered: early if answered >= quorum else timeout
 
 
+class Prepared(NamedTuple):
+    """An algorithm that is ready to be served, more than once without compiling again."""
+
+    algorithm: Algorithm
+    specs: Plan
+    compiled: Mapping[tuple[str, str], Callable]  # (exchange, "open" | "send" | "close")
+    digest: str
+
+
+def prepare(algorithm: Algorithm, x: Vector, shard: Data, config: str = "") -> Prepared:
+    """See `serve` for the arguments."""
+    specs = plan(algorithm, x, shard)
+    steps = {(name, do): jax.jit(getattr(spec.exchange, do)) for name, spec in specs.items() for do in STEPS}
+    return Prepared(algorithm, specs, steps, fingerprint(algorithm, specs, config))
+
+
 class Setup(NamedTuple):
     """What stays the same during a run."""
 
     federation: Federation
     specs: Plan
-    compiled: Mapping[tuple[str, str], Callable]  # (exchange, "open" | "send" | "close")
+    compiled: Mapping[tuple[str, str], Callable]
     key: RandomKey
     part: str
     run: str
@@ -125,6 +142,8 @@ def serve(
     every: int = 1,
     resume: Outcome | None = None,
     note_under: int | None = None,
+    prepared: Prepared | None = None,
+    start: Server | None = None,
 ) -> Outcome:
     """Runs `algorithm` from x for `rounds` rounds over the sites of `federation`.
 
@@ -149,6 +168,8 @@ def serve(
         resume: an outcome to continue.
         note_under: for what happens beside another run, such as an evaluation: its events are noted under this round of
             the other run, whose outcome reports them.
+        prepared: what `prepare` made of the same algorithm, x, shard and config.
+        start: the server's state to start from, instead of the algorithm's own.
 
     Raises GivenUp or, on Ctrl-C, Stopped; the outcome until then is in `outcome` or `result`.
     """
@@ -156,9 +177,7 @@ def serve(
     check(algorithm, x, federation, rounds, every, resume)
     run = resume.ledger.run if resume else run or f"{int(time.time())}-{secrets.token_hex(4)}"
     require(NAME.fullmatch(run) and NAME.fullmatch(part), f"run '{run}', part '{part}': give letters, digits, . _ -")
-    specs = plan(algorithm, x, shard)
-    steps = {(name, do): jax.jit(getattr(spec.exchange, do)) for name, spec in specs.items() for do in STEPS}
-    digest = fingerprint(algorithm, specs, config)
+    _, specs, steps, digest = prepared or prepare(algorithm, x, shard, config)
     demands = demands or Demands()
     require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
     setup = Setup(
@@ -168,6 +187,7 @@ def serve(
 
     past, done, before, old = (*resume.result[2:4], resume.result.seconds, resume.ledger.events) if resume else BLANK
     state, clock = begin(algorithm, x, resume), time.perf_counter()
+    state = state if start is None else state._replace(server=start)
     history: list[PyTree] = []
 
     def outcome(at: int, state: State, last: bool = True) -> Outcome:
@@ -265,7 +285,7 @@ def one_exchange(
     federation.find([federation.sites[i] for i in {*clients.values()}], needed=needed, seconds=timeout)
 
     traffic = Count(state.traffic[name], nbytes(spec.message), nbytes(spec.reply))
-    send = setup.compiled[name, "send"]
+    send, words = setup.compiled[name, "send"], key_words(working, jnp.arange(len(ids))).tolist()
 
     def messages() -> Iterator[tuple[int, Message]]:
         alike = pack(send(server, jnp.int32(0))) if spec.alike else None
@@ -275,9 +295,8 @@ def one_exchange(
             if node is None:
                 federation.note(site, "absent", f"'{site}' is not there")
                 continue
-            words = jax.random.key_data(slot_key(working, s)).tolist()
             keep = [*{*marks[i]} - {since}]
-            at = Address(setup.part, setup.run, attempt, r, name, s, words, since, keep, setup.digest)
+            at = Address(setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.digest)
             arrays = pack(send(server, jnp.int32(i))) if alike is None else alike
             content = RecordDict({"at": address(at), "message": arrays})
             message = federation.message(content, node, round=r, ttl=timeout)
@@ -332,6 +351,12 @@ def one_exchange(
         for s in replies.slots:
             counted[clients[s]] = mark(attempt, r, k)
     return state._replace(server=server, counted=tuple(counted))
+
+
+@jax.jit
+def key_words(working: RandomKey, slots: Int[Array, " slots"]) -> Array:
+    """The random key of every slot, in words."""
+    return jax.random.key_data(jax.vmap(lambda slot: slot_key(working, slot))(slots))
 
 
 def accepted(delivery: Delivery, like: Reply) -> Reply:

@@ -7,7 +7,7 @@ Where they are stands in the node's configuration, which is the site's own:
     data    its file, .csv, .parquet or .npz; or
     loader  "module:function": a function without arguments that returns (inputs, labels), as arrays or tensors, or a
             Polars frame; `path` may say where the module is
-    compiled  a folder for compiled programs, because every message starts a new process
+    compiled  a folder for compiled programs, for the next process
 """
 
 import importlib
@@ -60,8 +60,13 @@ def open_site(context: Context) -> Participant:
         programs.keep(Path(str(node["compiled"])))
 
     @cache
-    def home() -> Site:
+    def at(version: Any) -> Site:
         return read(told, name, node)
+
+    def home() -> Site:
+        """The rows, read once, and again when the file has changed."""
+        path = Path(str(node.get("data", "")))
+        return at((path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None)
 
     def agreed() -> Agreement:
         path = folder / agreement.FILE
