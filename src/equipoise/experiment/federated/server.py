@@ -224,6 +224,7 @@ class FederatedRun:
 
     def pause(self, outcome: Outcome) -> None:
         self.check_owner()
+        self.wait()  # a checkpoint counts on the rows of the rounds before it
         if self.due(outcome.rounds):
             self.record(outcome)
         if outcome.rounds == self.told.run.rounds:
@@ -237,7 +238,7 @@ class FederatedRun:
         self.evaluate(outcome.rounds, lambda: self.scribe.record(result, bytes_down=down, bytes_up=up))
 
     def evaluate(self, round: int, write: Callable[[], None]) -> None:
-        """Writes a row of the history beside the training that goes on; first the one before."""
+        """Writes a row of the history beside the training of the next round."""
         self.wait()
         self.round = round
 
