@@ -318,7 +318,7 @@ def one_exchange(
             what, why = found
             federation.note(site, what, why)
             tally.broken[clients[s]] += what == "broken"
-            if what == "late":
+            if what == "late" and setup.note_under is None:
                 federation.suspect(site)
             continue
         seconds[site] = time.monotonic() - start

@@ -22,6 +22,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
@@ -187,7 +188,8 @@ class WarmSite:
             self.stop.wait(delay)
             delay = min(2 * delay, RETRY[1])
         self.node = flower.Node(node_id=number)
-        write_whole(self.folder / "node.json", json.dumps({"node": number}))
+        with suppress(OSError):
+            write_whole(self.folder / "node.json", json.dumps({"node": number}))
         log.info("%s: connected, node %d", self.name, number)
         self.tell_crash()
 
@@ -256,8 +258,9 @@ class WarmSite:
         bare = flower.MessageProto()
         bare.CopyFrom(proto)
         bare.ClearField("content")
-        # Not written through to the disk: it is for a process that dies, not for a machine that does.
-        (self.folder / "working.bin").write_bytes(bare.SerializeToString())
+        with suppress(OSError):  # a full disk is no reason not to answer
+            # Not written through to the disk: it is for a process that dies, not for a machine that does.
+            (self.folder / "working.bin").write_bytes(bare.SerializeToString())
         try:
             app, context = self.opened(run)
             message = flower.message_from_proto(proto) if inside else self.objects(run, tree)
@@ -268,7 +271,8 @@ class WarmSite:
                 raise
             log.info("%s: the run is over (HTTP %d)", self.name, error.response.status_code)
             self.runs.pop(run, None)
-        (self.folder / "working.bin").unlink(missing_ok=True)
+        with suppress(OSError):
+            (self.folder / "working.bin").unlink(missing_ok=True)
 
     def called(self, app: ClientApp, message: Message, context: Context) -> Message:
         # Replies are dated by the clock of the message, whatever this machine's says.

@@ -181,7 +181,10 @@ class JsonLines(logging.Handler):
         told = {"time": _now(), "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
             told["error"] = logging.Formatter().formatException(record.exc_info)
-        self.file.write(json.dumps(told) + "\n")
+        try:
+            self.file.write(json.dumps(told) + "\n")
+        except OSError:
+            self.handleError(record)  # a full disk is no reason to stop
 
 
 def _now() -> str:
