@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from equipoise.experiment.federated.apps import client
 
-SLOW = 6.0  # seconds, longer than the deadline of the tests
+SLOW = 14.0  # seconds, longer than the deadline of the tests
 
 
 def changed(reply, change):

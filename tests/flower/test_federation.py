@@ -5,6 +5,7 @@ The sites stay up from run to run, as they would. Every wait is bounded, and wha
 
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -23,7 +24,7 @@ from tests.flower.processes import ROOT, Command, kill, left, until
 from tests.flower.silos import SITES
 
 LONG = 240.0  # seconds after which a run hangs, on a machine that is busy with other things
-DEADLINE = 4.0  # seconds for the replies of an exchange, where sites are slow on purpose
+DEADLINE = 10.0  # seconds for the replies of an exchange, where sites are slow on purpose
 
 
 class Federation:
@@ -174,13 +175,15 @@ def test_whatever_sites_and_servers_do_the_run_ends_and_says_so(federation):
         "[17]) (round 2, collect)",
         "'south' sent a reply that was left out: the array",
         "'east' failed: OSError; the log of 'east' says more (round 3, collect)",
-        "'north' failed: error 8: the process of 'north' ended while it worked on the message (round 4, improve)",
         f"'south' did not answer in time: no reply within {DEADLINE:g} s (round 5, collect",
         "'south' came back",
         "'south' has 50% of the weight",
         "the server was started again after",
     ):
         assert expected in events, events
+    # Told as soon as the process is there again, or given up at the deadline if that takes longer.
+    crashed = "'north' failed: error 8: the process of 'north' ended while it worked on the message (round 4, improve)"
+    assert crashed in events or re.search(r"'north' did not answer in time: .*round 4, improve", events), events
     assert [row.round for row in done.rows] == [0, 10]
     assert all(value is not None for value in done.rows[-1].loss)  # everybody was back for the last evaluation
     assert max(done.rows[-1].lam) <= 0.5 + 1e-12

@@ -11,7 +11,15 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from equipoise import programs
-from equipoise.engines.flower.client import Open, Participant, answer_question, check_participant, guarded, work
+from equipoise.engines.flower.client import (
+    Open,
+    Participant,
+    answer_question,
+    check_participant,
+    guarded,
+    prepare,
+    work,
+)
 from equipoise.engines.flower.envelope import greeting, read_text, text
 from equipoise.errors import require
 
@@ -73,6 +81,7 @@ def client_app(
         return handle
 
     app.train("exchange")(replying(work))
+    app.query("prepare")(replying(prepare))
     for question in questions:
         app.query(question)(replying(partial(answer_question, question)))
     return app

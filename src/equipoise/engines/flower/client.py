@@ -86,6 +86,18 @@ def answer_question(question: str, site: Participant, _: dict[str, Open], conten
     return text("answer", site.answers[question](read_text(content, "question") or ""))
 
 
+def prepare(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
+    """Opens the parts that a question names and compiles what they do, so that the first exchange takes no longer."""
+    for part in (read_text(content, "question") or "").split():
+        refuse_unless(part in site.jobs, f"'{site.name}' has no part '{part}'")
+        job = opened[part] = open_job(site.jobs[part]())
+        client, key = job.job.algorithm.init_client(job.job.x), jax.random.key(0)
+        for name, spec in job.specs.items():
+            message = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), spec.message)
+            jax.block_until_ready(job.work[name](message, client, job.data, key))
+    return text("answer", "")
+
+
 def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
     """The reply to an exchange's message; `opened` keeps jobs between two messages of one process."""
     at = read_address(content)
