@@ -1,16 +1,14 @@
 """The command line: each command a few lines over the library."""
 
-import sys
-
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from equipoise.cli.data import data_app
 from equipoise.cli.experiments import compare, config, predict, report, reproduce, resume, run, sweep
 from equipoise.cli.flower import flower_app
+from equipoise.cli.plainly import Commands
 
-app = typer.Typer(
+app = Commands(
     name="equipoise",
     help="One model that works for every data owner.",
     no_args_is_help=True,
@@ -44,7 +42,3 @@ def algorithms() -> None:
         "cohort (secure aggregation). 0 needs sums only.",
         soft_wrap=True,
     )
-
-
-def main() -> None:
-    app(prog_name="equipoise" if sys.argv[0].endswith("__main__.py") else None)
