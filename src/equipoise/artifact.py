@@ -118,6 +118,8 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
         model = build(header["model"]["name"], header["model"]["arguments"]) if model is None else model
         like = _shapes(model)
         fitted = None if encoding is None else Encoding.from_json(json.dumps(encoding))
+        if fitted is not None:
+            _check_fit(model, fitted)
     except InputError as error:
         raise InputError(f"{path.name} cannot be used: {error}") from None
     except _DAMAGE as error:
@@ -132,8 +134,6 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
             tensors[name].dtype.kind == "f" and np.isfinite(tensors[name]).all(),
             f"the weights {name!r} of {path.name} hold what is not a finite number; it is damaged, or its run diverged",
         )
-    if fitted is not None:
-        _check_fit(model, fitted)
     params = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(tensors[name]) for name in _named(like)])
     return Artifact(params, model, fitted, loss, metadata)
 

@@ -228,7 +228,10 @@ class Config(BaseModel):
 
     def toml(self) -> str:
         """A file that `read` makes the same configuration of."""
-        return tomli_w.dumps(self.model_dump(exclude_none=True, mode="json"))
+        settings = self.model_dump(exclude_none=True, mode="json")
+        if self.data.silos is not None:
+            del settings["partition"]  # which silo files must not have
+        return tomli_w.dumps(settings)
 
 
 def parse(settings: Mapping[str, Any], *, source: str = "the configuration") -> Config:

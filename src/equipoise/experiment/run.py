@@ -6,7 +6,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 import equipoise
 from equipoise import artifact, evaluation, files, metrics
 from equipoise.engines.simulator import Lost, Result, simulate
-from equipoise.errors import InputError, LostReplies, Stopped, require
+from equipoise.errors import FileError, InputError, LostReplies, Stopped, require
 from equipoise.evaluation import PerClient, standing
 from equipoise.experiment import build, checkpoint, config, folders, origin, records
 from equipoise.experiment.build import Problem
@@ -319,7 +319,8 @@ def finish(
         events=tuple(events),
     )
     records.write_record(folder / records.RESULT, outcome)
-    files.remove(folder / records.CHECKPOINT)  # with a result there is nothing to go on with
+    with suppress(FileError):
+        files.remove(folder / records.CHECKPOINT)  # with a result there is nothing to go on with
 
 
 def federation(this: Problem, algorithm: Algorithm, notes: tuple[str, ...]) -> records.Federation:
