@@ -7,7 +7,7 @@ import os
 import pytest
 
 from equipoise import files
-from equipoise.experiment import build, config, records, run
+from equipoise.experiment import build, config, folders, records, run
 from tests.searches import tiny
 
 
@@ -78,7 +78,7 @@ def config_of(tmp_path, monkeypatch):
 def kept(folder):
     """What a run is known by; times and the machine are not in it, and a finished one needs no checkpoint."""
     assert records.finished(folder)
-    aside = (records.ENVIRONMENT, records.CHECKPOINT)
+    aside = (records.ENVIRONMENT, records.CHECKPOINT, folders.LOCK)  # the last one free, if it could not be removed
     return {name: content for name, content in tiny.contents(folder).items() if name not in aside}
 
 

@@ -147,7 +147,7 @@ def predict(
         from equipoise import artifact
 
         where = _model_of(model)
-        same = [path for path in (file, where) if out is not None and out.exists() and out.samefile(path)]
+        same = out is not None and any(p.exists() and out.exists() and out.samefile(p) for p in (file, where))
         require(not same, f"{out} is what is read; give another --out")
         require(out is None or not out.is_dir(), f"{out} is a folder; give the name of a file")
         predicted = artifact.predict(where, file, separator=separator).write_csv()

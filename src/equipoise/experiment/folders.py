@@ -121,8 +121,11 @@ def old_run(folder: Path) -> bool:
 
 
 @contextmanager
-def writing(folder: Path, kind: Kind, *, overwrite: bool = False) -> Iterator[None]:
-    """`folder` as one to begin in, or (a plan's) to go on in; no other process writes it meanwhile."""
+def writing(folder: Path, kind: Kind, *, overwrite: bool = False, settings: str = "") -> Iterator[None]:
+    """`folder` as one to begin in, or (a plan's) to go on in; no other process writes it meanwhile.
+
+    `settings` is a digest of those of the run, for the marker.
+    """
     check(folder, kind, overwrite=overwrite)
     files.make_folder(folder)
     with files.locked(folder / LOCK, str(folder)):
@@ -135,20 +138,21 @@ def writing(folder: Path, kind: Kind, *, overwrite: bool = False) -> Iterator[No
             clear(folder)
         files.write_whole(
             folder / MARKER,
-            Marker(equipoise=equipoise.__version__, format=FORMAT, kind=kind).model_dump_json(indent=1) + "\n",
+            Marker(equipoise=equipoise.__version__, format=FORMAT, kind=kind, settings=settings).model_dump_json(indent=1)
+            + "\n",
         )
         yield
 
 
 @contextmanager
-def resuming(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
+def resuming(folder: Path, *, wait: float = 0.0) -> Iterator[Marker]:
     """`folder` as that of a run to go on with; no other process writes it meanwhile, or after `wait` seconds."""
-    check_begun(folder)
+    found = check_begun(folder)
     with files.locked(folder / LOCK, str(folder), wait=wait):
-        yield
+        yield found
 
 
-def check_begun(folder: Path) -> None:
+def check_begun(folder: Path) -> Marker:
     """A run was begun there, by a version whose runs this one can go on with."""
     found = marker(folder) if folder.is_dir() else None
     if found is None:
@@ -163,6 +167,7 @@ def check_begun(folder: Path) -> None:
         (folder / records.CONFIG).is_file(),
         f"{folder} has no {records.CONFIG}: it was stopped before it began; give the command that began it again",
     )
+    return found
 
 
 def clear(folder: Path) -> None:

@@ -81,6 +81,12 @@ def flat(config: Config) -> dict[str, str]:
     return out
 
 
+def digest_of_settings(config: Config) -> str:
+    """Of those that make a difference."""
+    told = {key: value for key, value in flat(config).items() if key not in ANYWAY}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
 def digests_of_silos(config: Config) -> dict[str, str]:
     """Of the files of `data.silos`, by name; nothing where the rows come from elsewhere."""
     if config.data.silos is None:

@@ -54,6 +54,7 @@ class Marker(Record):
     equipoise: str  # version that began it
     format: int
     kind: Kind
+    settings: str = ""  # a digest of those that a run was begun with
 
 
 class Row(Record):

@@ -51,7 +51,8 @@ def run(
     with ExitStack() as held:
 
         def begin() -> None:  # once the settings are known to make sense: a mistake leaves no folder behind
-            held.enter_context(folders.writing(folder, "run", overwrite=overwrite))
+            begun_with = origin.digest_of_settings(told)
+            held.enter_context(folders.writing(folder, "run", overwrite=overwrite, settings=begun_with))
             write_whole(folder / records.CONFIG, told.toml())
 
         return _go(told, folder, label, watch, problem, begin)
@@ -61,7 +62,7 @@ def resume(
     folder: Path, *, label: str | None = None, watch: Watch | None = None, problem: Problem | None = None
 ) -> records.Run:
     """Goes on where the last checkpoint stands, bit for bit as if the run had never stopped."""
-    with folders.resuming(folder):
+    with folders.resuming(folder) as begun:
         require(not records.finished(folder), f"{folder} is finished; there is nothing to resume")
         require(
             not (folder / records.AGREEMENT).is_file(),
@@ -69,6 +70,12 @@ def resume(
             f"--out {folder}`",
         )
         told = config.parse(config.read(folder / records.CONFIG), source=str(folder / records.CONFIG))
+        # With a checkpoint what was changed is said in detail, see `checkpoint.load`.
+        require(
+            (folder / records.CHECKPOINT).is_file() or begun.settings == origin.digest_of_settings(told),
+            f"{folder / records.CONFIG} is not what the run was begun with: it was changed or is damaged; restore it, or "
+            "begin anew with --overwrite",
+        )
         return _go(told, folder, label, watch, problem, lambda: None)
 
 

@@ -75,7 +75,7 @@ def begin_or_go_on(told: Config, folder: Path) -> None:
             "to replace it",
         )
         return
-    with folders.writing(folder, "run"):
+    with folders.writing(folder, "run", settings=origin.digest_of_settings(told)):
         write_whole(file, told.toml())
 
 
