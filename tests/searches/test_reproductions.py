@@ -15,7 +15,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from equipoise.cli import app
-from equipoise.experiment import config, plan, records, run
+from equipoise.experiment import config, plan, run
 from equipoise.report import sweeps
 from tests.searches import tiny
 
@@ -134,10 +134,8 @@ def test_numbers_that_agree_in_six_digits_are_runs_of_their_own(here):
     (cell,) = plan.finish(plan.sweep(told), here / "out")
     assert cell.tried == 2
     files = (here / "out").rglob("config.toml")
-    assert sorted(records.tomllib.loads(f.read_text())["algorithm"]["local_lr"] for f in files) == [
-        0.1234567,
-        0.1234568,
-    ]
+    rates = sorted(config.read(file)["algorithm"]["local_lr"] for file in files)
+    assert rates == [0.1234567, 0.1234568]
 
 
 def test_a_method_with_a_name_that_is_not_ascii_has_a_folder(here):
@@ -313,7 +311,7 @@ def test_a_damaged_config_is_one_sentence(here, content):
     done("run", "good.toml", "--out", "out")
     (here / "out" / "config.toml").write_bytes(content)
     (here / "out" / "result.json").unlink()
-    assert "config.toml" in said("resume", "out") or not content
+    assert "config.toml" in said("resume", "out")
 
 
 @pytest.mark.parametrize("content", [b"\xff\n", b"[]\n", b"{}\n", b'{"round": {"a": 1}}\n', b"null\n"])
@@ -384,6 +382,6 @@ def test_ctrl_c_while_the_libraries_are_loaded_ends_without_a_traceback():
                     break
             time.sleep(delay)
             child.send_signal(signal.SIGINT)
-            out, err = child.communicate(timeout=60)
+            _, err = child.communicate(timeout=60)
         assert "Traceback" not in err, err[-1500:]
         assert child.returncode in (0, 130)

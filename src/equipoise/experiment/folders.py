@@ -138,7 +138,9 @@ def writing(folder: Path, kind: Kind, *, overwrite: bool = False, settings: str 
             clear(folder)
         files.write_whole(
             folder / MARKER,
-            Marker(equipoise=equipoise.__version__, format=FORMAT, kind=kind, settings=settings).model_dump_json(indent=1)
+            Marker(equipoise=equipoise.__version__, format=FORMAT, kind=kind, settings=settings).model_dump_json(
+                indent=1
+            )
             + "\n",
         )
         yield
