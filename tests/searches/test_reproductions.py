@@ -219,7 +219,7 @@ def test_other_code_is_noticed(here, monkeypatch):
     from equipoise.experiment import origin
 
     stopped(here / "out", tiny.settings("silos"))
-    monkeypatch.setattr(origin, "code", lambda: "Equipoise 9.9")
+    monkeypatch.setattr(origin, "code", lambda config: "Equipoise 9.9")
     assert "the code was Equipoise 0.1.0 (" in said("resume", "out")
 
 

@@ -136,13 +136,8 @@ def writing(folder: Path, kind: Kind, *, overwrite: bool = False, settings: str 
             if (folder / records.CONFIG).is_file():  # another process may have come first
                 require(overwrite, f"{folder} was begun by another process meanwhile; give another --out")
             clear(folder)
-        files.write_whole(
-            folder / MARKER,
-            Marker(equipoise=equipoise.__version__, format=FORMAT, kind=kind, settings=settings).model_dump_json(
-                indent=1
-            )
-            + "\n",
-        )
+        mark = Marker(equipoise=equipoise.__version__, format=FORMAT, kind=kind, settings=settings)
+        records.write_record(folder / MARKER, mark)
         yield
 
 

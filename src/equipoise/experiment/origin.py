@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from equipoise.errors import FileError
 from equipoise.experiment.build import Problem
 from equipoise.experiment.config import Config
 from equipoise.experiment.records import Record
+from equipoise.extensions import is_reference
 
 SOURCE = Path(equipoise.__file__).parent
 # What changes nothing in the numbers; where the silo files are is not what is in them.
@@ -39,7 +41,7 @@ def of(config: Config, this: Problem) -> Origin:
         leaves = jax.tree.leaves((this.train, this.test, this.x))
         _data[this] = (digest_of_arrays(leaves), digests_of_silos(config))
     data, silo_files = _data[this]
-    return Origin(settings=flat(config), files=silo_files, data=data, code=code())
+    return Origin(settings=flat(config), files=silo_files, data=data, code=code(config))
 
 
 _data: WeakKeyDictionary[Problem, tuple[str, dict[str, str]]] = WeakKeyDictionary()  # runs of a plan share them
@@ -111,12 +113,21 @@ def digest_of_arrays(leaves: list[Any]) -> str:
     return found.hexdigest()
 
 
+def code(config: Config) -> str:
+    """Versions, and digests of the source of all that computes, code of the user's own included."""
+    told = [f"Equipoise {equipoise.__version__} ({_source()})", f"JAX {jax.__version__}"]
+    for name in (config.data.name, config.objective.name, config.algorithm.name):
+        if is_reference(name) and (found := sys.modules.get(name.partition(":")[0])) and found.__file__:
+            told.append(f"{name} ({hashlib.sha256(Path(found.__file__).read_bytes()).hexdigest()[:8]})")
+    return ", ".join(told)
+
+
 @cache
-def code() -> str:
-    """Versions, and a digest of the source of all that computes: what only shows results may change meanwhile."""
+def _source() -> str:
+    """What only shows results may change meanwhile."""
     found = hashlib.sha256()
     for path in sorted(SOURCE.rglob("*.py")):
         where = path.relative_to(SOURCE)
         if where.parts[0] not in ("cli", "report"):
             found.update(str(where).encode() + path.read_bytes())
-    return f"Equipoise {equipoise.__version__} ({found.hexdigest()[:8]}), JAX {jax.__version__}"
+    return found.hexdigest()[:8]

@@ -73,8 +73,8 @@ def resume(
         # With a checkpoint what was changed is said in detail, see `checkpoint.load`.
         require(
             (folder / records.CHECKPOINT).is_file() or begun.settings == origin.digest_of_settings(told),
-            f"{folder / records.CONFIG} is not what the run was begun with: it was changed or is damaged; restore it, or "
-            "begin anew with --overwrite",
+            f"{folder / records.CONFIG} is not what the run was begun with: it was changed or is damaged; restore it, "
+            "or begin anew with --overwrite",
         )
         return _go(told, folder, label, watch, problem, lambda: None)
 

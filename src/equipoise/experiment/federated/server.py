@@ -154,7 +154,7 @@ class Clerk:
     def __init__(self, told: Config, folder: Path, plan: Plan, federation: Federation, watch: Watch | None):
         self.told, self.folder, self.plan, self.federation = told, folder, plan, federation
         # The rows are at the sites, which know them by the digest of the agreement.
-        source = Origin(settings=origin.flat(told), files={}, data=plan.digest, code=origin.code())
+        source = Origin(settings=origin.flat(told), files={}, data=plan.digest, code=origin.code(told))
         self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, source, watch, self.look)
         self.dual = build.dual(told, plan.problem.n)
         self.mine = secrets.token_hex(8)
