@@ -1,5 +1,7 @@
 """Small federations and each algorithm as its record builds it, for the tests that run over all of them."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +44,7 @@ BOUND = ALGORITHMS["propfair"].example["bound"]  # PropFair's M
 EVERY = sorted(ALGORITHMS)
 
 
+@cache  # the same object for the same settings: its programs are compiled once for all tests
 def build(name: str, *, n: int = N, dim: int = DIM, batch: int | None = None, m: int | None = None) -> Algorithm:
     task = eq.tasks.ridge(dim, 0.1, batch)
     sample = eq.cohorts.everyone(n) if m is None else eq.cohorts.uniform(n, m)

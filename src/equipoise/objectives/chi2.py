@@ -46,7 +46,7 @@ def chi2_ball(n: int, radius: float) -> Dual:
     prox(v, step) = argmin_{lam in that set} |lam - v|^2, whatever the step. From radius (n - 1)/2 on the
     ball holds all of Delta. Equal losses are answered by equal weights.
     """
-    n, radius = clients(n), number("radius", radius)
+    n, radius = clients(n), number("radius", radius, traced=False)
     k = np.arange(1, n + 1)
     # What |lam - 1/n|^2 <= 2 radius/n leaves beyond equal weights on k clients; from 1 on it binds nobody.
     room = np.clip(2 * radius / n - (n - k) / (k * n), -1, 1)

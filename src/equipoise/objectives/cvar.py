@@ -20,7 +20,7 @@ def cvar(n: int, alpha: float) -> Dual:
     alpha <= 1/n is `agnostic`. In the best response clients that tie at the quantile share what the worse
     ones leave.
     """
-    n, alpha = clients(n), number("alpha", alpha)
+    n, alpha = clients(n), number("alpha", alpha, traced=False)
     require(alpha <= 1, f"alpha is {alpha}; give the fraction of clients to care for, above 0 and at most 1")
     cap = min(1.0, 1 / (alpha * n))
     fill = math.ceil(alpha * n)  # this many clients at the cap are enough, one fewer is not

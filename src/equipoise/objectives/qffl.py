@@ -20,7 +20,7 @@ def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
     prox(v, step) = argmin_{lam >= 0} psi(lam) + |lam - v|^2/(2 step). The best response is p_i f_i^q,
     and 0 for a loss below zero. What exceeds the largest float is answered by the largest float.
     """
-    n, q, weights = clients(n), number("q", q), reference(p, n)
+    n, q, weights = clients(n), number("q", q, traced=False), reference(p, n)
     logs = np.log(weights)
 
     def finite(x: Array) -> Array:
