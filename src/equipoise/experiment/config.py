@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, create_model, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic.errors import PydanticSchemaGenerationError
 
 from equipoise import algorithms, objectives
@@ -29,6 +38,8 @@ Auto = Literal["auto"]
 # JAX makes a key of the last 32 bits of a seed: two seeds that differ beyond them would give the same numbers.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]  # rounds and clients are counted in 32 bits
+# As `steps.tuned`; files of before say "auto".
+Tuned = Annotated[Literal["tuned"], BeforeValidator(lambda value: "tuned" if value == "auto" else value)]
 
 
 class Section(BaseModel):
@@ -129,7 +140,7 @@ WORDS = {
     "server_lr": "step size of the server",
     "cohort": "clients drawn in a round; default: everyone",
     "coin": "the chance of each client to take part, instead",
-    "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; auto: measured (linear models)",
+    "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; tuned: measured (linear models)",
 }
 AUTO_WORDS = {"mu": "auto: the model's l2"}
 
@@ -148,7 +159,7 @@ def algorithm_section(name: str) -> type[Section]:
     record = algorithms.named(name)
     fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=_first_line(record.factory)))}
     if record.takes_rule:
-        fields["rule"] = (Auto | Steps, Field("auto", description=WORDS["rule"]))
+        fields["rule"] = (Tuned | Steps, Field("tuned", description=WORDS["rule"]))
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
     fields["cohort"] = (int | None, Field(None, ge=1, description=WORDS["cohort"]))
     fields["coin"] = (float | None, Field(None, gt=0, le=1, description=WORDS["coin"]))
@@ -211,12 +222,15 @@ class Config(BaseModel):
         of = {"objective": objective_section, "algorithm": algorithm_section}[str(info.field_name)]
         return of(value["name"]).model_validate(value)
 
+    def used(self) -> dict[str, Any]:
+        """The settings that this run has a use for: owners' own files have no name of a data set and no partition."""
+        files = self.data.silos is not None or self.federation is not None
+        unused: Any = {"partition": True, "data": {"name", "data_dir", "download", "options"}} if files else {}
+        return self.model_dump(exclude_none=True, mode="json", exclude=unused)
+
     def toml(self) -> str:
         """A file that `read` makes the same configuration of."""
-        settings = self.model_dump(exclude_none=True, mode="json")
-        if self.data.silos is not None:
-            del settings["partition"]  # which silo files must not have
-        return tomli_w.dumps(settings)
+        return tomli_w.dumps(self.used())
 
 
 def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own_code: bool = True) -> Config:
@@ -271,7 +285,8 @@ def _check_together(source: str, config: Config, told: Mapping[str, Any]) -> Non
     divided = config.data.silos is not None or config.data.name == "synthetic"
     if config.data.silos is not None:
         require(
-            "partition" not in told, f"{source}: silo files are divided already; leave out [partition], or data.silos"
+            config.partition == Partition(),
+            f"{source}: silo files are divided already; leave out [partition], or data.silos",
         )
     require(
         not (config.data.name == "synthetic" and config.partition.kind == "natural"),

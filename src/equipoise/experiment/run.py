@@ -296,7 +296,7 @@ def finish(
     measure = evaluation.chosen(table, None)
     known = bool(np.isfinite(np.asarray(table.scores[measure])).any())
     if np.isfinite(np.asarray(x)).all():
-        metadata = {"config": told.model_dump(mode="json", exclude_none=True), "clients": list(this.names)}
+        metadata = {"config": told.used(), "clients": list(this.names)}
         artifact.save(
             folder / records.MODEL,
             this.artifact_vector(x),
