@@ -3,32 +3,44 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from equipoise import cores
-
-cores.use_all()  # before JAX starts its devices
-
-from equipoise import algorithms, cohorts, data, errors, fairness, metrics, objectives, steps, tasks  # noqa: E402
-from equipoise.engines import Result, debug, simulate  # noqa: E402
-
 if TYPE_CHECKING:
-    from equipoise import artifact, evaluation, experiment, models
+    from equipoise import (
+        algorithms,
+        artifact,
+        cohorts,
+        cores,
+        data,
+        errors,
+        evaluation,
+        experiment,
+        fairness,
+        metrics,
+        models,
+        objectives,
+        programs,
+        steps,
+        tasks,
+    )
+    from equipoise.engines import Result, debug, kernel, simulate
 
-LATER = ("artifact", "evaluation", "experiment", "models")  # with libraries that not everybody needs at once
-
+ENGINES = ("Result", "debug", "kernel", "simulate")
 __all__ = [
     "Result",
     "algorithms",
     "artifact",
     "cohorts",
+    "cores",
     "data",
     "debug",
     "errors",
     "evaluation",
     "experiment",
     "fairness",
+    "kernel",
     "metrics",
     "models",
     "objectives",
+    "programs",
     "simulate",
     "steps",
     "tasks",
@@ -37,6 +49,13 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name in LATER:
-        return importlib.import_module(f"equipoise.{name}")
-    raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
+    """Loaded when it is first asked for: what nobody asks for costs nothing, and Ctrl-C finds a command at once."""
+    if name not in __all__:
+        raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
+    if name in ENGINES:
+        return getattr(importlib.import_module("equipoise.engines"), name)
+    return importlib.import_module(f"equipoise.{name}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 
 from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos
-from equipoise.cli.plainly import in_sentences
+from equipoise.cli.plainly import Commands, in_sentences, say
 from equipoise.errors import InputError, require
 
-flower_app = typer.Typer(
+flower_app = Commands(
     name="flower",
     help="Sites on machines of their own: train one model over all of them; rows never leave a site.",
     no_args_is_help=True,
@@ -47,8 +47,9 @@ def keys(
 
         names = [name.strip() for name in sites.split(",") if name.strip()]
         require(names, "--sites names nobody; give names, such as --sites north,south")
+        require(1 <= days <= 36500, f"--days is {days}; give how long the certificates are valid, from 1 to 36500")
         made.make(folder, names, hosts=host or (), days=days)
-        _say(f"{folder}: for trials. The server needs all but sites/NAME; a site needs ca.crt and its own sites/NAME.")
+        say(f"{folder}: for trials. The server needs all but sites/NAME; a site needs ca.crt and its own sites/NAME.")
 
 
 @flower_app.command()
@@ -77,7 +78,7 @@ def server(
     with in_sentences(), _ended_in_order():
         _need_flower()
         from equipoise.cli.experiments import _settings, _show, _source
-        from equipoise.experiment import config, records, run
+        from equipoise.experiment import config, folders, records
         from equipoise.experiment.federated import agreement
         from equipoise.experiment.federated import keys as made
         from equipoise.experiment.federated.operations import ServerSettings, run_server
@@ -85,17 +86,18 @@ def server(
 
         told = config.parse(_settings(file, None, None, set_), source=_source(file))
         agreement.check(told)
-        folder = out or Path("runs") / told.name
+        folder = out or Path("runs") / folders.name(told.name)
         trust = None if insecure else keys
         require(
             trust is None or (trust / made.SERVER).is_file(),
             f"{keys} has no {made.SERVER}; `equipoise flower keys {keys} --sites ...` makes keys for trials",
         )
         if overwrite:
-            run.make_room(folder, overwrite=True)
+            with folders.writing(folder, "run", overwrite=True):
+                pass  # what an earlier run left is gone
         begin_or_go_on(told, folder)
         settings = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page)
-        run_server(told, folder, settings, _say)
+        run_server(told, folder, settings, say)
         _show([records.read(folder)], folder)
 
 
@@ -131,7 +133,7 @@ def site(
         home = folder or Path("flower-sites") / name
         rows = {"data": str(data.resolve())} if data else {"loader": str(loader), "path": str(Path.cwd())}
         run_site(
-            Site(name, home, node_config(name, home, rows), key), server, None if insecure else keys, _say, stock=stock
+            Site(name, home, node_config(name, home, rows), key), server, None if insecure else keys, say, stock=stock
         )
 
 
@@ -159,8 +161,8 @@ def local(
     with in_sentences(), _ended_in_order():
         _need_flower()
         from equipoise.cli.experiments import _settings, _show, _source
-        from equipoise.data.silos import site_files
-        from equipoise.experiment import config, records, run
+        from equipoise.data.silos import files as silo_files
+        from equipoise.experiment import config, folders, records
         from equipoise.experiment.federated import agreement
         from equipoise.experiment.federated.operations import ServerSettings, run_local
         from equipoise.experiment.federated.processes import free_port
@@ -173,7 +175,7 @@ def local(
         require(where is not None, "there are no files for the sites; give --silos, a folder with a file per site")
         assert where is not None
         data.pop("silos", None)
-        files = site_files(where)
+        files = {path.stem: path for path in silo_files(where)[0]}
         settings.setdefault("federation", {}).setdefault("sites", sorted(files))
         told = config.parse(settings, source=_source(file))
         agreement.check(told)
@@ -182,12 +184,13 @@ def local(
         files = files if isinstance(sites, int) else {name: files[name] for name in sites if name in files}
         missing = [] if isinstance(sites, int) else [name for name in sites if name not in files]
         require(not missing, f"{where} has no file for {', '.join(missing)}; it has {', '.join(sorted(files))}")
-        folder = out or Path("runs") / told.name
+        folder = out or Path("runs") / folders.name(told.name)
         if overwrite:
-            run.make_room(folder, overwrite=True)
+            with folders.writing(folder, "run", overwrite=True):
+                pass  # what an earlier run left is gone
         begin_or_go_on(told, folder)
         at = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
-        run_local(told, folder, files, at, _say, processes=len(files) if stock else processes)
+        run_local(told, folder, files, at, say, processes=len(files) if stock else processes)
         _show([records.read(folder)], folder)
 
 
@@ -210,9 +213,8 @@ def status(
         if json:
             print(found.model_dump_json(indent=1))
             return
-        console = Console()
-        console.print(statuses.told(found, where), highlight=False, soft_wrap=True, markup=False)
-        console.print(statuses.table(found))
+        say(statuses.told(found, where))
+        Console().print(statuses.table(found))
 
 
 def _need_flower() -> None:
@@ -233,7 +235,3 @@ def _ended_in_order() -> Iterator[None]:
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
-
-
-def _say(text: Any) -> None:
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)

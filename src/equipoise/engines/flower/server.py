@@ -25,16 +25,15 @@ from equipoise.engines.flower.envelope import NAME, START, Address, address, mar
 from equipoise.engines.flower.events import GivenUp, Ledger, Outcome, Traffic, What
 from equipoise.engines.flower.federation import Delivery, Federation, Limit, why_not
 from equipoise.engines.flower.plan import ExchangeSpec, Plan, fingerprint, plan
-from equipoise.engines.flower.summation import Summation, plain_sum
 from equipoise.engines.flower.wire import Refusal, check_values, framing, pack, refuse_unless, unpack
+from equipoise.engines.fold import Collected
 from equipoise.engines.simulator import Progress, Result, Tally
+from equipoise.engines.summation import Summation
 from equipoise.errors import Stopped, require
 from equipoise.protocol import (
     Algorithm,
-    Cohort,
     Data,
     RandomKey,
-    Replies,
     Reply,
     Server,
     Vector,
@@ -102,7 +101,7 @@ class Setup(NamedTuple):
     digest: str
     demands: Demands
     timeouts: Mapping[str, float]
-    summation: Summation
+    summation: Summation | None
     note_under: int | None
 
 
@@ -161,7 +160,7 @@ def serve(
         record: what to keep of the server after every round; comes back as `result.history`.
         demands: when a round counts.
         timeouts: seconds for the replies of an exchange, by its name; `federation.patience.exchange` for others.
-        summation: how totals become a sum; `plain_sum()` unless given.
+        summation: how totals become a sum; the plain one unless given.
         progress: called after every round with (rounds done, rounds in all, the last record).
         pause: called after every `every` rounds and after the last with the outcome so far: for checkpoints. A run
             can be resumed from the newest of them only, for sites remember no further back.
@@ -181,9 +180,7 @@ def serve(
     _, specs, steps, digest = prepared or prepare(algorithm, x, shard, config)
     demands = demands or Demands()
     require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
-    setup = Setup(
-        federation, specs, steps, key, part, run, digest, demands, timeouts or {}, summation or plain_sum(), note_under
-    )
+    setup = Setup(federation, specs, steps, key, part, run, digest, demands, timeouts or {}, summation, note_under)
     keep = jax.jit(record) if record else lambda server: ()
 
     past, done, before, old = (*resume.result[2:4], resume.result.seconds, resume.ledger.events) if resume else BLANK
@@ -367,26 +364,6 @@ def accepted(delivery: Delivery, like: Reply) -> Reply:
     reply = unpack(delivery.content["reply"], like)
     check_values(reply)
     return reply
-
-
-class Collected:
-    """What the algorithm may see of the replies so far: the sum of `total`, the rows of `each`, who answered."""
-
-    def __init__(self, like: Reply, cohort: Cohort, summation: Summation):
-        self.cohort, self.summation = cohort, summation
-        self.slots: list[int] = []  # of those that answered
-        self.each = jax.tree.map(lambda s: np.zeros((len(cohort.ids), *s.shape), s.dtype), like.each)
-        self.total = summation.start(like.total)
-
-    def add(self, slot: int, reply: Reply) -> None:
-        self.slots.append(slot)
-        self.total = self.summation.add(self.total, reply.total)
-        for rows, row in zip(jax.tree.leaves(self.each), jax.tree.leaves(reply.each), strict=True):
-            rows[slot] = row
-
-    def folded(self) -> Replies:
-        present = np.isin(np.arange(len(self.cohort.ids)), self.slots)
-        return Replies(self.summation.finish(self.total), self.each, Cohort(np.asarray(self.cohort.ids), present))
 
 
 class Count:

@@ -19,16 +19,17 @@ from equipoise.data.statistics import Statistics
 from equipoise.engines import flower
 from equipoise.engines.flower import Demands, Federation, GivenUp, Outcome, Patience, Prepared
 from equipoise.engines.simulator import Result
-from equipoise.errors import InputError, Stopped, require
-from equipoise.experiment import build, checkpoint, config, records, run
+from equipoise.errors import InputError, require
+from equipoise.experiment import build, checkpoint, config, folders, origin, records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.federated import agreement, sentences
 from equipoise.experiment.federated.agreement import Agreement, Plan
 from equipoise.experiment.federated.scoring import Rows, scoring
 from equipoise.experiment.federated.site import SiteStatistics, settings
 from equipoise.experiment.federated.status import StatusWriter
+from equipoise.experiment.origin import Origin
 from equipoise.experiment.run import Scribe, Seen, Watch
-from equipoise.files import write_whole
+from equipoise.files import remove, write_whole
 from equipoise.metrics import gap_bound
 from equipoise.protocol import Vector
 
@@ -54,9 +55,10 @@ def run_federation(
     of = told.federation
     assert of is not None
     names = () if isinstance(of.sites, int) else tuple(of.sites)
+    remove(folder / OWNER)  # a server that Flower left running stops when it sees that the folder is no longer its own
     status, state = StatusWriter(folder, told.name, names, told.run.rounds), "stopped"
     try:
-        with build.precision(told):
+        with folders.resuming(folder, wait=of.exchange), build.precision(told):
             known = _known(folder)
             federation = gathered(told, known, grid, status, stock)
             agreed = renewed(folder, federation, known) if known else settled(told, federation)
@@ -64,7 +66,7 @@ def run_federation(
             plan = agreement.plan(told, agreed)
             federation.ask("prepare", "train judge", everyone=False)
             about = run.federation(plan.problem, plan.algorithm, plan.notes)
-            records.write_record(folder / records.ENVIRONMENT, run.environment(told))
+            records.write_record(folder / records.ENVIRONMENT, run.environment(told, {}))
             records.write_record(folder / records.FEDERATION, about)
             writer = FederatedRun(told, folder, plan, federation, watch)
             outcome = writer.train(agreed.run)
@@ -79,15 +81,17 @@ def run_federation(
 
 def begin_or_go_on(told: Config, folder: Path) -> None:
     file = folder / records.CONFIG
-    if file.is_file() and not records.finished(folder):
+    if folders.marker(folder) is not None and file.is_file() and not records.finished(folder):
         there = config.parse(config.read(file), source=str(file))
+        changed = list(origin.of_settings(origin.flat(there), origin.flat(told)))
         require(
-            there == told, f"{folder} holds a run with other settings; give another --out, or --overwrite to replace it"
+            not changed,
+            f"{folder} holds a run with other settings ({'; '.join(changed[:3])}); give another --out, or --overwrite "
+            "to replace it",
         )
         return
-    run.make_room(folder, overwrite=False)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(file, told.toml())
+    with folders.writing(folder, "run", settings=origin.digest_of_settings(told)):
+        write_whole(file, told.toml())
 
 
 def _known(folder: Path) -> Agreement | None:
@@ -169,7 +173,9 @@ class FederatedRun:
 
     def __init__(self, told: Config, folder: Path, plan: Plan, federation: Federation, watch: Watch | None):
         self.told, self.folder, self.plan, self.federation = told, folder, plan, federation
-        self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, watch, self.evaluated)
+        # The rows are at the sites, which know them by the digest of the agreement.
+        source = Origin(settings=origin.flat(told), files={}, data=plan.digest, code=origin.code(told))
+        self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, source, watch, self.evaluated)
         self.dual = build.dual(told, plan.problem.n)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
@@ -198,25 +204,21 @@ class FederatedRun:
                 resume=start,
             )
         except GivenUp as up:
-            self.save(up.outcome)
-            raise
-        except Stopped as stop:
-            self.save(stop.result)
+            self.wait()
+            self.save(up.outcome)  # with what led to it
             raise
         finally:
             self.scribe.close()
 
     def start(self) -> Outcome | None:
-        path, history = self.folder / records.CHECKPOINT, self.folder / records.HISTORY
+        path = self.folder / records.CHECKPOINT
         if not path.is_file():
             self.evaluate(0, self.scribe.begin)
             return None
-        result, more = checkpoint.load_server(path, self.plan.algorithm, self.plan.problem.x)
-        rows = records.cut_rows(history, result.rounds)
-        outcome = Outcome(result._replace(history=()), flower.ledger(more))
-        if not rows:  # stopped while the first model was evaluated
-            self.evaluate(0, self.scribe.begin)
-        if self.due(result.rounds) and all(row.round != result.rounds for row in rows):
+        saved = checkpoint.load_server(path, self.plan.algorithm, self.plan.problem.x, self.scribe.source)
+        result = self.scribe.restore(saved).result
+        outcome = Outcome(result._replace(history=()), flower.ledger(saved.more))
+        if self.due(result.rounds):  # its row follows the checkpoint, so it is written anew
             self.record(outcome)
         return outcome
 
@@ -226,11 +228,11 @@ class FederatedRun:
     def pause(self, outcome: Outcome) -> None:
         self.check_owner()
         self.wait()  # a checkpoint counts on the rows of the rounds before it
+        self.save(outcome)
         if self.due(outcome.rounds):
             self.record(outcome)
         if outcome.rounds == self.told.run.rounds:
             self.wait()
-        self.save(outcome)
 
     def record(self, outcome: Outcome) -> None:
         traffic = outcome.ledger.traffic
@@ -263,7 +265,7 @@ class FederatedRun:
 
     def save(self, outcome: Outcome) -> None:
         self.check_owner()
-        checkpoint.save(self.folder / records.CHECKPOINT, self.timed(outcome.result), outcome.ledger.told())
+        self.scribe.save(self.timed(outcome.result), outcome.ledger.told())
 
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=max(result.seconds - self.aside, 0.0))

@@ -18,9 +18,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise.errors import InputError, require
-from equipoise.experiment.records import Record
+from equipoise.experiment.records import LOG, STATUS, Record
 
-LOG, STATUS = "log.jsonl", "status.json"
 FRESH = 0.25  # seconds between two writes of the status, unless something happened
 RECENT = 50  # exchanges of which means are taken
 GONE = ("late", "absent", "failed", "refused")
