@@ -167,8 +167,8 @@ def test_a_huge_loss_passes_the_checks_and_is_bounded_by_the_defences(tmp_path):
     like = replies(scaffpd(dual))["collect"]
 
     def huge(record):
-        _, c_i = unpack(record, like).each
-        return pack(like._replace(each=(np.float64(1e30), c_i)))
+        reply = unpack(record, like)
+        return pack(reply._replace(each=reply.each._replace(loss=np.float64(1e30))))
 
     fault = only("b", rounds=range(ROUNDS), exchange="collect")(sent(huge))
     with pytest.warns(FederationWarning, match="'b' has 100% of the weight"):
