@@ -174,7 +174,7 @@ def test_whatever_sites_and_servers_do_the_run_ends_and_says_so(federation):
         "is not finite (round 1, improve)",
         "[17]) (round 2, collect)",
         "'south' sent a reply that was left out: the array",
-        "'east' failed: OSError; the log of 'east' says more (round 3, collect)",
+        "'east' failed: FileError; the log of 'east' says more (round 3, collect)",
         f"'south' did not answer in time: no reply within {DEADLINE:g} s (round 5, collect",
         "'south' came back",
         "'south' has 50% of the weight",

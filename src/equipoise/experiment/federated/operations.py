@@ -101,6 +101,9 @@ def _one_link(
                     return False
             with suppress(subprocess.TimeoutExpired):
                 started.wait(LAST_WORDS)
+        if not records.finished(folder):
+            with suppress(subprocess.TimeoutExpired):  # what ended first is not what is noticed first
+                child.wait(2 * LAST_WORDS)
         if child.poll() is None:
             ending()
             return True
