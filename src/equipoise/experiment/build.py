@@ -21,7 +21,7 @@ from equipoise.errors import InputError, require
 from equipoise.experiment.config import Config, Steps
 from equipoise.models import Model
 from equipoise.objectives import Dual
-from equipoise.protocol import Algorithm, Vector
+from equipoise.protocol import Algorithm, Vector, wire
 from equipoise.tasks import Task
 
 
@@ -311,6 +311,10 @@ def method(config: Config, this: Problem) -> tuple[Algorithm, tuple[str, ...]]:
     )
     if config.federation and config.federation.clip is not None:
         algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
+    if config.federation and config.federation.compress is not None:
+        prepared = jax.eval_shape(lambda: algorithm.prepare(this.train.client(0)))
+        crossing = wire(algorithm, this.x, prepared)
+        algorithm = algorithms.compress_replies(algorithm, crossing, dtype=config.federation.compress)
     return algorithm, tuple(notes)
 
 

@@ -134,6 +134,9 @@ class Federation(Section):
     tries: int = Field(3, ge=1, description="times that a round is tried; then the run stops, to be resumed")
     heavy: float = Field(0.8, gt=0, le=1, description="share of the weight from which on a site is named in a warning")
     cap: float | None = Field(None, gt=0, le=1, description="most weight that a site can have")
+    compress: Literal["float32", "bfloat16"] | None = Field(
+        None, description="gradients go up as differences of this type; the limit stays the same"
+    )
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
 
 

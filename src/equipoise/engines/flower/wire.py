@@ -5,10 +5,12 @@ type and shape beforehand, from the algorithm's own functions, and takes nothing
 how its bytes are read, and nothing is ever unpickled.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
 from flwr.app.message.arraychunk import ArrayChunk
@@ -40,8 +42,13 @@ def pack(tree: PyTree) -> ArrayRecord:
     record = ArrayRecord()
     for name, leaf in named(tree):
         a = np.asarray(leaf)
-        record[name] = Array(str(a.dtype), a.shape, RAW, a.astype(a.dtype.newbyteorder("<")).tobytes())
+        record[name] = Array(str(a.dtype), a.shape, RAW, little(a).tobytes())
     return record
+
+
+def little(a: np.ndarray) -> np.ndarray:
+    """The same bytes in the little-endian order; its own inverse."""
+    return a if sys.byteorder == "little" else a.byteswap()
 
 
 def unpack(record: Any, like: PyTree) -> PyTree[np.ndarray]:
@@ -62,7 +69,7 @@ def read(name: str, array: Array, want: Any) -> np.ndarray:
     )
     size = want.size * dtype.itemsize
     refuse_unless(len(array.data) == size, f"the array {name!r} has {len(array.data)} bytes instead of {size}")
-    a = np.frombuffer(array.data, dtype.newbyteorder("<")).reshape(want.shape)
+    a = little(np.frombuffer(array.data, dtype)).reshape(want.shape)
     if dtype.kind == "b":  # any byte would pass for one
         refuse_unless((a.view(np.uint8) <= 1).all(), f"the array {name!r} has bytes that are neither true nor false")
     return a.astype(dtype)
@@ -71,9 +78,9 @@ def read(name: str, array: Array, want: Any) -> np.ndarray:
 def check_values(tree: PyTree[np.ndarray]) -> None:
     """A Refusal unless every number is finite and its square is too, so that no sum or norm of replies overflows."""
     for name, a in named(tree):
-        if np.issubdtype(a.dtype, np.inexact):
+        if jnp.issubdtype(a.dtype, jnp.inexact):
             refuse_unless(np.isfinite(a).all(), f"the array {name!r} is not finite")
-            most = float(np.sqrt(np.finfo(a.dtype).max))
+            most = float(np.sqrt(float(jnp.finfo(a.dtype).max)))
             refuse_unless(not a.size or np.abs(a).max() <= most, f"the array {name!r} has numbers beyond {most:.0e}")
 
 
