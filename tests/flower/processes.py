@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[2]
+PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 
 
 class Command:
@@ -21,7 +22,7 @@ class Command:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "equipoise", "flower", *map(str, words)],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **(env or {})},
+                env={**os.environ, "PYTHONPATH": PATH, "COLUMNS": "200", **(env or {})},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -18,7 +18,7 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.federated import keys as made
 from equipoise.experiment.federated import launch, worker
 from equipoise.experiment.federated.page import live_page
-from equipoise.experiment.federated.processes import await_port, keep_running, owned, process
+from equipoise.experiment.federated.processes import await_port, is_free, keep_running, owned, process
 from equipoise.experiment.federated.worker import SiteWork, Work
 
 Say = Callable[[str], None]
@@ -53,6 +53,10 @@ def run_server(
     """
     state, why = settings.state, "asked for" if settings.stock else why_not_warm()
     state.mkdir(parents=True, exist_ok=True)
+    require(
+        is_free(settings.local, settings.port),
+        f"somebody listens on {settings.local}:{settings.port} already; stop it, or give another --port",
+    )
     say(f"SuperLink: {f'Flower alone ({why})' if why else 'holds pulls, state in memory'}")
     home = launch.connection(state / "home", f"{settings.local}:{settings.port}", settings.keys)
     app = launch.app(state / "app", told, folder, client=settings.client or launch.CLIENT, stock=settings.stock)
@@ -143,8 +147,8 @@ def register(settings: ServerSettings, more: Mapping[str, str], why: str, say: S
         try:
             client.RegisterNode(internals.RegisterNodeRequest(public_key=key))
         except httpx.HTTPStatusError as error:
-            if error.response.status_code != httpx.codes.CONFLICT:
-                said = error.response.text[-300:]
+            said = error.response.text[-300:]
+            if "already in use" not in said:
                 raise EquipoiseError(f"{path} could not be registered: {said}") from error
     client.close()
     say(f"registered {len(public)} keys")

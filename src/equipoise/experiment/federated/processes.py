@@ -76,6 +76,13 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def is_free(host: str, port: int) -> bool:
+    """Whether nobody listens there."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, port)) != 0
+
+
 def await_port(child: subprocess.Popen, host: str, port: int, patience: float = 120.0) -> None:
     """Returns when somebody listens there."""
     end = time.monotonic() + patience
