@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from tests.problems import BUILDS, DIM, N, start, unequal
+from tests.problems import DIM, N, assemble, start, unequal
 
 ARGUMENTS = {"chi2": [0.1], "chi2_ball": [0.5], "cvar": [0.3], "kl": [0.5], "tv": [0.3], "qffl": [1.0], "agnostic": []}
 ARGUMENTS |= {"propfair": [50.0]}
@@ -22,10 +22,12 @@ def unreliable(share):
 
 
 @pytest.mark.parametrize("name", ROBUST)
-@pytest.mark.parametrize("kind", sorted(eq.objectives.DUALS))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in sorted(eq.objectives.DUALS)]
+)
 def test_stays_finite_and_on_its_set(kind, name):
     dual = eq.objectives.DUALS[kind](N, *ARGUMENTS[kind])
-    algorithm = BUILDS[name](eq.tasks.ridge(DIM, 0.1), dual, eq.cohorts.uniform(N, 2))
+    algorithm = assemble(name, eq.tasks.ridge(DIM, 0.1), dual, eq.cohorts.uniform(N, 2))
 
     def record(server):
         return algorithm.model(server), algorithm.weights(server)

@@ -132,8 +132,9 @@ def scaffpd_ls(
     )
     for name, value in (("steps", steps), ("local_lr", local_lr), ("mu", mu), ("tau", tau)):
         positive(name, value)
-    kept = 1 - local_lr * mu
-    mu = (1 - (max(kept, 0) if known(kept) else jnp.maximum(kept, 0)) ** steps) / (steps * local_lr)
+    left: Any = 1 - local_lr * mu
+    larger: Any = max if known(left) else jnp.maximum
+    mu = (1 - larger(left, 0) ** steps) / (steps * local_lr)
     mu_lam = dual.modulus
     limit = math.inf if known(mu_lam) and mu_lam == 0 else mu / mu_lam
 
