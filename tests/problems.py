@@ -1,4 +1,4 @@
-"""Small federations and one way to build each algorithm, for the tests that run over all of them."""
+"""Small federations and each algorithm as its record builds it, for the tests that run over all of them."""
 
 from functools import cache
 from typing import Any
@@ -41,61 +41,21 @@ def start(dim: int = DIM, dtype: type = np.float64) -> jax.Array:
     return jnp.asarray(np.linspace(-1, 1, dim).astype(dtype))
 
 
+RULE = ALGORITHMS["scaffpd"].example["rule"]
+LOCAL = dict(ALGORITHMS["fedavg"].example)
+BOUND = ALGORITHMS["propfair"].example["bound"]  # PropFair's M
 KEY = jax.random.key(3)
-LOCAL = {"steps": 5, "local_lr": 0.02}
-BOUND = 8.0  # PropFair's M
-
-
-def settings(scale: Any = 1.0) -> dict[str, dict[str, Any]]:
-    """Each algorithm's numbers, all step sizes times `scale`, which may be traced."""
-    local = {"steps": 5, "local_lr": 0.02 * scale}
-    rule = {"rule": eq.steps.constant(tau=0.1 * scale, sigma=0.5 * scale, theta=0.7)}
-    return {
-        "fedavg": local,
-        "sgd": {"lr": 0.1 * scale},
-        "fedprox": {"mu": 0.5 * scale, **local},
-        "scaffold": local,
-        "qfedsgd": {"q": 1.5 * scale, "lr": 0.1 * scale},
-        "qfedavg": {"q": 1.5 * scale, **local},
-        "term": {"t": 0.5 * scale, **local},
-        "propfair": {"bound": BOUND * scale, **local},
-        "delta_fl": {"theta": 0.5 * scale, **local},
-        "afl": {**local, "dual_lr": 0.05 * scale},
-        "agnostic_fedavg": {**local, "dual_lr": 0.1 * scale},
-        "drfa": {**local, "dual_lr": 0.01 * scale},
-        "drfa_alternative": {**local, "dual_lr": 0.05 * scale},
-        "scaffpd": {**rule, **local},
-        "scaffpd_secure": {**rule, **local},
-        "scaffpd_ls": {**local, "mu": 0.1 * scale, "tau": 0.01 * scale},
-        "scaffpd_partial": {**rule, **local},
-    }
-
-
-assert settings().keys() == ALGORITHMS.keys(), "every algorithm is built here, so that the laws run over it"
 EVERY = sorted(ALGORITHMS)
 each_algorithm = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in EVERY]
 )
-ALL_CLIENTS = ("scaffpd", "scaffpd_secure", "scaffpd_ls")
-DRAWN_BY_WEIGHT = ("drfa", "drfa_alternative")
-WITH_A_DUAL = (*ALL_CLIENTS, *DRAWN_BY_WEIGHT, "afl", "scaffpd_partial")
-
-
-def assemble(name: str, task: Any, dual: Any, sample: Any, scale: Any = 1.0) -> Algorithm:
-    """The algorithm for a task, a dual and (where it may choose) a sample."""
-    if name in ALL_CLIENTS:
-        sample = eq.cohorts.everyone(dual.n)
-    elif name in DRAWN_BY_WEIGHT and sample.m < dual.n:
-        sample = eq.cohorts.by_weight(sample.m)
-    parts = (dual, sample) if name in WITH_A_DUAL else (sample,)
-    return ALGORITHMS[name](task, *parts, **settings(scale)[name])
 
 
 @cache  # the same object for the same settings: its programs are compiled once for all tests
 def build(name: str, *, n: int = N, dim: int = DIM, batch: int | None = None, m: int | None = None) -> Algorithm:
     task = eq.tasks.ridge(dim, 0.1, batch)
     sample = eq.cohorts.everyone(n) if m is None else eq.cohorts.uniform(n, m)
-    return assemble(name, task, eq.objectives.chi2(n, 0.1), sample)
+    return ALGORITHMS[name].build_example(task, eq.objectives.chi2(n, 0.1), sample)
 
 
 def everything(server: Any) -> Any:

@@ -1,9 +1,8 @@
 """From settings to the objects that they name: a federation, a task, an objective, an algorithm."""
 
-import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -122,7 +121,7 @@ def of_encoding(
 def _synthetic(config: Config) -> Problem:
     n, told = config.partition.clients, config.data.options
     try:
-        train = synthetic.regression(n=n, key=jax.random.key(_division_seed(config)), **told)
+        train = synthetic.regression(n=n, key=jax.random.key(division_seed(config)), **told)
     except TypeError as error:
         known = "dim, samples, scale, shift"
         raise InputError(f"data.options does not fit synthetic data ({error}); known: {known}") from None
@@ -155,7 +154,7 @@ def _quadratics(config: Config) -> Problem:
 
 
 def _of_dataset(config: Config) -> Problem:
-    told, how, key = config.data, config.partition, _division_seed(config)
+    told, how, key = config.data, config.partition, division_seed(config)
     named_file = told.name.endswith(".npz")
     require(not (named_file and told.options), "data.options are for data sets with a name, not for a .npz file")
     dataset = (
@@ -165,12 +164,7 @@ def _of_dataset(config: Config) -> Problem:
     )
     if config.model.name in ("linear", "mlp"):
         dataset = dataset.flat()
-    test_parts = None
-    if how.kind == "natural":
-        divided, tests = federation.natural(dataset, min_size=how.min_size)
-        test_parts = None if tests is None else tests.parts
-    else:
-        divided = _divided(config, dataset, key)
+    divided, test_parts = divide(config, dataset)
     train, test = federation.pools(
         dataset, divided.parts, key=key, test=told.test, test_parts=test_parts, thin=how.thin
     )
@@ -185,20 +179,26 @@ def _of_dataset(config: Config) -> Problem:
     return _problem(config, what, names, train, test, dataset.classes, shape, _encoding_of(dataset), ())
 
 
-def _divided(config: Config, dataset: Dataset, key: int) -> partition.Partition:
-    how, labels = config.partition, dataset.labels
-    ways: dict[str, Callable[[], partition.Partition]] = {
-        "iid": lambda: partition.iid(labels, how.clients, key),
-        "dirichlet": lambda: partition.dirichlet(labels, how.clients, how.alpha, key, min_size=how.min_size),
-        "similarity": lambda: partition.similarity(labels, how.clients, 100 * how.similarity, key),
-        "k_classes": lambda: partition.k_classes(labels, how.clients, how.classes, key),
-        "one_class": lambda: partition.one_class(labels, how.clients, key),
-        "quantity": lambda: partition.quantity(labels, how.clients, how.alpha, key, min_size=how.min_size),
-    }
-    return ways[how.kind]()
+def divide(config: Config, dataset: Dataset) -> tuple[partition.Partition, partition.Parts | None]:
+    """The rows of every client, and those of the official test set where its owners are known."""
+    how = config.partition
+    if how.kind == "natural":
+        divided, tests = federation.natural(dataset, min_size=how.min_size)
+        return divided, None if tests is None else tests.parts
+    divided = partition.divide(
+        dataset.labels,
+        how.kind,
+        how.clients,
+        division_seed(config),
+        alpha=how.alpha,
+        share=how.similarity,
+        classes=how.classes,
+        min_size=how.min_size,
+    )
+    return divided, None
 
 
-def _division_seed(config: Config) -> int:
+def division_seed(config: Config) -> int:
     return config.run.seed if config.partition.seed is None else config.partition.seed
 
 
@@ -268,11 +268,12 @@ def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> 
 
 
 def dual(config: Config, n: int) -> Dual:
-    told = config.objective.model_dump()
-    name = told.pop("name")
-    factory: Any = objectives.DUALS.get(name)
-    # Equal weights are the only ones of CVaR at 1.
-    psi: Dual = objectives.cvar(n, 1.0) if name == "average" else factory(n, **told)
+    settings = config.objective.model_dump(exclude_none=True)
+    psi = objectives.named(settings.pop("name"))(n, **settings)
+    require(
+        isinstance(psi, Dual),
+        f"objective.name is '{config.objective.name}', which makes no Dual; see docs/experiments.md",
+    )
     cap = config.federation.cap if config.federation else None
     return psi if cap is None else objectives.cap_weights(psi, cap)
 
@@ -280,12 +281,12 @@ def dual(config: Config, n: int) -> Dual:
 def method(config: Config, this: Problem) -> tuple[Algorithm, tuple[str, ...]]:
     """The algorithm on the problem, and what was measured instead of chosen."""
     told = {name: value for name, value in config.algorithm if value is not None}
-    name, cohort, coin = told.pop("name"), told.pop("cohort", None), told.pop("coin", None)
+    record, cohort, coin = algorithms.named(told.pop("name")), told.pop("cohort", None), told.pop("coin", None)
     psi, notes = dual(config, this.n), []
-    sample = _sample(name, this.n, cohort, coin)
+    sample = _sample(record, this.n, cohort, coin)
     rule = told.pop("rule", None)
-    if rule == "auto":
-        _must_be_convex(this, "algorithm.rule", "{ tau = .., sigma = .., theta = .. }")
+    if rule == "tuned":
+        _must_be_convex(this, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }")
         share = 1.0 if cohort is None else cohort / this.n
         found = steps.tuned(this.task, this.train, this.x, psi, steps=told["steps"], mu=this.l2, share=share)
         rule = found.rule
@@ -295,7 +296,7 @@ def method(config: Config, this: Problem) -> tuple[Algorithm, tuple[str, ...]]:
             notes.append(f"local_lr was measured: {told['local_lr']:.4g}")
     for key in ("local_lr", "lr"):
         if told.get(key) == "auto":
-            _must_be_convex(this, f"algorithm.{key}", "a number")
+            _must_be_convex(this, f"algorithm.{key} is 'auto'", "a number")
             told[key] = 1 / this.smoothness
             notes.append(f"{key} was measured: 1/L = {told[key]:.4g}")
     if isinstance(rule, Steps):
@@ -303,31 +304,29 @@ def method(config: Config, this: Problem) -> tuple[Algorithm, tuple[str, ...]]:
         rule = steps.constant(tau=tau, sigma=rule.sigma, theta=rule.theta)
     if told.get("mu") == "auto":
         told["mu"] = this.l2
-    factory: Any = algorithms.named(name)
-    needs = [part for key, part in (("dual", psi), ("sample", sample), ("rule", rule)) if key in _arguments(name)]
-    algorithm = factory(this.task, *needs, **told)
+    algorithm = record.build(this.task, psi, sample, rule, **told)
+    require(
+        isinstance(algorithm, Algorithm),
+        f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
+    )
     if config.federation and config.federation.clip is not None:
         algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
     return algorithm, tuple(notes)
 
 
-def _arguments(name: str) -> set[str]:
-    return set(inspect.signature(algorithms.named(name)).parameters)
-
-
-def _sample(name: str, n: int, cohort: int | None, coin: float | None) -> cohorts.Sample:
+def _sample(record: algorithms.Record, n: int, cohort: int | None, coin: float | None) -> cohorts.Sample:
     if coin is not None:
         return cohorts.coin(n, coin)
     if cohort is None:
         return cohorts.everyone(n)
     require(cohort <= n, f"algorithm.cohort is {cohort} of {n} clients; give at most {n}")
-    return cohorts.by_weight(cohort) if name.startswith("drfa") else cohorts.uniform(n, cohort)
+    return cohorts.by_weight(cohort) if record.cohorts == "by_weight" else cohorts.uniform(n, cohort)
 
 
-def _must_be_convex(this: Problem, key: str, instead: str) -> None:
+def _must_be_convex(this: Problem, given: str, instead: str) -> None:
     require(
         this.convex,
-        f"{key} is 'auto', which is measured for linear models only, and this is a {this.model.name}; give {instead}",
+        f"{given}, which is measured for linear models only, and this is a {this.model.name}; give {instead}",
     )
 
 

@@ -8,19 +8,38 @@ import inspect
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, create_model, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
+from pydantic.errors import PydanticSchemaGenerationError
 
+from equipoise import algorithms, objectives
 from equipoise.algorithms import ALGORITHMS
+from equipoise.data.silos import SEPARATOR, is_separator
 from equipoise.errors import InputError, require
-from equipoise.experiment import mistakes
+from equipoise.experiment import mistakes, records
+from equipoise.extensions import is_reference
 from equipoise.objectives import DUALS
 
 Auto = Literal["auto"]
+# JAX makes a key of the last 32 bits of a seed: two seeds that differ beyond them would give the same numbers.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]  # rounds and clients are counted in 32 bits
+# As `steps.tuned`; files of before say "auto".
+Tuned = Annotated[Literal["tuned"], BeforeValidator(lambda value: "tuned" if value == "auto" else value)]
 
 
 class Section(BaseModel):
@@ -44,6 +63,13 @@ class Data(Section):
     download: bool = Field(False, description="fetch the data set if it is not there")
     options: dict[str, Any] = Field({}, description="arguments of the data set's own loader, such as window = 80")
 
+    @field_validator("separator")
+    @classmethod
+    def _single(cls, value: str) -> str:
+        if not is_separator(value):
+            raise ValueError(SEPARATOR)
+        return value
+
 
 class Partition(Section):
     """How a data set is divided among clients; silo files and 'natural' owners are divided already."""
@@ -51,7 +77,7 @@ class Partition(Section):
     kind: Literal["iid", "dirichlet", "similarity", "k_classes", "one_class", "quantity", "natural"] = Field(
         "dirichlet", description="iid, dirichlet, similarity, k_classes, one_class, quantity, natural"
     )
-    clients: int = Field(10, ge=1, description="how many")
+    clients: Count = Field(10, description="how many")
     alpha: float = Field(0.3, gt=0, description="dirichlet, quantity: small is uneven")
     similarity: float = Field(0.0, ge=0, le=1, description="similarity: the share that is dealt evenly")
     classes: int = Field(2, ge=1, description="k_classes: classes per client")
@@ -59,7 +85,7 @@ class Partition(Section):
     thin: tuple[float, float] | None = Field(
         None, description="[0.3, 0.7]: a share of clients loses a share of its rows"
     )
-    seed: int | None = Field(None, ge=0, description="of the division; default: the run's")
+    seed: Seed | None = Field(None, description="of the division; default: the run's")
 
 
 class Model(Section):
@@ -77,10 +103,10 @@ class Model(Section):
 class Run(Section):
     """How long, how exactly, and what is written where."""
 
-    rounds: int = Field(100, ge=1, description="of communication")
-    seed: int = Field(0, ge=0, description="of all random numbers")
+    rounds: Count = Field(100, description="of communication")
+    seed: Seed = Field(0, description="of all random numbers")
     precision: Literal["float32", "float64"] = Field("float32", description="float32 or float64")
-    evaluate_every: int | None = Field(None, ge=1, description="rounds between two rows of the history; default: 1%")
+    evaluate_every: Count | None = Field(None, description="rounds between two rows of the history; default: 1%")
     checkpoint_seconds: float = Field(10.0, ge=0, description="at least so long between two checkpoints")
     clients_per_batch: int | None = Field(None, ge=1, description="clients side by side on a device; less saves memory")
     devices: int | None = Field(None, ge=1, description="over how many devices (cores of a CPU); default: what pays")
@@ -106,20 +132,6 @@ class Federation(Section):
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
 
 
-# Arguments that every algorithm gets from elsewhere, and those that a file cannot hold.
-GIVEN = {"task", "dual", "sample", "rule", "p", "domain_of", "domains", "secure"}
-# What an algorithm's own function leaves open, and that has an answer for a start.
-STARTS: dict[str, Any] = {
-    "steps": 10,
-    "local_lr": "auto",
-    "lr": "auto",
-    "dual_lr": 0.01,
-    "q": 1.0,
-    "t": 1.0,
-    "mu": 0.1,
-    "theta": 0.5,
-    "bound": 5.0,
-}
 WORDS = {
     "steps": "local steps in a round",
     "local_lr": "their size; auto: 1/L, measured (linear models)",
@@ -128,9 +140,9 @@ WORDS = {
     "server_lr": "step size of the server",
     "cohort": "clients drawn in a round; default: everyone",
     "coin": "the chance of each client to take part, instead",
-    "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; auto: measured (linear models)",
+    "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; tuned: measured (linear models)",
 }
-PARAMETERS = {"rho": 0.1, "radius": 0.5, "alpha": 0.2, "q": 1.0, "bound": 5.0}  # of the objectives, for a start
+AUTO_WORDS = {"mu": "auto: the model's l2"}
 
 
 class Steps(Section):
@@ -144,15 +156,11 @@ class Steps(Section):
 @cache
 def algorithm_section(name: str) -> type[Section]:
     """The settings of an algorithm: what its own function takes, and who takes part."""
-    fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=_first_line(ALGORITHMS[name])))}
-    arguments = inspect.signature(ALGORITHMS[name]).parameters
-    if "rule" in arguments:
-        fields["rule"] = (Auto | Steps, Field("auto", description=WORDS["rule"]))
-    for argument in arguments.values():
-        if argument.name not in GIVEN:
-            fields[argument.name] = _field(argument)
-    if name == "scaffpd_ls":  # there mu is the strong convexity, not a pull
-        fields["mu"] = (Annotated[float, Field(ge=0)] | Auto, Field("auto", description="auto: the model's l2"))
+    record = algorithms.named(name)
+    fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=_first_line(record.factory)))}
+    if record.takes_rule:
+        fields["rule"] = (Tuned | Steps, Field("tuned", description=WORDS["rule"]))
+    fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
     fields["cohort"] = (int | None, Field(None, ge=1, description=WORDS["cohort"]))
     fields["coin"] = (float | None, Field(None, gt=0, le=1, description=WORDS["coin"]))
     return create_model(f"algorithm.{name}", __base__=Section, **fields)
@@ -161,22 +169,22 @@ def algorithm_section(name: str) -> type[Section]:
 @cache
 def objective_section(name: str) -> type[Section]:
     """The settings of an objective; 'average' is that of equal weights."""
+    record = objectives.named(name)
     fields: dict[str, Any] = {"name": (Literal[name], Field(name))}
-    factory: Any = None if name == "average" else DUALS[name]
-    for argument in inspect.signature(factory).parameters.values() if factory else ():
-        if argument.name in PARAMETERS:
-            fields[argument.name] = (float, Field(PARAMETERS[argument.name], gt=0))
+    fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
     return create_model(f"objective.{name}", __base__=Section, **fields)
 
 
-def _field(argument: inspect.Parameter) -> tuple[Any, Any]:
-    kind = argument.annotation
+def _field(argument: inspect.Parameter, defaults: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The setting of a factory's argument; without a default anywhere it has to be given."""
+    kind, nothing = argument.annotation, inspect.Parameter.empty
     if kind in (int, float):
         kind = Annotated[kind, Field(ge=0) if argument.name == "mu" else Field(gt=0)]
-    start = STARTS.get(argument.name) if argument.default is inspect.Parameter.empty else argument.default
+    start = defaults.get(argument.name, ...) if argument.default is nothing else argument.default
     if start == "auto":
         kind = kind | Auto
-    return kind, Field(start, description=WORDS.get(argument.name))
+    words = WORDS.get(argument.name) or (AUTO_WORDS.get(argument.name) if start == "auto" else None)
+    return Any if kind is nothing else kind, Field(start, description=words)
 
 
 def _first_line(factory: Callable) -> str:
@@ -214,13 +222,22 @@ class Config(BaseModel):
         of = {"objective": objective_section, "algorithm": algorithm_section}[str(info.field_name)]
         return of(value["name"]).model_validate(value)
 
+    def used(self) -> dict[str, Any]:
+        """The settings that this run has a use for: owners' own files have no name of a data set and no partition."""
+        files = self.data.silos is not None or self.federation is not None
+        unused: Any = {"partition": True, "data": {"name", "data_dir", "download", "options"}} if files else {}
+        return self.model_dump(exclude_none=True, mode="json", exclude=unused)
+
     def toml(self) -> str:
         """A file that `read` makes the same configuration of."""
-        return tomli_w.dumps(self.model_dump(exclude_none=True, mode="json"))
+        return tomli_w.dumps(self.used())
 
 
-def parse(settings: Mapping[str, Any], *, source: str = "the configuration") -> Config:
-    """The configuration of one run; [compare] and [sweep] are for `plan.py`."""
+def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own_code: bool = True) -> Config:
+    """The configuration of one run; [compare] and [sweep] are for `plan.py`.
+
+    `own_code` allows algorithms and objectives named as module:name, which are imported: not in settings of others.
+    """
     told = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     for key, value in told.items():
         if key not in KEYS:
@@ -232,14 +249,35 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration") -> 
     for key, (start, allowed) in names.items():
         told[key] = {"name": start, **told.get(key, {})}
         name = told[key]["name"]
-        if name not in allowed:
+        if is_reference(name):
+            require(
+                own_code and "federation" not in told,
+                f"{source}: {key}.name is '{name}', which sites would have to import because a server says so; in a "
+                f"federation use one of {', '.join(allowed)}",
+            )
+            check_reference(source, key, name)
+        elif name not in allowed:
             raise mistakes.no_value(source, f"{key}.name", name, allowed)
     try:
         config = Config.model_validate(told)
     except ValidationError as error:
         raise mistakes.mistake(source, error, told, _fields) from None
+    checked(source, config.model_dump())
     _check_together(source, config, told)
     return config
+
+
+def check_reference(source: str, key: str, name: str) -> None:
+    """An algorithm or objective of the user's own can be imported, and called with what it will be given."""
+    try:
+        {"algorithm": algorithm_section, "objective": objective_section}[key](name)
+    except InputError as error:
+        raise InputError(f"{source}: {key}.name: {error}") from error
+    except PydanticSchemaGenerationError as error:
+        raise InputError(
+            f"{source}: {key}.name: '{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]}); "
+            "name a Record that has it in not_settings"
+        ) from error
 
 
 def _check_together(source: str, config: Config, told: Mapping[str, Any]) -> None:
@@ -247,7 +285,8 @@ def _check_together(source: str, config: Config, told: Mapping[str, Any]) -> Non
     divided = config.data.silos is not None or config.data.name == "synthetic"
     if config.data.silos is not None:
         require(
-            "partition" not in told, f"{source}: silo files are divided already; leave out [partition], or data.silos"
+            config.partition == Partition(),
+            f"{source}: silo files are divided already; leave out [partition], or data.silos",
         )
     require(
         not (config.data.name == "synthetic" and config.partition.kind == "natural"),
@@ -275,24 +314,50 @@ def read(path: str | Path) -> dict[str, Any]:
     """The settings of a file, not yet checked."""
     path = Path(path)
     require(path.is_file(), f"there is no file {path}; `equipoise config > {path.name}` writes one to begin with")
-    try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from error
+    return checked(str(path), records.read_toml(path))
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """`settings` with "section.key=value" set; the value is TOML, or else a text."""
-    out = json.loads(json.dumps(settings))  # a deep copy, of what TOML can hold
+    out = deepcopy(dict(settings))
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         require(equals and key.strip(), f"--set {assignment!r} says nothing to set; write section.key=value")
         try:
-            value = tomllib.loads(f"v = {text}")["v"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
+            parsed = tomllib.loads(f"v = {text}")
+        except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+            parsed = {}
+        value = parsed["v"] if parsed.keys() == {"v"} else text.strip()  # a new line would set more than one
         put(out, key.strip(), value)
-    return out
+    return checked("--set", out)
+
+
+def checked(source: str, settings: Any, key: str = "") -> Any:
+    """`settings`, whose values all are what a run folder can hold: texts, numbers, lists and tables."""
+    where = f"{source}: {key or 'it'}"
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            below = f"{key}.{name}" if key else str(name)
+            checked(source, str(name), below)
+            checked(source, value, below)
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            checked(source, value, key)
+    elif isinstance(settings, str):
+        surrogates = any("\ud800" <= letter <= "\udfff" for letter in settings)  # bytes that are not UTF-8
+        require(not surrogates, f"{where} is {settings!r}, which is not a Unicode text; give one")
+    elif isinstance(settings, int) and not isinstance(settings, bool):
+        require(abs(settings) < 2**63, f"{where} is {_few(settings)}; give a number below 2^63")
+    else:
+        require(
+            isinstance(settings, bool | float) or settings is None,
+            f"{where} is {settings}, a date or a time, which no setting is; give it as a text, in quotes",
+        )
+    return settings
+
+
+def _few(number: int) -> str:
+    return f"a number of {int(abs(number).bit_length() * 0.30103) + 1} digits"
 
 
 def put(settings: dict[str, Any], key: str, value: Any) -> None:
@@ -301,12 +366,12 @@ def put(settings: dict[str, Any], key: str, value: Any) -> None:
     table = settings
     for section in sections:
         table = table.setdefault(section, {})
-        require(isinstance(table, dict), f"{key} cannot be set: {section} is no table")
+        require(isinstance(table, dict), f"{key} cannot be set: {section} is not a table")
     table[last] = value
     sections_of = {"algorithm.name": (algorithm_section, ALGORITHMS), "objective.name": (objective_section, OBJECTIVES)}
     if key in sections_of:
         section_of, known = sections_of[key]
-        if value in known:
+        if isinstance(value, str) and (value in known or is_reference(value)):
             settings[sections[0]] = {k: v for k, v in table.items() if k in section_of(value).model_fields}
 
 

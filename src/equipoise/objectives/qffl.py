@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from equipoise.objectives.checks import clients, finish, number, reference
 from equipoise.objectives.dual import Dual
+from equipoise.objectives.record import Record
 
 
 def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
@@ -67,3 +68,6 @@ def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
 
     modulus = 1 / float(weights.max()) if q == 1 else 0.0  # psi'' = (lam/p)^{1/q} / (q lam)
     return finish(Dual("qffl", n, penalty, prox, best_response, value, modulus, simplex=False))
+
+
+QFFL = Record("qffl", qffl, example={"q": 1.0}, defaults={"q": 1.0}, not_settings=("p",))
