@@ -228,6 +228,17 @@ def prices(folder):
         frame.write_csv(folder / f"{name}.csv")
 
 
+def test_only_weights_of_the_runs_own_objective_certify_it(tmp_path):
+    """TERM's weights are of another dual: outside CVaR's set the bound would be below the truth, here below zero."""
+    done = run.run(
+        small("algorithm.name=term", "algorithm.t=50.0", "objective.name=cvar", "objective.alpha=1.0"), tmp_path / "run"
+    )
+    assert max(done.rows[-1].lam) > 0.9  # alpha = 1 allows equal weights only
+    losses = np.array(done.rows[-1].loss)
+    assert losses @ done.rows[-1].lam > done.rows[-1].objective
+    assert done.rows[-1].gap >= 0
+
+
 def test_silos_of_the_user_end_in_a_model_that_predicts(tmp_path):
     """A regression: RMSE is in the label's own units, with intervals."""
     prices(tmp_path / "shops")
