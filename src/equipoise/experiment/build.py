@@ -155,8 +155,7 @@ def _quadratics(config: Config) -> Problem:
 
 def _of_dataset(config: Config) -> Problem:
     settings, division, key = config.data, config.partition, division_seed(config)
-    where = {"data_dir": settings.data_dir, "download": settings.download}
-    dataset = catalogue.load(settings.name, **where, **settings.options)
+    dataset = catalogue.load(settings.name, data_dir=settings.data_dir, download=settings.download, **settings.options)
     if config.model.name in ("linear", "mlp"):
         dataset = dataset.flat()
     divided, test_parts = divide(config, dataset)
