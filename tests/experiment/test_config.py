@@ -117,7 +117,7 @@ def test_assignments_are_toml_or_text():
     for wrong in ("run.rounds", "=3"):
         with pytest.raises(InputError, match="nothing to set"):
             config.override({}, [wrong])
-    with pytest.raises(InputError, match="is no table"):
+    with pytest.raises(InputError, match="is not a table"):
         config.override({"run": 3}, ["run.rounds=2"])
 
 

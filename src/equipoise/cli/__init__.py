@@ -1,6 +1,5 @@
 """The command line: each command a few lines over the library."""
 
-import sys
 from typing import Annotated
 
 import typer
@@ -12,9 +11,9 @@ from equipoise import cores
 from equipoise.cli.data import data_app
 from equipoise.cli.experiments import compare, config, predict, report, reproduce, resume, run, sweep
 from equipoise.cli.flower import flower_app
-from equipoise.cli.plainly import in_sentences
+from equipoise.cli.plainly import Commands, in_sentences
 
-app = typer.Typer(
+app = Commands(
     name="equipoise",
     help="One model that works for every data owner.",
     no_args_is_help=True,
@@ -58,7 +57,3 @@ def algorithms(
         "down, up: numbers per client and round, d of them in a model, for n clients.\n"
         "`equipoise algorithms scaffpd` says all about one of them."
     )
-
-
-def main() -> None:
-    app(prog_name="equipoise" if sys.argv[0].endswith("__main__.py") else None)

@@ -1,5 +1,6 @@
 """`equipoise data`: what there is, where it was found, and what a division among clients looks like."""
 
+import io
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,12 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.cli.plainly import in_sentences
+from equipoise.cli.plainly import Commands, in_sentences, say
 from equipoise.data import catalogue, federation, partition
-from equipoise.errors import InputError, require
+from equipoise.errors import require
 from equipoise.experiment import build, config
+from equipoise.files import write_whole
 
-data_app = typer.Typer(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
+data_app = Commands(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A name from `list`, a file of features, or a folder with a file per silo.")]
 Folder = Annotated[Path | None, typer.Option("--data-dir", envvar="EQUIPOISE_DATA", help="Where data sets lie.")]
@@ -24,6 +26,7 @@ Options = Annotated[
     typer.Option("--option", "-o", help="An option of the set's loader, such as by=race; repeatable."),
 ]
 Label = Annotated[str, typer.Option(help="The label column of a silo folder.")]
+PICTURES = (".png", ".svg", ".pdf")
 START = config.Partition()  # what `equipoise run` takes unless it is told otherwise
 How = Literal["iid", "dirichlet", "similarity", "k-classes", "one-class", "quantity", "natural"]
 
@@ -37,7 +40,7 @@ def list_(data_dir: Folder = None) -> None:
     table = Table("name", "what", "licence", "found in")
     for name, known in catalogue.CATALOGUE.items():
         found = catalogue.where(name, data_dir) if known.files else "scikit-learn"
-        table.add_row(name, known.what, known.licence, str(found or "-"))
+        table.add_row(name, known.what, known.licence, escape(str(found or "-")))
     Console().print(table)
 
 
@@ -95,11 +98,14 @@ def partition_(
             summary = preview(told, dataset)
         Console().print(partition.table(summary, rows=rows))
         if out is not None:
-            try:
-                partition.heatmap(summary).savefig(out)
-            except (OSError, ValueError) as error:
-                raise InputError(f"{out} cannot be written ({error}); give a .png, .svg or .pdf") from error
-            Console().print(f"heat-map written to {out}")
+            require(
+                out.suffix.lower() in PICTURES,
+                f"{out} cannot be written: its ending names no kind of picture; give {', '.join(PICTURES)}",
+            )
+            picture = io.BytesIO()
+            partition.heatmap(summary).savefig(picture, format=out.suffix.lower()[1:])
+            write_whole(out, picture.getvalue())
+            say(f"heat-map written to {out}")
 
 
 def preview(told: config.Config, dataset: catalogue.Dataset) -> partition.Summary:
