@@ -7,18 +7,20 @@ from equipoise import cores
 
 cores.use_all()  # before JAX starts its devices
 
-from equipoise import algorithms, cohorts, data, errors, fairness, metrics, objectives, steps, tasks  # noqa: E402
+from equipoise import algorithms, certificates, cohorts, data, errors, evaluation, objectives, steps, tasks  # noqa: E402
 from equipoise.engines import Result, debug, simulate  # noqa: E402
+from equipoise.evaluation import fairness  # noqa: E402
 
 if TYPE_CHECKING:
-    from equipoise import artifact, evaluation, experiment, models
+    from equipoise import artifact, experiment, models
 
-LATER = ("artifact", "evaluation", "experiment", "models")  # with libraries that not everybody needs at once
+LATER = ("artifact", "experiment", "models")  # with libraries that not everybody needs at once
 
 __all__ = [
     "Result",
     "algorithms",
     "artifact",
+    "certificates",
     "cohorts",
     "data",
     "debug",
@@ -26,7 +28,6 @@ __all__ = [
     "evaluation",
     "experiment",
     "fairness",
-    "metrics",
     "models",
     "objectives",
     "simulate",
