@@ -28,7 +28,7 @@ def test_stays_finite_and_on_its_set(kind, name):
     algorithm = BUILDS[name](eq.tasks.ridge(DIM, 0.1), dual, eq.cohorts.uniform(N, 2))
 
     def record(server):
-        return algorithm.model(server), server.at.lam if name == "scaffpd_ls" else server.lam
+        return algorithm.model(server), algorithm.weights(server)
 
     lost = unreliable(LOST.get(name, 0.3))
     x, lam = eq.simulate(algorithm, start(), unequal(), 0, rounds=2000, record=record, lost=lost).history

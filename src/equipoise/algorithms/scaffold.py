@@ -21,14 +21,21 @@ from jaxtyping import Int
 
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
 
 
 class Server(NamedTuple):
-    """The model and the mean control variate."""
+    """The model and the mean control variate; also the message, line 4."""
 
     x: Vector
+    c: Vector
+
+
+class Change(NamedTuple):
+    """What a client's work adds to its start: y_i - x and c_i^+ - c_i."""
+
+    y: Vector
     c: Vector
 
 
@@ -60,12 +67,12 @@ def scaffold(
         c_new = c_i - c + (x - y) / (steps * local_lr)  # line 12 (ii)
         if option == 1:
             c_new = task.grad(x, data, for_option)  # line 12 (i)
-        return c_new, Reply(total=(jnp.ones((), x.dtype), (y - x, c_new - c_i)))  # lines 13-14
+        return c_new, Reply(total=Weighted(jnp.ones((), x.dtype), Change(y - x, c_new - c_i)))  # lines 13-14
 
     def average(server: Server, replies: Replies) -> Server:
-        heard, _ = replies.total
-        dy, dc = mean(replies.total)
-        return Server(server.x + server_lr * dy, server.c + heard / n * dc)  # lines 16-17
+        change = mean(replies.total)
+        heard = replies.total.weight
+        return Server(server.x + server_lr * change.y, server.c + heard / n * change.c)  # lines 16-17
 
     return Algorithm(
         name="scaffold",
@@ -74,6 +81,6 @@ def scaffold(
         prepare=task.prepare,
         init=lambda x: Server(x, jnp.zeros_like(x)),
         init_client=jnp.zeros_like,
-        round=(Exchange("train", choose, send, train, average),),
+        round=(Exchange("train", choose, send, train, average, writes=True),),
         model=lambda server: server.x,
     )

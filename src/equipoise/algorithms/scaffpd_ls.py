@@ -45,10 +45,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from equipoise.algorithms.messages import LossAndGradient, Model
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
 
 C_ALPHA, DELTA = 0.9, 0.05
@@ -102,6 +103,14 @@ class Client(NamedTuple):
     trial: tuple[Vector, Vector]
 
 
+class Correction(NamedTuple):
+    """c, what the client counts, and whether to start from the point under trial or from the one before it."""
+
+    c: Vector
+    lam_i: Float[Array, ""]
+    accepted: Bool[Array, ""]
+
+
 def scaffpd_ls(
     task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, mu: float, tau: float = 1.0
 ) -> Algorithm:
@@ -132,12 +141,13 @@ def scaffpd_ls(
     def everybody(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send_trial(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.trial.x
+    def send_trial(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.trial.x)
 
-    def collect(x: Vector, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+    def collect(message: Model, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        x = message.x
         c_i = task.grad(x, data)
-        return mine._replace(trial=(x, c_i)), Reply(each=(task.loss(x, data), c_i))
+        return mine._replace(trial=(x, c_i)), Reply(each=LossAndGradient(task.loss(x, data), c_i))
 
     # (2) Judge the trial; update the dual for the next one, Eq. (4.1).
 
@@ -189,14 +199,14 @@ def scaffpd_ls(
         cohort = sample(key)
         return server, cohort._replace(present=cohort.present & server.judged)
 
-    def send_correction(server: Server, i: Int[Array, ""]) -> tuple:
-        return server.trial.c, server.trial.lam[i], server.accepted
+    def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
+        return Correction(server.trial.c, server.trial.lam[i], server.accepted)
 
-    def improve(message: tuple, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+    def improve(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         c, lam_i, accepted = message
         x, c_i = choose(accepted, mine.trial, mine.at)
         u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=c - c_i)
-        return Client((x, c_i), mine.trial), Reply(total=(lam_i, lam_i * (x - u) / (local_lr * steps)))
+        return Client((x, c_i), mine.trial), Reply(total=Weighted(lam_i, lam_i * (x - u) / (local_lr * steps)))
 
     def update_primal(server: Server, replies: Replies) -> Server:
         trial = server.trial
@@ -219,10 +229,12 @@ def scaffpd_ls(
         init=init,
         init_client=lambda x: Client((jnp.zeros_like(x),) * 2, (jnp.zeros_like(x),) * 2),
         round=(
-            Exchange("collect", everybody, send_trial, collect, judge_and_update_dual),
-            Exchange("improve", everybody_if_judged, send_correction, improve, update_primal),
+            Exchange("collect", everybody, send_trial, collect, judge_and_update_dual, writes=True),
+            Exchange("improve", everybody_if_judged, send_correction, improve, update_primal, writes=True),
         ),
         model=lambda server: server.at.x,
+        weights=lambda server: server.at.lam,
+        dual=dual,
     )
 
 

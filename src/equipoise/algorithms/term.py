@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from equipoise.algorithms.messages import Model
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, unknown
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
@@ -33,6 +34,14 @@ class Server(NamedTuple):
 
     x: Vector
     lam: Float[Array, " n"]
+
+
+class Report(NamedTuple):
+    """What a client says of itself."""
+
+    p: Float[Array, ""]
+    loss: Float[Array, ""]  # at x
+    dy: Vector  # y - x
 
 
 def term(
@@ -55,13 +64,14 @@ def term(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.x
+    def send(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.x)
 
-    def train(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def train(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        x = message.x
         y = task.descend(x, data, key, steps=steps, lr=local_lr)
         p = data.sizes.astype(x.dtype) if weights == "samples" else jnp.ones((), x.dtype)
-        return None, Reply(each=(p, task.loss(x, data), y - x))
+        return None, Reply(each=Report(p, task.loss(x, data), y - x))
 
     def tilt(server: Server, replies: Replies) -> Server:
         p, losses, dy = replies.each
@@ -81,4 +91,5 @@ def term(
         init_client=lambda x: None,
         round=(Exchange("train", choose, send, train, tilt),),
         model=lambda server: server.x,
+        weights=lambda server: server.lam,
     )

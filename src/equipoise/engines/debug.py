@@ -1,6 +1,7 @@
 """The simulator's loop in plain Python: slow, steppable, and its errors name round, exchange and client."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from equipoise.protocol import (
     Vector,
     exchange_keys,
     is_finite,
+    run_client,
     slot_key,
 )
 
@@ -52,7 +54,7 @@ def debug(
     check_run(algorithm, x, data, rounds, None)
     source = feed(algorithm.prepare, data).source
     n, keep = algorithm.n, record or (lambda server: ())
-    works = [jax.jit(e.work) if jit else e.work for e in algorithm.round]
+    works = [jax.jit(partial(run_client, e)) if jit else partial(run_client, e) for e in algorithm.round]
     server = algorithm.init(x)
     clients = [algorithm.init_client(x) for _ in range(n)]
     history, tally = [], Tally.nothing(algorithm)

@@ -32,6 +32,7 @@ from equipoise.protocol import (
     Vector,
     exchange_keys,
     is_finite,
+    run_client,
     slot_key,
 )
 
@@ -206,14 +207,11 @@ def run_exchange(
     server, cohort = exchange.open(server, opening)
     m = cohort.ids.shape[0]
     asked = cohort.present
-    writes: list[bool] = []
     if gone is not None:
         cohort = cohort._replace(present=cohort.present & ~gone(cohort.ids))
 
     def on_client(slot: Array, i: Any, here: Any, mine: Client, shard: Any, server: Server) -> tuple:
-        new, reply = exchange.work(exchange.send(server, i), mine, shard, slot_key(working, slot))
-        # A state that `work` hands back untouched need not be written: known while tracing, so it costs nothing.
-        writes.append(any(a is not b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(mine), strict=True)))
+        new, reply = run_client(exchange, exchange.send(server, i), mine, shard, slot_key(working, slot))
         finite = is_finite(reply)
         reply = jax.tree.map(lambda a: jnp.where(here & finite, a, jnp.zeros_like(a)), reply)
         return new, reply, here & finite, here & ~finite
@@ -224,7 +222,7 @@ def run_exchange(
         """Runs the clients `part`, whose states stand in the rows `rows` of `table`."""
         mine = jax.tree.map(lambda t: t[rows], table)
         new, reply, arrived, broken = on_clients(slots, part.ids, part.present, mine, source.rows(part.ids), server)
-        if writes[-1]:
+        if exchange.writes:
             table = jax.tree.map(Cohort(rows, arrived).put, table, new)
         total = jax.tree.map(lambda a: jnp.sum(a, axis=0), reply.total)
         return table, total, (reply.each, arrived, broken)
@@ -269,7 +267,7 @@ def run_exchange(
             check_vma=False,
         )(slots, part, mine, source, server)
         each, arrived, broken = jax.tree.map(lambda a: a[:m], rest)
-        if writes[-1]:
+        if exchange.writes:
             put = Cohort(cohort.ids, arrived).put
             clients = jax.tree.map(lambda table, rows: put(table, rows[:m]), clients, new)
     broken = jnp.zeros(source.n, jnp.int32).at[jnp.asarray(cohort.ids)].add(broken.astype(jnp.int32))
