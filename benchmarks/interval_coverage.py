@@ -86,7 +86,9 @@ def alone(clients: tuple[int, ...], rows: tuple[int, ...], repeats: int) -> None
             print(f"{job[0]:38} {job[1]:4} {job[2]:4}", *(f"{v:8.1f}" for v in told), flush=True)
 
     def table(heads: tuple[str, ...], groups: dict[tuple[object, ...], list[list[float]]]) -> None:
-        print(f"\n| {' | '.join(heads)} | covered, before: mean (least) | now | width, before | now | off, measured | corrected |")
+        print(
+            f"\n| {' | '.join(heads)} | covered, before: mean (least) | now | width, before | now | off, measured | corrected |"
+        )
         print("|---" * len(heads) + "|---:" * 6 + "|")
         for key, values in groups.items():
             a = np.array(values)
@@ -124,7 +126,12 @@ def paired(clients: tuple[int, ...], rows: tuple[int, ...], repeats: int) -> Non
                 found.append([intervals.difference(*bounds, rho) for rho in (same, 0.0)])
             cover = [np.mean([f[i].low <= goal <= f[i].high for f in found]) for i in (0, 1)]
             width = [np.mean([f[i].high - f[i].low for f in found]) for i in (0, 1)]
-            print(f"| {n} | {m} |", *(f"{100 * v:.0f}% |" for v in cover), *(f"{100 * v:.1f} |" for v in width), flush=True)
+            print(
+                f"| {n} | {m} |",
+                *(f"{100 * v:.0f}% |" for v in cover),
+                *(f"{100 * v:.1f} |" for v in width),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from equipoise import fairness
 from equipoise.errors import InputError
+from equipoise.evaluation import fairness
 from equipoise.report import numbers
 from tests.report import folders
 

@@ -1,12 +1,12 @@
 """How good a model is for each client, how evenly, and how certain that is; nothing in here prints.
 
-    rules        which score a run is summed up by, which way it is better, who the worst fifth are
-    scores       of predictions: pure functions of arrays
-    predictions  of a model's outputs: which scores fit a task, and what each row adds to them
-    exchange     evaluation as an exchange: the server sends a model, each client scores it on its own rows
-    fairness     summaries of one number per client
-    intervals    what finitely many rows leave open
-    standing     all of it for one table
+rules        which score a run is summed up by, which way it is better, who the worst fifth are
+scores       of predictions: pure functions of arrays
+predictions  of a model's outputs: which scores fit a task, and what each row adds to them
+exchange     evaluation as an exchange: the server sends a model, each client scores it on its own rows
+fairness     summaries of one number per client
+intervals    what finitely many rows leave open
+standing     all of it for one table
 """
 
 from equipoise.evaluation.exchange import PerClient as PerClient

@@ -112,16 +112,16 @@ def _different(
     places, scatters = evidence.centres(CENTRES[0]), np.array(evidence.scatters)
     centre, scatter = np.repeat(places, scatters.size), np.tile(scatters, places.size)
     likelihood = np.column_stack([evidence.alone, evidence.around(centre, scatter)])
-    first, second, which = _explained(likelihood, np.r_[-1, np.repeat(np.arange(places.size), scatters.size)], rng, draws)
+    first, second, which = _explained(
+        likelihood, np.r_[-1, np.repeat(np.arange(places.size), scatters.size)], rng, draws
+    )
     part = np.where(which, second, first)
     drawn = evidence.draw_around(rng, np.r_[centre[0], centre][part], np.r_[scatter[0], scatter][part])
     below, above = (np.where(part == 0, own, drawn) for own in alone)
     return below, above
 
 
-def _alike(
-    evidence: Evidence, alone: tuple[Drawn, Drawn], rng: np.random.Generator, draws: int
-) -> tuple[Drawn, Drawn]:
+def _alike(evidence: Evidence, alone: tuple[Drawn, Drawn], rng: np.random.Generator, draws: int) -> tuple[Drawn, Drawn]:
     places = evidence.centres(CENTRES[1])
     likelihood = np.column_stack([evidence.alone, evidence.at(places)])
     first, second, which = _explained(likelihood, np.arange(-1, places.size), rng, draws)
@@ -205,7 +205,7 @@ def of_means(mean: np.ndarray, squares: np.ndarray, rows: np.ndarray, *, root: b
     """
     gammaln = scipy.special.gammaln
     m = rows.astype(np.float64)
-    x = np.maximum(mean, max(float(mean.max()), TINY) * 1e-9)
+    x = np.maximum(mean, max(float(mean.max()), 1e-100) * 1e-9)
     free = m - 1
     ratio = np.maximum(squares - mean**2, 0) * m / np.maximum(free, 1) / x**2  # squared coefficient of variation
     pooled = float(free @ ratio) / max(free.sum(), 1.0) if free.any() else 1.0
@@ -357,7 +357,9 @@ class Paired(NamedTuple):
     worst: float
 
 
-def correlations(old: np.ndarray, new: np.ndarray, sizes: np.ndarray, *, up: bool, root: bool, k: float = SHARE) -> Paired:
+def correlations(
+    old: np.ndarray, new: np.ndarray, sizes: np.ndarray, *, up: bool, root: bool, k: float = SHARE
+) -> Paired:
     """From what two models make of the same rows, one number per row, client after client.
 
     Sums over each client's rows are enough: of either number, their squares and their product. `root`: a client's

@@ -241,7 +241,8 @@ def _problem(
     features = math.prod(shape)
     how: dict[str, Any] = {"l2": told.l2, "batch": told.batch}
     if told.name != "linear" or (loss == "squared_error" and config.data.name != "synthetic"):
-        task = tasks.task_of(model.init, model.apply, models.LOSSES[loss], name=told.name, **how)
+        convex = told.name == "linear"  # every loss of models.LOSSES is convex in the outputs
+        task = tasks.task_of(model.init, model.apply, models.LOSSES[loss], name=told.name, convex=convex, **how)
     elif loss == "cross_entropy":
         task = tasks.softmax_regression(features, outputs, **how)
     elif loss == "squared":

@@ -7,6 +7,7 @@
     checkpoint.safetensors  where to go on (`checkpoint.py`)
     model.safetensors       the trained model (`equipoise.artifact`)
     result.json             how it ended; its presence says that the run is finished
+    rows.safetensors        what each scored row adds to the score, where the rows were at hand: for comparisons
     agreement.json          of a run over Flower: its sites, and how they read their tables
 
 All files but the history are replaced whole. The history grows by lines, each written before the checkpoint that
@@ -17,6 +18,9 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
+import numpy as np
+import safetensors
+import safetensors.numpy
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from equipoise.errors import InputError, require
@@ -24,7 +28,7 @@ from equipoise.files import write_whole
 
 CONFIG, ENVIRONMENT, FEDERATION = "config.toml", "environment.json", "federation.json"
 HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint.safetensors", "model.safetensors"
-AGREEMENT = "agreement.json"
+AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
 
 
 class Record(BaseModel):
@@ -109,7 +113,18 @@ class Outcome(Record):
     high: PerClient
     worst_low: Number  # bounds of the mean over the worst share
     worst_high: Number
+    worst_estimate: Number = None  # that mean, corrected for chance: the worst of noisy scores look worse than they are
+    mean_low: Number = None  # bounds of the mean over the clients
+    mean_high: Number = None
     events: tuple[str, ...] = ()  # what went wrong on the way, a sentence each
+
+
+class RowScores(NamedTuple):
+    """What each scored row adds to a score, client after client: 1 or 0 for an accuracy, a squared error for an RMSE."""
+
+    score: str
+    rows: str  # a digest of the rows: runs with the same one were scored on the same rows
+    values: np.ndarray
 
 
 class Run(NamedTuple):
@@ -159,6 +174,23 @@ def write_record(path: Path, record: Record) -> None:
 def read_record(path: Path, kind: type[R]) -> R:
     require(path.is_file(), f"{path.parent} has no {path.name}: it is no run folder, or it was stopped before it began")
     return _parsed(path, path.read_text(), kind)
+
+
+def write_row_scores(path: Path, found: RowScores) -> None:
+    values = found.values.astype(np.uint8 if found.score == "accuracy" else np.float32)
+    write_whole(path, safetensors.numpy.save({"values": values}, metadata={"score": found.score, "rows": found.rows}))
+
+
+def read_row_scores(path: Path) -> RowScores | None:
+    """None where there are none: of a run of an earlier version, or over a network."""
+    if not path.is_file():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            told = file.metadata() or {}
+            return RowScores(told["score"], told["rows"], file.get_tensor("values"))
+    except (safetensors.SafetensorError, OSError, KeyError) as error:
+        raise InputError(f"{path} cannot be read ({error}); it is damaged: remove it to report without it") from None
 
 
 def append_row(path: Path, row: Row) -> None:
