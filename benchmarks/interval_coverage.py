@@ -1,6 +1,6 @@
 """How often the 95% bounds hold that `equipoise.evaluation.intervals` gives, and how wide they are.
 
-    python benchmarks/interval_coverage.py                    the table of docs/fairness.md, with the bounds as they were
+    python benchmarks/interval_coverage.py                    the tables of docs/fairness.md
     python benchmarks/interval_coverage.py --paired           differences of two models on the same rows
     python benchmarks/interval_coverage.py --repeats 50 --clients 5 20 --rows 5 30
 
@@ -87,7 +87,8 @@ def alone(clients: tuple[int, ...], rows: tuple[int, ...], repeats: int) -> None
 
     def table(heads: tuple[str, ...], groups: dict[tuple[object, ...], list[list[float]]]) -> None:
         print(
-            f"\n| {' | '.join(heads)} | covered, before: mean (least) | now | width, before | now | off, measured | corrected |"
+            f"\n| {' | '.join(heads)} | covered before: mean (least) | now | width before | now | measured off by "
+            "| corrected off by |"
         )
         print("|---" * len(heads) + "|---:" * 6 + "|")
         for key, values in groups.items():

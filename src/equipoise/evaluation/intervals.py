@@ -31,6 +31,7 @@ DRAWS = 600
 CAUTION = 0.6  # of each tail: what the two explanations get wrong
 CENTRES = (14, 40)  # places for the centres of clients that differ, and of clients that are alike
 SHARES = (0.05, 0.2, 0.5, 0.8, 0.95)  # of the clients: the second centre's
+FEW = 2  # clients of a worst share that follow their own rows on the side where they are worse
 WEIGHED = 400  # clients that the explanations are weighed by, where there are more
 TINY = 1e-300
 
@@ -88,9 +89,10 @@ def bounds_of(
         drawn = [(of(below), of(above)) for below, above in found]
         least = min(float(np.quantile(below, CAUTION * tail)) for below, _ in drawn)
         most = max(float(np.quantile(above, 1 - CAUTION * tail)) for _, above in drawn)
-        if told.size == 1:  # nobody to learn from for certain: its own rows count on the side where it is worse
-            own = (evidence.low if up else evidence.high)(CAUTION * tail)[told[0]]
-            least, most = (min(least, own), most) if up else (least, max(most, own))
+        if told.size <= FEW:  # too few to learn from the others for certain: their own rows bound how bad they are
+            own = alone[0 if up else 1][:, told].mean(1)
+            bad = float(np.quantile(own, CAUTION * tail if up else 1 - CAUTION * tail))
+            least, most = (min(least, bad), most) if up else (least, max(most, bad))
         first, last = evidence.edges  # scores at the edge do not rule out that the truth lies there
         least = first if (value[told] == first).all() else least
         most = last if (value[told] == last).all() else most

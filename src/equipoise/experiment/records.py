@@ -120,7 +120,7 @@ class Outcome(Record):
 
 
 class RowScores(NamedTuple):
-    """What each scored row adds to a score, client after client: 1 or 0 for an accuracy, a squared error for an RMSE."""
+    """What each scored row adds to a score, client after client: 1 or 0 to an accuracy, a squared error to an RMSE."""
 
     score: str
     rows: str  # a digest of the rows: runs with the same one were scored on the same rows

@@ -128,7 +128,7 @@ def tradeoff(entries: Sequence[Entry]) -> Safe:
         return Safe()
     up, right = ("Higher", "right") if entries[0].up else ("Lower", "left")
     told = (
-        f"Each sign is a run: its worst-served fifth, corrected for chance, the vertical line its bounds. {up} is better for the "
+        f"Each sign is a run: its worst-served fifth, corrected for chance, with its bounds. {up} is better for the "
         f"worst-served; further {right} is better for the average client, or for the best-served fifth."
     )
     figures = [tag("figure", plots.tradeoff(entries, other)) for other in ("mean", "best20")]

@@ -63,7 +63,7 @@ def columns(up: bool) -> list[Column]:
         Column("best 20%", "best\n20%", of("best20"), score, better),
         Column("worst client", "worst\nclient", of("worst"), score, better),
         Column("std", "std", of("std"), spread, min),
-        Column("rounds", "rounds", lambda entry: entry.rounds, count, None),
+        Column("rounds", "", lambda entry: entry.rounds, count, None),
         Column("floats per client", "floats", lambda entry: entry.floats_each, lambda _, v: numbers.many(v), min),
         Column("bytes per client", "", lambda entry: entry.bytes_each, lambda _, v: numbers.size(v), min),
         Column("time", "time", lambda entry: entry.seconds, lambda _, v: numbers.duration(v), min),
