@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 import equipoise as eq
 from equipoise.algorithms.clipping import clip_losses, has_loss
 from equipoise.objectives import cap_weights
-from tests.problems import BUILDS, DIM, LOCAL, RULE, N, assert_identical, build, start, unequal
+from tests.problems import DIM, EVERY, LOCAL, RULE, N, assert_identical, build, start, unequal
 
 o = eq.objectives
 DUALS = [o.agnostic(N), o.chi2(N, 0.1), o.chi2_ball(N, 0.7), o.cvar(N, 0.3), o.kl(N, 0.2), o.tv(N, 0.3)]
@@ -65,7 +65,7 @@ def test_an_enormous_loss_gets_the_cap_and_leaves_the_rest_to_the_others(dual):
 def test_the_loss_is_found_in_what_every_algorithm_reports():
     """clip_losses reads the loss by its name: for each algorithm it is f_i at the start."""
     data, task = unequal(), eq.tasks.ridge(DIM, 0.1)
-    for name in BUILDS:
+    for name in EVERY:
         algorithm = build(name)
         exchange, seen = algorithm.round[0], []
 

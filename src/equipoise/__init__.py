@@ -3,13 +3,21 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from equipoise import cores
-
-cores.use_all()  # before JAX starts its devices
-
-from equipoise import algorithms, certificates, cohorts, data, errors, evaluation, objectives, steps, tasks  # noqa: E402
-from equipoise.engines import Result, debug, simulate  # noqa: E402
-from equipoise.evaluation import fairness  # noqa: E402
+from equipoise import (
+    algorithms,
+    certificates,
+    cohorts,
+    cores,
+    data,
+    errors,
+    evaluation,
+    objectives,
+    programs,
+    steps,
+    tasks,
+)
+from equipoise.engines import Result, debug, kernel, simulate
+from equipoise.evaluation import fairness
 
 if TYPE_CHECKING:
     from equipoise import artifact, experiment, models
@@ -22,14 +30,17 @@ __all__ = [
     "artifact",
     "certificates",
     "cohorts",
+    "cores",
     "data",
     "debug",
     "errors",
     "evaluation",
     "experiment",
     "fairness",
+    "kernel",
     "models",
     "objectives",
+    "programs",
     "simulate",
     "steps",
     "tasks",

@@ -10,6 +10,7 @@ An exchange is one trip server -> clients -> server, told by four pure functions
 Nothing else crosses: `work` has no server argument, `open`/`send`/`close` have no data argument.
 """
 
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Key, PyTree
 
-from equipoise.errors import require
+from equipoise.errors import InputError, known, require
 
 Server = Any  # an algorithm's own NamedTuple of arrays
 Client = Any  # the same, one per client; None when clients keep nothing
@@ -180,10 +181,36 @@ def wire(algorithm: Algorithm, x: Vector, shard: Data) -> list[Wire]:
 # Every engine derives its keys from these coordinates, so all of them draw the same numbers.
 
 
+def as_key(seed: RandomKey | int) -> RandomKey:
+    """The key of an integer seed from 0 to 2^64 - 1; a key stays as it is."""
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        require(seed.ndim == 0, f"{seed.size} keys were given; give one, or an integer seed")
+        return seed
+    if isinstance(seed, jax.Array) and seed.dtype == jnp.uint32 and seed.ndim == 1:
+        return jax.random.wrap_key_data(seed)  # of jax.random.PRNGKey
+    if not known(seed):
+        return jax.random.key(seed)
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise InputError(f"the seed is {seed!r}; give an integer, or a jax.random.key(...)") from None
+    require(0 <= number < 2**64, f"the seed is {number}; give an integer from 0 to 2^64 - 1")
+    low, high = number % 2**32, number // 2**32
+    key = jax.random.key(np.uint32(low))
+    return jax.random.fold_in(key, np.uint32(high)) if high else key  # 32 bits are all that a seed holds
+
+
 def exchange_keys(key: RandomKey, round: ArrayLike, exchange: int) -> tuple[RandomKey, RandomKey]:
     """The keys of `open` and of the clients' `work` in one exchange of one round."""
-    opening, working = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, round), exchange))
-    return opening, working
+    base = jax.random.fold_in(key, round)
+    return jax.random.fold_in(base, 2 * exchange), jax.random.fold_in(base, 2 * exchange + 1)
+
+
+def round_keys(key: RandomKey, round: ArrayLike, exchanges: int) -> list[tuple[RandomKey, RandomKey]]:
+    """`exchange_keys` of every exchange, in one operation: random numbers are what takes longest to compile."""
+    places = jnp.arange(2 * exchanges, dtype=jnp.uint32)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, round), places)
+    return [(keys[2 * k], keys[2 * k + 1]) for k in range(exchanges)]
 
 
 def slot_key(working: RandomKey, slot: ArrayLike) -> RandomKey:

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.algorithms import ALGORITHMS
 from equipoise.engines.debug import ExchangeError
 from equipoise.errors import InputError
 from equipoise.protocol import wire
 from tests.problems import DIM, EVERY, LOCAL, N, assert_same, build, start, unequal
 
-OF_A_DUAL = {"afl", "drfa", "drfa_alternative"} | {name for name in EVERY if name.startswith("scaffpd")}
+OF_A_DUAL = {name for name in EVERY if ALGORITHMS[name].takes_dual}
 OF_THEIR_OWN = {"term", "agnostic_fedavg"}  # weights of another objective than the run's
 
 

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from equipoise.algorithms.record import LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
@@ -152,3 +153,13 @@ def ascend(
     heard = jnp.sum(jnp.asarray(cohort.present), dtype=lam.dtype)
     v = cohort.put(jnp.zeros_like(lam), dual.n / jnp.maximum(heard, 1) * losses)
     return jnp.where(heard > 0, dual.prox(lam + step * v, step), lam)
+
+
+AFL = Record(
+    "afl",
+    afl,
+    objective=SADDLE,
+    paper="Mohri et al. 2019",
+    example={**LOCAL_EXAMPLE, "dual_lr": 0.05},
+    defaults={"local_lr": "auto", "dual_lr": 0.01},
+)

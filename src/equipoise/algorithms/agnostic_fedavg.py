@@ -32,6 +32,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from equipoise import local
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, positive, require
@@ -199,3 +200,14 @@ def split(task: Task, shard: Data, domain_of: Callable[[Shards], Int[Array, " m"
 
     data, counts = jax.vmap(part)(jnp.arange(p, dtype=jnp.int32))
     return Parts(data, counts, shard.sizes)
+
+
+AGNOSTIC_FEDAVG = Record(
+    "agnostic_fedavg",
+    agnostic_fedavg,
+    objective="max_λ Σλ_i f_i",
+    paper="Ro et al. 2021",
+    example={**LOCAL_EXAMPLE, "dual_lr": 0.1},
+    defaults={**LOCAL_DEFAULTS, "dual_lr": 0.01},
+    not_settings=("domains", "domain_of"),
+)

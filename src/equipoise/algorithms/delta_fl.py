@@ -28,6 +28,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from equipoise.algorithms.messages import Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
@@ -131,3 +132,13 @@ def tail(sizes: Float[Array, " m"], losses: Float[Array, " m"], theta: float, ex
     above, level = (jnp.sum(jnp.where(where, sizes, 0)) for where in (losses > q, losses == q))
     share = jnp.clip(mean((level, part - above)), 0, 1)
     return jnp.where(losses > q, sizes, jnp.where(losses == q, share * sizes, 0))
+
+
+DELTA_FL = Record(
+    "delta_fl",
+    delta_fl,
+    objective="superquantile of f",
+    paper="Pillutla et al. 2021",
+    example={"theta": 0.5, **LOCAL_EXAMPLE},
+    defaults={"theta": 0.5, **LOCAL_DEFAULTS},
+)

@@ -25,6 +25,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from equipoise.algorithms.messages import Loss, Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, everyone, uniform
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
@@ -117,3 +118,14 @@ def drfa(task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float,
         weights=lambda server: server.lam,
         dual=dual,
     )
+
+
+DRFA = Record(
+    "drfa",
+    drfa,
+    objective=SADDLE,
+    paper="Deng et al. 2020",
+    example={**LOCAL_EXAMPLE, "dual_lr": 0.01},
+    defaults={**LOCAL_DEFAULTS, "dual_lr": 0.01},
+    cohorts="by_weight",
+)

@@ -34,6 +34,7 @@ from jaxtyping import Float, Int
 
 from equipoise.algorithms.afl import ascend
 from equipoise.algorithms.messages import Loss, Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, everyone
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
@@ -114,3 +115,14 @@ def drfa_alternative(
         weights=lambda server: server.lam,
         dual=dual,
     )
+
+
+DRFA_ALTERNATIVE = Record(
+    "drfa_alternative",
+    drfa_alternative,
+    objective=SADDLE,
+    paper="Deng et al. 2020, 5.2",
+    example={**LOCAL_EXAMPLE, "dual_lr": 0.05},
+    defaults={**LOCAL_DEFAULTS, "dual_lr": 0.01},
+    cohorts="by_weight",
+)

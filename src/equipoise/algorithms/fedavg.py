@@ -17,6 +17,7 @@ from jax import Array
 from jaxtyping import Int
 
 from equipoise.algorithms.messages import Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, unknown
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
@@ -73,3 +74,14 @@ def fedavg(
         round=(Exchange("train", choose, send, train, average),),
         model=lambda server: server.x,
     )
+
+
+FEDAVG = Record(
+    "fedavg",
+    fedavg,
+    objective="Σ p_i f_i",
+    paper="McMahan et al. 2017",
+    example=LOCAL_EXAMPLE,
+    average=True,
+    defaults=LOCAL_DEFAULTS,
+)

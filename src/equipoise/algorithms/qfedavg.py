@@ -28,6 +28,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from equipoise.algorithms.messages import Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
@@ -130,3 +131,25 @@ def drawn_from(sample: Sample, p: ArrayLike | None) -> tuple[int, Float[np.ndarr
         f"p is {p}; give one weight per client, none below zero, that sum to one",
     )
     return weights.size, weights / weights.sum()
+
+
+QFEDSGD = Record(
+    "qfedsgd",
+    qfedsgd,
+    objective="Σ p_i f_i^(q+1)",
+    paper="Li et al. 2020",
+    example={"q": 1.5, "lr": 0.1},
+    defaults={"q": 1.0, "lr": "auto"},
+    not_settings=("p",),
+    descent={"q": 0.0},
+)
+QFEDAVG = Record(
+    "qfedavg",
+    qfedavg,
+    objective="Σ p_i f_i^(q+1)",
+    paper="Li et al. 2020",
+    example={"q": 1.5, **LOCAL_EXAMPLE},
+    defaults={"q": 1.0, **LOCAL_DEFAULTS},
+    not_settings=("p",),
+    descent={"q": 0.0},
+)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
@@ -84,3 +85,14 @@ def scaffold(
         round=(Exchange("train", choose, send, train, average, writes=True),),
         model=lambda server: server.x,
     )
+
+
+SCAFFOLD = Record(
+    "scaffold",
+    scaffold,
+    objective="1/n Σ f_i",
+    paper="Karimireddy et al. 2020",
+    example=LOCAL_EXAMPLE,
+    average=True,
+    defaults=LOCAL_DEFAULTS,
+)

@@ -16,6 +16,7 @@ Beyond the paper: a client lost in a round keeps its last loss in the dual step,
 those who answered. With everyone present this is the paper's algorithm, step for step.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from equipoise.algorithms.messages import Loss, LossAndGradient, Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
@@ -40,7 +42,7 @@ from equipoise.protocol import (
     neutral,
     weighted,
 )
-from equipoise.steps import Rule
+from equipoise.steps import Rule, constant
 from equipoise.tasks import Task
 
 
@@ -178,3 +180,16 @@ def scaffpd(
         weights=lambda server: server.lam,
         dual=dual,
     )
+
+
+SCAFFPD = Record(
+    "scaffpd",
+    scaffpd,
+    objective=SADDLE,
+    paper="Yu et al. 2023",
+    example={"rule": constant(tau=0.1, sigma=0.5, theta=0.7), **LOCAL_EXAMPLE},
+    defaults=LOCAL_DEFAULTS,
+    not_settings=("secure",),
+    cohorts="everyone",
+)
+SCAFFPD_SECURE = SCAFFPD._replace(name="scaffpd_secure", factory=partial(scaffpd, secure=True))

@@ -46,8 +46,9 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from equipoise.algorithms.messages import LossAndGradient, Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample
-from equipoise.errors import positive, require
+from equipoise.errors import known, positive, require
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
@@ -132,9 +133,10 @@ def scaffpd_ls(
     )
     for name, value in (("steps", steps), ("local_lr", local_lr), ("mu", mu), ("tau", tau)):
         positive(name, value)
-    mu = (1 - max(1 - local_lr * mu, 0) ** steps) / (steps * local_lr)
+    kept = 1 - local_lr * mu
+    mu_local: Any = (1 - (max(kept, 0) if known(kept) else jnp.maximum(kept, 0)) ** steps) / (steps * local_lr)
     mu_lam = dual.modulus
-    limit = mu / mu_lam if mu_lam > 0 else math.inf
+    limit = math.inf if known(mu_lam) and mu_lam == 0 else mu_local / mu_lam
 
     # (1) Collect losses and gradients at the point under trial.
 
@@ -168,9 +170,9 @@ def scaffpd_ls(
         at = choose(accepted, new, at)
 
         first = FIRST_COUPLING / (step**2 * coupling(at.table))
-        gamma = jnp.where(starting, first, kept.sigma / kept.tau / (1 - jnp.minimum(mu * step, 0.5)))
+        gamma = jnp.where(starting, first, kept.sigma / kept.tau / (1 - jnp.minimum(mu_local * step, 0.5)))
         sigma = jnp.minimum(gamma, limit) * step
-        theta = jnp.maximum(kept.sigma / sigma / (1 + mu_lam * kept.sigma), kept.tau / step * (1 - mu * step))
+        theta = jnp.maximum(kept.sigma / sigma / (1 + mu_lam * kept.sigma), kept.tau / step * (1 - mu_local * step))
         theta = jnp.where(starting, 0, jnp.clip(theta, 0, kept.sigma / sigma))
         s = (1 + theta) * at.losses - theta * before
         lam = dual.prox(at.lam + sigma * s, sigma)
@@ -246,3 +248,15 @@ def coupling(table: Float[Array, "n d"]) -> Float[Array, ""]:
     """|P C|^2 in the Frobenius norm, P removing the mean row; never zero."""
     centred = table - jnp.mean(table, axis=0, keepdims=True)
     return jnp.maximum(jnp.sum(centred**2), jnp.finfo(table.dtype).eps)
+
+
+SCAFFPD_LS = Record(
+    "scaffpd_ls",
+    scaffpd_ls,
+    objective=SADDLE,
+    paper="beyond Yu et al. 2023",
+    example={**LOCAL_EXAMPLE, "mu": 0.1, "tau": 0.01},
+    defaults={**LOCAL_DEFAULTS, "mu": "auto"},
+    cohorts="everyone",
+    descent=None,
+)

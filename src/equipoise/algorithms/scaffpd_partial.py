@@ -27,6 +27,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from equipoise.algorithms.messages import LossAndGradient, Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, by_weight, check_distinct
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
@@ -43,7 +44,7 @@ from equipoise.protocol import (
     mean,
     neutral,
 )
-from equipoise.steps import Rule
+from equipoise.steps import Rule, constant
 from equipoise.tasks import Task
 
 
@@ -136,3 +137,13 @@ def scaffpd_partial(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps
         weights=lambda server: server.lam,
         dual=dual,
     )
+
+
+SCAFFPD_PARTIAL = Record(
+    "scaffpd_partial",
+    scaffpd_partial,
+    objective=SADDLE,
+    paper="beyond Yu et al. 2023",
+    example={"rule": constant(tau=0.1, sigma=0.5, theta=0.7), **LOCAL_EXAMPLE},
+    defaults=LOCAL_DEFAULTS,
+)

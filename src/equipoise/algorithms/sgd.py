@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Int
 
 from equipoise.algorithms.messages import Model
+from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
@@ -51,3 +52,14 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
         round=(Exchange("gradient", choose, send, gradient, step),),
         model=lambda server: server.x,
     )
+
+
+SGD = Record(
+    "sgd",
+    sgd,
+    objective="1/n Σ f_i",
+    paper="Karimireddy et al. 2020",
+    example={"lr": 0.1},
+    average=True,
+    defaults={"lr": "auto"},
+)

@@ -23,6 +23,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from equipoise.algorithms.messages import Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, unknown
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
@@ -93,3 +94,13 @@ def term(
         model=lambda server: server.x,
         weights=lambda server: server.lam,
     )
+
+
+TERM = Record(
+    "term",
+    term,
+    objective="1/t log Σ p_i exp(t f_i)",
+    paper="Li et al. 2021",
+    example={"t": 0.5, **LOCAL_EXAMPLE},
+    defaults={"t": 1.0, **LOCAL_DEFAULTS},
+)

@@ -7,6 +7,7 @@ from jax.typing import ArrayLike
 from equipoise.objectives.checks import clients, finish, number, reference
 from equipoise.objectives.dual import Dual
 from equipoise.objectives.projections import level, moderate, settle
+from equipoise.objectives.record import Record
 
 
 def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
@@ -46,3 +47,6 @@ def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         return worst - jnp.sum(jnp.asarray(weights, losses.dtype) * saved)
 
     return finish(Dual("tv", n, penalty, prox, best_response, value, modulus=0.0))
+
+
+TV = Record("tv", tv, example={"rho": 0.3}, defaults={"rho": 0.1}, not_settings=("p",))

@@ -6,7 +6,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from equipoise.errors import require
+from equipoise import algorithms
+from equipoise.errors import InputError, require
 from equipoise.evaluation import Bounds, intervals
 from equipoise.evaluation.intervals import Paired
 from equipoise.evaluation.predictions import ROOTS
@@ -14,8 +15,6 @@ from equipoise.evaluation.rules import higher_is_better, main_score, worst_mean
 from equipoise.experiment import records
 from equipoise.experiment.records import Number, Outcome, PerClient, Row, Run
 
-AVERAGING = ("fedavg", "sgd", "fedprox", "scaffold")  # methods that train for the average client
-OWN_OBJECTIVE = ("qfedsgd", "qfedavg", "term", "propfair", "delta_fl", "agnostic_fedavg")  # they ignore [objective]
 NAMES = {"rmse": "RMSE", "auroc": "AUROC", "r2": "R²"}
 NONE = "–"
 UNKNOWN = Bounds(math.nan, math.nan, math.nan)
@@ -159,9 +158,11 @@ def setting(run: Run, section: str, key: str) -> str | None:
 def averages(run: Run) -> bool:
     """Whether it trains for the average client, which is what fairness is measured against."""
     method = setting(run, "algorithm", "name")
-    if method is None:
+    try:
+        record = algorithms.named(method or "")
+    except InputError:  # not there any more, such as the user's own
         return all(row.lam is None for row in run.rows)
-    return method in AVERAGING or (method not in OWN_OBJECTIVE and setting(run, "objective", "name") == "average")
+    return record.average or (record.takes_dual and setting(run, "objective", "name") == "average")
 
 
 def _entry(run: Run, label: str) -> Entry:
