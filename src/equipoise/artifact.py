@@ -122,6 +122,11 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
             have == want.shape,
             f"{path.name} has {have} for the weights {name!r}; the model needs {want.shape}",
         )
+    for name in _named(like):
+        require(
+            np.isfinite(tensors[name]).all(),
+            f"the weights {name!r} of {path.name} hold NaN or infinity, so it predicts nothing; train the model again",
+        )
     params = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(tensors[name]) for name in _named(like)])
     fitted = None if encoding is None else Encoding.from_json(json.dumps(encoding))
     return Artifact(params, model, fitted, loss, metadata)
