@@ -235,7 +235,9 @@ def _problem(
     features = math.prod(shape)
     options: dict[str, Any] = {"l2": settings.l2, "batch": settings.batch}
     if settings.name != "linear" or (loss == "squared_error" and config.data.name != "synthetic"):
-        task = tasks.task_of(model.init, model.apply, models.LOSSES[loss], name=settings.name, **options)
+        convex = settings.name == "linear"  # every loss of models.LOSSES is convex in the outputs
+        score = models.LOSSES[loss]
+        task = tasks.task_of(model.init, model.apply, score, name=settings.name, convex=convex, **options)
     elif loss == "cross_entropy":
         task = tasks.softmax_regression(features, outputs, **options)
     elif loss == "squared":

@@ -85,7 +85,7 @@ def squares(
             "output, or an integer class",
         )
 
-    plain = over_examples(name, size, example_losses, l2=l2, batch=batch, predict=predict, expects=expects)
+    plain = over_examples(name, size, example_losses, l2=l2, batch=batch, predict=predict, expects=expects, convex=True)
     if batch is not None:
         return plain  # a Gram matrix has no minibatches
 

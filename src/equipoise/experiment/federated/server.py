@@ -6,11 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
+from equipoise.certificates import feasible, gap_bound
 from equipoise.data.agreement import agree
 from equipoise.data.statistics import Statistics
 from equipoise.engines import flower
@@ -26,7 +28,6 @@ from equipoise.experiment.federated.site import Told, settings
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.run import Scribe, Seen, Watch
 from equipoise.files import remove, write_whole
-from equipoise.metrics import gap_bound
 from equipoise.protocol import Vector
 
 OWNER = "server.txt"  # says which process writes the folder
@@ -225,6 +226,7 @@ class Clerk:
     def look(self, x: Vector, lam: Any) -> Seen:
         """How the model fares at every site that answers."""
         clock, this, federation = time.perf_counter(), self.plan.problem, self.federation
+        lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))
         draws = run.draws_of(this) if self.rounds == self.told.run.rounds else 0
         first, reported, like = len(federation.events), federation.reported, this.train.client(0)
         found = flower.serve(
@@ -245,8 +247,9 @@ class Clerk:
         losses, gap = found.losses, np.nan
         complete = bool(np.isfinite(losses).all())
         objective = float(self.dual.value(losses)) if complete else np.nan
-        if complete and lam is not None and np.isfinite(found.gradient).all():
-            gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=this.l2))
+        mu = this.task.strong_convexity
+        if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
+            gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
         self.aside += time.perf_counter() - clock
         return Seen(losses, objective, gap, self.table)
 
