@@ -7,14 +7,13 @@ if TYPE_CHECKING:
     from equipoise import (
         algorithms,
         artifact,
+        certificates,
         cohorts,
         cores,
         data,
         errors,
         evaluation,
         experiment,
-        fairness,
-        metrics,
         models,
         objectives,
         programs,
@@ -22,12 +21,14 @@ if TYPE_CHECKING:
         tasks,
     )
     from equipoise.engines import Result, debug, kernel, simulate
+    from equipoise.evaluation import fairness
 
 ENGINES = ("Result", "debug", "kernel", "simulate")
 __all__ = [
     "Result",
     "algorithms",
     "artifact",
+    "certificates",
     "cohorts",
     "cores",
     "data",
@@ -37,7 +38,6 @@ __all__ = [
     "experiment",
     "fairness",
     "kernel",
-    "metrics",
     "models",
     "objectives",
     "programs",
@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
     if name in ENGINES:
         return getattr(importlib.import_module("equipoise.engines"), name)
-    return importlib.import_module(f"equipoise.{name}")
+    return importlib.import_module("equipoise.evaluation.fairness" if name == "fairness" else f"equipoise.{name}")
 
 
 def __dir__() -> list[str]:

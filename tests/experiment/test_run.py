@@ -229,6 +229,21 @@ def prices(folder):
         frame.write_csv(folder / f"{name}.csv")
 
 
+def test_only_weights_of_the_runs_own_objective_certify_it(tmp_path):
+    """TERM's weights are of another dual, and may be outside the set of this one, where they bound nothing."""
+    told = small("algorithm.name=term", "algorithm.t=50.0", "objective.name=cvar", "objective.alpha=1.0")
+    done = run.run(told, tmp_path / "run")
+    last, this, dual = done.rows[-1], build.problem(told), build.dual(told, 4)
+    assert max(last.lam) > 0.9  # recorded as they are; CVaR at 1 allows equal weights only
+    x = jax.numpy.asarray(safetensors.numpy.load_file(done.path / "model.safetensors")["weight"].ravel())
+
+    def gap(lam):
+        return float(eq.metrics.certify(this.task, dual, this.train, x, jax.numpy.asarray(lam), mu=0.1).gap)
+
+    assert last.gap == pytest.approx(gap([0.25] * 4))
+    assert abs(last.gap - gap(last.lam)) > 1e-3
+
+
 def test_silos_of_the_user_end_in_a_model_that_predicts(tmp_path):
     """A regression: RMSE is in the label's own units, with intervals."""
     prices(tmp_path / "shops")

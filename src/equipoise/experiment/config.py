@@ -1,4 +1,4 @@
-"""A run, told in TOML: [data] [partition] [model] [objective] [algorithm] [run].
+"""A run, described in TOML: [data] [partition] [model] [objective] [algorithm] [run].
 
 The settings of an algorithm or objective are the arguments of its own function, so a new one can be configured as
 soon as it is listed. [compare.LABEL] and [sweep] make several runs of one file, see `plan.py`.
@@ -246,8 +246,8 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
 
     `own_code` allows algorithms and objectives named as module:name, which are imported: not in settings of others.
     """
-    told = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
-    for key, value in told.items():
+    given = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
+    for key, value in given.items():
         if key not in KEYS:
             raise mistakes.no_key(source, "", key, KEYS)
         if key == "name":
@@ -255,11 +255,11 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         require(isinstance(value, Mapping), f"{source}: {key} is {value!r}; give a table, [{key}]")
     names = {"objective": ("chi2", OBJECTIVES), "algorithm": ("scaffpd", tuple(ALGORITHMS))}
     for key, (start, allowed) in names.items():
-        told[key] = {"name": start, **told.get(key, {})}
-        name = told[key]["name"]
+        given[key] = {"name": start, **given.get(key, {})}
+        name = given[key]["name"]
         if is_reference(name):
             require(
-                own_code and "federation" not in told,
+                own_code and "federation" not in given,
                 f"{source}: {key}.name is '{name}', which sites would have to import because a server says so; in a "
                 f"federation use one of {', '.join(allowed)}",
             )
@@ -267,11 +267,11 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         elif name not in allowed:
             raise mistakes.no_value(source, f"{key}.name", name, allowed)
     try:
-        config = Config.model_validate(told)
+        config = Config.model_validate(given)
     except ValidationError as error:
-        raise mistakes.mistake(source, error, told, _fields) from None
+        raise mistakes.mistake(source, error, given, _fields) from None
     checked(source, config.model_dump())
-    _check_together(source, config, told)
+    _check_together(source, config)
     return config
 
 
@@ -288,7 +288,7 @@ def check_reference(source: str, key: str, name: str) -> None:
         ) from error
 
 
-def _check_together(source: str, config: Config, told: Mapping[str, Any]) -> None:
+def _check_together(source: str, config: Config) -> None:
     """What no single key can know."""
     divided = config.data.silos is not None or config.data.name == "synthetic"
     if config.data.silos is not None:
@@ -425,7 +425,7 @@ COMPARE_HELP = """
 """
 
 
-def _fields(sections: list[str], told: Any) -> list[str]:
+def _fields(sections: list[str], settings: Any) -> list[str]:
     if not sections:
         return list(KEYS)
     first = sections[0]
@@ -434,4 +434,4 @@ def _fields(sections: list[str], told: Any) -> list[str]:
     if len(sections) > 1:
         return list(Steps.model_fields)
     section_of = algorithm_section if first == "algorithm" else objective_section
-    return list(section_of(told[first]["name"]).model_fields)
+    return list(section_of(settings[first]["name"]).model_fields)

@@ -27,6 +27,7 @@ MADE: dict[Kind, tuple[str, ...]] = {
         records.CHECKPOINT,
         records.HISTORY,
         records.MODEL,
+        records.ROW_SCORES,
         records.FEDERATION,
         records.ENVIRONMENT,
         records.AGREEMENT,

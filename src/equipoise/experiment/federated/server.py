@@ -14,6 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
+from equipoise.certificates import feasible, gap_bound
 from equipoise.data.agreement import agree
 from equipoise.data.statistics import Statistics
 from equipoise.engines import flower
@@ -30,7 +31,6 @@ from equipoise.experiment.federated.status import StatusWriter
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.run import Scribe, Seen, Watch
 from equipoise.files import remove, write_whole
-from equipoise.metrics import gap_bound
 from equipoise.protocol import Vector
 
 OWNER = "server.txt"  # says which process writes the folder
@@ -273,6 +273,7 @@ class FederatedRun:
     def evaluated(self, x: Vector, lam: Any) -> Seen:
         """How the model fares at every site that answers."""
         this, federation = self.plan.problem, self.federation
+        lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))
         draws = run.draws_of(this) if self.round == self.told.run.rounds else 0
         rows = Rows(this.train.client(0), this.train.client(0))
         if draws not in self.prepared:
@@ -298,8 +299,9 @@ class FederatedRun:
         losses, gap = found.losses, np.nan
         complete = bool(np.isfinite(losses).all())
         objective = float(self.dual.value(losses)) if complete else np.nan
-        if complete and lam is not None and np.isfinite(found.gradient).all():
-            gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=this.l2))
+        mu = this.task.strong_convexity
+        if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
+            gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
         return Seen(losses, objective, gap, self.table)
 
     def finish(self, outcome: Outcome) -> None:
