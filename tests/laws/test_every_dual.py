@@ -23,7 +23,7 @@ def unreliable(share):
 
 
 @pytest.mark.parametrize("name", ROBUST)
-@pytest.mark.parametrize("kind", sorted(DUALS))
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in sorted(DUALS)])
 def test_stays_finite_and_on_its_set(kind, name):
     dual = DUALS[kind](N, **DUALS[kind].example)
     algorithm = ALGORITHMS[name].build_example(eq.tasks.ridge(DIM, 0.1), dual, eq.cohorts.uniform(N, 2))

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from equipoise.objectives.checks import clients, finish, number, reference
+from equipoise.objectives.checks import clients, make_dual, number, reference
 from equipoise.objectives.dual import Dual
-from equipoise.objectives.projections import level, moderate, settle
+from equipoise.objectives.projections import level, moderate, with_unit_sum
 from equipoise.objectives.record import Record
 
 
@@ -31,7 +31,7 @@ def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         w = jnp.maximum(w - jnp.max(w), -jnp.finfo(v.dtype).max)
         b = jnp.maximum(jnp.concatenate([w, p + jnp.minimum(w + 2 * a, 0)]), -1)
         cap = jnp.concatenate([jnp.ones_like(p), p])
-        share = settle(jnp.clip(b - level(b, cap, -1.0), 0, cap), cap)
+        share = with_unit_sum(jnp.clip(b - level(b, cap, -1.0), 0, cap), cap)
         return share[:n] + share[n:]
 
     def best_response(losses: Array) -> Array:
@@ -46,7 +46,7 @@ def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         saved = jnp.minimum(worst - losses, 2 * moderate(rho, losses.dtype))
         return worst - jnp.sum(jnp.asarray(weights, losses.dtype) * saved)
 
-    return finish(Dual("tv", n, penalty, prox, best_response, value, modulus=0.0))
+    return make_dual(Dual("tv", n, penalty, prox, best_response, value, modulus=0.0))
 
 
 TV = Record("tv", tv, example={"rho": 0.3}, defaults={"rho": 0.1}, not_settings=("p",))

@@ -188,10 +188,10 @@ def markdown(runs: Sequence[Run]) -> str:
     for group in numbers.together(numbers.entries(runs)):
         heads, grid = cells(group)
         rows = [
-            [_plain(named(entry)), *(f"**{c.text}**" if c.best else c.text for c in row)]
+            [plain(named(entry)), *(f"**{c.text}**" if c.best else c.text for c in row)]
             for entry, row in zip(group, grid, strict=True)
         ]
-        parts.append(_markdown(["method", *(head.title for head in heads)], rows) + f"\n{_plain(measured(group))}\n")
+        parts.append(_markdown(["method", *(head.title for head in heads)], rows) + f"\n{plain(measured(group))}\n")
     return "\n".join(parts)
 
 
@@ -200,10 +200,10 @@ def per_client_markdown(*runs: Run, limit: int = AT_MOST) -> str:
     parts = []
     for group in numbers.together(numbers.entries(runs)):
         shown = clients_shown(group, limit)
-        headings = ["client", "rows", *(_plain(named(entry)) for entry in group)]
-        rows = [[_plain(cell) for cell in client_cells(group, i)] for i in shown.order]
+        headings = ["client", "rows", *(plain(named(entry)) for entry in group)]
+        rows = [[plain(cell) for cell in client_cells(group, i)] for i in shown.order]
         note = "; ".join(filter(None, (measured(group), shown.note)))
-        parts.append(_markdown(headings, rows) + f"\n{_plain(note)}\n")
+        parts.append(_markdown(headings, rows) + f"\n{plain(note)}\n")
     return "\n".join(parts)
 
 
@@ -212,6 +212,6 @@ def _markdown(headings: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (headings, rule, *rows))
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Names are the user's: nothing in them is Markdown, HTML or a new row."""
     return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", " ".join(text.split()))

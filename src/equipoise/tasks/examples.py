@@ -60,11 +60,11 @@ def over_examples(
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
         return jax.grad(loss)(x, shard, key)
 
-    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **how: Any) -> Any:
+    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **options: Any) -> Any:
         if batch is None:
-            return local.descend(lambda u, _: grad(u, shard), x, None, steps=steps, **how)
+            return local.descend(lambda u, _: grad(u, shard), x, None, steps=steps, **options)
         rows = draw(key, shard, (steps, batch))
-        return local.descend(lambda u, r: jax.grad(on_rows)(u, shard, r), x, rows, steps=steps, **how)
+        return local.descend(lambda u, r: jax.grad(on_rows)(u, shard, r), x, rows, steps=steps, **options)
 
     def prepare(shard: Shards) -> Shards:
         if expects is not None:

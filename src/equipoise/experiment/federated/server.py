@@ -19,14 +19,15 @@ from equipoise.engines import flower
 from equipoise.engines.flower import Demands, Federation, GivenUp, Outcome, Patience
 from equipoise.engines.simulator import Result
 from equipoise.errors import InputError, Stopped, require
-from equipoise.experiment import build, checkpoint, config, records, run
+from equipoise.experiment import build, checkpoint, config, folders, origin, records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.federated import agreement, sentences
 from equipoise.experiment.federated.agreement import Agreement, Plan
 from equipoise.experiment.federated.appraisal import Rows, appraisal
 from equipoise.experiment.federated.site import Told, settings
+from equipoise.experiment.origin import Origin
 from equipoise.experiment.run import Scribe, Seen, Watch
-from equipoise.files import write_whole
+from equipoise.files import remove, write_whole
 from equipoise.protocol import Vector
 
 OWNER = "server.txt"  # says which process writes the folder
@@ -45,14 +46,16 @@ def conduct(told: Config, folder: Path, grid: Grid, *, watch: Watch | None = Non
     """Runs `told` over the nodes of `grid` into `folder`; goes on where an earlier run of the same was stopped."""
     agreement.check(told)
     begin_or_go_on(told, folder)
-    with build.precision(told):
+    assert told.federation is not None
+    remove(folder / OWNER)  # a server that Flower left running stops when it sees that the folder is no longer its own
+    with folders.resuming(folder, wait=told.federation.exchange), build.precision(told):
         known = _known(folder)
         federation = gathered(told, known, grid)
         agreed = renewed(folder, federation, known) if known else settled(told, federation)
         write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
         plan = agreement.plan(told, agreed)
         about = run.federation(plan.problem, plan.algorithm, plan.notes)
-        records.write_record(folder / records.ENVIRONMENT, run.environment(told))
+        records.write_record(folder / records.ENVIRONMENT, run.environment(told, {}))
         records.write_record(folder / records.FEDERATION, about)
         clerk = Clerk(told, folder, plan, federation, watch)
         outcome = clerk.train(agreed.run)
@@ -64,15 +67,17 @@ def conduct(told: Config, folder: Path, grid: Grid, *, watch: Watch | None = Non
 
 def begin_or_go_on(told: Config, folder: Path) -> None:
     file = folder / records.CONFIG
-    if file.is_file() and not records.finished(folder):
+    if folders.marker(folder) is not None and file.is_file() and not records.finished(folder):
         there = config.parse(config.read(file), source=str(file))
+        changed = list(origin.of_settings(origin.flat(there), origin.flat(told)))
         require(
-            there == told, f"{folder} holds a run with other settings; give another --out, or --overwrite to replace it"
+            not changed,
+            f"{folder} holds a run with other settings ({'; '.join(changed[:3])}); give another --out, or --overwrite "
+            "to replace it",
         )
         return
-    run.make_room(folder, overwrite=False)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(file, told.toml())
+    with folders.writing(folder, "run", settings=origin.digest_of_settings(told)):
+        write_whole(file, told.toml())
 
 
 def _known(folder: Path) -> Agreement | None:
@@ -149,7 +154,9 @@ class Clerk:
 
     def __init__(self, told: Config, folder: Path, plan: Plan, federation: Federation, watch: Watch | None):
         self.told, self.folder, self.plan, self.federation = told, folder, plan, federation
-        self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, watch, self.look)
+        # The rows are at the sites, which know them by the digest of the agreement.
+        source = Origin(settings=origin.flat(told), files={}, data=plan.digest, code=origin.code(told))
+        self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, source, watch, self.look)
         self.dual = build.dual(told, plan.problem.n)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
@@ -190,10 +197,10 @@ class Clerk:
             self.scribe.begin()
             self.aside = 0.0
             return None
-        result, more = checkpoint.load_server(path, self.plan.algorithm, self.plan.problem.x)
-        records.cut_rows(self.folder / records.HISTORY, result.rounds)
+        saved = checkpoint.load_server(path, self.plan.algorithm, self.plan.problem.x, self.scribe.source)
+        result = self.scribe.restore(saved).result
         self.rounds = result.rounds
-        return Outcome(result._replace(history=()), flower.ledger(more))
+        return Outcome(result._replace(history=()), flower.ledger(saved.more))
 
     def pause(self, outcome: Outcome) -> None:
         self.check_owner()
@@ -211,7 +218,7 @@ class Clerk:
 
     def save(self, outcome: Outcome) -> None:
         self.check_owner()
-        checkpoint.save(self.folder / records.CHECKPOINT, self.timed(outcome.result), outcome.ledger.told())
+        self.scribe.save(self.timed(outcome.result), outcome.ledger.told())
 
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=result.seconds - self.aside)
