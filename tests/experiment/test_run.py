@@ -40,7 +40,7 @@ def finished(tmp_path_factory):
 def test_the_folder_holds_what_is_promised(finished):
     names = {path.name for path in finished.path.iterdir()}
     assert names == {"equipoise.json", "config.toml", "environment.json", "federation.json", "history.jsonl",
-                     "model.safetensors", "result.json"}  # fmt: skip
+                     "model.safetensors", "result.json", "rows.safetensors"}  # fmt: skip
     assert config.parse(finished.config) == small()
     assert [row.round for row in finished.rows] == [0, 3, 6, 9, 12]
     assert [m.train for m in finished.federation.members] == [20] * 4
