@@ -21,11 +21,12 @@ if TYPE_CHECKING:
         steps,
         tasks,
     )
-    from equipoise.engines import Result, debug, kernel, simulate
+    from equipoise.engines import Result, Trial, debug, grid, kernel, simulate, sweep
 
-ENGINES = ("Result", "debug", "kernel", "simulate")
+ENGINES = ("Result", "Trial", "debug", "grid", "kernel", "simulate", "sweep")
 __all__ = [
     "Result",
+    "Trial",
     "algorithms",
     "artifact",
     "cohorts",
@@ -36,6 +37,7 @@ __all__ = [
     "evaluation",
     "experiment",
     "fairness",
+    "grid",
     "kernel",
     "metrics",
     "models",
@@ -43,6 +45,7 @@ __all__ = [
     "programs",
     "simulate",
     "steps",
+    "sweep",
     "tasks",
 ]
 __version__ = "0.1.0"
