@@ -57,7 +57,7 @@ class Problem:
         """L: the largest curvature of any client's loss."""
         if self.curvature is not None:
             return self.curvature
-        return float(steps.estimate_constants(self.task, self.train, self.x, mu=self.l2).L_xx)
+        return steps.smoothness(self.task, self.train, self.x)
 
     def artifact_vector(self, x: Vector) -> np.ndarray:
         """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
