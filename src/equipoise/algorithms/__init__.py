@@ -17,6 +17,7 @@ from equipoise.algorithms.qfedavg import qfedsgd as qfedsgd
 from equipoise.algorithms.scaffold import scaffold as scaffold
 from equipoise.algorithms.scaffpd import scaffpd as scaffpd
 from equipoise.algorithms.scaffpd_ls import scaffpd_ls as scaffpd_ls
+from equipoise.algorithms.scaffpd_model import scaffpd_model as scaffpd_model
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial as scaffpd_partial
 from equipoise.algorithms.sgd import sgd as sgd
 from equipoise.algorithms.term import term as term
@@ -41,6 +42,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "scaffpd_secure": partial(scaffpd, secure=True),
     "scaffpd_partial": scaffpd_partial,
     "scaffpd_ls": scaffpd_ls,
+    "scaffpd_model": scaffpd_model,
 }
 
 

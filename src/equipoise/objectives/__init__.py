@@ -4,7 +4,7 @@ from equipoise.objectives.agnostic import agnostic
 from equipoise.objectives.capping import cap_weights
 from equipoise.objectives.chi2 import chi2, chi2_ball
 from equipoise.objectives.cvar import cvar
-from equipoise.objectives.dual import Dual
+from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.kl import kl
 from equipoise.objectives.propfair import propfair
 from equipoise.objectives.qffl import qffl
@@ -21,4 +21,17 @@ DUALS = {
     "propfair": propfair,
 }
 
-__all__ = ["DUALS", "Dual", "agnostic", "cap_weights", "chi2", "chi2_ball", "cvar", "kl", "propfair", "qffl", "tv"]
+__all__ = [
+    "DUALS",
+    "Dual",
+    "Interior",
+    "agnostic",
+    "cap_weights",
+    "chi2",
+    "chi2_ball",
+    "cvar",
+    "kl",
+    "propfair",
+    "qffl",
+    "tv",
+]

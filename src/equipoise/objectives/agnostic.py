@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from equipoise.objectives.checks import clients, finish
-from equipoise.objectives.dual import Dual
+from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import simplex
 
 
@@ -29,4 +29,4 @@ def agnostic(n: int) -> Dual:
     def value(losses: Array) -> Array:
         return jnp.max(losses)
 
-    return finish(Dual("agnostic", n, penalty, prox, best_response, value, modulus=0.0))
+    return finish(Dual("agnostic", n, penalty, prox, best_response, value, modulus=0.0, interior=Interior.weights(n)))

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from equipoise.objectives.checks import clients, finish, number
-from equipoise.objectives.dual import Dual
+from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import moderate, simplex
 
 
@@ -36,7 +36,8 @@ def chi2(n: int, rho: float) -> Dual:
         lam = best_response(losses)
         return jnp.sum(losses * lam) - penalty(lam)
 
-    return finish(Dual("chi2", n, penalty, prox, best_response, value, modulus=rho * n))
+    interior = Interior.weights(n, quadratic=rho * n)
+    return finish(Dual("chi2", n, penalty, prox, best_response, value, modulus=rho * n, interior=interior))
 
 
 def chi2_ball(n: int, radius: float) -> Dual:
@@ -86,4 +87,5 @@ def chi2_ball(n: int, radius: float) -> Dual:
     def value(losses: Array) -> Array:
         return jnp.sum(losses * best_response(losses))
 
-    return finish(Dual("chi2_ball", n, penalty, prox, best_response, value, modulus=0.0))
+    interior = Interior.weights(n, radius=2 * radius / n)
+    return finish(Dual("chi2_ball", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))

@@ -3,11 +3,12 @@
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from equipoise.errors import require
 from equipoise.objectives.checks import clients, finish, number
-from equipoise.objectives.dual import Dual
+from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import level, settle
 
 
@@ -44,4 +45,5 @@ def cvar(n: int, alpha: float) -> Dual:
     def value(losses: Array) -> Array:
         return jnp.sum(losses * best_response(losses))
 
-    return finish(Dual("cvar", n, penalty, prox, best_response, value, modulus=0.0))
+    interior = Interior.weights(n, cap=np.full(n, cap)) if cap < 1 else Interior.weights(n)
+    return finish(Dual("cvar", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))
