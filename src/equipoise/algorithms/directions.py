@@ -12,6 +12,7 @@ arrays of double precision.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -204,20 +205,21 @@ def orthonormal(
 
     A row of which less than `drop` is new becomes zero; zero rows go last.
     """
-    done: list[Array] = []
-    with_T: list[Array] = []
-    for row, combination in zip(D, T, strict=True):
-        size = jnp.linalg.norm(row)
-        scale = jnp.where(size > 0, 1 / jnp.maximum(size, TINY), 0)
-        row, combination = row * scale, combination * scale
+    both = jnp.concatenate([D, T], axis=1)  # what is done to a row of D is done to the row of T behind it
+    d = D.shape[1]
+
+    def scaled(row: Array, least: Array) -> Array:
+        size = jnp.linalg.norm(row[:d])
+        return row * jnp.where(size > least, 1 / jnp.maximum(size, TINY), 0)
+
+    def settle(j: Array, rows: Array) -> Array:
+        done = jnp.where((jnp.arange(len(rows)) < j)[:, None], rows, 0)
+        row = scaled(rows[j], jnp.zeros_like(drop))
         for _ in range(2):  # twice is enough
-            for other, its in zip(done, with_T, strict=True):
-                h = other @ row
-                row, combination = row - h * other, combination - h * its
-        size = jnp.linalg.norm(row)
-        scale = jnp.where(size > drop, 1 / jnp.maximum(size, TINY), 0)
-        done.append(row * scale)
-        with_T.append(combination * scale)
-    D, T = jnp.stack(done), jnp.stack(with_T)
+            row = row - (done[:, :d] @ row[:d]) @ done
+        return rows.at[j].set(scaled(row, drop))
+
+    both = jax.lax.fori_loop(0, len(D), settle, both)
+    D, T = both[:, :d], both[:, d:]
     order = jnp.argsort(jnp.all(D == 0, axis=1), stable=True)
     return T[order], D[order]
