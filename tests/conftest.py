@@ -8,6 +8,7 @@ import pytest
 
 from equipoise import programs
 
+jax.config.update("jax_num_cpu_devices", 2)  # for the laws about devices; all other tests use one
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -1,6 +1,6 @@
-"""Small federations and one way to build each algorithm, for the tests that run over all of them."""
+"""Small federations and each algorithm as its record builds it, for the tests that run over all of them."""
 
-from collections.abc import Callable
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -38,46 +38,17 @@ def start(dim: int = DIM, dtype: type = np.float64) -> jax.Array:
     return jnp.asarray(np.linspace(-1, 1, dim).astype(dtype))
 
 
-RULE = eq.steps.constant(tau=0.1, sigma=0.5, theta=0.7)
-LOCAL = {"steps": 5, "local_lr": 0.02}
-BOUND = 8.0  # PropFair's M
-
-# name -> how to build it for a task, a dual and (where it may choose) a sample.
-BUILDS: dict[str, Callable[..., Algorithm]] = {
-    "fedavg": lambda task, dual, sample: eq.algorithms.fedavg(task, sample, **LOCAL),
-    "sgd": lambda task, dual, sample: eq.algorithms.sgd(task, sample, lr=0.1),
-    "fedprox": lambda task, dual, sample: eq.algorithms.fedprox(task, sample, mu=0.5, **LOCAL),
-    "scaffold": lambda task, dual, sample: eq.algorithms.scaffold(task, sample, **LOCAL),
-    "qfedsgd": lambda task, dual, sample: eq.algorithms.qfedsgd(task, sample, q=1.5, lr=0.1),
-    "qfedavg": lambda task, dual, sample: eq.algorithms.qfedavg(task, sample, q=1.5, **LOCAL),
-    "term": lambda task, dual, sample: eq.algorithms.term(task, sample, t=0.5, **LOCAL),
-    "propfair": lambda task, dual, sample: eq.algorithms.propfair(task, sample, bound=BOUND, **LOCAL),
-    "delta_fl": lambda task, dual, sample: eq.algorithms.delta_fl(task, sample, theta=0.5, **LOCAL),
-    "afl": lambda task, dual, sample: eq.algorithms.afl(task, dual, sample, **LOCAL, dual_lr=0.05),
-    "agnostic_fedavg": lambda task, dual, sample: eq.algorithms.agnostic_fedavg(task, sample, **LOCAL, dual_lr=0.1),
-    "drfa": lambda task, dual, sample: eq.algorithms.drfa(
-        task, dual, sample if sample.m == dual.n else eq.cohorts.by_weight(sample.m), **LOCAL, dual_lr=0.01
-    ),
-    "drfa_alternative": lambda task, dual, sample: eq.algorithms.drfa_alternative(
-        task, dual, sample if sample.m == dual.n else eq.cohorts.by_weight(sample.m), **LOCAL, dual_lr=0.05
-    ),
-    "scaffpd": lambda task, dual, sample: eq.algorithms.scaffpd(task, dual, eq.cohorts.everyone(dual.n), RULE, **LOCAL),
-    "scaffpd_secure": lambda task, dual, sample: eq.algorithms.scaffpd(
-        task, dual, eq.cohorts.everyone(dual.n), RULE, **LOCAL, secure=True
-    ),
-    "scaffpd_ls": lambda task, dual, sample: eq.algorithms.scaffpd_ls(
-        task, dual, eq.cohorts.everyone(dual.n), **LOCAL, mu=0.1, tau=0.01
-    ),
-    "scaffpd_partial": lambda task, dual, sample: eq.algorithms.scaffpd_partial(task, dual, sample, RULE, **LOCAL),
-}
-assert BUILDS.keys() == ALGORITHMS.keys(), "every algorithm is built here, so that the laws run over it"
+RULE = ALGORITHMS["scaffpd"].example["rule"]
+LOCAL = dict(ALGORITHMS["fedavg"].example)
+BOUND = ALGORITHMS["propfair"].example["bound"]  # PropFair's M
 EVERY = sorted(ALGORITHMS)
 
 
+@cache  # the same object for the same settings: its programs are compiled once for all tests
 def build(name: str, *, n: int = N, dim: int = DIM, batch: int | None = None, m: int | None = None) -> Algorithm:
     task = eq.tasks.ridge(dim, 0.1, batch)
     sample = eq.cohorts.everyone(n) if m is None else eq.cohorts.uniform(n, m)
-    return BUILDS[name](task, eq.objectives.chi2(n, 0.1), sample)
+    return ALGORITHMS[name].build_example(task, eq.objectives.chi2(n, 0.1), sample)
 
 
 def assert_same(a: object, b: object, rtol: float = 1e-9, atol: float = 1e-11) -> None:

@@ -11,7 +11,7 @@ import equipoise
 
 ROOT = Path(equipoise.__file__).parent
 LEVELS = [
-    {"errors", "cores", "files", "programs"},
+    {"errors", "cores", "extensions", "files", "programs"},
     {"protocol"},
     {"data"},
     {"scores", "fairness"},

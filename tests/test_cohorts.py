@@ -21,6 +21,44 @@ def test_uniform_draws_without_repeats_and_fairly():
     np.testing.assert_allclose(np.bincount(ids.ravel(), minlength=6) / ids.size, 1 / 6, atol=0.01)
 
 
+def test_uniform_among_many_draws_without_repeats_and_fairly():
+    """Few enough values for chance to repeat some in every draw."""
+    draw = jax.jit(jax.vmap(lambda key: cohorts._distinct(key, 12, 6)))
+    ids = np.asarray(draw(KEYS))
+    assert all(len(set(row)) == 6 for row in ids)
+    assert ids.min() >= 0
+    assert ids.max() < 12
+    np.testing.assert_allclose(np.bincount(ids.ravel(), minlength=12) / ids.size, 1 / 12, atol=0.01)
+    together = np.mean([(0 in row) and (1 in row) for row in ids])
+    assert abs(together - 6 * 5 / (12 * 11)) < 0.02
+    np.testing.assert_allclose(np.bincount(ids[:, 5], minlength=12) / len(ids), 1 / 12, atol=0.015)
+    cohort = cohorts.uniform(10**6, 300)(jax.random.key(1))
+    assert len(set(cohort.ids.tolist())) == 300
+    assert cohort.ids.max() < 10**6
+
+
+def test_by_weight_among_many_never_draws_a_weight_of_zero():
+    rng = np.random.default_rng(0)
+    lam = rng.random(2000) * (rng.random(2000) < 0.1)
+    ids = np.asarray(cohorts.by_weight(50_000)(jax.random.key(0), jnp.asarray(lam)).ids)
+    found = np.bincount(ids, minlength=2000) / ids.size
+    assert (found[lam == 0] == 0).all()
+    np.testing.assert_allclose(found, lam / lam.sum(), atol=0.002)
+
+
+def test_coin_among_many_asks_each_with_the_same_probability():
+    sample = cohorts.coin(4000, 0.01)
+    assert sample.m < 400
+    ids, present = jax.jit(jax.vmap(sample.draw, (0, None)))(KEYS, None)
+    sizes = np.asarray(present).sum(axis=1)
+    assert abs(sizes.mean() - 40) < 0.4
+    assert abs(sizes.var() - 4000 * 0.01 * 0.99) < 4
+    asked = np.asarray(ids)[np.asarray(present)]
+    tenths = np.bincount(asked // 400, minlength=10) / asked.size
+    np.testing.assert_allclose(tenths, 0.1, atol=0.004)
+    assert all(len(set(i[p])) == p.sum() for i, p in zip(np.asarray(ids[:50]), np.asarray(present[:50]), strict=True))
+
+
 def test_by_weight_draws_with_replacement_by_the_weights():
     lam = jnp.array([0.5, 0.0, 0.3, 0.2])
     ids = np.asarray(jax.vmap(lambda key: cohorts.by_weight(3)(key, lam).ids)(KEYS))

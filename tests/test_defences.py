@@ -1,15 +1,14 @@
 """What a site can do to the others by lying."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 
 import equipoise as eq
-from equipoise.algorithms.clipping import clip_losses, loss_among
+from equipoise.algorithms.clipping import clip_losses, has_loss
 from equipoise.objectives import cap_weights
-from tests.problems import BUILDS, DIM, LOCAL, RULE, N, assert_identical, build, start, unequal
+from tests.problems import DIM, EVERY, LOCAL, RULE, N, assert_identical, build, start, unequal
 
 o = eq.objectives
 DUALS = [o.agnostic(N), o.chi2(N, 0.1), o.chi2_ball(N, 0.7), o.cvar(N, 0.3), o.kl(N, 0.2), o.tv(N, 0.3)]
@@ -64,16 +63,14 @@ def test_an_enormous_loss_gets_the_cap_and_leaves_the_rest_to_the_others(dual):
 
 
 def test_the_loss_is_found_in_what_every_algorithm_reports():
-    """clip_losses has to know which number is the loss: for each algorithm it is f_i at the start."""
+    """clip_losses reads the loss by its name: for each algorithm it is f_i at the start."""
     data, task = unequal(), eq.tasks.ridge(DIM, 0.1)
-    for name in BUILDS:
+    for name in EVERY:
         algorithm = build(name)
         exchange, seen = algorithm.round[0], []
 
         def close(server, replies, seen=seen, exchange=exchange):
-            leaves = jax.tree.leaves(replies.each)
-            at = loss_among(leaves)
-            seen.extend([] if at is None else [leaves[at]])
+            seen.extend([replies.each.loss] if has_loss(replies.each) else [])
             return exchange.close(server, replies)
 
         watched = algorithm._replace(round=(exchange._replace(close=close), *algorithm.round[1:]))
@@ -90,10 +87,8 @@ def lying(algorithm, client, loss):
     exchange = algorithm.round[0]
 
     def close(server, replies):
-        leaves, structure = jax.tree.flatten(replies.each)
-        at = loss_among(leaves)
-        leaves[at] = leaves[at].at[client].set(loss)
-        return exchange.close(server, replies._replace(each=jax.tree.unflatten(structure, leaves)))
+        losses = replies.each.loss.at[client].set(loss)
+        return exchange.close(server, replies._replace(each=replies.each._replace(loss=losses)))
 
     return algorithm._replace(round=(exchange._replace(close=close), *algorithm.round[1:]))
 

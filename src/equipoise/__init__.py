@@ -3,12 +3,20 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from equipoise import cores
-
-cores.use_all()  # before JAX starts its devices
-
-from equipoise import algorithms, cohorts, data, errors, fairness, metrics, objectives, steps, tasks  # noqa: E402
-from equipoise.engines import Result, debug, simulate  # noqa: E402
+from equipoise import (
+    algorithms,
+    cohorts,
+    cores,
+    data,
+    errors,
+    fairness,
+    metrics,
+    objectives,
+    programs,
+    steps,
+    tasks,
+)
+from equipoise.engines import Result, debug, kernel, simulate
 
 if TYPE_CHECKING:
     from equipoise import artifact, evaluation, experiment, models
@@ -20,15 +28,18 @@ __all__ = [
     "algorithms",
     "artifact",
     "cohorts",
+    "cores",
     "data",
     "debug",
     "errors",
     "evaluation",
     "experiment",
     "fairness",
+    "kernel",
     "metrics",
     "models",
     "objectives",
+    "programs",
     "simulate",
     "steps",
     "tasks",

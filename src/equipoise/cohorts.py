@@ -1,5 +1,10 @@
-"""Who takes part in an exchange."""
+"""Who takes part in an exchange.
 
+Among many clients a cohort is drawn at the cost of those it asks: no draw sorts all n, and only `by_weight`, which has
+to read n weights, reads n numbers.
+"""
+
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +19,7 @@ from equipoise.errors import InputError, require
 from equipoise.protocol import Cohort, RandomKey
 
 Weights = Float[Array, " n"]
+FEW = 1024  # clients up to which drawing a number for each is cheapest
 
 
 class Sample(NamedTuple):
@@ -46,9 +52,11 @@ def uniform(n: int, m: int) -> Sample:
     check_clients(n)
     require(1 <= m <= n, f"a cohort of {m} out of {n} clients cannot be drawn without repeats; give 1 <= m <= {n}")
 
+    few = n <= FEW or 4 * m > n
+
     def draw(key: RandomKey, weights: Weights | None) -> Cohort:
-        ids = jax.random.choice(key, n, (m,), replace=False).astype(jnp.int32)
-        return Cohort(ids, jnp.ones(m, bool))
+        ids = jax.lax.top_k(jax.random.bits(key, (n,), jnp.uint32), m)[1] if few else _distinct(key, n, m)
+        return Cohort(ids.astype(jnp.int32), jnp.ones(m, bool))
 
     return Sample(f"uniform({n}, {m})", n, m, True, draw)
 
@@ -60,18 +68,75 @@ def by_weight(m: int) -> Sample:
     def draw(key: RandomKey, weights: Weights | None) -> Cohort:
         if weights is None:
             raise InputError("by_weight draws from client weights and this algorithm has none; use uniform(n, m)")
-        ids = jax.random.choice(key, weights.size, (m,), p=weights).astype(jnp.int32)
-        return Cohort(ids, jnp.ones(m, bool))
+        return Cohort(_weighted(key, weights, m), jnp.ones(m, bool))
 
     return Sample(f"by_weight({m})", None, m, False, draw)
 
 
 def coin(n: int, p: float) -> Sample:
-    """Every client with probability p: the cohort's size varies, its shape does not."""
+    """Every client with probability p: the cohort's size varies, its shape does not.
+
+    Among many clients there are slots for 8 standard deviations more than n p; who does not fit, once in 10^14 draws or
+    less, is left out.
+    """
     check_clients(n)
     require(0 < p <= 1, f"the probability of taking part is {p}; give 0 < p <= 1")
-    ids = np.arange(n, dtype=np.int32)
-    return Sample(f"coin({n}, {p})", n, n, True, lambda key, weights: Cohort(ids, jax.random.bernoulli(key, p, (n,))))
+    slots = math.ceil(n * p + 8 * math.sqrt(n * p) + 8)
+    if n <= FEW or 2 * slots > n:
+        ids = np.arange(n, dtype=np.int32)
+        return Sample(
+            f"coin({n}, {p})", n, n, True, lambda key, weights: Cohort(ids, jax.random.bernoulli(key, p, (n,)))
+        )
+
+    def draw(key: RandomKey, weights: Weights | None) -> Cohort:
+        # From one client who takes part to the next the gaps are geometric: floor of an exponential variable.
+        gaps = jnp.floor(jax.random.exponential(key, (slots,)) / -math.log1p(-p))
+        ids = jnp.cumsum(jnp.minimum(gaps, n).astype(jnp.int32) + 1) - 1
+        return Cohort(jnp.minimum(ids, n - 1), ids < n)
+
+    return Sample(f"coin({n}, {p})", n, slots, True, draw)
+
+
+def _distinct(key: RandomKey, n: int, m: int) -> Int[Array, " m"]:
+    """m distinct numbers below n, uniformly: repeats are drawn again until there are none.
+
+    No number is treated differently from another, so all sets of m are equally likely.
+    """
+
+    def again(state: tuple) -> tuple:
+        ids, repeated, t = state
+        fresh = _below(jax.random.fold_in(key, t), n, (m,))
+        ids = jnp.where(repeated, fresh, ids)
+        order = jnp.argsort(ids)
+        ahead = ids[order]
+        same = jnp.concatenate([jnp.zeros(1, bool), ahead[1:] == ahead[:-1]])
+        return ids, jnp.zeros(m, bool).at[order].set(same), t + 1
+
+    start = (jnp.zeros(m, jnp.int32), jnp.ones(m, bool), jnp.int32(0))
+    return jax.lax.while_loop(lambda state: jnp.any(state[1]), again, start)[0]
+
+
+def _below(key: RandomKey, n: int, shape: tuple[int, ...]) -> Int[Array, "..."]:
+    """Numbers below n, each as likely as any other up to n/2^32: in a third of `randint`'s operations."""
+    return (jax.random.bits(key, shape, jnp.uint32) % jnp.uint32(n)).astype(jnp.int32)
+
+
+def _weighted(key: RandomKey, weights: Weights, m: int) -> Int[Array, " m"]:
+    """m independent draws by the weights; never one of weight zero. Of many, first a block, then one of the block."""
+    n = weights.size
+    if n <= FEW:
+        return _first_above(jax.random.uniform(key, (m,), weights.dtype), weights)
+    width = math.isqrt(n)
+    blocks = jnp.pad(weights, (0, -n % width)).reshape(-1, width)
+    u = jax.random.uniform(key, (2, m), weights.dtype)
+    block = _first_above(u[0], jnp.sum(blocks, axis=1))
+    return block * width + jax.vmap(_first_above)(u[1], blocks[block])
+
+
+def _first_above(u: Float[Array, "*m"], weights: Weights) -> Int[Array, "*m"]:
+    """The first i whose cumulated weight is above the part u of the sum."""
+    cumulated = jnp.cumsum(weights)
+    return jnp.searchsorted(cumulated, u * cumulated[-1], side="right", method="compare_all").astype(jnp.int32)
 
 
 def check_clients(n: int) -> None:

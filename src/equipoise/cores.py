@@ -1,4 +1,7 @@
-"""Every core of a CPU as a JAX device of its own, so that clients run side by side on them."""
+"""Every core of a CPU as a JAX device of its own, so that clients run side by side on them.
+
+The commands of Equipoise do it by themselves; in Python call `equipoise.cores.use_all()` first of all.
+"""
 
 import os
 

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+import jax
+
 
 class EquipoiseError(Exception):
     """Everything that Equipoise raises on purpose."""
@@ -25,9 +27,14 @@ class Stopped(KeyboardInterrupt):
         self.result = result
 
 
+def known(*values: Any) -> bool:
+    """Whether the values are numbers by now: inside jit and vmap they may be tracers, which no check can see."""
+    return not any(isinstance(value, jax.core.Tracer) for value in values)
+
+
 def require(condition: Any, sentence: str) -> None:
-    """Raises InputError(sentence) unless `condition` holds."""
-    if not condition:
+    """Raises InputError(sentence) unless `condition` holds, or is not known yet (see `known`)."""
+    if known(condition) and not condition:
         raise InputError(sentence)
 
 
@@ -38,6 +45,11 @@ def positive(name: str, value: Any) -> None:
         f"{name} is {value!r}; give a number",
     )
     require(value > 0, f"{name} is {value}; give a number above zero")
+
+
+def within(name: str, value: Any, low: float, high: float) -> None:
+    """A number from `low` to `high`."""
+    require((value >= low) & (value <= high), f"{name} is {value}; give a number from {low:g} to {high:g}")
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:

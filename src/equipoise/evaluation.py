@@ -17,8 +17,9 @@ from equipoise import fairness
 from equipoise import scores as measures
 from equipoise.cohorts import Sample, check_distinct, everyone
 from equipoise.engines.feed import Feed, feed
+from equipoise.engines.kernel import exchange_once
 from equipoise.engines.layout import lay_out
-from equipoise.engines.simulator import run_exchange, simulate
+from equipoise.engines.simulator import simulate
 from equipoise.errors import require, unknown
 from equipoise.protocol import (
     Algorithm,
@@ -198,13 +199,13 @@ def evaluator(
     if scores is None:
         scores = suited(task.predict, x, shard)
     algorithm = evaluation(task, everyone(data.n), None, scores=scores)
-    source = feed(algorithm.prepare, data)
-    layout = lay_out(source, data.n, None, clients_per_batch or _side_by_side(shard))
+    source = feed(algorithm, data)
+    layout = lay_out(shard, data.n, None, clients_per_batch or _side_by_side(shard))
     source, keys = layout.share(source), layout.place(exchange_keys(jax.random.key(0), 0, 0))
 
     @jax.jit
     def judged(x: Vector, source: Feed) -> PerClient:
-        server, _, _ = run_exchange(algorithm.round[0], algorithm.init(x), None, source, keys, layout, None)
+        server, _, _ = exchange_once(algorithm.round[0], algorithm.init(x), None, source, keys, layout)
         return server.heard
 
     return lambda x: jax.tree.map(np.asarray, judged(layout.place(x), source))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from equipoise.errors import known
 from equipoise.protocol import Vector
 
 
@@ -18,7 +19,7 @@ def descend(
     steps: int,
     lr: ArrayLike,
     shift: Vector | None = None,
-    pull: float = 0.0,
+    pull: ArrayLike = 0.0,
     snapshot: ArrayLike | None = None,
 ) -> Any:
     """`steps` times u -= lr * (grad(u, draw) + shift + pull * (u - x)), from u = x.
@@ -31,7 +32,7 @@ def descend(
         g = grad(u, draw)
         if shift is not None:
             g = g + shift
-        return g + pull * (u - x) if pull else g
+        return g if known(pull) and not pull else g + pull * (u - x)
 
     def step(u: Vector, draw: Any) -> tuple[Vector, None]:
         return u - lr * direction(u, draw), None

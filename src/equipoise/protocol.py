@@ -10,7 +10,9 @@ An exchange is one trip server -> clients -> server, told by four pure functions
 Nothing else crosses: `work` has no server argument, `open`/`send`/`close` have no data argument.
 """
 
+import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,9 +22,11 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Key, PyTree
 
+from equipoise.errors import InputError, known, require
+
 Server = Any  # an algorithm's own NamedTuple of arrays
 Client = Any  # the same, one per client; None when clients keep nothing
-Message = Any  # a tree of arrays
+Message = Any  # a NamedTuple of arrays
 Data = Any  # one client's shard, or what the task's `prepare` made of it
 Vector = Float[Array, " d"]
 RandomKey = Key[Array, ""]
@@ -49,8 +53,19 @@ class Cohort(NamedTuple):
         return mean((jnp.sum(w), w)) * jnp.sum(weights)
 
 
-def mean(total: tuple[Array, PyTree[Array]]) -> PyTree[Array]:
-    """The weighted mean of a (weight, weight * value) sum; zero if nobody had weight."""
+class Weighted(NamedTuple):
+    """A value times its weight, and the weight: sums of both, over a cohort, are what `mean` needs."""
+
+    weight: Float[Array, ""]
+    value: PyTree[Array]
+
+
+def weighted(weight: Float[Array, ""], value: PyTree[Array]) -> Weighted:
+    return Weighted(weight, jax.tree.map(lambda v: weight * v, value))
+
+
+def mean(total: Weighted | tuple[Array, PyTree[Array]]) -> PyTree[Array]:
+    """The weighted mean of a sum of `weighted` values; zero if nobody had weight."""
     weight, value = total
     return jax.tree.map(lambda v: v / jnp.where(weight > 0, weight, 1), value)
 
@@ -62,7 +77,10 @@ def neutral(table: Float[Array, " n"], heard: Bool[Array, " n"]) -> Float[Array,
 
 
 class Reply(NamedTuple):
-    """A client's answer, split by what the server is allowed to see of it."""
+    """A client's answer, split by what the server is allowed to see of it; both parts are NamedTuples.
+
+    A field `loss` of `each` is the client's own loss f_i: `clip_losses` reads it by that name.
+    """
 
     total: PyTree[Array] = None  # only the sum over the cohort reaches the server
     each: PyTree[Array] = None  # the server sees every client's own value
@@ -84,6 +102,26 @@ class Exchange(NamedTuple):
     send: Callable[[Server, Int[Array, ""]], Message]
     work: Callable[[Message, Client, Data, RandomKey], tuple[Client, Reply]]
     close: Callable[[Server, Replies], Server]
+    writes: bool = False  # whether `work` changes the client's state; if not, it hands it back as it was
+
+
+def run_client(
+    exchange: Exchange, message: Message, client: Client, data: Data, key: RandomKey
+) -> tuple[Client, Reply]:
+    """`exchange.work`; an error where it changes a state that the exchange does not say it writes."""
+    new, reply = exchange.work(message, client, data, key)
+    now, before = jax.tree.leaves(new), jax.tree.leaves(client)
+    kept = len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+    require(
+        exchange.writes or kept,
+        f"the exchange '{exchange.name}' changes the state of its clients without saying so; build it with "
+        "Exchange(..., writes=True), or hand back the state as it was",
+    )
+    return new, reply
+
+
+def no_weights(server: Server) -> None:
+    """Of a method that does not weigh clients."""
 
 
 class Algorithm(NamedTuple):
@@ -97,6 +135,8 @@ class Algorithm(NamedTuple):
     init_client: Callable[[Vector], Client]
     round: tuple[Exchange, ...]
     model: Callable[[Server], Vector]  # the parameters to evaluate and ship
+    weights: Callable[[Server], Float[Array, " n"] | None] = no_weights  # what each client's loss counts
+    dual: Any = None  # the Dual it was built for, whose weights these are; None: they are not of a dual that was given
 
 
 class Wire(NamedTuple):
@@ -130,7 +170,7 @@ def wire(algorithm: Algorithm, x: Vector, shard: Data) -> list[Wire]:
     for exchange in algorithm.round:
         server, cohort = jax.eval_shape(exchange.open, server, key)
         message = jax.eval_shape(exchange.send, server, i)
-        client, reply = jax.eval_shape(exchange.work, message, client, shard, key)
+        client, reply = jax.eval_shape(partial(run_client, exchange), message, client, shard, key)
         m = cohort.ids.shape[0]
         each = jax.tree.map(lambda s, m=m: jax.ShapeDtypeStruct((m, *s.shape), s.dtype), reply.each)
         server = jax.eval_shape(exchange.close, server, Replies(reply.total, each, cohort))
@@ -141,10 +181,36 @@ def wire(algorithm: Algorithm, x: Vector, shard: Data) -> list[Wire]:
 # Every engine derives its keys from these coordinates, so all of them draw the same numbers.
 
 
+def as_key(seed: RandomKey | int) -> RandomKey:
+    """The key of an integer seed from 0 to 2^64 - 1; a key stays as it is."""
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        require(seed.ndim == 0, f"{seed.size} keys were given; give one, or an integer seed")
+        return seed
+    if isinstance(seed, jax.Array) and seed.dtype == jnp.uint32 and seed.ndim == 1:
+        return jax.random.wrap_key_data(seed)  # of jax.random.PRNGKey
+    if not known(seed):
+        return jax.random.key(seed)
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise InputError(f"the seed is {seed!r}; give an integer, or a jax.random.key(...)") from None
+    require(0 <= number < 2**64, f"the seed is {number}; give an integer from 0 to 2^64 - 1")
+    low, high = number % 2**32, number // 2**32
+    key = jax.random.key(np.uint32(low))
+    return jax.random.fold_in(key, np.uint32(high)) if high else key  # 32 bits are all that a seed holds
+
+
 def exchange_keys(key: RandomKey, round: ArrayLike, exchange: int) -> tuple[RandomKey, RandomKey]:
     """The keys of `open` and of the clients' `work` in one exchange of one round."""
-    opening, working = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, round), exchange))
-    return opening, working
+    base = jax.random.fold_in(key, round)
+    return jax.random.fold_in(base, 2 * exchange), jax.random.fold_in(base, 2 * exchange + 1)
+
+
+def round_keys(key: RandomKey, round: ArrayLike, exchanges: int) -> list[tuple[RandomKey, RandomKey]]:
+    """`exchange_keys` of every exchange, in one operation: random numbers are what takes longest to compile."""
+    places = jnp.arange(2 * exchanges, dtype=jnp.uint32)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, round), places)
+    return [(keys[2 * k], keys[2 * k + 1]) for k in range(exchanges)]
 
 
 def slot_key(working: RandomKey, slot: ArrayLike) -> RandomKey:

@@ -112,9 +112,8 @@ def test_the_average_settles_where_the_last_iterate_circles():
 @pytest.mark.parametrize("name", sorted(eq.objectives.DUALS))
 def test_takes_every_dual(name):
     """At rest sum_i lam_i grad f_i(x) = 0 and lam is the best response, which is a saddle point of that dual."""
-    arguments = {"chi2": [0.1], "chi2_ball": [0.5], "cvar": [0.4], "kl": [0.5], "tv": [0.3], "qffl": [1.0]}
-    arguments |= {"propfair": [12.0], "agnostic": []}
-    dual = eq.objectives.DUALS[name](N, *arguments[name])
+    record = eq.objectives.DUALS[name]
+    dual = record(N, **({"bound": 12.0} if name == "propfair" else record.example))
     lr = 0.1 if name == "propfair" else 0.02  # the weights of PropFair go to about 1/bound
     algorithm = eq.algorithms.afl(TASK, dual, EVERYONE, local_lr=lr, dual_lr=0.02)
     server = eq.simulate(algorithm, start(), unequal(), 0, rounds=8000).server

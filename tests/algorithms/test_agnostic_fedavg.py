@@ -84,8 +84,8 @@ def test_minibatches_estimate_the_whole_local_gradient():
         message = algorithm.round[0].send(server, jnp.int32(2))
 
         def step(key, message=message, data=data, algorithm=algorithm):
-            (beta, weighted), _, _ = algorithm.round[0].work(message, None, data, key)[1].total
-            return weighted / beta
+            update = algorithm.round[0].work(message, None, data, key)[1].total.update
+            return update.value / update.weight
 
         keys = jax.random.split(jax.random.key(0), 1 if batch is None else 20000)
         each = np.asarray(jax.vmap(step)(keys))

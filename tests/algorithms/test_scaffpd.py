@@ -93,9 +93,8 @@ def test_a_strong_penalty_gives_the_average_objective():
 
 @pytest.mark.parametrize("name", sorted(eq.objectives.DUALS))
 def test_takes_every_dual(name):
-    arguments = {"chi2": [0.1], "chi2_ball": [0.5], "cvar": [0.4], "kl": [0.5], "tv": [0.3], "qffl": [1.0]}
-    arguments |= {"propfair": [50.0], "agnostic": []}
-    dual = eq.objectives.DUALS[name](N, *arguments[name])
+    record = eq.objectives.DUALS[name]
+    dual = record(N, **record.example)
     # The weights of PropFair sum to about 1/bound, not to one, and the primal step with them.
     rule = eq.steps.constant(tau=3.0 if name == "propfair" else 0.02, sigma=0.02, theta=0.9)
     algorithm = eq.algorithms.scaffpd(TASK, dual, EVERYONE, rule, steps=5, local_lr=0.01)

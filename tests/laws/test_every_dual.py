@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from tests.problems import BUILDS, DIM, N, start, unequal
+from equipoise.algorithms import ALGORITHMS
+from equipoise.errors import InputError
+from equipoise.objectives import DUALS
+from tests.problems import DIM, EVERY, N, start, unequal
 
-ARGUMENTS = {"chi2": [0.1], "chi2_ball": [0.5], "cvar": [0.3], "kl": [0.5], "tv": [0.3], "qffl": [1.0], "agnostic": []}
-ARGUMENTS |= {"propfair": [50.0]}
-ROBUST = ("afl", "drfa", "drfa_alternative", "scaffpd_partial", "scaffpd_ls")
+APART = ("scaffpd", "scaffpd_secure")  # with every dual in tests/algorithms/test_scaffpd.py
+ROBUST = [name for name in EVERY if ALGORITHMS[name].takes_dual and name not in APART]
 LOST = {"scaffpd_ls": 0.05}  # which goes on only when everybody answers
 
 
@@ -22,13 +24,17 @@ def unreliable(share):
 
 
 @pytest.mark.parametrize("name", ROBUST)
-@pytest.mark.parametrize("kind", sorted(eq.objectives.DUALS))
+@pytest.mark.parametrize("kind", sorted(DUALS))
 def test_stays_finite_and_on_its_set(kind, name):
-    dual = eq.objectives.DUALS[kind](N, *ARGUMENTS[kind])
-    algorithm = BUILDS[name](eq.tasks.ridge(DIM, 0.1), dual, eq.cohorts.uniform(N, 2))
+    dual = DUALS[kind](N, **DUALS[kind].example)
+    if name == "scaffpd_model" and not dual.simplex:
+        with pytest.raises(InputError, match="are no shares, which SCAFF-PD with a model needs"):
+            ALGORITHMS[name].build_example(eq.tasks.ridge(DIM, 0.1), dual)
+        return
+    algorithm = ALGORITHMS[name].build_example(eq.tasks.ridge(DIM, 0.1), dual, eq.cohorts.uniform(N, 2))
 
     def record(server):
-        return algorithm.model(server), server.at.lam if name == "scaffpd_ls" else server.lam
+        return algorithm.model(server), algorithm.weights(server)
 
     lost = unreliable(LOST.get(name, 0.3))
     x, lam = eq.simulate(algorithm, start(), unequal(), 0, rounds=2000, record=record, lost=lost).history

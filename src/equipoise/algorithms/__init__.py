@@ -1,53 +1,73 @@
 """Every algorithm, by name."""
 
-from collections.abc import Callable
-from functools import partial
-
+from equipoise import extensions
+from equipoise.algorithms.afl import AFL
 from equipoise.algorithms.afl import afl as afl
+from equipoise.algorithms.agnostic_fedavg import AGNOSTIC_FEDAVG
 from equipoise.algorithms.agnostic_fedavg import agnostic_fedavg as agnostic_fedavg
 from equipoise.algorithms.clipping import clip_losses as clip_losses
+from equipoise.algorithms.delta_fl import DELTA_FL
 from equipoise.algorithms.delta_fl import delta_fl as delta_fl
+from equipoise.algorithms.drfa import DRFA
 from equipoise.algorithms.drfa import drfa as drfa
+from equipoise.algorithms.drfa_alternative import DRFA_ALTERNATIVE
 from equipoise.algorithms.drfa_alternative import drfa_alternative as drfa_alternative
+from equipoise.algorithms.fedavg import FEDAVG
 from equipoise.algorithms.fedavg import fedavg as fedavg
+from equipoise.algorithms.fedprox import FEDPROX
 from equipoise.algorithms.fedprox import fedprox as fedprox
+from equipoise.algorithms.propfair import PROPFAIR
 from equipoise.algorithms.propfair import propfair as propfair
+from equipoise.algorithms.qfedavg import QFEDAVG, QFEDSGD
 from equipoise.algorithms.qfedavg import qfedavg as qfedavg
 from equipoise.algorithms.qfedavg import qfedsgd as qfedsgd
+from equipoise.algorithms.record import Record as Record
+from equipoise.algorithms.record import record_of
+from equipoise.algorithms.scaffold import SCAFFOLD
 from equipoise.algorithms.scaffold import scaffold as scaffold
+from equipoise.algorithms.scaffpd import SCAFFPD, SCAFFPD_SECURE
 from equipoise.algorithms.scaffpd import scaffpd as scaffpd
+from equipoise.algorithms.scaffpd_ls import SCAFFPD_LS
 from equipoise.algorithms.scaffpd_ls import scaffpd_ls as scaffpd_ls
+from equipoise.algorithms.scaffpd_model import SCAFFPD_MODEL
 from equipoise.algorithms.scaffpd_model import scaffpd_model as scaffpd_model
+from equipoise.algorithms.scaffpd_partial import SCAFFPD_PARTIAL
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial as scaffpd_partial
+from equipoise.algorithms.sgd import SGD
 from equipoise.algorithms.sgd import sgd as sgd
+from equipoise.algorithms.term import TERM
 from equipoise.algorithms.term import term as term
 from equipoise.errors import unknown
-from equipoise.protocol import Algorithm
 
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    "fedavg": fedavg,
-    "sgd": sgd,
-    "fedprox": fedprox,
-    "scaffold": scaffold,
-    "qfedsgd": qfedsgd,
-    "qfedavg": qfedavg,
-    "term": term,
-    "propfair": propfair,
-    "delta_fl": delta_fl,
-    "afl": afl,
-    "agnostic_fedavg": agnostic_fedavg,
-    "drfa": drfa,
-    "drfa_alternative": drfa_alternative,
-    "scaffpd": scaffpd,
-    "scaffpd_secure": partial(scaffpd, secure=True),
-    "scaffpd_partial": scaffpd_partial,
-    "scaffpd_ls": scaffpd_ls,
-    "scaffpd_model": scaffpd_model,
+ALGORITHMS: dict[str, Record] = {
+    record.name: record
+    for record in (
+        FEDAVG,
+        SGD,
+        FEDPROX,
+        SCAFFOLD,
+        QFEDSGD,
+        QFEDAVG,
+        TERM,
+        PROPFAIR,
+        DELTA_FL,
+        AFL,
+        AGNOSTIC_FEDAVG,
+        DRFA,
+        DRFA_ALTERNATIVE,
+        SCAFFPD,
+        SCAFFPD_SECURE,
+        SCAFFPD_PARTIAL,
+        SCAFFPD_LS,
+        SCAFFPD_MODEL,
+    )
 }
 
 
-def named(name: str) -> Callable[..., Algorithm]:
-    """The factory of an algorithm's name."""
+def named(name: str) -> Record:
+    """The record of a listed name, or of a factory or Record of the user's own, "module:name"."""
+    if extensions.is_reference(name):
+        return record_of(extensions.load(name), name)
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     return ALGORITHMS[name]

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from equipoise.algorithms.record import LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
@@ -46,6 +47,26 @@ class Server(NamedTuple):
     x_bar: Vector
     lam_bar: Float[Array, " n"]
     rounds: Int[Array, ""]
+
+
+class Start(NamedTuple):
+    """The model to train from."""
+
+    x: Vector
+    lam_i: Float[Array, ""] | None  # None: the server weighs the updates when it knows all losses
+
+
+class Update(NamedTuple):
+    """lam_i (y_i - x)."""
+
+    dy: Vector
+
+
+class Report(NamedTuple):
+    """What the server sees of a client."""
+
+    loss: Float[Array, ""]
+    dy: Vector | None  # y_i - x; None where it is sent in the sum
 
 
 def afl(
@@ -84,23 +105,24 @@ def afl(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send(server: Server, i: Int[Array, ""]) -> tuple | Vector:
-        return (server.x, server.lam[i]) if at_once else server.x
+    def send(server: Server, i: Int[Array, ""]) -> Start:
+        return Start(server.x, server.lam[i] if at_once else None)
 
-    def train(message: tuple | Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
-        x, lam_i = message if isinstance(message, tuple) else (message, None)
+    def train(message: Start, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        x, lam_i = message
         loss = task.loss(x, data)
         dy = task.descend(x, data, key, steps=steps, lr=local_lr) - x
-        return None, Reply(each=(loss, dy)) if lam_i is None else Reply(total=lam_i * dy, each=loss)
+        if lam_i is None:
+            return None, Reply(each=Report(loss, dy))
+        return None, Reply(total=Update(lam_i * dy), each=Report(loss, None))
 
     def move(server: Server, replies: Replies) -> Server:
-        losses = replies.each if at_once else replies.each[0]
-        lam = ascend(dual, server.lam, replies.cohort, losses, dual_lr)
+        lam = ascend(dual, server.lam, replies.cohort, replies.each.loss, dual_lr)
         if at_once:
             mass = jnp.sum(jnp.where(replies.cohort.present, server.lam[jnp.asarray(replies.cohort.ids)], 0))
-            dx = jnp.sum(server.lam) * mean((mass, replies.total))
+            dx = jnp.sum(server.lam) * mean((mass, replies.total.dy))
         else:
-            dx = replies.cohort.share(lam) @ replies.each[1]
+            dx = replies.cohort.share(lam) @ replies.each.dy
         x, rounds = server.x + server_lr * dx, server.rounds + 1
         part = 1 / rounds.astype(x.dtype)
         x_bar, lam_bar = (bar + part * (now - bar) for bar, now in ((server.x_bar, x), (server.lam_bar, lam)))
@@ -119,6 +141,8 @@ def afl(
         init_client=lambda x: None,
         round=(Exchange("train", choose, send, train, move),),
         model=lambda server: server.x_bar if averaged else server.x,
+        weights=lambda server: server.lam_bar if averaged else server.lam,
+        dual=dual,
     )
 
 
@@ -129,3 +153,13 @@ def ascend(
     heard = jnp.sum(jnp.asarray(cohort.present), dtype=lam.dtype)
     v = cohort.put(jnp.zeros_like(lam), dual.n / jnp.maximum(heard, 1) * losses)
     return jnp.where(heard > 0, dual.prox(lam + step * v, step), lam)
+
+
+AFL = Record(
+    "afl",
+    afl,
+    objective=SADDLE,
+    paper="Mohri et al. 2019",
+    example={**LOCAL_EXAMPLE, "dual_lr": 0.05},
+    defaults={"local_lr": "auto", "dual_lr": 0.01},
+)

@@ -32,10 +32,24 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from equipoise import local
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, positive, require
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import (
+    Algorithm,
+    Cohort,
+    Data,
+    Exchange,
+    RandomKey,
+    Replies,
+    Reply,
+    Vector,
+    Weighted,
+    mean,
+    no_weights,
+    weighted,
+)
 from equipoise.tasks import Task
 
 
@@ -45,6 +59,22 @@ class Server(NamedTuple):
     x: Vector
     lam: Float[Array, " p"]
     window: Float[Array, "p w"]
+
+
+class Start(NamedTuple):
+    """The model to train from, what an example of each domain counts, and the client's own number."""
+
+    x: Vector
+    alpha: Float[Array, " p"]
+    i: Int[Array, ""]
+
+
+class Sums(NamedTuple):
+    """What the server sees of a cohort."""
+
+    update: Weighted  # beta_k Delta^k
+    counts: Float[Array, " p"]
+    losses: Float[Array, " p"]
 
 
 class Parts(NamedTuple):
@@ -99,10 +129,10 @@ def agnostic_fedavg(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send(server: Server, i: Int[Array, ""]) -> tuple:
-        return server.x, server.lam / jnp.mean(server.window, axis=1), i
+    def send(server: Server, i: Int[Array, ""]) -> Start:
+        return Start(server.x, server.lam / jnp.mean(server.window, axis=1), i)
 
-    def train(message: tuple, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def train(message: Start, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         x, alpha, i = message
         if domain_of is None:  # the local loss is the client's own, whatever alpha
             counts = jax.nn.one_hot(i, p, dtype=x.dtype) * data.sizes.astype(x.dtype)
@@ -112,8 +142,7 @@ def agnostic_fedavg(
             counts = data.counts.astype(x.dtype)
             sums = counts * jax.vmap(lambda part: task.loss(x, part))(data.data)
             y = descend(x, data.data, mean((alpha @ counts, alpha * counts)), key)
-        beta = alpha @ counts
-        return None, Reply(total=((beta, beta * (y - x)), counts, sums))
+        return None, Reply(total=Sums(weighted(alpha @ counts, y - x), counts, sums))
 
     def descend(x: Vector, parts: Any, shares: Float[Array, " p"], key: RandomKey) -> Vector:
         """J steps on sum_i shares_i (mean loss of domain i)."""
@@ -124,12 +153,12 @@ def agnostic_fedavg(
         return local.descend(gradient, x, jax.random.split(key, steps), steps=steps, lr=local_lr)
 
     def update(server: Server, replies: Replies) -> Server:
-        moved, counts, sums = replies.total
+        update, counts, sums = replies.total
         losses = sums / jnp.maximum(counts, 1)
         lam = jax.nn.softmax(jnp.log(server.lam) + dual_lr * losses)
         rolled = jnp.concatenate([server.window[:, 1:], counts[:, None]], axis=1)
         return Server(
-            server.x + server_lr * mean(moved),
+            server.x + server_lr * mean(update),
             lam,
             jnp.where(counts[:, None] > 0, rolled, server.window),
         )
@@ -143,6 +172,7 @@ def agnostic_fedavg(
         init_client=lambda x: None,
         round=(Exchange("train", choose, send, train, update),),
         model=lambda server: server.x,
+        weights=(lambda server: server.lam) if domain_of is None else no_weights,  # else they are the domains'
     )
 
 
@@ -170,3 +200,14 @@ def split(task: Task, shard: Data, domain_of: Callable[[Shards], Int[Array, " m"
 
     data, counts = jax.vmap(part)(jnp.arange(p, dtype=jnp.int32))
     return Parts(data, counts, shard.sizes)
+
+
+AGNOSTIC_FEDAVG = Record(
+    "agnostic_fedavg",
+    agnostic_fedavg,
+    objective="max_λ Σλ_i f_i",
+    paper="Ro et al. 2021",
+    example={**LOCAL_EXAMPLE, "dual_lr": 0.1},
+    defaults={**LOCAL_DEFAULTS, "dual_lr": 0.01},
+    not_settings=("domains", "domain_of"),
+)

@@ -5,7 +5,6 @@ It changes what is optimised where honest clients are beyond the bound, so it is
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
@@ -33,19 +32,16 @@ def clip_losses(algorithm: Algorithm, *, factor: float = 10.0, quantile: float =
 
     def guarded(exchange: Exchange) -> Exchange:
         def close(server: Server, replies: Replies) -> Server:
-            leaves, structure = jax.tree.flatten(replies.each)
-            at = loss_among(leaves)
-            if at is None:
-                return exchange.close(server, replies)
-            leaves[at] = clipped(leaves[at], jnp.asarray(replies.cohort.present))
-            return exchange.close(server, replies._replace(each=jax.tree.unflatten(structure, leaves)))
+            if has_loss(replies.each):
+                losses = clipped(replies.each.loss, jnp.asarray(replies.cohort.present))
+                replies = replies._replace(each=replies.each._replace(loss=losses))
+            return exchange.close(server, replies)
 
         return exchange._replace(close=close)
 
     return algorithm._replace(round=tuple(guarded(e) for e in algorithm.round))
 
 
-def loss_among(each: list[Any]) -> int | None:
-    """Which of the values that clients report by themselves is the loss: the last that is one number per client."""
-    scalars = [k for k, a in enumerate(each) if a.ndim == 1 and jnp.issubdtype(a.dtype, jnp.floating)]
-    return scalars[-1] if scalars else None
+def has_loss(each: Any) -> bool:
+    """Whether clients report their loss by itself."""
+    return "loss" in getattr(each, "_fields", ())

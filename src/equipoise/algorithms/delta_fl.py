@@ -27,9 +27,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from equipoise.algorithms.messages import Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks import Task
 
 
@@ -38,6 +40,20 @@ class Server(NamedTuple):
 
     x: Vector
     weights: Float[Array, " n"]
+
+
+class Report(NamedTuple):
+    """What a client says of itself before it is known who trains."""
+
+    size: Float[Array, ""]
+    loss: Float[Array, ""]
+
+
+class Start(NamedTuple):
+    """The model to train from, and what the client counts."""
+
+    x: Vector
+    weight: Float[Array, ""]
 
 
 def delta_fl(
@@ -59,11 +75,12 @@ def delta_fl(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send_model(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.x
+    def send_model(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.x)
 
-    def probe(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
-        return None, Reply(each=(data.sizes.astype(x.dtype), task.loss(x, data)))
+    def probe(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        x = message.x
+        return None, Reply(each=Report(data.sizes.astype(x.dtype), task.loss(x, data)))
 
     def select(server: Server, replies: Replies) -> Server:
         sizes, losses = replies.each
@@ -78,13 +95,13 @@ def delta_fl(
         ids = jnp.nonzero(selected, size=sample.m, fill_value=0)[0].astype(jnp.int32)
         return server, Cohort(ids, jnp.arange(sample.m) < jnp.sum(selected))
 
-    def send_weight(server: Server, i: Int[Array, ""]) -> tuple:
-        return server.x, server.weights[i]
+    def send_weight(server: Server, i: Int[Array, ""]) -> Start:
+        return Start(server.x, server.weights[i])
 
-    def train(message: tuple, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def train(message: Start, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         x, weight = message
         y = task.descend(x, data, key, steps=steps, lr=local_lr)
-        return None, Reply(total=(weight, weight * (y - x)))
+        return None, Reply(total=weighted(weight, y - x))
 
     def average(server: Server, replies: Replies) -> Server:
         return server._replace(x=server.x + server_lr * mean(replies.total))
@@ -115,3 +132,13 @@ def tail(sizes: Float[Array, " m"], losses: Float[Array, " m"], theta: float, ex
     above, level = (jnp.sum(jnp.where(where, sizes, 0)) for where in (losses > q, losses == q))
     share = jnp.clip(mean((level, part - above)), 0, 1)
     return jnp.where(losses > q, sizes, jnp.where(losses == q, share * sizes, 0))
+
+
+DELTA_FL = Record(
+    "delta_fl",
+    delta_fl,
+    objective="superquantile of f",
+    paper="Pillutla et al. 2021",
+    example={"theta": 0.5, **LOCAL_EXAMPLE},
+    defaults={"theta": 0.5, **LOCAL_DEFAULTS},
+)

@@ -24,10 +24,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from equipoise.algorithms.messages import Loss, Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, everyone, uniform
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks import Task
 
 
@@ -38,6 +40,21 @@ class Server(NamedTuple):
     lam: Float[Array, " n"]
     t_snap: Int[Array, ""]
     w_snap: Vector
+
+
+class Start(NamedTuple):
+    """The model to train from, when to take the snapshot, and what the client counts."""
+
+    w: Vector
+    t_snap: Int[Array, ""]
+    weight: Float[Array, ""]
+
+
+class Update(NamedTuple):
+    """How far the model and the snapshot are from the start."""
+
+    w: Vector
+    snap: Vector
 
 
 def drfa(task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, dual_lr: float) -> Algorithm:
@@ -58,30 +75,31 @@ def drfa(task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float,
         t_snap = jax.random.randint(for_snap, (), 1, steps + 1, jnp.int32)  # line 3
         return server._replace(t_snap=t_snap), sample(for_cohort, server.lam)  # line 2
 
-    def send_model(server: Server, i: Int[Array, ""]) -> tuple:
-        return server.w, server.t_snap, sample.weight(server.lam, i)  # line 4
+    def send_model(server: Server, i: Int[Array, ""]) -> Start:
+        return Start(server.w, server.t_snap, sample.weight(server.lam, i))  # line 4
 
-    def train(message: tuple, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def train(message: Start, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         w, t_snap, weight = message
         w_i, snap = task.descend(w, data, key, steps=steps, lr=local_lr, snapshot=t_snap)  # lines 6-8
-        return None, Reply(total=(weight, (weight * (w_i - w), weight * (snap - w))))  # line 10
+        return None, Reply(total=weighted(weight, Update(w_i - w, snap - w)))  # line 10
 
     def average(server: Server, replies: Replies) -> Server:
-        dw, dsnap = mean(replies.total)
-        return server._replace(w=server.w + dw, w_snap=server.w + dsnap)  # lines 11-12
+        update = mean(replies.total)
+        return server._replace(w=server.w + update.w, w_snap=server.w + update.snap)  # lines 11-12
 
     def choose_uniformly(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, probed(key)  # line 13
 
-    def send_snapshot(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.w_snap  # line 14
+    def send_snapshot(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.w_snap)  # line 14
 
-    def probe(w: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
-        return None, Reply(each=task.loss(w, data, key))  # line 14
+    def probe(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        return None, Reply(each=Loss(task.loss(message.x, data, key)))  # line 14
 
     def ascend(server: Server, replies: Replies) -> Server:
-        m = jnp.maximum(jnp.sum(replies.cohort.present, dtype=replies.each.dtype), 1)
-        v = replies.cohort.put(jnp.zeros_like(server.lam), n / m * replies.each)  # line 15
+        losses = replies.each.loss
+        m = jnp.maximum(jnp.sum(replies.cohort.present, dtype=losses.dtype), 1)
+        v = replies.cohort.put(jnp.zeros_like(server.lam), n / m * losses)  # line 15
         sigma = steps * dual_lr
         return server._replace(lam=dual.prox(server.lam + sigma * v, sigma))  # line 16; Algorithm 2
 
@@ -97,4 +115,17 @@ def drfa(task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float,
             Exchange("probe", choose_uniformly, send_snapshot, probe, ascend),
         ),
         model=lambda server: server.w,
+        weights=lambda server: server.lam,
+        dual=dual,
     )
+
+
+DRFA = Record(
+    "drfa",
+    drfa,
+    objective=SADDLE,
+    paper="Deng et al. 2020",
+    example={**LOCAL_EXAMPLE, "dual_lr": 0.01},
+    defaults={**LOCAL_DEFAULTS, "dual_lr": 0.01},
+    cohorts="by_weight",
+)

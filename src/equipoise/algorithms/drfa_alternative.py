@@ -33,10 +33,12 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from equipoise.algorithms.afl import ascend
+from equipoise.algorithms.messages import Loss, Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, everyone
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks import Task
 
 
@@ -46,6 +48,13 @@ class Server(NamedTuple):
     w: Vector
     lam: Float[Array, " n"]
     lam_next: Float[Array, " n"]
+
+
+class Start(NamedTuple):
+    """The model to train from, and what the client counts."""
+
+    w: Vector
+    weight: Float[Array, ""]
 
 
 def drfa_alternative(
@@ -64,25 +73,25 @@ def drfa_alternative(
     def ask_everyone(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, everybody(key)
 
-    def send_model(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.w
+    def send_model(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.w)
 
-    def probe(w: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
-        return None, Reply(each=task.loss(w, data))  # over all local data
+    def probe(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        return None, Reply(each=Loss(task.loss(message.x, data)))  # over all local data
 
     def decide(server: Server, replies: Replies) -> Server:
-        return server._replace(lam_next=ascend(dual, server.lam, replies.cohort, replies.each, dual_lr))
+        return server._replace(lam_next=ascend(dual, server.lam, replies.cohort, replies.each.loss, dual_lr))
 
     def choose_by_weight(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key, server.lam)  # lam^(s), not yet lam^(s+1)
 
-    def send_start(server: Server, i: Int[Array, ""]) -> tuple:
-        return server.w, sample.weight(server.lam, i)
+    def send_start(server: Server, i: Int[Array, ""]) -> Start:
+        return Start(server.w, sample.weight(server.lam, i))
 
-    def train(message: tuple, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def train(message: Start, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         w, weight = message
         w_i = task.descend(w, data, key, steps=steps, lr=local_lr)
-        return None, Reply(total=(weight, weight * (w_i - w)))
+        return None, Reply(total=weighted(weight, w_i - w))
 
     def average(server: Server, replies: Replies) -> Server:
         return server._replace(w=server.w + mean(replies.total), lam=server.lam_next)
@@ -103,4 +112,17 @@ def drfa_alternative(
             Exchange("train", choose_by_weight, send_start, train, average),
         ),
         model=lambda server: server.w,
+        weights=lambda server: server.lam,
+        dual=dual,
     )
+
+
+DRFA_ALTERNATIVE = Record(
+    "drfa_alternative",
+    drfa_alternative,
+    objective=SADDLE,
+    paper="Deng et al. 2020, 5.2",
+    example={**LOCAL_EXAMPLE, "dual_lr": 0.05},
+    defaults={**LOCAL_DEFAULTS, "dual_lr": 0.01},
+    cohorts="by_weight",
+)

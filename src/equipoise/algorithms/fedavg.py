@@ -16,9 +16,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
+from equipoise.algorithms.messages import Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, unknown
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks import Task
 
 
@@ -50,13 +52,14 @@ def fedavg(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.x
+    def send(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.x)
 
-    def train(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def train(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        x = message.x
         y = task.descend(x, data, key, steps=steps, lr=local_lr)
         w = data.sizes.astype(x.dtype) if weights == "samples" else jnp.ones((), x.dtype)
-        return None, Reply(total=(w, w * (y - x)))
+        return None, Reply(total=weighted(w, y - x))
 
     def average(server: Server, replies: Replies) -> Server:
         return Server(server.x + server_lr * mean(replies.total))
@@ -71,3 +74,14 @@ def fedavg(
         round=(Exchange("train", choose, send, train, average),),
         model=lambda server: server.x,
     )
+
+
+FEDAVG = Record(
+    "fedavg",
+    fedavg,
+    objective="Σ p_i f_i",
+    paper="McMahan et al. 2017",
+    example=LOCAL_EXAMPLE,
+    average=True,
+    defaults=LOCAL_DEFAULTS,
+)

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Literal
 
 from equipoise.algorithms.fedavg import fedavg
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample
 from equipoise.errors import require
 from equipoise.protocol import Algorithm
@@ -40,3 +41,15 @@ def fedprox(
     pulled = task._replace(descend=partial(task.descend, pull=mu))
     algorithm = fedavg(pulled, sample, steps=steps, local_lr=local_lr, server_lr=server_lr, weights=weights)
     return algorithm._replace(name="fedprox")
+
+
+FEDPROX = Record(
+    "fedprox",
+    fedprox,
+    objective="Σ p_i f_i",
+    paper="Li et al. 2020",
+    example={"mu": 0.5, **LOCAL_EXAMPLE},
+    average=True,
+    defaults={"mu": 0.1, **LOCAL_DEFAULTS},
+    descent={"mu": 0.0},
+)

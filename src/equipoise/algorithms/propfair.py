@@ -27,6 +27,7 @@ from jaxtyping import Float
 
 from equipoise import local
 from equipoise.algorithms.fedavg import fedavg
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
 from equipoise.protocol import Algorithm, Data, RandomKey, Vector
@@ -74,3 +75,13 @@ def propfair(
         task._replace(descend=descend), sample, steps=steps, local_lr=local_lr, server_lr=server_lr, weights=weights
     )
     return algorithm._replace(name="propfair")
+
+
+PROPFAIR = Record(
+    "propfair",
+    propfair,
+    objective="−Σ p_i log(M − f_i)",
+    paper="Zhang et al. 2022",
+    example={"bound": 8.0, **LOCAL_EXAMPLE},
+    defaults={"bound": 5.0, **LOCAL_DEFAULTS},
+)

@@ -27,9 +27,11 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
+from equipoise.algorithms.messages import Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
 
 TINY = 1e-10  # keeps F^{q-1} finite where a client's loss is zero
@@ -89,14 +91,15 @@ def fair(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key, None if probabilities is None else jnp.asarray(probabilities, server.x.dtype))
 
-    def send(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.x
+    def send(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.x)
 
-    def train(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def train(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        x = message.x
         big_f = jnp.maximum(task.loss(x, data), 0) + TINY
         g = gradient(x, data, key)
         h = big_f**q * (q * (g @ g) / big_f + lipschitz)  # q F^{q-1} |G|^2 + L F^q
-        return None, Reply(total=(h, big_f**q * g))
+        return None, Reply(total=Weighted(h, big_f**q * g))
 
     def step(server: Server, replies: Replies) -> Server:
         return Server(server.x - mean(replies.total))  # sum of Delta_k over the sum of h_k
@@ -128,3 +131,25 @@ def drawn_from(sample: Sample, p: ArrayLike | None) -> tuple[int, Float[np.ndarr
         f"p is {p}; give one weight per client, none below zero, that sum to one",
     )
     return weights.size, weights / weights.sum()
+
+
+QFEDSGD = Record(
+    "qfedsgd",
+    qfedsgd,
+    objective="Σ p_i f_i^(q+1)",
+    paper="Li et al. 2020",
+    example={"q": 1.5, "lr": 0.1},
+    defaults={"q": 1.0, "lr": "auto"},
+    not_settings=("p",),
+    descent={"q": 0.0},
+)
+QFEDAVG = Record(
+    "qfedavg",
+    qfedavg,
+    objective="Σ p_i f_i^(q+1)",
+    paper="Li et al. 2020",
+    example={"q": 1.5, **LOCAL_EXAMPLE},
+    defaults={"q": 1.0, **LOCAL_DEFAULTS},
+    not_settings=("p",),
+    descent={"q": 0.0},
+)

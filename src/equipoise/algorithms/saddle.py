@@ -66,26 +66,29 @@ def solve(
     capped, p = jnp.isfinite(cap), jnp.asarray(dual.p)
     split = m != n
     ball = dual.radius is not None
-    modulus = max(dual.quadratic, dual.entropy)
+    zero = jnp.zeros(())
+    quadratic = zero if dual.quadratic is None else jnp.asarray(dual.quadratic, zero.dtype)
+    entropy = zero if dual.entropy is None else jnp.asarray(dual.entropy, zero.dtype)
+    modulus = jnp.maximum(quadratic, entropy)
 
     # One scale for the losses and one for the directions, so that every residual is compared with one.
     diagonal = jnp.diagonal(Q)
     f = f[owner] - jnp.asarray(dual.cost) if split else f
-    spread = [jnp.ptp(f), jnp.asarray(modulus / n), 1e-3 * jnp.sqrt(jnp.max(diagonal) * modulus), jnp.ptp(diagonal) / n]
+    spread = [jnp.ptp(f), modulus / n, 1e-3 * jnp.sqrt(jnp.max(diagonal) * modulus), jnp.ptp(diagonal) / n]
     scale = jnp.max(jnp.stack([*spread, 1e-14 * jnp.max(jnp.abs(f)), jnp.asarray(1e-300)]))
     trace = jnp.trace(A, axis1=1, axis2=2).sum() / (n * max(k, 1))
     unit = jnp.where(trace > 0, jnp.sqrt(scale / jnp.where(trace > 0, trace, 1)), 1)
     f, G, A, Q = (f - jnp.max(f)) / scale, G * (unit / scale), A * (unit**2 / scale), Q / scale
     if split:
         G, A, Q = G[owner], A[owner], Q[owner][:, owner]
-    quadratic, entropy = dual.quadratic / scale, dual.entropy / scale
+    quadratic, entropy = quadratic / scale, entropy / scale
     pairs = float(m + np.isfinite(dual.cap).sum() + ball)
     rounding = 1e-13  # keeps the systems regular
 
     def penalty_slopes(w: Array) -> tuple[Array, Array]:
         """First and second derivative of psi."""
         first, second = quadratic * (w - p), jnp.full(m, 1.0) * quadratic
-        if dual.entropy:  # its slope goes on as a line below a weight that no longer counts
+        if dual.entropy is not None:  # its slope goes on as a line below a weight that no longer counts
             floor = jnp.maximum(w / p, NEGLIGIBLE)
             first = first + entropy * (jnp.log(floor) + 1 + (w / p - floor) / floor)
             second = second + entropy / (p * floor)

@@ -19,16 +19,24 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
 
 
 class Server(NamedTuple):
-    """The model and the mean control variate."""
+    """The model and the mean control variate; also the message, line 4."""
 
     x: Vector
+    c: Vector
+
+
+class Change(NamedTuple):
+    """What a client's work adds to its start: y_i - x and c_i^+ - c_i."""
+
+    y: Vector
     c: Vector
 
 
@@ -60,12 +68,12 @@ def scaffold(
         c_new = c_i - c + (x - y) / (steps * local_lr)  # line 12 (ii)
         if option == 1:
             c_new = task.grad(x, data, for_option)  # line 12 (i)
-        return c_new, Reply(total=(jnp.ones((), x.dtype), (y - x, c_new - c_i)))  # lines 13-14
+        return c_new, Reply(total=Weighted(jnp.ones((), x.dtype), Change(y - x, c_new - c_i)))  # lines 13-14
 
     def average(server: Server, replies: Replies) -> Server:
-        heard, _ = replies.total
-        dy, dc = mean(replies.total)
-        return Server(server.x + server_lr * dy, server.c + heard / n * dc)  # lines 16-17
+        change = mean(replies.total)
+        heard = replies.total.weight
+        return Server(server.x + server_lr * change.y, server.c + heard / n * change.c)  # lines 16-17
 
     return Algorithm(
         name="scaffold",
@@ -74,6 +82,17 @@ def scaffold(
         prepare=task.prepare,
         init=lambda x: Server(x, jnp.zeros_like(x)),
         init_client=jnp.zeros_like,
-        round=(Exchange("train", choose, send, train, average),),
+        round=(Exchange("train", choose, send, train, average, writes=True),),
         model=lambda server: server.x,
     )
+
+
+SCAFFOLD = Record(
+    "scaffold",
+    scaffold,
+    objective="1/n Σ f_i",
+    paper="Karimireddy et al. 2020",
+    example=LOCAL_EXAMPLE,
+    average=True,
+    defaults=LOCAL_DEFAULTS,
+)

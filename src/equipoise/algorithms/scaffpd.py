@@ -16,18 +16,33 @@ Beyond the paper: a client lost in a round keeps its last loss in the dual step,
 those who answered. With everyone present this is the paper's algorithm, step for step.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from equipoise.algorithms.messages import Loss, LossAndGradient, Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, neutral
-from equipoise.steps import Rule
+from equipoise.protocol import (
+    Algorithm,
+    Cohort,
+    Data,
+    Exchange,
+    RandomKey,
+    Replies,
+    Reply,
+    Vector,
+    mean,
+    neutral,
+    weighted,
+)
+from equipoise.steps import Rule, constant
 from equipoise.tasks import Task
 
 
@@ -49,6 +64,19 @@ class Client(NamedTuple):
 
     x: Vector
     c_i: Vector
+
+
+class Weight(NamedTuple):
+    """Secure form: what the client counts."""
+
+    lam_i: Float[Array, ""]
+
+
+class Correction(NamedTuple):
+    """c^r and what the client counts."""
+
+    c: Vector
+    lam_i: Float[Array, ""]
 
 
 def scaffpd(
@@ -81,19 +109,19 @@ def scaffpd(
     def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server._replace(steps=rule.next(server.steps)), sample(key)
 
-    def send_model(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.x
+    def send_model(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.x)
 
-    def collect(x: Vector, _: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+    def collect(message: Model, _: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        x = message.x
         c_i = task.grad(x, data, key)
         loss = task.loss(x, data)
-        return Client(x, c_i), Reply(each=loss if secure else (loss, c_i))
+        return Client(x, c_i), Reply(each=Loss(loss) if secure else LossAndGradient(loss, c_i))
 
     # (2) Update the dual lam, Eq. (4.1).
 
     def update_dual(server: Server, replies: Replies) -> Server:
-        loss = replies.each if secure else replies.each[0]
-        losses = replies.cohort.put(server.losses, loss)
+        losses = replies.cohort.put(server.losses, replies.each.loss)
         answered = replies.cohort.mark(n)
         heard = server.heard | answered
         before = jnp.where(server.heard, server.losses, losses)  # x^{-1} = x^0
@@ -103,7 +131,7 @@ def scaffpd(
         _, sigma, theta = rule_state.now
         s = neutral((1 + theta) * losses - theta * before, heard)
         lam = dual.prox(server.lam + sigma * s, sigma)
-        c = server.c if secure else replies.cohort.share(lam) @ replies.each[1]
+        c = server.c if secure else replies.cohort.share(lam) @ replies.each.gradient
         return server._replace(lam=lam, losses=losses, heard=heard, answered=answered, c=c, steps=rule_state)
 
     # (2') Secure form only: c^r as a sum, so that no single gradient is seen.
@@ -112,25 +140,25 @@ def scaffpd(
         everybody = sample(key)
         return server, everybody._replace(present=server.answered)
 
-    def send_weight(server: Server, i: Int[Array, ""]) -> Float[Array, ""]:
-        return server.lam[i]
+    def send_weight(server: Server, i: Int[Array, ""]) -> Weight:
+        return Weight(server.lam[i])
 
-    def weigh(lam_i: Float[Array, ""], mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
-        return mine, Reply(total=(lam_i, lam_i * mine.c_i))
+    def weigh(message: Weight, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        return mine, Reply(total=weighted(message.lam_i, mine.c_i))
 
     def update_correction(server: Server, replies: Replies) -> Server:
         return server._replace(c=jnp.sum(server.lam) * mean(replies.total), answered=replies.cohort.mark(n))
 
     # (3) Update the primal x: Algorithm 2 on the clients, then Eq. (4.2).
 
-    def send_correction(server: Server, i: Int[Array, ""]) -> tuple:
-        return server.c, server.lam[i]
+    def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
+        return Correction(server.c, server.lam[i])
 
-    def improve(message: tuple, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+    def improve(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         (c, lam_i), (x, c_i) = message, mine
         u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=c - c_i)
         du = (x - u) / (local_lr * steps)
-        return mine, Reply(total=(lam_i, lam_i * du))
+        return mine, Reply(total=weighted(lam_i, du))
 
     def update_primal(server: Server, replies: Replies) -> Server:
         du = jnp.sum(server.lam) * mean(replies.total)  # sum_i lam_i du_i; sum(lam) is 1 on a simplex
@@ -144,7 +172,7 @@ def scaffpd(
             x, lam, jnp.zeros_like(lam), nobody, nobody, jnp.zeros_like(x), jnp.zeros((), x.dtype), rule.init(x.dtype)
         )
 
-    first = Exchange("collect", start_round, send_model, collect, update_dual)
+    first = Exchange("collect", start_round, send_model, collect, update_dual, writes=True)
     middle = Exchange("weigh", those_who_answered, send_weight, weigh, update_correction)
     last = Exchange("improve", those_who_answered, send_correction, improve, update_primal)
     return Algorithm(
@@ -156,4 +184,19 @@ def scaffpd(
         init_client=lambda x: Client(jnp.zeros_like(x), jnp.zeros_like(x)),
         round=(first, middle, last) if secure else (first, last),
         model=lambda server: server.x,
+        weights=lambda server: server.lam,
+        dual=dual,
     )
+
+
+SCAFFPD = Record(
+    "scaffpd",
+    scaffpd,
+    objective=SADDLE,
+    paper="Yu et al. 2023",
+    example={"rule": constant(tau=0.1, sigma=0.5, theta=0.7), **LOCAL_EXAMPLE},
+    defaults=LOCAL_DEFAULTS,
+    not_settings=("secure",),
+    cohorts="everyone",
+)
+SCAFFPD_SECURE = SCAFFPD._replace(name="scaffpd_secure", factory=partial(scaffpd, secure=True))

@@ -45,10 +45,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from equipoise.algorithms.messages import LossAndGradient, Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample
-from equipoise.errors import positive, require
+from equipoise.errors import known, positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
 
 C_ALPHA, DELTA = 0.9, 0.05
@@ -102,6 +104,14 @@ class Client(NamedTuple):
     trial: tuple[Vector, Vector]
 
 
+class Correction(NamedTuple):
+    """c, what the client counts, and whether to start from the point under trial or from the one before it."""
+
+    c: Vector
+    lam_i: Float[Array, ""]
+    accepted: Bool[Array, ""]
+
+
 def scaffpd_ls(
     task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, mu: float, tau: float = 1.0
 ) -> Algorithm:
@@ -123,21 +133,23 @@ def scaffpd_ls(
     )
     for name, value in (("steps", steps), ("local_lr", local_lr), ("mu", mu), ("tau", tau)):
         positive(name, value)
-    mu = (1 - max(1 - local_lr * mu, 0) ** steps) / (steps * local_lr)
+    kept = 1 - local_lr * mu
+    mu_local: Any = (1 - (max(kept, 0) if known(kept) else jnp.maximum(kept, 0)) ** steps) / (steps * local_lr)
     mu_lam = dual.modulus
-    limit = mu / mu_lam if mu_lam > 0 else math.inf
+    limit = math.inf if known(mu_lam) and mu_lam == 0 else mu_local / mu_lam
 
     # (1) Collect losses and gradients at the point under trial.
 
     def everybody(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send_trial(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.trial.x
+    def send_trial(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.trial.x)
 
-    def collect(x: Vector, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+    def collect(message: Model, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        x = message.x
         c_i = task.grad(x, data)
-        return mine._replace(trial=(x, c_i)), Reply(each=(task.loss(x, data), c_i))
+        return mine._replace(trial=(x, c_i)), Reply(each=LossAndGradient(task.loss(x, data), c_i))
 
     # (2) Judge the trial; update the dual for the next one, Eq. (4.1).
 
@@ -158,9 +170,9 @@ def scaffpd_ls(
         at = choose(accepted, new, at)
 
         first = FIRST_COUPLING / (step**2 * coupling(at.table))
-        gamma = jnp.where(starting, first, kept.sigma / kept.tau / (1 - jnp.minimum(mu * step, 0.5)))
+        gamma = jnp.where(starting, first, kept.sigma / kept.tau / (1 - jnp.minimum(mu_local * step, 0.5)))
         sigma = jnp.minimum(gamma, limit) * step
-        theta = jnp.maximum(kept.sigma / sigma / (1 + mu_lam * kept.sigma), kept.tau / step * (1 - mu * step))
+        theta = jnp.maximum(kept.sigma / sigma / (1 + mu_lam * kept.sigma), kept.tau / step * (1 - mu_local * step))
         theta = jnp.where(starting, 0, jnp.clip(theta, 0, kept.sigma / sigma))
         s = (1 + theta) * at.losses - theta * before
         lam = dual.prox(at.lam + sigma * s, sigma)
@@ -189,14 +201,14 @@ def scaffpd_ls(
         cohort = sample(key)
         return server, cohort._replace(present=cohort.present & server.judged)
 
-    def send_correction(server: Server, i: Int[Array, ""]) -> tuple:
-        return server.trial.c, server.trial.lam[i], server.accepted
+    def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
+        return Correction(server.trial.c, server.trial.lam[i], server.accepted)
 
-    def improve(message: tuple, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+    def improve(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         c, lam_i, accepted = message
         x, c_i = choose(accepted, mine.trial, mine.at)
         u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=c - c_i)
-        return Client((x, c_i), mine.trial), Reply(total=(lam_i, lam_i * (x - u) / (local_lr * steps)))
+        return Client((x, c_i), mine.trial), Reply(total=Weighted(lam_i, lam_i * (x - u) / (local_lr * steps)))
 
     def update_primal(server: Server, replies: Replies) -> Server:
         trial = server.trial
@@ -219,10 +231,12 @@ def scaffpd_ls(
         init=init,
         init_client=lambda x: Client((jnp.zeros_like(x),) * 2, (jnp.zeros_like(x),) * 2),
         round=(
-            Exchange("collect", everybody, send_trial, collect, judge_and_update_dual),
-            Exchange("improve", everybody_if_judged, send_correction, improve, update_primal),
+            Exchange("collect", everybody, send_trial, collect, judge_and_update_dual, writes=True),
+            Exchange("improve", everybody_if_judged, send_correction, improve, update_primal, writes=True),
         ),
         model=lambda server: server.at.x,
+        weights=lambda server: server.at.lam,
+        dual=dual,
     )
 
 
@@ -234,3 +248,15 @@ def coupling(table: Float[Array, "n d"]) -> Float[Array, ""]:
     """|P C|^2 in the Frobenius norm, P removing the mean row; never zero."""
     centred = table - jnp.mean(table, axis=0, keepdims=True)
     return jnp.maximum(jnp.sum(centred**2), jnp.finfo(table.dtype).eps)
+
+
+SCAFFPD_LS = Record(
+    "scaffpd_ls",
+    scaffpd_ls,
+    objective=SADDLE,
+    paper="beyond Yu et al. 2023",
+    example={**LOCAL_EXAMPLE, "mu": 0.1, "tau": 0.01},
+    defaults={**LOCAL_DEFAULTS, "mu": "auto"},
+    cohorts="everyone",
+    descent=None,
+)

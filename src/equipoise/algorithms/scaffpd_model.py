@@ -53,10 +53,12 @@ from jaxtyping import Bool, Float, Int
 
 from equipoise.algorithms import directions, saddle
 from equipoise.algorithms.directions import TINY, Memory
+from equipoise.algorithms.messages import LossAndGradient
+from equipoise.algorithms.record import SADDLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.steps import client_smoothness
 from equipoise.tasks import Task
 
@@ -123,6 +125,30 @@ class Client(NamedTuple):
     L: Float[Array, ""]
 
 
+class Place(NamedTuple):
+    """A point, by itself (a few clients per round) or with its label and that of the centre."""
+
+    x: Vector
+    label: Int[Array, ""] | None = None
+    centre: Int[Array, ""] | None = None
+
+
+class Correction(NamedTuple):
+    """Where to start, c, and what the client counts."""
+
+    where: Any  # the centre's label; with a few clients per round the centre itself
+    c: Vector
+    lam_i: Float[Array, ""]
+
+
+class Answer(NamedTuple):
+    """A client's own loss, gradient and smoothness."""
+
+    loss: Float[Array, ""]
+    gradient: Vector
+    L: Float[Array, ""]
+
+
 class Prepared(NamedTuple):
     """A client's data and its smoothness."""
 
@@ -171,17 +197,16 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         first = ~jnp.any(server.at.heard)
         return server, Cohort(everybody, first | jnp.asarray(to_hear(server, key, m)))
 
-    def send_trial(server: Server, i: Int[Array, ""]) -> tuple:
-        return (server.trial.x,) if sampled else (server.trial.x, server.trial.label, server.at.label)
+    def send_trial(server: Server, i: Int[Array, ""]) -> Place:
+        return Place(server.trial.x) if sampled else Place(server.trial.x, server.trial.label, server.at.label)
 
-    def collect(message: tuple, mine: Client, data: Prepared, key: RandomKey) -> tuple[Client, Reply]:
-        x, *labels = message
+    def collect(message: Place, mine: Client, data: Prepared, key: RandomKey) -> tuple[Client, Reply]:
+        x, label, centre = message
         c_i, loss = task.grad(x, data.data), task.loss(x, data.data)
         L = jnp.maximum(mine.L, data.L.astype(x.dtype))
-        reply = Reply(each=(loss, c_i, L))
-        if sampled:
+        reply = Reply(each=Answer(loss, c_i, L))
+        if label is None:
             return mine._replace(L=L), reply
-        label, centre = labels
         at = choose(mine.trial[0] == centre, mine.trial, mine.at)
         return Client(at, (label, x, c_i), L), reply
 
@@ -212,16 +237,15 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         ids = jnp.argsort(-server.lam)[:m].astype(jnp.int32)
         return server, Cohort(ids, jnp.any(server.at.heard) & jnp.ones(m, bool))
 
-    def send_correction(server: Server, i: Int[Array, ""]) -> tuple:
-        where = server.at.x if sampled else server.at.label
-        return where, server.c, server.lam[i]
+    def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
+        return Correction(server.at.x if sampled else server.at.label, server.c, server.lam[i])
 
-    def improve(message: tuple, mine: Client, data: Prepared, key: RandomKey) -> tuple[Client, Reply]:
+    def improve(message: Correction, mine: Client, data: Prepared, key: RandomKey) -> tuple[Client, Reply]:
         where, c, lam_i = message
         each = None
         if sampled:
             x, c_i = where, task.grad(where, data.data)
-            each = (task.loss(x, data.data), c_i)
+            each = LossAndGradient(task.loss(x, data.data), c_i)
         else:
             on_trial = mine.trial[0] == where
             _, x, c_i = choose(on_trial, mine.trial, mine.at)
@@ -234,7 +258,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         bent, moved = jnp.linalg.norm(task.grad(u, data.data) - c_i), jnp.linalg.norm(u - x)
         told = bent > 1e4 * jnp.finfo(x.dtype).eps * jnp.linalg.norm(c_i)
         L = jnp.where(told, jnp.maximum(L, mean((moved, bent))), L)
-        return mine._replace(L=L), Reply(total=(lam_i, lam_i * (x - u)), each=each)
+        return mine._replace(L=L), Reply(total=weighted(lam_i, x - u), each=each)
 
     @in_double
     def update_trial(server: Server, replies: Replies, eps: float) -> Server:
@@ -275,10 +299,12 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         init=init,
         init_client=init_client,
         round=(
-            Exchange("collect", choose_cohort, send_trial, collect, judge_and_update_dual),
-            Exchange("improve", heaviest, send_correction, improve, update_trial),
+            Exchange("collect", choose_cohort, send_trial, collect, judge_and_update_dual, writes=True),
+            Exchange("improve", heaviest, send_correction, improve, update_trial, writes=True),
         ),
         model=lambda server: server.at.x,
+        weights=lambda server: server.lam,
+        dual=dual,
     )
 
 
@@ -566,3 +592,14 @@ def in_double(step: Any) -> Any:
             return jax.tree.map(narrow, new)._replace(at=at, trial=trial)
 
     return wrapped
+
+
+SCAFFPD_MODEL = Record(
+    "scaffpd_model",
+    scaffpd_model,
+    objective=SADDLE,
+    paper="beyond Yu et al. 2023",
+    example={"steps": 5, "memory": 3},
+    defaults={"steps": 10},
+    descent=None,
+)

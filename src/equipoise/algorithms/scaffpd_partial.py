@@ -26,11 +26,25 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from equipoise.algorithms.messages import LossAndGradient, Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, by_weight, check_distinct
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, neutral
-from equipoise.steps import Rule
+from equipoise.protocol import (
+    Algorithm,
+    Cohort,
+    Data,
+    Exchange,
+    RandomKey,
+    Replies,
+    Reply,
+    Vector,
+    Weighted,
+    mean,
+    neutral,
+)
+from equipoise.steps import Rule, constant
 from equipoise.tasks import Task
 
 
@@ -46,6 +60,14 @@ class Server(NamedTuple):
     steps: Any  # the rule's state
 
 
+class Correction(NamedTuple):
+    """The model to start from, c, and what the client counts."""
+
+    x: Vector
+    c: Vector
+    weight: Float[Array, ""]
+
+
 def scaffpd_partial(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float) -> Algorithm:
     """SCAFF-PD with cohorts of `sample`, uniform(n, m); arguments as for `scaffpd`."""
     n = check_distinct(sample, "SCAFF-PD keeps one control variate per client")
@@ -59,12 +81,12 @@ def scaffpd_partial(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps
     def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server._replace(steps=rule.next(server.steps)), sample(key)
 
-    def send_model(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.x
+    def send_model(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.x)
 
-    def collect(x: Vector, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
-        c_i = task.grad(x, data, key)
-        return c_i, Reply(each=(task.loss(x, data), c_i))
+    def collect(message: Model, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
+        c_i = task.grad(message.x, data, key)
+        return c_i, Reply(each=LossAndGradient(task.loss(message.x, data), c_i))
 
     def update_dual(server: Server, replies: Replies) -> Server:
         loss, c_i = replies.each
@@ -84,13 +106,13 @@ def scaffpd_partial(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps
         cohort = second(key, jnp.where(some, known, 1))
         return server, cohort._replace(present=cohort.present & server.heard[jnp.asarray(cohort.ids)] & some)
 
-    def send_correction(server: Server, i: Int[Array, ""]) -> tuple:
-        return server.x, server.c, second.weight(server.lam, i)
+    def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
+        return Correction(server.x, server.c, second.weight(server.lam, i))
 
-    def improve(message: tuple, c_i: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
+    def improve(message: Correction, c_i: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
         x, c, weight = message
         u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=c - c_i)
-        return c_i, Reply(total=(weight, weight * (x - u) / (local_lr * steps)))
+        return c_i, Reply(total=Weighted(weight, weight * (x - u) / (local_lr * steps)))
 
     def update_primal(server: Server, replies: Replies) -> Server:
         du = jnp.sum(server.lam) * mean(replies.total)
@@ -108,8 +130,20 @@ def scaffpd_partial(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps
         init=init,
         init_client=jnp.zeros_like,
         round=(
-            Exchange("collect", start_round, send_model, collect, update_dual),
+            Exchange("collect", start_round, send_model, collect, update_dual, writes=True),
             Exchange("improve", choose_by_weight, send_correction, improve, update_primal),
         ),
         model=lambda server: server.x,
+        weights=lambda server: server.lam,
+        dual=dual,
     )
+
+
+SCAFFPD_PARTIAL = Record(
+    "scaffpd_partial",
+    scaffpd_partial,
+    objective=SADDLE,
+    paper="beyond Yu et al. 2023",
+    example={"rule": constant(tau=0.1, sigma=0.5, theta=0.7), **LOCAL_EXAMPLE},
+    defaults=LOCAL_DEFAULTS,
+)

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
+from equipoise.algorithms.messages import Model
+from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
 
 
@@ -31,11 +33,11 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.x
+    def send(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.x)
 
-    def gradient(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
-        return None, Reply(total=(jnp.ones((), x.dtype), task.grad(x, data)))
+    def gradient(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        return None, Reply(total=Weighted(jnp.ones((), message.x.dtype), task.grad(message.x, data)))
 
     def step(server: Server, replies: Replies) -> Server:
         return Server(server.x - lr * mean(replies.total))
@@ -50,3 +52,14 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
         round=(Exchange("gradient", choose, send, gradient, step),),
         model=lambda server: server.x,
     )
+
+
+SGD = Record(
+    "sgd",
+    sgd,
+    objective="1/n Σ f_i",
+    paper="Karimireddy et al. 2020",
+    example={"lr": 0.1},
+    average=True,
+    defaults={"lr": "auto"},
+)

@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from equipoise.algorithms.messages import Model
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, unknown
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
@@ -33,6 +35,14 @@ class Server(NamedTuple):
 
     x: Vector
     lam: Float[Array, " n"]
+
+
+class Report(NamedTuple):
+    """What a client says of itself."""
+
+    p: Float[Array, ""]
+    loss: Float[Array, ""]  # at x
+    dy: Vector  # y - x
 
 
 def term(
@@ -55,13 +65,14 @@ def term(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.x
+    def send(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.x)
 
-    def train(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def train(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        x = message.x
         y = task.descend(x, data, key, steps=steps, lr=local_lr)
         p = data.sizes.astype(x.dtype) if weights == "samples" else jnp.ones((), x.dtype)
-        return None, Reply(each=(p, task.loss(x, data), y - x))
+        return None, Reply(each=Report(p, task.loss(x, data), y - x))
 
     def tilt(server: Server, replies: Replies) -> Server:
         p, losses, dy = replies.each
@@ -81,4 +92,15 @@ def term(
         init_client=lambda x: None,
         round=(Exchange("train", choose, send, train, tilt),),
         model=lambda server: server.x,
+        weights=lambda server: server.lam,
     )
+
+
+TERM = Record(
+    "term",
+    term,
+    objective="1/t log Σ p_i exp(t f_i)",
+    paper="Li et al. 2021",
+    example={"t": 0.5, **LOCAL_EXAMPLE},
+    defaults={"t": 1.0, **LOCAL_DEFAULTS},
+)

@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from equipoise import cores
 from equipoise.cli.data import data_app
 from equipoise.cli.experiments import compare, config, predict, report, reproduce, resume, run, sweep
 from equipoise.cli.flower import flower_app
@@ -17,6 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    callback=cores.use_all,  # before any command starts JAX
 )
 for command in (run, compare, sweep, resume, report, predict, config, reproduce):
     app.command()(command)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pooch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -252,7 +251,7 @@ Watch = Callable[[int, int, Any], None]
 @contextmanager
 def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
     """A bar per run, with the average and the worst fifth so far."""
-    programs.keep(Path(pooch.os_cache("equipoise")) / "programs")
+    programs.keep()
     columns = (
         TextColumn("{task.description:<24}"),
         BarColumn(bar_width=30),

@@ -6,6 +6,7 @@ Whatever reads files is imported when it is first asked for: `import equipoise` 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from equipoise.data.shards import ClientData as ClientData
 from equipoise.data.shards import Shards as Shards
 from equipoise.data.shards import stack as stack
 
@@ -34,6 +35,7 @@ NAMES = {
     "pools": "federation",
 }
 __all__ = [
+    "ClientData",
     "Dataset",
     "Pool",
     "Shards",

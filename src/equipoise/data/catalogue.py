@@ -14,6 +14,7 @@ import numpy as np
 import pooch
 from numpy.typing import NDArray
 
+from equipoise import extensions
 from equipoise.errors import InputError, require, unknown
 
 Where = str | os.PathLike[str] | None
@@ -219,10 +220,12 @@ CATALOGUE = {
 
 
 def load(name: str, *, data_dir: Where = None, download: bool = False, **options: Any) -> Dataset:
-    """A data set by its name here, or a file of features (.npz, .npy, .safetensors) by its path.
+    """A data set by its name here, a file of features (.npz, .npy, .safetensors) by its path, or "module:function".
 
     `options` go to the set's own loader, such as `split="letters"` for EMNIST or `by="race"` for Adult.
     """
+    if extensions.is_reference(name):
+        return _own(name, options)
     if Path(name).suffix in (".npz", ".npy", ".safetensors"):
         from equipoise.data import features
 
@@ -235,6 +238,18 @@ def load(name: str, *, data_dir: Where = None, download: bool = False, **options
             raise unknown(f"option of {name}", option, allowed)
     where_from = {"data_dir": data_dir, "download": download}
     return loader(**options, **{k: v for k, v in where_from.items() if k in allowed})
+
+
+def _own(reference: str, options: dict[str, Any]) -> Dataset:
+    """The data set that a function of the user's own returns."""
+    loader = extensions.load(reference)
+    try:
+        inspect.signature(loader).bind(**options)
+    except TypeError as error:
+        raise InputError(f"data.options does not fit the function {reference} ({error}); give its arguments") from None
+    found = loader(**options)
+    require(isinstance(found, Dataset), f"{reference} returns {type(found).__name__}; return an equipoise.data Dataset")
+    return found
 
 
 def entry(name: str) -> Entry:

@@ -1,7 +1,7 @@
 """The clients' examples as arrays with a leading client axis."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,26 @@ from jax.typing import ArrayLike
 from jaxtyping import Int
 
 from equipoise.errors import require
+
+
+@runtime_checkable
+class ClientData(Protocol):
+    """What engines need of the clients' data: a pytree of arrays (JAX's or NumPy's) with these three.
+
+    `Shards` and `Pool` are two of them. A class of your own becomes a pytree by
+    `jax.tree_util.register_dataclass`; its arrays are then operands of the compiled program, not part of it.
+    """
+
+    @property
+    def n(self) -> int:
+        """How many clients."""
+
+    @property
+    def sizes(self) -> Any:
+        """[n]: each client's number of examples."""
+
+    def client(self, i: Any) -> Any:
+        """Client i's own shard, a tree of arrays of the same shape for all; `i` may be traced."""
 
 
 class Shards(NamedTuple):

@@ -5,12 +5,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
-from equipoise.errors import require
+from equipoise.data.shards import ClientData
+from equipoise.errors import known, require
 from equipoise.protocol import Algorithm, Vector
 
 
 def check_start(algorithm: Algorithm, x: Vector, rounds: int) -> None:
+    require(isinstance(rounds, int | np.integer), f"rounds is {rounds!r}; give an integer")
     require(rounds >= 0, f"{rounds} rounds cannot be run; give zero or more")
     require(
         jnp.shape(x) == (algorithm.size,),
@@ -21,40 +24,54 @@ def check_start(algorithm: Algorithm, x: Vector, rounds: int) -> None:
         jnp.issubdtype(jnp.result_type(x), jnp.floating),
         f"the start is of type {jnp.result_type(x)}; give float32 or float64",
     )
-    require(bool(jnp.all(jnp.isfinite(x))), "the start has NaN or infinite entries; give finite ones")
+    if known(x):
+        require(np.isfinite(np.asarray(x)).all(), "the start has NaN or infinite entries; give finite ones")
 
 
-def check_run(algorithm: Algorithm, x: Vector, data: Any, rounds: int, clients_per_batch: int | None) -> None:
-    check_start(algorithm, x, rounds)
+def check_data(algorithm: Algorithm, x: Vector, data: Any) -> None:
+    """All but the numbers in `data`, which `all_finite` looks at."""
     require(
-        clients_per_batch is None or clients_per_batch >= 1,
-        f"clients_per_batch is {clients_per_batch}; give at least 1, or None to let the engine choose",
+        isinstance(data, ClientData),
+        f"the data is a {type(data).__name__} without .n, .sizes or .client(i); give what eq.data.stack makes, "
+        "or see eq.data.ClientData",
+    )
+    require(
+        all(hasattr(a, "dtype") for a in jax.tree.leaves(data)),
+        f"the data is a {type(data).__name__}, which is not a pytree of arrays; register the class with "
+        "jax.tree_util.register_dataclass",
     )
     require(
         data.n == algorithm.n,
         f"the data has {data.n} clients but {algorithm.name} was built for {algorithm.n}; "
         "build the dual and the cohorts for the data's number of clients",
     )
-    sizes = np.asarray(data.sizes)
-    require(
-        (sizes > 0).all(),
-        f"client {int(np.argmin(sizes))} has no examples; leave it out or give it at least one",
-    )
-    shard = jax.eval_shape(data.client, 0)  # a pool may store another type than its clients see
-    for name in ("inputs", "labels"):
-        values, seen = getattr(data, name), getattr(shard, name).dtype
-        if jnp.issubdtype(seen, jnp.floating):
-            require(
-                seen == x.dtype,
-                f"the {name} are {seen} and the start is {x.dtype}; give both the same precision",
-            )
-        if jnp.issubdtype(values.dtype, jnp.floating):
-            require(
-                bool(all_finite(values)),
-                f"the {name} have NaN or infinite entries; clean them or leave those rows out",
-            )
+    if known(data.sizes):
+        sizes = np.asarray(data.sizes)
+        require(
+            (sizes > 0).all(),
+            f"client {int(np.argmin(sizes))} has no examples; leave it out or give it at least one",
+        )
+    shard = jax.eval_shape(lambda data: data.client(0), data)  # a pool may store another type than its clients see
+    for name, a in named(shard).items():
+        require(
+            not jnp.issubdtype(a.dtype, jnp.floating) or a.dtype == x.dtype,
+            f"the {name} are {a.dtype} and the start is {x.dtype}; give both the same precision",
+        )
 
 
-@jax.jit
-def all_finite(values: jax.Array) -> jax.Array:
-    return jnp.isfinite(jnp.sum(jnp.abs(values))) | jnp.all(jnp.isfinite(values))
+def named(tree: PyTree) -> dict[str, Any]:
+    """The arrays of a tree by their names, such as "inputs"."""
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
+
+
+def all_finite(tree: PyTree) -> dict[str, jax.Array]:
+    """Of every array by its name, whether all its numbers are finite."""
+    floats = {name: a for name, a in named(tree).items() if jnp.issubdtype(a.dtype, jnp.floating)}
+    # One sum tells for nearly all data, and reads it once; one that overflows is looked at again.
+    return {name: jnp.isfinite(jnp.sum(jnp.abs(a))) | jnp.all(jnp.isfinite(a)) for name, a in floats.items()}
+
+
+def require_finite(found: dict[str, jax.Array]) -> None:
+    for name, finite in found.items():
+        require(bool(finite), f"the {name} have NaN or infinite entries; clean them or leave those rows out")

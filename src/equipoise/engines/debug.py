@@ -1,6 +1,7 @@
 """The simulator's loop in plain Python: slow, steppable, and its errors name round, exchange and client."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,20 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from equipoise.engines.checks import check_run
+from equipoise.data.shards import ClientData
+from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
 from equipoise.engines.feed import feed
-from equipoise.engines.simulator import Lost, Result, Tally, warn_of_broken
+from equipoise.engines.fold import fold_slots
+from equipoise.engines.kernel import Lost, Tally
+from equipoise.engines.simulator import Result, warn_of_broken
 from equipoise.errors import EquipoiseError
 from equipoise.protocol import (
     Algorithm,
-    Cohort,
     RandomKey,
-    Replies,
     Reply,
     Server,
     Vector,
+    as_key,
     exchange_keys,
     is_finite,
+    run_client,
     slot_key,
 )
 
@@ -33,7 +37,7 @@ class ExchangeError(EquipoiseError):
 def debug(
     algorithm: Algorithm,
     x: Vector,
-    data: Any,
+    data: ClientData,
     key: RandomKey | int,
     *,
     rounds: int,
@@ -48,11 +52,13 @@ def debug(
         strict: a reply that is not finite is an error that names its client, instead of a lost reply.
         jit: compile what clients do; faster, but no breakpoint or print in there sees numbers.
     """
-    key = jax.random.key(key) if isinstance(key, int) else key
-    check_run(algorithm, x, data, rounds, None)
-    source = feed(algorithm.prepare, data).source
+    key, x = as_key(key), jnp.asarray(x)
+    check_start(algorithm, x, rounds)
+    check_data(algorithm, x, data)
+    require_finite(all_finite(data))
+    source = feed(algorithm, data).source
     n, keep = algorithm.n, record or (lambda server: ())
-    works = [jax.jit(e.work) if jit else e.work for e in algorithm.round]
+    works = [jax.jit(partial(run_client, e)) if jit else partial(run_client, e) for e in algorithm.round]
     server = algorithm.init(x)
     clients = [algorithm.init_client(x) for _ in range(n)]
     history, tally = [], Tally.nothing(algorithm)
@@ -83,10 +89,10 @@ def debug(
                 clients[i], replies[int(slot)] = mine, reply
             message = jax.eval_shape(exchange.send, server, jnp.int32(0))
             like = jax.eval_shape(exchange.work, message, clients[0], source.client(0), working)[1]
-            server = named(where + ", close", exchange.close, server, collect(replies, like, cohort))
+            server = named(where + ", close", exchange.close, server, fold_slots(replies, like, cohort))
         history.append(keep(server))
     table = jax.tree.map(lambda *rows: jnp.stack(rows), *clients)
-    result = Result(server, table, stacked(history), rounds, tally, float("nan"), 0.0)
+    result = Result(server, table, stacked(history), rounds, tally, float("nan"), 0.0, algorithm.name)
     warn_of_broken(result)
     return result
 
@@ -97,16 +103,6 @@ def named(where: str, call: Callable, *args: Any) -> Any:
         return call(*args)
     except Exception as error:
         raise ExchangeError(f"{where}: {error}") from error
-
-
-def collect(replies: dict[int, Reply], like: Reply, cohort: Cohort) -> Replies:
-    """What the server may see: the sum of `total`, the rows of `each`, who answered."""
-    m = len(cohort.ids)
-    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like)
-    rows = [replies.get(slot, nothing) for slot in range(m)]
-    total = jax.tree.map(lambda *a: jnp.sum(jnp.stack(a), axis=0), *[row.total for row in rows])
-    each = jax.tree.map(lambda *a: jnp.stack(a), *[row.each for row in rows])
-    return Replies(total, each, Cohort(cohort.ids, jnp.array([slot in replies for slot in range(m)])))
 
 
 def stacked(history: list) -> PyTree[np.ndarray]:

@@ -1,6 +1,5 @@
 """How an engine hands each client its own data, prepared once."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,8 +8,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import PyTree
 
-from equipoise.data.shards import Shards
-from equipoise.protocol import Data
+from equipoise.data.shards import ClientData, Shards
+from equipoise.protocol import Algorithm, Data
 
 
 class Stacked(NamedTuple):
@@ -27,7 +26,7 @@ class Stacked(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """The clients' prepared data: `Stacked`, or a layout of the user's with `.n` and `.client(i)`."""
+    """The clients' prepared data: `Stacked`, or what the user gave, if its tasks take it as it is."""
 
     source: Any
 
@@ -42,18 +41,30 @@ class Feed(NamedTuple):
         return jax.vmap(self.source.client)(jnp.asarray(ids))
 
 
-def feed(prepare: Callable[[Data], Data], data: Any) -> Feed:
-    """Every client's shard through `prepare`, one client at a time."""
+def feed(algorithm: Algorithm, data: ClientData) -> Feed:
+    """Every client's shard through `algorithm.prepare`."""
+    data = jax.tree.map(jnp.asarray, data)
+    prepared = prepare(algorithm, data)
+    return as_given(data) if prepared is None else prepared
+
+
+def as_given(data: ClientData) -> Feed:
+    """For an algorithm that takes the shards as they are."""
+    return Feed(Stacked(data) if isinstance(data, Shards) else data)
+
+
+def prepare(algorithm: Algorithm, data: ClientData) -> Feed | None:
+    """What `algorithm.prepare` makes of every shard, one client at a time; None: it leaves them as they are."""
     untouched = False
 
-    def prepared(i: Any) -> Data:
+    def look(data: ClientData) -> Data:
         nonlocal untouched
-        shard = data.client(i)
-        out = prepare(shard)
-        untouched = out is shard
-        return out
+        shard = data.client(0)
+        prepared = algorithm.prepare(shard)
+        untouched = prepared is shard
+        return prepared
 
-    jax.eval_shape(prepared, 0)
+    jax.eval_shape(look, data)
     if untouched:
-        return Feed(Stacked(data) if isinstance(data, Shards) else data)
-    return Feed(Stacked(jax.jit(lambda ids: jax.lax.map(prepared, ids))(jnp.arange(data.n))))
+        return None
+    return Feed(Stacked(jax.lax.map(lambda i: algorithm.prepare(data.client(i)), jnp.arange(data.n))))

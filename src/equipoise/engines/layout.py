@@ -1,13 +1,14 @@
 """Where the clients of a cohort run: over which devices, and how many side by side on each."""
 
+import sys
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from equipoise.engines.feed import Feed
 from equipoise.errors import require
+from equipoise.protocol import Data, nbytes
 
 SMALL = 1 << 16  # bytes of a client's data up to which a CPU does better with all clients in one vectorised loop
 
@@ -29,7 +30,7 @@ class Layout(NamedTuple):
 
     def place(self, tree: Any) -> Any:
         """`tree` on every device of the mesh."""
-        return tree if self.mesh is None else jax.device_put(tree, self.whole)
+        return jax.device_put(tree) if self.mesh is None else jax.device_put(tree, self.whole)
 
     def share(self, tree: Any) -> Any:
         """As `place`, for what is only read: the devices of a CPU, its cores, share one copy in memory."""
@@ -38,8 +39,11 @@ class Layout(NamedTuple):
         return self.place(tree)
 
 
-def lay_out(source: Feed, m: int, devices: int | None, clients_per_batch: int | None) -> Layout:
-    """The layout for cohorts of m clients; None means the better choice for the device.
+SIDE_BY_SIDE = Layout(None, sys.maxsize)  # all clients of a cohort at once, on one device
+
+
+def lay_out(shard: Data, m: int, devices: int | None, clients_per_batch: int | None) -> Layout:
+    """The layout for cohorts of m clients with data like `shard`; None means the better choice for the device.
 
     An accelerator wants all clients side by side. On a CPU that holds for small clients only: larger ones run one by
     one on every core, each with the caches to itself.
@@ -49,9 +53,11 @@ def lay_out(source: Feed, m: int, devices: int | None, clients_per_batch: int | 
         devices is None or 1 <= devices <= len(available),
         f"{devices} devices were asked for and JAX sees {len(available)}; give 1 to {len(available)}, or None",
     )
-    shard = jax.eval_shape(source.source.client, 0)
-    size = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shard))
-    together = jax.default_backend() != "cpu" or size <= SMALL
+    require(
+        clients_per_batch is None or clients_per_batch >= 1,
+        f"clients_per_batch is {clients_per_batch}; give at least 1, or None to let the engine choose",
+    )
+    together = jax.default_backend() != "cpu" or nbytes(shard) <= SMALL
     if devices is None:
         devices = 1 if together and jax.default_backend() == "cpu" else min(len(available), m)
     if clients_per_batch is None:

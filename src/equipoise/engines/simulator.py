@@ -1,56 +1,34 @@
 """Runs an algorithm on one machine, as one compiled program: clients under vmap, rounds in a loop on the device."""
 
-import operator
 import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike
-from jaxtyping import Bool, Int, PyTree
+from jax.tree_util import Partial
+from jaxtyping import PyTree
 
-from equipoise.engines.checks import check_run
-from equipoise.engines.feed import Feed, feed
+from equipoise.data.shards import ClientData
+from equipoise.engines import kernel
+from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
+from equipoise.engines.feed import Feed, as_given, prepare
+from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import Layout, lay_out
 from equipoise.errors import LostReplies, Stopped, require
-from equipoise.protocol import (
-    Algorithm,
-    Client,
-    Cohort,
-    Exchange,
-    RandomKey,
-    Replies,
-    Server,
-    Vector,
-    exchange_keys,
-    is_finite,
-    slot_key,
-)
+from equipoise.protocol import Algorithm, Client, RandomKey, Server, Vector, as_key, nbytes
 
-Lost = Callable[[Int[Array, ""], int, Int[ArrayLike, " m"]], Bool[Array, " m"]]
 Progress = Callable[[int, int, Any], None]
 CHUNK_SECONDS = 0.25  # how long the device runs between two looks at the clock and at Ctrl-C
-
-
-class Tally(NamedTuple):
-    """What was asked and what came back."""
-
-    asked: Int[Array | np.ndarray, " exchanges"]  # messages sent to clients, per exchange
-    answered: Int[Array | np.ndarray, " exchanges"]  # replies that arrived and were finite
-    broken: Int[Array | np.ndarray, " n"]  # replies that arrived but were not finite, per client
-
-    @staticmethod
-    def nothing(algorithm: Algorithm) -> "Tally":
-        exchanges = len(algorithm.round)
-        return Tally(np.zeros(exchanges, np.int64), np.zeros(exchanges, np.int64), np.zeros(algorithm.n, np.int64))
+RECORDED = 1 << 22  # bytes of records that stay on the device before they are fetched
+MOST_RECORDED = 1024  # rounds of them
+ALGORITHMS_KEPT = 64  # whose compiled programs stay in memory
 
 
 class Result(NamedTuple):
@@ -63,12 +41,14 @@ class Result(NamedTuple):
     tally: Tally
     seconds: float  # running, without compiling
     compile_seconds: float
+    algorithm: str = ""  # its name
+    key: tuple[int, ...] = ()  # the words of the run's random key
 
 
 def simulate(
     algorithm: Algorithm,
     x: Vector,
-    data: Any,
+    data: ClientData,
     key: RandomKey | int,
     *,
     rounds: int,
@@ -86,7 +66,7 @@ def simulate(
     Args:
         algorithm: from `equipoise.algorithms`.
         x: the first model, a flat vector of `algorithm.size`; its dtype is the precision of the run.
-        data: Shards, or anything with `.n` and `.client(i)`.
+        data: Shards, a Pool, or a pytree of your own (see `equipoise.data.ClientData`), of NumPy or JAX arrays.
         key: a jax.random key, or an integer seed.
         rounds: how many rounds, those of `resume` included.
         record: what to keep of the server after every round; comes back as `history`.
@@ -101,75 +81,168 @@ def simulate(
         every: see `pause`.
 
     Ctrl-C raises `Stopped`, whose `result` holds all rounds finished until then.
+
+    A program is compiled once for an algorithm object, the shapes of its arguments, `record` and `lost`; the number of
+    rounds, the numbers in `data` and `resume` do not matter. `record` and `lost` may be a jax.tree_util.Partial, whose
+    arrays do not matter either.
     """
-    key = key if isinstance(key, jax.Array) else jax.random.key(key)
-    check_run(algorithm, x, data, rounds, clients_per_batch)
+    key, x = as_key(key), jnp.asarray(x)
+    check_start(algorithm, x, rounds)
+    check_data(algorithm, x, data)
     require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
-    source = feed(algorithm.prepare, data)
-    layout = lay_out(source, largest_cohort(algorithm, x), devices, clients_per_batch)
-    keep = record or (lambda server: ())
-    if resume is None:
-        clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)(x)
-        resume = Result(algorithm.init(x), clients, None, 0, Tally.nothing(algorithm), 0.0, 0.0)
-    server, clients, past, done, tally, seconds, compile_seconds = resume
-    require(done <= rounds, f"the result to resume has {done} rounds already; ask for more than {done}")
+    shard, largest = jax.eval_shape(partial(_outline, algorithm), x, data, key)
+    layout = lay_out(shard, len(largest), devices, clients_per_batch)
+    keep, lose = as_operand(record or _nothing), None if lost is None else as_operand(lost)
 
-    def one_round(r: Array, server: Server, clients: Client, source: Feed, key: RandomKey) -> tuple:
-        counts = []
-        for k, exchange in enumerate(algorithm.round):
-            gone = None if lost is None else partial(lost, r, k)
-            keys = exchange_keys(key, r, k)
-            server, clients, count = run_exchange(exchange, server, clients, source, keys, layout, gone)
-            counts.append(count)
-        asked, answered, broken = zip(*counts, strict=True)
-        return server, clients, Tally(jnp.stack(asked), jnp.stack(answered), sum(broken, jnp.zeros_like(broken[0])))
+    data = jax.device_put(data)
+    state, source, finite = beginning(algorithm)(x, data)
+    require_finite(finite)
+    source = layout.share(as_given(data) if source is None else source)
+    del data
+    row = jax.eval_shape(lambda keep, server: keep(server), keep, state.server)
+    tally, past, seconds, compile_seconds = Tally.nothing(algorithm), None, 0.0, 0.0
+    words = tuple(map(int, np.ravel(jax.random.key_data(key))))
+    if resume is not None:
+        _check_resume(resume, algorithm, words, state, row, rounds)
+        # A copy, because the loop takes over the buffers that it is given.
+        server, clients = jax.tree.map(np.array, (resume.server, resume.clients))
+        state = State(jnp.int32(resume.rounds), server, clients, state.tally)
+        past, tally, seconds, compile_seconds = resume.history, resume.tally, resume.seconds, resume.compile_seconds
+    done = 0 if resume is None else resume.rounds
+    state, key, keep, lose = layout.place((state, key, keep, lose))
+    most = max(1, min(MOST_RECORDED, RECORDED // max(nbytes(row), 1)))
+    advance = partial(rounds_of(algorithm, layout), length=most)
 
-    def advance(carry: tuple, source: Feed, key: RandomKey, start: Array, stop: Array) -> tuple:
-        def body(r: Array, carry: tuple) -> tuple:
-            server, clients, history, tally = carry
-            server, clients, count = one_round(r, server, clients, source, key)
-            history = jax.tree.map(lambda h, row: h.at[r - done].set(row), history, keep(server))
-            return server, clients, history, jax.tree.map(jnp.add, tally, count)
-
-        zero = jax.tree.map(lambda t: jnp.zeros(t.shape, jnp.int32), tally)
-        return jax.lax.fori_loop(start, stop, body, (*carry, zero))
-
-    history = jax.tree.map(
-        lambda s: jnp.zeros((max(rounds - done, 1), *s.shape), s.dtype), jax.eval_shape(keep, server)
-    )
-    # Copied once, because the loop takes over the buffers that it is given.
-    carry = layout.place(jax.tree.map(jnp.array, (server, clients, history)))
-    source, key = layout.share(source), layout.place(key)
     clock = time.perf_counter()
-    run = (
-        jax.jit(advance, donate_argnums=0, out_shardings=layout.whole)
-        .lower(carry, source, key, jnp.int32(0), jnp.int32(0))
-        .compile()
-    )
+    state, _ = jax.block_until_ready(advance(state, source, key, jnp.int32(done), keep, lose))
     compile_seconds += time.perf_counter() - clock
 
     at, chunk = done, 1
+    rows = [] if past is None else [past]
+
+    def result(history: PyTree = None) -> Result:
+        return Result(state.server, state.clients, history, at, tally, seconds, compile_seconds, algorithm.name, words)
+
     with interrupts_deferred() as interrupted:
         while at < rounds and not interrupted:
             halt = rounds if pause is None else min(rounds, at - at % every + every)
-            stop, clock = min(at + chunk, halt), time.perf_counter()
-            *carry, count = run(tuple(carry), source, key, jnp.int32(at), jnp.int32(stop))
-            tally = jax.tree.map(lambda t, c: t + np.asarray(c), tally, count)  # waits for the device
+            stop, clock = min(at + min(chunk, most), halt), time.perf_counter()
+            state, seen = advance(state, source, key, jnp.int32(stop), keep, lose)
+            tally = jax.tree.map(lambda t, c: t + np.asarray(c), tally, state.tally)  # waits for the device
             elapsed = time.perf_counter() - clock
             seconds += elapsed
             pace = (stop - at) / max(elapsed, 1e-9)
+            rows.append(jax.tree.map(lambda a, fresh=stop - at: np.array(a[:fresh]), jax.tree.map(np.asarray, seen)))
             at, chunk = stop, max(1, min(10 * chunk, int(pace * CHUNK_SECONDS)))
             if pause is not None and at == halt:
-                pause(Result(carry[0], carry[1], None, at, tally, seconds, compile_seconds))
+                pause(result())
             if progress is not None:
-                progress(at, rounds, jax.tree.map(operator.itemgetter(at - done - 1), carry[2]))
-    new = jax.tree.map(lambda h: np.asarray(h[: at - done]), carry[2])
-    joined = new if past is None else jax.tree.map(lambda a, b: np.concatenate([a, b]), past, new)
-    result = Result(carry[0], carry[1], joined, at, tally, seconds, compile_seconds)
+                progress(at, rounds, jax.tree.map(lambda a: a[-1], rows[-1]))
+    blank = jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), row)
+    final = result(jax.tree.map(lambda *a: np.concatenate(a), blank, *rows))
     if interrupted:
-        raise Stopped(result)
-    warn_of_broken(result)
-    return result
+        raise Stopped(final)
+    warn_of_broken(final)
+    return final
+
+
+def once(build: Callable[..., Callable]) -> Callable[..., Callable]:
+    """`build`, whose compiled programs are kept for the algorithms that were used last."""
+    kept = lru_cache(maxsize=ALGORITHMS_KEPT)(build)
+
+    def found(*key: Any) -> Callable:
+        try:
+            hash(key)
+        except TypeError:  # an algorithm with a function that has no hash
+            return build(*key)
+        return kept(*key)
+
+    return found
+
+
+@once
+def beginning(algorithm: Algorithm) -> Callable:
+    """The program before the first round: the first state, the prepared data, and which arrays are finite."""
+
+    def begin(x: Vector, data: ClientData) -> tuple[State, Feed | None, dict[str, Array]]:
+        return kernel.init(algorithm, x), prepare(algorithm, data), all_finite(data)
+
+    return jax.jit(begin)
+
+
+@once
+def rounds_of(algorithm: Algorithm, layout: Layout) -> Callable:
+    """The program of rounds: up to `stop`, at most `length` of them, and a row of each; counts start at zero."""
+
+    def advance(
+        state: State, source: Feed, key: RandomKey, stop: Array, keep: Partial, lose: Partial | None, *, length: int
+    ) -> tuple[State, PyTree]:
+        start = state.round
+        blank = jax.eval_shape(keep, state.server)
+        rows = jax.tree.map(lambda s: jnp.zeros((length, *s.shape), s.dtype), blank)
+
+        def body(r: Array, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
+            state, rows = carry
+            state = kernel.step(algorithm, state, source, key, lost=lose, layout=layout)
+            rows = jax.tree.map(lambda table, row: table.at[r - start].set(row), rows, keep(state.server))
+            return state, rows
+
+        state = state._replace(tally=kernel.no_counts(algorithm))
+        return jax.lax.fori_loop(start, stop, body, (state, rows))
+
+    return jax.jit(advance, donate_argnums=0, static_argnames="length", out_shardings=layout.whole)
+
+
+def _outline(algorithm: Algorithm, x: Vector, data: ClientData, key: RandomKey) -> tuple:
+    """A client's prepared data and the ids of the largest cohort, for their shapes."""
+    server = algorithm.init(x)
+    cohorts = [exchange.open(server, key)[1].ids for exchange in algorithm.round]
+    return algorithm.prepare(data.client(0)), max(cohorts, key=len)
+
+
+def as_operand(function: Callable) -> Partial:
+    """A function as an argument of a compiled program: the arrays of a Partial are operands."""
+    if isinstance(function, Partial):
+        return function
+    try:
+        hash(function)
+    except TypeError:
+        return Partial(lambda *args: function(*args))
+    return Partial(function)
+
+
+def _nothing(server: Server) -> tuple:
+    return ()
+
+
+def _check_resume(
+    resume: Result, algorithm: Algorithm, words: tuple[int, ...], state: State, row: PyTree, rounds: int
+) -> None:
+    """`resume` is of this run: the same algorithm, record and key, and not beyond its end."""
+    require(resume.rounds <= rounds, f"the result to resume has {resume.rounds} rounds already; ask for more than that")
+    require(
+        resume.algorithm in ("", algorithm.name)
+        and _shapes((resume.server, resume.clients)) == _shapes((state.server, state.clients)),
+        f"the result to resume is of {resume.algorithm or 'another algorithm'} or of another model, and this is "
+        f"{algorithm.name}; resume with the algorithm, start and data that it came from",
+    )
+    require(
+        resume.key in ((), words),
+        "the result to resume was made with another key; resume with the same key, or start anew",
+    )
+    require(
+        resume.history is None or _shapes(jax.tree.map(_one, resume.history)) == _shapes(row),
+        "the result to resume has another history than `record` makes; resume with the same record",
+    )
+
+
+def _shapes(tree: PyTree) -> tuple:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(a.shape, a.dtype) for a in leaves]
+
+
+def _one(rows: np.ndarray) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
 
 
 @contextmanager
@@ -191,105 +264,6 @@ def interrupts_deferred() -> Iterator[list]:
         yield seen
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def run_exchange(
-    exchange: Exchange,
-    server: Server,
-    clients: Client,
-    source: Feed,
-    keys: tuple[RandomKey, RandomKey],
-    layout: Layout,
-    gone: Callable[[Any], Any] | None,
-) -> tuple[Server, Client, Tally]:
-    opening, working = keys
-    server, cohort = exchange.open(server, opening)
-    m = cohort.ids.shape[0]
-    asked = cohort.present
-    writes: list[bool] = []
-    if gone is not None:
-        cohort = cohort._replace(present=cohort.present & ~gone(cohort.ids))
-
-    def on_client(slot: Array, i: Any, here: Any, mine: Client, shard: Any, server: Server) -> tuple:
-        new, reply = exchange.work(exchange.send(server, i), mine, shard, slot_key(working, slot))
-        # A state that `work` hands back untouched need not be written: known while tracing, so it costs nothing.
-        writes.append(any(a is not b for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(mine), strict=True)))
-        finite = is_finite(reply)
-        reply = jax.tree.map(lambda a: jnp.where(here & finite, a, jnp.zeros_like(a)), reply)
-        return new, reply, here & finite, here & ~finite
-
-    on_clients = jax.vmap(on_client, in_axes=(0, 0, 0, 0, 0, None))
-
-    def on_slice(slots: Array, part: Cohort, rows: Array, table: Client, source: Feed, server: Server) -> tuple:
-        """Runs the clients `part`, whose states stand in the rows `rows` of `table`."""
-        mine = jax.tree.map(lambda t: t[rows], table)
-        new, reply, arrived, broken = on_clients(slots, part.ids, part.present, mine, source.rows(part.ids), server)
-        if writes[-1]:
-            table = jax.tree.map(Cohort(rows, arrived).put, table, new)
-        total = jax.tree.map(lambda a: jnp.sum(a, axis=0), reply.total)
-        return table, total, (reply.each, arrived, broken)
-
-    def on_block(slots: Array, part: Cohort, rows: Array, table: Client, source: Feed, server: Server) -> tuple:
-        """Runs a device's share of the cohort, a slice at a time."""
-        size = slots.shape[0]
-        lanes = layout.lanes(size)
-        if lanes == size:
-            return on_slice(slots, part, rows, table, source, server)
-        pieces = jax.tree.map(lambda a: in_slices(a, lanes), (slots, part, rows))
-        shape = jax.eval_shape(on_slice, *jax.tree.map(lambda a: a[0], pieces), table, source, server)[1]
-
-        def step(carry: tuple, piece: tuple) -> tuple:
-            (slots, part, rows), (table, total) = piece, carry
-            table, more, rest = on_slice(slots, part, rows, table, source, server)
-            return (table, jax.tree.map(jnp.add, total, more)), rest
-
-        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
-        sliced: Any
-        (table, total), sliced = jax.lax.scan(step, (table, nothing), pieces)
-        return table, total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:size], sliced)
-
-    if layout.mesh is None:
-        rows = jnp.asarray(cohort.ids)
-        clients, total, (each, arrived, broken) = on_block(jnp.arange(m), cohort, rows, clients, source, server)
-    else:
-        devices = layout.mesh.size
-        slots, part = jax.tree.map(lambda a: in_slices(a, devices).ravel(), (jnp.arange(m), cohort))
-        mine = jax.tree.map(lambda table: table[part.ids], clients)
-
-        def on_device(slots: Array, part: Cohort, mine: Client, source: Feed, server: Server) -> tuple:
-            mine, total, rest = on_block(slots, part, jnp.arange(slots.shape[0]), mine, source, server)
-            return mine, jax.lax.psum(total, "clients"), rest
-
-        spread, whole = PartitionSpec("clients"), PartitionSpec()
-        new, total, rest = jax.shard_map(
-            on_device,
-            mesh=layout.mesh,
-            in_specs=(spread, spread, spread, whole, whole),
-            out_specs=(spread, whole, spread),
-            check_vma=False,
-        )(slots, part, mine, source, server)
-        each, arrived, broken = jax.tree.map(lambda a: a[:m], rest)
-        if writes[-1]:
-            put = Cohort(cohort.ids, arrived).put
-            clients = jax.tree.map(lambda table, rows: put(table, rows[:m]), clients, new)
-    broken = jnp.zeros(source.n, jnp.int32).at[jnp.asarray(cohort.ids)].add(broken.astype(jnp.int32))
-    tally = Tally(count(asked), count(arrived), broken)
-    return exchange.close(server, Replies(total, each, Cohort(cohort.ids, arrived))), clients, tally
-
-
-def largest_cohort(algorithm: Algorithm, x: Vector) -> int:
-    server, key = algorithm.init(x), jax.random.key(0)
-    return max(exchange.open(server, key)[1].ids.shape[0] for exchange in algorithm.round)
-
-
-def in_slices(a: ArrayLike, size: int) -> Array:
-    """`a` cut into slices of `size`; the last one is filled up with zeros: absent slots."""
-    a = jnp.asarray(a)
-    return jnp.pad(a, (0, -a.shape[0] % size)).reshape(-1, size)
-
-
-def count(mask: Bool[ArrayLike, " m"]) -> Int[Array, ""]:
-    return jnp.sum(jnp.asarray(mask), dtype=jnp.int32)
 
 
 def warn_of_broken(result: Result) -> None:

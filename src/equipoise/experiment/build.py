@@ -1,6 +1,5 @@
 """From settings to the objects that they name: a federation, a task, an objective, an algorithm."""
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -268,11 +267,12 @@ def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> 
 
 
 def dual(config: Config, n: int) -> Dual:
-    told = config.objective.model_dump()
-    name = told.pop("name")
-    factory: Any = objectives.DUALS.get(name)
-    # Equal weights are the only ones of CVaR at 1.
-    psi: Dual = objectives.cvar(n, 1.0) if name == "average" else factory(n, **told)
+    settings = config.objective.model_dump(exclude_none=True)
+    psi = objectives.named(settings.pop("name"))(n, **settings)
+    require(
+        isinstance(psi, Dual),
+        f"objective.name is '{config.objective.name}', which makes no Dual; see docs/experiments.md",
+    )
     cap = config.federation.cap if config.federation else None
     return psi if cap is None else objectives.cap_weights(psi, cap)
 
@@ -280,9 +280,9 @@ def dual(config: Config, n: int) -> Dual:
 def method(config: Config, this: Problem) -> tuple[Algorithm, tuple[str, ...]]:
     """The algorithm on the problem, and what was measured instead of chosen."""
     told = {name: value for name, value in config.algorithm if value is not None}
-    name, cohort, coin = told.pop("name"), told.pop("cohort", None), told.pop("coin", None)
+    record, cohort, coin = algorithms.named(told.pop("name")), told.pop("cohort", None), told.pop("coin", None)
     psi, notes = dual(config, this.n), []
-    sample = _sample(name, this.n, cohort, coin)
+    sample = _sample(record, this.n, cohort, coin)
     rule = told.pop("rule", None)
     if rule == "auto":
         _must_be_convex(this, "algorithm.rule", "{ tau = .., sigma = .., theta = .. }")
@@ -303,25 +303,23 @@ def method(config: Config, this: Problem) -> tuple[Algorithm, tuple[str, ...]]:
         rule = steps.constant(tau=tau, sigma=rule.sigma, theta=rule.theta)
     if told.get("mu") == "auto":
         told["mu"] = this.l2
-    factory: Any = algorithms.named(name)
-    needs = [part for key, part in (("dual", psi), ("sample", sample), ("rule", rule)) if key in _arguments(name)]
-    algorithm = factory(this.task, *needs, **told)
+    algorithm = record.build(this.task, psi, sample, rule, **told)
+    require(
+        isinstance(algorithm, Algorithm),
+        f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
+    )
     if config.federation and config.federation.clip is not None:
         algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
     return algorithm, tuple(notes)
 
 
-def _arguments(name: str) -> set[str]:
-    return set(inspect.signature(algorithms.named(name)).parameters)
-
-
-def _sample(name: str, n: int, cohort: int | None, coin: float | None) -> cohorts.Sample:
+def _sample(record: algorithms.Record, n: int, cohort: int | None, coin: float | None) -> cohorts.Sample:
     if coin is not None:
         return cohorts.coin(n, coin)
     if cohort is None:
         return cohorts.everyone(n)
     require(cohort <= n, f"algorithm.cohort is {cohort} of {n} clients; give at most {n}")
-    return cohorts.by_weight(cohort) if name.startswith("drfa") else cohorts.uniform(n, cohort)
+    return cohorts.by_weight(cohort) if record.cohorts == "by_weight" else cohorts.uniform(n, cohort)
 
 
 def _must_be_convex(this: Problem, key: str, instead: str) -> None:

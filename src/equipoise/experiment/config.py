@@ -14,10 +14,13 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, create_model, field_validator
+from pydantic.errors import PydanticSchemaGenerationError
 
+from equipoise import algorithms, objectives
 from equipoise.algorithms import ALGORITHMS
 from equipoise.errors import InputError, require
 from equipoise.experiment import mistakes
+from equipoise.extensions import is_reference
 from equipoise.objectives import DUALS
 
 Auto = Literal["auto"]
@@ -106,20 +109,6 @@ class Federation(Section):
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
 
 
-# Arguments that every algorithm gets from elsewhere, and those that a file cannot hold.
-GIVEN = {"task", "dual", "sample", "rule", "p", "domain_of", "domains", "secure"}
-# What an algorithm's own function leaves open, and that has an answer for a start.
-STARTS: dict[str, Any] = {
-    "steps": 10,
-    "local_lr": "auto",
-    "lr": "auto",
-    "dual_lr": 0.01,
-    "q": 1.0,
-    "t": 1.0,
-    "mu": 0.1,
-    "theta": 0.5,
-    "bound": 5.0,
-}
 WORDS = {
     "steps": "local steps in a round",
     "local_lr": "their size; auto: 1/L, measured (linear models)",
@@ -130,7 +119,7 @@ WORDS = {
     "coin": "the chance of each client to take part, instead",
     "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; auto: measured (linear models)",
 }
-PARAMETERS = {"rho": 0.1, "radius": 0.5, "alpha": 0.2, "q": 1.0, "bound": 5.0}  # of the objectives, for a start
+AUTO_WORDS = {"mu": "auto: the model's l2"}
 
 
 class Steps(Section):
@@ -144,15 +133,11 @@ class Steps(Section):
 @cache
 def algorithm_section(name: str) -> type[Section]:
     """The settings of an algorithm: what its own function takes, and who takes part."""
-    fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=_first_line(ALGORITHMS[name])))}
-    arguments = inspect.signature(ALGORITHMS[name]).parameters
-    if "rule" in arguments:
+    record = algorithms.named(name)
+    fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=_first_line(record.factory)))}
+    if record.takes_rule:
         fields["rule"] = (Auto | Steps, Field("auto", description=WORDS["rule"]))
-    for argument in arguments.values():
-        if argument.name not in GIVEN:
-            fields[argument.name] = _field(argument)
-    if name == "scaffpd_ls":  # there mu is the strong convexity, not a pull
-        fields["mu"] = (Annotated[float, Field(ge=0)] | Auto, Field("auto", description="auto: the model's l2"))
+    fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
     fields["cohort"] = (int | None, Field(None, ge=1, description=WORDS["cohort"]))
     fields["coin"] = (float | None, Field(None, gt=0, le=1, description=WORDS["coin"]))
     return create_model(f"algorithm.{name}", __base__=Section, **fields)
@@ -161,22 +146,22 @@ def algorithm_section(name: str) -> type[Section]:
 @cache
 def objective_section(name: str) -> type[Section]:
     """The settings of an objective; 'average' is that of equal weights."""
+    record = objectives.named(name)
     fields: dict[str, Any] = {"name": (Literal[name], Field(name))}
-    factory: Any = None if name == "average" else DUALS[name]
-    for argument in inspect.signature(factory).parameters.values() if factory else ():
-        if argument.name in PARAMETERS:
-            fields[argument.name] = (float, Field(PARAMETERS[argument.name], gt=0))
+    fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
     return create_model(f"objective.{name}", __base__=Section, **fields)
 
 
-def _field(argument: inspect.Parameter) -> tuple[Any, Any]:
-    kind = argument.annotation
+def _field(argument: inspect.Parameter, defaults: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The setting of a factory's argument; without a default anywhere it has to be given."""
+    kind, nothing = argument.annotation, inspect.Parameter.empty
     if kind in (int, float):
         kind = Annotated[kind, Field(ge=0) if argument.name == "mu" else Field(gt=0)]
-    start = STARTS.get(argument.name) if argument.default is inspect.Parameter.empty else argument.default
+    start = defaults.get(argument.name, ...) if argument.default is nothing else argument.default
     if start == "auto":
         kind = kind | Auto
-    return kind, Field(start, description=WORDS.get(argument.name))
+    words = WORDS.get(argument.name) or (AUTO_WORDS.get(argument.name) if start == "auto" else None)
+    return Any if kind is nothing else kind, Field(start, description=words)
 
 
 def _first_line(factory: Callable) -> str:
@@ -219,8 +204,11 @@ class Config(BaseModel):
         return tomli_w.dumps(self.model_dump(exclude_none=True, mode="json"))
 
 
-def parse(settings: Mapping[str, Any], *, source: str = "the configuration") -> Config:
-    """The configuration of one run; [compare] and [sweep] are for `plan.py`."""
+def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own_code: bool = True) -> Config:
+    """The configuration of one run; [compare] and [sweep] are for `plan.py`.
+
+    `own_code` allows algorithms and objectives named as module:name, which are imported: not in settings of others.
+    """
     told = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     for key, value in told.items():
         if key not in KEYS:
@@ -232,7 +220,14 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration") -> 
     for key, (start, allowed) in names.items():
         told[key] = {"name": start, **told.get(key, {})}
         name = told[key]["name"]
-        if name not in allowed:
+        if is_reference(name):
+            require(
+                own_code and "federation" not in told,
+                f"{source}: {key}.name is '{name}', which sites would have to import because a server says so; in a "
+                f"federation use one of {', '.join(allowed)}",
+            )
+            check_reference(source, key, name)
+        elif name not in allowed:
             raise mistakes.no_value(source, f"{key}.name", name, allowed)
     try:
         config = Config.model_validate(told)
@@ -240,6 +235,19 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration") -> 
         raise mistakes.mistake(source, error, told, _fields) from None
     _check_together(source, config, told)
     return config
+
+
+def check_reference(source: str, key: str, name: str) -> None:
+    """An algorithm or objective of the user's own can be imported, and called with what it will be given."""
+    try:
+        {"algorithm": algorithm_section, "objective": objective_section}[key](name)
+    except InputError as error:
+        raise InputError(f"{source}: {key}.name: {error}") from error
+    except PydanticSchemaGenerationError as error:
+        raise InputError(
+            f"{source}: {key}.name: '{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]}); "
+            "name a Record that has it in not_settings"
+        ) from error
 
 
 def _check_together(source: str, config: Config, told: Mapping[str, Any]) -> None:
@@ -306,7 +314,7 @@ def put(settings: dict[str, Any], key: str, value: Any) -> None:
     sections_of = {"algorithm.name": (algorithm_section, ALGORITHMS), "objective.name": (objective_section, OBJECTIVES)}
     if key in sections_of:
         section_of, known = sections_of[key]
-        if value in known:
+        if value in known or is_reference(value):
             settings[sections[0]] = {k: v for k, v in table.items() if k in section_of(value).model_fields}
 
 

@@ -142,7 +142,7 @@ class Seen(NamedTuple):
     table: PerClient
 
 
-Look = Callable[[Vector, Any], Seen]  # at a model, and the clients' weights, if the method has any
+Look = Callable[[Vector, Any], Seen]  # at a model, and the clients' weights, if the method has those of the objective
 
 
 def at_home(told: Config, this: Problem) -> Look:
@@ -209,7 +209,7 @@ class Scribe:
             "bytes_down": int(np.dot(asked, self.down)),
             "bytes_up": int(np.dot(answered, self.up)),
         }
-        self.write(self.algorithm.model(server), getattr(server, "lam", None), **told | counts)
+        self.write(self.algorithm.model(server), self.algorithm.weights(server), **told | counts)
 
     def pause(self, result: Result) -> None:
         self.record(result)
@@ -220,8 +220,8 @@ class Scribe:
 
     def write(self, x: Vector, lam: Any, **counts: Any) -> None:
         this = self.this
-        lam = lam if lam is not None and jnp.shape(lam) == (this.n,) else None
-        seen = self.look(x, lam)
+        # Only weights of the run's own objective certify anything about it.
+        seen = self.look(x, lam if self.algorithm.dual is not None else None)
         row = Row(
             **counts,
             loss=_floats(seen.losses),

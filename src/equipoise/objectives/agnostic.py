@@ -6,6 +6,7 @@ from jax import Array
 from equipoise.objectives.checks import clients, finish
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import simplex
+from equipoise.objectives.record import Record
 
 
 def agnostic(n: int) -> Dual:
@@ -30,3 +31,6 @@ def agnostic(n: int) -> Dual:
         return jnp.max(losses)
 
     return finish(Dual("agnostic", n, penalty, prox, best_response, value, modulus=0.0, interior=Interior.weights(n)))
+
+
+AGNOSTIC = Record("agnostic", agnostic)

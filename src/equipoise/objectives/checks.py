@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from equipoise.errors import positive, require
+from equipoise.errors import known, positive, require
 from equipoise.objectives.dual import Dual
 
 
@@ -21,8 +21,12 @@ def clients(n: Any) -> int:
     return int(n)
 
 
-def number(name: str, value: Any) -> float:
+def number(name: str, value: Any, traced: bool = True) -> float:
+    """A finite number above zero, or one that jit or vmap will know (`traced`)."""
     positive(name, value)
+    if not known(value):
+        require(traced, f"{name} shapes the program and cannot be traced; build an objective for each {name}")
+        return value
     require(math.isfinite(value), f"{name} is {value}; give a finite number above zero")
     return float(value)
 

@@ -12,6 +12,7 @@ from jax import Array, lax
 from equipoise.objectives.checks import clients, finish, number
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import moderate, simplex
+from equipoise.objectives.record import Record
 
 
 def chi2(n: int, rho: float) -> Dual:
@@ -46,7 +47,7 @@ def chi2_ball(n: int, radius: float) -> Dual:
     prox(v, step) = argmin_{lam in that set} |lam - v|^2, whatever the step. From radius (n - 1)/2 on the
     ball holds all of Delta. Equal losses are answered by equal weights.
     """
-    n, radius = clients(n), number("radius", radius)
+    n, radius = clients(n), number("radius", radius, traced=False)
     k = np.arange(1, n + 1)
     # What |lam - 1/n|^2 <= 2 radius/n leaves beyond equal weights on k clients; from 1 on it binds nobody.
     room = np.clip(2 * radius / n - (n - k) / (k * n), -1, 1)
@@ -89,3 +90,7 @@ def chi2_ball(n: int, radius: float) -> Dual:
 
     interior = Interior.weights(n, radius=2 * radius / n)
     return finish(Dual("chi2_ball", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))
+
+
+CHI2 = Record("chi2", chi2, example={"rho": 0.1}, defaults={"rho": 0.1})
+CHI2_BALL = Record("chi2_ball", chi2_ball, example={"radius": 0.5}, defaults={"radius": 0.5})

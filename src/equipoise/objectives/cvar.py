@@ -1,6 +1,7 @@
 """Conditional value at risk: the mean over the worst alpha fraction of clients (SCAFF-PD section 3)."""
 
 import math
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ from equipoise.errors import require
 from equipoise.objectives.checks import clients, finish, number
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import level, settle
+from equipoise.objectives.record import Record
 
 
 def cvar(n: int, alpha: float) -> Dual:
@@ -19,7 +21,7 @@ def cvar(n: int, alpha: float) -> Dual:
     alpha <= 1/n is `agnostic`. In the best response clients that tie at the quantile share what the worse
     ones leave.
     """
-    n, alpha = clients(n), number("alpha", alpha)
+    n, alpha = clients(n), number("alpha", alpha, traced=False)
     require(alpha <= 1, f"alpha is {alpha}; give the fraction of clients to care for, above 0 and at most 1")
     cap = min(1.0, 1 / (alpha * n))
     fill = math.ceil(alpha * n)  # this many clients at the cap are enough, one fewer is not
@@ -47,3 +49,8 @@ def cvar(n: int, alpha: float) -> Dual:
 
     interior = Interior.weights(n, cap=np.full(n, cap)) if cap < 1 else Interior.weights(n)
     return finish(Dual("cvar", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))
+
+
+CVAR = Record("cvar", cvar, example={"alpha": 0.3}, defaults={"alpha": 0.2})
+# Equal weights are the only ones of CVaR at 1: what methods for the average minimise, as one objective among others.
+AVERAGE = Record("average", partial(cvar, alpha=1.0), not_settings=("alpha",))

@@ -26,12 +26,12 @@ class Interior(NamedTuple):
     """
 
     owner: np.ndarray
-    cost: np.ndarray
+    cost: Any  # these may be traced: [m], and the three numbers below
     cap: np.ndarray  # infinity: none
     p: np.ndarray
-    quadratic: float = 0.0
-    entropy: float = 0.0
-    radius: float | None = None
+    quadratic: Any = None
+    entropy: Any = None
+    radius: Any = None
 
     @property
     def only(self) -> np.ndarray | None:

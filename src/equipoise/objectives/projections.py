@@ -17,7 +17,7 @@ def moderate(x: Array | float, dtype: DTypeLike) -> Array:
     low, high = float(info.tiny / info.eps), float(info.max / 256)
     if isinstance(x, float):
         return jnp.asarray(min(max(x, low), high), dtype)
-    return jnp.clip(x, low, high)
+    return jnp.clip(jnp.asarray(x, dtype), low, high)
 
 
 def level(b: Array, cap: ArrayLike, low: ArrayLike) -> Array:

@@ -11,6 +11,7 @@ from equipoise.errors import require
 from equipoise.objectives.checks import clients, finish, number, reference
 from equipoise.objectives.dual import Dual
 from equipoise.objectives.projections import moderate
+from equipoise.objectives.record import Record
 
 
 def propfair(n: int, bound: float, *, p: ArrayLike | None = None, margin: float | None = None) -> Dual:
@@ -59,3 +60,6 @@ def propfair(n: int, bound: float, *, p: ArrayLike | None = None, margin: float 
 
     modulus = margin**2 / float(weights.max())  # psi'' = p/lam^2
     return finish(Dual("propfair", n, penalty, prox, best_response, value, modulus, simplex=False))
+
+
+PROPFAIR = Record("propfair", propfair, example={"bound": 50.0}, defaults={"bound": 5.0}, not_settings=("p",))

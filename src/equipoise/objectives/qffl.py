@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from equipoise.objectives.checks import clients, finish, number, reference
 from equipoise.objectives.dual import Dual
+from equipoise.objectives.record import Record
 
 
 def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
@@ -19,7 +20,7 @@ def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
     prox(v, step) = argmin_{lam >= 0} psi(lam) + |lam - v|^2/(2 step). The best response is p_i f_i^q,
     and 0 for a loss below zero. What exceeds the largest float is answered by the largest float.
     """
-    n, q, weights = clients(n), number("q", q), reference(p, n)
+    n, q, weights = clients(n), number("q", q, traced=False), reference(p, n)
     logs = np.log(weights)
 
     def finite(x: Array) -> Array:
@@ -67,3 +68,6 @@ def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
 
     modulus = 1 / float(weights.max()) if q == 1 else 0.0  # psi'' = (lam/p)^{1/q} / (q lam)
     return finish(Dual("qffl", n, penalty, prox, best_response, value, modulus, simplex=False))
+
+
+QFFL = Record("qffl", qffl, example={"q": 1.0}, defaults={"q": 1.0}, not_settings=("p",))

@@ -8,6 +8,7 @@ from jax.typing import ArrayLike
 from equipoise.objectives.checks import clients, finish, number, reference
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import level, moderate, settle
+from equipoise.objectives.record import Record
 
 
 def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
@@ -50,8 +51,11 @@ def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
     kept = np.flatnonzero(weights > 0)
     interior = Interior(
         owner=np.concatenate([np.arange(n), kept]),
-        cost=np.concatenate([np.full(n, rho), np.full(len(kept), -rho)]),
+        cost=rho * np.concatenate([np.ones(n), -np.ones(len(kept))]),
         cap=np.concatenate([np.full(n, np.inf), weights[kept]]),
         p=np.concatenate([weights, weights[kept]]),
     )
     return finish(Dual("tv", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))
+
+
+TV = Record("tv", tv, example={"rho": 0.3}, defaults={"rho": 0.1}, not_settings=("p",))

@@ -6,13 +6,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from equipoise.errors import require
+from equipoise import algorithms
+from equipoise.errors import InputError, require
 from equipoise.experiment.records import Number, PerClient, Row, Run
 
 SHARE = 0.2  # of the clients: the worst-served and the best-served fifth
 LOWER = ("loss", "rmse")  # scores of which less is better
-AVERAGING = ("fedavg", "sgd", "fedprox", "scaffold")  # methods that train for the average client
-OWN_OBJECTIVE = ("qfedsgd", "qfedavg", "term", "propfair", "delta_fl", "agnostic_fedavg")  # they ignore [objective]
 NAMES = {"rmse": "RMSE", "auroc": "AUROC", "r2": "R²"}
 NONE = "–"
 DIVERGED = 1e100
@@ -150,9 +149,11 @@ def setting(run: Run, section: str, key: str) -> str | None:
 def averages(run: Run) -> bool:
     """Whether it trains for the average client, which is what fairness is measured against."""
     method = setting(run, "algorithm", "name")
-    if method is None:
+    try:
+        record = algorithms.named(method or "")
+    except InputError:  # not there any more, such as the user's own
         return all(row.lam is None for row in run.rows)
-    return method in AVERAGING or (method not in OWN_OBJECTIVE and setting(run, "objective", "name") == "average")
+    return record.average or (record.takes_dual and setting(run, "objective", "name") == "average")
 
 
 def _entry(run: Run, label: str) -> Entry:

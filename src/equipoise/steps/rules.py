@@ -26,7 +26,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from equipoise.errors import positive, require
+from equipoise.errors import positive, require, within
 from equipoise.objectives.dual import Dual
 
 Scalar = Float[Array, ""]
@@ -73,7 +73,7 @@ def constant(*, tau: float, sigma: float, theta: float) -> Rule:
     """The same step sizes in every round (Condition 5.2)."""
     positive("tau", tau)
     positive("sigma", sigma)
-    require(0 <= theta <= 1, f"theta is {theta}; give a number from 0 to 1")
+    within("theta", theta, 0, 1)
     return _rule(tau, sigma, theta, lambda now: now)
 
 

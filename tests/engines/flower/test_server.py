@@ -112,8 +112,10 @@ def test_a_second_round_compiles_nothing(tmp_path):
     assert compiled == []
 
 
-def test_what_is_read_and_written_is_read_off_the_functions():
-    found = {n: {k: (g.reads, g.writes, g.alike) for k, g in plan(build(n), start(), SHARD).items()} for n in EVERY}
+def test_what_is_read_is_read_off_the_functions():
+    found = {
+        n: {k: (g.reads, g.exchange.writes, g.alike) for k, g in plan(build(n), start(), SHARD).items()} for n in EVERY
+    }
     assert found["fedavg"] == {"train": (False, False, True)}
     assert found["scaffold"] == {"train": (True, True, True)}
     assert found["scaffpd"] == {"collect": (False, True, True), "improve": (True, False, False)}

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.algorithms import ALGORITHMS
 from equipoise.engines import flower
 from tests.engines.flower.grid import InProcess
 from tests.engines.flower.setting import HASTY, SITES, serve
-from tests.problems import BUILDS, DIM, EVERY, N, assert_same, build, rows, start, unequal
+from tests.problems import DIM, EVERY, N, assert_same, build, rows, start, unequal
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'equipoise[torch]')")
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
@@ -48,7 +49,9 @@ def test_torch_sites_as_jax_sites(name, tmp_path):
             if i > 2:
                 return flower.Job(algorithm, start(), unequal().client(i))
             torch_ = ridge_by_torch(i)
-            return torch_.job(BUILDS[name](torch_.task, eq.objectives.chi2(N, 0.1), sample))._replace(x=start())
+            return torch_.job(ALGORITHMS[name].build_example(torch_.task, eq.objectives.chi2(N, 0.1), sample))._replace(
+                x=start()
+            )
 
         return flower.Participant(site, tmp_path / site, {"train": job})
 

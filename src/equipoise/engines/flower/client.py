@@ -105,7 +105,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     key = jax.random.wrap_key_data(jnp.asarray(at.key, jnp.uint32))
     new, reply = jax.tree.map(np.asarray, job.work[at.exchange](message, mine, job.data, key))
     answer = RecordDict({"reply": pack(reply)})
-    if leg.writes:  # last of all, so that whatever fails leaves the memory as it was
+    if leg.exchange.writes:  # last of all, so that whatever fails leaves the memory as it was
         memory.keep(at, leg.at, new)
     if job.job.then is not None:
         job.job.then(message)

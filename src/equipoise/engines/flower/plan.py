@@ -22,7 +22,6 @@ class Leg(NamedTuple):
     reply: Reply  # of shapes
     alike: bool  # every client is sent the same
     reads: bool  # what a client does depends on what it remembers
-    writes: bool  # and changes it
 
 
 Plan = dict[str, Leg]  # by the exchange's name, in order
@@ -40,16 +39,14 @@ def plan(algorithm: Algorithm, x: Vector, shard: Data) -> Plan:
         sent = jax.make_jaxpr(exchange.send)(server, i)
         done = jax.make_jaxpr(exchange.work)(shapes.message, client, prepared, key)
         first, count = len(jax.tree.leaves(shapes.message)), len(jax.tree.leaves(client))
-        mine, kept = done.jaxpr.invars[first : first + count], done.jaxpr.outvars[:count]
-        writes = any(new is not old for new, old in zip(kept, mine, strict=True))
+        mine = done.jaxpr.invars[first : first + count]
         legs[exchange.name] = Leg(
             k,
             exchange,
             shapes.message,
             shapes.reply,
             alike=not uses(sent, sent.jaxpr.invars[-1:]),
-            reads=uses(done, mine, beside=count if not writes else 0),
-            writes=writes,
+            reads=uses(done, mine, beside=0 if exchange.writes else count),
         )
     return legs
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flwr.app import Message, RecordDict
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from equipoise.engines.checks import check_start
@@ -182,7 +183,7 @@ def serve(
             except KeyboardInterrupt:
                 raise Stopped(outcome(r, began)) from None
         history.append(jax.tree.map(np.asarray, keep(state.server)))
-        name_the_heavy(federation, state.server, demands.heavy)
+        name_the_heavy(federation, algorithm.weights(state.server), demands.heavy)
         if pause is None or (r + 1) % every == 0 or r + 1 == rounds:
             if pause is not None:
                 pause(outcome(r + 1, state, last=False))
@@ -272,7 +273,7 @@ def one_exchange(setup: Setup, leg: Leg, r: int, attempt: int, state: State, mar
     tally.answered[k] += len(replies)
     server = setup.compiled[name, "close"](server, folded(replies, leg.reply, cohort, setup.summation))
     counted = list(state.counted)
-    if leg.writes:
+    if leg.exchange.writes:
         for s in replies:
             counted[clients[s]] = mark(attempt, r, k)
     return state._replace(server=server, counted=tuple(counted))
@@ -312,10 +313,9 @@ def weighed(before: Traffic, leg: Leg, letters: dict[int, Message], posts: dict[
     )
 
 
-def name_the_heavy(federation: Federation, server: Server, most: float) -> None:
+def name_the_heavy(federation: Federation, lam: ArrayLike | None, most: float) -> None:
     """A warning, once for each site, when one site's loss is nearly all that counts."""
-    lam = getattr(server, "lam", None)
-    if lam is None or lam.shape != (len(federation.sites),) or lam.size == 1:
+    if lam is None or len(federation.sites) == 1:
         return
     share = np.asarray(lam) / np.sum(np.asarray(lam))
     site, known = federation.sites[int(np.argmax(share))], {e.site for e in federation.events if e.what == "heavy"}

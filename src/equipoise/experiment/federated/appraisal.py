@@ -2,12 +2,11 @@
 
 down    the model, and the site's weight lam_i
 up      each: the scores of its held-out rows (`equipoise.evaluation`), and its training loss f_i(x)
-        total: lam_i grad f_i(x), for methods with weights and l2 > 0: the sum certifies the gap (`metrics.py`)
+        total: lam_i grad f_i(x), for methods with a dual and l2 > 0: the sum certifies the gap (`metrics.py`)
 """
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
@@ -47,7 +46,7 @@ def appraisal(this: Problem, method: Algorithm, *, draws: int, lam: Any = None) 
     scores = evaluation.suited(task.predict, this.x, shard)
     inner = evaluation.evaluation(task, everyone(n), None, scores=scores, draws=draws)
     judge = inner.round[0]
-    certified = this.l2 > 0 and weighted(method, this.x)
+    certified = this.l2 > 0 and method.dual is not None
 
     def init(x: Vector) -> Server:
         unknown = jnp.full(n, jnp.nan, x.dtype)
@@ -82,9 +81,3 @@ def appraisal(this: Problem, method: Algorithm, *, draws: int, lam: Any = None) 
     return Algorithm(
         "appraisal", n, task.size, prepare, init, lambda x: None, (exchange,), lambda server: inner.model(server.inner)
     )
-
-
-def weighted(method: Algorithm, x: Vector) -> bool:
-    """Whether the method's server has a weight for every client."""
-    lam = getattr(jax.eval_shape(method.init, x), "lam", None)
-    return lam is not None and lam.shape == (method.n,)

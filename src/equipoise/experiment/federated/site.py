@@ -110,7 +110,7 @@ def settings(run_config: Mapping[str, Any]) -> Config:
     """The run's configuration, as the server put it into Flower's."""
     text = run_config.get("settings")
     require(isinstance(text, str), "this run has no settings; start it with `equipoise flower server`")
-    return config.parse(tomllib.loads(str(text)), source="the run's settings")
+    return config.parse(tomllib.loads(str(text)), source="the run's settings", own_code=False)
 
 
 def read(told: Config, name: str, node: Mapping[str, Any]) -> Site:

@@ -1,0 +1,77 @@
+"""What is known of an algorithm apart from its rounds.
+
+The overview, the configuration, the report and the laws read it, and ask for no algorithm by name.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from equipoise.cohorts import Sample, by_weight, everyone
+from equipoise.objectives.dual import Dual
+from equipoise.protocol import Algorithm
+from equipoise.steps import Rule
+from equipoise.tasks import Task
+
+PARTS = ("task", "dual", "sample", "rule")  # what a factory may take, by these names; the rest are settings
+SADDLE = "max_λ Σλ_i f_i − ψ(λ)"
+LOCAL_DEFAULTS: Mapping[str, Any] = {"steps": 10, "local_lr": "auto"}
+LOCAL_EXAMPLE: Mapping[str, Any] = {"steps": 5, "local_lr": 0.02}
+
+
+class Record(NamedTuple):
+    """One algorithm; calling the record calls its factory."""
+
+    name: str
+    factory: Callable[..., Algorithm]
+    objective: str  # what it minimises, as a formula
+    paper: str
+    example: Mapping[str, Any]  # settings with which the laws build it, and its rule if it takes one
+    average: bool = False  # it trains for the average client, which is what fairness is measured against
+    defaults: Mapping[str, Any] = {}  # in a configuration, of settings without a default of their own
+    not_settings: tuple[str, ...] = ()  # arguments that a configuration cannot give
+    cohorts: Literal["uniform", "by_weight", "everyone"] = "uniform"  # how its paper draws them
+    # What in the example makes it plain descent for one client; None: nothing does, its steps are its own.
+    descent: Mapping[str, Any] | None = {}
+
+    def __call__(self, *args: Any, **settings: Any) -> Algorithm:
+        return self.factory(*args, **settings)
+
+    @property
+    def arguments(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.factory, eval_str=True).parameters
+
+    @property
+    def settings(self) -> tuple[inspect.Parameter, ...]:
+        """What a configuration may give."""
+        return tuple(a for name, a in self.arguments.items() if name not in (*PARTS, *self.not_settings))
+
+    @property
+    def takes_dual(self) -> bool:
+        """Whether it trains for the objective that it is given; otherwise it has its own."""
+        return "dual" in self.arguments
+
+    @property
+    def takes_rule(self) -> bool:
+        return "rule" in self.arguments
+
+    def build(self, task: Task, dual: Dual, sample: Sample, rule: Rule | None = None, **settings: Any) -> Algorithm:
+        """The algorithm, from those of the parts that it takes."""
+        parts = {"task": task, "dual": dual, "sample": sample, "rule": rule}
+        return self.factory(**{name: part for name, part in parts.items() if name in self.arguments}, **settings)
+
+    def build_example(self, task: Task, dual: Dual, sample: Sample | None = None, **changes: Any) -> Algorithm:
+        """The algorithm as in `example`, with `sample` or, where its paper draws otherwise, as many as that draws."""
+        sample = sample or everyone(dual.n)
+        if self.cohorts == "everyone":
+            sample = everyone(dual.n)
+        elif self.cohorts == "by_weight" and sample.m < dual.n:
+            sample = by_weight(sample.m)
+        return self.build(task, dual, sample, **{**self.example, **changes})
+
+
+def record_of(factory: Any, name: str) -> Record:
+    """The record of a factory that comes without one."""
+    if isinstance(factory, Record):
+        return factory._replace(name=name)
+    return Record(name, factory, objective="its own", paper="", example={})

@@ -1,0 +1,210 @@
+"""An algorithm over a federation as pure functions, for loops of your own under jit, scan, vmap or grad:
+
+    federation = prepare(algorithm, data)        every client's data through the algorithm's `prepare`
+    state = init(algorithm, x)                   before the first round
+    state = step(algorithm, state, federation, key)                     one round; the same key for all of them
+
+`simulate` is a driver of these, and compiles them for you. Inside jit an algorithm may be built from traced numbers
+(a step size, a penalty), so that one program serves many settings.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike
+from jaxtyping import Bool, Int
+
+from equipoise.engines.feed import Feed
+from equipoise.engines.feed import feed as prepare
+from equipoise.engines.fold import fold
+from equipoise.engines.layout import SIDE_BY_SIDE, Layout
+from equipoise.protocol import (
+    Algorithm,
+    Client,
+    Cohort,
+    Exchange,
+    RandomKey,
+    Replies,
+    Server,
+    Vector,
+    is_finite,
+    round_keys,
+    run_client,
+    slot_key,
+)
+
+__all__ = ["Lost", "State", "Tally", "exchange_once", "init", "prepare", "step"]
+
+Lost = Callable[[Int[Array, ""], int, Int[ArrayLike, " m"]], Bool[Array, " m"]]
+
+
+class Tally(NamedTuple):
+    """What was asked and what came back."""
+
+    asked: Int[Array | np.ndarray, " exchanges"]  # messages sent to clients, per exchange
+    answered: Int[Array | np.ndarray, " exchanges"]  # replies that arrived and were finite
+    broken: Int[Array | np.ndarray, " n"]  # replies that arrived but were not finite, per client
+
+    @staticmethod
+    def nothing(algorithm: Algorithm) -> "Tally":
+        exchanges = len(algorithm.round)
+        return Tally(np.zeros(exchanges, np.int64), np.zeros(exchanges, np.int64), np.zeros(algorithm.n, np.int64))
+
+
+class State(NamedTuple):
+    """A federation between two rounds."""
+
+    round: Int[Array, ""]  # rounds done
+    server: Server
+    clients: Client  # every client's own state, with a leading axis of clients
+    tally: Tally  # int32: a driver that may count beyond takes it out and starts again at zero
+
+
+def init(algorithm: Algorithm, x: Vector) -> State:
+    """The federation before its first round, from the model x."""
+    x = jnp.asarray(x)
+    clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)(x)
+    return State(jnp.int32(0), algorithm.init(x), clients, no_counts(algorithm))
+
+
+def no_counts(algorithm: Algorithm) -> Tally:
+    return jax.tree.map(lambda t: jnp.zeros(t.shape, jnp.int32), Tally.nothing(algorithm))
+
+
+def step(
+    algorithm: Algorithm,
+    state: State,
+    federation: Feed,
+    key: RandomKey,
+    *,
+    lost: Lost | None = None,
+    layout: Layout = SIDE_BY_SIDE,
+) -> State:
+    """One round; `key` is the run's, of which every round takes its own. `lost` is as in `simulate`."""
+    r, server, clients, tally = state
+    asked, answered, broken = [], [], jnp.asarray(tally.broken)
+    for k, (exchange, keys) in enumerate(zip(algorithm.round, round_keys(key, r, len(algorithm.round)), strict=True)):
+        gone = None if lost is None else partial(lost, r, k)
+        server, clients, seen = exchange_once(exchange, server, clients, federation, keys, layout, gone)
+        asked.append(seen.asked)
+        answered.append(seen.answered)
+        broken = broken.at[jnp.asarray(seen.ids)].add(seen.broken.astype(broken.dtype))
+    tally = Tally(tally.asked + jnp.stack(asked), tally.answered + jnp.stack(answered), broken)
+    return State(r + 1, server, clients, tally)
+
+
+class Seen(NamedTuple):
+    """The counts of one exchange."""
+
+    asked: Int[Array, ""]
+    answered: Int[Array, ""]
+    ids: Int[Array | np.ndarray, " m"]
+    broken: Bool[Array, " m"]
+
+
+def exchange_once(
+    exchange: Exchange,
+    server: Server,
+    clients: Client,
+    federation: Feed,
+    keys: tuple[RandomKey, RandomKey],
+    layout: Layout = SIDE_BY_SIDE,
+    gone: Callable[[Any], Any] | None = None,
+) -> tuple[Server, Client, Seen]:
+    """One trip server -> clients -> server; `gone` says of ids whose replies get lost."""
+    opening, working = keys
+    server, cohort = exchange.open(server, opening)
+    m = cohort.ids.shape[0]
+    asked = cohort.present
+    if gone is not None:
+        cohort = cohort._replace(present=cohort.present & ~gone(cohort.ids))
+
+    def on_client(slot: Array, i: Any, mine: Client, shard: Any, server: Server, working: RandomKey) -> tuple:
+        new, reply = run_client(exchange, exchange.send(server, i), mine, shard, slot_key(working, slot))
+        return new, reply, is_finite(reply)
+
+    on_clients = jax.vmap(on_client, in_axes=(0, 0, 0, 0, None, None))
+
+    # Jitted, so that it is traced once even where its shapes are asked for first.
+    @partial(jax.jit, inline=True)
+    def on_slice(
+        slots: Array, part: Cohort, rows: Array, table: Client, data: Any, server: Server, working: RandomKey
+    ) -> tuple:
+        """Runs the clients `part`, whose states stand in the rows `rows` of `table`."""
+        mine = jax.tree.map(lambda t: t[rows], table)
+        new, reply, finite = on_clients(slots, part.ids, mine, data, server, working)
+        here = jnp.asarray(part.present)
+        arrived = here & finite
+        if exchange.writes:
+            table = jax.tree.map(Cohort(rows, arrived).put, table, new)
+        total, each, _ = fold(reply, part, arrived)
+        return table, total, (each, arrived, here & ~finite)
+
+    def on_block(slots: Array, part: Cohort, rows: Array, table: Client, federation: Feed, *rest: Any) -> tuple:
+        """Runs a device's share of the cohort, a slice at a time."""
+        size = slots.shape[0]
+        lanes = layout.lanes(size)
+        if lanes == size:
+            return on_slice(slots, part, rows, table, federation.rows(part.ids), *rest)
+        pieces = jax.tree.map(lambda a: in_slices(a, lanes), (slots, part, rows))
+
+        def one(piece: tuple, table: Client) -> tuple:
+            slots, part, rows = piece
+            return on_slice(slots, part, rows, table, federation.rows(part.ids), *rest)
+
+        shape = jax.eval_shape(one, jax.tree.map(lambda a: a[0], pieces), table)[1]
+
+        def forward(carry: tuple, piece: tuple) -> tuple:
+            table, total = carry
+            table, more, rows = one(piece, table)
+            return (table, jax.tree.map(jnp.add, total, more)), rows
+
+        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
+        sliced: Any
+        (table, total), sliced = jax.lax.scan(forward, (table, nothing), pieces)
+        return table, total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:size], sliced)
+
+    if layout.mesh is None:
+        rows = jnp.asarray(cohort.ids)
+        clients, total, (each, arrived, broken) = on_block(
+            jnp.arange(m), cohort, rows, clients, federation, server, working
+        )
+    else:
+        devices = layout.mesh.size
+        slots, part = jax.tree.map(lambda a: in_slices(a, devices).ravel(), (jnp.arange(m), cohort))
+        mine = jax.tree.map(lambda table: table[part.ids], clients)
+
+        def on_device(slots: Array, part: Cohort, mine: Client, federation: Feed, *rest: Any) -> tuple:
+            mine, total, rows = on_block(slots, part, jnp.arange(slots.shape[0]), mine, federation, *rest)
+            return mine, jax.lax.psum(total, "clients"), rows
+
+        spread, whole = PartitionSpec("clients"), PartitionSpec()
+        new, total, found = jax.shard_map(
+            on_device,
+            mesh=layout.mesh,
+            in_specs=(spread, spread, spread, whole, whole, whole),
+            out_specs=(spread, whole, spread),
+            check_vma=False,
+        )(slots, part, mine, federation, server, working)
+        each, arrived, broken = jax.tree.map(lambda a: a[:m], found)
+        if exchange.writes:
+            put = Cohort(cohort.ids, arrived).put
+            clients = jax.tree.map(lambda table, rows: put(table, rows[:m]), clients, new)
+    server = exchange.close(server, Replies(total, each, Cohort(cohort.ids, arrived)))
+    return server, clients, Seen(count(asked), count(arrived), cohort.ids, broken)
+
+
+def in_slices(a: ArrayLike, size: int) -> Array:
+    """`a` cut into slices of `size`; the last one is filled up with zeros: absent slots."""
+    a = jnp.asarray(a)
+    return jnp.pad(a, (0, -a.shape[0] % size)).reshape(-1, size)
+
+
+def count(mask: Bool[ArrayLike, " m"]) -> Int[Array, ""]:
+    return jnp.sum(jnp.asarray(mask), dtype=jnp.int32)

@@ -1,0 +1,35 @@
+"""Code of the user's own, named in a configuration as "module:name"."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from equipoise.errors import InputError, require
+
+
+def is_reference(name: Any) -> bool:
+    """Whether a name is of the user's own code and not of a list in Equipoise."""
+    return isinstance(name, str) and ":" in name
+
+
+def load(reference: str) -> Any:
+    """What "module:name" names; modules are sought where Python seeks them, then in the current folder."""
+    module, _, name = reference.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
+        raise InputError(f"'{reference}' names no code; give module:name, as in my_methods:my_algorithm")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"'{reference}' cannot be imported ({error}); run from the folder that holds {module.split('.')[0]}.py, or "
+            "install it"
+        ) from error
+    require(
+        hasattr(found, name),
+        f"'{reference}' is not there: the module {module} ({found.__file__}) defines no '{name}'; correct the name",
+    )
+    require(callable(getattr(found, name)), f"'{reference}' is not a function; name one that makes what is asked for")
+    return getattr(found, name)

@@ -1,0 +1,31 @@
+"""What is known of an objective apart from its operators; the configuration and the laws read it."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from equipoise.objectives.dual import Dual
+
+
+class Record(NamedTuple):
+    """One objective; calling the record calls its factory, with the number of clients first."""
+
+    name: str
+    factory: Callable[..., Dual]
+    example: Mapping[str, Any] = {}  # settings with which the laws build it
+    defaults: Mapping[str, Any] = {}  # in a configuration, of settings without a default of their own
+    not_settings: tuple[str, ...] = ()  # arguments that a configuration cannot give
+
+    def __call__(self, *args: Any, **settings: Any) -> Dual:
+        return self.factory(*args, **settings)
+
+    @property
+    def settings(self) -> tuple[inspect.Parameter, ...]:
+        """What a configuration may give."""
+        arguments = tuple(inspect.signature(self.factory, eval_str=True).parameters.values())
+        return tuple(a for a in arguments[1:] if a.name not in self.not_settings)
+
+
+def record_of(factory: Any, name: str) -> Record:
+    """The record of a factory that comes without one."""
+    return factory._replace(name=name) if isinstance(factory, Record) else Record(name, factory)
