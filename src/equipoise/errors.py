@@ -15,6 +15,10 @@ class InputError(EquipoiseError, ValueError):
     """An argument, a file or a setting cannot be used as it is."""
 
 
+class FileError(EquipoiseError, OSError):
+    """A file or a folder cannot be read or written."""
+
+
 class LostReplies(UserWarning):
     """Some clients' replies were not finite; they were counted and left out."""
 

@@ -115,7 +115,7 @@ def test_the_app_installs_nothing_and_holds_the_settings(tmp_path):
     ("settings", "sentence"),
     [
         ({}, "there is no [federation]"),
-        (silos.settings(algorithm={"rule": "auto"}), "give { sigma = .., theta = .. }"),
+        (silos.settings(algorithm={"rule": "tuned"}), "give { sigma = .., theta = .. }"),
         (silos.settings(), "`equipoise flower keys"),
     ],
 )

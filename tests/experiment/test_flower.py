@@ -223,7 +223,10 @@ def test_given_up_and_gone_on_with_when_the_sites_are_back(tmp_path):
 @pytest.mark.parametrize(
     ("told", "sentence"),
     [
-        ({"algorithm": {"rule": "auto"}}, "give { sigma = .., theta = .. } (tau is steps * local_lr unless given), or"),
+        (
+            {"algorithm": {"rule": "tuned"}},
+            "give { sigma = .., theta = .. } (tau is steps * local_lr unless given), or",
+        ),
         ({"run": {"lost": 0.1}}, "run.lost is for simulations"),
         ({"federation": {"sites": ["east", "west"]}}, "west did not come: all sites have to be there"),
         ({"federation": {"sites": 2, "gather": 0.5}}, "3 sites came within 0.5 s"),

@@ -24,7 +24,7 @@ def unreliable(share):
 
 
 @pytest.mark.parametrize("name", ROBUST)
-@pytest.mark.parametrize("kind", sorted(DUALS))
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in sorted(DUALS)])
 def test_stays_finite_and_on_its_set(kind, name):
     dual = DUALS[kind](N, **DUALS[kind].example)
     if name == "scaffpd_model" and not dual.simplex:

@@ -140,6 +140,9 @@ def outcome(label, row, measure, up, members, events):
         high=tuple(high.tolist()),
         worst_low=worst - 0.021,
         worst_high=worst + 0.019,
+        worst_estimate=worst + 0.003,
+        mean_low=float(summary["mean"]) - 0.01,
+        mean_high=float(summary["mean"]) + 0.01,
         events=tuple(events),
     )
 

@@ -249,7 +249,7 @@ def test_the_guard_holds_sigma_where_the_losses_move_faster_than_measured(coupli
     state, last = rule.init(jnp.float64), None
     for coupling in couplings:
         state = rule.guard(rule.next(state), jnp.asarray(coupling))
-        tau, sigma, theta = map(float, state.now)
+        _, sigma, theta = map(float, state.now)
         assert sigma * 9 * coupling <= c.L_xx * (1 + 1e-9)
         assert coupling > c.L_lx**2 or sigma == pytest.approx(c.L_xx / (9 * c.L_lx**2), rel=1e-2)
         if last is not None:

@@ -63,13 +63,13 @@ def within(memory: Memory, floor: Float[Array, ""]) -> Float[Array, "n k k"]:
     raised = jnp.einsum("nij,nj,nkj->nik", vectors, jnp.maximum(values, floor), vectors)
     both = used[:, None] & used[None, :]
     spare = jnp.where(used, 0, jnp.maximum(jnp.mean(traces) / count, floor))
-    return jnp.where(both, raised, 0) + jnp.diag(spare)
+    return jnp.where(both, raised, 0) + jnp.diag(spare)[None]
 
 
 def cautious(memory: Memory, A: Float[Array, "n k k"]) -> Float[Array, "n k k"]:
     """`A` with the largest curvature added where the images are uncertain."""
     both = jnp.einsum("j,k->jk", memory.used.astype(A.dtype), memory.used.astype(A.dtype))
-    top = jnp.linalg.eigvalsh(A * both)[:, -1]
+    top = jnp.linalg.eigvalsh(A * both[None])[:, -1]
     return A + top[:, None, None] * memory.U
 
 
@@ -213,7 +213,7 @@ def orthonormal(
         return row * jnp.where(size > least, 1 / jnp.maximum(size, TINY), 0)
 
     def settle(j: Array, rows: Array) -> Array:
-        done = jnp.where((jnp.arange(len(rows)) < j)[:, None], rows, 0)
+        done = jnp.where((jnp.arange(len(rows), dtype=j.dtype) < j)[:, None], rows, 0)
         row = scaled(rows[j], jnp.zeros_like(drop))
         for _ in range(2):  # twice is enough
             row = row - (done[:, :d] @ row[:d]) @ done

@@ -549,7 +549,7 @@ def to_hear(server: Server, key: RandomKey, m: int) -> Bool[Array, " n"]:
 def first(score: Float[Array, " n"], count: Any) -> Bool[Array, " n"]:
     """Which `count` entries are the largest."""
     rank = jnp.zeros(score.size, jnp.int32).at[jnp.argsort(-score)].set(jnp.arange(score.size, dtype=jnp.int32))
-    return rank < count
+    return rank < jnp.asarray(count, jnp.int32)
 
 
 def choose(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:

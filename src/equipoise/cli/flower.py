@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from equipoise.cli.experiments import Out, Overwrite, Set
-from equipoise.cli.plainly import in_sentences
+from equipoise.cli.plainly import Commands, in_sentences, say
 from equipoise.errors import EquipoiseError, InputError, require
 
-flower_app = typer.Typer(
+flower_app = Commands(
     name="flower",
     help="Sites on machines of their own: train one model over all of them; rows never leave a site.",
     no_args_is_help=True,
@@ -47,8 +46,9 @@ def keys(
 
         names = [name.strip() for name in sites.split(",") if name.strip()]
         require(names, "--sites names nobody; give names, such as --sites north,south")
+        require(1 <= days <= 36500, f"--days is {days}; give how long the certificates are valid, from 1 to 36500")
         made.make(folder, names, hosts=host or (), days=days)
-        _say(f"{folder}: for trials. The server needs all but sites/NAME; a site needs ca.crt and its own sites/NAME.")
+        say(f"{folder}: for trials. The server needs all but sites/NAME; a site needs ca.crt and its own sites/NAME.")
 
 
 @flower_app.command()
@@ -75,21 +75,22 @@ def server(
     with in_sentences(), _ended_in_order():
         _need_flower()
         from equipoise.cli.experiments import _settings, _show, _source
-        from equipoise.experiment import config, records, run
+        from equipoise.experiment import config, folders, records
         from equipoise.experiment.federated import agreement, launch
         from equipoise.experiment.federated import keys as made
         from equipoise.experiment.federated.server import begin_or_go_on
 
         told = config.parse(_settings(file, None, None, set_), source=_source(file))
         agreement.check(told)
-        folder = out or Path("runs") / told.name
+        folder = out or Path("runs") / folders.name(told.name)
         trust = None if insecure else keys
         require(
             trust is None or (trust / made.SERVER).is_file(),
             f"{keys} has no {made.SERVER}; `equipoise flower keys {keys} --sites ...` makes keys for trials",
         )
         if overwrite:
-            run.make_room(folder, overwrite=True)
+            with folders.writing(folder, "run", overwrite=True):
+                pass  # what an earlier run left is gone
         begin_or_go_on(told, folder)
         local = "127.0.0.1" if host == "0.0.0.0" else host
         home = launch.connection(state / "home", f"{local}:{port}", trust)
@@ -99,7 +100,7 @@ def server(
         _print(link, more)
         diary = state / "superlink.log"
         with diary.open("a") as log, launch.process(link, more, stdout=log, stderr=log) as child:
-            _say(f"what it says: {diary}")
+            say(f"what it says: {diary}")
             launch.await_port(child, local, port)
             for public in sorted((keys / made.SITES).glob("*.pub")) if trust else ():
                 _register(public, state / "registered", more)
@@ -151,7 +152,7 @@ def site(
             with launch.process(command, more) as child:
                 code = child.wait()
             # After a crash the server may take this site for still there, for a minute.
-            _say(f"Flower's node ended (exit {code}); it is started again in {RESTART:g} s, Ctrl-C stops")
+            say(f"Flower's node ended (exit {code}); it is started again in {RESTART:g} s, Ctrl-C stops")
             time.sleep(RESTART)
 
 
@@ -204,8 +205,4 @@ def _register(public: Path, known: Path, more: Mapping[str, str]) -> None:
 def _print(command: Sequence[str], more: Mapping[str, str]) -> None:
     short = dict(more) | {"PATH": more["PATH"].removesuffix(os.environ["PATH"]) + "$PATH"}
     settings = " ".join(f"{name}={value if name == 'PATH' else shlex.quote(value)}" for name, value in short.items())
-    _say(f"$ {settings} {shlex.join(command)}")
-
-
-def _say(text: Any) -> None:
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    say(f"$ {settings} {shlex.join(command)}")

@@ -1,6 +1,7 @@
 """What the server may see of a cohort's replies, in every engine: a sum, some rows, and who answered."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,13 @@ Summation = Callable[[list[PyTree], PyTree], PyTree]  # the totals that arrived,
 def fold(replies: Reply, cohort: Cohort, arrived: Bool[jax.Array | np.ndarray, " m"]) -> Replies:
     """Of replies with a row per slot: `total` summed, `each` row by row, zeros for what did not arrive."""
 
-    def kept(a: jax.Array) -> jax.Array:
-        return jnp.where(jnp.asarray(arrived).reshape(-1, *[1] * (a.ndim - 1)), a, jnp.zeros_like(a))
+    where: Any = np.where if all(isinstance(a, np.ndarray) for a in jax.tree.leaves(replies)) else jnp.where
+
+    def kept(a: Any) -> Any:
+        return where(arrived.reshape(-1, *[1] * (a.ndim - 1)), a, a.dtype.type(0))
 
     total, each = jax.tree.map(kept, replies)
-    return Replies(jax.tree.map(lambda a: jnp.sum(a, axis=0), total), each, Cohort(cohort.ids, arrived))
+    return Replies(jax.tree.map(lambda a: a.sum(axis=0, dtype=a.dtype), total), each, Cohort(cohort.ids, arrived))
 
 
 def fold_slots(
@@ -34,6 +37,6 @@ def fold_slots(
     rows = [replies.get(slot, nothing) for slot in slots]
     arrived = np.array([slot in replies for slot in slots])
     if summation is None:
-        return fold(jax.tree.map(lambda *a: jnp.stack(a), *rows), cohort, arrived)
-    seen = fold(jax.tree.map(lambda *a: jnp.stack(a), *[Reply(None, row.each) for row in rows]), cohort, arrived)
+        return fold(jax.tree.map(lambda *a: np.stack(a), *rows), cohort, arrived)
+    seen = fold(jax.tree.map(lambda *a: np.stack(a), *[Reply(None, row.each) for row in rows]), cohort, arrived)
     return seen._replace(total=summation([replies[slot].total for slot in slots if slot in replies], like.total))

@@ -6,7 +6,7 @@ from jax import Array, lax
 from jax.scipy.special import logsumexp, rel_entr
 from jax.typing import ArrayLike
 
-from equipoise.objectives.checks import clients, finish, number, reference
+from equipoise.objectives.checks import clients, make_dual, number, reference
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import moderate
 from equipoise.objectives.record import Record
@@ -84,7 +84,7 @@ def kl(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         )
 
     interior = Interior.weights(n, entropy=rho, p=weights)
-    return finish(Dual("kl", n, penalty, prox, best_response, value, modulus=rho, interior=interior))
+    return make_dual(Dual("kl", n, penalty, prox, best_response, value, modulus=rho, interior=interior))
 
 
 KL = Record("kl", kl, example={"rho": 0.5}, defaults={"rho": 0.1}, not_settings=("p",))

@@ -5,9 +5,9 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from equipoise.objectives.checks import clients, finish, number, reference
+from equipoise.objectives.checks import clients, make_dual, number, reference
 from equipoise.objectives.dual import Dual, Interior
-from equipoise.objectives.projections import level, moderate, settle
+from equipoise.objectives.projections import level, moderate, with_unit_sum
 from equipoise.objectives.record import Record
 
 
@@ -32,7 +32,7 @@ def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         w = jnp.maximum(w - jnp.max(w), -jnp.finfo(v.dtype).max)
         b = jnp.maximum(jnp.concatenate([w, p + jnp.minimum(w + 2 * a, 0)]), -1)
         cap = jnp.concatenate([jnp.ones_like(p), p])
-        share = settle(jnp.clip(b - level(b, cap, -1.0), 0, cap), cap)
+        share = with_unit_sum(jnp.clip(b - level(b, cap, -1.0), 0, cap), cap)
         return share[:n] + share[n:]
 
     def best_response(losses: Array) -> Array:
@@ -55,7 +55,7 @@ def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         cap=np.concatenate([np.full(n, np.inf), weights[kept]]),
         p=np.concatenate([weights, weights[kept]]),
     )
-    return finish(Dual("tv", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))
+    return make_dual(Dual("tv", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))
 
 
 TV = Record("tv", tv, example={"rho": 0.3}, defaults={"rho": 0.1}, not_settings=("p",))

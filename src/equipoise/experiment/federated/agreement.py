@@ -103,9 +103,9 @@ def check(told: Config) -> None:
         told.federation is not None, "there is no [federation]; say who takes part: sites = ['north', 'south'], or 3"
     )
     require(
-        getattr(told.algorithm, "rule", None) != "auto",
-        "algorithm.rule is 'auto', which is measured on all rows in one place; give { sigma = .., theta = .. } (tau is "
-        "steps * local_lr unless given), or take algorithm.name = 'scaffpd_ls', which needs none",
+        getattr(told.algorithm, "rule", None) != "tuned",
+        "algorithm.rule is 'tuned', which is measured on all rows in one place; give { sigma = .., theta = .. } (tau "
+        "is steps * local_lr unless given), or take algorithm.name = 'scaffpd_ls', which needs none",
     )
     require(not told.run.lost, "run.lost is for simulations; leave it out")
 

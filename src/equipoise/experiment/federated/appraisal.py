@@ -2,7 +2,8 @@
 
 down    the model, and the site's weight lam_i
 up      each: the scores of its held-out rows (`equipoise.evaluation`), and its training loss f_i(x)
-        total: lam_i grad f_i(x), for methods with a dual and l2 > 0: the sum certifies the gap (`metrics.py`)
+        total: lam_i grad f_i(x), for methods with a dual and a strongly convex task: the sum certifies the gap
+        (`certificates.py`)
 """
 
 from typing import Any, NamedTuple
@@ -46,7 +47,7 @@ def appraisal(this: Problem, method: Algorithm, *, draws: int, lam: Any = None) 
     scores = evaluation.suited(task.predict, this.x, shard)
     inner = evaluation.evaluation(task, everyone(n), None, scores=scores, draws=draws)
     judge = inner.round[0]
-    certified = this.l2 > 0 and method.dual is not None
+    certified = task.strong_convexity is not None and method.dual is not None
 
     def init(x: Vector) -> Server:
         unknown = jnp.full(n, jnp.nan, x.dtype)

@@ -6,26 +6,28 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
+from equipoise.certificates import feasible, gap_bound
 from equipoise.data.agreement import agree
 from equipoise.data.statistics import Statistics
 from equipoise.engines import flower
 from equipoise.engines.flower import Demands, Federation, GivenUp, Outcome, Patience
 from equipoise.engines.simulator import Result
 from equipoise.errors import InputError, Stopped, require
-from equipoise.experiment import build, checkpoint, config, records, run
+from equipoise.experiment import build, checkpoint, config, folders, origin, records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.federated import agreement, sentences
 from equipoise.experiment.federated.agreement import Agreement, Plan
 from equipoise.experiment.federated.appraisal import Rows, appraisal
 from equipoise.experiment.federated.site import Told, settings
+from equipoise.experiment.origin import Origin
 from equipoise.experiment.run import Scribe, Seen, Watch
-from equipoise.files import write_whole
-from equipoise.metrics import gap_bound
+from equipoise.files import remove, write_whole
 from equipoise.protocol import Vector
 
 OWNER = "server.txt"  # says which process writes the folder
@@ -44,14 +46,16 @@ def conduct(told: Config, folder: Path, grid: Grid, *, watch: Watch | None = Non
     """Runs `told` over the nodes of `grid` into `folder`; goes on where an earlier run of the same was stopped."""
     agreement.check(told)
     begin_or_go_on(told, folder)
-    with build.precision(told):
+    assert told.federation is not None
+    remove(folder / OWNER)  # a server that Flower left running stops when it sees that the folder is no longer its own
+    with folders.resuming(folder, wait=told.federation.exchange), build.precision(told):
         known = _known(folder)
         federation = gathered(told, known, grid)
         agreed = renewed(folder, federation, known) if known else settled(told, federation)
         write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
         plan = agreement.plan(told, agreed)
         about = run.federation(plan.problem, plan.algorithm, plan.notes)
-        records.write_record(folder / records.ENVIRONMENT, run.environment(told))
+        records.write_record(folder / records.ENVIRONMENT, run.environment(told, {}))
         records.write_record(folder / records.FEDERATION, about)
         clerk = Clerk(told, folder, plan, federation, watch)
         outcome = clerk.train(agreed.run)
@@ -63,15 +67,17 @@ def conduct(told: Config, folder: Path, grid: Grid, *, watch: Watch | None = Non
 
 def begin_or_go_on(told: Config, folder: Path) -> None:
     file = folder / records.CONFIG
-    if file.is_file() and not records.finished(folder):
+    if folders.marker(folder) is not None and file.is_file() and not records.finished(folder):
         there = config.parse(config.read(file), source=str(file))
+        changed = list(origin.of_settings(origin.flat(there), origin.flat(told)))
         require(
-            there == told, f"{folder} holds a run with other settings; give another --out, or --overwrite to replace it"
+            not changed,
+            f"{folder} holds a run with other settings ({'; '.join(changed[:3])}); give another --out, or --overwrite "
+            "to replace it",
         )
         return
-    run.make_room(folder, overwrite=False)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(file, told.toml())
+    with folders.writing(folder, "run", settings=origin.digest_of_settings(told)):
+        write_whole(file, told.toml())
 
 
 def _known(folder: Path) -> Agreement | None:
@@ -148,7 +154,9 @@ class Clerk:
 
     def __init__(self, told: Config, folder: Path, plan: Plan, federation: Federation, watch: Watch | None):
         self.told, self.folder, self.plan, self.federation = told, folder, plan, federation
-        self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, watch, self.look)
+        # The rows are at the sites, which know them by the digest of the agreement.
+        source = Origin(settings=origin.flat(told), files={}, data=plan.digest, code=origin.code(told))
+        self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, source, watch, self.look)
         self.dual = build.dual(told, plan.problem.n)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
@@ -189,10 +197,10 @@ class Clerk:
             self.scribe.begin()
             self.aside = 0.0
             return None
-        result, more = checkpoint.load_server(path, self.plan.algorithm, self.plan.problem.x)
-        records.cut_rows(self.folder / records.HISTORY, result.rounds)
+        saved = checkpoint.load_server(path, self.plan.algorithm, self.plan.problem.x, self.scribe.source)
+        result = self.scribe.restore(saved).result
         self.rounds = result.rounds
-        return Outcome(result._replace(history=()), flower.ledger(more))
+        return Outcome(result._replace(history=()), flower.ledger(saved.more))
 
     def pause(self, outcome: Outcome) -> None:
         self.check_owner()
@@ -210,7 +218,7 @@ class Clerk:
 
     def save(self, outcome: Outcome) -> None:
         self.check_owner()
-        checkpoint.save(self.folder / records.CHECKPOINT, self.timed(outcome.result), outcome.ledger.told())
+        self.scribe.save(self.timed(outcome.result), outcome.ledger.told())
 
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=result.seconds - self.aside)
@@ -218,6 +226,7 @@ class Clerk:
     def look(self, x: Vector, lam: Any) -> Seen:
         """How the model fares at every site that answers."""
         clock, this, federation = time.perf_counter(), self.plan.problem, self.federation
+        lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))
         draws = run.draws_of(this) if self.rounds == self.told.run.rounds else 0
         first, reported, like = len(federation.events), federation.reported, this.train.client(0)
         found = flower.serve(
@@ -238,8 +247,9 @@ class Clerk:
         losses, gap = found.losses, np.nan
         complete = bool(np.isfinite(losses).all())
         objective = float(self.dual.value(losses)) if complete else np.nan
-        if complete and lam is not None and np.isfinite(found.gradient).all():
-            gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=this.l2))
+        mu = this.task.strong_convexity
+        if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
+            gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
         self.aside += time.perf_counter() - clock
         return Seen(losses, objective, gap, self.table)
 
