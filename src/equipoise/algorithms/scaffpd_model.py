@@ -205,7 +205,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         c_i, loss = task.grad(x, data.data), task.loss(x, data.data)
         L = jnp.maximum(mine.L, data.L.astype(x.dtype))
         reply = Reply(each=Answer(loss, c_i, L))
-        if label is None:
+        if label is None or centre is None:
             return mine._replace(L=L), reply
         at = choose(mine.trial[0] == centre, mine.trial, mine.at)
         return Client(at, (label, x, c_i), L), reply

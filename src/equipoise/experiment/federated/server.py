@@ -169,7 +169,8 @@ class Clerk:
         assert of is not None
         start = self.start()
         try:
-            return flower.serve(
+            return run.until_certified(
+                flower.serve,
                 plan.algorithm,
                 plan.problem.x,
                 self.federation,
@@ -209,6 +210,8 @@ class Clerk:
             traffic = outcome.ledger.traffic
             down, up = sum(t.down for t in traffic), sum(t.up for t in traffic)
             self.scribe.record(self.timed(outcome.result), bytes_down=down, bytes_up=up)
+            if self.scribe.certified is not None:
+                raise run.Enough(outcome)
         self.save(outcome)
 
     def check_owner(self) -> None:
