@@ -1,10 +1,13 @@
 """Small federations and each algorithm as its record builds it, for the tests that run over all of them."""
 
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax.tree_util import Partial
 
 import equipoise as eq
 from equipoise.algorithms import ALGORITHMS
@@ -41,7 +44,11 @@ def start(dim: int = DIM, dtype: type = np.float64) -> jax.Array:
 RULE = ALGORITHMS["scaffpd"].example["rule"]
 LOCAL = dict(ALGORITHMS["fedavg"].example)
 BOUND = ALGORITHMS["propfair"].example["bound"]  # PropFair's M
+KEY = jax.random.key(3)
 EVERY = sorted(ALGORITHMS)
+each_algorithm = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in EVERY]
+)
 
 
 @cache  # the same object for the same settings: its programs are compiled once for all tests
@@ -49,6 +56,37 @@ def build(name: str, *, n: int = N, dim: int = DIM, batch: int | None = None, m:
     task = eq.tasks.ridge(dim, 0.1, batch)
     sample = eq.cohorts.everyone(n) if m is None else eq.cohorts.uniform(n, m)
     return ALGORITHMS[name].build_example(task, eq.objectives.chi2(n, 0.1), sample)
+
+
+def everything(server: Any) -> Any:
+    return server
+
+
+def is_gone(gone: jax.Array, round: Any, exchange: int, ids: Any) -> jax.Array:
+    return gone[jnp.asarray(ids)]
+
+
+def lose(*gone: int) -> Partial:
+    """Client ids that never answer: an operand, so that all choices share one program."""
+    return Partial(is_gone, jnp.asarray(np.isin(np.arange(N), gone)))
+
+
+def play(name: str, data: Any = None, *, rounds: int = 3, gone: tuple[int, ...] = (), **how: Any) -> eq.Result:
+    """A run with everybody asked and everything recorded, of which `gone` never answer: one program per algorithm."""
+    data = unequal() if data is None else data
+    how = {"record": everything, "lost": lose(*gone), **how}
+    return eq.simulate(build(name), start(), data, KEY, rounds=rounds, **how)
+
+
+def sometimes(round: Any, exchange: int, ids: Any) -> jax.Array:
+    """A different client is lost in every round and exchange."""
+    return jnp.asarray(ids) == (round + exchange) % N
+
+
+def play_sampled(name: str, engine: Any = eq.simulate, dtype: type = np.float64, m: int | None = 3, **how: Any) -> Any:
+    """A run with cohorts of three, minibatches of three and lost replies: one program per algorithm and precision."""
+    how = {"rounds": 3, "record": everything, "lost": sometimes, **how}
+    return engine(build(name, batch=3, m=m), start(dtype=dtype), unequal(dtype=dtype), KEY, **how)
 
 
 def assert_same(a: object, b: object, rtol: float = 1e-9, atol: float = 1e-11) -> None:

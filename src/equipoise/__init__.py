@@ -3,30 +3,33 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from equipoise import (
-    algorithms,
-    cohorts,
-    cores,
-    data,
-    errors,
-    fairness,
-    metrics,
-    objectives,
-    programs,
-    steps,
-    tasks,
-)
-from equipoise.engines import Result, debug, kernel, simulate
-
 if TYPE_CHECKING:
-    from equipoise import artifact, evaluation, experiment, models
+    from equipoise import (
+        algorithms,
+        artifact,
+        certificates,
+        cohorts,
+        cores,
+        data,
+        errors,
+        evaluation,
+        experiment,
+        models,
+        objectives,
+        programs,
+        steps,
+        tasks,
+    )
+    from equipoise.engines import Result, Trial, debug, grid, kernel, simulate, sweep
+    from equipoise.evaluation import fairness
 
-LATER = ("artifact", "evaluation", "experiment", "models")  # with libraries that not everybody needs at once
-
+ENGINES = ("Result", "Trial", "debug", "grid", "kernel", "simulate", "sweep")
 __all__ = [
     "Result",
+    "Trial",
     "algorithms",
     "artifact",
+    "certificates",
     "cohorts",
     "cores",
     "data",
@@ -35,19 +38,27 @@ __all__ = [
     "evaluation",
     "experiment",
     "fairness",
+    "grid",
     "kernel",
-    "metrics",
     "models",
     "objectives",
     "programs",
     "simulate",
     "steps",
+    "sweep",
     "tasks",
 ]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name in LATER:
-        return importlib.import_module(f"equipoise.{name}")
-    raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
+    """Loaded when it is first asked for: what nobody asks for costs nothing, and Ctrl-C finds a command at once."""
+    if name not in __all__:
+        raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
+    if name in ENGINES:
+        return getattr(importlib.import_module("equipoise.engines"), name)
+    return importlib.import_module("equipoise.evaluation.fairness" if name == "fairness" else f"equipoise.{name}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,5 +1,25 @@
-"""`python -m equipoise` is `equipoise`."""
+"""The command `equipoise`, and `python -m equipoise`."""
 
-from equipoise.cli import main
+import os
+import signal
+import sys
+from typing import Any
 
-main()
+
+def main() -> None:
+    """Ctrl-C while the libraries are loaded, which takes a second, ends at once and without a traceback."""
+    before = signal.signal(signal.SIGINT, _stop)
+    from equipoise.cli import app
+
+    signal.signal(signal.SIGINT, before)
+    app(prog_name="equipoise")
+
+
+def _stop(*_: Any) -> None:
+    sys.stderr.write("stopped; nothing was begun\n")
+    sys.stderr.flush()
+    os._exit(130)  # an exception would end in whatever library is being loaded
+
+
+if __name__ == "__main__":
+    main()

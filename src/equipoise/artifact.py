@@ -18,6 +18,7 @@ import safetensors
 import safetensors.numpy
 
 from equipoise.data import silos
+from equipoise.data.cells import first_line
 from equipoise.data.encoding import Encoding
 from equipoise.errors import InputError, require
 from equipoise.files import write_whole
@@ -112,19 +113,42 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
         version = header["version"]
         require(version == 1, f"{path.name} is of version {version}; this equipoise knows version 1")
         encoding, loss, metadata = header["encoding"], header["loss"], header["metadata"]
+        if not isinstance(loss, str) or not isinstance(metadata, dict):
+            raise TypeError("its header has a field of another type")
         model = build(header["model"]["name"], header["model"]["arguments"]) if model is None else model
-    except (safetensors.SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path.name} is not a model that equipoise saved ({error})") from error
-    like = _shapes(model)
+        like = _shapes(model)
+        fitted = None if encoding is None else Encoding.from_json(json.dumps(encoding))
+        if fitted is not None:
+            _check_fit(model, fitted)
+    except InputError as error:
+        raise InputError(f"{path.name} cannot be used: {error}") from None
+    except _DAMAGE as error:
+        raise InputError(f"{path.name} is not a model that equipoise saved ({first_line(error)})") from error
     for name, want in _named(like).items():
         have = tensors[name].shape if name in tensors else "nothing"
         require(
             have == want.shape,
             f"{path.name} has {have} for the weights {name!r}; the model needs {want.shape}",
         )
+        require(
+            tensors[name].dtype.kind == "f" and np.isfinite(tensors[name]).all(),
+            f"the weights {name!r} of {path.name} hold what is not a finite number; it is damaged, or its run diverged",
+        )
     params = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(tensors[name]) for name in _named(like)])
-    fitted = None if encoding is None else Encoding.from_json(json.dumps(encoding))
     return Artifact(params, model, fitted, loss, metadata)
+
+
+# What a header that was damaged, or that somebody else wrote, can end in.
+_DAMAGE: tuple[type[Exception], ...] = (
+    safetensors.SafetensorError,
+    OSError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 def predict(path: str | PathLike[str], file: str | PathLike[str], *, separator: str = ",") -> pl.DataFrame:

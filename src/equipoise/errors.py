@@ -15,6 +15,10 @@ class InputError(EquipoiseError, ValueError):
     """An argument, a file or a setting cannot be used as it is."""
 
 
+class FileError(EquipoiseError, OSError):
+    """A file or a folder cannot be read or written."""
+
+
 class LostReplies(UserWarning):
     """Some clients' replies were not finite; they were counted and left out."""
 
@@ -23,7 +27,8 @@ class Stopped(KeyboardInterrupt):
     """Ctrl-C during a run; `result` holds everything computed until then."""
 
     def __init__(self, result: Any):
-        super().__init__(f"stopped after {result.rounds} rounds; nothing of them is lost")
+        rounds = "some" if isinstance(result, list) else result.rounds
+        super().__init__(f"stopped after {rounds} rounds; nothing of them is lost")
         self.result = result
 
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise import metrics
+from equipoise import certificates
 from equipoise.algorithms.scaffpd_sums import gap_from_sums
 from equipoise.errors import InputError, LostReplies
 from equipoise.protocol import wire
@@ -65,7 +65,7 @@ def test_follows_the_entropic_prox_and_certifies_the_same_gap():
     for r, (new, lam, at, losses) in enumerate(entropic(np.asarray(start()), rows(unequal()), 9, **how)):
         assert_same(x[r], new)
         assert_same(evidence.robust[r], DUAL.value(jnp.asarray(losses)))
-        assert_same(gap[r], metrics.certify(TASK, DUAL, unequal(), jnp.asarray(at), jnp.asarray(lam), mu=0.1).gap)
+        assert_same(gap[r], certificates.certify(TASK, DUAL, unequal(), jnp.asarray(at), jnp.asarray(lam), mu=0.1).gap)
     p = np.exp(np.asarray(run.clients.w - np.max(run.clients.w)))
     assert_same(p / p.sum(), lam)
 

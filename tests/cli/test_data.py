@@ -2,10 +2,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from equipoise.cli.data import data_app, divided
+from equipoise.cli.data import data_app, preview
 from equipoise.data import catalogue
 from equipoise.data.catalogue import Dataset
 from equipoise.errors import InputError
+from equipoise.experiment import build, config
+from tests.data.test_text import PLAY
 
 
 @pytest.fixture
@@ -60,7 +62,9 @@ def test_natural_owners_and_options(run, tmp_path):
     row = "39, Private, 7, HS-grad, 13, Divorced, Sales, Wife, White, {}, 1, 0, 40, Cuba, <=50K\n"
     (tmp_path / "adult.data").write_text(row.format("Male") * 30 + row.format("Female") * 12)
     (tmp_path / "adult.test").write_text(row.format("Male") + row.format("Female"))
-    shown = run("partition", "adult", "--how", "natural", "-o", "by=sex", "--data-dir", tmp_path).output
+    shown = run(
+        "partition", "adult", "--how", "natural", "--min-size", 10, "-o", "by=sex", "--data-dir", tmp_path
+    ).output
     assert "2 clients" in shown
     assert "Female" in shown
     told = run("info", "adult", "-o", "by=sex", "--data-dir", tmp_path).output
@@ -84,5 +88,39 @@ def test_a_folder_of_silos(run, tmp_path):
 def test_numbers_to_predict_are_not_sorted_into_classes():
     data = Dataset("houses", np.zeros((40, 2)), np.linspace(0, 1, 40), ())
     with pytest.raises(InputError, match="which dirichlet cannot sort"):
-        divided(data, "dirichlet", 4, 0)
-    assert divided(data, "iid", 4, 0).histogram.shape == (4, 10)
+        preview(config.parse({"partition": {"clients": 4}}), data)
+    assert preview(config.parse({"partition": {"clients": 4, "kind": "iid"}}), data).histogram.shape == (4, 10)
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ((), {}),
+        (("--how", "similarity", "--similarity", 0.4), {"kind": "similarity", "similarity": 0.4}),
+        (("--alpha", 0.5, "--thin"), {"alpha": 0.5, "thin": [0.3, 0.7]}),
+        (("--how", "k-classes", "-n", 6, "--seed", 3), {"kind": "k_classes", "clients": 6, "seed": 3}),
+    ],
+)  # fmt: skip
+def test_the_preview_is_what_a_run_trains_on(run, words, settings):
+    train = build.problem(config.parse({"partition": settings})).train
+    lines = run("partition", "digits", *words).output.splitlines()
+    shown = [line.split("│")[2].strip() for line in lines if "│" in line]
+    assert shown == [f"{size:,}" for size in np.asarray(train.sizes)]
+
+
+def test_options_have_the_types_of_the_loader(run, tmp_path):
+    row = "39, {}, 7, HS-grad, 13, Divorced, Sales, Wife, White, Male, 1, 0, 40, Cuba, <=50K\n"
+    (tmp_path / "adult.data").write_text(row.format("Private") * 30 + row.format("?") * 12)
+    (tmp_path / "adult.test").write_text(row.format("Private") * 2)
+    for said, rows in (("true", 42), ("false", 30)):
+        assert f"{rows} examples" in run("info", "adult", "-o", f"missing={said}", "--data-dir", tmp_path).output
+    wrong = run("info", "adult", "-o", "missing=perhaps", "--data-dir", tmp_path)
+    assert wrong.stderr.startswith("error: the option missing of adult is 'perhaps'; give a valid boolean")
+    assert len(wrong.stderr.splitlines()) == 1
+    (tmp_path / "play.txt").write_text(PLAY)
+    small = ("-o", "window=5", "-o", "stride=1", "-o", "min_characters=40", "--data-dir", tmp_path)
+    more, fewer = (run("info", "shakespeare", "-o", f"test={share}", *small).output for share in (0.2, 0.5))
+    assert "examples" in more
+    assert more != fewer
+    np.savez(tmp_path / "f.npz", inputs=np.zeros((4, 2)), labels=np.zeros(4, int))
+    assert "has no options; leave out by" in run("info", tmp_path / "f.npz", "-o", "by=x").stderr

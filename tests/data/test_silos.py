@@ -1,11 +1,16 @@
 """A folder of files becomes a federation; what is wrong with it is said with file, column and row."""
 
+import csv
+import tempfile
 import warnings
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from equipoise.data import silos
 from equipoise.data.agreement import agree
@@ -278,7 +283,7 @@ def test_what_is_wrong_with_a_csv(tmp_path, text, sentence):
 
 def test_files_that_cannot_be_read(tmp_path):
     assert said(tmp_path, "x,c,y\n1,ä,p\n".encode("latin1")).startswith("bad.csv cannot be read as CSV after data row")
-    assert said(tmp_path, 'x,c,y\n1,a,p\n"2,a,p\n').startswith("bad.csv cannot be read as CSV after data row 1")
+    assert said(tmp_path, 'x,c,y\n1,a,p\n"2,a,p\n').startswith("bad.csv, data row 2, column 'x': \"2 has a quotation")
     (tmp_path / "bad.csv").unlink()
     assert said(tmp_path, b"PAR1 but then nothing", "bad.parquet").startswith("bad.parquet cannot be read as Parquet")
     (tmp_path / "bad.parquet").unlink()
@@ -367,3 +372,44 @@ def test_quoted_cells_and_names_with_brackets(tmp_path):
     federation = silos.read(tmp_path, "y", test=0)
     assert federation.names == ("site [1]",)
     assert federation.encoding.inputs == ("x", "c,d=a\nb", 'c,d=say "hi"')
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "remedy"),
+    [
+        ('x,y\n1,p\n2,5" pipe\n', "data row 2, column 'y': 5\" pipe", '"5"" pipe"'),
+        ('x,y\n1,"p"q\n', "data row 1, column 'y': \"p\"q", '"p""q"'),
+        ('x,y\n1,5"\n', "data row 1, column 'y': 5\"", '"5"""'),
+        ('x"z,y\n1,p\n2,q\n', 'header: x"z', '"x""z"'),
+    ],
+)
+def test_a_stray_quotation_mark_is_told_with_its_place_and_a_remedy(tmp_path, text, where, remedy):
+    told = said(tmp_path, text)
+    assert told.startswith(f"bad.csv, {where} has a quotation mark where none may stand")
+    assert told.endswith(f"double those inside it: {remedy}")
+
+
+@pytest.mark.parametrize("separator", ["::", "", '"', "\n", "é"])
+def test_a_separator_is_one_character(tmp_path, separator):
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(InputError, match=r"the separator is .*give one character of ASCII"):
+        silos.scan(tmp_path / "a.csv", separator=separator)
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n")), min_size=2, max_size=2
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+@settings(deadline=None)
+def test_what_is_properly_quoted_is_read_as_it_was_written(rows):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([["x", "y"], *rows])
+        read = silos.scan(path).collect().rows()
+    assert [[cell or "" for cell in row] for row in read] == rows

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import threading
 
@@ -8,7 +9,8 @@ import pytest
 
 import equipoise as eq
 from equipoise.errors import InputError
-from tests.problems import DIM, assert_identical, assert_same, build, start, unequal
+from equipoise.protocol import as_key
+from tests.problems import DIM, assert_identical, assert_same, build, everything, start, unequal
 
 
 def test_history_has_a_row_for_every_round():
@@ -60,7 +62,70 @@ def test_runs_in_any_thread():
     assert_same(results[0].server, eq.simulate(build("fedavg"), start(), unequal(), 0, rounds=2).server)
 
 
-def test_takes_any_data_with_n_and_client():
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint32])
+def test_any_integer_is_a_seed_in_every_engine(kind):
+    runs = [
+        engine(build("fedavg", batch=2), start(), unequal(), seed, rounds=2)
+        for engine, seed in ((eq.simulate, kind(7)), (eq.debug, kind(7)), (eq.simulate, jax.random.key(7)))
+    ]
+    assert_same(runs[0].server, runs[1].server)
+    assert_identical(runs[0].server, runs[2].server)
+
+
+def test_large_seeds_are_seeds_of_their_own():
+    words = {tuple(jax.random.key_data(as_key(s)).tolist()) for s in (0, 1, 2**32, 2**32 + 1, 2**33, 2**64 - 1)}
+    assert len(words) == 6
+    for bad in (-1, 2**64, 2.5, "seven"):
+        with pytest.raises(InputError, match="give an integer"):
+            as_key(bad)
+
+
+def test_numpy_arrays_are_data():
+    data = jax.tree.map(np.asarray, unequal())
+    for name, batch in (("scaffpd", None), ("fedavg", 2)):
+        runs = [eq.simulate(build(name, batch=batch), start(), d, 0, rounds=2) for d in (unequal(), data)]
+        assert_identical(runs[0].server, runs[1].server)
+    assert_same(eq.debug(build("fedavg", batch=2), start(), data, 0, rounds=2).server, runs[0].server)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Doubled:
+    """Client data of a user's own: the rows of `Shards`, twice as large."""
+
+    shards: eq.data.Shards
+
+    n = property(lambda self: self.shards.n)
+    sizes = property(lambda self: self.shards.sizes)
+
+    def client(self, i):
+        shard = self.shards.client(i)
+        return shard._replace(inputs=2 * shard.inputs)
+
+
+class Opaque(Doubled):
+    """The same, but not known to JAX as a tree of arrays."""
+
+
+def test_takes_any_pytree_with_n_sizes_and_client():
+    data = unequal()
+    twice = data._replace(inputs=2 * data.inputs)
+    for batch in (None, 2):
+        algorithm = build("fedavg", batch=batch)
+        mine, plain = (eq.simulate(algorithm, start(), d, 0, rounds=2) for d in (Doubled(data), twice))
+        assert_same(mine.server, plain.server)
+
+
+def test_the_numbers_of_data_are_not_part_of_the_program():
+    """JAX warns of captured constants above 1 MB (conftest), and warnings are errors."""
+    rng = np.random.default_rng(0)
+    data = eq.data.Shards(rng.normal(size=(2, 700, 200)), rng.normal(size=(2, 700)), np.full(2, 700, np.int32))
+    for task in (eq.tasks.ridge(200, 0.1), eq.tasks.ridge(200, 0.1, 5)):
+        algorithm = eq.algorithms.fedavg(task, eq.cohorts.everyone(2), steps=1, local_lr=1e-3)
+        assert eq.simulate(algorithm, jnp.zeros(200), data, 0, rounds=1).rounds == 1
+
+
+def test_a_pool_is_data():
     """A memory-lean pool of rows gives what padded shards give."""
     data = unequal()
     rows = [np.asarray(a)[i, :m] for i, m in enumerate(data.sizes) for a in (data.inputs, data.labels)]
@@ -89,6 +154,9 @@ def broken(**fields):
         ({"data": broken(labels=unequal().labels.at[1, 0].set(jnp.inf))}, "the labels have NaN or infinite entries"),
         ({"data": broken(sizes=unequal().sizes.at[3].set(0))}, "client 3 has no examples"),
         ({"rounds": -1}, "-1 rounds cannot be run"),
+        ({"rounds": 2.5}, "rounds is 2.5; give an integer"),
+        ({"data": (1, 2)}, r"the data is a tuple without .n, .sizes or .client\(i\)"),
+        ({"data": Opaque(unequal())}, "is a Opaque, which is not a pytree of arrays; register the class"),
         ({"clients_per_batch": 0}, "clients_per_batch is 0"),
         ({"devices": 999}, "999 devices were asked for and JAX sees"),
     ],
@@ -103,6 +171,21 @@ def test_resume_cannot_go_back():
     result = eq.simulate(build("fedavg"), start(), unequal(), 0, rounds=3)
     with pytest.raises(InputError, match="has 3 rounds already"):
         eq.simulate(build("fedavg"), start(), unequal(), 0, rounds=2, resume=result)
+
+
+def test_resume_is_of_the_same_run():
+    result = eq.simulate(build("fedavg"), start(), unequal(), 0, rounds=2, record=everything)
+    given = {"algorithm": build("fedavg"), "key": 0, "record": everything}
+    for other, sentence in (
+        ({"algorithm": build("scaffold")}, "to resume is of fedavg or of another model, and this is scaffold"),
+        ({"algorithm": build("fedprox")}, "to resume is of fedavg or of another model, and this is fedprox"),
+        ({"key": 1}, "was made with another key"),
+        ({"record": None}, "has another history than `record` makes"),
+        ({"record": lambda server: server.x[:2]}, "has another history than `record` makes"),
+    ):
+        asked = given | other
+        with pytest.raises(InputError, match=sentence):
+            eq.simulate(asked.pop("algorithm"), start(), unequal(), rounds=4, resume=result, **asked)
 
 
 def test_unknown_names_get_the_nearest_known_one():

@@ -24,6 +24,21 @@ def test_every_objective_too(name):
     assert config.parse(tomllib.loads(told.toml())) == told
 
 
+def test_the_rule_has_its_old_name_too():
+    assert config.parse({"algorithm": {"rule": "auto"}}) == config.parse({"algorithm": {"rule": "tuned"}})
+
+
+@pytest.mark.parametrize("settings", [{"data": {"silos": "x"}}, {"federation": {"sites": 2}}])
+def test_files_of_owners_have_no_data_set_and_no_partition(settings):
+    told = config.parse(settings)
+    written = tomllib.loads(told.toml())
+    assert "partition" not in written
+    assert "name" not in written["data"]
+    assert config.parse(written) == told
+    before = written | {"partition": {"kind": "dirichlet", "clients": 10}}  # as files of before have it
+    assert config.parse(before) == told
+
+
 def test_the_template_is_the_defaults():
     assert config.parse(tomllib.loads(config.template())) == config.parse({})
 
@@ -43,7 +58,7 @@ MISTAKES = [
     ({"algorithm": {"local_lr": "fast"}}, "algorithm.local_lr is 'fast'; give a number or 'auto'"),
     ({"algorithm": {"local_lr": -1}}, "algorithm.local_lr is -1; give a number above 0 or 'auto'"),
     ({"algorithm": {"steps": 1.5}}, "algorithm.steps is 1.5; give a whole number"),
-    ({"algorithm": {"rule": "autom"}}, "algorithm.rule is 'autom'; give 'auto' or a table; did you mean 'auto'?"),
+    ({"algorithm": {"rule": "tunde"}}, "algorithm.rule is 'tunde'; give 'tuned' or a table; did you mean 'tuned'?"),
     ({"algorithm": {"rule": {"tau": 1}}}, "algorithm.rule has no sigma"),
     ({"algorithm": {"rule": {"sigma": -1}}}, "algorithm.rule.sigma is -1; give a number above 0"),
     ({"algorithm": {"rule": {"sigma": 1, "thta": 1}}}, "[algorithm.rule] has no key 'thta'; did you mean 'theta'?"),
@@ -102,7 +117,7 @@ def test_assignments_are_toml_or_text():
     for wrong in ("run.rounds", "=3"):
         with pytest.raises(InputError, match="nothing to set"):
             config.override({}, [wrong])
-    with pytest.raises(InputError, match="is no table"):
+    with pytest.raises(InputError, match="is not a table"):
         config.override({"run": 3}, ["run.rounds=2"])
 
 

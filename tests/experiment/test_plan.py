@@ -47,7 +47,8 @@ def test_methods_inherit_what_they_know():
     assert jobs["DRFA, small"].config.objective.name == "agnostic"
     assert jobs["PD"].config.algorithm.steps == 3
     assert jobs["PD"].config.algorithm.local_lr == 0.05
-    assert jobs["DRFA, small"].place == "drfa-small"
+    assert jobs["FedAvg"].place == "FedAvg"
+    assert jobs["DRFA, small"].place.startswith("drfa-small-")
     assert all(job.config.data == jobs["PD"].config.data for job in jobs.values())
 
 
@@ -62,8 +63,11 @@ def test_without_methods_it_is_the_algorithm_of_the_file():
         ({"compare": {"a": {"steps": 1}}}, r"\[compare.a\] has no name"),
         ({"compare": {"a": 3}}, r"\[compare.a\] is 3"),
         ({"compare": {"a": {"name": "fedavg", "dual_lr": 1}}}, r"\[compare.a\]: \[algorithm\] has no key 'dual_lr'"),
-        ({"compare": {"a b": {"name": "fedavg"}, "A-b": {"name": "sgd"}}}, "two methods have the same folder"),
-        ({"compare": {"a": {"name": "fedavg", "grid": {"steps": 3}}}}, r"\[compare.a\].grid is .*give a list"),
+        ({"compare": {"a-b": {"name": "fedavg"}, "A-b": {"name": "sgd"}}}, "'a-b' and 'A-b' would share the folder"),
+        ({"compare": {"a": {"name": "fedavg", "objective": "kl"}}}, r"\[compare.a\].objective is 'kl'; give a table"),
+        ({"compare": {"a": {"name": ["fedavg"]}}}, r"\[compare.a\]: algorithm.name is \['fedavg'\]"),
+        ({"compare": {"a": {"name": "fedavg", "grid": {"steps": []}}}}, r"grid: steps is \[\]; give a list of values"),
+        ({"compare": {"a": {"name": "fedavg", "grid": {"steps": 3}}}}, r"\[compare.a\].grid: steps is 3; give a list"),
     ],
 )
 def test_mistakes_name_the_method(change, sentence):
@@ -75,7 +79,16 @@ def test_mistakes_name_the_method(change, sentence):
     ("sweep", "sentence"),
     [
         ({"seeds": []}, "sweep.seeds"),
-        ({"sedes": [1]}, "sweep.sedes"),
+        ({"sedes": [1]}, r"\[sweep\] has no key 'sedes'; did you mean 'seeds'"),
+        ({"seeds": [3, 3]}, r"sweep.seeds has \[3\] more than once"),
+        ({"seeds": [2**32]}, "sweep.seeds.0 is 4294967296; give a number below 4294967296"),
+        ({"tune": []}, "sweep.tune is"),
+        ({"grid": {"algorithm.local_lr": []}}, r"algorithm.local_lr is \[\]; give a list of values"),
+        ({"grid": {"algorithm.local_lr": [0.1, 0.1]}}, "0.1 more than once"),
+        ({"over": {"partition.alpha": []}}, r"partition.alpha is \[\]; give a list of values"),
+        ({"over": {"run.seed": [1, 2]}}, "give the seeds as sweep.seeds"),
+        ({"over": {"compare.A.steps": [1, 2]}}, "which is not a setting of a run"),
+        ({"over": {"algorithm.steps": [1]}, "grid": {"algorithm.steps": [2]}}, "is in sweep.over and in a grid"),
         ({"measure": "worst"}, "there is no measure 'worst'"),
         ({"show": ["rounds:mean"]}, "there is no measure"),
         ({"grid": {"algorithm.name": ["fedavg", "nothing"]}}, "algorithm.name is 'nothing'"),
@@ -139,14 +152,14 @@ def test_what_was_stopped_goes_on_and_what_is_of_other_settings_is_refused(tmp_p
 
     with pytest.raises(KeyError):
         plan.run_all(jobs, tmp_path, watch=watch)
-    assert records.finished(tmp_path / "fedavg")
-    assert not records.finished(tmp_path / "drfa-small")
+    assert records.finished(tmp_path / "FedAvg")
+    assert not records.finished(tmp_path / jobs[1].place)
     seen.clear()
     done = plan.run_all(jobs, tmp_path, watch=lambda job, at, of, row: seen.append((job.label, at)))
     assert {label for label, _ in seen} == {"DRFA, small", "PD"}
     assert [run.outcome.label for run in done] == ["FedAvg", "DRFA, small", "PD"]
 
     other = plan.compare(BASE | {"run": {"rounds": 5, "precision": "float64"}})
-    with pytest.raises(InputError, match="holds a run with other settings; give another --out"):
+    with pytest.raises(InputError, match=r"other settings \(run.rounds was 4 and is 5\); give another --out"):
         plan.run_all(other, tmp_path)
     assert plan.run_all(other, tmp_path, overwrite=True)[0].rows[-1].round == 5

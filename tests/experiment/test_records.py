@@ -1,3 +1,4 @@
+import hashlib
 import math
 
 import pytest
@@ -5,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.errors import InputError
-from equipoise.experiment import records
+from equipoise.experiment import checkpoint, records
 from equipoise.experiment.records import Row
 
 NUMBERS = st.one_of(st.none(), st.floats())
@@ -27,14 +28,16 @@ def test_a_row_survives_bit_for_bit_and_what_is_not_finite_is_null(losses, lam, 
 
 def test_a_torn_line_is_not_read_and_the_history_can_be_cut(tmp_path):
     path = tmp_path / "history.jsonl"
-    for k in (0, 5, 10):
-        records.append_row(path, row(round=k))
+    lines = "".join(records.append_row(path, row(round=k)) for k in (0, 5))
+    records.append_row(path, row(round=10))
     with path.open("a") as file:
         file.write('{"round": 15, ')
     assert [r.round for r in records.read_rows(path)] == [0, 5, 10]
-    assert [r.round for r in records.cut_rows(path, 5)] == [0, 5]
-    assert [r.round for r in records.read_rows(path)] == [0, 5]
-    assert path.read_text().endswith("}\n")
+    known = checkpoint.Written(length=len(lines), digest=hashlib.sha256(lines.encode()).hexdigest())
+    assert checkpoint.cut(path, known) == lines.encode() == path.read_bytes()
+    path.write_text(lines.replace("0.5", "0.6"))
+    with pytest.raises(InputError, match="is not the history that the checkpoint goes on from"):
+        checkpoint.cut(path, known)
 
 
 def test_damage_is_a_sentence(tmp_path):
@@ -42,7 +45,7 @@ def test_damage_is_a_sentence(tmp_path):
     path.write_text('{"round": "many"}\n')
     with pytest.raises(InputError, match=r"history.jsonl cannot be read \(round: .*damaged or of another version"):
         records.read_rows(path)
-    with pytest.raises(InputError, match="is no run folder"):
+    with pytest.raises(InputError, match="is not a run folder"):
         records.read(tmp_path)
     with pytest.raises(InputError, match="holds no runs"):
         records.find(tmp_path)

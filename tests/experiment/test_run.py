@@ -39,8 +39,8 @@ def finished(tmp_path_factory):
 
 def test_the_folder_holds_what_is_promised(finished):
     names = {path.name for path in finished.path.iterdir()}
-    assert names == {"config.toml", "environment.json", "federation.json", "history.jsonl", "model.safetensors",
-                     "result.json"}  # fmt: skip
+    assert names == {"equipoise.json", "config.toml", "environment.json", "federation.json", "history.jsonl",
+                     "model.safetensors", "result.json", "rows.safetensors"}  # fmt: skip
     assert config.parse(finished.config) == small()
     assert [row.round for row in finished.rows] == [0, 3, 6, 9, 12]
     assert [m.train for m in finished.federation.members] == [20] * 4
@@ -176,7 +176,7 @@ def test_a_finished_folder_is_not_overwritten_without_being_asked(finished, tmp_
         run.run(small("run.rounds=3"), finished.path)
     assert {path.name: path.read_bytes() for path in finished.path.iterdir()} == before
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(InputError, match="holds other files"):
+    with pytest.raises(InputError, match="holds files that Equipoise did not make"):
         run.run(small("run.rounds=3"), tmp_path, overwrite=True)
     assert (tmp_path / "thesis.tex").read_text() == "mine"
 
@@ -205,10 +205,11 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
         run.run(small("run.checkpoint_seconds=0"), tmp_path / "a", watch=stop_at(6))
     file = tmp_path / "a" / "config.toml"
     file.write_text(config.parse(config.override(SMALL, ["algorithm.name=fedavg"])).toml())
-    with pytest.raises(InputError, match="another algorithm"):
+    with pytest.raises(InputError, match=r'since its checkpoint algorithm.name was "scaffold" and is "fedavg"'):
         run.resume(tmp_path / "a")
+    file.write_text(small("run.checkpoint_seconds=0").toml())
     (tmp_path / "a" / "checkpoint.safetensors").write_bytes(b"rubbish")
-    with pytest.raises(InputError, match="no checkpoint"):
+    with pytest.raises(InputError, match="is not a checkpoint of this version"):
         run.resume(tmp_path / "a")
 
 
@@ -226,6 +227,21 @@ def prices(folder):
         size = rng.normal(size=m)
         frame = pl.DataFrame({"size": size, "price": 2e5 + 1e4 * size + rng.normal(0, 10, m)})
         frame.write_csv(folder / f"{name}.csv")
+
+
+def test_only_weights_of_the_runs_own_objective_certify_it(tmp_path):
+    """TERM's weights are of another dual, and may be outside the set of this one, where they bound nothing."""
+    told = small("algorithm.name=term", "algorithm.t=50.0", "objective.name=cvar", "objective.alpha=1.0")
+    done = run.run(told, tmp_path / "run")
+    last, this, dual = done.rows[-1], build.problem(told), build.dual(told, 4)
+    assert max(last.lam) > 0.9  # recorded as they are; CVaR at 1 allows equal weights only
+    x = jax.numpy.asarray(safetensors.numpy.load_file(done.path / "model.safetensors")["weight"].ravel())
+
+    def gap(lam):
+        return float(eq.metrics.certify(this.task, dual, this.train, x, jax.numpy.asarray(lam), mu=0.1).gap)
+
+    assert last.gap == pytest.approx(gap([0.25] * 4))
+    assert abs(last.gap - gap(last.lam)) > 1e-3
 
 
 def test_silos_of_the_user_end_in_a_model_that_predicts(tmp_path):

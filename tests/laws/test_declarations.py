@@ -10,7 +10,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.engines.debug import ExchangeError
 from equipoise.errors import InputError
 from equipoise.protocol import wire
-from tests.problems import DIM, EVERY, LOCAL, N, assert_same, build, start, unequal
+from tests.problems import DIM, EVERY, LOCAL, N, assert_same, build, each_algorithm, play, start, unequal
 
 AT_THE_CLIENTS = {"scaffpd_sums"}  # where the server knows no weights
 OF_A_DUAL = {name for name in EVERY if ALGORITHMS[name].takes_dual} - AT_THE_CLIENTS
@@ -28,13 +28,13 @@ def traced(algorithm):
         yield exchange, shapes, any(new is not old for new, old in zip(kept, given, strict=True))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each_algorithm
 def test_an_exchange_writes_state_if_and_only_if_it_says_so(name):
     for exchange, _, changes in traced(build(name)):
         assert exchange.writes == changes, exchange.name
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each_algorithm
 def test_every_array_that_crosses_has_a_name(name):
     def check(tree):
         if isinstance(tree, tuple):
@@ -50,11 +50,11 @@ def test_every_array_that_crosses_has_a_name(name):
             check(crossing)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each_algorithm
 def test_weights_are_of_the_dual_that_was_given(name):
     algorithm = build(name)
     assert (algorithm.dual is not None) == (name in OF_A_DUAL)
-    server = eq.simulate(algorithm, start(), unequal(), 0, rounds=3).server
+    server = play(name).server
     lam = algorithm.weights(server)
     assert (lam is not None) == (name in OF_A_DUAL | OF_THEIR_OWN)
     if lam is not None:

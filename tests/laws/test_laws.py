@@ -1,4 +1,7 @@
-"""What holds for every algorithm in ALGORITHMS."""
+"""What holds for every algorithm in ALGORITHMS.
+
+All laws about one algorithm run in one process (`xdist_group`) and share its compiled programs (`tests.problems`).
+"""
 
 import signal
 
@@ -12,116 +15,131 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.engines.debug import ExchangeError
 from equipoise.errors import LostReplies, Stopped
 from equipoise.protocol import wire
-from tests.problems import BOUND, DIM, EVERY, N, assert_identical, assert_same, build, start, unequal
-
-KEY = jax.random.key(3)
-
-
-def everything(server):
-    return server
-
-
-def lose(*gone):
-    """Client ids that never answer."""
-
-    def lost(round, exchange, ids):
-        return jnp.isin(jnp.asarray(ids), jnp.array(gone, jnp.int32))
-
-    return lost
+from tests.problems import (
+    BOUND,
+    DIM,
+    KEY,
+    N,
+    assert_identical,
+    assert_same,
+    build,
+    each_algorithm,
+    play,
+    play_sampled,
+    start,
+    unequal,
+)
 
 
-def sometimes(round, exchange, ids):
-    """A different client is lost in every round and exchange."""
-    return jnp.asarray(ids) == (round + exchange) % N
+def seen(run):
+    return [run.server, run.history, run.tally, run.clients]
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_engines_slices_and_devices_agree(name):
-    """Compiled at once, in slices, over devices, and in plain Python: the same rounds, the same numbers."""
-    algorithm, data = build(name, batch=3, m=3), unequal()
-
-    def seen(engine, **how):
-        run = engine(algorithm, start(), data, KEY, rounds=3, record=everything, lost=sometimes, **how)
-        return [run.server, run.history, run.tally, run.clients]
-
-    whole = seen(eq.simulate, clients_per_batch=N, devices=1)
-    assert_same(whole, seen(eq.debug, jit=True))
-    assert_same(whole, seen(eq.simulate, clients_per_batch=2, devices=1))
-    if len(jax.local_devices()) > 1:
-        assert_same(whole, seen(eq.simulate, clients_per_batch=1, devices=2))
+@each_algorithm
+def test_engines_and_slices_agree(name):
+    """Compiled at once, in slices, and in plain Python: the same rounds, the same numbers."""
+    whole = seen(play_sampled(name))
+    assert_same(whole, seen(play_sampled(name, eq.debug, jit=True)))
+    assert_same(whole, seen(play_sampled(name, clients_per_batch=2)))
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_a_run_compiles_once(name):
-    algorithm, data = build(name), unequal()
+@each_algorithm
+def test_devices_agree(name):
+    """As above, spread over two devices, each with its share of the cohort in slices."""
+    assert_same(seen(play_sampled(name)), seen(play_sampled(name, clients_per_batch=1, devices=2)))
+
+
+def scaled(name, scale):
+    """The algorithm's own numbers, all but the number of steps times `scale`, which is traced."""
+    changes = {key: value * scale for key, value in ALGORITHMS[name].example.items() if isinstance(value, float)}
+    if "rule" in ALGORITHMS[name].example:
+        changes["rule"] = eq.steps.constant(tau=0.1 * scale, sigma=0.5 * scale, theta=0.7 * scale)
+    return changes
+
+
+@each_algorithm
+def test_settings_may_be_traced(name):
+    """The kernel under vmap over step sizes, inside jit: a run of each setting, as if it were alone."""
+
+    @jax.jit
+    @jax.vmap
+    def servers(scale):
+        dual = eq.objectives.chi2(N, 0.1 * scale)
+        algorithm = ALGORITHMS[name].build_example(eq.tasks.ridge(DIM, 0.1), dual, **scaled(name, scale))
+        federation, state = eq.kernel.prepare(algorithm, unequal()), eq.kernel.init(algorithm, start())
+        return jax.lax.fori_loop(0, 3, lambda _, s: eq.kernel.step(algorithm, s, federation, KEY), state).server
+
+    found = servers(jnp.array([0.7, 1.0]))
+    assert_same(jax.tree.map(lambda a: a[1], found), play(name).server)
+    first, second = (jax.tree.map(lambda a, i=i: a[i], found) for i in (0, 1))
+    assert not np.allclose(build(name).model(first), build(name).model(second))
+
+
+@each_algorithm
+def test_an_algorithm_compiles_once(name):
+    """Whatever the number of rounds, the numbers in the data, who is lost, and whether a run is resumed."""
     compiled, chunks = [], []
 
     def heard(event, seconds, **_):
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(event)
 
-    def run():
-        how = {"record": algorithm.model, "progress": lambda done, *_: chunks.append(done)}
-        eq.simulate(algorithm, start(), data, KEY, rounds=140, **how)
-
-    run()  # what is compiled once per process
-    chunks.clear()
+    play(name, rounds=2)
+    other = unequal(seed=1)
     jax.monitoring.register_event_duration_secs_listener(heard)
     try:
-        run()
+        part = play(name, other, rounds=30, gone=(1,), progress=lambda done, *_: chunks.append(done))
+        play(name, other, rounds=40, gone=(1,), resume=part)
     finally:
         jax.monitoring.unregister_event_duration_listener(heard)
-    assert len(chunks) > 2
-    assert len(compiled) <= 2  # what clients prepare, and all rounds
+    assert len(chunks) > 1
+    assert not compiled
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each_algorithm
 def test_absent_clients_change_neither_state_nor_result(name):
     algorithm, data = build(name), unequal()
     other = data._replace(inputs=data.inputs.at[2].multiply(3.0), labels=data.labels.at[2].add(1.0))
-    runs = [eq.simulate(algorithm, start(), d, KEY, rounds=4, lost=lose(2)) for d in (data, other)]
+    runs = [play(name, d, rounds=4, gone=(2,)) for d in (data, other)]
     assert_identical(runs[0].server, runs[1].server)
     mine = jax.tree.map(lambda table: table[2], runs[0].clients)
     for now, then in zip(jax.tree.leaves(mine), jax.tree.leaves(algorithm.init_client(start())), strict=True):
         np.testing.assert_array_equal(now, then)
-    moved = eq.simulate(algorithm, start(), other, KEY, rounds=4)
+    moved = play(name, other, rounds=4)
     assert not np.allclose(algorithm.model(moved.server), algorithm.model(runs[0].server))  # the change does matter
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each_algorithm
 def test_nobody_there_changes_nothing_but_stays_finite(name):
-    algorithm = build(name)
-    result = eq.simulate(algorithm, start(), unequal(), KEY, rounds=3, lost=lose(*range(N)))
-    np.testing.assert_array_equal(algorithm.model(result.server), start())
+    result = play(name, gone=tuple(range(N)))
+    np.testing.assert_array_equal(build(name).model(result.server), start())
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.server))
     assert result.tally.answered.sum() == 0 < result.tally.asked.sum()
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each_algorithm
 def test_a_reply_that_is_not_finite_is_a_lost_reply(name):
-    algorithm, data = build(name), unequal()
+    data = unequal()
     poisoned = data._replace(inputs=data.inputs.at[1].multiply(1e300))  # finite, but its squares are not
     with pytest.warns(LostReplies, match=r"1 clients \(1\)"):
-        result = eq.simulate(algorithm, start(), poisoned, KEY, rounds=3)
-    clean = eq.simulate(algorithm, start(), data, KEY, rounds=3, lost=lose(1))
-    assert_same(result.server, clean.server)
+        result = play(name, poisoned)
+    assert_same(result.server, play(name, gone=(1,)).server)
     assert result.tally.broken[1] > 0 == result.tally.broken[[0, 2, 3, 4]].sum()
     with pytest.raises(ExchangeError, match=r"round 0, exchange '\w+', client 1: the reply is not"):
-        eq.debug(algorithm, start(), poisoned, KEY, rounds=3)
+        eq.debug(build(name), start(), poisoned, KEY, rounds=3, jit=True)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each_algorithm
 def test_relabelling_clients_relabels_lambda_and_nothing_else(name):
-    algorithm, data = build(name), unequal()
     order = np.array([3, 0, 4, 1, 2])
-    plain = eq.simulate(algorithm, start(), data, KEY, rounds=6).server
-    moved = eq.simulate(algorithm, start(), jax.tree.map(lambda a: a[order], data), KEY, rounds=6).server
+    plain = play(name, rounds=6).server
+    moved = play(name, jax.tree.map(lambda a: a[order], unequal()), rounds=6).server
     for now, then in zip(jax.tree.leaves(moved), jax.tree.leaves(plain), strict=True):
         per_client = then.shape[:1] == (N,)  # DIM is not N
         assert_same(now, then[order] if per_client else then)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each_algorithm
 def test_one_client_is_centralised_descent(name):
     data = unequal(1)
     a, y = np.asarray(data.inputs[0]), np.asarray(data.labels[0])
@@ -146,36 +164,31 @@ def test_one_client_is_centralised_descent(name):
     assert_same(algorithm.model(result.server), u)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each_algorithm
 def test_stopped_and_resumed_is_uninterrupted(name):
-    algorithm, data = build(name, batch=2, m=3), unequal()
-    how = {"record": algorithm.model, "lost": sometimes}
-
     def interrupt(done, rounds, last):
         if done >= 2:
             signal.raise_signal(signal.SIGINT)  # Ctrl-C
 
-    whole = eq.simulate(algorithm, start(), data, KEY, rounds=40, **how)
+    whole = play_sampled(name, rounds=40)
     with pytest.raises(Stopped) as stop:
-        eq.simulate(algorithm, start(), data, KEY, rounds=40, progress=interrupt, **how)
+        play_sampled(name, rounds=40, progress=interrupt)
     part = stop.value.result
     assert 2 <= part.rounds < 40
-    assert len(part.history) == part.rounds
-    again = eq.simulate(algorithm, start(), data, KEY, rounds=40, resume=part, **how)
+    assert {len(a) for a in jax.tree.leaves(part.history)} == {part.rounds}
+    again = play_sampled(name, rounds=40, resume=part)
     assert again.rounds == 40
     assert_identical((*whole[:3], whole.tally), (*again[:3], again.tally))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each_algorithm
 def test_single_precision_stays_single(name):
-    # By their weights, other clients are drawn in float32.
     m = None if ALGORITHMS[name].cohorts == "by_weight" or name == "scaffpd_partial" else 3
-    algorithm, data = build(name, m=m, batch=2), unequal(dtype=np.float32)
-    result = eq.simulate(algorithm, start(dtype=np.float32), data, KEY, rounds=3, record=everything)
+    # by_weight draws others in float32, so these ask everybody.
+    result, double = (play_sampled(name, dtype=dtype, m=m) for dtype in (np.float32, np.float64))
     floats = [a for a in jax.tree.leaves((result.server, result.clients)) if jnp.issubdtype(a.dtype, jnp.floating)]
     assert {a.dtype for a in floats} == {np.dtype(np.float32)}
-    double = eq.simulate(build(name, m=m, batch=2), start(), unequal(), KEY, rounds=3)
-    assert_same(algorithm.model(result.server), algorithm.model(double.server), rtol=1e-4, atol=1e-5)
+    assert_same(build(name).model(result.server), build(name).model(double.server), rtol=1e-4, atol=1e-5)
 
 
 D = DIM
@@ -201,13 +214,14 @@ FLOATS = {
     "scaffpd": [(D, D + 1), (D + 1, D + 1)],
     "scaffpd_secure": [(D, 1), (1, D + 1), (D + 1, D + 1)],
     "scaffpd_ls": [(D, D + 1), (D + 1 + 1 / 8, D + 1)],  # whether the last trial was kept is one byte
+    "scaffpd_model": [(D + 1, D + 2), (D + 1.5, D + 1)],  # points are named by integers of half the size
     "scaffpd_partial": [(D, D + 1), (2 * D + 1, D + 1)],
     "scaffpd_minibatch": [(D, 1), (D, D)],
     "scaffpd_sums": [(D + 4, D + 5), (D, D + 1)],
 }
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each_algorithm
 def test_bytes_are_those_of_the_messages(name):
     algorithm, data = build(name), unequal()
     exchanges = wire(algorithm, start(), algorithm.prepare(data.client(0)))

@@ -1,5 +1,6 @@
 """What each algorithm asks of a federation: numbers are read off its own functions, words off its record."""
 
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +39,30 @@ def entry(record: Record) -> Entry:
     down, up, client, server, seen = (formula([row[column] for row in rows]) for column in range(5))
     exchanges = tuple(e.name for e in record.build_example(tasks.ridge(3), objectives.agnostic(2)).round)
     return Entry(record.name, record.objective, exchanges, down, up, client, server, seen, record.paper)
+
+
+def details(row: Entry, record: Record) -> list[tuple[str, str]]:
+    """All of an entry in words, and the settings of its record."""
+
+    def setting(argument: inspect.Parameter) -> str:
+        given = argument.default is not inspect.Parameter.empty
+        start = argument.default if given else record.defaults.get(argument.name, "must be given")
+        return f"{argument.name} = {start}"
+
+    about = (inspect.getdoc(getattr(record.factory, "func", record.factory)) or "").split("\n")[0]
+    return [
+        ("what", about),
+        ("minimises", row.objective),
+        ("paper", row.paper),
+        ("exchanges", " → ".join(row.exchanges)),
+        ("down", f"{row.down} numbers to a client in a round"),
+        ("up", f"{row.up} numbers from a client in a round"),
+        ("seen", f"{row.seen} of them in the clear; all else may reach the server as a sum (secure aggregation)"),
+        ("client keeps", row.client_keeps),
+        ("server keeps", row.server_keeps),
+        ("cohorts", record.cohorts.replace("_", " ")),
+        ("settings", ", ".join(map(setting, record.settings))),
+    ]
 
 
 def measure(record: Record, d: int, n: int) -> tuple[int, ...]:

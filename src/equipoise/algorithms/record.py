@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from equipoise.cohorts import Sample, by_weight, everyone
+from equipoise.errors import require
 from equipoise.objectives import DUALS
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm
@@ -68,6 +69,10 @@ class Record(NamedTuple):
 
         An algorithm for one objective only gets that one instead of `dual`.
         """
+        needed = [a.name for a in self.settings if a.default is inspect.Parameter.empty and a.name not in self.example]
+        require(
+            not needed, f"the Record of {self.name} has no example of {', '.join(needed)}; put one into its `example`"
+        )
         sample = sample or everyone(dual.n)
         if self.only_dual is not None and dual.name != self.only_dual:
             dual = DUALS[self.only_dual](dual.n, **DUALS[self.only_dual].example)

@@ -215,7 +215,7 @@ def scaffpd_sums(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: i
 
 
 def gap_from_sums(server: Server, *, mu: float) -> Scalar:
-    """As `metrics.gap_bound`, of the pair (x, lam) of the last `collect`, from the sums alone; infinite where the
+    """As `certificates.gap_bound`, of the pair (x, lam) of the last `collect`, from the sums alone; infinite where the
     evidence is not complete. `mu` is the strong convexity of every f_i."""
     robust, value, gradient, complete = server.evidence
     return jnp.where(complete, robust - value + gradient @ gradient / (2 * mu), jnp.inf)

@@ -1,17 +1,19 @@
 """The command line: each command a few lines over the library."""
 
-import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from equipoise import cores
 from equipoise.cli.data import data_app
 from equipoise.cli.experiments import compare, config, predict, report, reproduce, resume, run, sweep
 from equipoise.cli.flower import flower_app
+from equipoise.cli.plainly import Commands, in_sentences
 
-app = typer.Typer(
+app = Commands(
     name="equipoise",
     help="One model that works for every data owner.",
     no_args_is_help=True,
@@ -27,26 +29,31 @@ app.add_typer(flower_app, name="flower")
 
 
 @app.command()
-def algorithms() -> None:
-    """Every method: its objective, what crosses, what is kept, what the server sees.
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="One of them: what crosses, what is kept, its settings.")] = None,
+) -> None:
+    """Every method, or all about one: its objective, what crosses, what is kept, what the server sees.
 
-    Example: equipoise algorithms
+    Example: equipoise algorithms scaffpd
     """
-    from equipoise.algorithms.overview import overview
+    from equipoise.algorithms import named
+    from equipoise.algorithms.overview import details, entry, overview
 
     console = Console()
-    table = Table(title="d: numbers of a model; n: clients; per client and round")
-    for column in ("name", "objective", "exchanges", "down", "up", "client keeps", "server keeps", "seen", "paper"):
-        table.add_column(column, overflow="fold")
+    if name is not None:
+        with in_sentences():
+            table = Table(show_header=False, title=f"{name}  (d: numbers of a model; n: clients)")
+            for what, said in details(entry(named(name)), named(name)):
+                table.add_row(what, escape(said))
+            console.print(table)
+        return
+    table = Table()
+    for column in ("name", "objective", "down", "up"):
+        table.add_column(column, no_wrap=True)
     for row in overview():
-        table.add_row(row.name, row.objective, " → ".join(row.exchanges), *row[3:])
+        table.add_row(row.name, row.objective, row.down, row.up)
     console.print(table)
     console.print(
-        "seen: numbers of a single client that the server sees in the clear; all else may reach it as a sum over the "
-        "cohort (secure aggregation). 0 needs sums only.",
-        soft_wrap=True,
+        "down, up: numbers per client and round, d of them in a model, for n clients.\n"
+        "`equipoise algorithms scaffpd` says all about one of them."
     )
-
-
-def main() -> None:
-    app(prog_name="equipoise" if sys.argv[0].endswith("__main__.py") else None)

@@ -1,5 +1,6 @@
 """`equipoise data`: what there is, where it was found, and what a division among clients looks like."""
 
+import io
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,11 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.cli.plainly import in_sentences
+from equipoise.cli.plainly import Commands, in_sentences, say
 from equipoise.data import catalogue, federation, partition
-from equipoise.errors import InputError, require
+from equipoise.errors import require
+from equipoise.experiment import build, config
+from equipoise.files import write_whole
 
-data_app = typer.Typer(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
+data_app = Commands(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A name from `list`, a file of features, or a folder with a file per silo.")]
 Folder = Annotated[Path | None, typer.Option("--data-dir", envvar="EQUIPOISE_DATA", help="Where data sets lie.")]
@@ -23,6 +26,8 @@ Options = Annotated[
     typer.Option("--option", "-o", help="An option of the set's loader, such as by=race; repeatable."),
 ]
 Label = Annotated[str, typer.Option(help="The label column of a silo folder.")]
+PICTURES = (".png", ".svg", ".pdf")
+START = config.Partition()  # what `equipoise run` takes unless it is told otherwise
 How = Literal["iid", "dirichlet", "similarity", "k-classes", "one-class", "quantity", "natural"]
 
 
@@ -35,7 +40,7 @@ def list_(data_dir: Folder = None) -> None:
     table = Table("name", "what", "licence", "found in")
     for name, known in catalogue.CATALOGUE.items():
         found = catalogue.where(name, data_dir) if known.files else "scikit-learn"
-        table.add_row(name, known.what, known.licence, str(found or "-"))
+        table.add_row(name, known.what, known.licence, escape(str(found or "-")))
     Console().print(table)
 
 
@@ -61,12 +66,12 @@ def info(
 @data_app.command("partition")
 def partition_(
     name: Name,
-    clients: Annotated[int, typer.Option("--clients", "-n", help="Number of clients.")] = 10,
+    clients: Annotated[int, typer.Option("--clients", "-n", help="Number of clients.")] = START.clients,
     how: Annotated[How, typer.Option(help="The way to divide; natural: the set's own owners.")] = "dirichlet",
-    alpha: Annotated[float, typer.Option(help="Of dirichlet and quantity: small is uneven.")] = 0.1,
-    similarity: Annotated[float, typer.Option(help="Percent of iid samples, for similarity.")] = 10.0,
-    classes: Annotated[int, typer.Option(help="Classes per client, for k-classes.")] = 2,
-    min_size: Annotated[int, typer.Option(help="Fewest samples of a client.")] = 10,
+    alpha: Annotated[float, typer.Option(help="Of dirichlet and quantity: small is uneven.")] = START.alpha,
+    similarity: Annotated[float, typer.Option(help="Share of iid samples, for similarity.")] = START.similarity,
+    classes: Annotated[int, typer.Option(help="Classes per client, for k-classes.")] = START.classes,
+    min_size: Annotated[int, typer.Option(help="Fewest samples of a client.")] = START.min_size,
     thin: Annotated[
         bool, typer.Option("--thin", help="30% of the clients lose 70% of their training samples.")
     ] = False,
@@ -86,63 +91,32 @@ def partition_(
         if Path(name).is_dir():
             summary = _of_silos(name, label)[0]
         else:
-            summary = divided(
-                catalogue.load(name, data_dir=data_dir, download=download, **_parsed(option)),
-                how,
-                clients,
-                seed,
-                alpha=alpha,
-                s=similarity,
-                k=classes,
-                min_size=min_size,
-                thin=thin,
-            )
+            division = {"kind": how.replace("-", "_"), "clients": clients, "alpha": alpha, "similarity": similarity}
+            division |= {"classes": classes, "min_size": min_size, "thin": [0.3, 0.7] if thin else None}
+            told = config.parse({"partition": division, "run": {"seed": seed}}, source="the options")
+            dataset = catalogue.load(name, data_dir=data_dir, download=download, **_parsed(option))
+            summary = preview(told, dataset)
         Console().print(partition.table(summary, rows=rows))
         if out is not None:
-            try:
-                partition.heatmap(summary).savefig(out)
-            except (OSError, ValueError) as error:
-                raise InputError(f"{out} cannot be written ({error}); give a .png, .svg or .pdf") from error
-            Console().print(f"heat-map written to {out}")
+            require(
+                out.suffix.lower() in PICTURES,
+                f"{out} cannot be written: its ending names no kind of picture; give {', '.join(PICTURES)}",
+            )
+            picture = io.BytesIO()
+            partition.heatmap(summary).savefig(picture, format=out.suffix.lower()[1:])
+            write_whole(out, picture.getvalue())
+            say(f"heat-map written to {out}")
 
 
-def divided(
-    dataset: catalogue.Dataset,
-    how: How,
-    n: int,
-    key: Any,
-    *,
-    alpha: float = 0.1,
-    s: float = 10.0,
-    k: int = 2,
-    min_size: int = 10,
-    thin: bool = False,
-) -> partition.Summary:
-    """The training part of each client, divided and thinned as `federation.pools` would."""
-    y = dataset.labels
-    require(
-        y.ndim == 1 and (y.dtype.kind in "iu" or how in ("iid", "quantity", "natural")),
-        f"the labels of {dataset.name} are numbers to predict, which {how} cannot sort; use iid or quantity",
+def preview(told: config.Config, dataset: catalogue.Dataset) -> partition.Summary:
+    """The training part of each client, as `equipoise run` divides them."""
+    divided, test_parts = build.divide(told, dataset)
+    key, thin = build.division_seed(told), told.partition.thin
+    parts, _ = federation.hold_out(
+        dataset, divided.parts, key=key, test=told.data.test, test_parts=test_parts, thin=thin
     )
-    names = None
-    if how == "natural":
-        natural, _ = federation.natural(dataset, min_size=min_size)
-        parts, names = natural.parts, natural.summary.clients
-    else:
-        ways = {
-            "iid": lambda: partition.iid(y, n, key),
-            "dirichlet": lambda: partition.dirichlet(y, n, alpha, key, min_size=min_size),
-            "similarity": lambda: partition.similarity(y, n, s, key),
-            "k-classes": lambda: partition.k_classes(y, n, k, key),
-            "one-class": lambda: partition.one_class(y, n, key),
-            "quantity": lambda: partition.quantity(y, n, alpha, key, min_size=min_size),
-        }
-        parts = ways[how]().parts
-    if dataset.test_labels is None:
-        parts, _ = partition.split(parts, y, key=key)
-    if thin:
-        parts = partition.thin(parts, key)
-    return partition.summarize(parts, y, clients=names, names=dataset.classes or None)
+    names = divided.summary.clients if told.partition.kind == "natural" else None
+    return partition.summarize(parts, dataset.labels, clients=names, names=dataset.classes or None)
 
 
 def facts(
@@ -204,10 +178,10 @@ def _few(names: tuple[str, ...], most: int = 10) -> str:
 
 
 def _parsed(options: list[str] | None) -> dict[str, Any]:
-    """by=race stride=1 -> {"by": "race", "stride": 1}."""
+    """by=race stride=1 -> {"by": "race", "stride": "1"}; the loader's own types say what a text means."""
     out: dict[str, Any] = {}
     for text in options or []:
         key, equals, value = text.partition("=")
         require(equals and key, f"the option is '{text}'; write it as name=value")
-        out[key] = int(value) if value.lstrip("-").isdigit() else value
+        out[key] = value
     return out

@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from equipoise import programs
-from equipoise.cli.plainly import in_sentences
-from equipoise.errors import InputError, require
+from equipoise.cli.plainly import in_sentences, say
+from equipoise.errors import FileError, InputError, require
+from equipoise.evaluation.rules import higher_is_better, main_score
+from equipoise.files import write_whole
 
 File = Annotated[Path | None, typer.Argument(help="A TOML file; `equipoise config` prints one to begin with.")]
 Set = Annotated[list[str] | None, typer.Option("--set", "-s", help="section.key=value, over the file; repeatable.")]
@@ -21,7 +23,6 @@ Silos = Annotated[Path | None, typer.Option(help="Your own data: a folder with o
 Label = Annotated[str | None, typer.Option(help="The column to predict, with --silos.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write; default: runs/NAME.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left there.")]
-PAGE = "report.html"
 
 
 def run(
@@ -38,10 +39,11 @@ def run(
     """
     with in_sentences():
         from equipoise.experiment import config as configs
+        from equipoise.experiment import folders
         from equipoise.experiment import run as runs
 
         told = configs.parse(_settings(file, silos, label, set_), source=_source(file))
-        folder = out or Path("runs") / told.name
+        folder = out or Path("runs") / folders.name(told.name)
         with _progress() as watch, _stoppable(folder, f"`equipoise resume {folder}` goes on"):
             done = runs.run(told, folder, overwrite=overwrite, watch=watch(told.algorithm.name))
         _show([done], folder)
@@ -62,11 +64,11 @@ def compare(
     Example: equipoise compare --set run.rounds=100 --out runs/five
     """
     with in_sentences():
-        from equipoise.experiment import plan
+        from equipoise.experiment import folders, plan
 
         settings = _settings(file, silos, label, set_, default="compare.toml")
         jobs = plan.compare(settings, source=_source(file))
-        folder = out or Path("runs") / jobs[0].config.name
+        folder = out or Path("runs") / folders.name(jobs[0].config.name)
         with _progress() as watch, _stoppable(folder, "the same command goes on"):
             done = plan.run_all(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
         _show(done, folder)
@@ -87,11 +89,11 @@ def sweep(
     Example: equipoise sweep --set run.rounds=20 --set sweep.seeds=[0,1]
     """
     with in_sentences():
-        from equipoise.experiment import plan
+        from equipoise.experiment import folders, plan
 
         settings = _settings(file, silos, label, set_, default="sweep.toml")
         study = plan.sweep(settings, source=_source(file))
-        _run_study(study, out or Path("runs") / study.trials[0].config.name, overwrite)
+        _run_study(study, out or Path("runs") / folders.name(study.trials[0].config.name), overwrite)
 
 
 def resume(
@@ -111,7 +113,7 @@ def resume(
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(PAGE),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one page about one or more runs: who is served how, what it cost, how it went. No network is needed.
 
@@ -119,9 +121,16 @@ def report(
     """
     with in_sentences():
         from equipoise.experiment import records
+        from equipoise.experiment.folders import check_page
 
+        check_page(out)
         found = [records.read(path) for folder in folders for path in records.find(folder)]
-        _write_page(found, out)
+        for run in found:
+            if not run.rows:
+                say(f"note: {run.path} was stopped before its first model; it is left out", error=True)
+        begun = [run for run in found if run.rows]
+        require(begun, f"{', '.join(map(str, folders))}: nothing was trained there yet; `equipoise resume` goes on")
+        _write_page(begun, out)
 
 
 def predict(
@@ -137,14 +146,15 @@ def predict(
     with in_sentences():
         from equipoise import artifact
 
-        predicted = artifact.predict(_model_of(model), file, separator=separator)
+        where = _model_of(model)
+        same = out is not None and any(p.exists() and out.exists() and out.samefile(p) for p in (file, where))
+        require(not same, f"{out} is what is read; give another --out")
+        require(out is None or not out.is_dir(), f"{out} is a folder; give the name of a file")
+        predicted = artifact.predict(where, file, separator=separator).write_csv()
         if out is None:
-            typer.echo(predicted.write_csv(), nl=False)
-            return
-        try:
-            predicted.write_csv(out)
-        except OSError as error:
-            raise InputError(f"{out} cannot be written ({error.strerror}); give another --out") from error
+            typer.echo(predicted, nl=False)
+        else:
+            write_whole(out, predicted)
 
 
 def config(file: File = None, set_: Set = None) -> None:
@@ -179,27 +189,26 @@ def reproduce(
     Example: equipoise reproduce
     """
     with in_sentences():
-        from equipoise.experiment import library, plan
+        from equipoise.experiment import folders, library, plan
 
         if name is None:
             Console().print(library.listing())
             return
         settings = library.settings(name, set_ or ())
         study = plan.sweep(settings, source=name)
-        _run_study(study, out or Path("runs") / name, overwrite)
+        _run_study(study, out or Path("runs") / folders.name(name), overwrite)
 
 
 def _run_study(study: Any, folder: Path, overwrite: bool) -> None:
     from equipoise.experiment import plan
+    from equipoise.experiment.folders import PAGE, TABLE
     from equipoise.report import sweeps
 
     with _progress(len(study.trials)) as watch, _stoppable(folder, "the same command goes on"):
         cells = plan.finish(study, folder, overwrite=overwrite, watch=_by(lambda job: job.place, watch))
-    console = Console()
-    console.print(sweeps.table(cells, study.sweep.show))
-    text = sweeps.markdown(cells, study.sweep.show)
-    (folder / "table.md").write_text(text)
-    console.print(f"table: {folder / 'table.md'}", highlight=False, soft_wrap=True)
+    Console().print(sweeps.table(cells, study.sweep.show))
+    write_whole(folder / TABLE, sweeps.markdown(cells, study.sweep.show))
+    say(f"table: {folder / TABLE}")
     _write_page([run for cell in cells for run in cell.runs[:1]], folder / PAGE)
 
 
@@ -216,12 +225,15 @@ def _settings(
     elif default is not None:
         settings = tomllib.loads((resources.files("equipoise.experiment") / "defaults" / default).read_text())
     if silos is not None:
-        require(silos.is_dir(), f"{silos} is no folder; give the one that holds a file per owner")
+        require(silos.is_dir(), f"{silos} is not a folder; give the one that holds a file per owner")
         settings.pop("partition", None)
-        settings["data"] = {**settings.get("data", {}), "silos": str(silos)}
+        given = settings.get("data", {})
+        require(isinstance(given, dict), f"{_source(file)}: data is {given!r}; give a table, [data]")
+        settings["data"] = {**given, "silos": str(silos)}
         settings["name"] = silos.resolve().name
     if label is not None:
-        require("silos" in settings.get("data", {}), "--label is for silo files; give --silos too")
+        given = settings.get("data", {})
+        require(isinstance(given, dict) and "silos" in given, "--label is for silo files; give --silos too")
         settings["data"]["label"] = label
     return configs.override(settings, set_ or ())
 
@@ -241,8 +253,8 @@ def _model_of(path: Path) -> Path:
         not (path / records.CONFIG).is_file(),
         f"{path} has no model yet: the run was stopped (`equipoise resume {path}`) or did not end with one",
     )
-    inside = [found.name for found in records.find(path)]
-    raise InputError(f"{path} holds {len(inside)} runs; choose one, such as {path / inside[-1]}")
+    inside = records.find(path)
+    raise InputError(f"{path} holds {len(inside)} runs; choose one, such as {inside[-1]}")
 
 
 Watch = Callable[[int, int, Any], None]
@@ -253,10 +265,10 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
     """A bar per run, with the average and the worst fifth so far."""
     programs.keep()
     columns = (
-        TextColumn("{task.description:<24}"),
+        TextColumn("{task.description:<24}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[standing]}"),
+        TextColumn("{task.fields[standing]}", markup=False),
         TimeElapsedColumn(),
     )
     console = Console(stderr=True)
@@ -280,12 +292,21 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
 
 @contextmanager
 def _stoppable(folder: Path, then: str) -> Iterator[None]:
-    """Ctrl-C says how to go on."""
+    """Ctrl-C and a full disk say how to go on."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        begun = folder.exists()
-        raise KeyboardInterrupt(f"{str(stop) or 'stopped'}; {then if begun else 'nothing was begun'}") from None
+        raise KeyboardInterrupt(f"{str(stop) or 'stopped'}; {_begun(folder, then)}") from None
+    except FileError as error:
+        raise FileError(f"{error}; then {_begun(folder, then)}") from error
+
+
+def _begun(folder: Path, then: str) -> str:
+    from equipoise.experiment import records
+
+    single = (folder / records.CONFIG).is_file()
+    several = folder.is_dir() and any((below / records.CONFIG).is_file() for below in folder.rglob("*"))
+    return then if single or several else "nothing was begun"
 
 
 def _by(name: Callable[[Any], str], watch: Callable[[str], Watch]) -> Any:
@@ -296,34 +317,33 @@ def _standing(row: Any) -> str:
     """The average and the worst fifth of the score that says most."""
     from equipoise.report import numbers
 
-    score = next((name for name in ("accuracy", "rmse", "loss") if name in row.scores), None)
+    score = main_score(row.scores)
     if score is None:
         return ""
     values = np.array([np.nan if v is None else v for v in row.scores[score]])
-    told = numbers.standing(values, score == "accuracy")
+    told = numbers.standing(values, higher_is_better(score))
     return f"{score} {told['mean']:.3f}, worst fifth {told['worst20']:.3f}"
 
 
 def _show(done: list, folder: Path) -> None:
+    from equipoise.experiment import records
+    from equipoise.experiment.folders import PAGE
     from equipoise.report import tables
 
     console = Console()
     for note in dict.fromkeys(note for run in done for note in run.federation.notes if "measured" not in note):
-        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+        say(f"note: {note}")
     console.print(tables.comparison(done) if len(done) > 1 else tables.per_client(done[0]))
     for run in done:
         for event in run.outcome.events if run.outcome else ():
-            console.print(f"note: {run.outcome.label}: {event}", markup=False, highlight=False, soft_wrap=True)
+            say(f"note: {run.outcome.label}: {event}")
     if len(done) == 1:
-        console.print(f"model: {folder / 'model.safetensors'}", highlight=False, soft_wrap=True)
+        say(f"model: {folder / records.MODEL}")
     _write_page(done, folder / PAGE)
 
 
 def _write_page(runs: list, path: Path) -> None:
     from equipoise.report import html
 
-    try:
-        html.write(runs, path)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}); give another --out") from error
-    Console().print(f"page:  {path}", highlight=False, soft_wrap=True)
+    html.write(runs, path)
+    say(f"page:  {path}")

@@ -7,12 +7,14 @@ Nothing is downloaded unless asked, and nothing is kept whose checksum is not th
 import importlib
 import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pooch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from equipoise import extensions
 from equipoise.errors import InputError, require, unknown
@@ -229,25 +231,39 @@ def load(name: str, *, data_dir: Where = None, download: bool = False, **options
     if Path(name).suffix in (".npz", ".npy", ".safetensors"):
         from equipoise.data import features
 
-        return features.read(name, data_dir=data_dir, **options)
+        require(not options, f"{name} is a file of features, which has no options; leave out {', '.join(options)}")
+        return features.read(name, data_dir=data_dir)
     module, function = entry(name).loader.split(".")
     loader = getattr(importlib.import_module(f"equipoise.data.{module}"), function)
-    allowed = inspect.signature(loader).parameters
-    for option in options:
+    where_from = {"data_dir": data_dir, "download": download}
+    known = inspect.signature(loader).parameters
+    return loader(**_checked(name, loader, options), **{k: v for k, v in where_from.items() if k in known})
+
+
+def _checked(name: str, loader: Callable[..., Dataset], options: dict[str, Any]) -> dict[str, Any]:
+    """The options as the types that the loader's arguments have; a text may stand for a number or a truth value."""
+    allowed, out = inspect.signature(loader, eval_str=True).parameters, {}
+    for option, value in options.items():
         if option not in allowed:
             raise unknown(f"option of {name}", option, allowed)
-    where_from = {"data_dir": data_dir, "download": download}
-    return loader(**options, **{k: v for k, v in where_from.items() if k in allowed})
+        kind = allowed[option].annotation
+        try:
+            out[option] = value if kind is inspect.Parameter.empty else TypeAdapter(kind).validate_python(value)
+        except ValidationError as error:
+            why = error.errors()[0]["msg"].removeprefix("Input should be ")
+            raise InputError(f"the option {option} of {name} is {value!r}; give {why}") from None
+    return out
 
 
 def _own(reference: str, options: dict[str, Any]) -> Dataset:
     """The data set that a function of the user's own returns."""
     loader = extensions.load(reference)
+    given = _checked(reference, loader, options)
     try:
-        inspect.signature(loader).bind(**options)
+        inspect.signature(loader).bind(**given)
     except TypeError as error:
-        raise InputError(f"data.options does not fit the function {reference} ({error}); give its arguments") from None
-    found = loader(**options)
+        raise InputError(f"{reference} cannot be called without more options ({error}); give data.options") from None
+    found = loader(**given)
     require(isinstance(found, Dataset), f"{reference} returns {type(found).__name__}; return an equipoise.data Dataset")
     return found
 

@@ -170,15 +170,34 @@ def _sound(read: Encoding) -> bool:
     def texts(*values: Any) -> bool:
         return all(isinstance(v, str) for v in values)
 
-    target, numbers = read.target, [read.target.mean, read.target.scale]
-    for feature in read.features:
-        numbers += [feature.mean, feature.scale, *feature.shape]
+    def different(values: tuple[Any, ...]) -> bool:
+        return len(set(values)) == len(values)
+
+    def numbers(*values: Any) -> bool:
+        return all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values)
+
+    def fits(f: Feature) -> bool:
+        return (
+            f.kind in KINDS
+            and texts(f.name, f.dtype, *f.categories)
+            and different(f.categories)
+            and isinstance(f.missing, bool)
+            and numbers(f.mean, f.scale)
+            and f.scale != 0
+            and all(isinstance(n, int) and n >= 1 for n in f.shape)
+        )
+
+    target, features = read.target, read.features
     return (
-        len(read.features) > 0
-        and read.task in ("classification", "regression")
+        len(features) > 0
         and texts(target.name, *target.classes, *read.missing, *(v for pair in read.dropped for v in pair))
-        and all(f.kind in KINDS and texts(f.name, f.dtype, *f.categories) for f in read.features)
-        and all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
+        and all(map(fits, features))
+        and different(tuple(f.name for f in features))
+        and (len(features) == 1 or all(f.kind != "array" for f in features))
+        and different(target.classes)
+        and read.task == ("classification" if target.classes else "regression")
+        and numbers(target.mean, target.scale)
+        and target.scale != 0
     )
 
 

@@ -164,14 +164,27 @@ def pools(
     official one each client gives up a share `test` of its own samples. `thin=(0.3, 0.7)` then thins the
     training parts as `partition.thin` does.
     """
+    train, tested = hold_out(dataset, parts, key=key, test=test, test_parts=test_parts, thin=thin)
+    scaling = {"scale": dataset.scale, "offset": dataset.offset}
+    official = dataset.test_inputs is not None and dataset.test_labels is not None
+    tests = (dataset.test_inputs, dataset.test_labels) if official else (dataset.inputs, dataset.labels)
+    return federate(dataset.inputs, dataset.labels, train, **scaling), federate(*tests, tested, **scaling)
+
+
+def hold_out(
+    dataset: Dataset,
+    parts: Sequence[Any],
+    *,
+    key: Any,
+    test: float = 0.2,
+    test_parts: Sequence[Any] | None = None,
+    thin: tuple[float, float] | None = None,
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """(train, test) rows of every client, as `pools` takes them; test rows are of the official set if there is one."""
     if dataset.test_inputs is None or dataset.test_labels is None:
         parts, test_parts = partition.split(parts, dataset.labels, test=test, key=key)
-        tests: tuple[Any, Any] = dataset.inputs, dataset.labels
-    else:
-        tests = dataset.test_inputs, dataset.test_labels
-        if test_parts is None:
-            test_parts = partition.follow(parts, dataset.labels, dataset.test_labels, key=key)
+    elif test_parts is None:
+        test_parts = partition.follow(parts, dataset.labels, dataset.test_labels, key=key)
     if thin is not None:
         parts = partition.thin(parts, key, clients=thin[0], samples=thin[1])
-    how = {"scale": dataset.scale, "offset": dataset.offset}
-    return federate(dataset.inputs, dataset.labels, parts, **how), federate(*tests, test_parts, **how)
+    return parts, test_parts

@@ -13,10 +13,11 @@ Each silo's rows are split and encoded on their own; the encoding is agreed from
 """
 
 import csv
+import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
@@ -33,6 +34,7 @@ from equipoise.data.statistics import MISSING, Options, Statistics, statistics, 
 from equipoise.errors import InputError, require
 
 SUFFIXES = (".csv", ".npz", ".parquet")
+SEPARATOR = "one character of ASCII that is not a quotation mark and ends no line, such as ';'"
 Pair = tuple[np.ndarray, np.ndarray]
 
 
@@ -81,7 +83,7 @@ def read(
         indicators,
         scale_label,
     )
-    paths, left = _files(Path(directory))
+    paths, left = files(Path(directory))
     sites = [open_site(path, options, separator=separator, test=test, seed=seed) for path in paths]
     encoding = agree([site.statistics(options) for site in sites], options)
     said = (*left, *encoding.notes)
@@ -99,7 +101,12 @@ def read(
     )
 
 
-def _files(directory: Path) -> tuple[list[Path], list[str]]:
+def is_separator(text: str) -> bool:
+    """One byte, for Polars; and what quotes a cell or ends a line cannot separate cells."""
+    return len(text) == 1 and text.isascii() and text not in '"\r\n\0'
+
+
+def files(directory: Path) -> tuple[list[Path], list[str]]:
     """The silo files, by name, and a sentence about the files that are none."""
     require(directory.is_dir(), f"{directory} is no directory; give the one that holds a file per silo")
     visible = sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith("."))
@@ -202,6 +209,7 @@ def scan(path: str | PathLike[str], *, label: str = "label", separator: str = ",
     kind = path.suffix.lower()
     require(kind in SUFFIXES, f"{path.name} ends in {kind!r}; silo files end in {', '.join(SUFFIXES)}")
     if kind == ".csv":
+        require(is_separator(separator), f"the separator is {separator!r}; give {SEPARATOR}")
         return _scan_csv(path, separator)
     if kind == ".npz":
         return _scan_npz(path, label)
@@ -214,13 +222,16 @@ def scan(path: str | PathLike[str], *, label: str = "label", separator: str = ",
 
 
 def _scan_csv(path: Path, separator: str) -> pl.LazyFrame:
-    """Every line is checked first: Polars fills up short lines and renames double columns without a word."""
-    row, blank = 0, []
+    """Every line is checked first: Polars fills up short lines, renames double columns and loses rows to stray
+    quotation marks, without a word."""
+    row, blank, header = 0, [], []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file, delimiter=separator, strict=True)
+            raw: list[str] = []  # the lines of the record that is read next
+            lines = csv.reader(_remembered(file, raw), delimiter=separator, strict=True)
             header = [name.strip() for name in next(lines, [])]
             require(header, f"{path.name} is empty; leave this silo out or give it data")
+            _check_quotes(path, raw, header, 0, separator)
             other = next((s for s in ";\t,|" if s != separator and len(header) == 1 and s in header[0]), None)
             require(other is None, f"{path.name} seems to be separated by {other!r}; say separator={other!r}")
             twice = [name for name in header if header.count(name) > 1]
@@ -228,23 +239,62 @@ def _scan_csv(path: Path, separator: str) -> pl.LazyFrame:
                 not twice,
                 f"{path.name} has the column {listing(twice[:1])} more than once; rename or remove one",
             )
+            raw.clear()
             for number, cells in enumerate(lines):
                 if not cells and len(header) > 1:
                     blank.append(number)
+                    raw.clear()
                     continue
                 row += 1
                 require(
                     len(cells or [""]) == len(header),
                     f"{path.name}, data row {row} has {len(cells)} cells but the header has {len(header)}",
                 )
-    except (csv.Error, UnicodeDecodeError, OSError) as error:
+                _check_quotes(path, raw, cells, row, separator, header)
+                raw.clear()
+    except csv.Error as error:
+        _check_quotes(path, raw, ['"'], row + 1 if header else 0, separator, header)
+        raise InputError(
+            f"{path.name} cannot be read as CSV from {f'data row {row + 1}' if header else 'the header'} on: "
+            f"{first_line(error)}; a quotation mark that opens a cell has to close it"
+        ) from error
+    except UnicodeDecodeError as error:
         raise InputError(
             f"{path.name} cannot be read as CSV after data row {row}: {first_line(error)}; save it as UTF-8"
         ) from error
+    except OSError as error:
+        raise InputError(f"{path.name} cannot be read: {first_line(error)}") from error
     frame = pl.scan_csv(path, separator=separator, infer_schema=False, glob=False, raise_if_empty=False)
     if blank:
         frame = frame.with_row_index("\0line").filter(~pl.col("\0line").is_in(blank)).drop("\0line")
     return frame
+
+
+def _remembered(lines: Iterable[str], kept: list[str]) -> Iterator[str]:
+    for line in lines:
+        kept.append(line)
+        yield line
+
+
+def _check_quotes(
+    path: Path, raw: list[str], cells: list[str], row: int, separator: str, header: Sequence[str] = ()
+) -> None:
+    """A quotation mark inside a cell that is not quoted, or after its end, is read in different ways by everybody."""
+    if not any('"' in cell for cell in cells):
+        return
+    text, at, column = "".join(raw).rstrip("\r\n"), 0, 0
+    part = re.compile(rf'(?:"(?:[^"]|"")*"|[^"{re.escape(separator)}\r\n]*)(?:{re.escape(separator)}|$)')
+    while at < len(text) and (found := part.match(text, at)):
+        at, column = found.end(), column + 1
+        if found.end() == len(text):
+            return
+    cell = text[at:].split(separator)[0].splitlines()[0][:80]
+    where = f"data row {row}, column {header[column]!r}" if row and column < len(header) else f"row {row}"
+    quoted = '"' + cell.removeprefix('"').replace('"', '""') + '"'
+    raise InputError(
+        f"{path.name}, {where if row else 'header'}: {cell} has a quotation mark where none may stand; put the whole "
+        f"cell in quotation marks and double those inside it: {quoted}"
+    )
 
 
 def _scan_npz(path: Path, label: str) -> pl.LazyFrame:

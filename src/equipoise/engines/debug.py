@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from equipoise.data.shards import ClientData
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
-from equipoise.engines.feed import feed
+from equipoise.engines.feed import Stacked, feed
 from equipoise.engines.fold import fold_slots
 from equipoise.engines.kernel import Lost, Tally
 from equipoise.engines.simulator import Result, warn_of_broken
@@ -24,7 +24,6 @@ from equipoise.protocol import (
     Vector,
     as_key,
     exchange_keys,
-    is_finite,
     run_client,
     slot_key,
 )
@@ -50,37 +49,39 @@ def debug(
 
     Args:
         strict: a reply that is not finite is an error that names its client, instead of a lost reply.
-        jit: compile what clients do; faster, but no breakpoint or print in there sees numbers.
+        jit: compile the algorithm's functions; faster, but no breakpoint or print in there sees numbers.
     """
     key, x = as_key(key), jnp.asarray(x)
     check_start(algorithm, x, rounds)
     check_data(algorithm, x, data)
     require_finite(all_finite(data))
-    source = feed(algorithm, data).source
-    n, keep = algorithm.n, record or (lambda server: ())
-    works = [jax.jit(partial(run_client, e)) if jit else partial(run_client, e) for e in algorithm.round]
+    compiled: Any = jax.jit if jit else lambda function: function
+    source = compiled(partial(feed, algorithm))(data).source
+    if isinstance(source, Stacked):
+        source = jax.tree.map(np.asarray, source)  # whose rows cost no compilation
+    n, keep = algorithm.n, compiled(record or (lambda server: ()))
+    steps = [Steps(*map(compiled, (e.open, e.send, partial(run_client, e), e.close))) for e in algorithm.round]
     server = algorithm.init(x)
     clients = [algorithm.init_client(x) for _ in range(n)]
     history, tally = [], Tally.nothing(algorithm)
 
     for r in range(rounds):
-        for k, exchange in enumerate(algorithm.round):
+        for k, (exchange, (open_, send, work, close)) in enumerate(zip(algorithm.round, steps, strict=True)):
             where = f"round {r}, exchange '{exchange.name}'"
             opening, working = exchange_keys(key, r, k)
-            server, cohort = named(where + ", open", exchange.open, server, opening)
+            server, cohort = named(where + ", open", open_, server, opening)
             gone = np.zeros(len(cohort.ids), bool) if lost is None else np.asarray(lost(jnp.int32(r), k, cohort.ids))
             replies: dict[int, Reply] = {}
             for slot in np.flatnonzero(cohort.present):
                 tally.asked[k] += 1
                 i = int(cohort.ids[slot])
                 at = f"{where}, client {i}"
-                message = named(at + ", send", exchange.send, server, jnp.int32(i))
-                mine, reply = named(
-                    at + ", work", works[k], message, clients[i], source.client(i), slot_key(working, slot)
-                )
+                message = named(at + ", send", send, server, jnp.int32(i))
+                shard = jax.tree.map(jnp.asarray, source.client(i))
+                mine, reply = named(at + ", work", work, message, clients[i], shard, slot_key(working, slot))
                 if gone[slot]:
                     continue
-                if not is_finite(reply):
+                if not finite(reply):
                     if strict:
                         raise ExchangeError(f"{at}: the reply is not finite; try smaller steps, or look at its data")
                     tally.broken[i] += 1
@@ -89,12 +90,27 @@ def debug(
                 clients[i], replies[int(slot)] = mine, reply
             message = jax.eval_shape(exchange.send, server, jnp.int32(0))
             like = jax.eval_shape(exchange.work, message, clients[0], source.client(0), working)[1]
-            server = named(where + ", close", exchange.close, server, fold_slots(replies, like, cohort))
+            server = named(where + ", close", close, server, fold_slots(replies, like, cohort))
         history.append(keep(server))
     table = jax.tree.map(lambda *rows: jnp.stack(rows), *clients)
     result = Result(server, table, stacked(history), rounds, tally, float("nan"), 0.0, algorithm.name)
     warn_of_broken(result)
     return result
+
+
+class Steps(NamedTuple):
+    """The functions of an exchange, compiled or not."""
+
+    open: Callable
+    send: Callable
+    work: Callable
+    close: Callable
+
+
+def finite(reply: Reply) -> bool:
+    """As `is_finite`, without compiling anything."""
+    floats = [np.asarray(a) for a in jax.tree.leaves(reply) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    return all(np.isfinite(a).all() for a in floats)
 
 
 def named(where: str, call: Callable, *args: Any) -> Any:

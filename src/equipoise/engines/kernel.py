@@ -70,7 +70,9 @@ def init(algorithm: Algorithm, x: Vector) -> State:
     """The federation before its first round, from the model x."""
     x = jnp.asarray(x)
     clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)(x)
-    return State(jnp.int32(0), algorithm.init(x), clients, no_counts(algorithm))
+    # No type is left for JAX to guess ("weak"): the state before the first round is of the types of all others.
+    server, clients = jax.tree.map(lambda a: jax.lax.convert_element_type(a, a.dtype), (algorithm.init(x), clients))
+    return State(jnp.int32(0), server, clients, no_counts(algorithm))
 
 
 def no_counts(algorithm: Algorithm) -> Tally:

@@ -62,6 +62,7 @@ def lay_out(shard: Data, m: int, devices: int | None, clients_per_batch: int | N
         devices = 1 if together and jax.default_backend() == "cpu" else min(len(available), m)
     if clients_per_batch is None:
         clients_per_batch = m if together else 1
+    clients_per_batch = min(clients_per_batch, m)
     if devices == 1:
         return Layout(None, clients_per_batch)
     mesh = jax.make_mesh((devices,), ("clients",), (AxisType.Auto,), devices=available[:devices])

@@ -1,4 +1,4 @@
-"""A run, told in TOML: [data] [partition] [model] [objective] [algorithm] [run].
+"""A run, described in TOML: [data] [partition] [model] [objective] [algorithm] [run].
 
 The settings of an algorithm or objective are the arguments of its own function, so a new one can be configured as
 soon as it is listed. [compare.LABEL] and [sweep] make several runs of one file, see `plan.py`.
@@ -8,22 +8,38 @@ import inspect
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, create_model, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic.errors import PydanticSchemaGenerationError
 
 from equipoise import algorithms, objectives
 from equipoise.algorithms import ALGORITHMS
+from equipoise.data.silos import SEPARATOR, is_separator
 from equipoise.errors import InputError, require
-from equipoise.experiment import mistakes
+from equipoise.experiment import choice, mistakes, records
 from equipoise.extensions import is_reference
 from equipoise.objectives import DUALS
 
 Auto = Literal["auto"]
+# JAX makes a key of the last 32 bits of a seed: two seeds that differ beyond them would give the same numbers.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]  # rounds and clients are counted in 32 bits
+# As `steps.tuned`; files of before say "auto".
+Tuned = Annotated[Literal["tuned"], BeforeValidator(lambda value: "tuned" if value == "auto" else value)]
 
 
 class Section(BaseModel):
@@ -47,6 +63,13 @@ class Data(Section):
     download: bool = Field(False, description="fetch the data set if it is not there")
     options: dict[str, Any] = Field({}, description="arguments of the data set's own loader, such as window = 80")
 
+    @field_validator("separator")
+    @classmethod
+    def _single(cls, value: str) -> str:
+        if not is_separator(value):
+            raise ValueError(SEPARATOR)
+        return value
+
 
 class Partition(Section):
     """How a data set is divided among clients; silo files and 'natural' owners are divided already."""
@@ -54,7 +77,7 @@ class Partition(Section):
     kind: Literal["iid", "dirichlet", "similarity", "k_classes", "one_class", "quantity", "natural"] = Field(
         "dirichlet", description="iid, dirichlet, similarity, k_classes, one_class, quantity, natural"
     )
-    clients: int = Field(10, ge=1, description="how many")
+    clients: Count = Field(10, description="how many")
     alpha: float = Field(0.3, gt=0, description="dirichlet, quantity: small is uneven")
     similarity: float = Field(0.0, ge=0, le=1, description="similarity: the share that is dealt evenly")
     classes: int = Field(2, ge=1, description="k_classes: classes per client")
@@ -62,7 +85,7 @@ class Partition(Section):
     thin: tuple[float, float] | None = Field(
         None, description="[0.3, 0.7]: a share of clients loses a share of its rows"
     )
-    seed: int | None = Field(None, ge=0, description="of the division; default: the run's")
+    seed: Seed | None = Field(None, description="of the division; default: the run's")
 
 
 class Model(Section):
@@ -80,13 +103,16 @@ class Model(Section):
 class Run(Section):
     """How long, how exactly, and what is written where."""
 
-    rounds: int = Field(100, ge=1, description="of communication")
-    seed: int = Field(0, ge=0, description="of all random numbers")
+    rounds: Count = Field(100, description="of communication")
+    seed: Seed = Field(0, description="of all random numbers")
     precision: Literal["float32", "float64"] = Field("float32", description="float32 or float64")
-    evaluate_every: int | None = Field(None, ge=1, description="rounds between two rows of the history; default: 1%")
+    evaluate_every: Count | None = Field(None, description="rounds between two rows of the history; default: 1%")
     checkpoint_seconds: float = Field(10.0, ge=0, description="at least so long between two checkpoints")
     clients_per_batch: int | None = Field(None, ge=1, description="clients side by side on a device; less saves memory")
     devices: int | None = Field(None, ge=1, description="over how many devices (cores of a CPU); default: what pays")
+    until_gap: float | None = Field(
+        None, gt=0, description="stop when the objective is certified to be within this share of the best possible"
+    )
     lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
     tensorboard: bool = Field(False, description="write what TensorBoard shows beside the history")
 
@@ -102,22 +128,31 @@ class Federation(Section):
     question: float = Field(300.0, gt=0, description="wait for statistics and curvatures, before the first round")
     exchange: float = Field(600.0, gt=0, description="wait for the replies of an exchange; who is slower is left out")
     poll: float = Field(0.2, gt=0, description="between two looks for replies")
+    quantile: float | None = Field(
+        None, gt=0, lt=1, description="end an exchange early, by this quantile of the seconds that past replies took"
+    )
+    slack: float = Field(3.0, ge=1, description="after so many times that quantile")
+    quorum: float = Field(0.5, ge=0, le=1, description="but not before this share of those asked has answered")
     least: int = Field(1, ge=0, description="sites that have to answer in every exchange, or the round is repeated")
     tries: int = Field(3, ge=1, description="times that a round is tried; then the run stops, to be resumed")
     heavy: float = Field(0.8, gt=0, le=1, description="share of the weight from which on a site is named in a warning")
     cap: float | None = Field(None, gt=0, le=1, description="most weight that a site can have")
+    compress: Literal["float32", "bfloat16"] | None = Field(
+        None, description="gradients go up as differences of this type; the limit stays the same"
+    )
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
 
 
 WORDS = {
     "steps": "local steps in a round",
+    "memory": "directions that the server remembers; with a cohort about 2 * clients / cohort",
     "local_lr": "their size; auto: 1/L, measured (linear models)",
     "lr": "the step size; auto: 1/L, measured (linear models)",
     "dual_lr": "step size of the client weights",
     "server_lr": "step size of the server",
     "cohort": "clients drawn in a round; default: everyone",
     "coin": "the chance of each client to take part, instead",
-    "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; auto: measured (linear models)",
+    "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; tuned: measured (linear models)",
 }
 AUTO_WORDS = {"mu": "auto: the model's l2"}
 
@@ -136,7 +171,7 @@ def algorithm_section(name: str) -> type[Section]:
     record = algorithms.named(name)
     fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=_first_line(record.factory)))}
     if record.takes_rule:
-        fields["rule"] = (Auto | Steps, Field("auto", description=WORDS["rule"]))
+        fields["rule"] = (Tuned | Steps, Field("tuned", description=WORDS["rule"]))
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
     fields["cohort"] = (int | None, Field(None, ge=1, description=WORDS["cohort"]))
     fields["coin"] = (float | None, Field(None, gt=0, le=1, description=WORDS["coin"]))
@@ -199,9 +234,15 @@ class Config(BaseModel):
         of = {"objective": objective_section, "algorithm": algorithm_section}[str(info.field_name)]
         return of(value["name"]).model_validate(value)
 
+    def used(self) -> dict[str, Any]:
+        """The settings that this run has a use for: owners' own files have no name of a data set and no partition."""
+        files = self.data.silos is not None or self.federation is not None
+        unused: Any = {"partition": True, "data": {"name", "data_dir", "download", "options"}} if files else {}
+        return self.model_dump(exclude_none=True, mode="json", exclude=unused)
+
     def toml(self) -> str:
         """A file that `read` makes the same configuration of."""
-        return tomli_w.dumps(self.model_dump(exclude_none=True, mode="json"))
+        return tomli_w.dumps(self.used())
 
 
 def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own_code: bool = True) -> Config:
@@ -209,20 +250,21 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
 
     `own_code` allows algorithms and objectives named as module:name, which are imported: not in settings of others.
     """
-    told = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
-    for key, value in told.items():
+    given = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
+    for key, value in given.items():
         if key not in KEYS:
             raise mistakes.no_key(source, "", key, KEYS)
         if key == "name":
             continue
         require(isinstance(value, Mapping), f"{source}: {key} is {value!r}; give a table, [{key}]")
-    names = {"objective": ("chi2", OBJECTIVES), "algorithm": ("scaffpd", tuple(ALGORITHMS))}
+    best = choice.best_algorithm(given).name
+    names = {"objective": ("chi2", OBJECTIVES), "algorithm": (best, tuple(ALGORITHMS))}
     for key, (start, allowed) in names.items():
-        told[key] = {"name": start, **told.get(key, {})}
-        name = told[key]["name"]
+        given[key] = {"name": start, **given.get(key, {})}
+        name = given[key]["name"]
         if is_reference(name):
             require(
-                own_code and "federation" not in told,
+                own_code and "federation" not in given,
                 f"{source}: {key}.name is '{name}', which sites would have to import because a server says so; in a "
                 f"federation use one of {', '.join(allowed)}",
             )
@@ -230,10 +272,11 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         elif name not in allowed:
             raise mistakes.no_value(source, f"{key}.name", name, allowed)
     try:
-        config = Config.model_validate(told)
+        config = Config.model_validate(given)
     except ValidationError as error:
-        raise mistakes.mistake(source, error, told, _fields) from None
-    _check_together(source, config, told)
+        raise mistakes.mistake(source, error, given, _fields) from None
+    checked(source, config.model_dump())
+    _check_together(source, config)
     return config
 
 
@@ -250,12 +293,13 @@ def check_reference(source: str, key: str, name: str) -> None:
         ) from error
 
 
-def _check_together(source: str, config: Config, told: Mapping[str, Any]) -> None:
+def _check_together(source: str, config: Config) -> None:
     """What no single key can know."""
     divided = config.data.silos is not None or config.data.name == "synthetic"
     if config.data.silos is not None:
         require(
-            "partition" not in told, f"{source}: silo files are divided already; leave out [partition], or data.silos"
+            config.partition == Partition(),
+            f"{source}: silo files are divided already; leave out [partition], or data.silos",
         )
     require(
         not (config.data.name == "synthetic" and config.partition.kind == "natural"),
@@ -283,24 +327,50 @@ def read(path: str | Path) -> dict[str, Any]:
     """The settings of a file, not yet checked."""
     path = Path(path)
     require(path.is_file(), f"there is no file {path}; `equipoise config > {path.name}` writes one to begin with")
-    try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from error
+    return checked(str(path), records.read_toml(path))
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """`settings` with "section.key=value" set; the value is TOML, or else a text."""
-    out = json.loads(json.dumps(settings))  # a deep copy, of what TOML can hold
+    out = deepcopy(dict(settings))
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         require(equals and key.strip(), f"--set {assignment!r} says nothing to set; write section.key=value")
         try:
-            value = tomllib.loads(f"v = {text}")["v"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
+            parsed = tomllib.loads(f"v = {text}")
+        except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+            parsed = {}
+        value = parsed["v"] if parsed.keys() == {"v"} else text.strip()  # a new line would set more than one
         put(out, key.strip(), value)
-    return out
+    return checked("--set", out)
+
+
+def checked(source: str, settings: Any, key: str = "") -> Any:
+    """`settings`, whose values all are what a run folder can hold: texts, numbers, lists and tables."""
+    where = f"{source}: {key or 'it'}"
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            below = f"{key}.{name}" if key else str(name)
+            checked(source, str(name), below)
+            checked(source, value, below)
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            checked(source, value, key)
+    elif isinstance(settings, str):
+        surrogates = any("\ud800" <= letter <= "\udfff" for letter in settings)  # bytes that are not UTF-8
+        require(not surrogates, f"{where} is {settings!r}, which is not a Unicode text; give one")
+    elif isinstance(settings, int) and not isinstance(settings, bool):
+        require(abs(settings) < 2**63, f"{where} is {_few(settings)}; give a number below 2^63")
+    else:
+        require(
+            isinstance(settings, bool | float) or settings is None,
+            f"{where} is {settings}, a date or a time, which no setting is; give it as a text, in quotes",
+        )
+    return settings
+
+
+def _few(number: int) -> str:
+    return f"a number of {int(abs(number).bit_length() * 0.30103) + 1} digits"
 
 
 def put(settings: dict[str, Any], key: str, value: Any) -> None:
@@ -309,12 +379,12 @@ def put(settings: dict[str, Any], key: str, value: Any) -> None:
     table = settings
     for section in sections:
         table = table.setdefault(section, {})
-        require(isinstance(table, dict), f"{key} cannot be set: {section} is no table")
+        require(isinstance(table, dict), f"{key} cannot be set: {section} is not a table")
     table[last] = value
     sections_of = {"algorithm.name": (algorithm_section, ALGORITHMS), "objective.name": (objective_section, OBJECTIVES)}
     if key in sections_of:
         section_of, known = sections_of[key]
-        if value in known or is_reference(value):
+        if isinstance(value, str) and (value in known or is_reference(value)):
             settings[sections[0]] = {k: v for k, v in table.items() if k in section_of(value).model_fields}
 
 
@@ -360,7 +430,7 @@ COMPARE_HELP = """
 """
 
 
-def _fields(sections: list[str], told: Any) -> list[str]:
+def _fields(sections: list[str], settings: Any) -> list[str]:
     if not sections:
         return list(KEYS)
     first = sections[0]
@@ -369,4 +439,4 @@ def _fields(sections: list[str], told: Any) -> list[str]:
     if len(sections) > 1:
         return list(Steps.model_fields)
     section_of = algorithm_section if first == "algorithm" else objective_section
-    return list(section_of(told[first]["name"]).model_fields)
+    return list(section_of(settings[first]["name"]).model_fields)

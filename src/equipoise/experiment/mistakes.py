@@ -9,14 +9,22 @@ from equipoise.errors import InputError, nearest
 
 
 def mistake(
-    source: str, error: ValidationError, told: Any, fields: Callable[[list[str], Any], list[str]]
+    source: str,
+    error: ValidationError,
+    told: Any,
+    fields: Callable[[list[str], Any], list[str]],
+    within: tuple[str, ...] = (),
 ) -> InputError:
-    """The first problem: the key, the value, what is allowed. `fields` knows the keys of a section."""
+    """The first problem: the key, the value, what is allowed. `fields` knows the keys of a section.
+
+    `within` is the section that was validated, where it was not all of `told`.
+    """
     first = error.errors()[0]["loc"][:2]
     # Of a value that may be one thing or another, the reading that went furthest.
     problem = max((p for p in error.errors() if p["loc"][:2] == first), key=lambda p: len(p["loc"]))
     kinds = [p for p in error.errors() if p["loc"][: len(problem["loc"]) - 1] == problem["loc"][:-1]]
-    where = [str(part) for part in problem["loc"] if str(part) in _every_name(told) or isinstance(part, int)]
+    known = _every_name(told)
+    where = [*within, *(str(part) for part in problem["loc"] if str(part) in known or isinstance(part, int))]
     if problem["type"] == "extra_forbidden":
         *sections, key = where
         return no_key(source, ".".join(sections), key, fields(sections, told))
@@ -32,9 +40,11 @@ def _allowed(problem: Any) -> str:
     bounds = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below"}
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in bounds:
-        return f"a number {bounds[kind]} {next(iter(context.values())):g}"
+        return f"a number {bounds[kind]} {_number(next(iter(context.values())))}"
     if kind == "less_than_equal":
-        return f"a number up to {context['le']:g}"
+        return f"a number up to {_number(context['le'])}"
+    if kind == "value_error":
+        return str(context["error"])
     if kind == "literal_error":
         return context["expected"]
     if kind == "too_short":
@@ -50,6 +60,10 @@ def _allowed(problem: Any) -> str:
         "dict": "a table",
     }
     return next((word for key, word in words.items() if kind.startswith(key)), problem["msg"])
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _choices(problem: Any) -> list[str]:

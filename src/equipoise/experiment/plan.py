@@ -15,25 +15,26 @@
     [sweep.grid]              # chosen from, for every method that knows the key and does not say it itself
     "algorithm.local_lr" = [0.01, 0.1]
 
-Each run has a folder of its own; finished ones are not run again, stopped ones go on.
+Each run has a folder of its own, called after exactly what it is; finished ones are not run again, stopped ones go on.
 """
 
 import itertools
 import json
 import math
-import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 from pydantic import Field, ValidationError
 
-from equipoise.errors import InputError, require
-from equipoise.experiment import build, config, measures, records, run
+from equipoise.errors import require
+from equipoise.experiment import build, config, folders, measures, mistakes, origin, records, run
 from equipoise.experiment.build import Problem
-from equipoise.experiment.config import Config, Section
+from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.measures import Measure
 
 Settings = Mapping[str, Any]
@@ -43,8 +44,8 @@ Watch = Callable[["Job", int, int, records.Row], None]
 class Sweep(Section):
     """[sweep]; what a measure may be, `measures.py` says."""
 
-    seeds: tuple[int, ...] = Field((0,), min_length=1)
-    tune: tuple[int, ...] | None = None
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1)
+    tune: Annotated[tuple[Seed, ...], Field(min_length=1)] | None = None
     measure: str = "worst20"
     show: tuple[str, ...] = ("mean", "worst20", "best20", "min", "std")
     over: dict[str, list[Any]] = Field({})
@@ -83,8 +84,8 @@ def compare(settings: Settings, *, source: str = "the configuration") -> list[Jo
     jobs = []
     for label, method in methods(settings, source).items():
         parsed = config.parse(method.settings, source=_named(source, label))
-        jobs.append(Job(label, slug(label), parsed, {}, {}, parsed.run.seed))
-    return jobs
+        jobs.append(Job(label, folders.name(label), parsed, {}, {}, parsed.run.seed))
+    return _apart(jobs, source)
 
 
 class Method(NamedTuple):
@@ -100,9 +101,8 @@ def methods(settings: Settings, source: str) -> dict[str, Method]:
     told = settings.get("compare", {})
     require(isinstance(told, Mapping), f"{source}: compare is {told!r}; give a table per method, [compare.LABEL]")
     if not told:
-        config.parse(base, source=source)
-        name = base.get("algorithm", {}).get("name", "scaffpd")
-        return {str(name): Method(base, {}, frozenset())}
+        name = config.parse(base, source=source).algorithm.name
+        return {name: Method(base, {}, frozenset())}
     out: dict[str, Method] = {}
     for label, method in told.items():
         where = _named(source, label)
@@ -110,33 +110,69 @@ def methods(settings: Settings, source: str) -> dict[str, Method]:
         require("name" in method, f"{where} has no name; give the algorithm's, such as name = 'drfa'")
         own = {key: value for key, value in method.items() if key not in ("objective", "grid")}
         mine = config.override(base, [])
-        mine.setdefault("algorithm", {})
         config.put(mine, "algorithm.name", method["name"])
         mine["algorithm"] |= own
         if "objective" in method:
-            mine["objective"] = dict(method["objective"])
-        grid = method.get("grid", {})
-        require(
-            isinstance(grid, Mapping) and all(isinstance(v, list) and v for v in grid.values()),
-            f"{where}.grid is {grid!r}; give a list of values per setting",
-        )
+            given = method["objective"]
+            require(
+                isinstance(given, Mapping),
+                f"{where}.objective is {given!r}; give a table, such as objective = {{ name = 'kl' }}",
+            )
+            mine["objective"] = dict(given)
+        config.parse(mine, source=where)
+        grid = _checked_grid(f"{where}.grid", method.get("grid", {}))
         out[label] = Method(
             mine,
             {key if "." in key else f"algorithm.{key}": values for key, values in grid.items()},
             frozenset(f"algorithm.{key}" for key in own),
         )
-    require(len({slug(label) for label in out}) == len(out), f"{source}: two methods have the same folder; rename one")
     return out
 
 
 def sweep_of(settings: Settings, source: str) -> Sweep:
+    given = settings.get("sweep", {})
+    require(isinstance(given, Mapping), f"{source}: sweep is {given!r}; give a table, [sweep]")
     try:
-        return Sweep.model_validate(settings.get("sweep", {}))
+        told = Sweep.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, ("sweep", *first["loc"])))
-        allowed = ", ".join(Sweep.model_fields)
-        raise InputError(f"{source}: {key} is {first['input']!r}: {first['msg']} (known: {allowed})") from None
+        raise mistakes.mistake(source, error, {"sweep": given}, _sweep_keys, within=("sweep",)) from None
+    for key, seeds in (("seeds", told.seeds), ("tune", told.tune or ())):
+        twice = [seed for seed, times in Counter(seeds).items() if times > 1]
+        require(not twice, f"{source}: sweep.{key} has {twice[:1]} more than once; give each seed once")
+    _checked_grid(f"{source}: sweep.over", told.over)
+    _checked_grid(f"{source}: sweep.grid", told.grid)
+    return told
+
+
+def _sweep_keys(sections: list[str], told: Any) -> list[str]:
+    return list(Sweep.model_fields)
+
+
+def _checked_grid(where: str, grid: Any) -> Mapping[str, list]:
+    require(isinstance(grid, Mapping), f"{where} is {grid!r}; give a list of values per setting")
+    for key, values in grid.items():
+        require(isinstance(values, list) and values, f"{where}: {key} is {values!r}; give a list of values")
+        twice = [value for value, times in Counter(map(exact, values)).items() if times > 1]
+        require(not twice, f"{where}: {key} has {', '.join(twice[:1])} more than once; give each value once")
+        head, _, rest = key.partition(".")
+        require(
+            not rest or head in (*config.SECTIONS, "algorithm", "objective"),
+            f"{where} has '{key}', which is not a setting of a run; give one, such as 'algorithm.local_lr'",
+        )
+        require(key != "run.seed", f"{where} has 'run.seed'; give the seeds as sweep.seeds")
+    return grid
+
+
+def _apart(jobs: list[Job], source: str) -> list[Job]:
+    """Every run has a folder of its own, also where the file system does not tell upper from lower case."""
+    seen: dict[str, Job] = {}
+    for job in jobs:
+        other = seen.setdefault(job.place.casefold(), job)
+        require(
+            other is job,
+            f"{source}: '{other.label}' and '{job.label}' would share the folder {job.place}; rename one of them",
+        )
+    return jobs
 
 
 class Study(NamedTuple):
@@ -158,16 +194,23 @@ def sweep(settings: Settings, *, source: str = "the configuration") -> Study:
     for name in (told.measure, *told.show):
         measures.measure(name)  # before the first run, not after the last
     seeds = told.seeds if told.tune is None else told.tune
-    return Study(told, list(_jobs(settings, told, seeds, source)), source, settings)
+    return Study(told, _apart(list(_jobs(settings, told, seeds, source)), source), source, settings)
 
 
 def _jobs(
     settings: Settings, told: Sweep, seeds: Sequence[int], source: str, only: Mapping[Any, Any] | None = None
 ) -> Iterator[Job]:
     """`only` maps (place of the federation, label) to the point of the grid to run."""
+    known = methods(settings, source)
     for over in _points(told.over):
-        for label, method in methods(settings, source).items():
-            for point in _points(_shared(told.grid, method) | method.grid):
+        for label, method in known.items():
+            grid = _shared(told.grid, method) | method.grid
+            both = [key for key in grid if key in over]
+            require(
+                not both,
+                f"{_named(source, label)}: {', '.join(both)} is in sweep.over and in a grid; leave it out of one",
+            )
+            for point in _points(grid):
                 if only is not None and only.get((_place(over), label)) != point:
                     continue
                 for seed in seeds:
@@ -175,7 +218,7 @@ def _jobs(
                     for key, value in {**over, **point, "run.seed": seed}.items():
                         config.put(full, key, value)
                     parsed = config.parse(full, source=_named(source, label))
-                    place = "/".join(part for part in (_place(over), slug(label), _place(point)) if part)
+                    place = "/".join(part for part in (_place(over), folders.name(label), _place(point)) if part)
                     yield Job(label, f"{place}/seed-{seed}", parsed, over, point, seed)
 
 
@@ -234,41 +277,53 @@ def run_all(jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, ov
     check(jobs, folder, overwrite)
     shared: tuple[str, Problem] | None = None  # neighbours often have the same data
     done: list[records.Run] = []
-    for k, job in enumerate(jobs):
-        if k % 25 == 24:
-            jax.clear_caches()  # every run compiles programs of its own, which JAX would keep for ever
-        place = folder / job.place
-        if not overwrite and records.finished(place):
-            done.append(records.read(place))
-            continue
-        with build.precision(job.config):
-            told = _data_of(job.config)
-            if shared is None or shared[0] != told:
-                shared = (told, build.problem(job.config))
+    with ExitStack() as held:
+        for k, job in enumerate(jobs):
+            if k % 25 == 24:
+                jax.clear_caches()  # every run compiles programs of its own, which JAX would keep for ever
+            place = folder / job.place
+            if not overwrite and records.finished(place):
+                done.append(records.read(place))
+                continue
+            with build.precision(job.config):
+                told = _data_of(job.config)
+                if shared is None:  # the folder is made when the first data is known to make sense
+                    shared = (told, build.problem(job.config))
+                    held.enter_context(folders.writing(folder, "plan"))
+                elif shared[0] != told:
+                    shared = (told, build.problem(job.config))
 
-        def seen(at: int, of: int, row: records.Row, job: Job = job) -> None:
-            if watch is not None:
-                watch(job, at, of, row)
+            def seen(at: int, of: int, row: records.Row, job: Job = job) -> None:
+                if watch is not None:
+                    watch(job, at, of, row)
 
-        how: dict[str, Any] = {"label": job.label, "watch": seen, "problem": shared[1]}
-        if not overwrite and (place / records.CONFIG).is_file():
-            done.append(run.resume(place, **how))
-        else:
-            done.append(run.run(job.config, place, overwrite=overwrite, **how))
+            how: dict[str, Any] = {"label": job.label, "watch": seen, "problem": shared[1]}
+            if not overwrite and (place / records.CONFIG).is_file():
+                done.append(run.resume(place, **how))
+            else:
+                done.append(run.run(job.config, place, overwrite=overwrite, **how))
     return done
 
 
 def check(jobs: Sequence[Job], folder: Path, overwrite: bool) -> None:
     """Nothing is begun where something would be mixed up."""
+    folders.check(folder, "plan", overwrite=overwrite)
+    remedy = "give another --out, or --overwrite to replace it"
+    digests: dict[str | None, dict[str, str]] = {}
     for job in jobs:
-        file = folder / job.place / records.CONFIG
-        if overwrite or not file.is_file():
+        place = folder / job.place
+        if overwrite or not (place / records.CONFIG).is_file():
             continue
-        there = config.parse(config.read(file), source=str(file))
-        require(
-            there == job.config,
-            f"{file.parent} holds a run with other settings; give another --out, or --overwrite to replace it",
-        )
+        there = config.parse(config.read(place / records.CONFIG), source=str(place / records.CONFIG))
+        changed = list(origin.of_settings(origin.flat(there), origin.flat(job.config)))
+        require(not changed, f"{place} holds a run with other settings ({'; '.join(changed[:3])}); {remedy}")
+        silos = job.config.data.silos
+        if records.finished(place) and silos is not None and Path(silos).is_dir():
+            if silos not in digests:
+                digests[silos] = origin.digests_of_silos(job.config)
+            before = records.read_record(place / records.ENVIRONMENT, records.Environment).files
+            moved = list(origin.of_files(before, digests[silos]))
+            require(not moved, f"{place} was trained on other files ({'; '.join(moved[:3])}); {remedy}")
 
 
 def _data_of(told: Config) -> str:
@@ -283,18 +338,22 @@ def _points(grid: Mapping[str, list]) -> Iterator[dict[str, Any]]:
 
 
 def _place(point: Mapping[str, Any]) -> str:
-    return slug("_".join(f"{key.rpartition('.')[2]}-{_short(value)}" for key, value in point.items()))
+    """The folder of a point of a grid; another point, however near, has another."""
+    if not point:
+        return ""
+    readable = "_".join(f"{key.rpartition('.')[2]}-{_short(value)}" for key, value in point.items())
+    return folders.digested(readable, exact(point))
+
+
+def exact(value: Any) -> str:
+    """A text that no other value of a configuration has."""
+    return json.dumps(value, sort_keys=True)
 
 
 def _short(value: Any) -> str:
     if isinstance(value, Mapping):
         return "_".join(f"{k}-{_short(v)}" for k, v in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def slug(text: str) -> str:
-    """A name that any file system takes."""
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.").lower()
 
 
 def _named(source: str, label: str) -> str:

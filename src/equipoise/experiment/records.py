@@ -1,5 +1,6 @@
 """What a run leaves behind: a folder, and what its files say.
 
+    equipoise.json          what the folder is, and the version of its format
     config.toml             every setting, defaults included: the run can be repeated from it
     environment.json        versions, device, precision, the state of the source
     federation.json         whom it was trained on
@@ -7,24 +8,33 @@
     checkpoint.safetensors  where to go on (`checkpoint.py`)
     model.safetensors       the trained model (`equipoise.artifact`)
     result.json             how it ended; its presence says that the run is finished
+    rows.safetensors        what each scored row adds to the score, where the rows were at hand: for comparisons
     agreement.json          of a run over Flower: its sites, and how they read their tables
+    status.json, log.jsonl  of a run over Flower: how it stands, and all that happened
 
 All files but the history are replaced whole. The history grows by lines, each written before the checkpoint that
-counts on it; `resume` cuts off what no checkpoint covers. Not-a-number is null.
+counts on it and knows it by a digest; `resume` cuts off what no checkpoint covers. Not-a-number is null.
 """
 
 import tomllib
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
+import safetensors
+import safetensors.numpy
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from equipoise import files
 from equipoise.errors import InputError, require
 from equipoise.files import write_whole
 
+MARKER, FORMAT = "equipoise.json", 1  # the format of the folders that this version writes
 CONFIG, ENVIRONMENT, FEDERATION = "config.toml", "environment.json", "federation.json"
 HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint.safetensors", "model.safetensors"
-AGREEMENT = "agreement.json"
+AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
+STATUS, LOG = "status.json", "log.jsonl"
 
 
 class Record(BaseModel):
@@ -39,6 +49,18 @@ def _finite(value: Any) -> Any:
 
 Number = Annotated[float | None, BeforeValidator(_finite)]  # null: not known, or not finite
 PerClient = tuple[Number, ...]  # an entry per client, in the federation's order
+
+
+Kind = Literal["run", "plan"]
+
+
+class Marker(Record):
+    """What a folder is: one run, or a plan, whose runs have folders of their own below it."""
+
+    equipoise: str  # version that began it
+    format: int
+    kind: Kind
+    settings: str = ""  # a digest of those that a run was begun with
 
 
 class Row(Record):
@@ -92,6 +114,7 @@ class Environment(Record):
     devices: int
     precision: str
     git: str | None  # commit of the working directory, with "+" if it was changed
+    files: dict[str, str] = {}  # digests of the files that the rows were read from
     started: str  # UTC, ISO 8601
 
 
@@ -109,7 +132,18 @@ class Outcome(Record):
     high: PerClient
     worst_low: Number  # bounds of the mean over the worst share
     worst_high: Number
+    worst_estimate: Number = None  # that mean, corrected for chance: the worst of noisy scores look worse than they are
+    mean_low: Number = None  # bounds of the mean over the clients
+    mean_high: Number = None
     events: tuple[str, ...] = ()  # what went wrong on the way, a sentence each
+
+
+class RowScores(NamedTuple):
+    """What each scored row adds to a score, client after client: 1 or 0 to an accuracy, a squared error to an RMSE."""
+
+    score: str
+    rows: str  # a digest of the rows: runs with the same one were scored on the same rows
+    values: np.ndarray
 
 
 class Run(NamedTuple):
@@ -126,17 +160,66 @@ class Run(NamedTuple):
 R = TypeVar("R", bound=Record)
 
 
+def marker(folder: Path) -> Marker | None:
+    """None where there is none: not a folder of ours, or one of a version before markers."""
+    path = folder / MARKER
+    if not path.is_file():
+        return None
+    try:
+        found = Marker.model_validate_json(files.read_text(path))
+    except (ValidationError, InputError):
+        raise InputError(f"{path} is damaged, so that {folder} is left as it is; restore the file") from None
+    require(
+        found.format == FORMAT,
+        f"{folder} was written by Equipoise {found.equipoise} in format {found.format}, and this version knows format "
+        f"{FORMAT}; use that version",
+    )
+    return found
+
+
 def read(path: str | Path) -> Run:
+    """The folder, all of whose files fit together."""
     path = Path(path)
-    require((path / CONFIG).is_file(), f"{path} is no run folder; give one that `equipoise run` made")
-    return Run(
+    marker(path)
+    require((path / CONFIG).is_file(), f"{path} is not a run folder; give one that `equipoise run` made")
+    read = Run(
         path,
-        tomllib.loads((path / CONFIG).read_text()),
+        read_toml(path / CONFIG),
         read_record(path / ENVIRONMENT, Environment),
         read_record(path / FEDERATION, Federation),
         read_rows(path / HISTORY),
         read_record(path / RESULT, Outcome) if finished(path) else None,
     )
+    _check_fit(read)
+    return read
+
+
+def _check_fit(read: Run) -> None:
+    """Files of different runs are told apart here, not by a report that fails."""
+    n, path = len(read.federation.members), read.path / HISTORY
+    require(n > 0, f"{read.path / FEDERATION} names no clients; it is damaged")
+    for row in read.rows:
+        per_client = (row.loss, *row.scores.values(), *(() if row.lam is None else (row.lam,)))
+        require(
+            all(len(values) == n for values in per_client)
+            and len(row.asked) == len(row.answered) == len(read.rows[0].asked)
+            and row.scores.keys() == read.rows[0].scores.keys(),
+            f"{path}, round {row.round}, is not of the {n} clients of {FEDERATION}; one of the files is of another run",
+        )
+    rounds = [row.round for row in read.rows]
+    require(
+        all(a < b for a, b in pairwise(rounds)),
+        f"{path} does not go from round to round; it is damaged",
+    )
+    if read.outcome is None:
+        return
+    fits = (
+        len(read.outcome.low) == len(read.outcome.high) == n
+        and rounds
+        and rounds[-1] == read.outcome.rounds
+        and read.outcome.measure in read.rows[-1].scores
+    )
+    require(fits, f"{read.path / RESULT} does not fit {HISTORY}; one of them is damaged or of another run")
 
 
 def finished(path: Path) -> bool:
@@ -147,9 +230,12 @@ def find(path: str | Path) -> list[Path]:
     """The run folder itself, or all that stand below it, by name."""
     path = Path(path)
     require(path.is_dir(), f"there is no folder {path}; give a run folder, or one that holds some")
-    found = sorted(file.parent for file in path.rglob(FEDERATION))
-    require(found, f"{path} holds no runs; give a folder that `equipoise run`, `compare` or `sweep` made")
-    return found
+    found = marker(path)
+    if found is not None and found.kind == "run":
+        return [path]
+    runs = sorted(file.parent for file in path.rglob(FEDERATION))
+    require(runs, f"{path} holds no runs; give a folder that `equipoise run`, `compare` or `sweep` made")
+    return runs
 
 
 def write_record(path: Path, record: Record) -> None:
@@ -157,26 +243,47 @@ def write_record(path: Path, record: Record) -> None:
 
 
 def read_record(path: Path, kind: type[R]) -> R:
-    require(path.is_file(), f"{path.parent} has no {path.name}: it is no run folder, or it was stopped before it began")
-    return _parsed(path, path.read_text(), kind)
+    require(
+        path.is_file(), f"{path.parent} has no {path.name}: it is not a run folder, or it was stopped before it began"
+    )
+    return _parsed(path, files.read_text(path), kind)
 
 
-def append_row(path: Path, row: Row) -> None:
-    with path.open("a") as file:
-        file.write(row.model_dump_json() + "\n")
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(files.read_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+
+
+def append_row(path: Path, row: Row) -> str:
+    """The line that was written."""
+    line = row.model_dump_json() + "\n"
+    files.append(path, line)
+    return line
+
+
+def write_row_scores(path: Path, found: RowScores) -> None:
+    values = found.values.astype(np.uint8 if found.score == "accuracy" else np.float32)
+    write_whole(path, safetensors.numpy.save({"values": values}, metadata={"score": found.score, "rows": found.rows}))
+
+
+def read_row_scores(path: Path) -> RowScores | None:
+    """None where there are none: of a run of an earlier version, or over a network."""
+    if not path.is_file():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            told = file.metadata() or {}
+            return RowScores(told["score"], told["rows"], file.get_tensor("values"))
+    except (safetensors.SafetensorError, OSError, KeyError) as error:
+        raise InputError(f"{path} cannot be read ({error}); it is damaged: remove it to report without it") from None
 
 
 def read_rows(path: Path) -> list[Row]:
     """The rows that were written to their end."""
-    lines = path.read_text().split("\n")[:-1] if path.is_file() else []  # what follows the last newline is torn
+    lines = files.read_text(path).split("\n")[:-1] if path.is_file() else []  # what follows the last newline is torn
     return [_parsed(path, line, Row) for line in lines]
-
-
-def cut_rows(path: Path, last: int) -> list[Row]:
-    """Leaves the rows up to round `last`, which is where the checkpoint stands."""
-    rows = [row for row in read_rows(path) if row.round <= last]
-    write_whole(path, "".join(row.model_dump_json() + "\n" for row in rows))
-    return rows
 
 
 def _parsed(path: Path, text: str, kind: type[R]) -> R:

@@ -1,12 +1,12 @@
 """One run: from a configuration to a folder with a model, a history and a result. `records.py` says what is in it."""
 
+import hashlib
 import platform
-import shutil
 import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,21 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 
 import equipoise
-from equipoise import artifact, evaluation, metrics
+from equipoise import artifact, certificates, evaluation, files
 from equipoise.engines.simulator import Lost, Result, simulate
-from equipoise.errors import InputError, LostReplies, Stopped, require
+from equipoise.errors import FileError, InputError, LostReplies, Stopped, require
 from equipoise.evaluation import PerClient, standing
-from equipoise.experiment import build, checkpoint, config, records
+from equipoise.experiment import build, checkpoint, config, folders, origin, records
 from equipoise.experiment.build import Problem
 from equipoise.experiment.config import Config
+from equipoise.experiment.origin import Origin
 from equipoise.experiment.records import Row
 from equipoise.files import write_whole
-from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Vector, wire
 
 Watch = Callable[[int, int, Row], None]  # rounds done, rounds in all, the last row
 ROWS = 100  # of a history, unless asked otherwise
-DRAWS = 200  # resamplings behind the intervals of scores that are not accuracies
 
 
 def run(
@@ -46,49 +45,36 @@ def run(
 
     `problem` saves reading the data again where several runs share it. Ctrl-C raises `Stopped` after a checkpoint.
     """
-    check_room(folder, overwrite)
+    folders.check(folder, "run", overwrite=overwrite)
+    with ExitStack() as held:
 
-    def begin() -> None:
-        make_room(folder, overwrite)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / records.CONFIG, told.toml())
+        def begin() -> None:  # once the settings are known to make sense: a mistake leaves no folder behind
+            begun_with = origin.digest_of_settings(told)
+            held.enter_context(folders.writing(folder, "run", overwrite=overwrite, settings=begun_with))
+            write_whole(folder / records.CONFIG, told.toml())
 
-    return _go(told, folder, label, watch, problem, begin)
+        return _go(told, folder, label, watch, problem, begin)
 
 
 def resume(
     folder: Path, *, label: str | None = None, watch: Watch | None = None, problem: Problem | None = None
 ) -> records.Run:
     """Goes on where the last checkpoint stands, bit for bit as if the run had never stopped."""
-    require((folder / records.CONFIG).is_file(), f"{folder} is no run folder; give one that `equipoise run` made")
-    require(not records.finished(folder), f"{folder} is finished; there is nothing to resume")
-    require(
-        not (folder / records.AGREEMENT).is_file(),
-        f"the clients of {folder} are machines: go on with `equipoise flower server {folder / records.CONFIG} "
-        f"--out {folder}`",
-    )
-    told = config.parse(config.read(folder / records.CONFIG), source=str(folder / records.CONFIG))
-    return _go(told, folder, label, watch, problem, lambda: None)
-
-
-def check_room(folder: Path, overwrite: bool) -> None:
-    """`folder` is empty, or holds a run that may be replaced."""
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    ours = (folder / records.CONFIG).is_file()
-    require(ours, f"{folder} holds other files; give another folder")
-    if not overwrite:
-        if records.finished(folder):
-            raise InputError(f"{folder} holds a finished run; give another --out, or --overwrite to replace it")
-        raise InputError(
-            f"{folder} holds a run that was stopped: `equipoise resume {folder}` goes on, --overwrite begins anew"
+    with folders.resuming(folder) as begun:
+        require(not records.finished(folder), f"{folder} is finished; there is nothing to resume")
+        require(
+            not (folder / records.AGREEMENT).is_file(),
+            f"the clients of {folder} are machines: go on with `equipoise flower server {folder / records.CONFIG} "
+            f"--out {folder}`",
         )
-
-
-def make_room(folder: Path, overwrite: bool) -> None:
-    check_room(folder, overwrite)
-    if folder.exists():
-        shutil.rmtree(folder)
+        told = config.parse(config.read(folder / records.CONFIG), source=str(folder / records.CONFIG))
+        # With a checkpoint what was changed is said in detail, see `checkpoint.load`.
+        require(
+            (folder / records.CHECKPOINT).is_file() or begun.settings == origin.digest_of_settings(told),
+            f"{folder / records.CONFIG} is not what the run was begun with: it was changed or is damaged; restore it, "
+            "or begin anew with --overwrite",
+        )
+        return _go(told, folder, label, watch, problem, lambda: None)
 
 
 def _go(
@@ -102,13 +88,17 @@ def _go(
     with build.precision(told), _events() as events:
         this = problem or build.problem(told)
         algorithm, notes = build.method(told, this)
-        begin()  # now that the settings are known to make sense: a mistake leaves no folder behind
-        records.write_record(folder / records.ENVIRONMENT, environment(told))
+        source = origin.of(told, this)
+        begin()
+        scribe = Scribe(told, folder, this, algorithm, source, watch)
+        start = scribe.start()  # before anything is written: a run that is not this one is left as it is
+        records.write_record(folder / records.ENVIRONMENT, environment(told, source.files))
         records.write_record(folder / records.FEDERATION, federation(this, algorithm, notes))
-        scribe = Scribe(told, folder, this, algorithm, watch)
-        start = scribe.start()
         try:
-            result = simulate(
+            if start is None:
+                scribe.begin()
+            result = until_certified(
+                simulate,
                 algorithm,
                 this.x,
                 this.train,
@@ -122,15 +112,32 @@ def _go(
                 every=scribe.every,
             )
         except Stopped as stop:
-            checkpoint.save(folder / records.CHECKPOINT, stop.result)
+            scribe.save(stop.result)
             raise
         finally:
             scribe.close()
         x, draws = algorithm.model(result.server), draws_of(this)
         test = this.train if this.test is None else this.test
         table = in_units(this, evaluation.evaluate(this.task, x, test, draws=draws, key=told.run.seed))
+        keep_rows(folder, this, x, test, evaluation.chosen(table, None))
         finish(told, folder, this, x, result, table, label or told.name, events)
     return records.read(folder)
+
+
+class Enough(Exception):
+    """The certificate is as good as `run.until_gap` asks; `result` is where the run stands."""
+
+    def __init__(self, result: Any):
+        super().__init__("the objective is certified")
+        self.result = result
+
+
+def until_certified(engine: Callable[..., Any], *args: Any, **how: Any) -> Any:
+    """What the engine returns, or where it stood when a pause found the objective certified."""
+    try:
+        return engine(*args, **how)
+    except Enough as enough:
+        return enough.result
 
 
 class Seen(NamedTuple):
@@ -148,11 +155,11 @@ Look = Callable[[Vector, Any], Seen]  # at a model, and the clients' weights, if
 def at_home(told: Config, this: Problem) -> Look:
     """Looks at models where all rows are at hand."""
     judge = evaluation.evaluator(this.task, this.train if this.test is None else this.test)
-    certify, dual = jax.jit(_certificate, static_argnums=(0, 1, 2)), build.dual(told, this.n)
+    certify, dual = jax.jit(certificates.certify, static_argnums=(0, 1)), build.dual(told, this.n)
 
     def look(x: Vector, lam: Any) -> Seen:
-        losses, value, gap = certify(this.task, dual, this.l2, this.train, x, lam)
-        return Seen(losses, value, gap, in_units(this, judge(x)))
+        found = certify(this.task, dual, this.train, x, lam)
+        return Seen(found.losses, found.robust, found.gap, in_units(this, judge(x)))
 
     return look
 
@@ -166,9 +173,12 @@ class Scribe:
         folder: Path,
         this: Problem,
         algorithm: Algorithm,
+        source: Origin,
         watch: Watch | None,
         look: Look | None = None,
     ):
+        self.source = source
+        self.written, self.digest = 0, hashlib.sha256()  # of the history: its length in bytes, and its digest
         self.told, self.folder, self.this, self.algorithm, self.watch = told, folder, this, algorithm, watch
         self.every = told.run.evaluate_every or max(1, told.run.rounds // ROWS)
         self.look = look or at_home(told, this)
@@ -178,23 +188,34 @@ class Scribe:
         self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
         self.saved = time.monotonic()
         self.board = _board(folder) if told.run.tensorboard else None
+        self.certified: float | None = None  # the relative gap, once it is as small as `run.until_gap` asks
 
     def start(self) -> Result | None:
-        """The last checkpoint, the history cut back to it; None, and a row of the first model, where there is none."""
-        path, history = self.folder / records.CHECKPOINT, self.folder / records.HISTORY
-        if path.is_file():
-            result = checkpoint.load(path, self.algorithm, self.this.x)
-            records.cut_rows(history, result.rounds)
-            return result
-        self.begin()
-        return None
+        """The last checkpoint, the history cut back to it; None where there is none."""
+        path = self.folder / records.CHECKPOINT
+        if not path.is_file():
+            return None
+        return self.restore(checkpoint.load(path, self.algorithm, self.this.x, self.source)).result
+
+    def restore(self, saved: checkpoint.Saved) -> checkpoint.Saved:
+        """The history as the checkpoint knows it."""
+        content = checkpoint.cut(self.folder / records.HISTORY, saved.history)
+        self.written, self.digest = len(content), hashlib.sha256(content)
+        return saved
 
     def begin(self) -> None:
         """A history with the first model only."""
-        (self.folder / records.HISTORY).unlink(missing_ok=True)
+        files.remove(self.folder / records.HISTORY)
         exchanges = (0,) * len(self.algorithm.round)
         counts = {"asked": exchanges, "answered": exchanges, "broken": 0, "bytes_down": 0, "bytes_up": 0}
         self.write(self.this.x, None, round=0, seconds=0.0, **counts)
+
+    def save(self, result: Result, more: dict[str, Any] | None = None) -> None:
+        """A checkpoint; what it counts on is on the disk before."""
+        files.sync(self.folder / records.HISTORY)
+        written = checkpoint.Written(length=self.written, digest=self.digest.hexdigest())
+        checkpoint.save(self.folder / records.CHECKPOINT, result, written, self.source, more)
+        self.saved = time.monotonic()
 
     def record(self, result: Result, **counts: Any) -> None:
         """A row of where a run stands; `counts` are those that are not the simulator's."""
@@ -213,10 +234,11 @@ class Scribe:
 
     def pause(self, result: Result) -> None:
         self.record(result)
+        if self.certified is not None and result.rounds < self.told.run.rounds:
+            raise Enough(result)
         due = time.monotonic() - self.saved >= self.told.run.checkpoint_seconds
         if due or result.rounds == self.told.run.rounds:
-            checkpoint.save(self.folder / records.CHECKPOINT, result)
-            self.saved = time.monotonic()
+            self.save(result)
 
     def write(self, x: Vector, lam: Any, **counts: Any) -> None:
         this = self.this
@@ -231,7 +253,12 @@ class Scribe:
             gap=float(seen.gap),
             distance=None if self.saddle is None else _distance(x, self.saddle),
         )
-        records.append_row(self.folder / records.HISTORY, row)
+        wanted = self.told.run.until_gap
+        if wanted is not None and row.gap is not None and row.gap <= wanted * abs(row.objective or 0):
+            self.certified = row.gap / abs(row.objective or 1)
+        line = records.append_row(self.folder / records.HISTORY, row).encode()
+        self.written += len(line)
+        self.digest.update(line)
         if self.board is not None:
             _show(self.board, row, this.names)
         if self.watch is not None:
@@ -242,39 +269,37 @@ class Scribe:
             self.board.close()
 
 
-def _certificate(task: Any, dual: Dual, mu: float, data: Any, x: Vector, lam: Any) -> tuple:
-    """Training losses, robust objective, and a bound on its distance from the optimum (NaN where mu is zero).
-
-    A method without weights of its own is judged with the best response to its losses: the bound holds for any.
-    """
-
-    def ask(i: Any) -> tuple:
-        shard = data.client(i)
-        return task.loss(x, shard), task.grad(x, shard)
-
-    if lam is None:
-        lam = dual.best_response(jax.lax.map(lambda i: ask(i)[0], jnp.arange(data.n)))
-    if mu == 0:
-        losses = jax.lax.map(lambda i: ask(i)[0], jnp.arange(data.n))
-        return losses, dual.value(losses), jnp.full((), jnp.nan, x.dtype)
-    found = metrics.certify(task, dual, data, x, lam, mu=mu)
-    return found.losses, found.robust, found.gap
-
-
 def in_units(this: Problem, table: PerClient) -> PerClient:
     """RMSE in the label's own units."""
     if this.encoding is None or this.encoding.task != "regression":
         return table
     unit = this.encoding.target.scale
-    scores, resampled = (
-        {name: v * unit if name == "rmse" else v for name, v in part.items()}
-        for part in (table.scores, table.resampled)
+
+    def scaled(part: dict[str, Any], power: int) -> dict[str, Any]:
+        return {name: v * unit**power if name == "rmse" else v for name, v in part.items()}
+
+    return table._replace(
+        scores=scaled(table.scores, 1), resampled=scaled(table.resampled, 1), squares=scaled(table.squares, 4)
     )
-    return table._replace(scores=scores, resampled=resampled)
 
 
 def draws_of(this: Problem) -> int:
-    return 0 if this.classes else DRAWS  # accuracies know their intervals without
+    """Resamplings for intervals: none, because accuracy and RMSE bring what their bounds need."""
+    return 0
+
+
+def keep_rows(folder: Path, this: Problem, x: Vector, test: Any, score: str) -> None:
+    """What each scored row adds to the score, so that a report can compare two models row by row.
+
+    Only where the rows are at hand: over a network they stay with their owners.
+    """
+    values = evaluation.of_rows(this.task, x, test, score)
+    if values is None or not np.isfinite(values).all():
+        return
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in jax.tree.leaves(test):
+        digest.update(np.ascontiguousarray(leaf).data)
+    records.write_row_scores(folder / records.ROW_SCORES, records.RowScores(score, digest.hexdigest(), values))
 
 
 def finish(
@@ -291,7 +316,7 @@ def finish(
     measure = evaluation.chosen(table, None)
     known = bool(np.isfinite(np.asarray(table.scores[measure])).any())
     if np.isfinite(np.asarray(x)).all():
-        metadata = {"config": told.model_dump(mode="json", exclude_none=True), "clients": list(this.names)}
+        metadata = {"config": told.used(), "clients": list(this.names)}
         artifact.save(
             folder / records.MODEL,
             this.artifact_vector(x),
@@ -312,16 +337,20 @@ def finish(
         seconds=result.seconds,
         compile_seconds=result.compile_seconds,
         measure=measure,
-        higher_is_better=measure not in evaluation.LOWER,
+        higher_is_better=evaluation.higher_is_better(measure),
         summary=dict(found.summary) if found else {},
         low=_floats(found.low) if found else nothing,
         high=_floats(found.high) if found else nothing,
-        worst_low=found.worst[0] if found else None,
-        worst_high=found.worst[1] if found else None,
+        worst_low=found.worst.low if found else None,
+        worst_high=found.worst.high if found else None,
+        worst_estimate=found.worst.estimate if found else None,
+        mean_low=found.mean.low if found else None,
+        mean_high=found.mean.high if found else None,
         events=tuple(events),
     )
     records.write_record(folder / records.RESULT, outcome)
-    (folder / records.CHECKPOINT).unlink(missing_ok=True)  # with a result there is nothing to go on with
+    with suppress(FileError):
+        files.remove(folder / records.CHECKPOINT)  # with a result there is nothing to go on with
 
 
 def federation(this: Problem, algorithm: Algorithm, notes: tuple[str, ...]) -> records.Federation:
@@ -342,7 +371,8 @@ def federation(this: Problem, algorithm: Algorithm, notes: tuple[str, ...]) -> r
     )
 
 
-def environment(told: Config) -> records.Environment:
+def environment(told: Config, files: dict[str, str]) -> records.Environment:
+    """`files` are the digests of those that the rows were read from."""
     devices = jax.local_devices()
     return records.Environment(
         equipoise=equipoise.__version__,
@@ -354,6 +384,7 @@ def environment(told: Config) -> records.Environment:
         devices=len(devices),
         precision=told.run.precision,
         git=_git(),
+        files=files,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -403,7 +434,7 @@ def _board(folder: Path) -> Any:
         from tensorboardX import SummaryWriter
     except ImportError:
         raise InputError("run.tensorboard needs one more package: pip install 'equipoise[tensorboard]'") from None
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter(str(folder / folders.BOARD))
 
 
 def _show(board: Any, row: Row, names: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise.experiment.measures import Measure, measure
+from equipoise.report.tables import plain
 
 
 def table(cells: Sequence[Any], show: Sequence[str]) -> Table:
@@ -31,10 +32,10 @@ def markdown(cells: Sequence[Any], show: Sequence[str]) -> str:
     lines = []
     for place, rows in _by_place(cells):
         if place:
-            lines += [f"**{place}**", ""]
+            lines += [f"**{plain(place)}**", ""]
         lines += ["| " + " | ".join(_heads(columns)) + " |", "|---|" + "---:|" * len(columns) + "---:|---|---:|"]
         for cell, shown in zip(rows, _shown(rows, columns, "**", "**"), strict=True):
-            lines.append("| " + " | ".join([cell.label, *shown, *_rest(cell)]) + " |")
+            lines.append("| " + " | ".join([plain(cell.label), *shown, *map(plain, _rest(cell))]) + " |")
         lines.append("")
     return "\n".join(lines)
 

@@ -46,8 +46,8 @@ def columns(up: bool) -> list[Column]:
     def score(entry: Entry, value: float) -> str:
         return entry.written(value)
 
-    def worst(entry: Entry, value: float) -> str:
-        span = numbers.bounds(entry.worst_low, entry.worst_high, entry.written)
+    def corrected(entry: Entry, value: float) -> str:
+        span = numbers.bounds(entry.worst.low, entry.worst.high, entry.written)
         return entry.written(value) + (f" ({span})" if span != NONE else "")
 
     def spread(entry: Entry, value: float) -> str:
@@ -58,11 +58,12 @@ def columns(up: bool) -> list[Column]:
 
     return [
         Column("average", "average", of("mean"), score, better),
-        Column("worst 20% (bounds)", "worst 20%\n(bounds)", of("worst20"), worst, better),
+        Column("worst 20%", "worst\n20%", of("worst20"), score, better),
+        Column("corrected (bounds)", "corrected\n(bounds)", lambda entry: entry.worst.estimate, corrected, better),
         Column("best 20%", "best\n20%", of("best20"), score, better),
         Column("worst client", "worst\nclient", of("worst"), score, better),
         Column("std", "std", of("std"), spread, min),
-        Column("rounds", "rounds", lambda entry: entry.rounds, count, None),
+        Column("rounds", "", lambda entry: entry.rounds, count, None),
         Column("floats per client", "floats", lambda entry: entry.floats_each, lambda _, v: numbers.many(v), min),
         Column("bytes per client", "", lambda entry: entry.bytes_each, lambda _, v: numbers.size(v), min),
         Column("time", "time", lambda entry: entry.seconds, lambda _, v: numbers.duration(v), min),
@@ -187,10 +188,10 @@ def markdown(runs: Sequence[Run]) -> str:
     for group in numbers.together(numbers.entries(runs)):
         heads, grid = cells(group)
         rows = [
-            [_plain(named(entry)), *(f"**{c.text}**" if c.best else c.text for c in row)]
+            [plain(named(entry)), *(f"**{c.text}**" if c.best else c.text for c in row)]
             for entry, row in zip(group, grid, strict=True)
         ]
-        parts.append(_markdown(["method", *(head.title for head in heads)], rows) + f"\n{_plain(measured(group))}\n")
+        parts.append(_markdown(["method", *(head.title for head in heads)], rows) + f"\n{plain(measured(group))}\n")
     return "\n".join(parts)
 
 
@@ -199,10 +200,10 @@ def per_client_markdown(*runs: Run, limit: int = AT_MOST) -> str:
     parts = []
     for group in numbers.together(numbers.entries(runs)):
         shown = clients_shown(group, limit)
-        headings = ["client", "rows", *(_plain(named(entry)) for entry in group)]
-        rows = [[_plain(cell) for cell in client_cells(group, i)] for i in shown.order]
+        headings = ["client", "rows", *(plain(named(entry)) for entry in group)]
+        rows = [[plain(cell) for cell in client_cells(group, i)] for i in shown.order]
         note = "; ".join(filter(None, (measured(group), shown.note)))
-        parts.append(_markdown(headings, rows) + f"\n{_plain(note)}\n")
+        parts.append(_markdown(headings, rows) + f"\n{plain(note)}\n")
     return "\n".join(parts)
 
 
@@ -211,6 +212,7 @@ def _markdown(headings: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (headings, rule, *rows))
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Names are the user's: nothing in them is Markdown, HTML or a new row."""
-    return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", " ".join(text.split()))
+    # An underscore between letters, as in local_lr, is one in Markdown too.
+    return re.sub(r"([\\`*\[\]<>|#&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,197 @@
+"""Folders that runs and plans write: how they are called, whose they are, and one writer at a time.
+
+A folder that Equipoise writes has a marker, `equipoise.json`, with the version of its format. Only in a folder with a
+marker is anything ever deleted, and there only the files that a run makes; others stay as they are. `writing.lock` is
+there while a process writes, and is held by it (`files.locked`).
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import equipoise
+from equipoise import files
+from equipoise.errors import InputError, require
+from equipoise.experiment import records
+from equipoise.experiment.records import FORMAT, MARKER, Kind, Marker, marker
+
+LOCK = "writing.lock"
+PAGE, TABLE, SERVER, BOARD = "report.html", "table.md", "server.txt", "tensorboard"
+# The result first: without it, what a process that was killed has left counts as a run to begin anew.
+MADE: dict[Kind, tuple[str, ...]] = {
+    "run": (
+        records.RESULT,
+        records.CHECKPOINT,
+        records.HISTORY,
+        records.MODEL,
+        records.ROW_SCORES,
+        records.FEDERATION,
+        records.ENVIRONMENT,
+        records.AGREEMENT,
+        records.STATUS,
+        records.LOG,
+        SERVER,
+        PAGE,
+        records.CONFIG,
+    ),
+    "plan": (PAGE, TABLE),
+}
+EVENTS = "events.out.tfevents.*"  # below BOARD
+BRAND = b">Equipoise report<"  # stands in every page
+MAKERS = {"run": "`equipoise run`", "plan": "`equipoise compare` or `sweep`"}
+
+
+def name(label: str) -> str:
+    """A folder's name for any text, another one for every other text, that any file system takes.
+
+    Plain words stand for themselves; what had to be left out of others is in a digest.
+    """
+    plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,59}", label)
+    reserved = re.fullmatch(r"(?i)con|prn|aux|nul|com\d|lpt\d|.*-[0-9a-f]{10}", label)
+    return label if plain and not reserved else digested(label, label)
+
+
+def digested(readable: str, exact: str) -> str:
+    """As much of `readable` as any file system takes, and a digest of `exact`."""
+    short = re.sub(r"[^A-Za-z0-9._+-]+", "-", readable)[:60].strip("-.").lower()
+    return "-".join(filter(None, (short, hashlib.sha256(exact.encode("utf-8", "surrogatepass")).hexdigest()[:10])))
+
+
+def check(folder: Path, kind: Kind, *, overwrite: bool) -> None:
+    """`folder` is empty or can be made, or it is of this kind and may be replaced; a plan's may always be gone on with.
+
+    Nothing is changed.
+    """
+    _check_place(folder)
+    if not folder.exists():
+        return
+    files.check_unlocked(folder / LOCK, str(folder))
+    found = marker(folder)
+    if found is None:
+        _check_empty(folder)
+        return
+    require(
+        found.kind == kind,
+        f"{folder} is a folder of {MAKERS[found.kind]}, not of {MAKERS[kind]}; give another --out",
+    )
+    if kind == "plan" or overwrite or not (folder / records.CONFIG).is_file():
+        return
+    require(
+        not records.finished(folder),
+        f"{folder} holds a finished run; give another --out, or --overwrite to replace it",
+    )
+    raise InputError(
+        f"{folder} holds a run that was stopped: `equipoise resume {folder}` goes on, --overwrite begins anew"
+    )
+
+
+def _check_place(folder: Path) -> None:
+    """The folder, or the nearest one above it, is there to be written."""
+    try:
+        near = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{str(folder)!r} is not a name for a folder ({error}); give another") from None
+    require(near.is_dir(), f"{folder} cannot be made: {near} is not a folder; give another --out")
+    require(os.access(near, os.W_OK | os.X_OK), f"{near} may not be written by you; give another --out")
+
+
+def _check_empty(folder: Path) -> None:
+    try:
+        others = sorted(path.name for path in folder.iterdir() if not _left_behind(path.name))
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read ({files.reason(error)}); give another --out") from error
+    if not others:
+        return
+    require(
+        not old_run(folder),
+        f"{folder} holds a run of a version before {MARKER}: `equipoise report` and `predict` read it, but it is not "
+        "written to; give another --out, or delete it yourself",
+    )
+    some = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+    raise InputError(f"{folder} holds files that Equipoise did not make ({some}); give another --out")
+
+
+def _left_behind(file: str) -> bool:
+    return file == LOCK or files.TEMPORARY.fullmatch(file) is not None
+
+
+def old_run(folder: Path) -> bool:
+    """A run of a version before markers."""
+    return all((folder / file).is_file() for file in (records.CONFIG, records.ENVIRONMENT, records.FEDERATION))
+
+
+@contextmanager
+def writing(folder: Path, kind: Kind, *, overwrite: bool = False, settings: str = "") -> Iterator[None]:
+    """`folder` as one to begin in, or (a plan's) to go on in; no other process writes it meanwhile.
+
+    `settings` is a digest of those of the run, for the marker.
+    """
+    check(folder, kind, overwrite=overwrite)
+    files.make_folder(folder)
+    with files.locked(folder / LOCK, str(folder)):
+        found = marker(folder)
+        if found is None:
+            _check_empty(folder)
+        elif kind == "run":
+            if (folder / records.CONFIG).is_file():  # another process may have come first
+                require(overwrite, f"{folder} was begun by another process meanwhile; give another --out")
+            clear(folder)
+        mark = Marker(equipoise=equipoise.__version__, format=FORMAT, kind=kind, settings=settings)
+        records.write_record(folder / MARKER, mark)
+        yield
+
+
+@contextmanager
+def resuming(folder: Path, *, wait: float = 0.0) -> Iterator[Marker]:
+    """`folder` as that of a run to go on with; no other process writes it meanwhile, or after `wait` seconds."""
+    found = check_begun(folder)
+    with files.locked(folder / LOCK, str(folder), wait=wait):
+        yield found
+
+
+def check_begun(folder: Path) -> Marker:
+    """A run was begun there, by a version whose runs this one can go on with."""
+    found = marker(folder) if folder.is_dir() else None
+    if found is None:
+        require(
+            not old_run(folder),
+            f"{folder} was begun by a version before {MARKER}, whose runs cannot be gone on with; begin anew: "
+            f"`equipoise run {folder / records.CONFIG} --out ...`",
+        )
+        raise InputError(f"{folder} is not a run folder; give one that `equipoise run` made")
+    require(found.kind == "run", f"{folder} holds several runs; give one of them, or the command that began them")
+    require(
+        (folder / records.CONFIG).is_file(),
+        f"{folder} has no {records.CONFIG}: it was stopped before it began; give the command that began it again",
+    )
+    return found
+
+
+def clear(folder: Path) -> None:
+    """Deletes what a run made, and nothing else."""
+    for file in (*MADE["run"], *(path.name for path in folder.iterdir() if files.TEMPORARY.fullmatch(path.name))):
+        path = folder / file
+        if path.is_file() or path.is_symlink():
+            files.remove(path)
+    board = folder / BOARD
+    if board.is_dir() and not board.is_symlink():
+        for path in board.glob(EVENTS):
+            files.remove(path)
+        with suppress(OSError):  # something else is in it
+            board.rmdir()
+
+
+def check_page(path: Path) -> None:
+    """`path` is free to be written, or is a page that Equipoise wrote."""
+    if not os.path.lexists(path):
+        _check_place(path.parent)
+        return
+    require(path.is_file(), f"{path} is not a file; give another --out")
+    made = marker(path.parent) is not None and path.name == PAGE
+    require(
+        made or BRAND in path.read_bytes(),
+        f"{path} is not a page that Equipoise wrote, and is left as it is; give another --out",
+    )

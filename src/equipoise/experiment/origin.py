@@ -1,0 +1,133 @@
+"""What a run comes from: its settings, its data, the code. A checkpoint is gone on with from the same only."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import numpy as np
+
+import equipoise
+from equipoise import files
+from equipoise.data import silos
+from equipoise.errors import FileError
+from equipoise.experiment.build import Problem
+from equipoise.experiment.config import Config
+from equipoise.experiment.records import Record
+from equipoise.extensions import is_reference
+
+SOURCE = Path(equipoise.__file__).parent
+# What changes nothing in the numbers; where the silo files are is not what is in them.
+ANYWAY = ("name", "run.checkpoint_seconds", "run.tensorboard", "data.data_dir", "data.download", "data.silos")
+SHOWN = 5  # differences in a sentence
+
+
+class Origin(Record):
+    """Everything that has to be the same for a run to end bit for bit as if it had never stopped."""
+
+    settings: dict[str, str]  # "section.key" -> its value as JSON
+    files: dict[str, str]  # silo file -> its size and digest
+    data: str  # a digest of the rows, as they were divided and encoded
+    code: str  # versions, and a digest of the source
+
+
+def of(config: Config, this: Problem) -> Origin:
+    if this not in _data:
+        leaves = jax.tree.leaves((this.train, this.test, this.x))
+        _data[this] = (digest_of_arrays(leaves), digests_of_silos(config))
+    data, silo_files = _data[this]
+    return Origin(settings=flat(config), files=silo_files, data=data, code=code(config))
+
+
+_data: WeakKeyDictionary[Problem, tuple[str, dict[str, str]]] = WeakKeyDictionary()  # runs of a plan share them
+
+
+def differences(before: Origin, now: Origin) -> list[str]:
+    """What is not the same, most telling first."""
+    told = [*of_settings(before.settings, now.settings, ANYWAY)]
+    told += [*of_files(before.files, now.files)]
+    if before.code != now.code:
+        told.append(f"the code was {before.code} and is {now.code}")
+    if before.data != now.data and not told:
+        told.append("the rows of the data are others")
+    return told[:SHOWN] + (["..."] if len(told) > SHOWN else [])
+
+
+def of_settings(before: Mapping[str, str], now: Mapping[str, str], leave_out: tuple[str, ...] = ()) -> Iterator[str]:
+    for key in dict.fromkeys((*before, *now)):
+        a, b = before.get(key, "not set"), now.get(key, "not set")
+        if a != b and key not in leave_out:
+            yield f"{key} was {a} and is {b}"
+
+
+def of_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for file in sorted({*before, *now}):
+        if before.get(file) != now.get(file):
+            change = "has changed" if file in before and file in now else "is gone" if file in before else "is new"
+            yield f"{file} {change}"
+
+
+def flat(config: Config) -> dict[str, str]:
+    """ "section.key" and its value, as text."""
+    out: dict[str, str] = {}
+    for section, values in config.model_dump(mode="json", exclude_none=True).items():
+        if isinstance(values, dict):
+            out |= {f"{section}.{key}": json.dumps(value, sort_keys=True) for key, value in values.items()}
+        else:
+            out[section] = json.dumps(values)
+    return out
+
+
+def digest_of_settings(config: Config) -> str:
+    """Of those that make a difference."""
+    told = {key: value for key, value in flat(config).items() if key not in ANYWAY}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def digests_of_silos(config: Config) -> dict[str, str]:
+    """Of the files of `data.silos`, by name; nothing where the rows come from elsewhere."""
+    if config.data.silos is None:
+        return {}
+    return {path.name: _digest(path) for path in silos.files(Path(config.data.silos))[0]}
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return f"{path.stat().st_size}:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    except OSError as error:
+        raise FileError(f"{path} cannot be read ({files.reason(error)})") from error
+
+
+def digest_of_arrays(leaves: list[Any]) -> str:
+    found = hashlib.sha256()
+    for leaf in leaves:
+        array = np.ascontiguousarray(leaf)
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(array.data if array.size else b"")
+    return found.hexdigest()
+
+
+def code(config: Config) -> str:
+    """Versions, and digests of the source of all that computes, code of the user's own included."""
+    told = [f"Equipoise {equipoise.__version__} ({_source()})", f"JAX {jax.__version__}"]
+    for name in (config.data.name, config.objective.name, config.algorithm.name):
+        if is_reference(name) and (found := sys.modules.get(name.partition(":")[0])) and found.__file__:
+            told.append(f"{name} ({hashlib.sha256(Path(found.__file__).read_bytes()).hexdigest()[:8]})")
+    return ", ".join(told)
+
+
+@cache
+def _source() -> str:
+    """What only shows results may change meanwhile."""
+    found = hashlib.sha256()
+    for path in sorted(SOURCE.rglob("*.py")):
+        where = path.relative_to(SOURCE)
+        if where.parts[0] not in ("cli", "report"):
+            found.update(str(where).encode() + path.read_bytes())
+    return found.hexdigest()[:8]

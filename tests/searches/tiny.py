@@ -1,0 +1,93 @@
+"""Runs that take milliseconds: all about the folder is real, the numbers come from NumPy instead of a compiler."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equipoise import evaluation
+from equipoise.engines.simulator import Result, Tally
+from equipoise.errors import EquipoiseError
+from equipoise.evaluation import PerClient
+from equipoise.experiment import run
+
+# How many times longer the searches look than in `make test`.
+LONGER = int(os.environ.get("EQUIPOISE_SEARCH", "1"))
+SILOS = {"north": "x,y\n1,yes\n2,no\n3,yes\n4,no\n", "south": "x,y\n5,no\n6,yes\n7,no\n8,yes\n9,no\n"}
+
+
+def silos(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in SILOS.items():
+        (folder / f"{name}.csv").write_text(text)
+    return folder
+
+
+def settings(folder, **changes):
+    """Those of a run of four rounds over the silo files of `folder`, with a checkpoint after each."""
+    return {
+        "name": "tiny",
+        "data": {"silos": str(folder), "label": "y"},
+        "model": {"l2": 0.1, **changes.pop("model", {})},
+        "objective": {"name": "chi2", **changes.pop("objective", {})},
+        "algorithm": {"name": "scaffold", "steps": 1, "local_lr": 0.1, **changes.pop("algorithm", {})},
+        "run": {"rounds": 4, "evaluate_every": 1, "checkpoint_seconds": 0, "precision": "float64",
+                **changes.pop("run", {})},
+        **changes,
+    }  # fmt: skip
+
+
+def simulate(algorithm, x, data, key, *, rounds, resume=None, pause=None, every=1, **_):
+    """Stands for the engine: states that depend on all before, the seed and the round, and nothing else."""
+    if resume is None:
+        clients = jax.tree.map(lambda a: jnp.stack([a] * algorithm.n), algorithm.init_client(x))
+        resume = Result(algorithm.init(x), clients, None, 0, Tally.nothing(algorithm), 0.0, 0.0)
+    server, clients, _, done, tally, *times = resume
+    for r in range(done, rounds):
+        rng = np.random.default_rng([key, r])
+
+        def moved(leaf, rng=rng):
+            return 0.9 * leaf + rng.normal(size=leaf.shape) if leaf.dtype.kind == "f" else leaf
+
+        server, clients = jax.tree.map(moved, (server, clients))
+        tally = tally._replace(asked=tally.asked + algorithm.n, answered=tally.answered + algorithm.n)
+        if pause is not None and ((r + 1) % every == 0 or r + 1 == rounds):
+            pause(Result(server, clients, None, r + 1, tally, *times))
+    return Result(server, clients, None, rounds, tally, *times)
+
+
+def table(x, n):
+    """Scores that are different for every model, and the same for the same."""
+    x = np.asarray(x, np.float64)
+    loss = np.array([float(np.sum((x - i) ** 2)) for i in range(n)])
+    return PerClient(np.full(n, 4), {"loss": loss, "accuracy": 1 / (1 + loss)}, {})
+
+
+def use(monkeypatch):
+    def at_home(config, problem):
+        def look(x, lam):
+            found = table(x, problem.n)
+            return run.Seen(found.scores["loss"], float(found.scores["loss"].max()), 0.5, found)
+
+        return look
+
+    monkeypatch.setattr(run, "simulate", simulate)
+    monkeypatch.setattr(run, "at_home", at_home)
+    monkeypatch.setattr(evaluation, "evaluate", lambda task, x, data, **_: table(x, data.n))
+
+
+def tried(act):
+    """(what it gave, None), or (None, the one sentence that it ended in)."""
+    try:
+        return act(), None
+    except EquipoiseError as error:
+        said = str(error)
+    assert said.strip()
+    assert "\n" not in said
+    return None, said
+
+
+def contents(folder):
+    """Every file below, with its bytes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
