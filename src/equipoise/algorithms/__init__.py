@@ -21,6 +21,8 @@ from equipoise.algorithms.fedopt import fedavgm as fedavgm
 from equipoise.algorithms.fedopt import fedyogi as fedyogi
 from equipoise.algorithms.fedprox import FEDPROX
 from equipoise.algorithms.fedprox import fedprox as fedprox
+from equipoise.algorithms.fine_tuning import Split as Split
+from equipoise.algorithms.fine_tuning import fine_tuning as fine_tuning
 from equipoise.algorithms.local_schedule import with_local_schedule as with_local_schedule
 from equipoise.algorithms.propfair import PROPFAIR
 from equipoise.algorithms.propfair import propfair as propfair

@@ -25,11 +25,11 @@ server can single it out by a false m; its reply then counts as lost.
 Totals are sums by what the algorithm needs; whether the server is kept from single ones is the engine's business.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -166,8 +166,8 @@ def scaffpd_sums(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: i
         entropy = w - server.shift - log_p  # sum_i lam_i log lam_i
         log_tilted = jnp.log(jnp.where(total.tilted > 0, total.tilted, 1)) + server.level
         evidence = Evidence(
-            robust=rho * (log_tilted - np.log(n)),
-            value=loss - rho * (entropy + np.log(n)),
+            robust=rho * (log_tilted - math.log(n)),
+            value=loss - rho * (entropy + math.log(n)),
             gradient=c,
             complete=everybody & (total.beyond == 0) & (total.tilted > 0),
         )
@@ -218,7 +218,8 @@ def gap_from_sums(server: Server, *, mu: float) -> Scalar:
     """As `certificates.gap_bound`, of the pair (x, lam) of the last `collect`, from the sums alone; infinite where the
     evidence is not complete. `mu` is the strong convexity of every f_i."""
     robust, value, gradient, complete = server.evidence
-    return jnp.where(complete, robust - value + gradient @ gradient / (2 * mu), jnp.inf)
+    gap = robust - value + gradient @ gradient / (2 * mu)
+    return jnp.where(complete, jnp.maximum(gap, 0), jnp.inf)  # below zero it is rounding
 
 
 def uniform_reference(dual: Dual) -> bool:
