@@ -256,9 +256,11 @@ def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> 
             return models.linear(math.prod(shape), outputs)
         case "mlp":
             return models.mlp(math.prod(shape), settings.hidden, outputs)
-        case "cnn":
-            require(len(shape) == 3, f"a cnn needs images [height, width, channels]; the examples have shape {shape}")
-            return models.cnn(shape, outputs)
+        case "cnn" | "resnet" as name:
+            require(
+                len(shape) == 3, f"a {name} needs images [height, width, channels]; the examples have shape {shape}"
+            )
+            return {"cnn": models.cnn, "resnet": models.resnet}[name](shape, outputs)
     integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
     require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
     return models.gru(outputs, settings.hidden[0])
