@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import equipoise as eq
+from equipoise.certificates import certify
 from equipoise.data import synthetic
-from equipoise.metrics import certify
 
 jax.config.update("jax_enable_x64", True)
 X0, TASK = jnp.zeros(10), eq.tasks.ridge(10, 0.1)

@@ -7,14 +7,13 @@ if TYPE_CHECKING:
     from equipoise import (
         algorithms,
         artifact,
+        certificates,
         cohorts,
         cores,
         data,
         errors,
         evaluation,
         experiment,
-        fairness,
-        metrics,
         models,
         objectives,
         programs,
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
         tasks,
     )
     from equipoise.engines import Result, Trial, debug, grid, kernel, simulate, sweep
+    from equipoise.evaluation import fairness
 
 ENGINES = ("Result", "Trial", "debug", "grid", "kernel", "simulate", "sweep")
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Trial",
     "algorithms",
     "artifact",
+    "certificates",
     "cohorts",
     "cores",
     "data",
@@ -39,7 +40,6 @@ __all__ = [
     "fairness",
     "grid",
     "kernel",
-    "metrics",
     "models",
     "objectives",
     "programs",
@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
     if name in ENGINES:
         return getattr(importlib.import_module("equipoise.engines"), name)
-    return importlib.import_module(f"equipoise.{name}")
+    return importlib.import_module("equipoise.evaluation.fairness" if name == "fairness" else f"equipoise.{name}")
 
 
 def __dir__() -> list[str]:

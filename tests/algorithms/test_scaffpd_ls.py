@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.certificates import certify
 from equipoise.data import synthetic
 from equipoise.errors import InputError
-from equipoise.metrics import certify
 from tests.algorithms import reference
 from tests.problems import DIM, N, assert_same, rows, start, unequal
 

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from equipoise import fairness
 from equipoise.errors import InputError
+from equipoise.evaluation import fairness
 from equipoise.experiment.measures import measure
 from tests.report import folders
 

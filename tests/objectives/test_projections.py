@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equipoise.objectives.projections import level, moderate, settle, simplex
+from equipoise.objectives.projections import level, moderate, simplex, with_unit_sum
 from tests.objectives import dual_references as ref
 
 
@@ -48,7 +48,7 @@ def test_level_fills_to_one_under_uneven_caps():
 
 
 def test_settling_changes_only_weights_inside_the_bounds():
-    lam = settle(jnp.asarray([0.0, 0.4, 0.3, 0.2 + 1e-9, 0.1 + 1e-9]), 0.4)
+    lam = with_unit_sum(jnp.asarray([0.0, 0.4, 0.3, 0.2 + 1e-9, 0.1 + 1e-9]), 0.4)
     assert (lam[0], lam[1]) == (0.0, 0.4)
     assert abs(float(jnp.sum(lam)) - 1) < 1e-15
 

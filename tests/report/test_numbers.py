@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from equipoise import fairness
 from equipoise.errors import InputError
+from equipoise.evaluation import fairness
 from equipoise.report import numbers
 from tests.report import folders
 
@@ -46,7 +46,7 @@ def test_an_entry_holds_what_the_records_hold(five):
         if run.outcome:
             assert entry.summary["worst20"] == run.outcome.summary["worst20"]
             assert entry.summary["mean"] == run.outcome.summary["mean"]
-            assert (entry.worst_low, entry.worst_high) == (run.outcome.worst_low, run.outcome.worst_high)
+            assert entry.worst == (run.outcome.worst_low, run.outcome.worst_estimate, run.outcome.worst_high)
 
 
 def test_methods_for_the_average(five, tmp_path):

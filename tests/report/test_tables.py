@@ -22,18 +22,19 @@ def test_the_comparison_holds_the_records_numbers(five):
     for run in five[:-1]:
         summary, cells = run.outcome.summary, [cell.strip("*") for cell in table[run.outcome.label]]
         assert cells[0] == f"{100 * summary['mean']:.1f}%"
-        assert cells[1].startswith(f"{100 * summary['worst20']:.1f}% (")
-        assert f"{100 * run.outcome.worst_low:.1f}" in cells[1]
-        assert cells[2] == f"{100 * summary['best20']:.1f}%"
-        assert cells[3] == f"{100 * summary['min']:.1f}%"
-        assert cells[5] == "100"
+        assert cells[1] == f"{100 * summary['worst20']:.1f}%"
+        assert cells[2].startswith(f"{100 * run.outcome.worst_estimate:.1f}% (")
+        assert f"{100 * run.outcome.worst_low:.1f}" in cells[2]
+        assert cells[3] == f"{100 * summary['best20']:.1f}%"
+        assert cells[4] == f"{100 * summary['min']:.1f}%"
+        assert cells[6] == "100"
 
 
 def test_the_best_of_each_column_is_marked(five):
     header, _, *rows = rows_of(tables.markdown(five))
     bold = {name: [row[0] for row in rows if row[k].startswith("**")] for k, name in enumerate(header)}
     assert bold["average"] == ["SCAFFOLD"]
-    assert bold["worst 20% (bounds)"] == bold["worst client"] == bold["std"] == ["SCAFF-PD"]
+    assert bold["worst 20%"] == bold["corrected (bounds)"] == bold["worst client"] == bold["std"] == ["SCAFF-PD"]
     assert bold["bytes per client"] == ["FedAvg", "q-FedAvg"]  # a tie; the unfinished run sent less, and does not count
     assert bold["rounds"] == bold["time"] == []  # nothing to win; all alike
 
@@ -92,6 +93,6 @@ def test_names_are_only_names(tmp_path):
     assert "[bold]x[/bold] | y" in printed(tables.comparison([run]))
     assert "[red]c" in printed(tables.per_client(run))
     text = tables.markdown([run]) + tables.per_client_markdown(run)
-    assert {len(row) for row in rows_of(text.replace("\\|", ""))} == {10, 3}
+    assert {len(row) for row in rows_of(text.replace("\\|", ""))} == {11, 3}
     for name in (r"a\|b", r"\[red\]c", r"\*\*d\*\*", "e f", r"\<b\>"):
         assert name in text

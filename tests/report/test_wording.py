@@ -1,5 +1,9 @@
+import numpy as np
 import pytest
 
+from equipoise.errors import InputError
+from equipoise.evaluation.intervals import Paired
+from equipoise.experiment import records
 from equipoise.report import numbers, wording
 from tests.report import folders
 
@@ -36,12 +40,14 @@ def test_the_price_in_bytes(tmp_path):
 def test_when_fairness_did_not_help(tmp_path):
     cost = wording.cost_of_fairness(runs_of(tmp_path, (0.8, 0.01), (0.7, 0.05)))
     assert "the worst-served fifth loses" in cost.sentence
-    assert cost.remarks == ("Fairness did not help here: the worst-served clients are no better off.",)
+    assert cost.remarks[0] == "Fairness did not help here: the worst-served clients are no better off."
 
 
 def test_when_it_may_be_chance(tmp_path):
     cost = wording.cost_of_fairness(runs_of(tmp_path, (0.8, 0.05), (0.8, 0.045)))
-    assert cost.remarks == ("Both differences lie within what the scored rows leave open: they may be chance.",)
+    verdict, basis = cost.remarks
+    assert verdict == "Both differences lie within what the scored rows leave open: they may be chance."
+    assert "count as scored on different rows" in basis
 
 
 def test_when_nothing_changed(tmp_path):
@@ -51,9 +57,7 @@ def test_when_nothing_changed(tmp_path):
 
 
 def test_without_bounds_chance_is_not_ruled_out(tmp_path):
-    entries = [
-        e._replace(worst_low=float("nan"), worst_high=float("nan")) for e in runs_of(tmp_path, (0.8, 0.1), (0.79, 0.03))
-    ]
+    entries = [e._replace(worst=numbers.UNKNOWN) for e in runs_of(tmp_path, (0.8, 0.1), (0.79, 0.03))]
     assert "is not known" in wording.cost_of_fairness(entries).remarks[0]
 
 
@@ -79,16 +83,51 @@ def test_without_scores(five):
     assert cost.sentence == "No run has scores yet, so nothing can be said about fairness."
 
 
-def test_an_interval_is_that_of_independent_errors(five):
+def test_without_rows_in_common_errors_are_independent(five):
     old, new = numbers.entries(five)[2], numbers.entries(five)[1]
-    worst = wording.worst_change(old, new)
+    assert numbers.paired(old, new) is None
+    worst, mean = wording.changes(old, new, None)
     assert worst.gain == pytest.approx(new.summary["worst20"] - old.summary["worst20"])
-    assert worst.open == pytest.approx(
-        (0.021**2 + 0.019**2) ** 0.5
-    )  # of the new one its lower half, of the old its upper
-    mean = wording.mean_change(old, new)
-    halves = [*((old.high - old.low) / 2), *((new.high - new.low) / 2)]
-    assert mean.open == pytest.approx(sum(h**2 for h in halves) ** 0.5 / 12)
+    assert worst.gain - worst.low == pytest.approx((0.024**2 + 0.016**2) ** 0.5)  # the halves that face each other
+    assert mean.high - mean.gain == pytest.approx(0.01 * 2**0.5)
+    less, _ = wording.changes(old, new, Paired(0.0, 0.9))
+    assert less.high - less.low < 0.5 * (worst.high - worst.low)
+
+
+def rows_of(run, values, rows="the same"):
+    records.write_row_scores(run.path / records.ROW_SCORES, records.RowScores("accuracy", rows, values))
+
+
+def test_two_runs_on_the_same_rows_are_compared_row_by_row(tmp_path):
+    old, new = runs_of(tmp_path, (0.8, 0.05), (0.83, 0.045))
+    sizes = [m.test for m in old.run.federation.members]
+    luck = np.random.default_rng(0).random(sum(sizes))
+    rows_of(old.run, luck < np.repeat(old.values, sizes))
+    rows_of(new.run, luck < np.repeat(new.values, sizes))
+    found = numbers.paired(old, new)
+    assert found is not None
+    assert 0.6 < found.mean <= 1
+    cost = wording.cost_of_fairness([old, new])
+    assert "compared on the same rows" in " ".join(cost.remarks)
+    rows_of(new.run, luck < np.repeat(new.values, sizes), rows="others")
+    assert numbers.paired(old, new) is None
+    rows_of(new.run, luck[1:] < 0.5)
+    assert numbers.paired(old, new) is None
+    (new.run.path / records.ROW_SCORES).write_bytes(b"damaged")
+    with pytest.raises(InputError, match="remove it to report without it"):
+        numbers.paired(old, new)
+
+
+def test_bounds_of_an_earlier_version_are_stretched_to_the_number_they_are_of(five):
+    """They were given without an estimate, and might lie above what was measured."""
+    run = five[1]
+    out = run.outcome
+    worst = out.summary["worst20"]
+    away = {"worst_low": worst + 0.02, "worst_high": worst + 0.06, "worst_estimate": None, "mean_low": None}
+    (entry,) = numbers.entries([run._replace(outcome=out.model_copy(update=away))])
+    assert entry.worst == (worst, worst, worst + 0.06)
+    halves = (entry.high - entry.low) / 2
+    assert entry.mean.high - entry.mean.estimate == pytest.approx(np.sqrt((halves**2).sum()) / 12)
 
 
 def test_what_was_trained_on_whom(five, regression, tmp_path):

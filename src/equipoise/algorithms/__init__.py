@@ -6,6 +6,7 @@ from equipoise.algorithms.afl import afl as afl
 from equipoise.algorithms.agnostic_fedavg import AGNOSTIC_FEDAVG
 from equipoise.algorithms.agnostic_fedavg import agnostic_fedavg as agnostic_fedavg
 from equipoise.algorithms.clipping import clip_losses as clip_losses
+from equipoise.algorithms.compression import compress_replies as compress_replies
 from equipoise.algorithms.delta_fl import DELTA_FL
 from equipoise.algorithms.delta_fl import delta_fl as delta_fl
 from equipoise.algorithms.drfa import DRFA
@@ -29,6 +30,8 @@ from equipoise.algorithms.scaffpd import SCAFFPD, SCAFFPD_SECURE
 from equipoise.algorithms.scaffpd import scaffpd as scaffpd
 from equipoise.algorithms.scaffpd_ls import SCAFFPD_LS
 from equipoise.algorithms.scaffpd_ls import scaffpd_ls as scaffpd_ls
+from equipoise.algorithms.scaffpd_model import SCAFFPD_MODEL
+from equipoise.algorithms.scaffpd_model import scaffpd_model as scaffpd_model
 from equipoise.algorithms.scaffpd_partial import SCAFFPD_PARTIAL
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial as scaffpd_partial
 from equipoise.algorithms.sgd import SGD
@@ -57,6 +60,7 @@ ALGORITHMS: dict[str, Record] = {
         SCAFFPD_SECURE,
         SCAFFPD_PARTIAL,
         SCAFFPD_LS,
+        SCAFFPD_MODEL,
     )
 }
 

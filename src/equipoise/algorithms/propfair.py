@@ -65,11 +65,11 @@ def propfair(
     def slope(loss: Float[Array, ""]) -> Float[Array, ""]:
         return 1 / jnp.maximum(bound - loss, eps)  # phi'
 
-    def descend(x: Vector, data: Data, key: RandomKey, *, steps: int, **how: Any) -> Any:
+    def descend(x: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> Any:
         def gradient(u: Vector, k: RandomKey) -> Vector:
             return slope(task.loss(u, data, k)) * task.grad(u, data, k)  # the same k draws the same minibatch
 
-        return local.descend(gradient, x, jax.random.split(key, steps), steps=steps, **how)
+        return local.descend(gradient, x, jax.random.split(key, steps), steps=steps, **options)
 
     algorithm = fedavg(
         task._replace(descend=descend), sample, steps=steps, local_lr=local_lr, server_lr=server_lr, weights=weights

@@ -98,7 +98,10 @@ def partition_(
             summary = preview(told, dataset)
         Console().print(partition.table(summary, rows=rows))
         if out is not None:
-            require(out.suffix.lower() in PICTURES, f"{out} is not called a picture; give {', '.join(PICTURES)}")
+            require(
+                out.suffix.lower() in PICTURES,
+                f"{out} cannot be written: its ending names no kind of picture; give {', '.join(PICTURES)}",
+            )
             picture = io.BytesIO()
             partition.heatmap(summary).savefig(picture, format=out.suffix.lower()[1:])
             write_whole(out, picture.getvalue())

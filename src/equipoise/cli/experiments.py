@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from equipoise import programs
 from equipoise.cli.plainly import in_sentences, say
 from equipoise.errors import FileError, InputError, require
+from equipoise.evaluation.rules import higher_is_better, main_score
 from equipoise.files import write_whole
 
 File = Annotated[Path | None, typer.Argument(help="A TOML file; `equipoise config` prints one to begin with.")]
@@ -316,11 +317,11 @@ def _standing(row: Any) -> str:
     """The average and the worst fifth of the score that says most."""
     from equipoise.report import numbers
 
-    score = next((name for name in ("accuracy", "rmse", "loss") if name in row.scores), None)
+    score = main_score(row.scores)
     if score is None:
         return ""
     values = np.array([np.nan if v is None else v for v in row.scores[score]])
-    told = numbers.standing(values, score == "accuracy")
+    told = numbers.standing(values, higher_is_better(score))
     return f"{score} {told['mean']:.3f}, worst fifth {told['worst20']:.3f}"
 
 

@@ -299,12 +299,12 @@ def table(summary: Summary, *, rows: int = 50, columns: int = 12) -> Any:
     for name, size, counts in list(zip(summary.clients, summary.sizes, summary.histogram, strict=True))[:rows]:
         top = int(np.argmax(counts))
         share = f"{counts[top] / size:.0%}" if size else "-"
-        told = (
+        cells = (
             [f"{c:,}" if c else "." for c in counts]
             if few
             else [f"{(counts > 0).sum()}", shown(summary.labels[top]), share]
         )
-        out.add_row(escape(name), f"{size:,}", *told)
+        out.add_row(escape(name), f"{size:,}", *cells)
     return out
 
 

@@ -13,15 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equipoise import algorithms, cohorts, data, models, objectives, steps, tasks
+from equipoise import algorithms, cohorts, models, objectives, steps, tasks
 from equipoise.data import catalogue, federation, partition, silos, synthetic
 from equipoise.data.catalogue import Dataset
 from equipoise.data.encoding import Encoding, Feature, Target
 from equipoise.errors import InputError, require
+from equipoise.experiment import choice
 from equipoise.experiment.config import Config, Steps
 from equipoise.models import Model
 from equipoise.objectives import Dual
-from equipoise.protocol import Algorithm, Vector
+from equipoise.protocol import Algorithm, Vector, wire
 from equipoise.tasks import Task
 
 
@@ -56,7 +57,7 @@ class Problem:
         """L: the largest curvature of any client's loss."""
         if self.curvature is not None:
             return self.curvature
-        return float(steps.estimate_constants(self.task, self.train, self.x, mu=self.l2).L_xx)
+        return steps.smoothness(self.task, self.train, self.x)
 
     def artifact_vector(self, x: Vector) -> np.ndarray:
         """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
@@ -88,19 +89,19 @@ def problem(config: Config) -> Problem:
 
 
 def _of_silos(config: Config) -> Problem:
-    told = config.data
+    settings = config.data
     with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # they become notes
         found = silos.read(
-            Path(str(told.silos)),
-            told.label,
-            task=told.task,
-            drop=told.drop,
-            categorical=told.categorical,
-            separator=told.separator,
-            test=told.test,
+            Path(str(settings.silos)),
+            settings.label,
+            task=settings.task,
+            drop=settings.drop,
+            categorical=settings.categorical,
+            separator=settings.separator,
+            test=settings.test,
             seed=config.run.seed,
         )
-    what = f"{len(found.names)} silos of the folder {Path(str(told.silos)).name}, predicting {told.label}"
+    what = f"{len(found.names)} silos of the folder {Path(str(settings.silos)).name}, predicting {settings.label}"
     return of_encoding(config, what, found.names, found.train, found.test, found.encoding, found.warnings)
 
 
@@ -119,9 +120,9 @@ def of_encoding(
 
 
 def _synthetic(config: Config) -> Problem:
-    n, told = config.partition.clients, config.data.options
+    n, settings = config.partition.clients, config.data.options
     try:
-        train = synthetic.regression(n=n, key=jax.random.key(division_seed(config)), **told)
+        train = synthetic.regression(n=n, key=jax.random.key(division_seed(config)), **settings)
     except TypeError as error:
         known = "dim, samples, scale, shift"
         raise InputError(f"data.options does not fit synthetic data ({error}); known: {known}") from None
@@ -154,46 +155,40 @@ def _quadratics(config: Config) -> Problem:
 
 
 def _of_dataset(config: Config) -> Problem:
-    told, how, key = config.data, config.partition, division_seed(config)
-    named_file = told.name.endswith(".npz")
-    require(not (named_file and told.options), "data.options are for data sets with a name, not for a .npz file")
-    dataset = (
-        data.features.read(told.name, data_dir=told.data_dir)
-        if named_file
-        else catalogue.load(told.name, data_dir=told.data_dir, download=told.download, **told.options)
-    )
+    settings, division, key = config.data, config.partition, division_seed(config)
+    dataset = catalogue.load(settings.name, data_dir=settings.data_dir, download=settings.download, **settings.options)
     if config.model.name in ("linear", "mlp"):
         dataset = dataset.flat()
     divided, test_parts = divide(config, dataset)
     train, test = federation.pools(
-        dataset, divided.parts, key=key, test=told.test, test_parts=test_parts, thin=how.thin
+        dataset, divided.parts, key=key, test=settings.test, test_parts=test_parts, thin=division.thin
     )
     names = tuple(divided.summary.clients)
-    names = names if how.kind == "natural" else tuple(f"client {name}" for name in names)
-    by = {"natural": "its own owners", "dirichlet": f"Dirichlet({how.alpha:g})", "iid": "chance"}
-    by |= {"similarity": f"similarity {how.similarity:g}", "k_classes": f"{how.classes} classes each"}
-    by |= {"one_class": "one class each", "quantity": f"quantities of Dirichlet({how.alpha:g})"}
-    what = f"{dataset.name} over {len(names)} clients, divided by {by[how.kind]}"
-    what += f", {how.thin[0]:.0%} of them without {how.thin[1]:.0%} of their rows" if how.thin else ""
+    names = names if division.kind == "natural" else tuple(f"client {name}" for name in names)
+    by = {"natural": "its own owners", "dirichlet": f"Dirichlet({division.alpha:g})", "iid": "chance"}
+    by |= {"similarity": f"similarity {division.similarity:g}", "k_classes": f"{division.classes} classes each"}
+    by |= {"one_class": "one class each", "quantity": f"quantities of Dirichlet({division.alpha:g})"}
+    what = f"{dataset.name} over {len(names)} clients, divided by {by[division.kind]}"
+    what += f", {division.thin[0]:.0%} of them without {division.thin[1]:.0%} of their rows" if division.thin else ""
     shape = dataset.inputs.shape[1:]
     return _problem(config, what, names, train, test, dataset.classes, shape, _encoding_of(dataset), ())
 
 
 def divide(config: Config, dataset: Dataset) -> tuple[partition.Partition, partition.Parts | None]:
     """The rows of every client, and those of the official test set where its owners are known."""
-    how = config.partition
-    if how.kind == "natural":
-        divided, tests = federation.natural(dataset, min_size=how.min_size)
+    division = config.partition
+    if division.kind == "natural":
+        divided, tests = federation.natural(dataset, min_size=division.min_size)
         return divided, None if tests is None else tests.parts
     divided = partition.divide(
         dataset.labels,
-        how.kind,
-        how.clients,
+        division.kind,
+        division.clients,
         division_seed(config),
-        alpha=how.alpha,
-        share=how.similarity,
-        classes=how.classes,
-        min_size=how.min_size,
+        alpha=division.alpha,
+        share=division.similarity,
+        classes=division.classes,
+        min_size=division.min_size,
     )
     return divided, None
 
@@ -230,8 +225,8 @@ def _problem(
     encoding: Encoding | None,
     notes: tuple[str, ...],
 ) -> Problem:
-    told, outputs = config.model, len(classes) or 1
-    loss = told.loss if told.loss != "auto" else "cross_entropy" if classes else "squared_error"
+    settings, outputs = config.model, len(classes) or 1
+    loss = settings.loss if settings.loss != "auto" else "cross_entropy" if classes else "squared_error"
     require(
         (loss == "squared_error") == (not classes),
         f"model.loss is '{loss}' but {'classes' if classes else 'numbers'} are to be predicted; "
@@ -239,32 +234,34 @@ def _problem(
     )
     model = _model(config, shape, outputs, train)
     features = math.prod(shape)
-    how: dict[str, Any] = {"l2": told.l2, "batch": told.batch}
-    if told.name != "linear" or (loss == "squared_error" and config.data.name != "synthetic"):
-        task = tasks.task_of(model.init, model.apply, models.LOSSES[loss], name=told.name, **how)
+    options: dict[str, Any] = {"l2": settings.l2, "batch": settings.batch}
+    if settings.name != "linear" or (loss == "squared_error" and config.data.name != "synthetic"):
+        convex = settings.name == "linear"  # every loss of models.LOSSES is convex in the outputs
+        score = models.LOSSES[loss]
+        task = tasks.task_of(model.init, model.apply, score, name=settings.name, convex=convex, **options)
     elif loss == "cross_entropy":
-        task = tasks.softmax_regression(features, outputs, **how)
+        task = tasks.softmax_regression(features, outputs, **options)
     elif loss == "squared":
-        task = tasks.least_squares(features, outputs, centred=True, **how)
+        task = tasks.least_squares(features, outputs, centred=True, **options)
     else:
-        task = tasks.ridge(features, told.l2, told.batch)
+        task = tasks.ridge(features, settings.l2, settings.batch)
     x = task.init(jax.random.key(config.run.seed))
-    return Problem(what, names, train, test, classes, model, loss, encoding, task, told.l2, x, notes)
+    return Problem(what, names, train, test, classes, model, loss, encoding, task, settings.l2, x, notes)
 
 
 def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> Model:
-    told = config.model
-    match told.name:
+    settings = config.model
+    match settings.name:
         case "linear":
             return models.linear(math.prod(shape), outputs)
         case "mlp":
-            return models.mlp(math.prod(shape), told.hidden, outputs)
+            return models.mlp(math.prod(shape), settings.hidden, outputs)
         case "cnn":
             require(len(shape) == 3, f"a cnn needs images [height, width, channels]; the examples have shape {shape}")
             return models.cnn(shape, outputs)
     integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
     require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
-    return models.gru(outputs, told.hidden[0])
+    return models.gru(outputs, settings.hidden[0])
 
 
 def dual(config: Config, n: int) -> Dual:
@@ -278,39 +275,49 @@ def dual(config: Config, n: int) -> Dual:
     return psi if cap is None else objectives.cap_weights(psi, cap)
 
 
-def method(config: Config, this: Problem) -> tuple[Algorithm, tuple[str, ...]]:
+def method(config: Config, problem: Problem) -> tuple[Algorithm, tuple[str, ...]]:
     """The algorithm on the problem, and what was measured instead of chosen."""
-    told = {name: value for name, value in config.algorithm if value is not None}
-    record, cohort, coin = algorithms.named(told.pop("name")), told.pop("cohort", None), told.pop("coin", None)
-    psi, notes = dual(config, this.n), []
-    sample = _sample(record, this.n, cohort, coin)
-    rule = told.pop("rule", None)
+    settings = {name: value for name, value in config.algorithm if value is not None}
+    record = algorithms.named(settings.pop("name"))
+    cohort, coin = settings.pop("cohort", None), settings.pop("coin", None)
+    psi, notes = dual(config, problem.n), []
+    sample = _sample(record, problem.n, cohort, coin)
+    best = choice.best_algorithm(config.model_dump(exclude_none=True))
+    if best.name == record.name:
+        notes.append(f"{best.name} is the method of choice: {best.why}")
+    rule = settings.pop("rule", None)
     if rule == "tuned":
-        _must_be_convex(this, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }")
-        share = 1.0 if cohort is None else cohort / this.n
-        found = steps.tuned(this.task, this.train, this.x, psi, steps=told["steps"], mu=this.l2, share=share)
+        _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }")
+        share = 1.0 if cohort is None else cohort / problem.n
+        found = steps.tuned(
+            problem.task, problem.train, problem.x, psi, steps=settings["steps"], mu=problem.l2, share=share
+        )
         rule = found.rule
         notes.append("the step sizes tau, sigma and theta were measured, see `steps.tuned`")
-        if told["local_lr"] == "auto":
-            told["local_lr"] = float(found.local_lr)
-            notes.append(f"local_lr was measured: {told['local_lr']:.4g}")
+        if settings["local_lr"] == "auto":
+            settings["local_lr"] = float(found.local_lr)
+            notes.append(f"local_lr was measured: {settings['local_lr']:.4g}")
     for key in ("local_lr", "lr"):
-        if told.get(key) == "auto":
-            _must_be_convex(this, f"algorithm.{key} is 'auto'", "a number")
-            told[key] = 1 / this.smoothness
-            notes.append(f"{key} was measured: 1/L = {told[key]:.4g}")
+        if settings.get(key) == "auto":
+            _must_be_convex(problem, f"algorithm.{key} is 'auto'", "a number")
+            settings[key] = 1 / problem.smoothness
+            notes.append(f"{key} was measured: 1/L = {settings[key]:.4g}")
     if isinstance(rule, Steps):
-        tau = told["steps"] * told["local_lr"] if rule.tau == "auto" else rule.tau
+        tau = settings["steps"] * settings["local_lr"] if rule.tau == "auto" else rule.tau
         rule = steps.constant(tau=tau, sigma=rule.sigma, theta=rule.theta)
-    if told.get("mu") == "auto":
-        told["mu"] = this.l2
-    algorithm = record.build(this.task, psi, sample, rule, **told)
+    if settings.get("mu") == "auto":
+        settings["mu"] = problem.l2
+    algorithm = record.build(problem.task, psi, sample, rule, **settings)
     require(
         isinstance(algorithm, Algorithm),
         f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
     )
     if config.federation and config.federation.clip is not None:
         algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
+    if config.federation and config.federation.compress is not None:
+        prepared = jax.eval_shape(lambda: algorithm.prepare(problem.train.client(0)))
+        crossing = wire(algorithm, problem.x, prepared)
+        algorithm = algorithms.compress_replies(algorithm, crossing, dtype=config.federation.compress)
     return algorithm, tuple(notes)
 
 
@@ -323,25 +330,25 @@ def _sample(record: algorithms.Record, n: int, cohort: int | None, coin: float |
     return cohorts.by_weight(cohort) if record.cohorts == "by_weight" else cohorts.uniform(n, cohort)
 
 
-def _must_be_convex(this: Problem, given: str, instead: str) -> None:
+def _must_be_convex(problem: Problem, given: str, instead: str) -> None:
     require(
-        this.convex,
-        f"{given}, which is measured for linear models only, and this is a {this.model.name}; give {instead}",
+        problem.convex,
+        f"{given}, which is measured for linear models only, and this is a {problem.model.name}; give {instead}",
     )
 
 
-def saddle(config: Config, this: Problem) -> np.ndarray | None:
+def saddle(config: Config, problem: Problem) -> np.ndarray | None:
     """x*, where it is known from another solver.
 
     Synthetic regression with the chi2, CVaR, agnostic or average objective, and quadratics with the average.
     """
     if config.data.name == "quadratics" and config.objective.name == "average":
-        return synthetic.quadratics_solution(this.train)
-    caps = {"chi2": 1.0, "agnostic": 1.0, "average": 1 / this.n}
-    told = config.objective
-    if told.name == "cvar":
-        caps["cvar"] = 1 / (told.alpha * this.n)
-    if config.data.name != "synthetic" or told.name not in caps:
+        return synthetic.quadratics_solution(problem.train)
+    caps = {"chi2": 1.0, "agnostic": 1.0, "average": 1 / problem.n}
+    settings = config.objective
+    if settings.name == "cvar":
+        caps["cvar"] = 1 / (settings.alpha * problem.n)
+    if config.data.name != "synthetic" or settings.name not in caps:
         return None
-    rho = told.rho if told.name == "chi2" else 0.0
-    return synthetic.saddle_point(this.train, mu=this.l2, rho=rho, cap=caps[told.name]).x
+    rho = settings.rho if settings.name == "chi2" else 0.0
+    return synthetic.saddle_point(problem.train, mu=problem.l2, rho=rho, cap=caps[settings.name]).x

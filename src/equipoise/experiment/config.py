@@ -1,4 +1,4 @@
-"""A run, told in TOML: [data] [partition] [model] [objective] [algorithm] [run].
+"""A run, described in TOML: [data] [partition] [model] [objective] [algorithm] [run].
 
 The settings of an algorithm or objective are the arguments of its own function, so a new one can be configured as
 soon as it is listed. [compare.LABEL] and [sweep] make several runs of one file, see `plan.py`.
@@ -30,7 +30,7 @@ from equipoise import algorithms, objectives
 from equipoise.algorithms import ALGORITHMS
 from equipoise.data.silos import SEPARATOR, is_separator
 from equipoise.errors import InputError, require
-from equipoise.experiment import mistakes, records
+from equipoise.experiment import choice, mistakes, records
 from equipoise.extensions import is_reference
 from equipoise.objectives import DUALS
 
@@ -110,6 +110,9 @@ class Run(Section):
     checkpoint_seconds: float = Field(10.0, ge=0, description="at least so long between two checkpoints")
     clients_per_batch: int | None = Field(None, ge=1, description="clients side by side on a device; less saves memory")
     devices: int | None = Field(None, ge=1, description="over how many devices (cores of a CPU); default: what pays")
+    until_gap: float | None = Field(
+        None, gt=0, description="stop when the objective is certified to be within this share of the best possible"
+    )
     lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
     tensorboard: bool = Field(False, description="write what TensorBoard shows beside the history")
 
@@ -125,15 +128,24 @@ class Federation(Section):
     question: float = Field(300.0, gt=0, description="wait for statistics and curvatures, before the first round")
     exchange: float = Field(600.0, gt=0, description="wait for the replies of an exchange; who is slower is left out")
     poll: float = Field(0.2, gt=0, description="between two looks for replies")
+    quantile: float | None = Field(
+        None, gt=0, lt=1, description="end an exchange early, by this quantile of the seconds that past replies took"
+    )
+    slack: float = Field(3.0, ge=1, description="after so many times that quantile")
+    quorum: float = Field(0.5, ge=0, le=1, description="but not before this share of those asked has answered")
     least: int = Field(1, ge=0, description="sites that have to answer in every exchange, or the round is repeated")
     tries: int = Field(3, ge=1, description="times that a round is tried; then the run stops, to be resumed")
     heavy: float = Field(0.8, gt=0, le=1, description="share of the weight from which on a site is named in a warning")
     cap: float | None = Field(None, gt=0, le=1, description="most weight that a site can have")
+    compress: Literal["float32", "bfloat16"] | None = Field(
+        None, description="gradients go up as differences of this type; the limit stays the same"
+    )
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
 
 
 WORDS = {
     "steps": "local steps in a round",
+    "memory": "directions that the server remembers; with a cohort about 2 * clients / cohort",
     "local_lr": "their size; auto: 1/L, measured (linear models)",
     "lr": "the step size; auto: 1/L, measured (linear models)",
     "dual_lr": "step size of the client weights",
@@ -238,20 +250,21 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
 
     `own_code` allows algorithms and objectives named as module:name, which are imported: not in settings of others.
     """
-    told = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
-    for key, value in told.items():
+    given = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
+    for key, value in given.items():
         if key not in KEYS:
             raise mistakes.no_key(source, "", key, KEYS)
         if key == "name":
             continue
         require(isinstance(value, Mapping), f"{source}: {key} is {value!r}; give a table, [{key}]")
-    names = {"objective": ("chi2", OBJECTIVES), "algorithm": ("scaffpd", tuple(ALGORITHMS))}
+    best = choice.best_algorithm(given).name
+    names = {"objective": ("chi2", OBJECTIVES), "algorithm": (best, tuple(ALGORITHMS))}
     for key, (start, allowed) in names.items():
-        told[key] = {"name": start, **told.get(key, {})}
-        name = told[key]["name"]
+        given[key] = {"name": start, **given.get(key, {})}
+        name = given[key]["name"]
         if is_reference(name):
             require(
-                own_code and "federation" not in told,
+                own_code and "federation" not in given,
                 f"{source}: {key}.name is '{name}', which sites would have to import because a server says so; in a "
                 f"federation use one of {', '.join(allowed)}",
             )
@@ -259,11 +272,11 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         elif name not in allowed:
             raise mistakes.no_value(source, f"{key}.name", name, allowed)
     try:
-        config = Config.model_validate(told)
+        config = Config.model_validate(given)
     except ValidationError as error:
-        raise mistakes.mistake(source, error, told, _fields) from None
+        raise mistakes.mistake(source, error, given, _fields) from None
     checked(source, config.model_dump())
-    _check_together(source, config, told)
+    _check_together(source, config)
     return config
 
 
@@ -280,7 +293,7 @@ def check_reference(source: str, key: str, name: str) -> None:
         ) from error
 
 
-def _check_together(source: str, config: Config, told: Mapping[str, Any]) -> None:
+def _check_together(source: str, config: Config) -> None:
     """What no single key can know."""
     divided = config.data.silos is not None or config.data.name == "synthetic"
     if config.data.silos is not None:
@@ -417,7 +430,7 @@ COMPARE_HELP = """
 """
 
 
-def _fields(sections: list[str], told: Any) -> list[str]:
+def _fields(sections: list[str], settings: Any) -> list[str]:
     if not sections:
         return list(KEYS)
     first = sections[0]
@@ -426,4 +439,4 @@ def _fields(sections: list[str], told: Any) -> list[str]:
     if len(sections) > 1:
         return list(Steps.model_fields)
     section_of = algorithm_section if first == "algorithm" else objective_section
-    return list(section_of(told[first]["name"]).model_fields)
+    return list(section_of(settings[first]["name"]).model_fields)

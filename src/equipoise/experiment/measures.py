@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from equipoise.errors import InputError, require, unknown
+from equipoise.evaluation.rules import worst_mean
 from equipoise.experiment.records import Row, Run
 
 SUMMARY = ("mean", "worst20", "best20", "min", "max", "std", "gini", "jain", "gap")
@@ -75,13 +76,12 @@ class Measure(NamedTuple):
             return _number(getattr(row, LAST[self.name]))
         score = run.outcome.measure if run.outcome else "loss"
         values = np.array([_number(v) for v in row.scores[score]])
-        known = np.sort(values[~np.isnan(values)])[:: 1 if self._up(run) else -1]  # the worst first
+        known, up = values[~np.isnan(values)], self._up(run)
         if not known.size:
             return math.nan
-        if self.name == "std":
-            return float(known.std())
-        counted = {"min": 1, "worst20": max(1, int(0.2 * known.size + 1e-9))}.get(self.name, known.size)
-        return float(known[:counted].mean())
+        if self.name == "min":
+            return float(known.min() if up else known.max())
+        return float({"std": known.std, "mean": known.mean}.get(self.name, lambda: worst_mean(known, up))())
 
 
 def measure(text: str) -> Measure:

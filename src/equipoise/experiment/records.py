@@ -8,7 +8,9 @@
     checkpoint.safetensors  where to go on (`checkpoint.py`)
     model.safetensors       the trained model (`equipoise.artifact`)
     result.json             how it ended; its presence says that the run is finished
+    rows.safetensors        what each scored row adds to the score, where the rows were at hand: for comparisons
     agreement.json          of a run over Flower: its sites, and how they read their tables
+    status.json, log.jsonl  of a run over Flower: how it stands, and all that happened
 
 All files but the history are replaced whole. The history grows by lines, each written before the checkpoint that
 counts on it and knows it by a digest; `resume` cuts off what no checkpoint covers. Not-a-number is null.
@@ -19,6 +21,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
+import safetensors
+import safetensors.numpy
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from equipoise import files
@@ -28,7 +33,8 @@ from equipoise.files import write_whole
 MARKER, FORMAT = "equipoise.json", 1  # the format of the folders that this version writes
 CONFIG, ENVIRONMENT, FEDERATION = "config.toml", "environment.json", "federation.json"
 HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint.safetensors", "model.safetensors"
-AGREEMENT = "agreement.json"
+AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
+STATUS, LOG = "status.json", "log.jsonl"
 
 
 class Record(BaseModel):
@@ -126,7 +132,18 @@ class Outcome(Record):
     high: PerClient
     worst_low: Number  # bounds of the mean over the worst share
     worst_high: Number
+    worst_estimate: Number = None  # that mean, corrected for chance: the worst of noisy scores look worse than they are
+    mean_low: Number = None  # bounds of the mean over the clients
+    mean_high: Number = None
     events: tuple[str, ...] = ()  # what went wrong on the way, a sentence each
+
+
+class RowScores(NamedTuple):
+    """What each scored row adds to a score, client after client: 1 or 0 to an accuracy, a squared error to an RMSE."""
+
+    score: str
+    rows: str  # a digest of the rows: runs with the same one were scored on the same rows
+    values: np.ndarray
 
 
 class Run(NamedTuple):
@@ -179,13 +196,13 @@ def read(path: str | Path) -> Run:
 
 def _check_fit(read: Run) -> None:
     """Files of different runs are told apart here, not by a report that fails."""
-    n, exchanges, path = len(read.federation.members), len(read.federation.exchanges), read.path / HISTORY
+    n, path = len(read.federation.members), read.path / HISTORY
     require(n > 0, f"{read.path / FEDERATION} names no clients; it is damaged")
     for row in read.rows:
         per_client = (row.loss, *row.scores.values(), *(() if row.lam is None else (row.lam,)))
         require(
             all(len(values) == n for values in per_client)
-            and len(row.asked) == len(row.answered) == exchanges
+            and len(row.asked) == len(row.answered) == len(read.rows[0].asked)
             and row.scores.keys() == read.rows[0].scores.keys(),
             f"{path}, round {row.round}, is not of the {n} clients of {FEDERATION}; one of the files is of another run",
         )
@@ -244,6 +261,23 @@ def append_row(path: Path, row: Row) -> str:
     line = row.model_dump_json() + "\n"
     files.append(path, line)
     return line
+
+
+def write_row_scores(path: Path, found: RowScores) -> None:
+    values = found.values.astype(np.uint8 if found.score == "accuracy" else np.float32)
+    write_whole(path, safetensors.numpy.save({"values": values}, metadata={"score": found.score, "rows": found.rows}))
+
+
+def read_row_scores(path: Path) -> RowScores | None:
+    """None where there are none: of a run of an earlier version, or over a network."""
+    if not path.is_file():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            told = file.metadata() or {}
+            return RowScores(told["score"], told["rows"], file.get_tensor("values"))
+    except (safetensors.SafetensorError, OSError, KeyError) as error:
+        raise InputError(f"{path} cannot be read ({error}); it is damaged: remove it to report without it") from None
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import equipoise
-from equipoise import artifact, evaluation, files, metrics
+from equipoise import artifact, certificates, evaluation, files
 from equipoise.engines.simulator import Lost, Result, simulate
 from equipoise.errors import FileError, InputError, LostReplies, Stopped, require
 from equipoise.evaluation import PerClient, standing
@@ -26,12 +26,10 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.records import Row
 from equipoise.files import write_whole
-from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Vector, wire
 
 Watch = Callable[[int, int, Row], None]  # rounds done, rounds in all, the last row
 ROWS = 100  # of a history, unless asked otherwise
-DRAWS = 200  # resamplings behind the intervals of scores that are not accuracies
 
 
 def run(
@@ -99,7 +97,8 @@ def _go(
         try:
             if start is None:
                 scribe.begin()
-            result = simulate(
+            result = until_certified(
+                simulate,
                 algorithm,
                 this.x,
                 this.train,
@@ -120,8 +119,25 @@ def _go(
         x, draws = algorithm.model(result.server), draws_of(this)
         test = this.train if this.test is None else this.test
         table = in_units(this, evaluation.evaluate(this.task, x, test, draws=draws, key=told.run.seed))
+        keep_rows(folder, this, x, test, evaluation.chosen(table, None))
         finish(told, folder, this, x, result, table, label or told.name, events)
     return records.read(folder)
+
+
+class Enough(Exception):
+    """The certificate is as good as `run.until_gap` asks; `result` is where the run stands."""
+
+    def __init__(self, result: Any):
+        super().__init__("the objective is certified")
+        self.result = result
+
+
+def until_certified(engine: Callable[..., Any], *args: Any, **how: Any) -> Any:
+    """What the engine returns, or where it stood when a pause found the objective certified."""
+    try:
+        return engine(*args, **how)
+    except Enough as enough:
+        return enough.result
 
 
 class Seen(NamedTuple):
@@ -139,11 +155,11 @@ Look = Callable[[Vector, Any], Seen]  # at a model, and the clients' weights, if
 def at_home(told: Config, this: Problem) -> Look:
     """Looks at models where all rows are at hand."""
     judge = evaluation.evaluator(this.task, this.train if this.test is None else this.test)
-    certify, dual = jax.jit(_certificate, static_argnums=(0, 1, 2)), build.dual(told, this.n)
+    certify, dual = jax.jit(certificates.certify, static_argnums=(0, 1)), build.dual(told, this.n)
 
     def look(x: Vector, lam: Any) -> Seen:
-        losses, value, gap = certify(this.task, dual, this.l2, this.train, x, lam)
-        return Seen(losses, value, gap, in_units(this, judge(x)))
+        found = certify(this.task, dual, this.train, x, lam)
+        return Seen(found.losses, found.robust, found.gap, in_units(this, judge(x)))
 
     return look
 
@@ -172,6 +188,7 @@ class Scribe:
         self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
         self.saved = time.monotonic()
         self.board = _board(folder) if told.run.tensorboard else None
+        self.certified: float | None = None  # the relative gap, once it is as small as `run.until_gap` asks
 
     def start(self) -> Result | None:
         """The last checkpoint, the history cut back to it; None where there is none."""
@@ -217,6 +234,8 @@ class Scribe:
 
     def pause(self, result: Result) -> None:
         self.record(result)
+        if self.certified is not None and result.rounds < self.told.run.rounds:
+            raise Enough(result)
         due = time.monotonic() - self.saved >= self.told.run.checkpoint_seconds
         if due or result.rounds == self.told.run.rounds:
             self.save(result)
@@ -234,6 +253,9 @@ class Scribe:
             gap=float(seen.gap),
             distance=None if self.saddle is None else _distance(x, self.saddle),
         )
+        wanted = self.told.run.until_gap
+        if wanted is not None and row.gap is not None and row.gap <= wanted * abs(row.objective or 0):
+            self.certified = row.gap / abs(row.objective or 1)
         line = records.append_row(self.folder / records.HISTORY, row).encode()
         self.written += len(line)
         self.digest.update(line)
@@ -247,39 +269,37 @@ class Scribe:
             self.board.close()
 
 
-def _certificate(task: Any, dual: Dual, mu: float, data: Any, x: Vector, lam: Any) -> tuple:
-    """Training losses, robust objective, and a bound on its distance from the optimum (NaN where mu is zero).
-
-    A method without weights of its own is judged with the best response to its losses: the bound holds for any.
-    """
-
-    def ask(i: Any) -> tuple:
-        shard = data.client(i)
-        return task.loss(x, shard), task.grad(x, shard)
-
-    if lam is None:
-        lam = dual.best_response(jax.lax.map(lambda i: ask(i)[0], jnp.arange(data.n)))
-    if mu == 0:
-        losses = jax.lax.map(lambda i: ask(i)[0], jnp.arange(data.n))
-        return losses, dual.value(losses), jnp.full((), jnp.nan, x.dtype)
-    found = metrics.certify(task, dual, data, x, lam, mu=mu)
-    return found.losses, found.robust, found.gap
-
-
 def in_units(this: Problem, table: PerClient) -> PerClient:
     """RMSE in the label's own units."""
     if this.encoding is None or this.encoding.task != "regression":
         return table
     unit = this.encoding.target.scale
-    scores, resampled = (
-        {name: v * unit if name == "rmse" else v for name, v in part.items()}
-        for part in (table.scores, table.resampled)
+
+    def scaled(part: dict[str, Any], power: int) -> dict[str, Any]:
+        return {name: v * unit**power if name == "rmse" else v for name, v in part.items()}
+
+    return table._replace(
+        scores=scaled(table.scores, 1), resampled=scaled(table.resampled, 1), squares=scaled(table.squares, 4)
     )
-    return table._replace(scores=scores, resampled=resampled)
 
 
 def draws_of(this: Problem) -> int:
-    return 0 if this.classes else DRAWS  # accuracies know their intervals without
+    """Resamplings for intervals: none, because accuracy and RMSE bring what their bounds need."""
+    return 0
+
+
+def keep_rows(folder: Path, this: Problem, x: Vector, test: Any, score: str) -> None:
+    """What each scored row adds to the score, so that a report can compare two models row by row.
+
+    Only where the rows are at hand: over a network they stay with their owners.
+    """
+    values = evaluation.of_rows(this.task, x, test, score)
+    if values is None or not np.isfinite(values).all():
+        return
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in jax.tree.leaves(test):
+        digest.update(np.ascontiguousarray(leaf).data)
+    records.write_row_scores(folder / records.ROW_SCORES, records.RowScores(score, digest.hexdigest(), values))
 
 
 def finish(
@@ -317,12 +337,15 @@ def finish(
         seconds=result.seconds,
         compile_seconds=result.compile_seconds,
         measure=measure,
-        higher_is_better=measure not in evaluation.LOWER,
+        higher_is_better=evaluation.higher_is_better(measure),
         summary=dict(found.summary) if found else {},
         low=_floats(found.low) if found else nothing,
         high=_floats(found.high) if found else nothing,
-        worst_low=found.worst[0] if found else None,
-        worst_high=found.worst[1] if found else None,
+        worst_low=found.worst.low if found else None,
+        worst_high=found.worst.high if found else None,
+        worst_estimate=found.worst.estimate if found else None,
+        mean_low=found.mean.low if found else None,
+        mean_high=found.mean.high if found else None,
         events=tuple(events),
     )
     records.write_record(folder / records.RESULT, outcome)

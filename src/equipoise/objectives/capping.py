@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from equipoise.errors import require
-from equipoise.objectives.checks import finish
+from equipoise.objectives.checks import make_dual
 from equipoise.objectives.dual import Dual
-from equipoise.objectives.projections import settle
+from equipoise.objectives.projections import with_unit_sum
 
 
 def cap_weights(dual: Dual, cap: float) -> Dual:
@@ -49,7 +49,7 @@ def cap_weights(dual: Dual, cap: float) -> Dual:
         bounds = jnp.min(v), jnp.where(jnp.max(weights(jnp.max(v))) <= cap, jnp.min(v), jnp.max(v))
         t, _ = jax.lax.while_loop(inside, narrow, bounds)
         t = jnp.where(bounds[1] > bounds[0], t, jnp.max(v))
-        return settle(jnp.minimum(weights(t), cap), cap)
+        return with_unit_sum(jnp.minimum(weights(t), cap), cap)
 
     def best_response(losses: Array) -> Array:
         spread = jnp.max(losses) - jnp.min(losses)
@@ -62,6 +62,6 @@ def cap_weights(dual: Dual, cap: float) -> Dual:
         lam = best_response(losses)
         return jnp.sum(losses * lam) - dual.penalty(lam)
 
-    return finish(
-        dual._replace(name=f"{dual.name} capped at {cap:g}", prox=prox, best_response=best_response, value=value)
-    )
+    interior = None if dual.interior is None else dual.interior.capped(cap)
+    named = dual._replace(name=f"{dual.name} capped at {cap:g}", interior=interior)
+    return make_dual(named._replace(prox=prox, best_response=best_response, value=value))

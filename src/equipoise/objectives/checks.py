@@ -46,7 +46,7 @@ def reference(p: ArrayLike | None, n: int, zeros: bool = False) -> np.ndarray:
     return p / p.sum()
 
 
-def finish(dual: Dual) -> Dual:
+def make_dual(dual: Dual) -> Dual:
     """The dual as users get it.
 
     Vectors of the wrong length or kind are an error (a prox that knows n would otherwise broadcast in

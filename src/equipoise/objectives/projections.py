@@ -49,7 +49,7 @@ def level(b: Array, cap: ArrayLike, low: ArrayLike) -> Array:
     return lax.while_loop(inside, narrow, (lo, hi, pegged(lo, hi), jnp.int32(0)))[2]
 
 
-def settle(lam: Array, cap: ArrayLike) -> Array:
+def with_unit_sum(lam: Array, cap: ArrayLike) -> Array:
     """lam with what its sum lacks of one, a matter of rounding, spread over weights inside the bounds."""
     for _ in range(2):
         free = (lam > 0) & (lam < cap)
@@ -67,4 +67,4 @@ def simplex(v: Array, scale: Array | float = 1.0) -> Array:
     drop = nu * scale
     base = top + drop
     rest = (top - base) + drop
-    return settle(jnp.clip(((v - base) - rest) / scale, 0, 1), 1.0)
+    return with_unit_sum(jnp.clip(((v - base) - rest) / scale, 0, 1), 1.0)

@@ -8,7 +8,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from equipoise.errors import require
-from equipoise.objectives.checks import clients, finish, number, reference
+from equipoise.objectives.checks import clients, make_dual, number, reference
 from equipoise.objectives.dual import Dual
 from equipoise.objectives.projections import moderate
 from equipoise.objectives.record import Record
@@ -59,7 +59,7 @@ def propfair(n: int, bound: float, *, p: ArrayLike | None = None, margin: float 
         return finite(jnp.sum(p * (beyond - jnp.log(jnp.maximum(utility, least)))))
 
     modulus = margin**2 / float(weights.max())  # psi'' = p/lam^2
-    return finish(Dual("propfair", n, penalty, prox, best_response, value, modulus, simplex=False))
+    return make_dual(Dual("propfair", n, penalty, prox, best_response, value, modulus, simplex=False))
 
 
 PROPFAIR = Record("propfair", propfair, example={"bound": 50.0}, defaults={"bound": 5.0}, not_settings=("p",))

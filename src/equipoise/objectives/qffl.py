@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from equipoise.objectives.checks import clients, finish, number, reference
+from equipoise.objectives.checks import clients, make_dual, number, reference
 from equipoise.objectives.dual import Dual
 from equipoise.objectives.record import Record
 
@@ -67,7 +67,7 @@ def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
         return finite(jnp.sum(jnp.asarray(weights / (q + 1), losses.dtype) * power))
 
     modulus = 1 / float(weights.max()) if q == 1 else 0.0  # psi'' = (lam/p)^{1/q} / (q lam)
-    return finish(Dual("qffl", n, penalty, prox, best_response, value, modulus, simplex=False))
+    return make_dual(Dual("qffl", n, penalty, prox, best_response, value, modulus, simplex=False))
 
 
 QFFL = Record("qffl", qffl, example={"q": 1.0}, defaults={"q": 1.0}, not_settings=("p",))

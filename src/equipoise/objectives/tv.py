@@ -1,12 +1,13 @@
 """Total variation: weights may leave the reference p at a price of rho per unit moved, in and out."""
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from equipoise.objectives.checks import clients, finish, number, reference
-from equipoise.objectives.dual import Dual
-from equipoise.objectives.projections import level, moderate, settle
+from equipoise.objectives.checks import clients, make_dual, number, reference
+from equipoise.objectives.dual import Dual, Interior
+from equipoise.objectives.projections import level, moderate, with_unit_sum
 from equipoise.objectives.record import Record
 
 
@@ -31,7 +32,7 @@ def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         w = jnp.maximum(w - jnp.max(w), -jnp.finfo(v.dtype).max)
         b = jnp.maximum(jnp.concatenate([w, p + jnp.minimum(w + 2 * a, 0)]), -1)
         cap = jnp.concatenate([jnp.ones_like(p), p])
-        share = settle(jnp.clip(b - level(b, cap, -1.0), 0, cap), cap)
+        share = with_unit_sum(jnp.clip(b - level(b, cap, -1.0), 0, cap), cap)
         return share[:n] + share[n:]
 
     def best_response(losses: Array) -> Array:
@@ -46,7 +47,15 @@ def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         saved = jnp.minimum(worst - losses, 2 * moderate(rho, losses.dtype))
         return worst - jnp.sum(jnp.asarray(weights, losses.dtype) * saved)
 
-    return finish(Dual("tv", n, penalty, prox, best_response, value, modulus=0.0))
+    # What a client holds above p, at a price of rho, and what it keeps of p, which saves rho.
+    kept = np.flatnonzero(weights > 0)
+    interior = Interior(
+        owner=np.concatenate([np.arange(n), kept]),
+        cost=rho * np.concatenate([np.ones(n), -np.ones(len(kept))]),
+        cap=np.concatenate([np.full(n, np.inf), weights[kept]]),
+        p=np.concatenate([weights, weights[kept]]),
+    )
+    return make_dual(Dual("tv", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))
 
 
 TV = Record("tv", tv, example={"rho": 0.3}, defaults={"rho": 0.1}, not_settings=("p",))

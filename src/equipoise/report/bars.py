@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from equipoise.evaluation.rules import worst_count
 from equipoise.experiment.records import Member
 from equipoise.report import numbers, svg
 from equipoise.report.markup import Safe, tag
@@ -126,7 +127,7 @@ def _profile(entry: Entry, axis: svg.Axis, beside: Entry | None) -> Safe:
         line = frame.path([((k + len(part) / 2) * wide, float(part.mean())) for k, part in chunks])
         drawn.append(tag("path", d=line, stroke_dasharray="5 4", class_=f"line {svg.colour(beside.kind)}"))
     parts.append(frame.stretched(*drawn))
-    fifth = max(1, math.floor(numbers.SHARE * known + 1e-9))
+    fifth = worst_count(known)
     parts.append(svg.rule(frame.across(fifth), frame.top, frame.across(fifth), frame.bottom, "mark-line"))
     parts.append(svg.words(frame.across(fifth) + 0.01, frame.top + 10, "← the worst-served fifth", "start", "label"))
     parts.append(_zones(entry, frame, order))

@@ -8,12 +8,16 @@ import numpy as np
 
 from equipoise import algorithms
 from equipoise.errors import InputError, require
-from equipoise.experiment.records import Number, PerClient, Row, Run
+from equipoise.evaluation import Bounds, intervals
+from equipoise.evaluation.intervals import Paired
+from equipoise.evaluation.predictions import ROOTS
+from equipoise.evaluation.rules import higher_is_better, main_score, worst_mean
+from equipoise.experiment import records
+from equipoise.experiment.records import Number, Outcome, PerClient, Row, Run
 
-SHARE = 0.2  # of the clients: the worst-served and the best-served fifth
-LOWER = ("loss", "rmse")  # scores of which less is better
 NAMES = {"rmse": "RMSE", "auroc": "AUROC", "r2": "R²"}
 NONE = "–"
+UNKNOWN = Bounds(math.nan, math.nan, math.nan)
 DIVERGED = 1e100
 
 Against = Literal["rounds", "bytes"]
@@ -30,8 +34,8 @@ class Entry(NamedTuple):
     low: np.ndarray  # [n]; NaN: not known
     high: np.ndarray
     summary: dict[str, float]  # mean, worst20, best20, worst, std; NaN: not known
-    worst_low: float
-    worst_high: float
+    worst: Bounds  # of the true scores of the worst-served fifth; NaN: not known
+    mean: Bounds  # of the average client's
     kind: int = 0  # its number among those beside it, for its colour and sign
 
     @property
@@ -85,6 +89,11 @@ class Entry(NamedTuple):
         if self.measure == "accuracy":
             return round(value, 3)
         return round(value) if abs(value) >= 1000 else float(f"{value:.4g}")
+
+    @property
+    def corrected(self) -> float:
+        """The worst-served fifth, corrected for chance where that is known."""
+        return self.worst.estimate if math.isfinite(self.worst.estimate) else self.summary["worst20"]
 
     def worse_first(self) -> list[int]:
         """Clients from the worst served to the best; those without a score last."""
@@ -163,12 +172,29 @@ def _entry(run: Run, label: str) -> Entry:
     told = standing(values, up)
     if run.outcome is None:
         nothing = np.full(n, np.nan)
-        return Entry(run, label, measure, up, values, nothing, nothing, told, math.nan, math.nan)
+        return Entry(run, label, measure, up, values, nothing, nothing, told, UNKNOWN, UNKNOWN)
     out = run.outcome
     names = {"mean": "mean", "worst20": "worst20", "best20": "best20", "worst": "min" if up else "max", "std": "std"}
     told |= {mine: number(out.summary[key]) for mine, key in names.items() if out.summary.get(key) is not None}
     low, high = array(out.low, n), array(out.high, n)
-    return Entry(run, label, measure, up, values, low, high, told, number(out.worst_low), number(out.worst_high))
+    return Entry(run, label, measure, up, values, low, high, told, _worst(out, told), _mean(out, told, low, high))
+
+
+def _worst(out: Outcome, told: dict[str, float]) -> Bounds:
+    """Of a run from before there was an estimate the bounds are stretched: no number stands outside of its own."""
+    low, high = number(out.worst_low), number(out.worst_high)
+    estimate = told["worst20"] if out.worst_estimate is None else number(out.worst_estimate)
+    return Bounds(min(low, estimate), estimate, max(high, estimate)) if math.isfinite(low + high) else UNKNOWN
+
+
+def _mean(out: Outcome, told: dict[str, float], low: np.ndarray, high: np.ndarray) -> Bounds:
+    """Of a run from before there were bounds of it: each client's half interval is an independent error."""
+    mean = told["mean"]
+    if out.mean_low is not None and out.mean_high is not None:
+        return Bounds(min(out.mean_low, mean), mean, max(out.mean_high, mean))
+    halves = ((high - low) / 2)[np.isfinite(low)]
+    half = float(np.sqrt(np.sum(halves**2)) / halves.size) if halves.size else math.nan
+    return Bounds(mean - half, mean, mean + half)
 
 
 def _measured(run: Run) -> tuple[str, bool]:
@@ -176,23 +202,35 @@ def _measured(run: Run) -> tuple[str, bool]:
         return run.outcome.measure, run.outcome.higher_is_better
     known = run.rows[-1].scores if run.rows else {}
     start = "accuracy" if run.federation.task == "classification" else "rmse"
-    measure = next((name for name in ("accuracy", "rmse", *known) if name in known), start)
-    return measure, measure not in LOWER
+    measure = main_score(known) or start
+    return measure, higher_is_better(measure)
 
 
 def standing(values: np.ndarray, up: bool) -> dict[str, float]:
     """As `fairness.summary`, over the clients that have a score."""
-    known = np.sort(values[np.isfinite(values)])[:: 1 if up else -1]  # the worst first
+    known = values[np.isfinite(values)]
     if not known.size:
         return dict.fromkeys(("mean", "worst20", "best20", "worst", "std"), math.nan)
-    fifth = max(1, math.floor(SHARE * known.size + 1e-9))
     return {
         "mean": float(known.mean()),
-        "worst20": float(known[:fifth].mean()),
-        "best20": float(known[-fifth:].mean()),
-        "worst": float(known[0]),
+        "worst20": float(worst_mean(known, up)),
+        "best20": float(worst_mean(known, not up)),
+        "worst": float(known.min() if up else known.max()),
         "std": float(known.std()),
     }
+
+
+def paired(old: Entry, new: Entry) -> Paired | None:
+    """How the errors of two runs go together; None unless both kept what they make of the same rows."""
+    kept = [records.read_row_scores(entry.run.path / records.ROW_SCORES) for entry in (old, new)]
+    sizes = [[m.test if e.run.federation.held_out else m.train for m in e.run.federation.members] for e in (old, new)]
+    first, second = kept
+    if first is None or second is None or first.rows != second.rows or sizes[0] != sizes[1]:
+        return None
+    if {first.score, second.score} != {old.measure} or {first.values.size, second.values.size} != {sum(sizes[0])}:
+        return None
+    root = old.measure in ROOTS
+    return intervals.correlations(first.values, second.values, np.array(sizes[0]), up=old.up, root=root)
 
 
 def scores(row: Row, measure: str, n: int) -> np.ndarray:

@@ -26,12 +26,9 @@ FAINT = 60  # clients that get a line of their own
 
 def tradeoff(entries: Sequence[Entry], other: str) -> Safe:
     """The worst-served fifth against the average ("mean") or the best-served fifth ("best20"): Figure 4 of SCAFF-PD."""
-    known = [
-        (e, e.summary[other], e.summary["worst20"])
-        for e in entries
-        if math.isfinite(e.summary[other]) and math.isfinite(e.summary["worst20"])
-    ]
-    ends = [v for e, _, y in known for v in (y, *_bounds_of(e)) if math.isfinite(v)]
+    points = [(e, e.summary[other], e.corrected) for e in entries]
+    known = [(e, x, y) for e, x, y in points if math.isfinite(x) and math.isfinite(y)]
+    ends = [v for e, _, y in known for v in (y, e.worst.low, e.worst.high) if math.isfinite(v)]
     frame = _frame(svg.axis((x for _, x, _ in known), room=0.12), svg.axis(ends, room=0.06, parts=5))
     told = "the average client" if other == "mean" else "the best-served fifth"
     entry = entries[0]
@@ -43,18 +40,14 @@ def tradeoff(entries: Sequence[Entry], other: str) -> Safe:
     for e, x, y in known[::-1]:  # the first on top
         across, down = frame.across(x), frame.down(y)
         hint = f"{e.label}: {told} {e.written(x)}, worst-served fifth {e.written(y)}"
-        span = numbers.bounds(*_bounds_of(e), e.written)
+        span = numbers.bounds(e.worst.low, e.worst.high, e.written)
         if span != numbers.NONE:
             hint += f" ({span})"
-            ends = [frame.down(bound) for bound in _bounds_of(e)]
+            ends = [frame.down(bound) for bound in (e.worst.low, e.worst.high)]
             parts.append(svg.rule(across, ends[0], across, ends[1], f"whisker {svg.colour(e.kind)}"))
         parts.append(svg.marker(across, down, e.kind, hint, scale=1.4, data_run=e.kind))
     parts.extend(_label(e.label, frame.across(x), frame.down(y), taken, e.kind) for e, x, y in known)
     return svg.chart(f"Worst-served fifth against {told}", HEIGHT, *parts)
-
-
-def _bounds_of(entry: Entry) -> tuple[float, float]:
-    return entry.worst_low, entry.worst_high
 
 
 def _better(entry: Entry, more: str, less: str) -> str:

@@ -5,6 +5,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
+from equipoise.evaluation.rules import worst_count
 from equipoise.experiment.records import CONFIG
 from equipoise.report import bars, numbers, plots, svg, tables, wording
 from equipoise.report.markup import Safe, joined, prose, tag
@@ -23,7 +24,7 @@ def top(entries: Sequence[Entry]) -> Safe:
     worst = lead.summary["worst"]
     who = lead.worse_first()[0]
     name = lead.run.federation.members[who].name if math.isfinite(lead.values[who]) else ""
-    span = numbers.bounds(lead.worst_low, lead.worst_high, lead.written)
+    span = numbers.bounds(lead.worst.low, lead.worst.high, lead.written)
     measure = "" if lead.measure == "accuracy" else f" ({lead.score})"
 
     def against(text: str) -> list[str]:
@@ -36,7 +37,9 @@ def top(entries: Sequence[Entry]) -> Safe:
         _key(
             f"Worst-served fifth{measure}",
             lead.written(lead.summary["worst20"]),
-            [f"bounds {span}"] if span != numbers.NONE else [],
+            [f"{lead.written(lead.worst.estimate)} corrected for chance, bounds {span}"]
+            if span != numbers.NONE
+            else [],
             other("worst20"),
         ),
         _key(f"Average client{measure}", lead.written(lead.summary["mean"]), [], other("mean")),
@@ -92,11 +95,13 @@ def table(entries: Sequence[Entry]) -> Safe:
         ]
         rows.append(tag("tr", name, *cells, data_run=entry.kind))
     table = tag("table", tag("thead", head), tag("tbody", *rows), class_="sortable")
-    fifth = max(1, math.floor(numbers.SHARE * entries[0].n + 1e-9))
+    fifth = worst_count(entries[0].n)
     told = (
         f"{_upper(tables.measured(entries))}. A fifth of {entries[0].n:,} clients is {fifth:,}. Floats and bytes are "
         "what was sent to and from a client over all rounds, the mean over the clients."
     )
+    if any(math.isfinite(e.worst.estimate) for e in entries):
+        told += f" {wording.CORRECTED}"
     if len(entries) > 1:
         told += " The best of each column is bold; unfinished runs do not compete."
     return joined(tag("div", table, class_="wide"), tag("p", told, class_="note"))
@@ -123,7 +128,7 @@ def tradeoff(entries: Sequence[Entry]) -> Safe:
         return Safe()
     up, right = ("Higher", "right") if entries[0].up else ("Lower", "left")
     told = (
-        f"Each sign is a run, its vertical line the bounds of its worst-served fifth. {up} is better for the "
+        f"Each sign is a run: its worst-served fifth, corrected for chance, with its bounds. {up} is better for the "
         f"worst-served; further {right} is better for the average client, or for the best-served fifth."
     )
     figures = [tag("figure", plots.tradeoff(entries, other)) for other in ("mean", "best20")]
@@ -212,6 +217,7 @@ def convergence(entries: Sequence[Entry], id_: str) -> Safe:
         told.append(
             "The robust objective and its gap are each run's own: of other objectives, they cannot be compared."
         )
+    told.extend(filter(None, map(wording.certified, entries)))
     note = tag("p", " ".join(told), class_="note")
     return joined(_legend(entries) if len(entries) > 1 else "", tag("div", *tabs, *panes, class_="tabs both"), note)
 

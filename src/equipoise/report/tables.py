@@ -46,8 +46,8 @@ def columns(up: bool) -> list[Column]:
     def score(entry: Entry, value: float) -> str:
         return entry.written(value)
 
-    def worst(entry: Entry, value: float) -> str:
-        span = numbers.bounds(entry.worst_low, entry.worst_high, entry.written)
+    def corrected(entry: Entry, value: float) -> str:
+        span = numbers.bounds(entry.worst.low, entry.worst.high, entry.written)
         return entry.written(value) + (f" ({span})" if span != NONE else "")
 
     def spread(entry: Entry, value: float) -> str:
@@ -58,11 +58,12 @@ def columns(up: bool) -> list[Column]:
 
     return [
         Column("average", "average", of("mean"), score, better),
-        Column("worst 20% (bounds)", "worst 20%\n(bounds)", of("worst20"), worst, better),
+        Column("worst 20%", "worst\n20%", of("worst20"), score, better),
+        Column("corrected (bounds)", "corrected\n(bounds)", lambda entry: entry.worst.estimate, corrected, better),
         Column("best 20%", "best\n20%", of("best20"), score, better),
         Column("worst client", "worst\nclient", of("worst"), score, better),
         Column("std", "std", of("std"), spread, min),
-        Column("rounds", "rounds", lambda entry: entry.rounds, count, None),
+        Column("rounds", "", lambda entry: entry.rounds, count, None),
         Column("floats per client", "floats", lambda entry: entry.floats_each, lambda _, v: numbers.many(v), min),
         Column("bytes per client", "", lambda entry: entry.bytes_each, lambda _, v: numbers.size(v), min),
         Column("time", "time", lambda entry: entry.seconds, lambda _, v: numbers.duration(v), min),
@@ -213,4 +214,5 @@ def _markdown(headings: list[str], rows: list[list[str]]) -> str:
 
 def plain(text: str) -> str:
     """Names are the user's: nothing in them is Markdown, HTML or a new row."""
-    return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", " ".join(text.split()))
+    # An underscore between letters, as in local_lr, is one in Markdown too.
+    return re.sub(r"([\\`*\[\]<>|#&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))

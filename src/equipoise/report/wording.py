@@ -6,19 +6,28 @@ from typing import NamedTuple
 
 import numpy as np
 
+from equipoise.evaluation import Bounds, intervals
+from equipoise.evaluation.intervals import Paired
 from equipoise.report import numbers
 from equipoise.report.numbers import Entry
 
+CORRECTED = (
+    "Who is worst served is judged by a limited number of rows, so the worst-served fifth holds clients that were "
+    "merely unlucky and looks worse than it is, the more so the fewer rows they have; the corrected number is what to "
+    "expect on many more rows, with bounds that hold 19 times in 20."
+)
+
 
 class Change(NamedTuple):
-    """From one run to another: how far towards better, and how far it may be off."""
+    """From one run to another: how far towards better, corrected for chance, and between which bounds."""
 
     gain: float  # above zero: better
-    open: float  # what finite test sets leave open; NaN: not known
+    low: float  # what finite test sets leave open; NaN: not known
+    high: float
 
     @property
     def clear(self) -> bool:
-        return not abs(self.gain) <= self.open  # of an unknown interval nothing can be said against it
+        return not self.low <= 0 <= self.high  # of an unknown interval nothing can be said against it
 
 
 def leading(entries: Sequence[Entry]) -> Entry:
@@ -43,25 +52,21 @@ def _merit(entry: Entry, key: str) -> float:
     return -math.inf if not math.isfinite(value) else value if entry.up else -value
 
 
-def worst_change(old: Entry, new: Entry) -> Change:
-    """For the worst-served fifth. The halves of the two intervals that face each other, added in quadrature."""
-    a, b = old.summary["worst20"], new.summary["worst20"]
-    halves = (b - new.worst_low, old.worst_high - a) if b > a else (new.worst_high - b, a - old.worst_low)
-    return Change(_gain(old, new, "worst20"), math.hypot(*halves))
+def changes(old: Entry, new: Entry, paired: Paired | None) -> tuple[Change, Change]:
+    """For the worst-served fifth, and for the average client.
+
+    `paired` says how far the errors of the two go together, having been scored on the same rows; without, they are
+    taken for independent.
+    """
+    together = paired or Paired(0.0, 0.0)
+    worst = intervals.difference(old.worst, new.worst, together.worst)
+    mean = intervals.difference(old.mean, new.mean, together.mean)
+    return _towards_better(worst, new.up), _towards_better(mean, new.up)
 
 
-def mean_change(old: Entry, new: Entry) -> Change:
-    """For the average: each client's half interval is an independent error of it."""
-    return Change(_gain(old, new, "mean"), math.hypot(_half(old), _half(new)))
-
-
-def _gain(old: Entry, new: Entry, key: str) -> float:
-    return (new.summary[key] - old.summary[key]) * (1 if new.up else -1)
-
-
-def _half(entry: Entry) -> float:
-    halves = ((entry.high - entry.low) / 2)[np.isfinite(entry.values)]
-    return float(np.sqrt(np.sum(halves**2)) / max(len(halves), 1))  # NaN where one is not known
+def _towards_better(change: Bounds, up: bool) -> Change:
+    low, found, high = change
+    return Change(found, low, high) if up else Change(-found, -high, -low)
 
 
 class Cost(NamedTuple):
@@ -76,11 +81,13 @@ def cost_of_fairness(entries: Sequence[Entry]) -> Cost:
     old, new = reference(entries), fairest(entries)
     if old is None or new is None:
         return _no_comparison(entries, new)
-    worst, mean = worst_change(old, new), mean_change(old, new)
+    paired = numbers.paired(old, new)
+    worst, mean = changes(old, new, paired)
     first = _moved("the worst-served fifth", old, new, "worst20", "loses")
     second = _moved("the average client", old, new, "mean", "gives up")
     told = f"With {new.label} instead of {old.label}, {first}; {second}; {_price(old, new)}."
-    return Cost(told, tuple(filter(None, (_doubt(worst, mean), _chosen(entries, old, new)))))
+    doubt = (_doubt(worst, mean), _basis(worst, mean, paired is not None, new))
+    return Cost(told, tuple(filter(None, (*doubt, _chosen(entries, old, new)))))
 
 
 def _moved(who: str, old: Entry, new: Entry, key: str, down: str) -> str:
@@ -101,7 +108,7 @@ def _price(old: Entry, new: Entry) -> str:
 
 def _doubt(worst: Change, mean: Change) -> str:
     """What the test rows cannot tell."""
-    if math.isnan(worst.open):
+    if math.isnan(worst.low + worst.high):
         return "How much of this is chance is not known: the runs have no bounds."
     if worst.gain <= 0 and worst.clear:
         return "Fairness did not help here: the worst-served clients are no better off."
@@ -114,6 +121,28 @@ def _doubt(worst: Change, mean: Change) -> str:
     if not mean.clear:
         return "The difference of the averages lies within what the scored rows leave open."
     return ""
+
+
+def _basis(worst: Change, mean: Change, paired: bool, entry: Entry) -> str:
+    """By which bounds that was judged."""
+    if math.isnan(worst.low + worst.high + mean.low + mean.high):
+        return ""
+    rows = (
+        "both models were compared on the same rows"
+        if paired
+        else "what both models make of the same rows was not kept, so they count as scored on different rows, and the "
+        "bounds are rather too wide"
+    )
+    return (
+        f"Judged by the difference, corrected for chance ({rows}): the worst-served fifth gains "
+        f"{_between(worst, entry)}, the average client {_between(mean, entry)}, 19 times in 20."
+    )
+
+
+def _between(change: Change, entry: Entry) -> str:
+    share = entry.measure == "accuracy"
+    low, high = (f"{100 * v:+.1f}" if share else f"{v:+.3g}" for v in (change.low, change.high))
+    return f"between {low} and {high}{' points' if share else ''}".replace("-", "\u2212")
 
 
 def _chosen(entries: Sequence[Entry], old: Entry, new: Entry) -> str:
@@ -196,6 +225,17 @@ def _listed(classes: Sequence[str], most: int = 6) -> str:
 def notes(entries: Sequence[Entry]) -> list[str]:
     """What the federations' records say was left out or measured, each once."""
     return list(dict.fromkeys(sentence(note) for entry in entries for note in entry.run.federation.notes))
+
+
+def certified(entry: Entry) -> str:
+    """How far a run's objective is from the best possible one, at most; nothing where that is not certified."""
+    last = entry.run.rows[-1] if entry.run.rows else None
+    if last is None or last.gap is None or last.objective is None or not 0 <= last.gap < abs(last.objective):
+        return ""
+    return sentence(
+        f"{entry.label} is certified after {last.round:,} rounds: no model has a robust objective more than "
+        f"{last.gap / abs(last.objective):.2g} times this one's below it"
+    )
 
 
 def differing(entries: Sequence[Entry]) -> str:

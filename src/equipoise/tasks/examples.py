@@ -26,8 +26,13 @@ def over_examples(
     init: Callable[[RandomKey], Vector] | None = None,
     predict: Callable[[Vector, Array], Array] | None = None,
     expects: Callable[[Shards], None] | None = None,
+    convex: bool = False,
 ) -> Task:
-    """f_i(x) = mean over the client's examples of `example_losses` + l2/2 |x|^2."""
+    """f_i(x) = mean over the client's examples of `example_losses` + l2/2 |x|^2.
+
+    `convex`: each of `example_losses` is convex in x, whatever the example. With l2 above zero the task then promises
+    strong convexity, on which certificates rest; leave it where you are not sure.
+    """
     require(size >= 1, f"a model of {size} parameters cannot be trained; give at least one")
     require(batch is None or batch >= 1, f"batch is {batch}; give at least 1, or None for all examples")
     require(l2 >= 0, f"the l2 coefficient is {l2}; give zero or more")
@@ -55,18 +60,19 @@ def over_examples(
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
         return jax.grad(loss)(x, shard, key)
 
-    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **how: Any) -> Any:
+    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **options: Any) -> Any:
         if batch is None:
-            return local.descend(lambda u, _: grad(u, shard), x, None, steps=steps, **how)
+            return local.descend(lambda u, _: grad(u, shard), x, None, steps=steps, **options)
         rows = draw(key, shard, (steps, batch))
-        return local.descend(lambda u, r: jax.grad(on_rows)(u, shard, r), x, rows, steps=steps, **how)
+        return local.descend(lambda u, r: jax.grad(on_rows)(u, shard, r), x, rows, steps=steps, **options)
 
     def prepare(shard: Shards) -> Shards:
         if expects is not None:
             expects(shard)
         return shard
 
-    return Task(name, size, loss, grad, descend, init or zeros(size), predict, prepare)
+    modulus = float(l2) if convex and l2 > 0 else None
+    return Task(name, size, loss, grad, descend, init or zeros(size), predict, prepare, modulus)
 
 
 def features_of(features: int) -> Callable[[Any], None]:
@@ -91,9 +97,11 @@ def task_of(
     l2: float = 0.0,
     batch: int | None = None,
     name: str = "model",
+    convex: bool = False,
 ) -> Task:
     """Any model: `init(key)` makes its parameters, `apply(params, inputs [b, ...])` its outputs [b, ...],
-    `loss(outputs, labels)` one number per example. The parameters travel as one flat vector.
+    `loss(outputs, labels)` one number per example. The parameters travel as one flat vector. `convex`: the loss is
+    convex in the parameters, as it is for outputs linear in them and a loss convex in the outputs.
     """
     shapes = jax.eval_shape(init, jax.random.key(0))
     flat, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
@@ -123,6 +131,7 @@ def task_of(
         init=lambda key: ravel_pytree(init(key))[0],
         predict=predict,
         expects=fits,
+        convex=convex,
     )
 
 
@@ -148,4 +157,5 @@ def softmax_regression(features: int, classes: int, *, l2: float = 0.0, batch: i
         batch=batch,
         predict=predict,
         expects=features_of(features),
+        convex=True,
     )

@@ -18,8 +18,8 @@ def quadratic(dim: int) -> Task:
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
         return shard.inputs[0] @ x - shard.labels[0]
 
-    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **how: Any) -> Any:
-        return local.descend(lambda u, _: grad(u, shard), x, None, steps=steps, **how)
+    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **options: Any) -> Any:
+        return local.descend(lambda u, _: grad(u, shard), x, None, steps=steps, **options)
 
     def prepare(shard: Shards) -> Shards:
         require(

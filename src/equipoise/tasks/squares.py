@@ -85,7 +85,7 @@ def squares(
             "output, or an integer class",
         )
 
-    plain = over_examples(name, size, example_losses, l2=l2, batch=batch, predict=predict, expects=expects)
+    plain = over_examples(name, size, example_losses, l2=l2, batch=batch, predict=predict, expects=expects, convex=True)
     if batch is not None:
         return plain  # a Gram matrix has no minibatches
 
@@ -125,12 +125,12 @@ def squares(
                 return rate(data) * (errors.T @ data.inputs).ravel() + l2 * x
         return plain.grad(x, data)
 
-    def descend(x: Vector, data: Any, key: RandomKey | None, *, steps: int, **how: Any) -> Any:
+    def descend(x: Vector, data: Any, key: RandomKey | None, *, steps: int, **options: Any) -> Any:
         if isinstance(data, Kernel):
             m, p = data.inputs.shape
             if 3 * p + steps * m < 2 * p * steps:  # products with A: 3 in all, or 2 in every step
-                return descend_on_coefficients(x, data, steps=steps, **how)
-        return local.descend(lambda u, _: grad(u, data), x, None, steps=steps, **how)
+                return descend_on_coefficients(x, data, steps=steps, **options)
+        return local.descend(lambda u, _: grad(u, data), x, None, steps=steps, **options)
 
     def descend_on_coefficients(
         x: Vector,

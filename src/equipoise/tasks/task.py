@@ -28,6 +28,7 @@ class Task(NamedTuple):
     init: Callable[[RandomKey], Vector]  # a start
     predict: Callable[[Vector, Array], Array] | None  # model outputs [b, ...] of inputs [b, ...]
     prepare: Callable[[Data], Data]  # run once per client, on its own data
+    strong_convexity: float | None = None  # every f_i is that strongly convex, whatever the data; None: no such promise
 
 
 def losses(task: Task, x: Vector, data: Any) -> Float[Array, " n"]:

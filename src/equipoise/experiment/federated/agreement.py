@@ -32,7 +32,7 @@ class Agreement(Record):
     curvature: float | None = None  # the largest of any site's loss, where a step size is made of it
 
 
-class Away(NamedTuple):
+class RemoteShards(NamedTuple):
     """Shards that are somewhere else: their sizes, and a shape for each."""
 
     sizes: np.ndarray
@@ -64,7 +64,7 @@ def problem(told: Config, agreed: Agreement) -> Problem:
     """The problem without its rows; call it under `build.precision`."""
     encoding = Encoding.from_json(agreed.encoding)
     like = shape_of(encoding)
-    train, test = (Away(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
+    train, test = (RemoteShards(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
     what = f"{len(agreed.sites)} sites, predicting {encoding.target.name}"
     held_out = test if all(agreed.test) else None
     this = build.of_encoding(told, what, agreed.sites, train, held_out, encoding, encoding.notes)
@@ -105,7 +105,7 @@ def check(told: Config) -> None:
     require(
         getattr(told.algorithm, "rule", None) != "tuned",
         "algorithm.rule is 'tuned', which is measured on all rows in one place; give { sigma = .., theta = .. } (tau "
-        "is steps * local_lr unless given), or take algorithm.name = 'scaffpd_ls', which needs none",
+        "is steps * local_lr unless given), or take algorithm.name = 'scaffpd_model', which needs none",
     )
     require(not told.run.lost, "run.lost is for simulations; leave it out")
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from equipoise.engines.flower.events import Event, Traffic
+from equipoise.evaluation.rules import higher_is_better, main_score
 from equipoise.experiment.records import Row
 
 FEW = 4  # places that are named; of more, how many
@@ -53,7 +54,7 @@ def _places(found: Iterable[Event]) -> str:
 def _place(event: Event) -> str:
     if event.exchange == "judge":
         return f"evaluation after round {event.round}"
-    if event.exchange in ("", "statistics", "settle"):
+    if event.exchange in ("", "statistics", "settle", "prepare"):
         return "before the first round" if event.round == 0 else f"round {event.round + 1}"
     return f"round {event.round + 1}, {event.exchange}"
 
@@ -71,11 +72,11 @@ def framing(traffic: Sequence[Traffic]) -> str:
 
 def say(at: int, of: int, row: Row) -> None:
     """A line for the log of the server."""
-    score = next(name for name in ("accuracy", "rmse", "loss") if name in row.scores)
+    score = main_score(row.scores) or "loss"
     values = np.array([np.nan if v is None else v for v in row.scores[score]])
     known = values[np.isfinite(values)]
     if known.size:
-        worst = known.min() if score == "accuracy" else known.max()
+        worst = known.min() if higher_is_better(score) else known.max()
         print(f"round {at} of {of}: {score} {known.mean():.4g}, of the worst site {worst:.4g}", flush=True)
     else:
         print(f"round {at} of {of}: no site was heard", flush=True)

@@ -7,7 +7,7 @@ Where they are stands in the node's configuration, which is the site's own:
     data    its file, .csv, .parquet or .npz; or
     loader  "module:function": a function without arguments that returns (inputs, labels), as arrays or tensors, or a
             Polars frame; `path` may say where the module is
-    compiled  a folder for compiled programs, because every message starts a new process
+    compiled  a folder for compiled programs, for the next process
 """
 
 import importlib
@@ -36,14 +36,14 @@ from equipoise.experiment import build, config, records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.federated import agreement
 from equipoise.experiment.federated.agreement import Agreement
-from equipoise.experiment.federated.appraisal import Rows, appraisal
+from equipoise.experiment.federated.scoring import Rows, scoring
 from equipoise.experiment.records import Record
 from equipoise.files import write_whole
 
 QUESTIONS = ("statistics", "settle")
 
 
-class Told(Record):
+class SiteStatistics(Record):
     """A site's answer to `statistics`."""
 
     statistics: str  # as JSON
@@ -60,8 +60,13 @@ def open_site(context: Context) -> Participant:
         programs.keep(Path(str(node["compiled"])))
 
     @cache
-    def home() -> Site:
+    def at(version: Any) -> Site:
         return read(told, name, node)
+
+    def home() -> Site:
+        """The rows, read once, and again when the file has changed."""
+        path = Path(str(node.get("data", "")))
+        return at((path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None)
 
     def agreed() -> Agreement:
         path = folder / agreement.FILE
@@ -81,13 +86,13 @@ def open_site(context: Context) -> Participant:
         known = agreed()
         plan = agreement.plan(told, known)
         many = run.draws_of(plan.problem) if draws is None else draws
-        return Job(appraisal(plan.problem, plan.algorithm, draws=many), plan.problem.x, rows(known), config=plan.digest)
+        return Job(scoring(plan.problem, plan.algorithm, draws=many), plan.problem.x, rows(known), config=plan.digest)
 
     def statistics(_: str) -> str:
         held_out = home().held_out
         found = home().statistics(agreement.options(told)).to_json()
         test = int(held_out.sum())
-        return Told(statistics=found, train=len(held_out) - test, test=test).model_dump_json()
+        return SiteStatistics(statistics=found, train=len(held_out) - test, test=test).model_dump_json()
 
     def settle(text: str) -> str:
         """Remembers what was agreed; answers with this site's curvature where that is still to be measured."""
@@ -99,7 +104,7 @@ def open_site(context: Context) -> Participant:
         if known.curvature is not None or not agreement.needs_curvature(told):
             return ""
         alone = Shards(*(jnp.asarray(a)[None] for a in shard))
-        return json.dumps(float(steps.estimate_constants(this.task, alone, this.x, mu=this.l2).L_xx))
+        return json.dumps(steps.smoothness(this.task, alone, this.x))
 
     jobs = {"train": train, "judge": lambda: judge(0), "final": lambda: judge(None)}
     answers = {"statistics": statistics, "settle": settle}

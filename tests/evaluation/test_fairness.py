@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise import fairness
 from equipoise.errors import InputError
+from equipoise.evaluation import fairness
 
 RNG = np.random.default_rng(0)
 
@@ -82,65 +82,3 @@ def test_not_one_number_per_client(wrong):
 def test_not_a_share(k):
     with pytest.raises(InputError, match="share of the clients"):
         fairness.summary(np.ones(5), k)
-
-
-def test_small_clients_have_wide_intervals_and_none_is_certain():
-    bounds = fairness.accuracy_intervals([1.0, 1.0, 0.5, 0.0], [5, 500, 40, 5], key=0)
-    width = bounds.high - bounds.low
-    assert bounds.high[0] == bounds.high[1] == 1
-    assert bounds.low[3] == 0
-    assert width[0] > 0.2
-    assert width[1] < 0.01
-    again = fairness.accuracy_intervals([1.0, 1.0, 0.5, 0.0], [5, 500, 40, 5], key=jax.random.key(0))
-    assert again.worst == bounds.worst
-
-
-def test_the_interval_of_the_worst_fifth_covers_the_truth():
-    # clients alike and small: the resampled worst fifth's quantiles as they stand cover it in a few percent
-    covered = 0
-    for seed in range(200):
-        rng = np.random.default_rng(seed)
-        p, m = rng.beta(40, 10, 20), rng.integers(10, 60, 20)
-        found = fairness.accuracy_intervals(rng.binomial(m, p) / m, m, key=seed, draws=300)
-        low, high = found.worst
-        covered += low <= np.sort(p)[:4].mean() <= high
-    assert covered >= 170
-
-
-def test_intervals_of_a_mean_cover_the_truth():
-    covered = np.zeros(2)
-    for seed in range(60):
-        rng = np.random.default_rng(seed)
-        means, sizes = np.linspace(1, 3, 10), np.full(10, 40)
-        losses = means[:, None] + rng.normal(size=(10, 50))
-        losses[:, 40:] = 1e9  # padding
-        found = fairness.intervals(losses, sizes, key=seed, draws=300)
-        covered += [
-            np.mean((found.low <= means) & (means <= found.high)),
-            found.worst[0] <= means[-2:].mean() <= found.worst[1],
-        ]
-    assert covered[0] / 60 > 0.88
-    assert covered[1] / 60 > 0.85
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (([0.5], [0]), "no test samples"),
-        (([50.0], [3]), "not percentages"),
-        (([0.5, 0.5], [3]), "give one each"),
-        (([], []), "no test samples"),
-    ],
-)
-def test_accuracies_that_cannot_be(arguments, sentence):
-    with pytest.raises(InputError, match=sentence):
-        fairness.accuracy_intervals(*arguments, key=0)
-
-
-def test_values_that_cannot_be():
-    with pytest.raises(InputError, match="beyond the values' columns"):
-        fairness.intervals(np.zeros((2, 3)), [3, 4], key=0)
-    with pytest.raises(InputError, match=r"give \[n, m\]"):
-        fairness.intervals(np.zeros(3), [3], key=0)
-    with pytest.raises(InputError, match="level"):
-        fairness.intervals(np.zeros((2, 3)), [3, 3], key=0, level=95)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from equipoise import scores
+from equipoise.evaluation import scores
 
 RNG = np.random.default_rng(0)
 

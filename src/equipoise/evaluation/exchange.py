@@ -1,9 +1,10 @@
 """How a model fares at every client, as an exchange: the server sends it, each client scores it on its own rows.
 
-What crosses is a model down, and up the client's number of rows and its scores; no row and no prediction.
+What crosses is a model down, and up the client's number of rows and its scores; no row and no prediction. Of an RMSE
+the mean fourth power of the errors crosses too: with it the server knows how certain the RMSE is.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,16 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from equipoise import fairness
-from equipoise import scores as measures
 from equipoise.cohorts import Sample, check_distinct, everyone
 from equipoise.engines.feed import Feed, feed
 from equipoise.engines.kernel import exchange_once
 from equipoise.engines.layout import lay_out
 from equipoise.engines.simulator import simulate
-from equipoise.errors import require, unknown
+from equipoise.errors import require
+from equipoise.evaluation.predictions import OF_ROWS, Predict, Score, rmse, suited
 from equipoise.protocol import (
     Algorithm,
     Cohort,
@@ -34,12 +34,8 @@ from equipoise.protocol import (
 )
 from equipoise.tasks import Task
 
-Predict = Callable[[Vector, Array], Array]  # model, inputs [m, ...] -> outputs [m, ...]
-Score = Callable[[Array, Array, Array], Array]  # outputs, labels, which rows are real -> a number; NaN: not defined
 Scores = dict[str, Any]  # name -> an array with an entry per client
-LOWER = ("loss", "rmse")  # scores of which less is better
 AT_ONCE = 1 << 24  # bytes of shards that are scored side by side
-FEW = 5  # resampling fewer rows than this says nothing about them
 
 
 class PerClient(NamedTuple):
@@ -48,6 +44,7 @@ class PerClient(NamedTuple):
     sizes: Int[Array, " n"]  # rows scored; 0: the client did not answer
     scores: Scores  # "loss" is the task's f_i, its l2 term included; NaN: not defined there, or no answer
     resampled: Scores  # the same [n, draws], for rows drawn with replacement
+    squares: Scores  # "rmse": the mean of the squares of what each row adds to the score's mean, the squared errors
 
 
 class Server(NamedTuple):
@@ -75,6 +72,7 @@ def evaluation(
     loss, predict = (task.loss, task.predict) if isinstance(task, Task) else (None, task)
     require(predict is not None or not scores, "this task makes no predictions; give scores={}")
     require(draws >= 0, f"draws is {draws}; give zero or more")
+    squared = [name for name, score in scores.items() if score is rmse]  # accuracies are their own squares
 
     def prepare(shard: Data) -> Data:
         check_fit(task, shard)
@@ -89,7 +87,7 @@ def evaluation(
     def judge(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         own = {} if loss is None else {"loss": loss(x, data).astype(x.dtype)}
         if predict is None or not scores:
-            return None, Reply(each=(data.sizes, own, ({}, {}), ({}, {})))
+            return None, Reply(each=(data.sizes, own, ({}, {}), ({}, {}), ({}, {})))
         outputs, labels = predict(x, data.inputs), data.labels
         real = jnp.arange(labels.shape[0], dtype=data.sizes.dtype) < data.sizes
 
@@ -100,8 +98,12 @@ def evaluation(
             rows = jax.random.randint(key, real.shape, 0, data.sizes)
             return scored(outputs[rows], labels[rows])
 
+        def squares(of_rows: Callable[[Array, Array], Array]) -> Array:
+            return jnp.sum(jnp.where(real, of_rows(outputs, labels) ** 2, 0)) / data.sizes.astype(x.dtype)
+
         again = jax.lax.map(resampled, jax.random.split(key, draws)) if draws else {}
-        return None, Reply(each=(data.sizes, own, _marked(scored(outputs, labels)), _marked(again)))
+        told = {name: squares(OF_ROWS[name]).astype(x.dtype) for name in squared}
+        return None, Reply(each=(data.sizes, own, _marked(scored(outputs, labels)), _marked(again), _marked(told)))
 
     def listen(server: Server, replies: Replies) -> Server:
         sizes, own, *told = replies.each
@@ -110,9 +112,9 @@ def evaluation(
             blank = jnp.full((n, *rows.shape[1:]), jnp.nan, rows.dtype)
             return replies.cohort.put(blank, jnp.where(known, rows, jnp.nan))
 
-        found, again = (jax.tree.map(filled, values, known) for values, known in told)
+        found, again, squares = (jax.tree.map(filled, values, known) for values, known in told)
         sizes = replies.cohort.put(jnp.zeros(n, sizes.dtype), sizes)
-        return server._replace(heard=PerClient(sizes, jax.tree.map(filled, own) | found, again))
+        return server._replace(heard=PerClient(sizes, jax.tree.map(filled, own) | found, again, squares))
 
     def init(x: Vector) -> Server:
         def nothing(*shape: int) -> Array:
@@ -120,7 +122,8 @@ def evaluation(
 
         names = [*(() if loss is None else ("loss",)), *scores]
         again = {name: nothing(draws) for name in scores} if draws else {}
-        blank = PerClient(jnp.zeros(n, jnp.int32), {name: nothing() for name in names}, again)
+        squares = {name: nothing() for name in squared}
+        blank = PerClient(jnp.zeros(n, jnp.int32), {name: nothing() for name in names}, again, squares)
         return Server(x[None] if models is None else models, jnp.int32(-1), blank)
 
     return Algorithm(
@@ -160,7 +163,8 @@ def evaluate(
         data: the clients' test examples, Shards or Pool.
         scores: name -> function of (outputs, labels, which rows are real). None: accuracy for classes, AUROC too
             for two of them, RMSE and R2 for numbers.
-        draws: how many times each client also scores rows resampled from its own, for intervals.
+        draws: how many times each client also scores rows resampled from its own, for intervals of scores that are
+            neither accuracy nor RMSE, which need none.
         key: for the resampling.
         clients_per_batch: how many clients are scored side by side; None: what fits into a little memory.
         how: `progress`, `lost` and `devices`, as in `simulate`.
@@ -221,142 +225,22 @@ def check_fit(task: Task | Predict, shard: Data) -> None:
         jax.eval_shape(task.prepare, shard)
 
 
-def suited(predict: Predict | None, x: Vector, shard: Data) -> dict[str, Score]:
-    """The scores that fit what is predicted."""
-    if predict is None:
-        return {}
-    classes = jnp.issubdtype(shard.labels.dtype, jnp.integer)
-    outputs = jax.eval_shape(predict, x, shard.inputs).shape
-    if not classes or len(outputs) < 2 or outputs[1] < 2:
-        return {"rmse": rmse, "r2": r2}
-    return {"accuracy": accuracy, "auroc": auroc} if outputs[1] == 2 else {"accuracy": accuracy}
+def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, " rows"] | None:
+    """What each real row adds to the score, client after client; None where the score is no mean over rows.
 
-
-def accuracy(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
-    return measures.accuracy(jnp.argmax(outputs, axis=-1).astype(labels.dtype), labels, real)
-
-
-def auroc(outputs: Float[Array, "m 2"], labels: Array, real: Bool[Array, " m"]) -> Array:
-    return measures.auroc(outputs[:, 1] - outputs[:, 0], labels, real)
-
-
-def rmse(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
-    return measures.rmse(*_numbers(outputs, labels, real))
-
-
-def r2(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
-    return measures.r2(*_numbers(outputs, labels, real))
-
-
-def _numbers(outputs: Array, labels: Array, real: Array) -> tuple[Array, Array, Array]:
-    mask = real.reshape(-1, *[1] * (labels.ndim - 1))
-    return outputs.reshape(labels.shape), labels.astype(outputs.dtype), jnp.broadcast_to(mask, labels.shape)
-
-
-class Standing(NamedTuple):
-    """How evenly a model serves its clients by one score."""
-
-    score: str
-    summary: dict[str, float]  # as `fairness.summary`
-    low: np.ndarray  # [n], bounds of each client's score; NaN: not known
-    high: np.ndarray
-    worst: tuple[float, float]  # bounds of the mean over the worst share
-    left_out: tuple[int, ...]  # clients without the score
-
-
-def standing(
-    table: PerClient, score: str | None = None, *, k: float = 0.2, level: float = 0.95, key: Any = 0
-) -> Standing:
-    """The summary of one score over the clients that have it, and what their finite test sets leave open.
-
-    Accuracies bring their bounds with them (`fairness.accuracy_intervals`); other scores need `draws` when they
-    are evaluated. `score` is accuracy, else RMSE, else the loss, unless given.
+    It stays with whoever has the rows: two models that were scored on the same ones can be compared row by row.
     """
-    score = chosen(table, score)
-    values, sizes = np.asarray(table.scores[score], np.float64), np.asarray(table.sizes)
-    require(values.ndim == 1, "this table is of a path of models; take one: jax.tree.map(lambda a: a[-1], table)")
-    known = np.flatnonzero(np.isfinite(values))
-    require(known.size, f"no client has a score '{score}'; evaluate again, or choose another")
-    up = score not in LOWER
-    told = {name: float(v) for name, v in fairness.summary(values[known], k, higher_is_better=up).items()}
-    low, high = np.full((2, len(values)), np.nan)
-    worst = (float("nan"), float("nan"))
-    if score == "accuracy":
-        low[known], high[known], worst = fairness.accuracy_intervals(
-            values[known], sizes[known], key=key, k=k, level=level
-        )
-    elif score in table.resampled:
-        drawn = np.asarray(table.resampled[score], np.float64)[known]
-        drawn = np.where(np.isnan(drawn), values[known, None], drawn)
-        tail = (1 - level) / 2
-        low[known], high[known] = np.quantile(drawn, [tail, 1 - tail], axis=1)
-        low[sizes < FEW], high[sizes < FEW] = np.nan, np.nan
-        each = jax.vmap(lambda a: fairness.worst(a, k, higher_is_better=up))(jnp.asarray(drawn.T))
-        # Reflected at what was found: choosing the worst of noisy clients is counted once, not twice.
-        below, above = np.quantile(np.asarray(each), [tail, 1 - tail])
-        found = told[f"worst{100 * k:g}"]
-        worst = (2 * found - float(above), 2 * found - float(below))
-    left_out = tuple(int(i) for i in np.flatnonzero(~np.isfinite(values)))
-    return Standing(score, told, low, high, worst, left_out)
+    predict, numbers = task.predict, OF_ROWS.get(score)
+    if predict is None or numbers is None:
+        return None
 
+    @jax.jit
+    def every(x: Vector, data: Any) -> Array:
+        def one(i: Array) -> Array:
+            shard = data.client(i)
+            return numbers(predict(x, shard.inputs), shard.labels)
 
-def chosen(table: PerClient, score: str | None) -> str:
-    """`score`, or the one that says most."""
-    if score is None:
-        score = next(name for name in ("accuracy", "rmse", *table.scores) if name in table.scores)
-    if score not in table.scores:
-        raise unknown("score", score, table.scores)
-    return score
+        return jax.lax.map(one, jnp.arange(data.n, dtype=jnp.int32))
 
-
-def report(
-    table: PerClient,
-    names: Sequence[str] | None = None,
-    *,
-    score: str | None = None,
-    k: float = 0.2,
-    level: float = 0.95,
-    key: Any = 0,
-    rows: int = 50,
-    title: str | None = None,
-) -> Any:
-    """What to print (with rich): a row per client, the worst ones beyond `rows` clients; then the summary."""
-    from rich.console import Group
-    from rich.markup import escape
-    from rich.table import Table
-
-    found = standing(table, score, k=k, level=level, key=key)
-    n = len(table.sizes)
-    names = [str(i) for i in range(n)] if names is None else names
-    require(len(names) == n, f"there are {len(names)} names for {n} clients; give one each")
-    values = np.asarray(table.scores[found.score], np.float64)
-    order = np.argsort(values if found.score not in LOWER else -values, kind="stable")  # NaN last
-    shown = np.sort(order[:rows]) if n <= rows else order[:rows]
-    worst = set(order[: max(1, int(k * (n - len(found.left_out)) + 1e-9))].tolist())
-
-    columns = {name: table.scores[name] for name in sorted(table.scores, key=lambda s: s != "loss")}
-    clients = Table(title=title, caption=f"the {rows} worst of {n:,} clients" if n > rows else None)
-    clients.add_column("client")
-    for heading in ("rows", *columns, f"{found.score}, {level:.0%} interval"):
-        clients.add_column(heading, justify="right")
-    for i in shown:
-        cells = [_cell(float(column[i])) for column in columns.values()]
-        bounds = _bounds(found.low[i], found.high[i])
-        rest = [f"{int(table.sizes[i]):,}", *cells, bounds] if table.sizes[i] else ["no answer"]
-        clients.add_row(escape(names[i]), *rest, style="red" if int(i) in worst else None)
-
-    summary = Table(title=f"{found.score} over the clients", show_header=False)
-    for name, value in found.summary.items():
-        bounds = _bounds(*found.worst) if name.startswith("worst") else ""
-        summary.add_row(name, _cell(value), "" if bounds == "-" else bounds)
-    if found.left_out:
-        summary.add_row("left out", f"{len(found.left_out)} clients", "")
-    return Group(clients, summary)
-
-
-def _cell(value: float) -> str:
-    return "-" if np.isnan(value) else f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
-
-
-def _bounds(low: float, high: float) -> str:
-    return "-" if np.isnan(low) else f"{_cell(float(low))} .. {_cell(float(high))}"
+    found = np.asarray(every(x, data))
+    return found[np.arange(found.shape[1]) < np.asarray(data.sizes)[:, None]]

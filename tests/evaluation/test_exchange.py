@@ -1,14 +1,11 @@
-from io import StringIO
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rich.console import Console
 from sklearn import metrics
 
 import equipoise as eq
-from equipoise.evaluation import PerClient, accuracy, evaluate, evaluation, report, standing, suited
+from equipoise.evaluation import accuracy, evaluate, evaluation, of_rows, standing, suited
 from tests.problems import DIM, N, rows, start, unequal
 
 RNG = np.random.default_rng(0)
@@ -141,58 +138,16 @@ def test_what_cannot_be_evaluated(change, sentence):
         evaluation(eq.tasks.quadratic(2), eq.cohorts.everyone(2), jnp.zeros((1, 2)), scores={"accuracy": accuracy})
 
 
-def made(values, sizes, score="accuracy", resampled=None) -> PerClient:
-    return PerClient(np.array(sizes), {score: np.array(values)}, resampled or {})
+def test_what_each_row_adds_to_a_score():
+    shards, task = classes(), eq.tasks.softmax_regression(3, 3)
+    x = jnp.asarray(RNG.normal(size=task.size))
+    hits = np.split(of_rows(task, x, shards, "accuracy"), np.cumsum(shards.sizes)[:-1])
+    np.testing.assert_allclose([h.mean() for h in hits], evaluate(task, x, shards).scores["accuracy"])
+    assert of_rows(task, x, shards, "auroc") is None
+    assert of_rows(eq.tasks.quadratic(2), x, shards, "accuracy") is None
 
-
-def test_the_standing_of_accuracies():
-    table = made([0.5, 1.0, 0.9, np.nan, 0.8], [10, 20, 30, 0, 5])
-    found = standing(table, k=0.25)
-    assert found.summary["mean"] == pytest.approx(0.8)
-    assert found.summary["worst25"] == found.summary["min"] == 0.5
-    assert found.left_out == (3,)
-    known = [0, 1, 2, 4]
-    assert (found.low[known] < table.scores["accuracy"][known]).all()
-    assert (found.high[known] >= table.scores["accuracy"][known]).all()
-    assert np.isnan(found.low[3])
-    assert found.worst[0] < 0.5 < found.worst[1]
-    with pytest.raises(eq.errors.InputError, match="no score 'acuracy'; did you mean 'accuracy'"):
-        standing(table, "acuracy")
-
-
-def test_resampling_covers_the_error_of_a_mean():
-    """Clients with normal errors: an RMSE's interval is about that of the chi distribution."""
-    errors = [RNG.normal(0, s, 400) for s in (1.0, 2.0)]
-    shards = eq.data.stack([(e[:, None], np.zeros(400)) for e in errors])
-    table = evaluate(lambda x, inputs: inputs * x[0], jnp.ones(1), shards, draws=300)
-    found = standing(table, "rmse")
-    for i, s in enumerate((1.0, 2.0)):
-        assert found.low[i] < table.scores["rmse"][i] < found.high[i]
-        assert found.high[i] - found.low[i] == pytest.approx(2 * 1.96 * s / np.sqrt(800), rel=0.2)
-    assert found.worst[0] < found.summary["max"] < found.worst[1]
-    few = eq.data.stack([(np.ones((2, 1)), np.zeros(2))] * 2)
-    assert np.isnan(standing(evaluate(lambda x, a: a * x[0], jnp.ones(1), few, draws=10), "rmse").low).all()
-
-
-def shown(renderable) -> str:
-    out = StringIO()
-    Console(width=120, file=out).print(renderable)
-    return out.getvalue()
-
-
-def test_the_report():
-    table = made([0.5, 1.0, 0.9, np.nan], [10, 20, 30, 0])
-    text = shown(report(table, ["north", "south", "we[red]st", "east"], title="hospitals"))
-    for word in ("hospitals", "north", "we[red]st", "no answer", "worst20", "gini", "jain", "left out", "0.5000"):
-        assert word in text
-    with pytest.raises(eq.errors.InputError, match="2 names for 4 clients"):
-        report(table, ["a", "b"])
-
-
-def test_the_report_of_many_clients_shows_the_worst():
-    text = shown(report(made(np.linspace(1, 0, 100), [10] * 100), rows=3))
-    assert "the 3 worst of 100 clients" in text
-    assert "│ 99 " in text
-    assert "│ 0 " not in text
-    losses = shown(report(made(np.linspace(1, 0, 100), [10] * 100, score="loss"), rows=3))
-    assert "│ 0 " in losses
+    numbers, ridge = unequal(), eq.tasks.ridge(DIM, 0.1)
+    table = evaluate(ridge, start(), numbers)
+    errors = np.split(of_rows(ridge, start(), numbers, "rmse"), np.cumsum(numbers.sizes)[:-1])
+    np.testing.assert_allclose([np.sqrt(e.mean()) for e in errors], table.scores["rmse"])
+    np.testing.assert_allclose([np.mean(e**2) for e in errors], table.squares["rmse"])

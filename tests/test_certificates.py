@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.certificates import certify, gap_bound
 from equipoise.data import synthetic
-from equipoise.metrics import certify, gap_bound
 from tests.algorithms import reference
 from tests.problems import DIM, N, rows, start, unequal
 

@@ -1,0 +1,27 @@
+"""How good a model is for each client, how evenly, and how certain that is; nothing in here prints.
+
+rules        which score a run is summed up by, which way it is better, who the worst fifth are
+scores       of predictions: pure functions of arrays
+predictions  of a model's outputs: which scores fit a task, and what each row adds to them
+exchange     evaluation as an exchange: the server sends a model, each client scores it on its own rows
+fairness     summaries of one number per client
+intervals    what finitely many rows leave open
+standing     all of it for one table
+"""
+
+from equipoise.evaluation.exchange import PerClient as PerClient
+from equipoise.evaluation.exchange import evaluate as evaluate
+from equipoise.evaluation.exchange import evaluation as evaluation
+from equipoise.evaluation.exchange import evaluator as evaluator
+from equipoise.evaluation.exchange import of_rows as of_rows
+from equipoise.evaluation.intervals import Bounds as Bounds
+from equipoise.evaluation.predictions import accuracy as accuracy
+from equipoise.evaluation.predictions import auroc as auroc
+from equipoise.evaluation.predictions import r2 as r2
+from equipoise.evaluation.predictions import rmse as rmse
+from equipoise.evaluation.predictions import suited as suited
+from equipoise.evaluation.rules import higher_is_better as higher_is_better
+from equipoise.evaluation.rules import main_score as main_score
+from equipoise.evaluation.standing import Standing as Standing
+from equipoise.evaluation.standing import chosen as chosen
+from equipoise.evaluation.standing import standing as standing

@@ -1,0 +1,61 @@
+"""Scores of a model's outputs, which of them fit a task, and what each row adds to them."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float
+
+from equipoise.evaluation import scores
+from equipoise.protocol import Data, Vector
+
+Predict = Callable[[Vector, Array], Array]  # model, inputs [m, ...] -> outputs [m, ...]
+Score = Callable[[Array, Array, Array], Array]  # outputs, labels, which rows are real -> a number; NaN: not defined
+OfRows = Callable[[Array, Array], Float[Array, " m"]]  # outputs, labels -> a number for each row
+
+
+def suited(predict: Predict | None, x: Vector, shard: Data) -> dict[str, Score]:
+    """The scores that fit what is predicted."""
+    if predict is None:
+        return {}
+    classes = jnp.issubdtype(shard.labels.dtype, jnp.integer)
+    outputs = jax.eval_shape(predict, x, shard.inputs).shape
+    if not classes or len(outputs) < 2 or outputs[1] < 2:
+        return {"rmse": rmse, "r2": r2}
+    return {"accuracy": accuracy, "auroc": auroc} if outputs[1] == 2 else {"accuracy": accuracy}
+
+
+def accuracy(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
+    return scores.accuracy(jnp.argmax(outputs, axis=-1).astype(labels.dtype), labels, real)
+
+
+def auroc(outputs: Float[Array, "m 2"], labels: Array, real: Bool[Array, " m"]) -> Array:
+    return scores.auroc(outputs[:, 1] - outputs[:, 0], labels, real)
+
+
+def rmse(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
+    return scores.rmse(*_numbers(outputs, labels, real))
+
+
+def r2(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
+    return scores.r2(*_numbers(outputs, labels, real))
+
+
+def _numbers(outputs: Array, labels: Array, real: Array) -> tuple[Array, Array, Array]:
+    mask = real.reshape(-1, *[1] * (labels.ndim - 1))
+    return outputs.reshape(labels.shape), labels.astype(outputs.dtype), jnp.broadcast_to(mask, labels.shape)
+
+
+def hits(outputs: Array, labels: Array) -> Float[Array, " m"]:
+    return (jnp.argmax(outputs, axis=-1).astype(labels.dtype) == labels).astype(outputs.dtype)
+
+
+def squared_errors(outputs: Array, labels: Array) -> Float[Array, " m"]:
+    errors = outputs.reshape(labels.shape) - labels.astype(outputs.dtype)
+    return jnp.mean(errors.reshape(errors.shape[0], -1) ** 2, axis=1)
+
+
+# Scores that are the mean of a number per row, or its root: such a mean is all that bounds need to know.
+OF_ROWS: dict[str, OfRows] = {"accuracy": hits, "rmse": squared_errors}
+ROOTS = ("rmse",)

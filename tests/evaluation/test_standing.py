@@ -1,0 +1,60 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.evaluation import PerClient, evaluate, standing
+
+RNG = np.random.default_rng(0)
+
+
+def made(values, sizes, score="accuracy", resampled=None) -> PerClient:
+    return PerClient(np.array(sizes), {score: np.array(values)}, resampled or {}, {})
+
+
+def test_the_standing_of_accuracies():
+    table = made([0.5, 1.0, 0.9, np.nan, 0.8], [10, 20, 30, 0, 5])
+    found = standing(table, k=0.25)
+    assert found.summary["mean"] == pytest.approx(0.8)
+    assert found.summary["worst25"] == found.summary["min"] == 0.5
+    assert found.left_out == (3,)
+    known = [0, 1, 2, 4]
+    assert (found.low[known] < table.scores["accuracy"][known]).all()
+    assert (found.high[known] >= table.scores["accuracy"][known]).all()
+    assert np.isnan(found.low[3])
+    assert found.worst.low < 0.5 < found.worst.estimate < found.worst.high
+    assert found.mean.low < 0.8 < found.mean.high
+    with pytest.raises(eq.errors.InputError, match="no score 'acuracy'; did you mean 'accuracy'"):
+        standing(table, "acuracy")
+
+
+@pytest.mark.parametrize("draws", [0, 300])
+def test_the_bounds_of_an_rmse_are_those_of_its_error(draws):
+    """Clients with normal errors: an RMSE's interval is about that of the chi distribution."""
+    errors = [RNG.normal(0, s, 400) for s in (1.0, 2.0)]
+    shards = eq.data.stack([(e[:, None], np.zeros(400)) for e in errors])
+    table = evaluate(lambda x, inputs: inputs * x[0], jnp.ones(1), shards, draws=draws)
+    found = standing(table, "rmse")
+    for i, s in enumerate((1.0, 2.0)):
+        assert found.low[i] < table.scores["rmse"][i] < found.high[i]
+        assert found.high[i] - found.low[i] == pytest.approx(2 * 1.96 * s / np.sqrt(800), rel=0.2)
+    assert found.worst.low < found.summary["max"] < found.worst.high
+    few = eq.data.stack([(np.ones((2, 1)), np.zeros(2))] * 2)
+    assert np.isnan(standing(evaluate(lambda x, a: a * x[0], jnp.ones(1), few, draws=10), "rmse").low).all()
+
+
+def test_scores_that_are_no_means_are_resampled():
+    """AUROC has bounds only if each client scored resampled rows; they are about those of DeLong."""
+    labels = np.tile([0, 1], 100).astype(np.int32)
+    shards = eq.data.stack([(RNG.normal(size=(200, 1)) + labels[:, None], labels) for _ in range(3)])
+
+    def predict(x, inputs):
+        return jnp.concatenate([jnp.zeros_like(inputs), inputs], axis=1)
+
+    assert np.isnan(standing(evaluate(predict, jnp.ones(1), shards), "auroc").worst).all()
+    table = evaluate(predict, jnp.ones(1), shards, draws=100)
+    found = standing(table, "auroc")
+    assert (found.low < table.scores["auroc"]).all()
+    assert (found.high > table.scores["auroc"]).all()
+    assert (found.high - found.low).mean() == pytest.approx(2 * 1.96 * 0.034, rel=0.3)
+    assert found.worst.low < found.worst.estimate < found.worst.high
