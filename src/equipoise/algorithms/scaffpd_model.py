@@ -58,7 +58,19 @@ from equipoise.algorithms.record import SADDLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
+from equipoise.protocol import (
+    Algorithm,
+    Cohort,
+    Data,
+    Exchange,
+    RandomKey,
+    Replies,
+    Reply,
+    Vector,
+    mean,
+    neutral,
+    weighted,
+)
 from equipoise.steps import client_smoothness
 from equipoise.tasks import Task
 
@@ -218,7 +230,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         loss, c_i, L = (replies.cohort.put(jnp.zeros((n, *a.shape[1:]), a.dtype), a) for a in replies.each)
         heard = server.at.heard | here
         L = jnp.where(here, L, server.L)
-        L = jnp.where(heard, L, mean((jnp.sum(heard, dtype=L.dtype), jnp.sum(jnp.where(heard, L, 0)))))
+        L = jnp.where(jnp.any(heard), neutral(L, heard), L)
         server = server._replace(L=L, age=jnp.where(here, 0, server.age + 1))
         server = jax.lax.cond(
             server.trial.label == server.at.label,
@@ -324,7 +336,7 @@ def heard_at_centre(
     f, C = jnp.where(back, loss, f), jnp.where(back[:, None], c_i, at.C)
     # One never heard counts as the mean of the others.
     count = jnp.sum(heard, dtype=f.dtype)
-    f = jnp.where(heard, f, mean((count, jnp.sum(jnp.where(heard, f, 0)))))
+    f = neutral(f, heard)
     C = jnp.where(heard[:, None], C, mean((count, heard.astype(f.dtype) @ C))[None, :])
     anchor = jnp.where(here[:, None], at.x[None, :], at.anchor)
     at = at._replace(f=pairs(f), C=C, known=at.known | here, heard=heard, anchor=anchor)
