@@ -21,6 +21,8 @@ robust value max_lam sum_i lam_i f_i - psi(lam). One round:
     L_i              server.L           each client's own smoothness, measured once by the client
     kappa_i, q, nu   server.shape       curvature along d per client, inverse curvature across D, damping
 
+The weights that it reports are those that certify most at the centre, where the losses are strongly convex.
+
 Guarantees. P(x) never rises where all clients answer. After three trials in a row that were taken back, the next is
 the minimax gradient mapping with max_i L_i (Nesterov 2004, 2.3), which cannot fail and contracts by 1 - mu/L: so at
 least one round in four does. One client and one local step are conjugate gradients.
@@ -187,10 +189,10 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         f"the weights of '{dual.name}' are no shares, which SCAFF-PD with a model needs; "
         "give an objective on the simplex, such as chi2, or use scaffpd",
     )
-    interior = dual.interior
+    interior: Any = dual.interior
     positive("steps", steps)
     require(isinstance(memory, int) and memory >= 2, f"memory is {memory}; give the number of directions, at least 2")
-    k, m = memory, sample.m
+    k, m, mu = memory, sample.m, task.strong_convexity
     sampled = m < n
     everybody = np.arange(n, dtype=np.int32)
 
@@ -303,6 +305,15 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         nothing = (jnp.int32(-1), jnp.zeros_like(x), jnp.zeros_like(x))
         return Client(nothing, nothing, jnp.zeros((), x.dtype))
 
+    @jax.jit
+    def certifying(server: Server) -> Float[Array, " n"]:
+        """argmax_lam lam.f - psi(lam) - |sum_i lam_i c_i|^2 / (2 mu): no weights certify more at the centre."""
+        with jax.enable_x64(True):
+            f, C = joined(server.at.f.astype(jnp.float64)), server.at.C.astype(jnp.float64)
+            found = saddle.solve(interior, f, jnp.zeros((n, 0)), jnp.zeros((n, 0, 0)), C @ C.T / (mu or 1.0))
+            lam = jnp.where(found.residual <= saddle.USELESS, found.lam, server.lam.astype(jnp.float64))
+            return lam.astype(server.lam.dtype)
+
     return Algorithm(
         name="scaffpd_model",
         n=n,
@@ -315,7 +326,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
             Exchange("improve", heaviest, send_correction, improve, update_trial, writes=True),
         ),
         model=lambda server: server.at.x,
-        weights=lambda server: server.lam,
+        weights=lambda server: server.lam if mu is None else certifying(server),
         dual=dual,
     )
 
