@@ -7,6 +7,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.algorithms import ALGORITHMS
+from equipoise.errors import InputError
 from equipoise.objectives import DUALS
 from tests.problems import DIM, EVERY, N, start, unequal
 
@@ -26,6 +27,10 @@ def unreliable(share):
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in sorted(DUALS)])
 def test_stays_finite_and_on_its_set(kind, name):
     dual = DUALS[kind](N, **DUALS[kind].example)
+    if name == "scaffpd_model" and not dual.simplex:
+        with pytest.raises(InputError, match="are no shares, which SCAFF-PD with a model needs"):
+            ALGORITHMS[name].build_example(eq.tasks.ridge(DIM, 0.1), dual)
+        return
     algorithm = ALGORITHMS[name].build_example(eq.tasks.ridge(DIM, 0.1), dual, eq.cohorts.uniform(N, 2))
 
     def record(server):

@@ -211,6 +211,7 @@ FLOATS = {
     "scaffpd": [(D, D + 1), (D + 1, D + 1)],
     "scaffpd_secure": [(D, 1), (1, D + 1), (D + 1, D + 1)],
     "scaffpd_ls": [(D, D + 1), (D + 1 + 1 / 8, D + 1)],  # whether the last trial was kept is one byte
+    "scaffpd_model": [(D + 1, D + 2), (D + 1.5, D + 1)],  # points are named by integers of half the size
     "scaffpd_partial": [(D, D + 1), (2 * D + 1, D + 1)],
 }
 

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from equipoise import objectives, steps, tasks
 from equipoise.data import Shards, synthetic
@@ -207,15 +209,52 @@ def test_auto_telescopes_in_every_round(c, dual):
 
 
 @pytest.mark.parametrize("c", EXAMPLES)
-def test_auto_comes_to_rest_at_condition_5_2(c):
+def test_auto_comes_to_rest_at_condition_5_2_or_at_its_start(c):
     mu = CHI2.modulus + c.mu_lx**2 / c.L_xx
+    start = (0.9 / c.L_xx, c.L_xx / (9 * c.L_lx**2))
     *_, before, last = rounds(steps.auto(c, CHI2), 40 + int(40 * c.L_xx / c.mu_x * 1e-2))
     if c.L_xx / c.mu_x < 100:
         np.testing.assert_allclose(before, last, rtol=1e-12)
         tau, sigma, theta = last
         assert theta == pytest.approx(max(1 - c.mu_x * tau, 1 / (1 + mu * sigma)))
-        if theta > 0.01:
+        if (tau, sigma) != pytest.approx(start):
+            assert sigma / tau > start[1] / start[0]
             assert c.mu_x * tau == pytest.approx(mu * sigma / (1 + mu * sigma))
+
+
+positive = st.floats(-3, 3).map(lambda power: 10.0**power)
+
+
+@given(scale=positive, k=st.floats(0, 6), coupling=positive, weak=st.floats(0, 1), modulus=st.just(0.0) | positive)
+@settings(max_examples=60, deadline=None)
+def test_the_telescoping_inequalities_of_auto_hold_for_all_constants(scale, k, coupling, weak, modulus):
+    c = Constants(scale, scale / 10**k, scale * coupling, scale * coupling * weak)
+    mu = modulus + c.mu_lx**2 / c.L_xx
+    sizes = rounds(steps.auto(c, AGNOSTIC._replace(modulus=modulus)), 25)
+    slack = 1 + 1e-9
+    assert sizes[0] == pytest.approx((0.9 / c.L_xx, c.L_xx / (9 * c.L_lx**2), 1.0))
+    for (tau, sigma, _), (tau_, sigma_, theta) in itertools.pairwise(sizes):
+        assert theta * sigma_ <= sigma * slack
+        assert slack * theta >= tau / tau_ * (1 - c.mu_x * tau_)
+        assert slack * theta >= sigma / sigma_ / (1 + mu * sigma)
+        assert (c.L_xx + sigma_ * c.L_lx**2) * tau_ <= slack
+        assert sigma / tau <= sigma_ / tau_ * slack <= sigma / tau * (1 + c.mu_x * tau) * slack**2
+
+
+@given(st.lists(st.floats(0, 4), min_size=3, max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_the_guard_holds_sigma_where_the_losses_move_faster_than_measured(couplings):
+    c = Constants(3.5, 1e-3, 2.1)
+    rule = steps.auto(c, CHI2)
+    state, last = rule.init(jnp.float64), None
+    for coupling in couplings:
+        state = rule.guard(rule.next(state), jnp.asarray(coupling))
+        _, sigma, theta = map(float, state.now)
+        assert sigma * 9 * coupling <= c.L_xx * (1 + 1e-9)
+        assert coupling > c.L_lx**2 or sigma == pytest.approx(c.L_xx / (9 * c.L_lx**2), rel=1e-2)
+        if last is not None:
+            assert theta <= min(1, last / sigma) * (1 + 1e-9)
+        last = sigma
 
 
 def test_auto_accelerates_without_strong_concavity():
@@ -345,6 +384,34 @@ def test_constants_in_the_metric_of_the_local_steps(j):
     values = np.sqrt(np.maximum(np.linalg.eigvalsh(centred @ metric @ centred.T), 0))
     assert found.L_lx == pytest.approx(values[-1], rel=1e-9)
     assert found.mu_lx == pytest.approx(values[1], rel=1e-6)
+
+
+def test_the_smoothness_of_every_client_is_bounded_from_above():
+    shards = synthetic.regression(samples=[20, 50, 100, 30, 33], key=jax.random.key(4))
+    each = np.linalg.eigvalsh(dense(ridge(0.1), shards, jnp.zeros(DIM))[0])[:, -1]
+    assert steps.smoothness(RIDGE, shards, jnp.zeros(DIM)) == pytest.approx(each.max(), rel=1e-9)
+    found = [float(steps.client_smoothness(RIDGE, jnp.zeros(DIM), shards.client(i))) for i in range(2)]
+    np.testing.assert_allclose(found, each[:2], rtol=1e-9)  # as many iterations as parameters: exact
+    wide = synthetic.regression(n=2, dim=150, samples=200, key=jax.random.key(2))
+    top = np.linalg.eigvalsh(dense(ridge(0.1), wide, jnp.zeros(150))[0]).max()
+    assert top * (1 - 1e-9) <= steps.smoothness(tasks.ridge(150, 0.1), wide, jnp.zeros(150)) <= 1.15 * top
+
+
+def test_of_many_clients_a_few_stand_for_the_metric():
+    """Clients alike in their Hessians: the constants from sixteen of them are those from all."""
+    shards = synthetic.regression(n=80, dim=4, samples=400, key=jax.random.key(5))
+    task, x = tasks.ridge(4, 0.1), jnp.ones(4)
+    dual = objectives.chi2(n=80, rho=0.1)
+    found = steps.tuned(task, shards, x, dual, steps=5).constants
+    top = steps.estimate_constants(task, shards, x, steps=5)
+    assert found.L_xx == pytest.approx(top.L_xx, rel=0.1)
+    assert found.mu_x == pytest.approx(top.mu_x, rel=0.1)
+    hessians, gradients = dense(ridge(0.1), shards, x)
+    eta = 1 / np.linalg.eigvalsh(hessians).max()
+    metric = np.mean([sum(np.linalg.matrix_power(np.eye(4) - eta * h, i) for i in range(5)) / 5 for h in hessians], 0)
+    centred = gradients - gradients.mean(axis=0)
+    assert top.L_lx == pytest.approx(np.sqrt(np.linalg.eigvalsh(centred @ metric @ centred.T).max()), rel=1e-6)
+    assert top.mu_lx == 0
 
 
 def test_one_client_has_no_coupling():

@@ -30,6 +30,8 @@ from equipoise.algorithms.scaffpd import SCAFFPD, SCAFFPD_SECURE
 from equipoise.algorithms.scaffpd import scaffpd as scaffpd
 from equipoise.algorithms.scaffpd_ls import SCAFFPD_LS
 from equipoise.algorithms.scaffpd_ls import scaffpd_ls as scaffpd_ls
+from equipoise.algorithms.scaffpd_model import SCAFFPD_MODEL
+from equipoise.algorithms.scaffpd_model import scaffpd_model as scaffpd_model
 from equipoise.algorithms.scaffpd_partial import SCAFFPD_PARTIAL
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial as scaffpd_partial
 from equipoise.algorithms.sgd import SGD
@@ -58,6 +60,7 @@ ALGORITHMS: dict[str, Record] = {
         SCAFFPD_SECURE,
         SCAFFPD_PARTIAL,
         SCAFFPD_LS,
+        SCAFFPD_MODEL,
     )
 }
 

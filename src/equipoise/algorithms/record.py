@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from equipoise.cohorts import Sample, by_weight, everyone
+from equipoise.errors import require
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm
 from equipoise.steps import Rule
@@ -62,6 +63,10 @@ class Record(NamedTuple):
 
     def build_example(self, task: Task, dual: Dual, sample: Sample | None = None, **changes: Any) -> Algorithm:
         """The algorithm as in `example`, with `sample` or, where its paper draws otherwise, as many as that draws."""
+        needed = [a.name for a in self.settings if a.default is inspect.Parameter.empty and a.name not in self.example]
+        require(
+            not needed, f"the Record of {self.name} has no example of {', '.join(needed)}; put one into its `example`"
+        )
         sample = sample or everyone(dual.n)
         if self.cohorts == "everyone":
             sample = everyone(dual.n)

@@ -55,6 +55,7 @@ class Server(NamedTuple):
     heard: Bool[Array, " n"]  # whose loss was ever heard
     answered: Bool[Array, " n"]  # who answered in this round so far
     c: Vector
+    moved: Float[Array, ""]  # |x^r - x^{r-1}|^2 in the norm of the local steps, for the rule's guard
     steps: Any  # the rule's state
 
 
@@ -120,15 +121,18 @@ def scaffpd(
     # (2) Update the dual lam, Eq. (4.1).
 
     def update_dual(server: Server, replies: Replies) -> Server:
-        _, sigma, theta = server.steps.now
         losses = replies.cohort.put(server.losses, replies.each.loss)
         answered = replies.cohort.mark(n)
         heard = server.heard | answered
         before = jnp.where(server.heard, server.losses, losses)  # x^{-1} = x^0
+        change = losses - before
+        coupling = mean((server.moved, jnp.sum((change - jnp.mean(change)) ** 2)))
+        rule_state = rule.guard(server.steps, coupling)
+        _, sigma, theta = rule_state.now
         s = neutral((1 + theta) * losses - theta * before, heard)
         lam = dual.prox(server.lam + sigma * s, sigma)
         c = server.c if secure else replies.cohort.share(lam) @ replies.each.gradient
-        return server._replace(lam=lam, losses=losses, heard=heard, answered=answered, c=c)
+        return server._replace(lam=lam, losses=losses, heard=heard, answered=answered, c=c, steps=rule_state)
 
     # (2') Secure form only: c^r as a sum, so that no single gradient is seen.
 
@@ -158,12 +162,15 @@ def scaffpd(
 
     def update_primal(server: Server, replies: Replies) -> Server:
         du = jnp.sum(server.lam) * mean(replies.total)  # sum_i lam_i du_i; sum(lam) is 1 on a simplex
-        return server._replace(x=server.x - server.steps.now.tau * du)
+        tau = server.steps.now.tau
+        return server._replace(x=server.x - tau * du, moved=tau**2 * jnp.maximum(server.c @ du, 0))
 
     def init(x: Vector) -> Server:
         nobody = jnp.zeros(n, bool)
         lam = jnp.full(n, 1 / n, x.dtype)
-        return Server(x, lam, jnp.zeros_like(lam), nobody, nobody, jnp.zeros_like(x), rule.init(x.dtype))
+        return Server(
+            x, lam, jnp.zeros_like(lam), nobody, nobody, jnp.zeros_like(x), jnp.zeros((), x.dtype), rule.init(x.dtype)
+        )
 
     first = Exchange("collect", start_round, send_model, collect, update_dual, writes=True)
     middle = Exchange("weigh", those_who_answered, send_weight, weigh, update_correction)

@@ -90,9 +90,9 @@ def simulate(
     check_start(algorithm, x, rounds)
     check_data(algorithm, x, data)
     require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
-    shard, largest = jax.eval_shape(partial(_outline, algorithm), x, data, key)
+    shard, largest = jax.eval_shape(partial(outline, algorithm), x, data, key)
     layout = lay_out(shard, len(largest), devices, clients_per_batch)
-    keep, lose = as_operand(record or _nothing), None if lost is None else as_operand(lost)
+    keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
 
     data = jax.device_put(data)
     state, source, finite = beginning(algorithm)(x, data)
@@ -101,16 +101,16 @@ def simulate(
     del data
     row = jax.eval_shape(lambda keep, server: keep(server), keep, state.server)
     tally, past, seconds, compile_seconds = Tally.nothing(algorithm), None, 0.0, 0.0
-    words = tuple(map(int, np.ravel(jax.random.key_data(key))))
+    words = words_of(key)
     if resume is not None:
-        _check_resume(resume, algorithm, words, state, row, rounds)
+        check_resume(resume, algorithm.name, words, state, row, rounds)
         # A copy, because the loop takes over the buffers that it is given.
         server, clients = jax.tree.map(np.array, (resume.server, resume.clients))
         state = State(jnp.int32(resume.rounds), server, clients, state.tally)
         past, tally, seconds, compile_seconds = resume.history, resume.tally, resume.seconds, resume.compile_seconds
     done = 0 if resume is None else resume.rounds
     state, key, keep, lose = layout.place((state, key, keep, lose))
-    most = max(1, min(MOST_RECORDED, RECORDED // max(nbytes(row), 1)))
+    most = longest_history(row)
     advance = partial(rounds_of(algorithm, layout), length=most)
 
     clock = time.perf_counter()
@@ -193,7 +193,7 @@ def rounds_of(algorithm: Algorithm, layout: Layout) -> Callable:
     return jax.jit(advance, donate_argnums=0, static_argnames="length", out_shardings=layout.whole)
 
 
-def _outline(algorithm: Algorithm, x: Vector, data: ClientData, key: RandomKey) -> tuple:
+def outline(algorithm: Algorithm, x: Vector, data: ClientData, key: RandomKey) -> tuple:
     """A client's prepared data and the ids of the largest cohort, for their shapes."""
     server = algorithm.init(x)
     cohorts = [exchange.open(server, key)[1].ids for exchange in algorithm.round]
@@ -211,20 +211,27 @@ def as_operand(function: Callable) -> Partial:
     return Partial(function)
 
 
-def _nothing(server: Server) -> tuple:
+def nothing_recorded(server: Server) -> tuple:
     return ()
 
 
-def _check_resume(
-    resume: Result, algorithm: Algorithm, words: tuple[int, ...], state: State, row: PyTree, rounds: int
-) -> None:
+def words_of(key: RandomKey) -> tuple[int, ...]:
+    return tuple(map(int, np.ravel(jax.random.key_data(key))))
+
+
+def longest_history(row: PyTree) -> int:
+    """How many rounds' records are kept on the device: the same for every run, so that it compiles once."""
+    return max(1, min(MOST_RECORDED, RECORDED // max(nbytes(row), 1)))
+
+
+def check_resume(resume: Result, name: str, words: tuple[int, ...], state: State, row: PyTree, rounds: int) -> None:
     """`resume` is of this run: the same algorithm, record and key, and not beyond its end."""
     require(resume.rounds <= rounds, f"the result to resume has {resume.rounds} rounds already; ask for more than that")
     require(
-        resume.algorithm in ("", algorithm.name)
+        resume.algorithm in ("", name)
         and _shapes((resume.server, resume.clients)) == _shapes((state.server, state.clients)),
         f"the result to resume is of {resume.algorithm or 'another algorithm'} or of another model, and this is "
-        f"{algorithm.name}; resume with the algorithm, start and data that it came from",
+        f"{name}; resume with the algorithm, start and data that it came from",
     )
     require(
         resume.key in ((), words),

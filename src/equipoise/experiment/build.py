@@ -18,6 +18,7 @@ from equipoise.data import catalogue, federation, partition, silos, synthetic
 from equipoise.data.catalogue import Dataset
 from equipoise.data.encoding import Encoding, Feature, Target
 from equipoise.errors import InputError, require
+from equipoise.experiment import choice
 from equipoise.experiment.config import Config, Steps
 from equipoise.models import Model
 from equipoise.objectives import Dual
@@ -56,7 +57,7 @@ class Problem:
         """L: the largest curvature of any client's loss."""
         if self.curvature is not None:
             return self.curvature
-        return float(steps.estimate_constants(self.task, self.train, self.x, mu=self.l2).L_xx)
+        return steps.smoothness(self.task, self.train, self.x)
 
     def artifact_vector(self, x: Vector) -> np.ndarray:
         """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
@@ -281,6 +282,9 @@ def method(config: Config, problem: Problem) -> tuple[Algorithm, tuple[str, ...]
     cohort, coin = settings.pop("cohort", None), settings.pop("coin", None)
     psi, notes = dual(config, problem.n), []
     sample = _sample(record, problem.n, cohort, coin)
+    best = choice.best_algorithm(config.model_dump(exclude_none=True))
+    if best.name == record.name:
+        notes.append(f"{best.name} is the method of choice: {best.why}")
     rule = settings.pop("rule", None)
     if rule == "tuned":
         _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }")

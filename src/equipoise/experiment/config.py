@@ -30,7 +30,7 @@ from equipoise import algorithms, objectives
 from equipoise.algorithms import ALGORITHMS
 from equipoise.data.silos import SEPARATOR, is_separator
 from equipoise.errors import InputError, require
-from equipoise.experiment import mistakes, records
+from equipoise.experiment import choice, mistakes, records
 from equipoise.extensions import is_reference
 from equipoise.objectives import DUALS
 
@@ -110,6 +110,9 @@ class Run(Section):
     checkpoint_seconds: float = Field(10.0, ge=0, description="at least so long between two checkpoints")
     clients_per_batch: int | None = Field(None, ge=1, description="clients side by side on a device; less saves memory")
     devices: int | None = Field(None, ge=1, description="over how many devices (cores of a CPU); default: what pays")
+    until_gap: float | None = Field(
+        None, gt=0, description="stop when the objective is certified to be within this share of the best possible"
+    )
     lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
     tensorboard: bool = Field(False, description="write what TensorBoard shows beside the history")
 
@@ -142,6 +145,7 @@ class Federation(Section):
 
 WORDS = {
     "steps": "local steps in a round",
+    "memory": "directions that the server remembers; with a cohort about 2 * clients / cohort",
     "local_lr": "their size; auto: 1/L, measured (linear models)",
     "lr": "the step size; auto: 1/L, measured (linear models)",
     "dual_lr": "step size of the client weights",
@@ -253,7 +257,8 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         if key == "name":
             continue
         require(isinstance(value, Mapping), f"{source}: {key} is {value!r}; give a table, [{key}]")
-    names = {"objective": ("chi2", OBJECTIVES), "algorithm": ("scaffpd", tuple(ALGORITHMS))}
+    best = choice.best_algorithm(given).name
+    names = {"objective": ("chi2", OBJECTIVES), "algorithm": (best, tuple(ALGORITHMS))}
     for key, (start, allowed) in names.items():
         given[key] = {"name": start, **given.get(key, {})}
         name = given[key]["name"]

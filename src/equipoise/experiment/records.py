@@ -196,13 +196,13 @@ def read(path: str | Path) -> Run:
 
 def _check_fit(read: Run) -> None:
     """Files of different runs are told apart here, not by a report that fails."""
-    n, exchanges, path = len(read.federation.members), len(read.federation.exchanges), read.path / HISTORY
+    n, path = len(read.federation.members), read.path / HISTORY
     require(n > 0, f"{read.path / FEDERATION} names no clients; it is damaged")
     for row in read.rows:
         per_client = (row.loss, *row.scores.values(), *(() if row.lam is None else (row.lam,)))
         require(
             all(len(values) == n for values in per_client)
-            and len(row.asked) == len(row.answered) == exchanges
+            and len(row.asked) == len(row.answered) == len(read.rows[0].asked)
             and row.scores.keys() == read.rows[0].scores.keys(),
             f"{path}, round {row.round}, is not of the {n} clients of {FEDERATION}; one of the files is of another run",
         )

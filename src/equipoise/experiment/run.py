@@ -97,7 +97,8 @@ def _go(
         try:
             if start is None:
                 scribe.begin()
-            result = simulate(
+            result = until_certified(
+                simulate,
                 algorithm,
                 this.x,
                 this.train,
@@ -121,6 +122,22 @@ def _go(
         keep_rows(folder, this, x, test, evaluation.chosen(table, None))
         finish(told, folder, this, x, result, table, label or told.name, events)
     return records.read(folder)
+
+
+class Enough(Exception):
+    """The certificate is as good as `run.until_gap` asks; `result` is where the run stands."""
+
+    def __init__(self, result: Any):
+        super().__init__("the objective is certified")
+        self.result = result
+
+
+def until_certified(engine: Callable[..., Any], *args: Any, **how: Any) -> Any:
+    """What the engine returns, or where it stood when a pause found the objective certified."""
+    try:
+        return engine(*args, **how)
+    except Enough as enough:
+        return enough.result
 
 
 class Seen(NamedTuple):
@@ -171,6 +188,7 @@ class Scribe:
         self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
         self.saved = time.monotonic()
         self.board = _board(folder) if told.run.tensorboard else None
+        self.certified: float | None = None  # the relative gap, once it is as small as `run.until_gap` asks
 
     def start(self) -> Result | None:
         """The last checkpoint, the history cut back to it; None where there is none."""
@@ -216,6 +234,8 @@ class Scribe:
 
     def pause(self, result: Result) -> None:
         self.record(result)
+        if self.certified is not None and result.rounds < self.told.run.rounds:
+            raise Enough(result)
         due = time.monotonic() - self.saved >= self.told.run.checkpoint_seconds
         if due or result.rounds == self.told.run.rounds:
             self.save(result)
@@ -233,6 +253,9 @@ class Scribe:
             gap=float(seen.gap),
             distance=None if self.saddle is None else _distance(x, self.saddle),
         )
+        wanted = self.told.run.until_gap
+        if wanted is not None and row.gap is not None and row.gap <= wanted * abs(row.objective or 0):
+            self.certified = row.gap / abs(row.objective or 1)
         line = records.append_row(self.folder / records.HISTORY, row).encode()
         self.written += len(line)
         self.digest.update(line)

@@ -6,7 +6,7 @@ from equipoise.objectives.agnostic import AGNOSTIC, agnostic
 from equipoise.objectives.capping import cap_weights
 from equipoise.objectives.chi2 import CHI2, CHI2_BALL, chi2, chi2_ball
 from equipoise.objectives.cvar import AVERAGE, CVAR, cvar
-from equipoise.objectives.dual import Dual
+from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.kl import KL, kl
 from equipoise.objectives.propfair import PROPFAIR, propfair
 from equipoise.objectives.qffl import QFFL, qffl
@@ -18,6 +18,7 @@ DUALS: dict[str, Record] = {record.name: record for record in (AGNOSTIC, CHI2, C
 __all__ = [
     "DUALS",
     "Dual",
+    "Interior",
     "Record",
     "agnostic",
     "cap_weights",

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from equipoise.objectives.checks import clients, make_dual
-from equipoise.objectives.dual import Dual
+from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import simplex
 from equipoise.objectives.record import Record
 
@@ -30,7 +30,9 @@ def agnostic(n: int) -> Dual:
     def value(losses: Array) -> Array:
         return jnp.max(losses)
 
-    return make_dual(Dual("agnostic", n, penalty, prox, best_response, value, modulus=0.0))
+    return make_dual(
+        Dual("agnostic", n, penalty, prox, best_response, value, modulus=0.0, interior=Interior.weights(n))
+    )
 
 
 AGNOSTIC = Record("agnostic", agnostic)

@@ -62,6 +62,6 @@ def cap_weights(dual: Dual, cap: float) -> Dual:
         lam = best_response(losses)
         return jnp.sum(losses * lam) - dual.penalty(lam)
 
-    return make_dual(
-        dual._replace(name=f"{dual.name} capped at {cap:g}", prox=prox, best_response=best_response, value=value)
-    )
+    interior = None if dual.interior is None else dual.interior.capped(cap)
+    named = dual._replace(name=f"{dual.name} capped at {cap:g}", interior=interior)
+    return make_dual(named._replace(prox=prox, best_response=best_response, value=value))

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from equipoise.objectives.checks import clients, make_dual, number
-from equipoise.objectives.dual import Dual
+from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import moderate, simplex
 from equipoise.objectives.record import Record
 
@@ -37,7 +37,8 @@ def chi2(n: int, rho: float) -> Dual:
         lam = best_response(losses)
         return jnp.sum(losses * lam) - penalty(lam)
 
-    return make_dual(Dual("chi2", n, penalty, prox, best_response, value, modulus=rho * n))
+    interior = Interior.weights(n, quadratic=rho * n)
+    return make_dual(Dual("chi2", n, penalty, prox, best_response, value, modulus=rho * n, interior=interior))
 
 
 def chi2_ball(n: int, radius: float) -> Dual:
@@ -87,7 +88,8 @@ def chi2_ball(n: int, radius: float) -> Dual:
     def value(losses: Array) -> Array:
         return jnp.sum(losses * best_response(losses))
 
-    return make_dual(Dual("chi2_ball", n, penalty, prox, best_response, value, modulus=0.0))
+    interior = Interior.weights(n, radius=2 * radius / n)
+    return make_dual(Dual("chi2_ball", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))
 
 
 CHI2 = Record("chi2", chi2, example={"rho": 0.1}, defaults={"rho": 0.1})

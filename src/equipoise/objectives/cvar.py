@@ -4,11 +4,12 @@ import math
 from functools import partial
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from equipoise.errors import require
 from equipoise.objectives.checks import clients, make_dual, number
-from equipoise.objectives.dual import Dual
+from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import level, with_unit_sum
 from equipoise.objectives.record import Record
 
@@ -46,7 +47,8 @@ def cvar(n: int, alpha: float) -> Dual:
     def value(losses: Array) -> Array:
         return jnp.sum(losses * best_response(losses))
 
-    return make_dual(Dual("cvar", n, penalty, prox, best_response, value, modulus=0.0))
+    interior = Interior.weights(n, cap=np.full(n, cap)) if cap < 1 else Interior.weights(n)
+    return make_dual(Dual("cvar", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))
 
 
 CVAR = Record("cvar", cvar, example={"alpha": 0.3}, defaults={"alpha": 0.2})

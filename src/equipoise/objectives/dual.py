@@ -4,14 +4,56 @@ min_x  max_{lam in Lam}  sum_i lam_i f_i(x) - psi(lam)
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
 Weights = Float[Array, " n"]
 Losses = Float[Array, " n"]
 Scalar = Float[Array, ""]
+
+
+class Interior(NamedTuple):
+    """Lam and psi in the terms of an interior point method.
+
+    lam_i is the sum of the parts w_j with owner_j = i; the parts are at least zero and sum to one, and
+
+        psi = cost' w + quadratic/2 |w - p|^2 + entropy sum_j w_j log(w_j/p_j),    w <= cap,    |w - p|^2 <= radius.
+
+    Most duals have one part per client: the weight itself.
+    """
+
+    owner: np.ndarray
+    cost: Any  # these may be traced: [m], and the three numbers below
+    cap: np.ndarray  # infinity: none
+    p: np.ndarray
+    quadratic: Any = None
+    entropy: Any = None
+    radius: Any = None
+
+    @property
+    def only(self) -> np.ndarray | None:
+        """The single point of Lam, where it has one only."""
+        total = np.sum(self.cap)
+        return np.bincount(self.owner, self.cap) / total if total <= 1 + 1e-9 else None
+
+    @staticmethod
+    def weights(n: int, **parts: Any) -> "Interior":
+        """One part per client, without a cost and a cap unless given."""
+        given = {"owner": np.arange(n), "cost": np.zeros(n), "cap": np.full(n, np.inf), "p": np.full(n, 1 / n)}
+        if n == 1:
+            given["cap"] = np.ones(1)
+        return Interior(**given | parts)
+
+    def capped(self, cap: float) -> "Interior":
+        """With no weight above `cap`. Of two parts of a client the second is the cheaper one, and full before the
+        first is used."""
+        n = self.owner.max() + 1
+        below = np.zeros(n)
+        below[self.owner[n:]] = self.cap[n:]
+        return self._replace(cap=np.concatenate([np.minimum(self.cap[:n], cap - below), self.cap[n:]]))
 
 
 class Dual(NamedTuple):
@@ -25,3 +67,4 @@ class Dual(NamedTuple):
     value: Callable[[Losses], Scalar]  # that maximum: the robust objective of a loss vector
     modulus: float  # psi is modulus-strongly convex on Lam in the Euclidean norm; 0: merely convex
     simplex: bool = True  # Lam lies in the probability simplex, so lam can be sampled from
+    interior: Interior | None = None  # both for `algorithms.scaffpd_model`; None: not of that form

@@ -7,7 +7,7 @@ from jax.scipy.special import logsumexp, rel_entr
 from jax.typing import ArrayLike
 
 from equipoise.objectives.checks import clients, make_dual, number, reference
-from equipoise.objectives.dual import Dual
+from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import moderate
 from equipoise.objectives.record import Record
 
@@ -83,7 +83,8 @@ def kl(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
             less > -0.5, jnp.log1p(jnp.maximum(less, -0.5)), logsumexp(jnp.asarray(logs, losses.dtype) + x)
         )
 
-    return make_dual(Dual("kl", n, penalty, prox, best_response, value, modulus=rho))
+    interior = Interior.weights(n, entropy=rho, p=weights)
+    return make_dual(Dual("kl", n, penalty, prox, best_response, value, modulus=rho, interior=interior))
 
 
 KL = Record("kl", kl, example={"rho": 0.5}, defaults={"rho": 0.1}, not_settings=("p",))

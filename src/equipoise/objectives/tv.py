@@ -1,11 +1,12 @@
 """Total variation: weights may leave the reference p at a price of rho per unit moved, in and out."""
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
 from equipoise.objectives.checks import clients, make_dual, number, reference
-from equipoise.objectives.dual import Dual
+from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import level, moderate, with_unit_sum
 from equipoise.objectives.record import Record
 
@@ -46,7 +47,15 @@ def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         saved = jnp.minimum(worst - losses, 2 * moderate(rho, losses.dtype))
         return worst - jnp.sum(jnp.asarray(weights, losses.dtype) * saved)
 
-    return make_dual(Dual("tv", n, penalty, prox, best_response, value, modulus=0.0))
+    # What a client holds above p, at a price of rho, and what it keeps of p, which saves rho.
+    kept = np.flatnonzero(weights > 0)
+    interior = Interior(
+        owner=np.concatenate([np.arange(n), kept]),
+        cost=rho * np.concatenate([np.ones(n), -np.ones(len(kept))]),
+        cap=np.concatenate([np.full(n, np.inf), weights[kept]]),
+        p=np.concatenate([weights, weights[kept]]),
+    )
+    return make_dual(Dual("tv", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))
 
 
 TV = Record("tv", tv, example={"rho": 0.3}, defaults={"rho": 0.1}, not_settings=("p",))

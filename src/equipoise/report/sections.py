@@ -217,6 +217,7 @@ def convergence(entries: Sequence[Entry], id_: str) -> Safe:
         told.append(
             "The robust objective and its gap are each run's own: of other objectives, they cannot be compared."
         )
+    told.extend(filter(None, map(wording.certified, entries)))
     note = tag("p", " ".join(told), class_="note")
     return joined(_legend(entries) if len(entries) > 1 else "", tag("div", *tabs, *panes, class_="tabs both"), note)
 

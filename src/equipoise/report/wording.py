@@ -227,6 +227,17 @@ def notes(entries: Sequence[Entry]) -> list[str]:
     return list(dict.fromkeys(sentence(note) for entry in entries for note in entry.run.federation.notes))
 
 
+def certified(entry: Entry) -> str:
+    """How far a run's objective is from the best possible one, at most; nothing where that is not certified."""
+    last = entry.run.rows[-1] if entry.run.rows else None
+    if last is None or last.gap is None or last.objective is None or not 0 <= last.gap < abs(last.objective):
+        return ""
+    return sentence(
+        f"{entry.label} is certified after {last.round:,} rounds: no model has a robust objective more than "
+        f"{last.gap / abs(last.objective):.2g} times this one's below it"
+    )
+
+
 def differing(entries: Sequence[Entry]) -> str:
     """A warning where runs stand side by side that were not given the same rows."""
     rows = {tuple((m.train, m.test) for m in e.run.federation.members) for e in entries}

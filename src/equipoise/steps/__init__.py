@@ -1,7 +1,9 @@
 """Step sizes of SCAFF-PD: rules, and the constants they are made of."""
 
 from equipoise.steps.measure import Tuned as Tuned
+from equipoise.steps.measure import client_smoothness as client_smoothness
 from equipoise.steps.measure import estimate_constants as estimate_constants
+from equipoise.steps.measure import smoothness as smoothness
 from equipoise.steps.measure import tuned as tuned
 from equipoise.steps.rules import Constants as Constants
 from equipoise.steps.rules import Now as Now

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
@@ -19,6 +20,9 @@ from equipoise.protocol import Vector
 from equipoise.steps.rules import Constants, Rule, auto, sampled
 
 Scalar = Float[Array, ""]
+EXACT = 64  # parameters up to which all eigenvalues are found, and clients up to which all of L_lx's kin are
+LANCZOS = 16  # iterations beyond
+FEW = 16  # clients whose local steps stand for those of all
 
 
 class Tuned(NamedTuple):
@@ -38,9 +42,9 @@ def tuned(task: Any, shards: Any, x: Vector, dual: Dual, *, steps: int, mu: floa
     x itself L_lx may be several times larger. That is safe: as tau <= 1/L_xx, the primal step contracts towards
     argmin_x Phi(x, lam) whatever lam does, so x stays bounded, and L_lx near the saddle point decides.
 
-    For one machine: it sees all shards and computes about as much as 20 + n rounds do. `mu` is a strong
-    convexity known beforehand, such as the task's l2 coefficient. With `share` = m/n below 1 the rule is for
-    `scaffpd_partial` and its cohorts of m.
+    For one machine: it sees all shards. The metric is that of at most sixteen clients, the smoothness that of all,
+    so with many clients it costs a few rounds. `mu` is a strong convexity known beforehand, such as the task's l2
+    coefficient. With `share` = m/n below 1 the rule is for `scaffpd_partial` and its cohorts of m.
     """
     positive("steps", steps)
     data = _prepared(task, shards)
@@ -50,11 +54,13 @@ def tuned(task: Any, shards: Any, x: Vector, dual: Dual, *, steps: int, mu: floa
         dual.simplex,
         f"the weights of '{dual.name}' do not sum to one, which the constants assume; use steps.constant",
     )
-    high = float(_curvature(task, data, x)[1])
-    x = _settle(task, steps, data, x, 1 / high)
-    low, high_here = map(float, _curvature(task, data, x))
-    high = max(high, high_here)  # of quadratics they are the same
-    constants = _constants(task, data, x, max(low, mu), high, steps, 1 / high)
+    few = _some(data)
+    k = min(LANCZOS, x.size) if x.size > EXACT else x.size
+    low, high = map(float, _curvature(task, k, data, x))
+    x = _settle(task, steps, few, x, 1 / high)
+    low_here, high_here = map(float, _curvature(task, k, few, x))
+    low, high = min(low, low_here), max(high, high_here)  # of quadratics they are the same
+    constants = _constants(task, data, few, x, max(low, mu), high, steps, 1 / high)
     rule = auto(constants, dual) if share == 1 else sampled(constants, dual, share=share)
     return Tuned(rule, 1 / high, constants)
 
@@ -87,18 +93,50 @@ def estimate_constants(
     """
     positive("steps", steps)
     data = _prepared(task, shards)
-    low, high = map(float, _curvature(task, data, x))
+    low, high = map(float, _curvature(task, min(EXACT, x.size), data, x))
     eta = 1 / high if local_lr is None else local_lr
     positive("local_lr", eta)
     require(
         steps == 1 or eta * high < 2,
         f"local_lr is {eta}, but local steps diverge from {2 / high:.3g} on; give {1 / high:.3g}",
     )
-    return _constants(task, data, x, max(low, mu), high, steps, eta)
+    return _constants(task, data, data, x, max(low, mu), high, steps, eta)
 
 
-def _constants(task: Any, data: Any, x: Vector, low: float, high: float, steps: int, eta: float) -> Constants:
-    squares = [max(float(s), 0.0) for s in _coupling(task, steps, data, x, eta)]  # [0]: of the direction 1
+def smoothness(task: Any, shards: Any, x: Vector) -> float:
+    """L_xx at x alone: the largest curvature of any client's loss, for the price of a round or two."""
+    largest = _largest(task, _prepared(task, shards), x)
+    return float(jnp.max(largest))
+
+
+def client_smoothness(task: Any, x: Vector, shard: Any, iterations: int = 16) -> Scalar:
+    """L_i: an upper bound on the curvature of one client's loss at x, exact for quadratics up to the residual.
+
+    Lanczos iterations on Hessian-vector products with three vectors in memory: lost orthogonality repeats large Ritz
+    values and makes none that is not there. What a client can do on its own; one number to tell.
+    """
+    _, apply = jax.linearize(lambda u: task.grad(u, shard), x)
+    k, eps = min(iterations, x.size), jnp.finfo(x.dtype).eps
+    start = jax.random.normal(jax.random.key(0), x.shape, x.dtype)
+
+    def step(state: tuple[Vector, Vector, Scalar], _: None) -> tuple[tuple[Vector, Vector, Scalar], tuple]:
+        before, v, beta = state
+        u = apply(v) - beta * before
+        alpha = v @ u
+        u = u - alpha * v
+        rest = jnp.linalg.norm(u)
+        rest = jnp.where(rest > 100 * eps * jnp.abs(alpha), rest, 0)  # an invariant subspace: all that follows is zero
+        return (v, u * jnp.where(rest > 0, 1 / rest, 0), rest), (alpha, rest)
+
+    first = (jnp.zeros_like(x), start / jnp.linalg.norm(start), jnp.zeros((), x.dtype))
+    _, (alpha, beta) = jax.lax.scan(step, first, length=k)
+    ritz, vectors = jnp.linalg.eigh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
+    return ritz[-1] + beta[-1] * jnp.abs(vectors[-1, -1])
+
+
+def _constants(task: Any, data: Any, few: Any, x: Vector, low: float, high: float, steps: int, eta: float) -> Constants:
+    """`few` are the clients whose local steps stand for the metric."""
+    squares = [max(float(s), 0.0) for s in _coupling(task, steps, data, few, x, eta)]  # [0]: of the direction 1
     strong, weak = math.sqrt(squares[-1]), math.sqrt(squares[min(1, len(squares) - 1)])
     if steps == 1:
         return Constants(high, low, strong, weak)
@@ -107,7 +145,7 @@ def _constants(task: Any, data: Any, x: Vector, low: float, high: float, steps: 
         return (1 - (1 - eta * h) ** steps) / (steps * eta)
 
     # Equal weights may hide the steepest client.
-    top = max(float(_smoothness(task, steps, data, x, eta)), damped(high))
+    top = max(float(_smoothness(task, steps, few, x, eta)), damped(high))
     return Constants(top, damped(low), strong, weak)
 
 
@@ -126,22 +164,34 @@ def _measurement(function: Callable) -> Callable:
         with jax.default_matmul_precision("highest"):
             return function(*args, **kwargs)
 
-    fixed = [name for name in ("task", "steps") if name in inspect.signature(function).parameters]
+    fixed = [name for name in ("task", "steps", "k") if name in inspect.signature(function).parameters]
     return jax.jit(in_full_precision, static_argnames=fixed)
 
 
-def _hvp(task: Any, x: Vector, shard: Any, v: Vector) -> Vector:
-    return jax.jvp(lambda u: task.grad(u, shard), (x,), (v,))[1]
+def _some(data: Any) -> Any:
+    """At most `FEW` of the clients, evenly spaced."""
+    n = jax.tree.leaves(data)[0].shape[0]
+    ids = np.unique(np.linspace(0, n - 1, min(n, FEW)).astype(int))
+    return data if len(ids) == n else jax.tree.map(lambda a: a[ids], data)
+
+
+def _hessian(task: Any, x: Vector, shard: Any) -> Callable[[Vector], Vector]:
+    return jax.linearize(lambda u: task.grad(u, shard), x)[1]
 
 
 @_measurement
-def _curvature(task: Any, data: Any, x: Vector) -> tuple[Scalar, Scalar]:
+def _largest(task: Any, data: Any, x: Vector) -> Float[Array, " n"]:
+    return jax.lax.map(lambda shard: client_smoothness(task, x, shard), data)
+
+
+@_measurement
+def _curvature(task: Any, k: int, data: Any, x: Vector) -> tuple[Scalar, Scalar]:
     """The smallest and the largest eigenvalue of the clients' Hessians at x."""
 
     def on_client(shard: Any) -> tuple[Scalar, Scalar]:
-        return _extremes(lambda v: _hvp(task, x, shard, v), x, min(64, x.size))
+        return _extremes(_hessian(task, x, shard), x, k)
 
-    low, high = jax.lax.map(on_client, data)  # one client at a time, as each needs a basis of 64 vectors
+    low, high = jax.lax.map(on_client, data)  # one client at a time, as each needs a basis of k vectors
     return jnp.min(low), jnp.max(high)
 
 
@@ -189,9 +239,11 @@ def _precondition(task: Any, steps: int, data: Any, x: Vector, eta: Scalar, v: V
     """M v, for equal weights."""
 
     def on_client(shard: Any) -> Vector:
+        hessian = _hessian(task, x, shard)
+
         def step(_: Any, state: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
             z, total = state
-            z = z - eta * _hvp(task, x, shard, z)
+            z = z - eta * hessian(z)
             return z, total + z
 
         return jax.lax.fori_loop(1, steps, step, (v, v))[1] / steps
@@ -200,11 +252,19 @@ def _precondition(task: Any, steps: int, data: Any, x: Vector, eta: Scalar, v: V
 
 
 @_measurement
-def _coupling(task: Any, steps: int, data: Any, x: Vector, eta: Scalar) -> Float[Array, " n"]:
-    """The squared singular values of P C M^1/2, ascending."""
+def _coupling(task: Any, steps: int, data: Any, few: Any, x: Vector, eta: Scalar) -> Float[Array, " s"]:
+    """The squared singular values of P C M^1/2, ascending; of many clients zero and the largest."""
     c = jax.vmap(lambda shard: task.grad(x, shard))(data)
     c = c - jnp.mean(c, axis=0, keepdims=True)
-    gram = c @ jax.lax.map(lambda v: _precondition(task, steps, data, x, eta, v), c).T
+
+    def metric(v: Vector) -> Vector:
+        return _precondition(task, steps, few, x, eta, v)
+
+    n = c.shape[0]
+    if n > EXACT:
+        largest = _extremes(lambda w: c @ metric(w @ c), c[:, 0], LANCZOS)[1]
+        return jnp.array([0, 0, largest], x.dtype)
+    gram = c @ jax.lax.map(metric, c).T
     return jnp.linalg.eigvalsh((gram + gram.T) / 2)
 
 
@@ -213,7 +273,7 @@ def _smoothness(task: Any, steps: int, data: Any, x: Vector, eta: Scalar) -> Sca
     """The largest eigenvalue of M H for equal weights."""
 
     def hessian(v: Vector) -> Vector:
-        return jnp.mean(jax.vmap(lambda shard: _hvp(task, x, shard, v))(data), axis=0)
+        return jnp.mean(jax.vmap(lambda shard: _hessian(task, x, shard)(v))(data), axis=0)
 
     return _extremes(lambda v: _precondition(task, steps, data, x, eta, v), x, min(12, x.size), hessian)[1]
 

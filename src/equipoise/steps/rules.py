@@ -48,10 +48,13 @@ class Steps(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Step sizes as two pure functions over a state of its own, whose `now` are those of the open round."""
+    """Step sizes as pure functions over a state of its own, whose `now` are those of the open round."""
 
     init: Callable[[DTypeLike], Any]  # before the first round
     next: Callable[[Any], Any]  # when a round opens
+    # When the losses of the open round are known: |P (f(x_r) - f(x_{r-1}))|^2 / |x_r - x_{r-1}|^2, in the norm of the
+    # local steps; 0 where nothing moved.
+    guard: Callable[[Any, Scalar], Any] = lambda state, coupling: state
 
 
 class Constants(NamedTuple):
@@ -143,15 +146,24 @@ def sharp_accelerated(constants: Constants, *, a: float | None = None) -> Rule:
     return accelerated(tau=1 / (L_xx + L_lx**2 / a), sigma=1 / a, mu=mu_x)
 
 
+class Guarded(NamedTuple):
+    """The state of `auto`."""
+
+    now: Now  # of the open round
+    before: Now  # of the round before it
+    ahead: tuple[Scalar, Scalar]  # tau and sigma of the round after it, as planned
+
+
 def auto(constants: Constants, dual: Dual) -> Rule:
     """From Condition 5.1 to Condition 5.2, for every psi: linear convergence wherever there is any to be had.
 
-    gamma_r = sigma_r / tau_r grows as in Condition 5.1 until it is that of Condition 5.2, and then stays. The
-    step sizes are the largest ones allowed at that ratio, and the start is tau_0 = 0.9/L_xx:
+    gamma_r = sigma_r / tau_r starts at gamma_c, where tau_0 = 0.9/L_xx and sigma_0 = L_xx/(9 L_lx^2); it grows as in
+    Condition 5.1 until it is that of Condition 5.2, if that is larger, and then stays. The step sizes are the largest
+    ones allowed at that ratio:
 
-        gamma_{r+1} = min(gamma_r (1 + mu_x tau_r), gamma*),    1/tau_r = L_xx + sigma_r L_lx^2
+        gamma_{r+1} = min(gamma_r (1 + mu_x tau_r), max(gamma*, gamma_c)),    1/tau_r = L_xx + sigma_r L_lx^2
         theta_{r+1} = max(sigma_r/sigma_{r+1} / (1 + mu sigma_r), tau_r/tau_{r+1} (1 - mu_x tau_{r+1}))
-        gamma* = mu_x omega / (mu (omega - 1))
+        gamma* = mu_x omega / (mu (omega - 1)),    gamma_c = L_xx^2 / (8.1 L_lx^2)
         omega = (k+1)/2 + sqrt((k-1)^2/4 + L_lx^2/(mu_x mu)),    k = L_xx/mu_x
 
     Why: weigh round r of Lemma E.1 by t_r, with t_{r+1} = t_r / theta_{r+1}. The extrapolation costs at most
@@ -162,31 +174,57 @@ def auto(constants: Constants, dual: Dual) -> Rule:
     The second term cancels against the prox. The first is paid by (1/tau_{r-1} - L_xx)/2 |x_r - x_{r-1}|^2,
     left over from the round before, if theta_r sigma_r <= sigma_{r-1}: so it is, as gamma grows no faster than
     above. The distances to the saddle point telescope iff theta is at least the maximum above, whose two terms
-    both are 1 - 1/omega at gamma*.
+    both are 1 - 1/omega at gamma*. Above gamma* they still telescope, at the pace of x: with less data than
+    features mu_x is the l2 coefficient, and gamma* would let lam go a few percent of its way in a hundred rounds.
 
     mu is all that bends the problem in lam: mu_lam of psi, and mu_lx^2/L_xx of min_x Phi(x, lam), whose Hessian
     is -C (sum_i lam_i H_i)^-1 C'. The proof does not see the second part, but every mode of a quadratic
     (curvature in [mu_x, L_xx], coupling in [mu_lx, L_lx]) contracts by theta a round, even with twice as much
     of it. It is what makes agnostic and CVaR objectives over few clients converge linearly.
+
+    L_lx is measured in one place. Where the losses move faster than it allows, the guard holds sigma_r at
+    L_xx/(9 L_r^2), L_r the coupling of the last step, and theta_r at sigma_{r-1}/sigma_r and at 1.
     """
     L_xx, mu_x, L_lx, _ = _checked(constants)
     L_lx = max(L_lx, 1e-6 * L_xx)  # clients alike: lam does not matter, but sigma must be some number
-    mu, limit = dual.modulus + constants.mu_lx**2 / L_xx, math.inf
+    mu, start = dual.modulus + constants.mu_lx**2 / L_xx, L_xx**2 / (8.1 * L_lx**2)
+    limit = math.inf
     if mu > 0:
         k = L_xx / mu_x
         omega = max((k + 1) / 2 + math.sqrt((k - 1) ** 2 / 4 + L_lx**2 / (mu_x * mu)), 1.001)
-        limit = mu_x * omega / (mu * (omega - 1))
+        limit = max(mu_x * omega / (mu * (omega - 1)), start)
 
     def at(gamma: Any) -> tuple[Any, Any]:
         tau = 2 / (L_xx + (L_xx**2 + 4 * L_lx**2 * gamma) ** 0.5)
         return tau, gamma * tau
 
-    def after(now: Now) -> Now:
-        tau, sigma = at(jnp.minimum(now.sigma / now.tau * (1 + mu_x * now.tau), limit))
-        dual_side = now.sigma / sigma / (1 + mu * now.sigma)
-        return Now(tau, sigma, jnp.maximum(dual_side, now.tau / tau * (1 - mu_x * tau)))
+    def after(tau: Scalar, sigma: Scalar) -> tuple[Scalar, Scalar]:
+        return at(jnp.minimum(sigma / tau * (1 + mu_x * tau), limit))
 
-    return _rule(*at(min(L_xx**2 / (8.1 * L_lx**2), limit)), 1.0, after)
+    def extrapolated(tau: Scalar, sigma: Scalar, before: Now) -> Now:
+        dual_side = before.sigma / sigma / (1 + mu * before.sigma)
+        theta = jnp.maximum(dual_side, before.tau / tau * (1 - mu_x * tau))
+        return Now(tau, sigma, jnp.minimum(theta, jnp.minimum(before.sigma / sigma, 1)))
+
+    def init(dtype: DTypeLike) -> Guarded:
+        tau, sigma = (jnp.asarray(value, dtype) for value in at(start))
+        first = Now(tau, sigma, jnp.ones((), dtype))
+        return Guarded(first, first._replace(sigma=jnp.zeros((), dtype)), (tau, sigma))
+
+    def advance(state: Guarded) -> Guarded:
+        started = state.before.sigma > 0  # before the first round there is nothing to extrapolate from
+        now = extrapolated(*state.ahead, state.now)
+        now = now._replace(theta=jnp.where(started, now.theta, 1))
+        return Guarded(now, state.now, after(*state.ahead))
+
+    def guard(state: Guarded, coupling: Scalar) -> Guarded:
+        most = L_xx / (9 * jnp.maximum(coupling, jnp.finfo(coupling.dtype).tiny))
+        sigma = jnp.minimum(state.now.sigma, most)
+        held = sigma < state.now.sigma
+        now = extrapolated(state.now.tau, sigma, state.before)
+        return state._replace(now=Now(*(jnp.where(held, a, b) for a, b in zip(now, state.now, strict=True))))
+
+    return Rule(init, advance, guard)
 
 
 def sampled(constants: Constants, dual: Dual, *, share: float) -> Rule:

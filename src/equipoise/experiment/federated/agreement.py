@@ -105,7 +105,7 @@ def check(told: Config) -> None:
     require(
         getattr(told.algorithm, "rule", None) != "tuned",
         "algorithm.rule is 'tuned', which is measured on all rows in one place; give { sigma = .., theta = .. } (tau "
-        "is steps * local_lr unless given), or take algorithm.name = 'scaffpd_ls', which needs none",
+        "is steps * local_lr unless given), or take algorithm.name = 'scaffpd_model', which needs none",
     )
     require(not told.run.lost, "run.lost is for simulations; leave it out")
 

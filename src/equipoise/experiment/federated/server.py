@@ -191,7 +191,8 @@ class FederatedRun:
         assert of is not None
         start = self.start()
         try:
-            return flower.serve(
+            return run.until_certified(
+                flower.serve,
                 plan.algorithm,
                 plan.problem.x,
                 self.federation,
@@ -232,8 +233,10 @@ class FederatedRun:
         self.save(outcome)
         if self.due(outcome.rounds):
             self.record(outcome)
-        if outcome.rounds == self.told.run.rounds:
-            self.wait()
+        if outcome.rounds == self.told.run.rounds or self.told.run.until_gap is not None:
+            self.wait()  # whether this round was the last
+        if self.scribe.certified is not None:
+            raise run.Enough(outcome)
 
     def record(self, outcome: Outcome) -> None:
         traffic = outcome.ledger.traffic

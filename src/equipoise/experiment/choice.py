@@ -1,0 +1,45 @@
+"""Which algorithm a run takes that names none, and why."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from equipoise import objectives
+from equipoise.algorithms import ALGORITHMS
+from equipoise.extensions import is_reference
+
+
+class Choice(NamedTuple):
+    """An algorithm's name, and the reason in words."""
+
+    name: str
+    why: str
+
+
+def best_algorithm(settings: Mapping[str, Any]) -> Choice:
+    """The algorithm for settings as they stand in a file, checked or not."""
+
+    def given(section: str, key: str, default: Any = None) -> Any:
+        table = settings.get(section)
+        return table.get(key, default) if isinstance(table, Mapping) else default
+
+    table = settings.get("algorithm")
+    own = {key for key, value in (table.items() if isinstance(table, Mapping) else ()) if value is not None}
+    record = ALGORITHMS["scaffpd_model"]
+    foreign = sorted(own - {argument.name for argument in record.settings} - {"name", "cohort", "coin"})
+    objective, model = given("objective", "name", "chi2"), given("model", "name", "linear")
+    if foreign:
+        return Choice("scaffpd", f"{', '.join(foreign)} is given, which SCAFF-PD with a model does not need")
+    if model != "linear":
+        return Choice("scaffpd", f"a {model} is not convex, which SCAFF-PD with a model counts on")
+    if is_reference(objective) or (objective in objectives.DUALS and not _on_simplex(objective)):
+        return Choice("scaffpd", f"the weights of '{objective}' need not be shares, which SCAFF-PD with a model needs")
+    if given("federation", "clip") is not None:
+        return Choice("scaffpd", "clipped losses do not fit the gradients, which SCAFF-PD with a model compares")
+    few = given("algorithm", "cohort") is not None
+    how = "a few clients in a round are enough for it, " if few else ""
+    return Choice("scaffpd_model", f"the model is linear, {how}it has nothing to tune and needs the fewest rounds")
+
+
+def _on_simplex(objective: str) -> bool:
+    record = objectives.DUALS[objective]
+    return record(2, **record.example).simplex
