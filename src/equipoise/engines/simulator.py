@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,11 @@ from equipoise.engines.checks import all_finite, check_data, check_start, requir
 from equipoise.engines.feed import Feed, as_given, prepare
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import Layout, lay_out
-from equipoise.errors import LostReplies, Stopped, require
+from equipoise.errors import LostReplies, Stopped, require, unknown
 from equipoise.protocol import Algorithm, Client, RandomKey, Server, Vector, as_key, nbytes
 
+Products = Literal["float32", "tf32", "bf16"]
+PRODUCTS = {"float32": "float32", "tf32": "tensorfloat32", "bf16": "bfloat16"}  # JAX's names
 Progress = Callable[[int, int, Any], None]
 CHUNK_SECONDS = 0.25  # how long the device runs between two looks at the clock and at Ctrl-C
 RECORDED = 1 << 22  # bytes of records that stay on the device before they are fetched
@@ -60,6 +62,7 @@ def simulate(
     resume: Result | None = None,
     pause: Callable[[Result], None] | None = None,
     every: int = 1,
+    products: Products | None = None,
 ) -> Result:
     """Runs `algorithm` from x for `rounds` rounds over the clients of `data`.
 
@@ -79,6 +82,8 @@ def simulate(
         pause: called after every `every` rounds and after the last with the result so far (without its history), whose
             arrays are gone when it returns: for evaluation and checkpoints.
         every: see `pause`.
+        products: the precision of matrix products on an accelerator, whose sums are of the precision of x in any case:
+            "tf32" and "bf16" are faster and less exact. None: what JAX is set to, float32 where it is not set.
 
     Ctrl-C raises `Stopped`, whose `result` holds all rounds finished until then.
 
@@ -95,7 +100,7 @@ def simulate(
     keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
 
     data = jax.device_put(data)
-    state, source, finite = beginning(algorithm)(x, data)
+    state, source, finite = in_precision(products, beginning(algorithm))(x, data)
     require_finite(finite)
     source = layout.share(as_given(data) if source is None else source)
     del data
@@ -111,7 +116,7 @@ def simulate(
     done = 0 if resume is None else resume.rounds
     state, key, keep, lose = layout.place((state, key, keep, lose))
     most = longest_history(row)
-    advance = partial(rounds_of(algorithm, layout), length=most)
+    advance = in_precision(products, partial(rounds_of(algorithm, layout), length=most))
 
     clock = time.perf_counter()
     state, _ = jax.block_until_ready(advance(state, source, key, jnp.int32(done), keep, lose))
@@ -144,6 +149,20 @@ def simulate(
         raise Stopped(final)
     warn_of_broken(final)
     return final
+
+
+def in_precision(products: Products | None, program: Callable) -> Callable:
+    """`program` with matrix products of that precision; a CPU has but one."""
+    if products is not None and products not in PRODUCTS:
+        raise unknown("precision of products", products, PRODUCTS)
+    if products is None and (jax.config.jax_default_matmul_precision or jax.default_backend() == "cpu"):  # type: ignore[attr-defined]
+        return program
+
+    def call(*args: Any) -> Any:
+        with jax.default_matmul_precision(PRODUCTS[products or "float32"]):
+            return program(*args)
+
+    return call
 
 
 def once(build: Callable[..., Callable]) -> Callable[..., Callable]:

@@ -307,6 +307,8 @@ def method(config: Config, problem: Problem) -> tuple[Algorithm, tuple[str, ...]
         rule = steps.constant(tau=tau, sigma=rule.sigma, theta=rule.theta)
     if settings.get("mu") == "auto":
         settings["mu"] = problem.l2
+    if record.minibatch_form is not None and config.model.batch is not None:
+        notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
     algorithm = record.build(problem.task, psi, sample, rule, **settings)
     require(
         isinstance(algorithm, Algorithm),
