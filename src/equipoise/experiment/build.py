@@ -319,7 +319,7 @@ def method(config: Config, problem: Problem) -> tuple[Algorithm, tuple[str, ...]
     if config.federation and config.federation.clip is not None:
         algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
     if config.federation and config.federation.compress is not None:
-        prepared = jax.eval_shape(lambda: algorithm.prepare(problem.train.client(0)))
+        prepared = jax.eval_shape(algorithm.prepare, problem.train.client(0))
         crossing = wire(algorithm, problem.x, prepared)
         algorithm = algorithms.compress_replies(algorithm, crossing, dtype=config.federation.compress)
     return algorithm, tuple(notes)

@@ -183,7 +183,7 @@ class Scribe:
         self.every = told.run.evaluate_every or max(1, told.run.rounds // ROWS)
         self.look = look or at_home(told, this)
         self.saddle = build.saddle(told, this)
-        shard = jax.eval_shape(lambda: algorithm.prepare(this.train.client(0)))
+        shard = jax.eval_shape(algorithm.prepare, this.train.client(0))
         crossing = wire(algorithm, this.x, shard)
         self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
         self.saved = time.monotonic()
