@@ -1,81 +1,103 @@
-"""How long an exchange over Flower takes: `python -m benchmarks.flower [SITES ...]` (3 and 10 if not given).
+"""How long an exchange over Flower takes: `python -m benchmarks.flower`, everything on one machine.
 
-A SuperLink and so many SuperNodes on this machine, TLS and authentication on, SCAFF-PD (two exchanges a round) on small
-tables, so that what is measured is the network and Flower, not the arithmetic. Not part of `python -m benchmarks`: it
-takes minutes.
+A server and so many sites by `equipoise flower local`, TLS and authentication on, SCAFF-PD (two exchanges a round).
+Small: a linear model of 22 numbers, so that what is measured is the network and Flower. 4 MB: a million float32 down
+and up, with the arithmetic and the sites' memory on disk. Warm: sites that stay; standard: Flower's own programs, which
+start a process for every message. The times are those between the ends of exchanges, from the second round on;
+evaluations and checkpoints are in them. Not part of `python -m benchmarks`: it takes minutes.
 """
 
+import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from datetime import datetime
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tomli_w
 from rich.console import Console
 from rich.table import Table
 
-from equipoise.experiment import records
-from equipoise.experiment.federated import keys
-from equipoise.experiment.federated.launch import free_port, process
-
-ROUNDS, EXCHANGES = 2, 2
-EQUIPOISE = [sys.executable, "-m", "equipoise", "flower"]
-CPU = {
-    "Flower's client starts": "import flwr.supernode.cli.flwr_clientapp",
-    "and loads Equipoise": "import flwr.supernode.cli.flwr_clientapp, equipoise.experiment.federated.apps",
-}
+ROUNDS = {"standard": 2, "warm": 10}
+SIZES = {"small": {"name": "linear"}, "4MB": {"name": "mlp", "hidden": [9990]}}  # 10 -> 9990 -> 90: a million numbers
+CLASSES = {"small": 2, "4MB": 90}
+LIMIT = 3000  # seconds for one federation
 
 
-def federation(folder: Path, n: int) -> tuple[float, float, float]:
-    """Seconds per exchange and per round of training, and from the first command to the result."""
-    names = [f"site{k:02d}" for k in range(n)]
-    for k, name in enumerate(names):
-        rng = np.random.default_rng(k)
-        inputs = rng.normal(size=(100, 10))
-        np.savez(folder / f"{name}.npz", inputs=inputs, labels=(inputs[:, 0] + rng.normal(size=100) > 0).astype(int))
-    keys.make(folder / "keys", names)
+class Found(NamedTuple):
+    """Of one federation."""
+
+    exchange: float  # mean seconds
+    median: float
+    round: float
+    total: float  # from the command to its end
+    load: float  # of the machine, at the end
+
+
+def federation(folder: Path, n: int, way: str, size: str) -> Found:
+    (folder / "silos").mkdir()
+    for k in range(n):
+        rng, classes = np.random.default_rng(k), CLASSES[size]
+        rows = max(100, 2 * classes)
+        inputs = rng.normal(size=(rows, 10)).astype(np.float32)
+        labels = np.arange(rows) % classes if classes > 2 else (inputs[:, 0] + rng.normal(size=rows) > 0).astype(int)
+        np.savez(folder / "silos" / f"site{k:03d}.npz", inputs=inputs, labels=labels)
     settings = {
-        "algorithm": {"steps": 5, "local_lr": 0.1, "rule": {"sigma": 0.5, "theta": 0.5}},
-        "run": {"rounds": ROUNDS, "evaluate_every": ROUNDS},
-        "federation": {"sites": names},
+        "name": "run",
+        "data": {"task": "classification"},
+        "model": SIZES[size],
+        "algorithm": {"steps": 1, "local_lr": 0.01, "rule": {"sigma": 0.5, "theta": 0.5}},
+        "run": {"rounds": ROUNDS[way], "evaluate_every": ROUNDS[way]},
+        "federation": {"heavy": 1.0},
     }
     (folder / "f.toml").write_text(tomli_w.dumps(settings))
-    port, clock = str(free_port()), time.perf_counter()
-    with ExitStack() as stack, (folder / "log").open("w") as log:
-        for name in names:
-            site = [*EQUIPOISE, "site", name, f"{name}.npz", "--server", f"127.0.0.1:{port}"]
-            how = {"cwd": folder, "stdout": log, "stderr": log, "patience": 60.0}
-            stack.enter_context(process(site, {}, **how))
-        server = [*EQUIPOISE, "server", "f.toml", "--port", port, "--out", "run"]
-        subprocess.run(server, cwd=folder, stdout=log, stderr=log, check=True, timeout=1800)
-    seconds = records.read(folder / "run").rows[-1].seconds / ROUNDS
-    return seconds / EXCHANGES, seconds, time.perf_counter() - clock
-
-
-def cpu(code: str) -> float:
-    """Seconds of a core."""
-    before = os.times()
-    subprocess.run([sys.executable, "-c", code], check=True)
-    after = os.times()
-    return sum(after[2:4]) - sum(before[2:4])
+    command = [sys.executable, "-m", "equipoise", "flower", "local", "f.toml", "--silos", "silos", "--page", "-1"]
+    clock = time.perf_counter()
+    with (folder / "log").open("w") as log:
+        done = subprocess.run(
+            [*command, *(["--stock"] if way == "standard" else [])],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=LIMIT,
+        )
+    if done.returncode:
+        raise SystemExit((folder / "log").read_text()[-3000:])
+    total = time.perf_counter() - clock
+    lines = [json.loads(line) for line in (folder / "runs" / "run" / "log.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["kind"] == "exchange" and line["part"] == "train"]
+    ends = np.array([datetime.fromisoformat(line["time"]).timestamp() for line in trained])
+    per_round = len({line["exchange"] for line in trained})
+    steps = np.diff(ends[per_round - 1 :])
+    mean = float(steps.mean())
+    return Found(mean, float(np.median(steps)), per_round * mean, total, os.getloadavg()[0])
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", type=int, nargs="+", default=[3, 10, 100])
+    parser.add_argument("--ways", nargs="+", choices=list(ROUNDS), default=["warm", "standard"])
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--most", type=int, default=10, help="sites up to which the standard way is measured")
+    asked = parser.parse_args()
     console = Console()
-    load = os.getloadavg()[0]
-    console.print(f"{os.cpu_count()} cores, load before: {load:.1f}")
-    for what, code in CPU.items():
-        cpu(code)
-        console.print(f"CPU of one message, {what}: {cpu(code):.2f} s")
-    table = Table("sites", "s/exchange", "s/round", "s in all", "load after")
-    for n in [int(a) for a in sys.argv[1:]] or [3, 10]:
+    console.print(f"{os.cpu_count()} cores, load before: {os.getloadavg()[0]:.1f}")
+    table = Table("way", "message", "sites", "s/exchange", "median", "s/round", "s in all", "load after")
+    for way, size, n in product(asked.ways, asked.sizes, asked.sites):
+        if way == "standard" and n > asked.most:
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            found = federation(Path(folder), n)
-        table.add_row(str(n), *(f"{s:.1f}" for s in found), f"{os.getloadavg()[0]:.1f}")
+            found = federation(Path(folder), n, way, size)
+        cells = [f"{found.exchange:.2f}", f"{found.median:.2f}", f"{found.round:.2f}", f"{found.total:.0f}"]
+        console.print(f"{way} {size} {n}: {found}")
+        table.add_row(way, size, str(n), *cells, f"{found.load:.1f}")
     console.print(table)
 
 

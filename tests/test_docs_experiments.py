@@ -10,7 +10,7 @@ DOC = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
 
 
 def test_the_file_can_be_planned():
-    (text,) = re.findall(r"```toml\n(.*?)```", DOC, re.DOTALL)
+    text, *_ = re.findall(r"```toml\n(.*?)```", DOC, re.DOTALL)
     settings = tomllib.loads(text)
     assert [job.label for job in plan.compare(settings)] == ["DRFA", "SCAFF-PD"]
     assert len(plan.sweep(settings).trials) == 8
@@ -25,5 +25,5 @@ def test_the_code_runs(tmp_path, monkeypatch, capsys):
 
 def test_the_files_it_names_are_those_of_a_run_folder():
     named = set(re.findall(r"^\| `([\w.]+)` \|", DOC, re.MULTILINE))
-    assert named == {getattr(records, name) for name in ("CONFIG", "ENVIRONMENT", "FEDERATION", "HISTORY", "CHECKPOINT",
-                                                         "MODEL", "RESULT")} | {"report.html"}  # fmt: skip
+    files = ("MARKER", "CONFIG", "ENVIRONMENT", "FEDERATION", "HISTORY", "CHECKPOINT", "MODEL", "RESULT")
+    assert named == {getattr(records, name) for name in files} | {"report.html"}

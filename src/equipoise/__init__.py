@@ -20,12 +20,13 @@ if TYPE_CHECKING:
         steps,
         tasks,
     )
-    from equipoise.engines import Result, debug, kernel, simulate
+    from equipoise.engines import Result, Trial, debug, grid, kernel, simulate, sweep
     from equipoise.evaluation import fairness
 
-ENGINES = ("Result", "debug", "kernel", "simulate")
+ENGINES = ("Result", "Trial", "debug", "grid", "kernel", "simulate", "sweep")
 __all__ = [
     "Result",
+    "Trial",
     "algorithms",
     "artifact",
     "certificates",
@@ -37,12 +38,14 @@ __all__ = [
     "evaluation",
     "experiment",
     "fairness",
+    "grid",
     "kernel",
     "models",
     "objectives",
     "programs",
     "simulate",
     "steps",
+    "sweep",
     "tasks",
 ]
 __version__ = "0.1.0"

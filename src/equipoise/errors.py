@@ -27,7 +27,8 @@ class Stopped(KeyboardInterrupt):
     """Ctrl-C during a run; `result` holds everything computed until then."""
 
     def __init__(self, result: Any):
-        super().__init__(f"stopped after {result.rounds} rounds; nothing of them is lost")
+        rounds = "some" if isinstance(result, list) else result.rounds
+        super().__init__(f"stopped after {rounds} rounds; nothing of them is lost")
         self.result = result
 
 

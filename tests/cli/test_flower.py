@@ -1,12 +1,16 @@
 """`equipoise flower`: what it says, and the exact commands that it would run."""
 
+import contextlib
 import importlib.util
-import signal
+import json
+import re
 import stat
 import subprocess
 import sys
+import threading
 import time
 import tomllib
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -27,7 +31,7 @@ def said(*words):
     return done.exit_code, done.output
 
 
-@pytest.mark.parametrize("command", ["keys", "server", "site"])
+@pytest.mark.parametrize("command", ["keys", "server", "site", "local", "status"])
 def test_every_command_has_help_with_an_example(command):
     code, text = said(command, "--help")
     assert code == 0
@@ -36,7 +40,12 @@ def test_every_command_has_help_with_an_example(command):
 
 def test_without_flower_there_is_a_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for words in (["keys", tmp_path, "--sites", "a"], ["server", "x.toml"], ["site", "a", "a.csv"]):
+    for words in (
+        ["keys", tmp_path, "--sites", "a"],
+        ["server", "x.toml"],
+        ["site", "a", "a.csv"],
+        ["local", "x.toml"],
+    ):
         code, text = said(*words)
         assert code == 2
         assert "pip install 'equipoise[flower]'" in text
@@ -75,14 +84,19 @@ def test_encryption_and_authentication_unless_asked_otherwise(tmp_path):
     from equipoise.experiment.federated import keys, launch
 
     keys.make(tmp_path, ["north"])
-    link = launch.superlink("0.0.0.0", 8000, tmp_path / "state.db", tmp_path)
+    link = launch.superlink("0.0.0.0", 8000, tmp_path)
     assert {"--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--enable-supernode-auth"} <= {*link}
     assert "--insecure" not in link
     node = launch.supernode("host:1", 2, {"site": "north", "data": "x y.csv"}, tmp_path)
     assert {"--root-certificates", "--auth-supernode-private-key"} <= {*node}
     assert node[node.index("--node-config") + 1] == "site='north' data='x y.csv'"
     assert "--insecure" not in node
-    assert "--insecure" in launch.superlink("127.0.0.1", 8000, tmp_path / "state.db", None)
+    assert "--insecure" in launch.superlink("127.0.0.1", 8000, None)
+    assert Path(link[2]).name == "superlink.py"  # the one that holds pulls
+    assert "--database" not in link
+    stock = launch.superlink("127.0.0.1", 8000, tmp_path, database=tmp_path / "state.db")
+    assert stock[0] == "flower-superlink"
+    assert "--database" in stock
     assert "--insecure" in launch.supernode("host:1", 2, {"site": "north"}, None)
     with pytest.raises(InputError, match="there is no key"):
         launch.supernode("host:1", 2, {"site": "south"}, tmp_path)
@@ -128,6 +142,82 @@ def test_what_a_server_lacks_is_said_before_anything_starts(settings, sentence, 
 
 
 @needs_flower
+def test_what_a_local_federation_lacks_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.toml").write_text(tomli_w.dumps(silos.settings(federation={"sites": ["east", "west"]})))
+    code, text = said("local", "f.toml")
+    assert code == 2
+    assert "give --silos, a folder with a file per site" in text
+    silos.write(tmp_path / "files")
+    code, text = said("local", "f.toml", "--silos", "files")
+    assert code == 2
+    assert "files has no file for west" in text
+    assert not (tmp_path / "runs").exists()
+
+
+@needs_flower
+def test_status_of_a_run(tmp_path, monkeypatch):
+    from equipoise.experiment.federated.status import StatusWriter
+
+    monkeypatch.chdir(tmp_path)
+    code, text = said("status")
+    assert code == 2
+    assert "there is no run over Flower in runs" in text
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    writer = StatusWriter(tmp_path / "runs" / "one", "one", ("north", "south"), 7)
+    event = {"kind": "event", "round": 0, "exchange": "", "site": "north", "what": "joined", "why": "'north' is there"}
+    writer.observe(event)
+    writer.observe(
+        {
+            "kind": "exchange",
+            "part": "train",
+            "round": 2,
+            "exchange": "collect",
+            "asked": 2,
+            "seconds": 0.5,
+            "sites": {"north": 0.25},
+            "bytes_down": 10,
+            "bytes_up": 20,
+        }
+    )
+    writer.observe({**event, "site": "south", "what": "late", "why": "no reply within 1 s [red]"})
+    code, text = said("status")
+    assert code == 0
+    assert "training, round 3 of 7, 1 of 2 sites connected, 0.5 s per exchange, 10 bytes down, 20 up" in text
+    assert "late: no reply within 1 s [red]" in text
+    code, text = said("status", "--json")
+    assert json.loads(text)["sites"]["north"] == {
+        "state": "connected",
+        "replies": 1,
+        "seconds": 0.25,
+        "mean_seconds": 0.25,
+        "last_error": "",
+    }
+    writer.close("finished")
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "one" / "log.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["event", "exchange", "event"]
+
+
+@needs_flower
+def test_the_live_page_is_served_on_this_machine_only(tmp_path):
+    import httpx
+
+    from equipoise.experiment.federated.page import live_page
+
+    with live_page(tmp_path) as address:
+        assert address.startswith("http://127.0.0.1:")
+        page = httpx.get(address)
+        assert "status.json" in page.text
+        assert not re.search(r"(src|href)=.https?:", page.text)  # self-contained
+        assert httpx.get(address + "status.json").status_code == 404
+        (tmp_path / "status.json").write_text("{}")
+        assert httpx.get(address + "status.json").json() == {}
+        assert httpx.get(address + "../../etc/passwd").status_code == 404
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(address)
+
+
+@needs_flower
 def test_what_a_site_lacks_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text("x,label\n1,2\n")
@@ -141,26 +231,70 @@ def test_what_a_site_lacks_is_said(tmp_path, monkeypatch):
         assert sentence in text
 
 
-@needs_flower
-def test_a_process_ends_with_its_block_and_takes_its_children_along():
-    from equipoise.experiment.federated import launch
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
 
-    stubborn = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    stubborn += (
-        "c = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print(c.pid, flush=True); "
-    )
-    stubborn += "time.sleep(60)"
-    how = {"stdout": subprocess.PIPE, "text": True, "patience": 0.2}
-    with launch.process([sys.executable, "-c", stubborn], {}, **how) as child:
-        grandchild = int(child.stdout.readline())
-    assert child.returncode == -signal.SIGKILL
-    end = time.monotonic() + 10
-    while running(grandchild) and time.monotonic() < end:
+
+def gone(pid, seconds=10):
+    end = time.monotonic() + seconds
+    while running(pid) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not running(grandchild)
+    return not running(pid)
+
+
+@needs_flower
+def test_a_process_ends_with_its_block_and_takes_along_what_it_started_in_any_session():
+    from equipoise.experiment.federated import processes
+
+    options = {"stdout": subprocess.PIPE, "text": True}
+    with processes.process([sys.executable, "-c", STUBBORN], {}, **options) as child:
+        grandchild = int(child.stdout.readline())
+    assert gone(grandchild)
     child.stdout.close()
     with (
-        launch.process([sys.executable, "-c", ""], {}, patience=0.2) as child,
+        processes.process([sys.executable, "-c", ""], {}) as child,
         pytest.raises(EquipoiseError, match="ended before it had begun"),
     ):
-        launch.await_port(child, "127.0.0.1", launch.free_port(), 10)
+        processes.await_port(child, "127.0.0.1", processes.free_port(), 10)
+
+
+@needs_flower
+def test_a_process_ends_when_the_one_that_started_it_is_killed():
+    """With -9, so that it cannot say so."""
+    code = f"""
+import sys, time
+from equipoise.experiment.federated import processes
+with processes.process([sys.executable, "-c", {STUBBORN!r}], {{}}) as child:
+    print(child.pid, flush=True)
+    time.sleep(60)
+"""
+    top = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pids = [int(top.stdout.readline()) for _ in range(2)]
+    top.kill()
+    top.wait()
+    top.stdout.close()
+    assert all(map(gone, pids))
+
+
+@needs_flower
+def test_a_process_that_crashes_is_started_again_and_one_that_refuses_is_not(monkeypatch):
+    from equipoise.experiment.federated import processes
+
+    monkeypatch.setattr(processes, "RESTART", (0.01, 0.05))
+    said, stop, codes = [], threading.Event(), iter([1, -9, 2])
+
+    @contextlib.contextmanager
+    def begin():
+        code = next(codes)
+        death = "import os; os.kill(os.getpid(), 9)" if code < 0 else f"raise SystemExit({code})"
+        with processes.owned([sys.executable, "-c", death], {}) as child:
+            yield child
+
+    with pytest.raises(EquipoiseError, match="could not start"):
+        processes.keep_running(begin, stop, said.append)
+    assert [text.split("(")[1].split(")")[0] for text in said] == ["exit 1", "exit -9"]

@@ -190,6 +190,12 @@ def test_a_mistake_is_one_sentence(folder, settings, sentence):
     assert "\n" not in str(error.value)
 
 
+def test_an_example_that_is_missing_is_asked_for(folder):
+    said = CliRunner().invoke(app, ["algorithms", "mymethod:RECORD"])
+    assert said.exit_code == 2
+    assert "has no example of steps, local_lr, damping; put one into its `example`" in said.stderr
+
+
 def test_a_site_imports_nothing_that_a_server_names(folder):
     with pytest.raises(InputError, match="which sites would have to import"):
         config.parse({"objective": {"name": "myobjective:quadratic"}}, own_code=False)

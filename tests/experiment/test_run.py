@@ -40,7 +40,7 @@ def finished(tmp_path_factory):
 def test_the_folder_holds_what_is_promised(finished):
     names = {path.name for path in finished.path.iterdir()}
     assert names == {"equipoise.json", "config.toml", "environment.json", "federation.json", "history.jsonl",
-                     "model.safetensors", "result.json"}  # fmt: skip
+                     "model.safetensors", "result.json", "rows.safetensors"}  # fmt: skip
     assert config.parse(finished.config) == small()
     assert [row.round for row in finished.rows] == [0, 3, 6, 9, 12]
     assert [m.train for m in finished.federation.members] == [20] * 4
@@ -230,17 +230,17 @@ def prices(folder):
 
 
 def test_only_weights_of_the_runs_own_objective_certify_it(tmp_path):
-    """TERM's weights are of another dual, and may be outside the set of this one, where they bound nothing."""
-    told = small("algorithm.name=term", "algorithm.t=50.0", "objective.name=cvar", "objective.alpha=1.0")
+    """TERM's weights are of another dual: the run is certified by the best response of its own."""
+    told = small("algorithm.name=term", "algorithm.t=50.0", "objective.name=agnostic")
     done = run.run(told, tmp_path / "run")
     last, this, dual = done.rows[-1], build.problem(told), build.dual(told, 4)
-    assert max(last.lam) > 0.9  # recorded as they are; CVaR at 1 allows equal weights only
+    assert sum(last.lam) == pytest.approx(1)  # recorded as they are
     x = jax.numpy.asarray(safetensors.numpy.load_file(done.path / "model.safetensors")["weight"].ravel())
 
     def gap(lam):
-        return float(eq.metrics.certify(this.task, dual, this.train, x, jax.numpy.asarray(lam), mu=0.1).gap)
+        return float(eq.certificates.certify(this.task, dual, this.train, x, jax.numpy.asarray(lam), mu=0.1).gap)
 
-    assert last.gap == pytest.approx(gap([0.25] * 4))
+    assert last.gap == pytest.approx(gap(dual.best_response(np.array(last.loss))))
     assert abs(last.gap - gap(last.lam)) > 1e-3
 
 

@@ -6,6 +6,7 @@ $EQUIPOISE_TEST_FAULTS is a JSON file: {site: [[round, exchange, fault], ...]}.
 import json
 import math
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from equipoise.experiment.federated.apps import client
 
-SLOW = 33.0  # seconds
+SLOW = 14.0  # seconds, longer than the deadline of the tests
 
 
 def changed(reply, change):
@@ -43,16 +44,24 @@ CHANGES = {"nan": filled(math.nan), "shape": reshaped, "huge": filled(1e30, only
 
 class Faulty(ClientApp):
     def __call__(self, message, context):
-        fault = told(message, context)
+        fault = planned(message, context)
         if fault == "raise":
             raise ZeroDivisionError
-        if fault == "slow":
+        if fault == "die":
+            os._exit(9)
+        if fault == "hang":
             time.sleep(SLOW)
-        reply = client(message, context)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if fault == "full":  # whatever is written now fails, as on a disk that is full
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            reply = client(message, context)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         return Message(changed(reply, CHANGES[fault]), reply_to=message) if fault in CHANGES else reply
 
 
-def told(message, context):
+def planned(message, context):
     at = message.content.get("at")
     if at is None or at["part"] != "train":
         return None

@@ -1,16 +1,16 @@
 """`equipoise flower` as processes, which tests start, watch and end by their ids."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from equipoise.experiment.federated.launch import descendants
+import psutil
 
 ROOT = Path(__file__).parents[2]
+PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 
 
 class Command:
@@ -22,56 +22,86 @@ class Command:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "equipoise", "flower", *map(str, words)],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **(env or {})},
+                env={**os.environ, "PYTHONPATH": PATH, "COLUMNS": "200", **(env or {})},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def wait(self, seconds):
+    def wait(self, seconds, code=0):
         try:
-            code = self.process.wait(seconds)
+            found = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not done within {seconds} s:\n{self.tail()}") from None
-        assert code == 0, self.tail()
+        assert found == code, self.tail()
 
     def tail(self, lines=60):
         return "\n".join(self.log.read_text().splitlines()[-lines:])
 
-    def stop(self, patience=30):
+    def tree(self):
+        """All that it started, and those that they started."""
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
+
+    def find(self, part, seconds=60):
+        """The process among them whose command has `part` in it, the lowest in the tree."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for process in reversed(self.tree()):
+                with suppress(psutil.Error):
+                    if any(part in word for word in process.cmdline()):
+                        return process
+            time.sleep(0.1)
+        raise AssertionError(f"there is no {part}:\n{self.tail()}")
+
+    def stop(self, patience=20):
         """As Ctrl-C would; whatever is left after that is killed."""
-        left = descendants(self.process.pid)
+        left = self.tree()
         if self.process.poll() is None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(patience)
-        kill(left)
-
-    def kill(self):
-        """As a power cut would."""
-        kill([self.process.pid, *descendants(self.process.pid)])
+        kill([*left, *self.tree()])
+        if self.process.poll() is None:
+            self.process.kill()
         self.process.wait()
 
+    def kill(self):
+        """With -9, this process alone: gives what it had started."""
+        tree = self.tree()
+        self.process.kill()
+        self.process.wait()
+        return tree
 
-def children(pid):
-    """The ids of the processes that a process started itself."""
-    below = descendants(pid)
-    deeper = {grandchild for child in below for grandchild in descendants(child)}
-    return [child for child in below if child not in deeper]
+
+def kill(processes):
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def alive(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def running(pid):
     """Whether there is such a process, other than one that only waits to be counted."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        return alive(psutil.Process(pid))
+    except psutil.NoSuchProcess:
         return False
 
 
-def kill(pids):
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def left(processes, seconds=15):
+    """Which of the processes are still there after a while."""
+    end = time.monotonic() + seconds
+    while any(map(alive, processes)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return [process for process in processes if alive(process)]
 
 
 def until(condition, seconds, command):
@@ -80,4 +110,4 @@ def until(condition, seconds, command):
     while not condition():
         assert time.monotonic() < end, f"still waiting after {seconds} s:\n{command.tail()}"
         assert command.process.poll() is None, command.tail()
-        time.sleep(0.2)
+        time.sleep(0.05)

@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'equipo
 
 from equipoise.engines.flower import client_app
 from equipoise.experiment import config, run
-from equipoise.experiment.federated.server import conduct
+from equipoise.experiment.federated.server import run_federation
 from equipoise.experiment.federated.site import QUESTIONS, open_site
 from tests.engines.flower.grid import InProcess
 
@@ -30,7 +30,7 @@ def test_three_silos(tmp_path):
         return {"folder": str(tmp_path / "homes" / site), "data": str(tmp_path / "silos" / f"{site}.csv")}
 
     app = client_app(open_site, questions=QUESTIONS)
-    over = conduct(told, tmp_path / "over", InProcess(app, sites, None, node, {"settings": told.toml()}))
+    over = run_federation(told, tmp_path / "over", InProcess(app, sites, None, node, {"settings": told.toml()}))
     local = run.run(
         config.parse({**settings, "data": {**settings["data"], "silos": str(tmp_path / "silos")}}), tmp_path / "local"
     )

@@ -1,6 +1,7 @@
 """Every model: a batch in, a batch out, parameters that are arrays, gradients that descend."""
 
 import json
+import sys
 
 import equinox as eqx
 import jax
@@ -135,3 +136,14 @@ def test_any_pair_of_functions_is_a_model():
 def test_what_cannot_be_built(make, sentence):
     with pytest.raises(InputError, match=sentence):
         make()
+
+
+def test_all_forms_of_a_convolution_are_one():
+    module = sys.modules["equipoise.models.cnn"]  # `models.cnn` is the factory
+    x = jax.random.normal(jax.random.key(0), (2, 6, 5, 3))
+    weight = jax.random.normal(jax.random.key(1), (4, 3, module.KERNEL, module.KERNEL))
+    found = {
+        name: jax.jit(jax.value_and_grad(lambda x, w, form=form: jnp.sum(jnp.sin(form(x, w))), (0, 1)))(x, weight)
+        for name, form in module.CONVOLUTIONS.items()
+    }
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), found["rows"], found["native"])

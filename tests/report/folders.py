@@ -22,7 +22,7 @@ ENVIRONMENT = records.Environment(
 PARAMETERS = 650
 
 
-def federation(n, *, task="classification", names=None, held_out=True, seed=0):
+def federation(n, *, task="classification", names=None, held_out=True, exchanges=2, seed=0):
     sizes = np.random.default_rng(seed).lognormal(5, 0.8, n).astype(int) + 20
     names = names or [f"hospital {i + 1}" for i in range(n)]
     return records.Federation(
@@ -34,7 +34,7 @@ def federation(n, *, task="classification", names=None, held_out=True, seed=0):
         ),
         held_out=held_out,
         parameters=PARAMETERS,
-        exchanges=("losses", "steps"),
+        exchanges=("losses", "steps")[-exchanges:],
         notes=("The column 'patient' looks like an identifier and was left out.",),
     )
 
@@ -73,7 +73,7 @@ def write(
     """A folder; `end` is the mean and the deviation of the clients' last scores, `missing` has none."""
     path = Path(root) / "".join(c if c.isalnum() else "-" for c in f"{label}-{seed}")
     path.mkdir(parents=True)
-    members = federation(n, task=task, names=names, held_out=held_out)
+    members = federation(n, task=task, names=names, held_out=held_out, exchanges=exchanges)
     (path / records.CONFIG).write_text(config(algorithm, objective, rounds))
     records.write_record(path / records.ENVIRONMENT, ENVIRONMENT)
     records.write_record(path / records.FEDERATION, members)

@@ -139,7 +139,7 @@ ODD = st.one_of(
     st.just({}), st.lists(st.integers(0, 2), max_size=3), st.just({"a": {"b": []}}), st.just("\ud800"),
 )  # fmt: skip
 many = settings(
-    max_examples=60 * tiny.LONGER,
+    max_examples=40 * tiny.LONGER,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

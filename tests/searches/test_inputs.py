@@ -15,11 +15,11 @@ from equipoise.experiment import config, folders, plan
 from tests.searches import tiny
 
 many = settings(
-    max_examples=500 * tiny.LONGER,
+    max_examples=300 * tiny.LONGER,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )
-few = settings(many, max_examples=120 * tiny.LONGER)
+few = settings(many, max_examples=60 * tiny.LONGER)
 
 KEYS = sorted({
     *(f"{name}.{key}" for name, section in config.SECTIONS.items() for key in section.model_fields),

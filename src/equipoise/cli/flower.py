@@ -1,21 +1,18 @@
 """`equipoise flower`: a federation whose clients are machines. Prints the Flower commands that it runs."""
 
 import importlib.util
-import os
-import shlex
 import signal
-import subprocess
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from equipoise.cli.experiments import Out, Overwrite, Set
+from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos
 from equipoise.cli.plainly import Commands, in_sentences, say
-from equipoise.errors import EquipoiseError, InputError, require
+from equipoise.errors import InputError, require
 
 flower_app = Commands(
     name="flower",
@@ -24,7 +21,11 @@ flower_app = Commands(
 )
 Keys = Annotated[Path, typer.Option(help="Certificates and keys: `equipoise flower keys` makes some for trials.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="No encryption, no authentication: on one machine only.")]
-RESTART = 5.0  # seconds before a site that was turned away asks again
+Stock = Annotated[
+    bool, typer.Option("--stock", help="Flower's own programs only: a process for every message. Slower.")
+]
+Page = Annotated[int, typer.Option(help="The port of the live page, on this machine only; 0: any, -1: no page.")]
+State = Annotated[Path, typer.Option(help="Where Flower's settings, logs and the app are kept.")]
 
 
 @flower_app.command()
@@ -60,15 +61,17 @@ def server(
     set_: Set = None,
     out: Out = None,
     overwrite: Overwrite = False,
-    state: Annotated[Path, typer.Option(help="Where Flower keeps what it knows of the nodes.")] = Path("flower-state"),
+    state: State = Path("flower-state"),
     client: Annotated[
         str | None, typer.Option(help="module:app, a ClientApp around Equipoise's, installed at all sites.")
     ] = None,
+    page: Page = 0,
+    stock: Stock = False,
     insecure: Insecure = False,
 ) -> None:
     """Train over the sites that come, and write a run folder as `equipoise run` does.
 
-    A run that was stopped goes on when the same command is given again.
+    A run that was stopped resumes when the same command is given again.
 
     Example: equipoise flower server federation.toml --keys keys --host 0.0.0.0
     """
@@ -76,8 +79,9 @@ def server(
         _need_flower()
         from equipoise.cli.experiments import _settings, _show, _source
         from equipoise.experiment import config, folders, records
-        from equipoise.experiment.federated import agreement, launch
+        from equipoise.experiment.federated import agreement
         from equipoise.experiment.federated import keys as made
+        from equipoise.experiment.federated.operations import ServerSettings, run_server
         from equipoise.experiment.federated.server import begin_or_go_on
 
         told = config.parse(_settings(file, None, None, set_), source=_source(file))
@@ -92,26 +96,8 @@ def server(
             with folders.writing(folder, "run", overwrite=True):
                 pass  # what an earlier run left is gone
         begin_or_go_on(told, folder)
-        local = "127.0.0.1" if host == "0.0.0.0" else host
-        home = launch.connection(state / "home", f"{local}:{port}", trust)
-        app = launch.app(state / "app", told, folder, client=client or launch.CLIENT)
-        more = launch.environment(home)
-        link = launch.superlink(host, port, state / "state.db", trust)
-        _print(link, more)
-        diary = state / "superlink.log"
-        with diary.open("a") as log, launch.process(link, more, stdout=log, stderr=log) as child:
-            say(f"what it says: {diary}")
-            launch.await_port(child, local, port)
-            for public in sorted((keys / made.SITES).glob("*.pub")) if trust else ():
-                _register(public, state / "registered", more)
-            begin = launch.run_app(app)
-            _print(begin, more)
-            with launch.process(begin, more) as started:
-                _wait_for(started, child)
-        require(
-            records.finished(folder),
-            f"the run stopped before its end, see above; the same command goes on where {folder} stands",
-        )
+        settings = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page)
+        run_server(told, folder, settings, say)
         _show([records.read(folder)], folder)
 
 
@@ -128,32 +114,107 @@ def site(
     folder: Annotated[
         Path | None, typer.Option(help="Where the site keeps what it must not forget; default: flower-sites/NAME.")
     ] = None,
+    stock: Stock = False,
     insecure: Insecure = False,
 ) -> None:
     """Take part in the runs of a server, until Ctrl-C. The rows stay here.
+
+    One process holds the rows and the compiled programs; it reconnects by itself, and is started again if it crashes.
 
     Example: equipoise flower site north north.csv --server fed.example.org:8000 --keys keys
     """
     with in_sentences(), _ended_in_order():
         _need_flower()
-        from equipoise.experiment.federated import launch
+        from equipoise.experiment.federated.operations import Site, node_config, run_site
 
         require(name, "the site has no name; give one")
         require((data is None) != (loader is None), "give the site's file, or --loader module:function")
         require(data is None or data.is_file(), f"there is no file {data}")
         home = folder or Path("flower-sites") / name
-        node = {"site": name, "folder": str(home.resolve()), "compiled": str((home / "compiled").resolve())}
-        node |= {"data": str(data.resolve())} if data else {"loader": str(loader), "path": str(Path.cwd())}
-        more = launch.environment(home / "flower")
-        while True:
-            port = launch.free_port()
-            command = launch.supernode(server, port, node, None if insecure else keys, key)
-            _print(command, more)
-            with launch.process(command, more) as child:
-                code = child.wait()
-            # After a crash the server may take this site for still there, for a minute.
-            say(f"Flower's node ended (exit {code}); it is started again in {RESTART:g} s, Ctrl-C stops")
-            time.sleep(RESTART)
+        rows = {"data": str(data.resolve())} if data else {"loader": str(loader), "path": str(Path.cwd())}
+        run_site(
+            Site(name, home, node_config(name, home, rows), key), server, None if insecure else keys, say, stock=stock
+        )
+
+
+@flower_app.command()
+def local(
+    file: Annotated[Path, typer.Argument(help="A TOML file, as for `equipoise flower server`.")],
+    silos: Silos = None,
+    label: Label = None,
+    set_: Set = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    state: State = Path("flower-local"),
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes for the sites; with fewer than sites, several share one.")
+    ] = 8,
+    page: Page = 0,
+    stock: Stock = False,
+) -> None:
+    """A whole federation on this machine, for a trial: a server, and a site for every file of a folder.
+
+    Keys are made for it; encryption and authentication are on. Ctrl-C ends all of it; the same command resumes.
+
+    Example: equipoise flower local federation.toml --silos silos
+    """
+    with in_sentences(), _ended_in_order():
+        _need_flower()
+        from equipoise.cli.experiments import _settings, _show, _source
+        from equipoise.data.silos import files as silo_files
+        from equipoise.experiment import config, folders, records
+        from equipoise.experiment.federated import agreement
+        from equipoise.experiment.federated.operations import ServerSettings, run_local
+        from equipoise.experiment.federated.processes import free_port
+        from equipoise.experiment.federated.server import begin_or_go_on
+
+        settings = _settings(file, None, None, set_)
+        data = settings.setdefault("data", {})
+        data |= {"label": label} if label else {}
+        where = silos or (Path(data["silos"]) if "silos" in data else None)
+        require(where is not None, "there are no files for the sites; give --silos, a folder with a file per site")
+        assert where is not None
+        data.pop("silos", None)
+        files = {path.stem: path for path in silo_files(where)[0]}
+        settings.setdefault("federation", {}).setdefault("sites", sorted(files))
+        told = config.parse(settings, source=_source(file))
+        agreement.check(told)
+        assert told.federation is not None
+        sites = told.federation.sites
+        files = files if isinstance(sites, int) else {name: files[name] for name in sites if name in files}
+        missing = [] if isinstance(sites, int) else [name for name in sites if name not in files]
+        require(not missing, f"{where} has no file for {', '.join(missing)}; it has {', '.join(sorted(files))}")
+        folder = out or Path("runs") / folders.name(told.name)
+        if overwrite:
+            with folders.writing(folder, "run", overwrite=True):
+                pass  # what an earlier run left is gone
+        begin_or_go_on(told, folder)
+        at = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
+        run_local(told, folder, files, at, say, processes=len(files) if stock else processes)
+        _show([records.read(folder)], folder)
+
+
+@flower_app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, or one with several: the newest.")] = Path(
+        "runs"
+    ),
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Who is connected, the round, seconds per exchange by site, bytes, and the last error.
+
+    Example: equipoise flower status runs/three-silos
+    """
+    with in_sentences():
+        from equipoise.experiment.federated import status as statuses
+
+        where = statuses.newest(folder)
+        found = statuses.read(where)
+        if json:
+            print(found.model_dump_json(indent=1))
+            return
+        say(statuses.told(found, where))
+        Console().print(statuses.table(found))
 
 
 def _need_flower() -> None:
@@ -168,41 +229,9 @@ def _ended_in_order() -> Iterator[None]:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _wait_for(started: subprocess.Popen, link: subprocess.Popen) -> None:
-    """Until the run has ended, or the server has."""
-    while started.poll() is None:
-        time.sleep(0.2)
-        if link.poll() is not None:
-            raise EquipoiseError(
-                f"Flower's server ended (exit {link.returncode}), see its log; the same command goes on"
-            )
-
-
-def _register(public: Path, known: Path, more: Mapping[str, str]) -> None:
-    """Once for each key; Flower remembers it in its database."""
-    from equipoise.experiment.federated import launch
-    from equipoise.files import write_whole
-
-    mark = known / public.name
-    if mark.is_file() and mark.read_bytes() == public.read_bytes():
-        return
-    command = launch.register(public)
-    _print(command, more)
-    done = subprocess.run(command, env={**os.environ, **more}, check=False, capture_output=True, text=True)
-    said = (done.stdout + done.stderr).strip()
-    require(done.returncode == 0 or "already" in said, f"{public} could not be registered: {said[-300:]}")
-    known.mkdir(parents=True, exist_ok=True)
-    write_whole(mark, public.read_bytes())
-
-
-def _print(command: Sequence[str], more: Mapping[str, str]) -> None:
-    short = dict(more) | {"PATH": more["PATH"].removesuffix(os.environ["PATH"]) + "$PATH"}
-    settings = " ".join(f"{name}={value if name == 'PATH' else shlex.quote(value)}" for name, value in short.items())
-    say(f"$ {settings} {shlex.join(command)}")
+        for s, handler in before.items():
+            signal.signal(s, handler)

@@ -1,16 +1,15 @@
 """What the server may see of a cohort's replies, in every engine: a sum, some rows, and who answered."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, PyTree
+from jaxtyping import Bool
 
+from equipoise.engines.summation import Summation, plain_sum
 from equipoise.protocol import Cohort, Replies, Reply
-
-Summation = Callable[[list[PyTree], PyTree], PyTree]  # the totals that arrived, by slot, and shapes -> their sum
 
 
 def fold(replies: Reply, cohort: Cohort, arrived: Bool[jax.Array | np.ndarray, " m"]) -> Replies:
@@ -25,18 +24,33 @@ def fold(replies: Reply, cohort: Cohort, arrived: Bool[jax.Array | np.ndarray, "
     return Replies(jax.tree.map(lambda a: a.sum(axis=0, dtype=a.dtype), total), each, Cohort(cohort.ids, arrived))
 
 
-def fold_slots(
-    replies: Mapping[int, Reply], like: Reply, cohort: Cohort, summation: Summation | None = None
-) -> Replies:
-    """The same of replies that came one by one, by their slots; `like` has the shapes of one.
+class Collected:
+    """The same of replies that come one by one, in any order, with memory for one total; `like` has a reply's shapes.
 
     `summation` takes the place of the plain sum: a masked one, whose single totals nobody can read.
     """
-    slots = range(len(cohort.ids))
-    nothing = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)
-    rows = [replies.get(slot, nothing) for slot in slots]
-    arrived = np.array([slot in replies for slot in slots])
-    if summation is None:
-        return fold(jax.tree.map(lambda *a: np.stack(a), *rows), cohort, arrived)
-    seen = fold(jax.tree.map(lambda *a: np.stack(a), *[Reply(None, row.each) for row in rows]), cohort, arrived)
-    return seen._replace(total=summation([replies[slot].total for slot in slots if slot in replies], like.total))
+
+    def __init__(self, like: Reply, cohort: Cohort, summation: Summation | None = None):
+        self.cohort, self.summation = cohort, summation or plain_sum()
+        self.slots: list[int] = []  # of those that answered
+        self.each = jax.tree.map(lambda s: np.zeros((len(cohort.ids), *s.shape), s.dtype), like.each)
+        self.total = self.summation.start(like.total)
+
+    def add(self, slot: int, reply: Reply) -> None:
+        self.slots.append(slot)
+        self.total = self.summation.add(self.total, reply.total)
+        for rows, row in zip(jax.tree.leaves(self.each), jax.tree.leaves(reply.each), strict=True):
+            rows[slot] = row
+
+    def folded(self) -> Replies:
+        present = np.isin(np.arange(len(self.cohort.ids)), self.slots)
+        total, each = jax.tree.map(jnp.asarray, (self.summation.finish(self.total), self.each))
+        return Replies(total, each, Cohort(self.cohort.ids, present))
+
+
+def fold_slots(replies: Mapping[int, Reply], like: Reply, cohort: Cohort) -> Replies:
+    """Of replies by their slots."""
+    collected = Collected(like, cohort)
+    for slot, reply in replies.items():
+        collected.add(slot, reply)
+    return collected.folded()

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,11 @@ from equipoise.engines.checks import all_finite, check_data, check_start, requir
 from equipoise.engines.feed import Feed, as_given, prepare
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import Layout, lay_out
-from equipoise.errors import LostReplies, Stopped, require
+from equipoise.errors import LostReplies, Stopped, require, unknown
 from equipoise.protocol import Algorithm, Client, RandomKey, Server, Vector, as_key, nbytes
 
+Products = Literal["float32", "tf32", "bf16"]
+PRODUCTS = {"float32": "float32", "tf32": "tensorfloat32", "bf16": "bfloat16"}  # JAX's names
 Progress = Callable[[int, int, Any], None]
 CHUNK_SECONDS = 0.25  # how long the device runs between two looks at the clock and at Ctrl-C
 RECORDED = 1 << 22  # bytes of records that stay on the device before they are fetched
@@ -60,6 +62,7 @@ def simulate(
     resume: Result | None = None,
     pause: Callable[[Result], None] | None = None,
     every: int = 1,
+    products: Products | None = None,
 ) -> Result:
     """Runs `algorithm` from x for `rounds` rounds over the clients of `data`.
 
@@ -79,6 +82,8 @@ def simulate(
         pause: called after every `every` rounds and after the last with the result so far (without its history), whose
             arrays are gone when it returns: for evaluation and checkpoints.
         every: see `pause`.
+        products: the precision of matrix products on an accelerator, whose sums are of the precision of x in any case:
+            "tf32" and "bf16" are faster and less exact. None: what JAX is set to, float32 where it is not set.
 
     Ctrl-C raises `Stopped`, whose `result` holds all rounds finished until then.
 
@@ -90,28 +95,28 @@ def simulate(
     check_start(algorithm, x, rounds)
     check_data(algorithm, x, data)
     require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
-    shard, largest = jax.eval_shape(partial(_outline, algorithm), x, data, key)
+    shard, largest = jax.eval_shape(partial(outline, algorithm), x, data, key)
     layout = lay_out(shard, len(largest), devices, clients_per_batch)
-    keep, lose = as_operand(record or _nothing), None if lost is None else as_operand(lost)
+    keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
 
     data = jax.device_put(data)
-    state, source, finite = beginning(algorithm)(x, data)
+    state, source, finite = in_precision(products, beginning(algorithm))(x, data)
     require_finite(finite)
     source = layout.share(as_given(data) if source is None else source)
     del data
     row = jax.eval_shape(lambda keep, server: keep(server), keep, state.server)
     tally, past, seconds, compile_seconds = Tally.nothing(algorithm), None, 0.0, 0.0
-    words = tuple(map(int, np.ravel(jax.random.key_data(key))))
+    words = words_of(key)
     if resume is not None:
-        _check_resume(resume, algorithm, words, state, row, rounds)
+        check_resume(resume, algorithm.name, words, state, row, rounds)
         # A copy, because the loop takes over the buffers that it is given.
         server, clients = jax.tree.map(np.array, (resume.server, resume.clients))
         state = State(jnp.int32(resume.rounds), server, clients, state.tally)
         past, tally, seconds, compile_seconds = resume.history, resume.tally, resume.seconds, resume.compile_seconds
     done = 0 if resume is None else resume.rounds
     state, key, keep, lose = layout.place((state, key, keep, lose))
-    most = max(1, min(MOST_RECORDED, RECORDED // max(nbytes(row), 1)))
-    advance = partial(rounds_of(algorithm, layout), length=most)
+    most = longest_history(row)
+    advance = in_precision(products, partial(rounds_of(algorithm, layout), length=most))
 
     clock = time.perf_counter()
     state, _ = jax.block_until_ready(advance(state, source, key, jnp.int32(done), keep, lose))
@@ -144,6 +149,20 @@ def simulate(
         raise Stopped(final)
     warn_of_broken(final)
     return final
+
+
+def in_precision(products: Products | None, program: Callable) -> Callable:
+    """`program` with matrix products of that precision; a CPU has but one."""
+    if products is not None and products not in PRODUCTS:
+        raise unknown("precision of products", products, PRODUCTS)
+    if products is None and (jax.config.jax_default_matmul_precision or jax.default_backend() == "cpu"):  # type: ignore[attr-defined]
+        return program
+
+    def call(*args: Any) -> Any:
+        with jax.default_matmul_precision(PRODUCTS[products or "float32"]):
+            return program(*args)
+
+    return call
 
 
 def once(build: Callable[..., Callable]) -> Callable[..., Callable]:
@@ -193,7 +212,7 @@ def rounds_of(algorithm: Algorithm, layout: Layout) -> Callable:
     return jax.jit(advance, donate_argnums=0, static_argnames="length", out_shardings=layout.whole)
 
 
-def _outline(algorithm: Algorithm, x: Vector, data: ClientData, key: RandomKey) -> tuple:
+def outline(algorithm: Algorithm, x: Vector, data: ClientData, key: RandomKey) -> tuple:
     """A client's prepared data and the ids of the largest cohort, for their shapes."""
     server = algorithm.init(x)
     cohorts = [exchange.open(server, key)[1].ids for exchange in algorithm.round]
@@ -211,20 +230,27 @@ def as_operand(function: Callable) -> Partial:
     return Partial(function)
 
 
-def _nothing(server: Server) -> tuple:
+def nothing_recorded(server: Server) -> tuple:
     return ()
 
 
-def _check_resume(
-    resume: Result, algorithm: Algorithm, words: tuple[int, ...], state: State, row: PyTree, rounds: int
-) -> None:
+def words_of(key: RandomKey) -> tuple[int, ...]:
+    return tuple(map(int, np.ravel(jax.random.key_data(key))))
+
+
+def longest_history(row: PyTree) -> int:
+    """How many rounds' records are kept on the device: the same for every run, so that it compiles once."""
+    return max(1, min(MOST_RECORDED, RECORDED // max(nbytes(row), 1)))
+
+
+def check_resume(resume: Result, name: str, words: tuple[int, ...], state: State, row: PyTree, rounds: int) -> None:
     """`resume` is of this run: the same algorithm, record and key, and not beyond its end."""
     require(resume.rounds <= rounds, f"the result to resume has {resume.rounds} rounds already; ask for more than that")
     require(
-        resume.algorithm in ("", algorithm.name)
+        resume.algorithm in ("", name)
         and _shapes((resume.server, resume.clients)) == _shapes((state.server, state.clients)),
         f"the result to resume is of {resume.algorithm or 'another algorithm'} or of another model, and this is "
-        f"{algorithm.name}; resume with the algorithm, start and data that it came from",
+        f"{name}; resume with the algorithm, start and data that it came from",
     )
     require(
         resume.key in ((), words),

@@ -22,7 +22,7 @@ from equipoise.experiment import choice
 from equipoise.experiment.config import Config, Steps
 from equipoise.models import Model
 from equipoise.objectives import Dual
-from equipoise.protocol import Algorithm, Vector
+from equipoise.protocol import Algorithm, Vector, wire
 from equipoise.tasks import Task
 
 
@@ -308,6 +308,8 @@ def method(config: Config, problem: Problem) -> tuple[Algorithm, tuple[str, ...]
         rule = steps.constant(tau=tau, sigma=rule.sigma, theta=rule.theta)
     if settings.get("mu") == "auto":
         settings["mu"] = problem.l2
+    if record.minibatch_form is not None and config.model.batch is not None:
+        notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
     algorithm = record.build(problem.task, psi, sample, rule, **settings)
     require(
         isinstance(algorithm, Algorithm),
@@ -315,6 +317,10 @@ def method(config: Config, problem: Problem) -> tuple[Algorithm, tuple[str, ...]
     )
     if config.federation and config.federation.clip is not None:
         algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
+    if config.federation and config.federation.compress is not None:
+        prepared = jax.eval_shape(lambda: algorithm.prepare(problem.train.client(0)))
+        crossing = wire(algorithm, problem.x, prepared)
+        algorithm = algorithms.compress_replies(algorithm, crossing, dtype=config.federation.compress)
     return algorithm, tuple(notes)
 
 

@@ -128,10 +128,18 @@ class Federation(Section):
     question: float = Field(300.0, gt=0, description="wait for statistics and curvatures, before the first round")
     exchange: float = Field(600.0, gt=0, description="wait for the replies of an exchange; who is slower is left out")
     poll: float = Field(0.2, gt=0, description="between two looks for replies")
+    quantile: float | None = Field(
+        None, gt=0, lt=1, description="end an exchange early, by this quantile of the seconds that past replies took"
+    )
+    slack: float = Field(3.0, ge=1, description="after so many times that quantile")
+    quorum: float = Field(0.5, ge=0, le=1, description="but not before this share of those asked has answered")
     least: int = Field(1, ge=0, description="sites that have to answer in every exchange, or the round is repeated")
     tries: int = Field(3, ge=1, description="times that a round is tried; then the run stops, to be resumed")
     heavy: float = Field(0.8, gt=0, le=1, description="share of the weight from which on a site is named in a warning")
     cap: float | None = Field(None, gt=0, le=1, description="most weight that a site can have")
+    compress: Literal["float32", "bfloat16"] | None = Field(
+        None, description="gradients go up as differences of this type; the limit stays the same"
+    )
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
 
 

@@ -31,6 +31,8 @@ MADE: dict[Kind, tuple[str, ...]] = {
         records.FEDERATION,
         records.ENVIRONMENT,
         records.AGREEMENT,
+        records.STATUS,
+        records.LOG,
         SERVER,
         PAGE,
         records.CONFIG,

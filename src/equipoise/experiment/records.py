@@ -10,6 +10,7 @@
     result.json             how it ended; its presence says that the run is finished
     rows.safetensors        what each scored row adds to the score, where the rows were at hand: for comparisons
     agreement.json          of a run over Flower: its sites, and how they read their tables
+    status.json, log.jsonl  of a run over Flower: how it stands, and all that happened
 
 All files but the history are replaced whole. The history grows by lines, each written before the checkpoint that
 counts on it and knows it by a digest; `resume` cuts off what no checkpoint covers. Not-a-number is null.
@@ -33,6 +34,7 @@ MARKER, FORMAT = "equipoise.json", 1  # the format of the folders that this vers
 CONFIG, ENVIRONMENT, FEDERATION = "config.toml", "environment.json", "federation.json"
 HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint.safetensors", "model.safetensors"
 AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
+STATUS, LOG = "status.json", "log.jsonl"
 
 
 class Record(BaseModel):
@@ -194,13 +196,13 @@ def read(path: str | Path) -> Run:
 
 def _check_fit(read: Run) -> None:
     """Files of different runs are told apart here, not by a report that fails."""
-    n, exchanges, path = len(read.federation.members), len(read.federation.exchanges), read.path / HISTORY
+    n, path = len(read.federation.members), read.path / HISTORY
     require(n > 0, f"{read.path / FEDERATION} names no clients; it is damaged")
     for row in read.rows:
         per_client = (row.loss, *row.scores.values(), *(() if row.lam is None else (row.lam,)))
         require(
             all(len(values) == n for values in per_client)
-            and len(row.asked) == len(row.answered) == exchanges
+            and len(row.asked) == len(row.answered) == len(read.rows[0].asked)
             and row.scores.keys() == read.rows[0].scores.keys(),
             f"{path}, round {row.round}, is not of the {n} clients of {FEDERATION}; one of the files is of another run",
         )

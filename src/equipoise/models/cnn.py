@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from equipoise.errors import positive, require
 from equipoise.models.linear import affine
@@ -55,18 +56,36 @@ def cnn(shape: Sequence[int], outputs: int) -> Model:
 
 
 def _convolve(layer: eqx.nn.Conv2d, x: Array) -> Array:
-    """[b, h, w, c] -> [b, h, w, channels], as one product with the image's patches.
+    """[b, h, w, c] -> [b, h, w, channels], in the form that is fastest on this kind of device."""
+    assert layer.bias is not None
+    form = CONVOLUTIONS[BY_BACKEND.get(jax.default_backend(), "rows")]
+    return form(x, layer.weight) + layer.bias.reshape(1, 1, 1, -1)
 
-    XLA's own convolution costs a CPU about five times as much here, most of it in the gradient.
+
+def by_rows(x: Array, weight: Float[Array, "k c i j"]) -> Array:
+    """One product with the image's patches, put together first along a row of pixels, then across rows.
+
+    Whole runs of channels are copied: pixel by pixel takes a CPU several times as long, and so does XLA's own
+    convolution, most of it in the gradient.
     """
     b, h, w, c = x.shape
     around = KERNEL // 2
     padded = jnp.pad(x, ((0, 0), (around, around), (around, around), (0, 0)))
-    shifts = [padded[:, i : i + h, j : j + w] for i in range(KERNEL) for j in range(KERNEL)]
-    patches = jnp.stack(shifts, axis=-1).reshape(b * h * w, c * KERNEL**2)
-    out = patches @ layer.weight.reshape(layer.out_channels, -1).T
-    assert layer.bias is not None
-    return out.reshape(b, h, w, -1) + layer.bias.reshape(1, 1, 1, -1)
+    row = jnp.concatenate([padded[:, :, j : j + w] for j in range(KERNEL)], axis=-1)  # [b, h + 4, w, 5 c]
+    patches = jnp.concatenate([row[:, i : i + h] for i in range(KERNEL)], axis=-1)  # [b, h, w, 25 c]
+    flat = weight.transpose(2, 3, 1, 0).reshape(c * KERNEL**2, -1)
+    return (patches.reshape(b * h * w, -1) @ flat).reshape(b, h, w, -1)
+
+
+def natively(x: Array, weight: Float[Array, "k c i j"]) -> Array:
+    """XLA's own convolution; with other weights for each client it becomes one of as many groups."""
+    return jax.lax.conv_general_dilated(
+        x, weight.transpose(2, 3, 1, 0), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+CONVOLUTIONS = {"rows": by_rows, "native": natively}
+BY_BACKEND = {"cpu": "rows", "gpu": "rows"}  # `python -m benchmarks.gpu` measures both
 
 
 def _pool(x: Array) -> Array:

@@ -214,4 +214,5 @@ def _markdown(headings: list[str], rows: list[list[str]]) -> str:
 
 def plain(text: str) -> str:
     """Names are the user's: nothing in them is Markdown, HTML or a new row."""
-    return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", " ".join(text.split()))
+    # An underscore between letters, as in local_lr, is one in Markdown too.
+    return re.sub(r"([\\`*\[\]<>|#&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))

@@ -167,8 +167,8 @@ def test_a_huge_loss_passes_the_checks_and_is_bounded_by_the_defences(tmp_path):
     like = replies(scaffpd(dual))["collect"]
 
     def huge(record):
-        _, c_i = unpack(record, like).each
-        return pack(like._replace(each=(np.float64(1e30), c_i)))
+        reply = unpack(record, like)
+        return pack(reply._replace(each=reply.each._replace(loss=np.float64(1e30))))
 
     fault = only("b", rounds=range(ROUNDS), exchange="collect")(sent(huge))
     with pytest.warns(FederationWarning, match="'b' has 100% of the weight"):
@@ -458,7 +458,7 @@ def test_a_slow_site_is_waited_for_until_the_time_out(tmp_path):
     federation.grid.slow = 2
     hasty = serve(algorithm, federation, KEY, rounds=2, timeouts={"train": 0.0})
     assert_same(hasty.result.server, simulated(algorithm, 1, lost_in=(0, 1), rounds=2).server)
-    assert whats(hasty, "b") == [(0, "train", "late"), (1, "train", "late")]
+    assert whats(hasty, "b") == [(0, "train", "late"), (1, "train", "absent")]  # nobody waits for it twice
 
 
 def test_no_site_waits_for_ever():

@@ -7,7 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.engines.flower import letters
+from equipoise.engines.flower import envelope
 from equipoise.engines.flower.wire import RAW, Refusal, check_values, pack, unpack
 from equipoise.protocol import Reply, wire
 from tests.problems import EVERY, assert_identical, build, start, unequal
@@ -120,11 +120,11 @@ def test_numbers_that_cannot_be_reckoned_with(bad):
         check_values(np.float32(1e30))
 
 
-AT = letters.At("train", "r1", 5, 0, "collect", 2, [1, 2], "", [], "abc")
+AT = envelope.Address("train", "r1", 5, 0, "collect", 2, [1, 2], "", [], "abc")
 
 
 def test_addresses_there_and_back():
-    assert letters.read_address(RecordDict({"at": letters.address(AT)})) == AT
+    assert envelope.read_address(RecordDict({"at": envelope.address(AT)})) == AT
 
 
 @pytest.mark.parametrize(
@@ -146,16 +146,16 @@ def test_addresses_there_and_back():
 )
 def test_addresses_that_make_no_sense_are_refused(change):
     with pytest.raises(Refusal):
-        letters.read_address(RecordDict({"at": ConfigRecord(AT._asdict() | change)}))
+        envelope.read_address(RecordDict({"at": ConfigRecord(AT._asdict() | change)}))
 
 
 @settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
-        st.one_of(st.sampled_from(letters.At._fields), st.text(max_size=3)),
+        st.one_of(st.sampled_from(envelope.Address._fields), st.text(max_size=3)),
         st.one_of(st.integers(-(2**40), 2**40), st.text(max_size=9), st.floats(), st.binary(max_size=4), st.booleans()),
     )
 )
 def test_random_addresses_never_crash(fields):
     with pytest.raises(Refusal):
-        letters.read_address(RecordDict({"at": ConfigRecord(fields)}))
+        envelope.read_address(RecordDict({"at": ConfigRecord(fields)}))

@@ -15,4 +15,6 @@ from equipoise.engines.flower.federation import FederationWarning as FederationW
 from equipoise.engines.flower.federation import Patience as Patience
 from equipoise.engines.flower.federation import gather as gather
 from equipoise.engines.flower.server import Demands as Demands
+from equipoise.engines.flower.server import Prepared as Prepared
+from equipoise.engines.flower.server import prepare as prepare
 from equipoise.engines.flower.server import serve as serve

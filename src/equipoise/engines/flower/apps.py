@@ -11,11 +11,20 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from equipoise import programs
-from equipoise.engines.flower.client import Open, Participant, answer_question, check_participant, guarded, work
-from equipoise.engines.flower.letters import read_text, text
+from equipoise.engines.flower.client import (
+    Open,
+    Participant,
+    answer_question,
+    check_participant,
+    guarded,
+    prepare,
+    work,
+)
+from equipoise.engines.flower.envelope import greeting, read_text, text
 from equipoise.errors import require
 
 log = logging.getLogger("equipoise.flower")
+KEPT = 2  # settings for which a site that stays is kept open
 
 
 def server_app(main: Callable[[Grid, Context], Any]) -> ServerApp:
@@ -33,22 +42,27 @@ def client_app(
     Args:
         open_site: from a node's context (its configuration, and that of the run) to the site.
         questions: the names of the questions that the site has answers to.
-        compiled: a folder where compiled programs are kept, because every message starts a new process.
+        compiled: a folder where compiled programs are kept, for the next process.
     """
     if compiled is not None:
         programs.keep(compiled)
     app = ClientApp()
-    sites: dict[tuple[int, int], tuple[Participant, dict[str, Open]]] = {}
+    # In a process that stays, a run that is resumed finds its site as it left it.
+    sites: dict[tuple[str, str], tuple[Participant, dict[str, Open]]] = {}
 
     def site_of(context: Context) -> tuple[Participant, dict[str, Open]]:
-        where = (context.run_id, context.node_id)
+        where = (site_name(context), repr(sorted(context.run_config.items())))
         if where not in sites:
             sites[where] = (check_participant(open_site(context)), {})
+            of_this_site = [key for key in sites if key[0] == where[0]]
+            for old in of_this_site[:-KEPT]:
+                del sites[old]
         return sites[where]
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        return Message(text("answer", site_name(context)), reply_to=message)
+        abilities = ["inline"] if context.node_config.get("inline") else []
+        return Message(greeting(site_name(context), abilities), reply_to=message)
 
     @app.query("notice")
     def notice(message: Message, context: Context) -> Message:
@@ -67,6 +81,7 @@ def client_app(
         return handle
 
     app.train("exchange")(replying(work))
+    app.query("prepare")(replying(prepare))
     for question in questions:
         app.query(question)(replying(partial(answer_question, question)))
     return app

@@ -5,8 +5,10 @@ stays in the site's own log.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from flwr.app import RecordDict
 
-from equipoise.engines.flower.letters import START, At, mark, read_address, read_text, text
+from equipoise.engines.flower.envelope import START, Address, mark, read_address, read_text, text
 from equipoise.engines.flower.memory import Memory, check_order
-from equipoise.engines.flower.plan import Leg, Plan, fingerprint, plan
+from equipoise.engines.flower.plan import ExchangeSpec, Plan, fingerprint, plan
 from equipoise.engines.flower.wire import Refusal, named, pack, refuse_unless, unpack
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Client, Data, Message, Vector
@@ -50,11 +52,16 @@ class Open(NamedTuple):
     """A job that is ready to work."""
 
     job: Job
-    legs: Plan
+    specs: Plan
     plan: str
     data: Data
     work: Mapping[str, Callable]
     like: Client
+
+
+# Sites that share a process and an algorithm compile it once, one after the other.
+jitted = lru_cache(maxsize=64)(jax.jit)
+compiling = threading.RLock()
 
 
 def open_job(job: Job) -> Open:
@@ -62,11 +69,11 @@ def open_job(job: Job) -> Open:
     for name, a in named(shard):
         clean = not jnp.issubdtype(a.dtype, jnp.floating) or bool(jnp.all(jnp.isfinite(a)))
         require(clean, f"{name} of this site's data has NaN or infinite entries; clean them or leave those rows out")
-    legs = plan(algorithm, x, shard)
+    specs = plan(algorithm, x, shard)
     like = jax.eval_shape(algorithm.init_client, x)
-    works = {name: jax.jit(leg.exchange.work) if compiled else leg.exchange.work for name, leg in legs.items()}
-    data = jax.jit(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
-    return Open(job, legs, fingerprint(algorithm, legs, config), data, works, like)
+    works = {name: jitted(spec.exchange.work) if compiled else spec.exchange.work for name, spec in specs.items()}
+    data = jitted(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
+    return Open(job, specs, fingerprint(algorithm, specs, config), data, works, like)
 
 
 def guarded(name: str, answer: Callable[[], RecordDict]) -> RecordDict:
@@ -86,42 +93,56 @@ def answer_question(question: str, site: Participant, _: dict[str, Open], conten
     return text("answer", site.answers[question](read_text(content, "question") or ""))
 
 
+def prepare(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
+    """Opens the parts that a question names and compiles what they do, so that the first exchange takes no longer."""
+    for part in (read_text(content, "question") or "").split():
+        refuse_unless(part in site.jobs, f"'{site.name}' has no part '{part}'")
+        with compiling:
+            job = opened[part] = open_job(site.jobs[part]())
+            client, key = job.job.algorithm.init_client(job.job.x), jax.random.key(0)
+            for name, spec in job.specs.items():
+                message = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), spec.message)
+                jax.block_until_ready(job.work[name](message, client, job.data, key))
+    return text("answer", "")
+
+
 def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
     """The reply to an exchange's message; `opened` keeps jobs between two messages of one process."""
     at = read_address(content)
     refuse_unless(at.part in site.jobs, f"'{site.name}' has no part '{at.part}'")
-    if at.part not in opened:
-        opened[at.part] = open_job(site.jobs[at.part]())
+    if at.part not in opened or opened[at.part].plan != at.plan:  # another agreement than when it was opened
+        with compiling:
+            opened[at.part] = open_job(site.jobs[at.part]())
     job = opened[at.part]
     refuse_unless(
         at.plan == job.plan,
         f"'{site.name}' and the server do not run the same: give both the same settings, and the same version",
     )
-    refuse_unless(at.exchange in job.legs, f"there is no exchange {at.exchange[:40]!r} in {job.job.algorithm.name}")
-    leg = job.legs[at.exchange]
-    message = unpack(content.get("message"), leg.message)
+    refuse_unless(at.exchange in job.specs, f"there is no exchange {at.exchange[:40]!r} in {job.job.algorithm.name}")
+    spec = job.specs[at.exchange]
+    message = unpack(content.get("message"), spec.message)
     memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
-    mine = recall(site, job, leg, at, memory)
+    mine = recall(site, job, spec, at, memory)
     key = jax.random.wrap_key_data(jnp.asarray(at.key, jnp.uint32))
     new, reply = jax.tree.map(np.asarray, job.work[at.exchange](message, mine, job.data, key))
     answer = RecordDict({"reply": pack(reply)})
-    if leg.exchange.writes:  # last of all, so that whatever fails leaves the memory as it was
-        memory.keep(at, leg.at, new)
+    if spec.exchange.writes:  # last of all, so that whatever fails leaves the memory as it was
+        memory.keep(at, spec.at, new)
     if job.job.then is not None:
         job.job.then(message)
     return answer
 
 
-def recall(site: Participant, job: Open, leg: Leg, at: At, memory: Memory) -> Client:
+def recall(site: Participant, job: Open, spec: ExchangeSpec, at: Address, memory: Memory) -> Client:
     """The state that the server counts on."""
     start = job.job.algorithm.init_client(job.job.x)
     if not jax.tree.leaves(job.like):
         return start
     states = memory.states()
-    check_order(states, mark(at.attempt, at.round, leg.at))
+    check_order(states, mark(at.attempt, at.round, spec.at))
     known = at.since == START or at.since in states
     refuse_unless(
-        known or not leg.reads,
+        known or not spec.reads,
         f"'{site.name}' does not remember what it did in {at.since}; it can take part again in a new run, or once "
         "the file with its memory is back",
     )

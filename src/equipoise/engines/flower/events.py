@@ -52,7 +52,7 @@ class Ledger(NamedTuple):
 
     run: str
     sites: tuple[str, ...]  # by client number
-    counted: tuple[str, ...]  # for each site, the mark of the last reply that counted (letters.At)
+    counted: tuple[str, ...]  # for each site, the mark of the last reply that counted (envelope.Address)
     events: tuple[Event, ...]
     traffic: tuple[Traffic, ...]
 

@@ -1,7 +1,7 @@
 """What a client must not forget between two messages, in a file of the site's own.
 
 Every message may start a new process, and a process may die; so the states stand in one file per run, replaced as a
-whole. It holds the few states that the server may still start from (`letters.At`), each under its mark.
+whole. It holds the few states that the server may still start from (`envelope.Address`), each under its mark.
 """
 
 import json
@@ -13,7 +13,7 @@ import safetensors
 import safetensors.numpy
 from jaxtyping import PyTree
 
-from equipoise.engines.flower.letters import At, mark, order
+from equipoise.engines.flower.envelope import Address, mark, order
 from equipoise.engines.flower.wire import named, refuse_unless
 from equipoise.files import write_whole
 from equipoise.protocol import Client
@@ -47,7 +47,7 @@ class Memory(NamedTuple):
             states[made_by] = jax.tree.unflatten(structure, leaves)
         return states
 
-    def keep(self, at: At, exchange: int, state: Client) -> None:
+    def keep(self, at: Address, exchange: int, state: Client) -> None:
         """Adds a state, and drops those that the server will not go back to."""
         states, new = self.states(), mark(at.attempt, at.round, exchange)
         check_order(states, new)

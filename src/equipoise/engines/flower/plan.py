@@ -13,7 +13,7 @@ from equipoise.errors import require
 from equipoise.protocol import Algorithm, Data, Exchange, Reply, Vector, wire
 
 
-class Leg(NamedTuple):
+class ExchangeSpec(NamedTuple):
     """One exchange of a round, seen from the network."""
 
     at: int  # its place in the round
@@ -24,23 +24,23 @@ class Leg(NamedTuple):
     reads: bool  # what a client does depends on what it remembers
 
 
-Plan = dict[str, Leg]  # by the exchange's name, in order
+Plan = dict[str, ExchangeSpec]  # by the exchange's name, in order
 
 
 def plan(algorithm: Algorithm, x: Vector, shard: Data) -> Plan:
-    """The legs of a round; `shard` is a client's, or shapes like one: only its number of rows may differ."""
+    """The specs of a round; `shard` is a client's, or shapes like one: only its number of rows may differ."""
     prepared = jax.eval_shape(algorithm.prepare, shard)
     client = jax.eval_shape(algorithm.init_client, x)
     server = jax.eval_shape(algorithm.init, x)
     i, key = jax.eval_shape(lambda: (jnp.int32(0), jax.random.key(0)))
-    legs: Plan = {}
+    specs: Plan = {}
     for k, (exchange, shapes) in enumerate(zip(algorithm.round, wire(algorithm, x, prepared), strict=True)):
-        require(exchange.name not in legs, f"{algorithm.name} has two exchanges '{exchange.name}'; rename one")
+        require(exchange.name not in specs, f"{algorithm.name} has two exchanges '{exchange.name}'; rename one")
         sent = jax.make_jaxpr(exchange.send)(server, i)
         done = jax.make_jaxpr(exchange.work)(shapes.message, client, prepared, key)
         first, count = len(jax.tree.leaves(shapes.message)), len(jax.tree.leaves(client))
         mine = done.jaxpr.invars[first : first + count]
-        legs[exchange.name] = Leg(
+        specs[exchange.name] = ExchangeSpec(
             k,
             exchange,
             shapes.message,
@@ -48,7 +48,7 @@ def plan(algorithm: Algorithm, x: Vector, shard: Data) -> Plan:
             alike=not uses(sent, sent.jaxpr.invars[-1:]),
             reads=uses(done, mine, beside=0 if exchange.writes else count),
         )
-    return legs
+    return specs
 
 
 def uses(traced: ClosedJaxpr, variables: list, beside: int = 0) -> bool:
@@ -57,11 +57,11 @@ def uses(traced: ClosedJaxpr, variables: list, beside: int = 0) -> bool:
     return any(v is given for v in seen for given in variables)
 
 
-def fingerprint(algorithm: Algorithm, legs: Plan, config: str = "") -> str:
+def fingerprint(algorithm: Algorithm, specs: Plan, config: str = "") -> str:
     """Equal for a server and a site that mean the same by every message; `config` is what else has to be equal."""
 
     def said(tree: Any) -> list:
         return [(name, str(a.dtype), a.shape) for name, a in named(tree)]
 
-    told = [(name, said(leg.message), said(leg.reply)) for name, leg in legs.items()]
+    told = [(name, said(spec.message), said(spec.reply)) for name, spec in specs.items()]
     return hashlib.sha256(repr((algorithm.name, algorithm.n, algorithm.size, told, config)).encode()).hexdigest()[:16]

@@ -2,36 +2,38 @@
 
 A round counts as a whole or not at all. It is repeated from its beginning when too few sites answer, and after a few
 repetitions the run is given up with all finished rounds in hand. Clients go along: every message says which of a
-client's replies was the last to count (`letters.At`), so that a reply that got lost leaves no trace at the client
+client's replies was the last to count (`envelope.Address`), so that a reply that got lost leaves no trace at the client
 either, as in the simulator.
 """
 
+import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flwr.app import Message, RecordDict
+from jax import Array
 from jax.typing import ArrayLike
-from jaxtyping import PyTree
+from jaxtyping import Int, PyTree
 
 from equipoise.engines.checks import check_start
-from equipoise.engines.flower.events import GivenUp, Ledger, Outcome, Traffic
-from equipoise.engines.flower.federation import Federation, Post, why_not
-from equipoise.engines.flower.letters import NAME, START, At, address, mark
-from equipoise.engines.flower.plan import Leg, Plan, fingerprint, plan
+from equipoise.engines.flower.envelope import NAME, START, Address, address, mark
+from equipoise.engines.flower.events import GivenUp, Ledger, Outcome, Traffic, What
+from equipoise.engines.flower.federation import Delivery, Federation, Limit, why_not
+from equipoise.engines.flower.plan import ExchangeSpec, Plan, fingerprint, plan
 from equipoise.engines.flower.wire import Refusal, check_values, framing, pack, refuse_unless, unpack
+from equipoise.engines.fold import Collected
 from equipoise.engines.simulator import Progress, Result, Tally
+from equipoise.engines.summation import Summation
 from equipoise.errors import Stopped, require
 from equipoise.protocol import (
     Algorithm,
-    Cohort,
     Data,
     RandomKey,
-    Replies,
     Reply,
     Server,
     Vector,
@@ -42,36 +44,65 @@ from equipoise.protocol import (
 
 STEPS = ("open", "send", "close")
 BLANK: tuple = (None, 0, 0.0, ())
-Summation = Callable[[list[PyTree], PyTree], PyTree]  # the present clients' totals by slot, and shapes -> their sum
+ENOUGH = 10  # replies of an exchange before a deadline is made of their times
+SHORTEST = 1.0  # seconds: no deadline is shorter
+REMEMBERED = 1000  # times of past replies
 
 
 class Demands(NamedTuple):
-    """When a round counts."""
+    """When an exchange ends, and when a round counts.
+
+    An exchange ends when all have answered, and at its time-out. With a `quantile` it also ends, once a `quorum` has
+    answered, after `slack` times that quantile of the seconds that replies to it took so far.
+    """
 
     least: int = 1  # sites that have to answer in every exchange (or all, where fewer are asked)
     tries: int = 3  # times that a round is tried
     heavy: float = 0.8  # the weight from which on a site is named in a warning
+    quantile: float | None = None
+    slack: float = 3.0
+    quorum: float = 0.5  # share of those asked
 
 
-def add(totals: list[PyTree], like: PyTree) -> PyTree:
-    """The plain sum. The only place where a reply's `total` is touched: a masked sum would take its place."""
-    rows = totals or [jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)]
-    return jax.tree.map(lambda *a: np.sum(np.stack(a), axis=0, dtype=a[0].dtype), *rows)
+def deadline(demands: Demands, timeout: float, past: Sequence[float], asked: int) -> Limit:
+    """Until when to wait in an exchange, by how many have answered; `past` are the seconds of replies to it so far."""
+    early = timeout
+    if demands.quantile is not None and len(past) >= ENOUGH:
+        early = min(timeout, max(SHORTEST, demands.slack * float(np.quantile(past, demands.quantile))))
+    quorum = math.ceil(demands.quorum * asked)
+    return lambda answered: early if answered >= quorum else timeout
+
+
+class Prepared(NamedTuple):
+    """An algorithm that is ready to be served, more than once without compiling again."""
+
+    algorithm: Algorithm
+    specs: Plan
+    compiled: Mapping[tuple[str, str], Callable]  # (exchange, "open" | "send" | "close")
+    digest: str
+
+
+def prepare(algorithm: Algorithm, x: Vector, shard: Data, config: str = "") -> Prepared:
+    """See `serve` for the arguments."""
+    specs = plan(algorithm, x, shard)
+    steps = {(name, do): jax.jit(getattr(spec.exchange, do)) for name, spec in specs.items() for do in STEPS}
+    return Prepared(algorithm, specs, steps, fingerprint(algorithm, specs, config))
 
 
 class Setup(NamedTuple):
     """What stays the same during a run."""
 
     federation: Federation
-    legs: Plan
-    compiled: Mapping[tuple[str, str], Callable]  # (exchange, "open" | "send" | "close")
+    specs: Plan
+    compiled: Mapping[tuple[str, str], Callable]
     key: RandomKey
     part: str
     run: str
     digest: str
     demands: Demands
     timeouts: Mapping[str, float]
-    summation: Summation
+    summation: Summation | None
+    note_under: int | None
 
 
 class State(NamedTuple):
@@ -105,11 +136,14 @@ def serve(
     record: Callable[[Server], PyTree] | None = None,
     demands: Demands | None = None,
     timeouts: Mapping[str, float] | None = None,
-    summation: Summation = add,
+    summation: Summation | None = None,
     progress: Progress | None = None,
     pause: Callable[[Outcome], None] | None = None,
     every: int = 1,
     resume: Outcome | None = None,
+    note_under: int | None = None,
+    prepared: Prepared | None = None,
+    start: Server | None = None,
 ) -> Outcome:
     """Runs `algorithm` from x for `rounds` rounds over the sites of `federation`.
 
@@ -126,12 +160,16 @@ def serve(
         record: what to keep of the server after every round; comes back as `result.history`.
         demands: when a round counts.
         timeouts: seconds for the replies of an exchange, by its name; `federation.patience.exchange` for others.
-        summation: how totals become a sum.
+        summation: how totals become a sum; the plain one unless given.
         progress: called after every round with (rounds done, rounds in all, the last record).
         pause: called after every `every` rounds and after the last with the outcome so far: for checkpoints. A run
             can be resumed from the newest of them only, for sites remember no further back.
         every: see `pause`.
         resume: an outcome to continue.
+        note_under: for what happens beside another run, such as an evaluation: its events are noted under this round of
+            the other run, whose outcome reports them.
+        prepared: what `prepare` made of the same algorithm, x, shard and config.
+        start: the server's state to start from, instead of the algorithm's own.
 
     Raises GivenUp or, on Ctrl-C, Stopped; the outcome until then is in `outcome` or `result`.
     """
@@ -139,16 +177,15 @@ def serve(
     check(algorithm, x, federation, rounds, every, resume)
     run = resume.ledger.run if resume else run or f"{int(time.time())}-{secrets.token_hex(4)}"
     require(NAME.fullmatch(run) and NAME.fullmatch(part), f"run '{run}', part '{part}': give letters, digits, . _ -")
-    legs = plan(algorithm, x, shard)
-    steps = {(name, do): jax.jit(getattr(leg.exchange, do)) for name, leg in legs.items() for do in STEPS}
-    digest = fingerprint(algorithm, legs, config)
+    _, specs, steps, digest = prepared or prepare(algorithm, x, shard, config)
     demands = demands or Demands()
     require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
-    setup = Setup(federation, legs, steps, key, part, run, digest, demands, timeouts or {}, summation)
+    setup = Setup(federation, specs, steps, key, part, run, digest, demands, timeouts or {}, summation, note_under)
     keep = jax.jit(record) if record else lambda server: ()
 
     past, done, before, old = (*resume.result[2:4], resume.result.seconds, resume.ledger.events) if resume else BLANK
     state, clock = begin(algorithm, x, resume), time.perf_counter()
+    state = state if start is None else state._replace(server=start)
     history: list[PyTree] = []
 
     def outcome(at: int, state: State, last: bool = True) -> Outcome:
@@ -156,8 +193,11 @@ def serve(
         rows = [*([] if past is None else [past]), *new]
         joined = jax.tree.map(lambda *a: np.concatenate(a), *rows) if rows else ()
         result = Result(state.server, None, joined, at, state.tally, before + time.perf_counter() - clock, 0.0)
-        events = (*old, *federation.events[federation.reported :])
-        federation.reported += last * len(federation.events[federation.reported :])
+        events: tuple = old
+        if note_under is None:
+            new_events = federation.events[federation.reported :]
+            events = (*old, *new_events)
+            federation.reported += last * len(new_events)
         return Outcome(result, Ledger(run, federation.sites, state.counted, events, tuple(state.traffic.values())))
 
     attempt, saved = 0, state.counted
@@ -223,94 +263,145 @@ def begin(algorithm: Algorithm, x: Vector, resume: Outcome | None) -> State:
 
 def one_round(setup: Setup, r: int, attempt: int, state: State, marks: list[tuple[str, str]]) -> State:
     """All exchanges of a round; `marks` are, per client, the states that may be gone back to."""
-    for leg in setup.legs.values():
-        setup.federation.where = (r, leg.exchange.name)
-        state = one_exchange(setup, leg, r, attempt, state, marks)
+    for spec in setup.specs.values():
+        setup.federation.where = (r if setup.note_under is None else setup.note_under, spec.exchange.name)
+        state = one_exchange(setup, spec, r, attempt, state, marks)
     return state
 
 
-def one_exchange(setup: Setup, leg: Leg, r: int, attempt: int, state: State, marks: list[tuple[str, str]]) -> State:
-    name, k, federation = leg.exchange.name, leg.at, setup.federation
+def one_exchange(
+    setup: Setup, spec: ExchangeSpec, r: int, attempt: int, state: State, marks: list[tuple[str, str]]
+) -> State:
+    """Sends, and folds in what comes, as it comes."""
+    name, k, federation, demands = spec.exchange.name, spec.at, setup.federation, setup.demands
     opening, working = exchange_keys(setup.key, r, k)
     server, cohort = setup.compiled[name, "open"](state.server, opening)
     ids = np.asarray(cohort.ids)
     clients = {int(s): int(ids[s]) for s in np.flatnonzero(cohort.present)}  # slot -> client
-    federation.find([federation.sites[i] for i in clients.values()])
+    asked, timeout = len({*clients.values()}), setup.timeouts.get(name, federation.patience.exchange)
+    needed = min(demands.least, asked)
+    federation.find([federation.sites[i] for i in {*clients.values()}], needed=needed, seconds=timeout)
 
-    timeout = setup.timeouts.get(name, federation.patience.exchange)
-    send = setup.compiled[name, "send"]
-    alike = pack(send(server, jnp.int32(0))) if leg.alike else None
-    letters: dict[int, Message] = {}
-    for s, i in clients.items():
-        site, since = federation.sites[i], state.counted[i]
-        if site not in federation.nodes:
-            federation.note(site, "absent", f"'{site}' is not there")
-            continue
-        words = jax.random.key_data(slot_key(working, s)).tolist()
-        at = At(setup.part, setup.run, attempt, r, name, s, words, since, [*{*marks[i]} - {since}], setup.digest)
-        arrays = pack(send(server, jnp.int32(i))) if alike is None else alike
-        letters[s] = federation.letter(RecordDict({"at": address(at), "message": arrays}), site, round=r, ttl=timeout)
-    posts = federation.deliver(letters, timeout)
+    traffic = Count(state.traffic[name], nbytes(spec.message), nbytes(spec.reply))
+    send, words = setup.compiled[name, "send"], key_words(working, jnp.arange(len(ids))).tolist()
 
-    tally, replies = jax.tree.map(np.copy, state.tally), {}
-    for s, post in posts.items():
+    def messages() -> Iterator[tuple[int, Message]]:
+        alike = pack(send(server, jnp.int32(0))) if spec.alike else None
+        for s, i in clients.items():
+            site, since = federation.sites[i], state.counted[i]
+            node = federation.nodes.get(site)
+            if node is None:
+                federation.note(site, "absent", f"'{site}' is not there")
+                continue
+            keep = [*{*marks[i]} - {since}]
+            at = Address(setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.digest)
+            arrays = pack(send(server, jnp.int32(i))) if alike is None else alike
+            content = RecordDict({"at": address(at), "message": arrays})
+            message = federation.message(content, node, round=r, ttl=timeout)
+            traffic.sent(message, node in federation.inline)
+            yield s, message
+
+    tally, seconds, start = jax.tree.map(np.copy, state.tally), {}, time.monotonic()
+    past = federation.times.setdefault(f"{setup.part}/{name}", [])
+    replies = Collected(spec.reply, cohort, setup.summation)
+    limit = deadline(demands, timeout, past, len(clients))
+    for s, delivery in federation.deliver(messages(), limit, reply_bytes=nbytes(spec.reply)):
+        site = federation.sites[clients[s]]
         try:
-            replies[s] = accepted(post, leg.reply)
+            reply = accepted(delivery, spec.reply)
         except Refusal as refusal:
-            what, why = (
-                why_not(post) if post.content is None or "reply" not in post.content else ("broken", str(refusal))
-            )
-            federation.note(federation.sites[clients[s]], what, why)
+            held = delivery.content is not None and "reply" in delivery.content
+            found: tuple[What, str] = ("broken", str(refusal)) if held else why_not(delivery)
+            what, why = found
+            federation.note(site, what, why)
             tally.broken[clients[s]] += what == "broken"
-    traffic = state.traffic | {name: weighed(state.traffic[name], leg, letters, {s: posts[s] for s in replies})}
-    state = State(server, state.counted, tally, traffic)
-    asked, heard = len({*clients.values()}), len({clients[s] for s in replies})
-    needed = min(setup.demands.least, asked)
+            if what == "late" and setup.note_under is None:
+                federation.suspect(site)
+            continue
+        seconds[site] = time.monotonic() - start
+        traffic.received(delivery.message, federation.nodes.get(site) in federation.inline)
+        replies.add(s, reply)
+    past += seconds.values()
+    del past[:-REMEMBERED]
+    federation.observe(
+        {
+            "kind": "exchange",
+            "part": setup.part,
+            "round": federation.where[0],
+            "exchange": name,
+            "asked": asked,
+            "seconds": time.monotonic() - start,
+            "sites": seconds,
+            "bytes_down": traffic.down,
+            "bytes_up": traffic.up,
+        }
+    )
+    state = State(server, state.counted, tally, state.traffic | {name: traffic.total()})
+    heard = len({clients[s] for s in replies.slots})
     if heard < needed:
         raise TooFew(f"{heard} of {asked} sites answered and {needed} are needed", state)
 
     tally.asked[k] += len(clients)
-    tally.answered[k] += len(replies)
-    server = setup.compiled[name, "close"](server, folded(replies, leg.reply, cohort, setup.summation))
+    tally.answered[k] += len(replies.slots)
+    server = setup.compiled[name, "close"](server, replies.folded())
     counted = list(state.counted)
-    if leg.exchange.writes:
-        for s in replies:
+    if spec.exchange.writes:
+        for s in replies.slots:
             counted[clients[s]] = mark(attempt, r, k)
     return state._replace(server=server, counted=tuple(counted))
 
 
-def accepted(post: Post, like: Reply) -> Reply:
-    """The reply in a post, if it is what was agreed and its numbers can be reckoned with; else a Refusal."""
-    refuse_unless(post.content is not None and "reply" in post.content, "there is no reply")
-    assert post.content is not None
-    reply = unpack(post.content["reply"], like)
+@jax.jit
+def key_words(working: RandomKey, slots: Int[Array, " slots"]) -> Array:
+    """The random key of every slot, in words."""
+    return jax.random.key_data(jax.vmap(lambda slot: slot_key(working, slot))(slots))
+
+
+def accepted(delivery: Delivery, like: Reply) -> Reply:
+    """The reply in a delivery, if it is what was agreed and its numbers can be reckoned with; else a Refusal."""
+    refuse_unless(delivery.content is not None and "reply" in delivery.content, "there is no reply")
+    assert delivery.content is not None
+    reply = unpack(delivery.content["reply"], like)
     check_values(reply)
     return reply
 
 
-def folded(replies: dict[int, Reply], like: Reply, cohort: Cohort, summation: Summation) -> Replies:
-    """What the algorithm may see: the sum of `total`, the rows of `each`, who answered."""
-    slots = range(len(cohort.ids))
-    nothing = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like.each)
-    rows = [replies[s].each if s in replies else nothing for s in slots]
-    each = jax.tree.map(lambda *a: np.stack(a), *rows)
-    total = summation([replies[s].total for s in slots if s in replies], like.total)
-    return Replies(total, each, Cohort(np.asarray(cohort.ids), np.array([s in replies for s in slots])))
+class Count:
+    """The traffic of one exchange; framing is taken of the first message and reply, as others have the same."""
 
+    def __init__(self, before: Traffic, message_bytes: int, reply_bytes: int):
+        self.before, self.bytes = before, (message_bytes, reply_bytes)
+        self.messages = self.replies = 0
+        self.framing = [before.down_framing, before.up_framing]
 
-def weighed(before: Traffic, leg: Leg, letters: dict[int, Message], posts: dict[int, Post]) -> Traffic:
-    """The traffic with one more exchange; framing is taken of the first message and reply, as others have the same."""
-    down, up = nbytes(leg.message), nbytes(leg.reply)
-    sent, received = list(letters.values()), [p.message for p in posts.values() if p.message is not None]
-    return Traffic(
-        before.exchange,
-        before.sent + len(sent),
-        before.received + len(received),
-        before.down + len(sent) * down,
-        before.up + len(received) * up,
-        before.down_framing or (framing(sent[0]) if sent else 0),
-        before.up_framing or (framing(received[0]) if received else 0),
-    )
+    def sent(self, message: Message, inside: bool) -> None:
+        self.messages += 1
+        self.framing[0] = self.framing[0] or framing(message, inside)
+
+    def received(self, message: Message | None, inside: bool) -> None:
+        self.replies += 1
+        if message is not None:
+            self.framing[1] = self.framing[1] or framing(message, inside)
+
+    @property
+    def down(self) -> int:
+        return self.messages * self.bytes[0]
+
+    @property
+    def up(self) -> int:
+        return self.replies * self.bytes[1]
+
+    def total(self) -> Traffic:
+        before, (down, up) = self.before, self.framing
+        return Traffic(
+            before.exchange,
+            before.sent + self.messages,
+            before.received + self.replies,
+            before.down + self.down,
+            before.up + self.up,
+            down,
+            up,
+        )
 
 
 def name_the_heavy(federation: Federation, lam: ArrayLike | None, most: float) -> None:

@@ -5,13 +5,16 @@ type and shape beforehand, from the algorithm's own functions, and takes nothing
 how its bytes are read, and nothing is ever unpickled.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
 from flwr.app.message.arraychunk import ArrayChunk
+from flwr.common.serde import message_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from jaxtyping import PyTree
 
@@ -39,8 +42,13 @@ def pack(tree: PyTree) -> ArrayRecord:
     record = ArrayRecord()
     for name, leaf in named(tree):
         a = np.asarray(leaf)
-        record[name] = Array(str(a.dtype), a.shape, RAW, a.astype(a.dtype.newbyteorder("<")).tobytes())
+        record[name] = Array(str(a.dtype), a.shape, RAW, little(a).tobytes())
     return record
+
+
+def little(a: np.ndarray) -> np.ndarray:
+    """The same bytes in the little-endian order; its own inverse."""
+    return a if sys.byteorder == "little" else a.byteswap()
 
 
 def unpack(record: Any, like: PyTree) -> PyTree[np.ndarray]:
@@ -61,7 +69,7 @@ def read(name: str, array: Array, want: Any) -> np.ndarray:
     )
     size = want.size * dtype.itemsize
     refuse_unless(len(array.data) == size, f"the array {name!r} has {len(array.data)} bytes instead of {size}")
-    a = np.frombuffer(array.data, dtype.newbyteorder("<")).reshape(want.shape)
+    a = little(np.frombuffer(array.data, dtype)).reshape(want.shape)
     if dtype.kind == "b":  # any byte would pass for one
         refuse_unless((a.view(np.uint8) <= 1).all(), f"the array {name!r} has bytes that are neither true nor false")
     return a.astype(dtype)
@@ -70,13 +78,21 @@ def read(name: str, array: Array, want: Any) -> np.ndarray:
 def check_values(tree: PyTree[np.ndarray]) -> None:
     """A Refusal unless every number is finite and its square is too, so that no sum or norm of replies overflows."""
     for name, a in named(tree):
-        if np.issubdtype(a.dtype, np.inexact):
+        if jnp.issubdtype(a.dtype, jnp.inexact):
             refuse_unless(np.isfinite(a).all(), f"the array {name!r} is not finite")
-            most = float(np.sqrt(np.finfo(a.dtype).max))
+            most = float(np.sqrt(float(jnp.finfo(a.dtype).max)))
             refuse_unless(not a.size or np.abs(a).max() <= most, f"the array {name!r} has numbers beyond {most:.0e}")
 
 
-def framing(message: Message) -> int:
-    """The bytes of the objects that Flower makes of a message, without those of its arrays."""
+def framing(message: Message, inside: bool) -> int:
+    """The bytes that Flower adds to a message's arrays: sent with the content inside it, or as objects."""
+    if inside:
+        return message_to_proto(message).ByteSize() - content_bytes(message)
     parts = get_all_nested_objects(message).values()
     return sum(len(p.deflate()) - (len(p.data) if isinstance(p, ArrayChunk) else 0) for p in parts)
+
+
+def content_bytes(message: Message) -> int:
+    """The bytes of a message's arrays."""
+    records = message.content.array_records.values() if message.has_content() else ()
+    return sum(len(array.data) for record in records for array in record.values())

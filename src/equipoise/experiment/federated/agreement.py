@@ -32,7 +32,7 @@ class Agreement(Record):
     curvature: float | None = None  # the largest of any site's loss, where a step size is made of it
 
 
-class Away(NamedTuple):
+class RemoteShards(NamedTuple):
     """Shards that are somewhere else: their sizes, and a shape for each."""
 
     sizes: np.ndarray
@@ -64,7 +64,7 @@ def problem(told: Config, agreed: Agreement) -> Problem:
     """The problem without its rows; call it under `build.precision`."""
     encoding = Encoding.from_json(agreed.encoding)
     like = shape_of(encoding)
-    train, test = (Away(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
+    train, test = (RemoteShards(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
     what = f"{len(agreed.sites)} sites, predicting {encoding.target.name}"
     held_out = test if all(agreed.test) else None
     this = build.of_encoding(told, what, agreed.sites, train, held_out, encoding, encoding.notes)

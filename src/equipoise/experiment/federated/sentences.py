@@ -54,7 +54,7 @@ def _places(found: Iterable[Event]) -> str:
 def _place(event: Event) -> str:
     if event.exchange == "judge":
         return f"evaluation after round {event.round}"
-    if event.exchange in ("", "statistics", "settle"):
+    if event.exchange in ("", "statistics", "settle", "prepare"):
         return "before the first round" if event.round == 0 else f"round {event.round + 1}"
     return f"round {event.round + 1}, {event.exchange}"
 

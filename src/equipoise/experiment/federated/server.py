@@ -2,7 +2,9 @@
 
 import json
 import secrets
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,16 @@ from equipoise.certificates import feasible, gap_bound
 from equipoise.data.agreement import agree
 from equipoise.data.statistics import Statistics
 from equipoise.engines import flower
-from equipoise.engines.flower import Demands, Federation, GivenUp, Outcome, Patience
+from equipoise.engines.flower import Demands, Federation, GivenUp, Outcome, Patience, Prepared
 from equipoise.engines.simulator import Result
-from equipoise.errors import InputError, Stopped, require
+from equipoise.errors import InputError, require
 from equipoise.experiment import build, checkpoint, config, folders, origin, records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.federated import agreement, sentences
 from equipoise.experiment.federated.agreement import Agreement, Plan
-from equipoise.experiment.federated.appraisal import Rows, appraisal
-from equipoise.experiment.federated.site import Told, settings
+from equipoise.experiment.federated.scoring import Rows, scoring
+from equipoise.experiment.federated.site import SiteStatistics, settings
+from equipoise.experiment.federated.status import StatusWriter
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.run import Scribe, Seen, Watch
 from equipoise.files import remove, write_whole
@@ -37,31 +40,43 @@ def main(grid: Grid, context: Context) -> None:
     """Flower's ServerApp: the settings and the folder to write stand in the run's configuration."""
     told, out = settings(context.run_config), context.run_config.get("out")
     require(isinstance(out, str) and out, "this run has no folder to write; start it with `equipoise flower server`")
-    done = conduct(told, Path(str(out)), grid, watch=sentences.say)
+    stock = bool(context.run_config.get("stock"))
+    done = run_federation(told, Path(str(out)), grid, watch=sentences.say, stock=stock)
     for event in done.outcome.events if done.outcome else ():
         print(event, flush=True)
 
 
-def conduct(told: Config, folder: Path, grid: Grid, *, watch: Watch | None = None) -> records.Run:
-    """Runs `told` over the nodes of `grid` into `folder`; goes on where an earlier run of the same was stopped."""
+def run_federation(
+    told: Config, folder: Path, grid: Grid, *, watch: Watch | None = None, stock: bool = False
+) -> records.Run:
+    """Runs `told` over the nodes of `grid` into `folder`; resumes where an earlier run of the same was stopped."""
     agreement.check(told)
     begin_or_go_on(told, folder)
-    assert told.federation is not None
+    of = told.federation
+    assert of is not None
+    names = () if isinstance(of.sites, int) else tuple(of.sites)
     remove(folder / OWNER)  # a server that Flower left running stops when it sees that the folder is no longer its own
-    with folders.resuming(folder, wait=told.federation.exchange), build.precision(told):
-        known = _known(folder)
-        federation = gathered(told, known, grid)
-        agreed = renewed(folder, federation, known) if known else settled(told, federation)
-        write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
-        plan = agreement.plan(told, agreed)
-        about = run.federation(plan.problem, plan.algorithm, plan.notes)
-        records.write_record(folder / records.ENVIRONMENT, run.environment(told, {}))
-        records.write_record(folder / records.FEDERATION, about)
-        clerk = Clerk(told, folder, plan, federation, watch)
-        outcome = clerk.train(agreed.run)
-        about = about.model_copy(update={"notes": (*about.notes, sentences.framing(outcome.ledger.traffic))})
-        records.write_record(folder / records.FEDERATION, about)
-        clerk.finish(outcome)
+    status, state = StatusWriter(folder, told.name, names, told.run.rounds), "stopped"
+    try:
+        with folders.resuming(folder, wait=of.exchange), build.precision(told):
+            known = _known(folder)
+            federation = gathered(told, known, grid, status, stock)
+            agreed = renewed(folder, federation, known) if known else settled(told, federation)
+            write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
+            plan = agreement.plan(told, agreed)
+            parts = "train judge final" if run.draws_of(plan.problem) else "train judge"
+            federation.ask("prepare", parts, everyone=False)
+            about = run.federation(plan.problem, plan.algorithm, plan.notes)
+            records.write_record(folder / records.ENVIRONMENT, run.environment(told, {}))
+            records.write_record(folder / records.FEDERATION, about)
+            writer = FederatedRun(told, folder, plan, federation, watch)
+            outcome = writer.train(agreed.run)
+            about = about.model_copy(update={"notes": (*about.notes, sentences.framing(outcome.ledger.traffic))})
+            records.write_record(folder / records.FEDERATION, about)
+            writer.finish(outcome)
+        state = "finished"
+    finally:
+        status.close(state)
     return records.read(folder)
 
 
@@ -85,14 +100,16 @@ def _known(folder: Path) -> Agreement | None:
     return records.read_record(path, Agreement) if path.is_file() else None
 
 
-def gathered(told: Config, known: Agreement | None, grid: Grid) -> Federation:
+def gathered(told: Config, known: Agreement | None, grid: Grid, status: StatusWriter, stock: bool) -> Federation:
     """Waits for the sites, numbered by name as the files of a folder are."""
     of = told.federation
     assert of is not None
     patience = Patience(of.gather, of.hello, of.question, of.exchange, of.poll)
     sites = known.sites if known else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
     how: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
-    return flower.gather(grid, patience=patience, **how)
+    federation = flower.gather(grid, patience=patience, observe=status.observe, stock=stock, **how)
+    status.observe({"kind": "started", "transport": federation.transport.about})
+    return federation
 
 
 def settled(told: Config, federation: Federation) -> Agreement:
@@ -103,7 +120,7 @@ def settled(told: Config, federation: Federation) -> Agreement:
         f"{', '.join(gone)} did not come: all sites have to be there when the encoding is agreed; start the missing "
         "ones, or leave them out of federation.sites",
     )
-    answers = {site: _told(site, text) for site, text in federation.ask("statistics").items()}
+    answers = {site: _statistics(site, text) for site, text in federation.ask("statistics").items()}
     statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
     agreed = Agreement(
         run=f"{int(time.time())}-{secrets.token_hex(4)}",
@@ -131,9 +148,9 @@ def renewed(folder: Path, federation: Federation, known: Agreement) -> Agreement
     return known
 
 
-def _told(site: str, text: str) -> Told:
+def _statistics(site: str, text: str) -> SiteStatistics:
     try:
-        return Told.model_validate_json(text)
+        return SiteStatistics.model_validate_json(text)
     except ValidationError:
         raise InputError(
             f"'{site}' told statistics that cannot be read; give it the same version of Equipoise"
@@ -149,19 +166,24 @@ def _number(site: str, text: str) -> float:
     return value
 
 
-class Clerk:
-    """Trains, looks at the model now and then, and keeps the folder; a checkpoint follows every round."""
+class FederatedRun:
+    """Trains, evaluates the model now and then, and keeps the folder; a checkpoint follows every round.
+
+    An evaluation goes out beside the next exchange of training, from a thread of its own; there is one at a time.
+    """
 
     def __init__(self, told: Config, folder: Path, plan: Plan, federation: Federation, watch: Watch | None):
         self.told, self.folder, self.plan, self.federation = told, folder, plan, federation
         # The rows are at the sites, which know them by the digest of the agreement.
         source = Origin(settings=origin.flat(told), files={}, data=plan.digest, code=origin.code(told))
-        self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, source, watch, self.look)
+        self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, source, watch, self.evaluated)
         self.dual = build.dual(told, plan.problem.n)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
-        self.rounds = 0  # finished
-        self.aside = 0.0  # seconds of looking, which are none of training
+        self.prepared: dict[int, Prepared] = {}  # by the number of resamples
+        self.evaluation: Background | None = None
+        self.round = 0  # of the model that is evaluated
+        self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
         self.table: Any = None  # of the last model
 
     def train(self, name: str) -> Outcome:
@@ -179,15 +201,13 @@ class Clerk:
                 rounds=told.run.rounds,
                 config=plan.digest,
                 run=name,
-                demands=Demands(of.least, of.tries, of.heavy),
+                demands=Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum),
                 pause=self.pause,
                 resume=start,
             )
         except GivenUp as up:
-            self.save(up.outcome)
-            raise
-        except Stopped as stop:
-            self.save(stop.result)
+            self.wait()
+            self.save(up.outcome)  # with what led to it
             raise
         finally:
             self.scribe.close()
@@ -195,24 +215,52 @@ class Clerk:
     def start(self) -> Outcome | None:
         path = self.folder / records.CHECKPOINT
         if not path.is_file():
-            self.scribe.begin()
-            self.aside = 0.0
+            self.evaluate(0, self.scribe.begin)
             return None
         saved = checkpoint.load_server(path, self.plan.algorithm, self.plan.problem.x, self.scribe.source)
         result = self.scribe.restore(saved).result
-        self.rounds = result.rounds
-        return Outcome(result._replace(history=()), flower.ledger(saved.more))
+        outcome = Outcome(result._replace(history=()), flower.ledger(saved.more))
+        if self.due(result.rounds):  # its row follows the checkpoint, so it is written anew
+            self.record(outcome)
+        return outcome
+
+    def due(self, rounds: int) -> bool:
+        return rounds > 0 and (rounds % self.scribe.every == 0 or rounds == self.told.run.rounds)
 
     def pause(self, outcome: Outcome) -> None:
         self.check_owner()
-        self.rounds = outcome.rounds
-        if self.rounds % self.scribe.every == 0 or self.rounds == self.told.run.rounds:
-            traffic = outcome.ledger.traffic
-            down, up = sum(t.down for t in traffic), sum(t.up for t in traffic)
-            self.scribe.record(self.timed(outcome.result), bytes_down=down, bytes_up=up)
-            if self.scribe.certified is not None:
-                raise run.Enough(outcome)
+        self.wait()  # a checkpoint counts on the rows of the rounds before it
         self.save(outcome)
+        if self.due(outcome.rounds):
+            self.record(outcome)
+        if outcome.rounds == self.told.run.rounds or self.told.run.until_gap is not None:
+            self.wait()  # whether this round was the last
+        if self.scribe.certified is not None:
+            raise run.Enough(outcome)
+
+    def record(self, outcome: Outcome) -> None:
+        traffic = outcome.ledger.traffic
+        down, up = sum(t.down for t in traffic), sum(t.up for t in traffic)
+        result = self.timed(outcome.result)
+        self.evaluate(outcome.rounds, lambda: self.scribe.record(result, bytes_down=down, bytes_up=up))
+
+    def evaluate(self, round: int, write: Callable[[], None]) -> None:
+        """Writes a row of the history beside the training of the next round."""
+        self.wait()
+        self.round = round
+
+        def work() -> None:
+            with build.precision(self.told):
+                write()
+
+        self.evaluation = Background(work)
+
+    def wait(self) -> None:
+        if self.evaluation is not None:
+            clock = time.perf_counter()
+            self.evaluation.result()
+            self.evaluation = None
+            self.aside += time.perf_counter() - clock
 
     def check_owner(self) -> None:
         """Flower may leave a server running that was taken for dead."""
@@ -224,28 +272,33 @@ class Clerk:
         self.scribe.save(self.timed(outcome.result), outcome.ledger.told())
 
     def timed(self, result: Result) -> Result:
-        return result._replace(seconds=result.seconds - self.aside)
+        return result._replace(seconds=max(result.seconds - self.aside, 0.0))
 
-    def look(self, x: Vector, lam: Any) -> Seen:
+    def evaluated(self, x: Vector, lam: Any) -> Seen:
         """How the model fares at every site that answers."""
-        clock, this, federation = time.perf_counter(), self.plan.problem, self.federation
+        this, federation = self.plan.problem, self.federation
         lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))
-        draws = run.draws_of(this) if self.rounds == self.told.run.rounds else 0
-        first, reported, like = len(federation.events), federation.reported, this.train.client(0)
+        draws = run.draws_of(this) if self.round == self.told.run.rounds else 0
+        rows = Rows(this.train.client(0), this.train.client(0))
+        if draws not in self.prepared:
+            algorithm = scoring(this, self.plan.algorithm, draws=draws)
+            self.prepared[draws] = flower.prepare(algorithm, this.x, rows, self.plan.digest)
+        prepared = self.prepared[draws]
+        start = prepared.algorithm.init(x)
+        start = start if lam is None else start._replace(weights=jnp.asarray(lam, x.dtype))
         found = flower.serve(
-            appraisal(this, self.plan.algorithm, draws=draws, lam=lam),
+            prepared.algorithm,
             x,
             federation,
             self.told.run.seed,
-            shard=Rows(like, like),
+            shard=rows,
             rounds=1,
             part="final" if draws else "judge",
-            config=self.plan.digest,
             demands=Demands(least=0, tries=1),
+            note_under=self.round,
+            prepared=prepared,
+            start=start,
         ).result.server
-        # What happened meanwhile belongs to the round of training.
-        federation.events[first:] = [e._replace(round=self.rounds) for e in federation.events[first:]]
-        federation.reported = reported
         self.table = run.in_units(this, found.table)
         losses, gap = found.losses, np.nan
         complete = bool(np.isfinite(losses).all())
@@ -253,15 +306,37 @@ class Clerk:
         mu = this.task.strong_convexity
         if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
             gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
-        self.aside += time.perf_counter() - clock
         return Seen(losses, objective, gap, self.table)
 
     def finish(self, outcome: Outcome) -> None:
         self.check_owner()
         this, server = self.plan.problem, outcome.result.server
         x = self.plan.algorithm.model(server)
+        self.wait()
         if self.table is None:  # stopped between the last round and here
-            self.look(x, None)
+            self.round = outcome.rounds
+            self.evaluated(x, None)
         events = list(sentences.of(outcome.ledger.events))
         run.finish(self.told, self.folder, this, x, self.timed(outcome.result), self.table, self.told.name, events)
         (self.folder / OWNER).unlink()
+
+
+class Background:
+    """A function in a thread of its own; `result` waits for it and raises what it raised."""
+
+    def __init__(self, work: Callable[[], None]):
+        self.error: BaseException | None = None
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+
+    def result(self) -> None:
+        self.thread.join()
+        if self.error is not None:
+            raise self.error

@@ -12,7 +12,7 @@ START = ""  # the mark of a client that has not been counted yet
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)  # of a run or a part: it becomes part of a file's name
 
 
-class At(NamedTuple):
+class Address(NamedTuple):
     """Where in a run a message belongs.
 
     A client's state is marked by the message that made it. `since` is the mark of the last reply of this client that
@@ -43,16 +43,16 @@ def order(mark: str) -> tuple[int, int]:
     return attempt, exchange
 
 
-def address(at: At) -> ConfigRecord:
+def address(at: Address) -> ConfigRecord:
     return ConfigRecord(at._asdict())
 
 
-def read_address(content: RecordDict) -> At:
+def read_address(content: RecordDict) -> Address:
     """The address on a message; a Refusal if it makes no sense."""
     record: Any = content.get("at")
     refuse_unless(isinstance(record, ConfigRecord), "the message has no address")
-    refuse_unless(record.keys() == set(At._fields), "the message's address has other fields than it should")
-    at = At(**record)
+    refuse_unless(record.keys() == set(Address._fields), "the message's address has other fields than it should")
+    at = Address(**record)
     for value in (at.part, at.run):
         refuse_unless(isinstance(value, str) and NAME.fullmatch(value), "the message names no run that could be kept")
     for number in (at.attempt, at.round, at.slot, *(at.key if isinstance(at.key, list) else [None])):
@@ -77,3 +77,14 @@ def read_text(content: RecordDict, kind: str) -> str | None:
     record: Any = content.get(kind)
     value = record.get("text") if isinstance(record, ConfigRecord) else None
     return value if isinstance(value, str) else None
+
+
+def greeting(name: str, abilities: list[str]) -> RecordDict:
+    """A node's answer to `hello`: its name, and what it can beyond Flower's own nodes."""
+    return RecordDict({"answer": ConfigRecord({"text": name}), "abilities": ConfigRecord({"names": abilities})})
+
+
+def read_abilities(content: RecordDict) -> list[str]:
+    record: Any = content.get("abilities")
+    names = record.get("names") if isinstance(record, ConfigRecord) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -1,4 +1,4 @@
-"""How a model is looked at over a network: one exchange, in which each site scores it on its own rows.
+"""How a model is evaluated over a network: one exchange, in which each site scores it on its own rows.
 
 down    the model, and the site's weight lam_i
 up      each: the scores of its held-out rows (`equipoise.evaluation`), and its training loss f_i(x)
@@ -40,8 +40,8 @@ class Server(NamedTuple):
         return self.inner.heard
 
 
-def appraisal(this: Problem, method: Algorithm, *, draws: int, lam: Any = None) -> Algorithm:
-    """An algorithm of one round. Sites build it without `lam`: they are sent what they need of it."""
+def scoring(this: Problem, method: Algorithm, *, draws: int) -> Algorithm:
+    """An algorithm of one round; the server's weights are zero unless they are put into its state."""
     task, n = this.task, this.n
     shard = this.train.client(0)
     scores = evaluation.suited(task.predict, this.x, shard)
@@ -51,8 +51,7 @@ def appraisal(this: Problem, method: Algorithm, *, draws: int, lam: Any = None) 
 
     def init(x: Vector) -> Server:
         unknown = jnp.full(n, jnp.nan, x.dtype)
-        weights = jnp.zeros_like(unknown) if lam is None else jnp.asarray(lam, x.dtype)
-        return Server(inner.init(x), weights, unknown, jnp.full_like(x, jnp.nan))
+        return Server(inner.init(x), jnp.zeros_like(unknown), unknown, jnp.full_like(x, jnp.nan))
 
     def prepare(rows: Rows) -> Rows:
         return rows._replace(test=inner.prepare(rows.test))
@@ -80,5 +79,5 @@ def appraisal(this: Problem, method: Algorithm, *, draws: int, lam: Any = None) 
 
     exchange = Exchange("judge", choose, send, work, close)
     return Algorithm(
-        "appraisal", n, task.size, prepare, init, lambda x: None, (exchange,), lambda server: inner.model(server.inner)
+        "scoring", n, task.size, prepare, init, lambda x: None, (exchange,), lambda server: inner.model(server.inner)
     )

@@ -1,0 +1,102 @@
+"""The parts of Flower that are not its public interface, in one place: what warm sites and short messages are made of.
+
+Importing this module fails where Flower has changed; `why_not_warm` says so, and Flower's own programs take over.
+"""
+
+from flwr.app import Error, Metadata
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.common.config import get_fab_config, get_fused_config_from_fab
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, SUPERLINK_NODE_ID, TIMESTAMP_HEADER, ErrorCode
+from flwr.common.serde import fab_from_proto, message_from_proto, message_to_proto, run_from_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest
+from flwr.proto.fab_pb2 import GetFabRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.interceptors.http.utils import add_headers
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.superlink.grid import HttpGrid
+from flwr.supernode.fleet_http_client import FleetHttpClient
+
+if not isinstance(getattr(HttpGrid, "_runtime_client", None), property):
+    raise ImportError("HttpGrid has no _runtime_client")
+
+__all__ = [
+    "FLEET_HTTP_PUBLIC_KEY_HEADER",
+    "FLEET_HTTP_SIGNATURE_HEADER",
+    "HEARTBEAT_DEFAULT_INTERVAL",
+    "SUPERLINK_NODE_ID",
+    "TIMESTAMP_HEADER",
+    "ActivateNodeRequest",
+    "ConfirmMessageReceivedRequest",
+    "ControlHttpClient",
+    "DeactivateNodeRequest",
+    "Error",
+    "ErrorCode",
+    "FleetHttpClient",
+    "GetFabRequest",
+    "GetRunRequest",
+    "HttpGrid",
+    "MessageProto",
+    "Metadata",
+    "Node",
+    "ObjectPullError",
+    "ObjectTree",
+    "PullAppMessagesRequest",
+    "PullMessagesRequest",
+    "PushAppMessagesRequest",
+    "PushMessagesRequest",
+    "RegisterNodeFleetRequest",
+    "RegisterNodeRequest",
+    "RuntimeVersionHttpInterceptor",
+    "SendNodeHeartbeatRequest",
+    "add_headers",
+    "fab_from_proto",
+    "get_all_nested_objects",
+    "get_fab_config",
+    "get_fused_config_from_fab",
+    "get_object_tree",
+    "inflate_object_from_contents",
+    "iterate_object_tree",
+    "make_message",
+    "make_pull_object_fn_protobuf",
+    "make_push_object_fn_protobuf",
+    "message_from_proto",
+    "message_to_proto",
+    "no_object_id_recompute",
+    "public_key_to_bytes",
+    "pull_objects",
+    "push_objects",
+    "remove_content_from_message",
+    "run_from_proto",
+    "sign_message",
+]

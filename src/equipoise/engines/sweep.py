@@ -1,0 +1,336 @@
+"""Many runs of one method as one compiled program: a grid of settings and seeds, side by side or in turn."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.tree_util import Partial
+from jaxtyping import PyTree
+
+from equipoise.data.shards import ClientData, Shards
+from equipoise.engines import kernel
+from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
+from equipoise.engines.feed import Feed, as_given, prepare
+from equipoise.engines.kernel import Lost, State, Tally
+from equipoise.engines.layout import SMALL, Layout, lay_out
+from equipoise.engines.simulator import (
+    CHUNK_SECONDS,
+    Result,
+    as_operand,
+    check_resume,
+    interrupts_deferred,
+    longest_history,
+    nothing_recorded,
+    once,
+    outline,
+    words_of,
+)
+from equipoise.errors import InputError, Stopped, require
+from equipoise.protocol import Algorithm, RandomKey, Server, Vector, as_key, nbytes
+
+Make = Callable[..., Algorithm]
+Numbers = Mapping[str, Any]  # by name: what `make` is called with, traced
+SHARE = 0.25  # of the memory there is, for runs side by side
+
+
+class Trial(NamedTuple):
+    """One run of a sweep."""
+
+    settings: Numbers
+    x: Vector
+    data: ClientData
+    key: RandomKey | int
+    lost: Lost | None = None
+
+
+def grid(
+    settings: Mapping[str, Sequence[float]] | Sequence[Numbers],
+    x: Vector | Sequence[Vector],
+    data: ClientData | Sequence[ClientData],
+    seeds: Sequence[RandomKey | int] = (0,),
+) -> list[Trial]:
+    """A trial for every setting and seed, seeds within settings; lists of x and data have one for each seed.
+
+    `settings` are lists of numbers by name, of which every combination is tried; or the combinations.
+    """
+    rows: list[Numbers] = [{}]
+    if isinstance(settings, Mapping):
+        for name, values in settings.items():
+            rows = [{**row, name: value} for row in rows for value in values]
+    else:
+        rows = list(settings)
+    starts: list[Any] = list(x) if isinstance(x, list | tuple) else [x] * len(seeds)
+    shared = isinstance(data, ClientData) or not isinstance(data, list | tuple)
+    divisions: list[Any] = [data] * len(seeds) if shared else [*data]  # type: ignore[misc]
+    require(
+        len(starts) == len(divisions) == len(seeds),
+        f"there are {len(seeds)} seeds, {len(starts)} starts and {len(divisions)} divisions of the data; "
+        "give one start and one division, or as many as seeds",
+    )
+    return [Trial(row, *each) for row in rows for each in zip(starts, divisions, seeds, strict=True)]
+
+
+def sweep(
+    make: Make,
+    trials: Sequence[Trial],
+    *,
+    rounds: int,
+    record: Callable[[Server], PyTree] | None = None,
+    at_once: int | None = None,
+    clients_per_batch: int | None = None,
+    progress: Callable[[int, int, int], None] | None = None,
+    resume: Sequence[Result | None] | None = None,
+    pause: Callable[[int, Result], None] | None = None,
+    every: int = 1,
+) -> list[Result]:
+    """Runs every trial for `rounds` rounds; the results are those of `simulate` one by one, up to rounding.
+
+    Args:
+        make: the method: make(**settings) -> Algorithm. It is called inside the compiled program, where the settings
+            are traced numbers; what shapes the program (a number of steps) is no setting.
+        trials: from `grid`, or made by hand. Their data may differ in size (it is padded), not in number of clients.
+        rounds: how many rounds, those of `resume` included.
+        record: what to keep of the server after every round; comes back as each result's `history`.
+        at_once: how many trials run side by side (None: as many as fit into memory; one by one where a CPU is busy
+            enough with one). All use the same program, whatever their number.
+        clients_per_batch: as in `simulate`.
+        progress: called now and then with (trials done, the rounds of those that run, rounds in all).
+        resume: earlier results to continue, one for each trial or None.
+        pause: called after every `every` rounds and after the last with (trial, its result so far without history).
+        every: see `pause`.
+
+    A trial that diverges loses its own replies only. Ctrl-C raises `Stopped`, whose `result` is a list: a result for
+    every trial that has begun.
+    """
+    require(len(trials) > 0, "there are no trials; give at least one")
+    require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
+    trials = [t._replace(x=jnp.asarray(t.x), key=as_key(t.key), lost=_operand(t.lost)) for t in trials]
+    trials = pad_alike(trials)
+    first = trials[0]
+    algorithm = make(**first.settings)
+    for trial in trials:
+        check_start(algorithm, trial.x, rounds)
+    for data in {id(t.data): t.data for t in trials}.values():
+        check_data(algorithm, first.x, data)
+    before = [None] * len(trials) if resume is None else list(resume)
+    shard, largest = jax.eval_shape(partial(outline, algorithm), first.x, first.data, first.key)
+    layout = lay_out(shard, len(largest), 1, clients_per_batch)
+    width = at_once or _side_by_side(algorithm, first, shard, len(largest), len(trials))
+    keep = as_operand(record or nothing_recorded)
+    results: list[Result | None] = list(before)
+    done = 0
+    with interrupts_deferred() as interrupted:
+        for slice_ in _slices(trials, before, min(width, len(trials))):
+            if interrupted:
+                break
+
+            def watch(at: int, done: int = done) -> None:
+                if progress is not None:
+                    progress(done, at, rounds)
+
+            program = Program(make, layout, keep, rounds, every)
+            chosen, old = [trials[i] for i in slice_], [before[i] for i in slice_]
+            found = _run(program, chosen, old, slice_, watch, pause, interrupted)
+            for i, result in zip(slice_, found, strict=False):
+                results[i] = result
+            done += len({*slice_})
+    if interrupted:
+        raise Stopped(results)
+    return [result for result in results if result is not None]
+
+
+class Program(NamedTuple):
+    """What all slices of a sweep share."""
+
+    make: Make
+    layout: Layout
+    keep: Partial
+    rounds: int
+    every: int
+
+
+def _operand(lost: Lost | None) -> Partial | None:
+    return None if lost is None else as_operand(lost)
+
+
+def _slices(trials: Sequence[Trial], before: Sequence[Result | None], width: int) -> Iterator[list[int]]:
+    """Trials that share data and have come equally far, `width` at a time; the last one stands in for those missing."""
+    alike: dict[tuple, list[int]] = {}
+    for i, (trial, result) in enumerate(zip(trials, before, strict=True)):
+        alike.setdefault((id(trial.data), 0 if result is None else result.rounds), []).append(i)
+    for places in alike.values():
+        for k in range(0, len(places), width):
+            part = places[k : k + width]
+            yield part + part[-1:] * (width - len(part))
+
+
+def _run(
+    program: Program,
+    trials: Sequence[Trial],
+    before: Sequence[Result | None],
+    places: Sequence[int],
+    watch: Callable[[int], None],
+    pause: Callable[[int, Result], None] | None,
+    interrupted: list,
+) -> list[Result]:
+    make, layout, keep, rounds, every = program
+    first, real = trials[0], len({*places})
+    dtype = first.x.dtype
+    numbers = {name: jnp.asarray(np.array([t.settings[name] for t in trials]), dtype) for name in first.settings}
+    xs, keys = jnp.stack([t.x for t in trials]), jnp.stack([t.key for t in trials])
+    lose = None if first.lost is None else jax.tree.map(lambda *a: jnp.stack(a), *[t.lost for t in trials])
+    data = jax.device_put(first.data)
+    states, source, finite = beginnings(make)(xs, numbers, data)
+    require_finite(finite)
+    source = as_given(data) if source is None else source
+    algorithm = make(**first.settings)
+    single = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), states)
+    row = jax.eval_shape(lambda keep, server: keep(server), keep, single.server)
+    words = [words_of(as_key(t.key)) for t in trials]
+    tallies, pasts, seconds, compiling = [Tally.nothing(algorithm)] * len(trials), [None] * len(trials), 0.0, 0.0
+    done = 0
+    if before[0] is not None:
+        old: list[Any] = list(before)
+        for one, word in zip(old, words, strict=True):
+            check_resume(one, algorithm.name, word, single, row, rounds)
+        server, clients = (
+            jax.tree.map(lambda *a: np.stack([np.asarray(v) for v in a]), *[getattr(r, part) for r in old])
+            for part in ("server", "clients")
+        )
+        done, tallies, pasts = old[0].rounds, [r.tally for r in old], [r.history for r in old]
+        seconds, compiling = sum(r.seconds for r in old[:real]), sum(r.compile_seconds for r in old[:real])
+        states = jax.device_put(State(jnp.asarray(np.full(len(trials), done, np.int32)), server, clients, states.tally))
+    most = longest_history(row)
+    advance = partial(rounds_of_many(make, layout), length=most)
+    clock = time.perf_counter()
+    states, _ = jax.block_until_ready(advance(states, source, keys, numbers, jnp.int32(done), keep, lose))
+    compiling += time.perf_counter() - clock
+    at, chunk = done, 1
+    rows: list[list[PyTree]] = [[] if past is None else [past] for past in pasts]
+
+    def result(t: int, history: PyTree = None) -> Result:
+        server, clients = jax.tree.map(lambda a: a[t], (states.server, states.clients))
+        return Result(
+            server, clients, history, at, tallies[t], seconds / real, compiling / real, algorithm.name, words[t]
+        )
+
+    while at < rounds and not interrupted:
+        halt = rounds if pause is None else min(rounds, at - at % every + every)
+        stop, clock = min(at + min(chunk, most), halt), time.perf_counter()
+        states, seen = advance(states, source, keys, numbers, jnp.int32(stop), keep, lose)
+        counts = jax.tree.map(np.asarray, states.tally)  # waits for the device
+        tallies = [jax.tree.map(lambda old, new, t=t: old + new[t], tally, counts) for t, tally in enumerate(tallies)]
+        elapsed = time.perf_counter() - clock
+        seconds += elapsed
+        pace = (stop - at) / max(elapsed, 1e-9)
+        seen = jax.tree.map(np.asarray, seen)
+        for t in range(real):
+            rows[t].append(jax.tree.map(lambda a, fresh=stop - at, t=t: np.array(a[:fresh, t]), seen))
+        at, chunk = stop, max(1, min(10 * chunk, int(pace * CHUNK_SECONDS)))
+        if pause is not None and at == halt:
+            for t in range(real):
+                pause(places[t], result(t))
+        watch(at)
+    blank = jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), row)
+    return [result(t, jax.tree.map(lambda *a: np.concatenate(a), blank, *rows[t])) for t in range(real)]
+
+
+@once
+def beginnings(make: Make) -> Callable:
+    """The program before the first round: every trial's state, the prepared data, and which arrays are finite."""
+
+    def begin(xs: Array, numbers: Numbers, data: ClientData) -> tuple[State, Feed | None, dict[str, Array]]:
+        states = jax.vmap(lambda x, numbers: kernel.init(make(**numbers), x))(xs, numbers)
+        try:
+            source = jax.vmap(lambda numbers: prepare(make(**numbers), data), out_axes=None)(numbers)
+        except ValueError as error:
+            raise InputError(
+                "what clients prepare depends on a setting, so the trials cannot share it; run them one by one"
+            ) from error
+        return states, source, all_finite(data)
+
+    return jax.jit(begin)
+
+
+@once
+def rounds_of_many(make: Make, layout: Layout) -> Callable:
+    """The program of rounds of all trials: up to `stop`, at most `length` of them, and a row of each."""
+
+    def advance(
+        states: State,
+        source: Feed,
+        keys: RandomKey,
+        numbers: Numbers,
+        stop: Array,
+        keep: Partial,
+        lose: Partial | None,
+        *,
+        length: int,
+    ) -> tuple[State, PyTree]:
+        start = states.round[0]
+        blank = jax.eval_shape(jax.vmap(keep), states.server)
+        rows = jax.tree.map(lambda s: jnp.zeros((length, *s.shape), s.dtype), blank)
+
+        def one(state: State, key: RandomKey, numbers: Numbers, lose: Partial | None) -> State:
+            return kernel.step(make(**numbers), state, source, key, lost=lose, layout=layout)
+
+        def body(r: Array, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
+            states, rows = carry
+            states = jax.vmap(one)(states, keys, numbers, lose)
+            rows = jax.tree.map(lambda table, row: table.at[r - start].set(row), rows, jax.vmap(keep)(states.server))
+            return states, rows
+
+        states = states._replace(tally=jax.tree.map(jnp.zeros_like, states.tally))
+        return jax.lax.fori_loop(start, stop, body, (states, rows))
+
+    return jax.jit(advance, donate_argnums=0, static_argnames="length")
+
+
+def pad_alike(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials with data of one shape: shards with fewer rows than others get padding."""
+    distinct: dict[int, Any] = {id(t.data): t.data for t in trials}
+    shapes = {id_: [(a.shape, a.dtype) for a in jax.tree.leaves(data)] for id_, data in distinct.items()}
+    if len({str(s) for s in shapes.values()}) == 1:
+        return list(trials)
+    require(
+        all(isinstance(data, Shards) for data in distinct.values()),
+        "the trials' data differ in shape, and only Shards can be padded; give shards (Pool.padded() makes them)",
+    )
+    m = max(data.labels.shape[1] for data in distinct.values())
+
+    def padded(a: Any) -> np.ndarray:
+        a = np.asarray(a)
+        return np.pad(a, [(0, 0), (0, m - a.shape[1]), *[(0, 0)] * (a.ndim - 2)])
+
+    alike = {
+        id_: data._replace(inputs=padded(data.inputs), labels=padded(data.labels)) for id_, data in distinct.items()
+    }
+    return [t._replace(data=alike[id(t.data)]) for t in trials]
+
+
+def _side_by_side(algorithm: Algorithm, trial: Trial, shard: PyTree, m: int, trials: int) -> int:
+    """How many trials fit into memory together; one where a CPU does better with one."""
+    cpu = jax.default_backend() == "cpu"
+    if cpu and nbytes(shard) > SMALL:
+        return 1
+    state = jax.eval_shape(partial(kernel.init, algorithm), trial.x)
+    # A state and its successor; of every client in the cohort its rows, and a few vectors of the model's size.
+    each = 2 * nbytes((state.server, state.clients)) + m * (nbytes(shard) + 6 * nbytes(trial.x))
+    return max(1, min(trials, int(SHARE * _memory() / max(each, 1))))
+
+
+def _memory() -> float:
+    """Bytes that the device has."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return float(1 << 32)

@@ -1,0 +1,168 @@
+"""The layer that holds pulls, around an application of a few lines."""
+
+import asyncio
+
+import pytest
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest
+from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse, PushAppMessagesRequest
+
+from equipoise.engines.flower import superlink
+from equipoise.engines.flower.superlink import HeldPulls
+
+FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
+
+
+class Store:
+    """Keeps messages by node and replies by message, as Flower's application does."""
+
+    def __init__(self, status=200):
+        self.messages, self.replies, self.status, self.asked = {}, {}, status, []
+
+    async def __call__(self, scope, receive, send):
+        body, path = (await receive())["body"], scope["path"]
+        headers = dict(scope["headers"])
+        assert int(headers.get(b"content-length", len(body))) == len(body)
+        self.asked.append(path)
+        answer = b""
+        if path == RUNTIME + "push-messages":
+            for message in PushAppMessagesRequest.FromString(body).messages_list:
+                self.messages.setdefault(message.metadata.dst_node_id, []).append(message)
+        elif path == FLEET + "push-messages":
+            for message in PushMessagesRequest.FromString(body).messages_list:
+                self.replies[message.metadata.reply_to_message_id] = message
+        elif path == FLEET + "pull-messages":
+            waiting = self.messages.get(PullMessagesRequest.FromString(body).node.node_id, [])
+            answer = PullMessagesResponse(messages_list=[waiting.pop(0)] if waiting else []).SerializeToString()
+        elif path == RUNTIME + "pull-messages":
+            ids = PullAppMessagesRequest.FromString(body).message_ids
+            found = [self.replies.pop(i) for i in ids if i in self.replies]
+            answer = PullAppMessagesResponse(messages_list=found).SerializeToString()
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
+        await send({"type": "http.response.body", "body": answer})
+
+
+async def ask(app, path, request, *, wait=None, most=None, gone=None):
+    """One request; `gone` is an event at which the caller hangs up."""
+    body = request.SerializeToString()
+    headers = [(b"content-length", str(len(body)).encode())]
+    headers += [(b"x-equipoise-wait", str(wait).encode())] if wait is not None else []
+    headers += [(b"x-equipoise-most", str(most).encode())] if most is not None else []
+    given, said = iter([{"type": "http.request", "body": body}]), []
+
+    async def receive():
+        found = next(given, None)
+        if found is None:
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+        return found
+
+    async def send(event):
+        said.append(event)
+
+    await app({"type": "http", "method": "POST", "path": path, "headers": headers}, receive, send)
+    if not said:
+        return None, b""
+    return said[0]["status"], b"".join(event.get("body", b"") for event in said[1:])
+
+
+def pull(node=7):
+    return PullMessagesRequest(node=Node(node_id=node))
+
+
+def message(node=7, number="m"):
+    return PushAppMessagesRequest(messages_list=[Message(metadata=Metadata(dst_node_id=node, message_id=number))])
+
+
+def reply(to, number="r"):
+    metadata = Metadata(reply_to_message_id=to, message_id=number)
+    return PushMessagesRequest(node=Node(node_id=7), messages_list=[Message(metadata=metadata)])
+
+
+def run(main):
+    HeldPulls.stopping = False
+    asyncio.run(asyncio.wait_for(main, 20))
+    assert HeldPulls.events == {}  # nobody is waited for that has gone
+
+
+def test_a_pull_that_waits_is_answered_when_a_message_comes():
+    async def main():
+        app = HeldPulls(Store())
+        waiting = asyncio.create_task(ask(app, FLEET + "pull-messages", pull(), wait=15))
+        other = asyncio.create_task(ask(app, FLEET + "pull-messages", pull(8), wait=0.2))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await ask(app, RUNTIME + "push-messages", message())
+        _, body = await waiting
+        assert PullMessagesResponse.FromString(body).messages_list[0].metadata.message_id == "m"
+        assert await other == (200, b"")  # not for it: its time is up
+
+    run(main())
+
+
+def test_who_does_not_ask_to_wait_is_answered_at_once():
+    async def main():
+        app = HeldPulls(Store())
+        assert await ask(app, FLEET + "pull-messages", pull()) == (200, b"")
+        assert await ask(app, RUNTIME + "pull-messages", PullAppMessagesRequest(message_ids=["m"])) == (200, b"")
+
+    run(main())
+
+
+def test_who_is_refused_does_not_wait():
+    async def main():
+        store = Store(status=401)
+        assert await ask(HeldPulls(store), FLEET + "pull-messages", pull(), wait=15) == (401, b"")
+        assert len(store.asked) == 1
+
+    run(main())
+
+
+def test_replies_come_as_they_arrive_and_not_too_many_at_once():
+    async def main():
+        app, ids = HeldPulls(Store()), ["a", "b", "c"]
+        request = PullAppMessagesRequest(message_ids=ids)
+        waiting = asyncio.create_task(ask(app, RUNTIME + "pull-messages", request, wait=15, most=2))
+        await asyncio.sleep(0.05)
+        await asyncio.gather(*(ask(app, FLEET + "push-messages", reply(i, f"to {i}")) for i in ids))
+        found = PullAppMessagesResponse.FromString((await waiting)[1]).messages_list
+        rest = (await ask(app, RUNTIME + "pull-messages", request, wait=15, most=2))[1]
+        rest = PullAppMessagesResponse.FromString(rest).messages_list
+        assert len(found) <= 2
+        assert {m.metadata.message_id for m in [*found, *rest]} == {"to a", "to b", "to c"}
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["hangs up", "is told to end"])
+def test_a_wait_ends_at_once(how):
+    async def main():
+        app, gone = HeldPulls(Store()), asyncio.Event()
+        waiting = asyncio.create_task(ask(app, FLEET + "pull-messages", pull(), wait=15, gone=gone))
+        await asyncio.sleep(0.05)
+        if how == "hangs up":
+            gone.set()
+        else:
+            HeldPulls.stopping = True
+            HeldPulls.wake(list(HeldPulls.events))
+        status, body = await asyncio.wait_for(waiting, 1)
+        assert (status, body) == ((None, b"") if how == "hangs up" else (200, b""))
+
+    run(main())
+
+
+def test_what_is_announced_and_never_asked_for_is_forgotten(monkeypatch):
+    async def main():
+        app = HeldPulls(Store())
+        monkeypatch.setattr(superlink, "REMEMBERED", 2)
+        for i in "abc":
+            await ask(app, FLEET + "push-messages", reply(i))
+        assert list(app.ready) == ["b", "c"]
+
+    run(main())
+
+
+def test_numbers_that_are_none_are_no_wait():
+    for text in (b"x", b"nan", b"-1", b""):
+        assert superlink.header({"headers": [(b"h", text)]}, b"h") == 0
