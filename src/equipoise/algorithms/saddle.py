@@ -208,4 +208,8 @@ def solve(
     *_, (w, a), size, _, _ = jax.lax.while_loop(unfinished, advance, state)
     w = jnp.maximum(w, 0)
     lam = jnp.zeros(n).at[owner].add(w) if split else w
-    return Solution(lam / jnp.sum(lam), a * unit, size)
+    lam = lam / jnp.sum(lam)
+    if dual.radius is not None:  # what the residual left outside of the ball comes in, towards its centre
+        far = jnp.sum((lam - p) ** 2)
+        lam = p + (lam - p) * jnp.sqrt(jnp.minimum(1, dual.radius / jnp.maximum(far, 1e-300)))
+    return Solution(lam, a * unit, size)

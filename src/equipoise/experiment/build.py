@@ -284,7 +284,8 @@ def method(config: Config, problem: Problem) -> tuple[Algorithm, tuple[str, ...]
     cohort, coin = settings.pop("cohort", None), settings.pop("coin", None)
     psi, notes = dual(config, problem.n), []
     sample = _sample(record, problem.n, cohort, coin)
-    best = choice.best_algorithm(config.model_dump(exclude_none=True))
+    alone = config.model_dump(exclude_none=True) | {"algorithm": {"cohort": cohort}}  # whatever is set of it
+    best = choice.best_algorithm(alone)
     if best.name == record.name:
         notes.append(f"{best.name} is the method of choice: {best.why}")
     rule = settings.pop("rule", None)

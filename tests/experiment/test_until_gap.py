@@ -1,0 +1,28 @@
+"""A run may end when its objective is certified, and the report says how well."""
+
+from equipoise.experiment import config, run
+from equipoise.report import numbers, wording
+
+SETTINGS = {
+    "data": {"name": "synthetic"},
+    "partition": {"clients": 3},
+    "model": {"l2": 0.1},
+    "algorithm": {"name": "scaffpd_ls", "steps": 5},
+    "run": {"rounds": 300, "evaluate_every": 1, "precision": "float64"},
+}
+
+
+def test_a_run_ends_at_a_certified_gap(tmp_path):
+    told = config.parse(SETTINGS | {"run": SETTINGS["run"] | {"until_gap": 0.01}})
+    done = run.run(told, tmp_path / "run")
+    assert done.outcome is not None
+    assert 1 < done.outcome.rounds < 300
+    *_, before, last = done.rows
+    assert last.round == done.outcome.rounds
+    assert last.gap <= 0.01 * last.objective
+    assert before.gap > 0.01 * before.objective
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    (entry,) = numbers.entries([done])
+    said = wording.certified(entry)
+    assert said.startswith(f"{entry.label[0].upper()}{entry.label[1:]} is certified after {last.round} rounds")
+    assert f"{last.gap / last.objective:.2g} times this one's below it." in said
