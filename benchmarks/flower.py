@@ -50,8 +50,9 @@ def federation(folder: Path, n: int, way: str, size: str) -> Found:
         np.savez(folder / "silos" / f"site{k:03d}.npz", inputs=inputs, labels=labels)
     settings = {
         "name": "run",
+        "data": {"task": "classification"},
         "model": SIZES[size],
-        "algorithm": {"steps": 1, "local_lr": 0.1, "rule": {"sigma": 0.5, "theta": 0.5}},
+        "algorithm": {"steps": 1, "local_lr": 0.01, "rule": {"sigma": 0.5, "theta": 0.5}},
         "run": {"rounds": ROUNDS[way], "evaluate_every": ROUNDS[way]},
         "federation": {"heavy": 1.0},
     }

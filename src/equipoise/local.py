@@ -1,13 +1,15 @@
 """The local loop that every algorithm shares."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.typing import ArrayLike
 
-from equipoise.errors import known
+from equipoise.errors import known, require
 from equipoise.protocol import Vector
 
 
@@ -21,12 +23,20 @@ def descend(
     shift: Vector | None = None,
     pull: ArrayLike = 0.0,
     snapshot: ArrayLike | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Any:
     """`steps` times u -= lr * (grad(u, draw) + shift + pull * (u - x)), from u = x.
 
     `draws` has a leading axis of length `steps` (or is None): what step j draws from. Returns u; with
-    `snapshot` = t in 1..steps returns (u, u after t steps).
+    `snapshot` = t in 1..steps returns (u, u after t steps). An `optimizer` takes the place of the plain step:
+    u += lr * its update of that gradient, from a fresh state; optax.sgd(1.0) is the plain step.
     """
+    require(
+        optimizer is None or shift is None,
+        "these local steps are corrected, and the correction is read off plain gradient descent (SCAFFOLD, SCAFF-PD); "
+        "give the task without an optimizer, or train with FedAvg, FedProx, AFL, DRFA, q-FedAvg, TERM, PropFair or "
+        "Delta-FL",
+    )
 
     def direction(u: Vector, draw: Any) -> Vector:
         g = grad(u, draw)
@@ -34,14 +44,34 @@ def descend(
             g = g + shift
         return g if known(pull) and not pull else g + pull * (u - x)
 
-    def step(u: Vector, draw: Any) -> tuple[Vector, None]:
-        return u - lr * direction(u, draw), None
+    def step(carry: tuple[Vector, Any], draw: Any) -> tuple[tuple[Vector, Any], None]:
+        u, state = carry
+        if optimizer is None:
+            return (u - lr * direction(u, draw), None), None
+        updates, state = optimizer_step(optimizer, direction(u, draw), state, u)
+        return (u + lr * updates, state), None
 
     def step_and_watch(carry: tuple, inputs: tuple) -> tuple[tuple, None]:
-        (u, seen), (t, draw) = carry, inputs
-        u, _ = step(u, draw)
-        return (u, jnp.where(t == snapshot, u, seen)), None
+        (at, seen), (t, draw) = carry, inputs
+        at, _ = step(at, draw)
+        return (at, jnp.where(t == snapshot, at[0], seen)), None
 
+    start = (x, None if optimizer is None else optimizer.init(x))
     if snapshot is None:
-        return jax.lax.scan(step, x, draws, length=steps)[0]
-    return jax.lax.scan(step_and_watch, (x, x), (jnp.arange(1, steps + 1, dtype=jnp.int32), draws))[0]
+        return jax.lax.scan(step, start, draws, length=steps)[0][0]
+    (at, seen), _ = jax.lax.scan(step_and_watch, (start, x), (jnp.arange(1, steps + 1, dtype=jnp.int32), draws))
+    return at[0], seen
+
+
+def optimizer_step(
+    optimizer: optax.GradientTransformation, gradient: Vector, state: Any, u: Vector
+) -> tuple[Vector, Any]:
+    """The optimizer's update of u, in the precision of u; optax mixes its counts with floats."""
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = optimizer.update(gradient, state, u)
+    return updates.astype(u.dtype), state
+
+
+def fixed(descend: Callable) -> Mapping[str, Any]:
+    """What a task has fixed of its `descend` (a pull, an optimizer), for a loop that takes its place."""
+    return descend.keywords if isinstance(descend, partial) else {}

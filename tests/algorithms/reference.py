@@ -111,3 +111,24 @@ def scaffpd(x, clients, rules, *, steps, lr, rho):
             total = total + lam[i] * (x - u) / (lr * steps)
         x, before = x - tau * total, losses
         yield x, lam, losses, c
+
+
+def scaffpd_minibatch(x, clients, rules, *, steps, lr, rho, lost=()):
+    """Option II of SCAFFOLD's control variates in SCAFF-PD; `lost` are (round, client) whose update does not arrive."""
+    n = len(clients)
+    lam, before, c_i = np.full(n, 1 / n), None, np.zeros((n, len(x)))
+    for r, (tau, sigma, theta) in enumerate(rules):
+        losses = np.array([loss(x, client) for client in clients])
+        s = (1 + theta) * losses - theta * (losses if before is None else before)
+        lam = chi2_prox(lam + sigma * s, sigma, rho)
+        c, here, moved = lam @ c_i, [i for i in range(n) if (r, i) not in lost], {}
+        for i in here:
+            u, seen = x, []
+            for _ in range(steps):
+                seen.append(gradient(u, clients[i]))
+                u = u - lr * (seen[-1] - c_i[i] + c)
+            moved[i] = (x - u) / (lr * steps)
+            c_i[i] = np.mean(seen, axis=0)
+        x = x - tau * sum(lam[i] * moved[i] for i in here) / lam[here].sum()
+        before = losses
+        yield x, lam, c_i.copy()

@@ -152,3 +152,21 @@ def drift_bias(clients, *, steps, lr, rho):
     found = root(residual, np.zeros(clients[0][0].shape[1]), tol=1e-14)
     assert np.abs(found.fun).max() < 1e-12
     return found.x
+
+
+def fedopt(x, clients, rounds, *, steps, lr, server_lr, kind, b1=0.9, b2=0.99, tau=1e-3):
+    """Reddi et al., Algorithm 2 ("adam", "yogi"), and FedAvgM of Hsu et al. ("momentum", b1)."""
+    m, v = np.zeros_like(x), np.full_like(x, tau**2)
+    for _ in range(rounds):
+        delta = np.mean([train(x, client, steps=steps, lr=lr) - x for client in clients], axis=0)
+        if kind == "momentum":
+            m = b1 * m + delta
+            x = x + server_lr * m
+        else:
+            m = b1 * m + (1 - b1) * delta
+            if kind == "adam":
+                v = b2 * v + (1 - b2) * delta**2
+            else:
+                v = v - (1 - b2) * delta**2 * np.sign(v - delta**2)
+            x = x + server_lr * m / (np.sqrt(v) + tau)
+        yield x

@@ -90,6 +90,7 @@ METHODS = {
     "state at the sites": {"algorithm": {"name": "scaffold", "steps": 3, "local_lr": 0.2, "rule": None}},
     "line search": {"algorithm": {"name": "scaffpd_ls", "steps": 3, "local_lr": "auto", "rule": None}},
     "single precision": {"run": {"rounds": 2, "precision": "float32"}, "algorithm": {"name": "scaffpd_secure"}},
+    "no step sizes: a model at the server": {"algorithm": {"name": "scaffpd_model", "steps": 3, "rule": None}},
     "capped and clipped": {"federation": {"cap": 0.4, "clip": 1.2}},
 }
 

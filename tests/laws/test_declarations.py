@@ -12,7 +12,8 @@ from equipoise.errors import InputError
 from equipoise.protocol import wire
 from tests.problems import DIM, EVERY, LOCAL, N, assert_same, build, each_algorithm, play, start, unequal
 
-OF_A_DUAL = {name for name in EVERY if ALGORITHMS[name].takes_dual}
+AT_THE_CLIENTS = {"scaffpd_sums"}  # where the server knows no weights
+OF_A_DUAL = {name for name in EVERY if ALGORITHMS[name].takes_dual} - AT_THE_CLIENTS
 OF_THEIR_OWN = {"term", "agnostic_fedavg"}  # weights of another objective than the run's
 
 

@@ -12,7 +12,7 @@ from equipoise.objectives import DUALS
 from tests.problems import DIM, EVERY, N, start, unequal
 
 APART = ("scaffpd", "scaffpd_secure")  # with every dual in tests/algorithms/test_scaffpd.py
-ROBUST = [name for name in EVERY if ALGORITHMS[name].takes_dual and name not in APART]
+ROBUST = [n for n in EVERY if ALGORITHMS[n].takes_dual and ALGORITHMS[n].only_dual is None and n not in APART]
 LOST = {"scaffpd_ls": 0.05}  # which goes on only when everybody answers
 
 

@@ -198,6 +198,9 @@ FLOATS = {
     "fedavg": [(D, D + 1)],
     "sgd": [(D, D + 1)],
     "fedprox": [(D, D + 1)],
+    "fedavgm": [(D, D + 1)],
+    "fedadam": [(D, D + 1)],
+    "fedyogi": [(D, D + 1)],
     "scaffold": [(2 * D, 2 * D + 1)],
     "qfedsgd": [(D, D + 1)],
     "qfedavg": [(D, D + 1)],
@@ -213,6 +216,8 @@ FLOATS = {
     "scaffpd_ls": [(D, D + 1), (D + 1 + 1 / 8, D + 1)],  # whether the last trial was kept is one byte
     "scaffpd_model": [(D + 1, D + 2), (D + 1.5, D + 1)],  # points are named by integers of half the size
     "scaffpd_partial": [(D, D + 1), (2 * D + 1, D + 1)],
+    "scaffpd_minibatch": [(D, 1), (D, D)],
+    "scaffpd_sums": [(D + 4, D + 5), (D, D + 1)],
 }
 
 

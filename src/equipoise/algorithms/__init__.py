@@ -15,8 +15,15 @@ from equipoise.algorithms.drfa_alternative import DRFA_ALTERNATIVE
 from equipoise.algorithms.drfa_alternative import drfa_alternative as drfa_alternative
 from equipoise.algorithms.fedavg import FEDAVG
 from equipoise.algorithms.fedavg import fedavg as fedavg
+from equipoise.algorithms.fedopt import FEDADAM, FEDAVGM, FEDYOGI
+from equipoise.algorithms.fedopt import fedadam as fedadam
+from equipoise.algorithms.fedopt import fedavgm as fedavgm
+from equipoise.algorithms.fedopt import fedyogi as fedyogi
 from equipoise.algorithms.fedprox import FEDPROX
 from equipoise.algorithms.fedprox import fedprox as fedprox
+from equipoise.algorithms.fine_tuning import Split as Split
+from equipoise.algorithms.fine_tuning import fine_tuning as fine_tuning
+from equipoise.algorithms.local_schedule import with_local_schedule as with_local_schedule
 from equipoise.algorithms.propfair import PROPFAIR
 from equipoise.algorithms.propfair import propfair as propfair
 from equipoise.algorithms.qfedavg import QFEDAVG, QFEDSGD
@@ -30,10 +37,15 @@ from equipoise.algorithms.scaffpd import SCAFFPD, SCAFFPD_SECURE
 from equipoise.algorithms.scaffpd import scaffpd as scaffpd
 from equipoise.algorithms.scaffpd_ls import SCAFFPD_LS
 from equipoise.algorithms.scaffpd_ls import scaffpd_ls as scaffpd_ls
+from equipoise.algorithms.scaffpd_minibatch import SCAFFPD_MINIBATCH
+from equipoise.algorithms.scaffpd_minibatch import scaffpd_minibatch as scaffpd_minibatch
 from equipoise.algorithms.scaffpd_model import SCAFFPD_MODEL
 from equipoise.algorithms.scaffpd_model import scaffpd_model as scaffpd_model
 from equipoise.algorithms.scaffpd_partial import SCAFFPD_PARTIAL
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial as scaffpd_partial
+from equipoise.algorithms.scaffpd_sums import SCAFFPD_SUMS
+from equipoise.algorithms.scaffpd_sums import scaffpd_sums as scaffpd_sums
+from equipoise.algorithms.server_optimizer import with_server_optimizer as with_server_optimizer
 from equipoise.algorithms.sgd import SGD
 from equipoise.algorithms.sgd import sgd as sgd
 from equipoise.algorithms.term import TERM
@@ -46,6 +58,9 @@ ALGORITHMS: dict[str, Record] = {
         FEDAVG,
         SGD,
         FEDPROX,
+        FEDAVGM,
+        FEDADAM,
+        FEDYOGI,
         SCAFFOLD,
         QFEDSGD,
         QFEDAVG,
@@ -59,6 +74,8 @@ ALGORITHMS: dict[str, Record] = {
         SCAFFPD,
         SCAFFPD_SECURE,
         SCAFFPD_PARTIAL,
+        SCAFFPD_MINIBATCH,
+        SCAFFPD_SUMS,
         SCAFFPD_LS,
         SCAFFPD_MODEL,
     )

@@ -69,6 +69,7 @@ def propfair(
         def gradient(u: Vector, k: RandomKey) -> Vector:
             return slope(task.loss(u, data, k)) * task.grad(u, data, k)  # the same k draws the same minibatch
 
+        options = {**local.fixed(task.descend), **options}
         return local.descend(gradient, x, jax.random.split(key, steps), steps=steps, **options)
 
     algorithm = fedavg(

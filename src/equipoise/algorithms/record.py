@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from equipoise.cohorts import Sample, by_weight, everyone
 from equipoise.errors import require
+from equipoise.objectives import DUALS
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm
 from equipoise.steps import Rule
@@ -34,6 +35,8 @@ class Record(NamedTuple):
     cohorts: Literal["uniform", "by_weight", "everyone"] = "uniform"  # how its paper draws them
     # What in the example makes it plain descent for one client; None: nothing does, its steps are its own.
     descent: Mapping[str, Any] | None = {}
+    only_dual: str | None = None  # the one objective that it is for, of those that it could be given
+    minibatch_form: str | None = None  # the algorithm to take instead where gradients are of minibatches
 
     def __call__(self, *args: Any, **settings: Any) -> Algorithm:
         return self.factory(*args, **settings)
@@ -62,12 +65,17 @@ class Record(NamedTuple):
         return self.factory(**{name: part for name, part in parts.items() if name in self.arguments}, **settings)
 
     def build_example(self, task: Task, dual: Dual, sample: Sample | None = None, **changes: Any) -> Algorithm:
-        """The algorithm as in `example`, with `sample` or, where its paper draws otherwise, as many as that draws."""
+        """The algorithm as in `example`, with `sample` or, where its paper draws otherwise, as many as that draws.
+
+        An algorithm for one objective only gets that one instead of `dual`.
+        """
         needed = [a.name for a in self.settings if a.default is inspect.Parameter.empty and a.name not in self.example]
         require(
             not needed, f"the Record of {self.name} has no example of {', '.join(needed)}; put one into its `example`"
         )
         sample = sample or everyone(dual.n)
+        if self.only_dual is not None and dual.name != self.only_dual:
+            dual = DUALS[self.only_dual](dual.n, **DUALS[self.only_dual].example)
         if self.cohorts == "everyone":
             sample = everyone(dual.n)
         elif self.cohorts == "by_weight" and sample.m < dual.n:

@@ -198,5 +198,6 @@ SCAFFPD = Record(
     defaults=LOCAL_DEFAULTS,
     not_settings=("secure",),
     cohorts="everyone",
+    minibatch_form="scaffpd_minibatch",
 )
 SCAFFPD_SECURE = SCAFFPD._replace(name="scaffpd_secure", factory=partial(scaffpd, secure=True))

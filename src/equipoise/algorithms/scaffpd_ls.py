@@ -259,4 +259,5 @@ SCAFFPD_LS = Record(
     defaults={**LOCAL_DEFAULTS, "mu": "auto"},
     cohorts="everyone",
     descent=None,
+    minibatch_form="scaffpd_minibatch",
 )

@@ -21,6 +21,8 @@ robust value max_lam sum_i lam_i f_i - psi(lam). One round:
     L_i              server.L           each client's own smoothness, measured once by the client
     kappa_i, q, nu   server.shape       curvature along d per client, inverse curvature across D, damping
 
+The weights that it reports are those that certify most at the centre, where the losses are strongly convex.
+
 Guarantees. P(x) never rises where all clients answer. After three trials in a row that were taken back, the next is
 the minimax gradient mapping with max_i L_i (Nesterov 2004, 2.3), which cannot fail and contracts by 1 - mu/L: so at
 least one round in four does. One client and one local step are conjugate gradients.
@@ -58,7 +60,19 @@ from equipoise.algorithms.record import SADDLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
+from equipoise.protocol import (
+    Algorithm,
+    Cohort,
+    Data,
+    Exchange,
+    RandomKey,
+    Replies,
+    Reply,
+    Vector,
+    mean,
+    neutral,
+    weighted,
+)
 from equipoise.steps import client_smoothness
 from equipoise.tasks import Task
 
@@ -175,10 +189,10 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         f"the weights of '{dual.name}' are no shares, which SCAFF-PD with a model needs; "
         "give an objective on the simplex, such as chi2, or use scaffpd",
     )
-    interior = dual.interior
+    interior: Any = dual.interior
     positive("steps", steps)
     require(isinstance(memory, int) and memory >= 2, f"memory is {memory}; give the number of directions, at least 2")
-    k, m = memory, sample.m
+    k, m, mu = memory, sample.m, task.strong_convexity
     sampled = m < n
     everybody = np.arange(n, dtype=np.int32)
 
@@ -218,7 +232,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         loss, c_i, L = (replies.cohort.put(jnp.zeros((n, *a.shape[1:]), a.dtype), a) for a in replies.each)
         heard = server.at.heard | here
         L = jnp.where(here, L, server.L)
-        L = jnp.where(heard, L, mean((jnp.sum(heard, dtype=L.dtype), jnp.sum(jnp.where(heard, L, 0)))))
+        L = jnp.where(jnp.any(heard), neutral(L, heard), L)
         server = server._replace(L=L, age=jnp.where(here, 0, server.age + 1))
         server = jax.lax.cond(
             server.trial.label == server.at.label,
@@ -291,6 +305,15 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         nothing = (jnp.int32(-1), jnp.zeros_like(x), jnp.zeros_like(x))
         return Client(nothing, nothing, jnp.zeros((), x.dtype))
 
+    @jax.jit
+    def certifying(server: Server) -> Float[Array, " n"]:
+        """argmax_lam lam.f - psi(lam) - |sum_i lam_i c_i|^2 / (2 mu): no weights certify more at the centre."""
+        with jax.enable_x64(True):
+            f, C = joined(server.at.f.astype(jnp.float64)), server.at.C.astype(jnp.float64)
+            found = saddle.solve(interior, f, jnp.zeros((n, 0)), jnp.zeros((n, 0, 0)), C @ C.T / (mu or 1.0))
+            lam = jnp.where(found.residual <= saddle.USELESS, found.lam, server.lam.astype(jnp.float64))
+            return lam.astype(server.lam.dtype)
+
     return Algorithm(
         name="scaffpd_model",
         n=n,
@@ -303,7 +326,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
             Exchange("improve", heaviest, send_correction, improve, update_trial, writes=True),
         ),
         model=lambda server: server.at.x,
-        weights=lambda server: server.lam,
+        weights=lambda server: server.lam if mu is None else certifying(server),
         dual=dual,
     )
 
@@ -324,7 +347,7 @@ def heard_at_centre(
     f, C = jnp.where(back, loss, f), jnp.where(back[:, None], c_i, at.C)
     # One never heard counts as the mean of the others.
     count = jnp.sum(heard, dtype=f.dtype)
-    f = jnp.where(heard, f, mean((count, jnp.sum(jnp.where(heard, f, 0)))))
+    f = neutral(f, heard)
     C = jnp.where(heard[:, None], C, mean((count, heard.astype(f.dtype) @ C))[None, :])
     anchor = jnp.where(here[:, None], at.x[None, :], at.anchor)
     at = at._replace(f=pairs(f), C=C, known=at.known | here, heard=heard, anchor=anchor)

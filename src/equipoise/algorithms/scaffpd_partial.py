@@ -146,4 +146,5 @@ SCAFFPD_PARTIAL = Record(
     paper="beyond Yu et al. 2023",
     example={"rule": constant(tau=0.1, sigma=0.5, theta=0.7), **LOCAL_EXAMPLE},
     defaults=LOCAL_DEFAULTS,
+    minibatch_form="scaffpd_minibatch",
 )

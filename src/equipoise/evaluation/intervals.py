@@ -30,7 +30,7 @@ Drawn = np.ndarray  # [draws, n]: true scores of the clients
 DRAWS = 600
 CAUTION = 0.6  # of each tail: what the two explanations get wrong
 CENTRES = (14, 40)  # places for the centres of clients that differ, and of clients that are alike
-SHARES = (0.05, 0.2, 0.5, 0.8, 0.95)  # of the clients: the second centre's
+SHARES = (0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99)  # of the clients: the second centre's
 FEW = 2  # clients of a worst share that follow their own rows on the side where they are worse
 WEIGHED = 400  # clients that the explanations are weighed by, where there are more
 TINY = 1e-300
@@ -212,7 +212,9 @@ def of_means(mean: np.ndarray, squares: np.ndarray, rows: np.ndarray, *, root: b
     ratio = np.maximum(squares - mean**2, 0) * m / np.maximum(free, 1) / x**2  # squared coefficient of variation
     pooled = float(free @ ratio) / max(free.sum(), 1.0) if free.any() else 1.0
     pooled = max(pooled * (1 + pooled / m.mean()), 1e-12)  # the mean in the denominator errs too
-    shape = np.clip(m / ((8 * pooled + free * ratio) / (8 + free)), 0.05, 1e9)
+    # The scatter of skewed rows is uncertain, for exponential ones as that of a quarter as many normal ones: a client's
+    # own counts fully only where it has many rows.
+    shape = np.clip(m / ((32 * pooled + free * ratio) / (32 + free)), 0.05, 1e9)
     known = max(free.sum(), 8.0)  # degrees of freedom of that shape
     centre_of_all = float(np.exp(np.log(x).mean()))
     common = float(shape @ x / shape.sum())

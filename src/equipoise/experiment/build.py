@@ -18,6 +18,7 @@ from equipoise import algorithms, cohorts, models, objectives, steps, tasks
 from equipoise.data import catalogue, federation, partition, silos, synthetic
 from equipoise.data.catalogue import Dataset
 from equipoise.data.encoding import Encoding, Feature, Target
+from equipoise.engines import kernel
 from equipoise.errors import InputError, require
 from equipoise.experiment import choice
 from equipoise.experiment.config import Config, Steps
@@ -330,6 +331,8 @@ def method_of(config: Config, problem: Problem) -> Method:
         rule = rule.model_copy(update={"tau": tau})
     if settings.get("mu") == "auto":
         settings["mu"] = problem.l2
+    if record.minibatch_form is not None and config.model.batch is not None:
+        notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
     family = _family(config, problem, record, cohort, coin, rule, settings)
     if family is not None:
         return Method(family.func(**family.keywords), tuple(notes), family)
@@ -377,7 +380,24 @@ def _family(
     if TRACED.get(name) in objective:
         numbers[f"objective.{TRACED[name]}"] = objective.pop(TRACED[name])
     frozen = tuple(objective.items()), tuple(fixed.items())
-    return Partial(_maker(problem.task, problem.n, record.name, cohort, coin, name, *frozen), **numbers)
+    maker = _maker(problem.task, problem.n, record.name, cohort, coin, name, *frozen)
+    return Partial(maker, **numbers) if _takes_operands(maker, numbers, problem) else None
+
+
+def _takes_operands(maker: Callable[..., Algorithm], numbers: dict[str, Any], problem: Problem) -> bool:
+    """Whether the method can be made inside a program, where its numbers are not known; nothing is computed."""
+
+    def one_round(numbers: dict[str, Any], x: Vector, data: Any) -> Any:
+        algorithm = maker(**numbers)
+        state, key = kernel.init(algorithm, x), jax.random.key(0)
+        return kernel.step(algorithm, state, kernel.prepare(algorithm, data), key)
+
+    x = problem.x
+    try:
+        jax.eval_shape(one_round, {name: jnp.asarray(v, x.dtype) for name, v in numbers.items()}, x, problem.train)
+    except (InputError, TypeError, ValueError):  # JAX's errors about tracers are TypeErrors; one that stays comes again
+        return False
+    return True
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ min_x  max_{lam in Lam}  sum_i lam_i f_i(x) - psi(lam)
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ Losses = Float[Array, " n"]
 Scalar = Float[Array, ""]
 
 
-class Interior(NamedTuple):
+@dataclass(frozen=True, eq=False)  # compared as objects: a dual must have a hash, and arrays have none
+class Interior:
     """Lam and psi in the terms of an interior point method.
 
     lam_i is the sum of the parts w_j with owner_j = i; the parts are at least zero and sum to one, and
@@ -53,7 +55,7 @@ class Interior(NamedTuple):
         n = self.owner.max() + 1
         below = np.zeros(n)
         below[self.owner[n:]] = self.cap[n:]
-        return self._replace(cap=np.concatenate([np.minimum(self.cap[:n], cap - below), self.cap[n:]]))
+        return replace(self, cap=np.concatenate([np.minimum(self.cap[:n], cap - below), self.cap[n:]]))
 
     # Compared as an object, because arrays have no hash: a dual must have one, for what is compiled for it.
     def __hash__(self) -> int:

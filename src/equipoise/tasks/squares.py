@@ -126,7 +126,7 @@ def squares(
         return plain.grad(x, data)
 
     def descend(x: Vector, data: Any, key: RandomKey | None, *, steps: int, **options: Any) -> Any:
-        if isinstance(data, Kernel):
+        if isinstance(data, Kernel) and options.get("optimizer") is None:
             m, p = data.inputs.shape
             if 3 * p + steps * m < 2 * p * steps:  # products with A: 3 in all, or 2 in every step
                 return descend_on_coefficients(x, data, steps=steps, **options)
@@ -141,6 +141,7 @@ def squares(
         shift: Vector | None = None,
         pull: float = 0.0,
         snapshot: Any = None,
+        optimizer: None = None,
     ) -> Any:
         """u = alpha x + beta shift + Z A throughout, with Z [k, m]."""
         shift = jnp.zeros_like(x) if shift is None else shift

@@ -5,8 +5,10 @@ stays in the site's own log.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +59,11 @@ class Open(NamedTuple):
     like: Client
 
 
+# Sites that share a process and an algorithm compile it once, one after the other.
+jitted = lru_cache(maxsize=64)(jax.jit)
+compiling = threading.RLock()
+
+
 def open_job(job: Job) -> Open:
     algorithm, x, shard, config, compiled, _ = job
     for name, a in named(shard):
@@ -64,8 +71,8 @@ def open_job(job: Job) -> Open:
         require(clean, f"{name} of this site's data has NaN or infinite entries; clean them or leave those rows out")
     specs = plan(algorithm, x, shard)
     like = jax.eval_shape(algorithm.init_client, x)
-    works = {name: jax.jit(spec.exchange.work) if compiled else spec.exchange.work for name, spec in specs.items()}
-    data = jax.jit(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
+    works = {name: jitted(spec.exchange.work) if compiled else spec.exchange.work for name, spec in specs.items()}
+    data = jitted(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
     return Open(job, specs, fingerprint(algorithm, specs, config), data, works, like)
 
 
@@ -90,11 +97,12 @@ def prepare(site: Participant, opened: dict[str, Open], content: RecordDict) -> 
     """Opens the parts that a question names and compiles what they do, so that the first exchange takes no longer."""
     for part in (read_text(content, "question") or "").split():
         refuse_unless(part in site.jobs, f"'{site.name}' has no part '{part}'")
-        job = opened[part] = open_job(site.jobs[part]())
-        client, key = job.job.algorithm.init_client(job.job.x), jax.random.key(0)
-        for name, spec in job.specs.items():
-            message = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), spec.message)
-            jax.block_until_ready(job.work[name](message, client, job.data, key))
+        with compiling:
+            job = opened[part] = open_job(site.jobs[part]())
+            client, key = job.job.algorithm.init_client(job.job.x), jax.random.key(0)
+            for name, spec in job.specs.items():
+                message = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), spec.message)
+                jax.block_until_ready(job.work[name](message, client, job.data, key))
     return text("answer", "")
 
 
@@ -103,7 +111,8 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     at = read_address(content)
     refuse_unless(at.part in site.jobs, f"'{site.name}' has no part '{at.part}'")
     if at.part not in opened or opened[at.part].plan != at.plan:  # another agreement than when it was opened
-        opened[at.part] = open_job(site.jobs[at.part]())
+        with compiling:
+            opened[at.part] = open_job(site.jobs[at.part]())
     job = opened[at.part]
     refuse_unless(
         at.plan == job.plan,

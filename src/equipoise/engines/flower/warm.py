@@ -221,6 +221,7 @@ class WarmSite:
             self.client.DeactivateNode(flower.DeactivateNodeRequest(node_id=self.node.node_id))
         except (httpx.HTTPError, RuntimeError):
             log.info("%s: the server could not be told that this site leaves", self.name)
+        self.lock.close()
 
     def ask(self, call: Callable[[Any], Any], request: Any) -> Any:
         """A request, again and again while the network or the server is away."""
@@ -375,6 +376,7 @@ def locked(folder: Path, name: str) -> TextIO:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
+        file.close()
         raise EquipoiseError(f"another process runs '{name}' in {folder}; stop it, or give another --folder") from None
     return file
 

@@ -64,7 +64,8 @@ def run_federation(
             agreed = renewed(folder, federation, known) if known else settled(told, federation)
             write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
             plan = agreement.plan(told, agreed)
-            federation.ask("prepare", "train judge", everyone=False)
+            parts = "train judge final" if run.draws_of(plan.problem) else "train judge"
+            federation.ask("prepare", parts, everyone=False)
             about = run.federation(plan.problem, plan.algorithm, plan.notes)
             records.write_record(folder / records.ENVIRONMENT, run.environment(told, {}))
             records.write_record(folder / records.FEDERATION, about)

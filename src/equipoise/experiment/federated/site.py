@@ -15,7 +15,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,11 @@ from equipoise.errors import InputError, require
 from equipoise.experiment import build, config, records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.federated import agreement
-from equipoise.experiment.federated.agreement import Agreement
+from equipoise.experiment.federated.agreement import Agreement, Plan
 from equipoise.experiment.federated.scoring import Rows, scoring
 from equipoise.experiment.records import Record
 from equipoise.files import write_whole
+from equipoise.protocol import Algorithm
 
 QUESTIONS = ("statistics", "settle")
 
@@ -79,14 +80,14 @@ def open_site(context: Context) -> Participant:
 
     def train() -> Job:
         known = agreed()
-        plan = agreement.plan(told, known)
+        plan = planned(told.toml(), known.model_dump_json())
         return Job(plan.algorithm, plan.problem.x, rows(known).train, config=plan.digest)
 
     def judge(draws: int | None) -> Job:
         known = agreed()
-        plan = agreement.plan(told, known)
+        plan = planned(told.toml(), known.model_dump_json())
         many = run.draws_of(plan.problem) if draws is None else draws
-        return Job(scoring(plan.problem, plan.algorithm, draws=many), plan.problem.x, rows(known), config=plan.digest)
+        return Job(scored(plan, many), plan.problem.x, rows(known), config=plan.digest)
 
     def statistics(_: str) -> str:
         held_out = home().held_out
@@ -109,6 +110,26 @@ def open_site(context: Context) -> Participant:
     jobs = {"train": train, "judge": lambda: judge(0), "final": lambda: judge(None)}
     answers = {"statistics": statistics, "settle": settle}
     return Participant(name, folder, jobs, answers, within=lambda: build.precision(told))
+
+
+# The sites of one process make the same of the same agreement, so they share what is compiled.
+
+
+@lru_cache(maxsize=4)
+def planned(toml: str, agreed: str) -> Plan:
+    return agreement.plan(settings({"settings": toml}), Agreement.model_validate_json(agreed))
+
+
+_scored: dict[tuple[str, int], Algorithm] = {}  # by the plan's digest and the number of resamples; the newest few
+
+
+def scored(plan: Plan, draws: int) -> Algorithm:
+    where = (plan.digest, draws)
+    if where not in _scored:
+        _scored[where] = scoring(plan.problem, plan.algorithm, draws=draws)
+        for old in list(_scored)[:-4]:
+            del _scored[old]
+    return _scored[where]
 
 
 def settings(run_config: Mapping[str, Any]) -> Config:

@@ -1,0 +1,138 @@
+"""FedAdam, FedYogi and FedAvgM: FedAvg whose server takes the clients' mean update as a gradient for its own optimizer.
+
+    min_x  sum_i p_i f_i(x)          p_i = 1/N (uniform), or n_i / n (weighted by samples)
+
+Algorithm 2 of Reddi et al. (2021), "Adaptive federated optimization", in its letters:
+
+    Delta_t          the mean of y_i - x         as in fedavg.py
+    m_t, v_t         Moments.m, Moments.v        m_{-1} = 0, v_{-1} = tau^2
+    eta, tau         server_lr, tau
+    beta_1, beta_2   b1, b2
+    eta_l, K         local_lr, steps
+
+    m_t = beta_1 m_{t-1} + (1 - beta_1) Delta_t
+    v_t = v_{t-1} - (1 - beta_2) Delta_t^2 sign(v_{t-1} - Delta_t^2)      FedYogi
+    v_t = beta_2 v_{t-1} + (1 - beta_2) Delta_t^2                         FedAdam
+    x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau)
+
+As printed there is no bias correction; optax.adam has one: `with_server_optimizer(fedavg(...), optax.adam(eta))`.
+FedAvgM is Hsu, Qi and Brown (2019), "Measuring the effects of non-identical data distribution for federated visual
+classification": m = beta m + Delta, x += eta m.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from equipoise.algorithms.fedavg import fedavg
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
+from equipoise.algorithms.server_optimizer import with_server_optimizer
+from equipoise.cohorts import Sample
+from equipoise.errors import positive, require
+from equipoise.protocol import Algorithm, Vector
+from equipoise.tasks import Task
+
+
+class Moments(NamedTuple):
+    """Running means of the update and of its squares."""
+
+    m: Vector
+    v: Vector
+
+
+def adaptive(server_lr: float, b1: float, b2: float, tau: float, *, yogi: bool) -> optax.GradientTransformation:
+    """Algorithm 2's server step as an optax transformation of the pseudo-gradient -Delta_t."""
+    positive("server_lr", server_lr)
+    positive("tau", tau)
+    for name, value in (("b1", b1), ("b2", b2)):
+        require((value >= 0) & (value < 1), f"{name} is {value}; give a number from 0 to below 1")
+
+    def init(x: Vector) -> Moments:
+        return Moments(jnp.zeros_like(x), jnp.full_like(x, tau**2))
+
+    def update(g: Vector, state: Moments, x: Any = None) -> tuple[Vector, Moments]:
+        m = b1 * state.m + (1 - b1) * g
+        square = g**2
+        v = state.v - (1 - b2) * square * jnp.sign(state.v - square) if yogi else b2 * state.v + (1 - b2) * square
+        return -server_lr * m / (jnp.sqrt(v) + tau), Moments(m, v)
+
+    return optax.GradientTransformation(init, update)
+
+
+def fedadam(
+    task: Task,
+    sample: Sample,
+    *,
+    steps: int,
+    local_lr: float,
+    server_lr: float,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    tau: float = 1e-3,
+    weights: Literal["uniform", "samples"] = "uniform",
+) -> Algorithm:
+    """FedAdam; `tau` is the degree of adaptivity, the smaller the more."""
+    plain = fedavg(task, sample, steps=steps, local_lr=local_lr, weights=weights)
+    return with_server_optimizer(plain, adaptive(server_lr, b1, b2, tau, yogi=False))._replace(name="fedadam")
+
+
+def fedyogi(
+    task: Task,
+    sample: Sample,
+    *,
+    steps: int,
+    local_lr: float,
+    server_lr: float,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    tau: float = 1e-3,
+    weights: Literal["uniform", "samples"] = "uniform",
+) -> Algorithm:
+    """FedYogi; its step sizes fall more slowly than FedAdam's when updates shrink."""
+    plain = fedavg(task, sample, steps=steps, local_lr=local_lr, weights=weights)
+    return with_server_optimizer(plain, adaptive(server_lr, b1, b2, tau, yogi=True))._replace(name="fedyogi")
+
+
+def fedavgm(
+    task: Task,
+    sample: Sample,
+    *,
+    steps: int,
+    local_lr: float,
+    server_lr: float = 1.0,
+    momentum: float = 0.9,
+    weights: Literal["uniform", "samples"] = "uniform",
+) -> Algorithm:
+    """FedAvgM; `momentum` is beta, 0 is FedAvg."""
+    positive("server_lr", server_lr)
+    require((momentum >= 0) & (momentum < 1), f"momentum is {momentum}; give a number from 0 to below 1")
+    plain = fedavg(task, sample, steps=steps, local_lr=local_lr, weights=weights)
+    return with_server_optimizer(plain, optax.sgd(server_lr, momentum))._replace(name="fedavgm")
+
+
+FEDADAM = Record(
+    "fedadam",
+    fedadam,
+    objective="Σ p_i f_i",
+    paper="Reddi et al. 2021",
+    example={**LOCAL_EXAMPLE, "server_lr": 0.05},
+    average=True,
+    defaults={**LOCAL_DEFAULTS, "server_lr": 0.01},
+    descent={"server_lr": 1e9, "tau": 1e9, "b1": 0.0, "b2": 0.0},  # so much tau that nothing adapts
+)
+FEDYOGI = FEDADAM._replace(
+    name="fedyogi",
+    factory=fedyogi,
+    descent={"server_lr": 2e9, "tau": 1e9, "b1": 0.0},  # its v stays at tau^2
+)
+FEDAVGM = Record(
+    "fedavgm",
+    fedavgm,
+    objective="Σ p_i f_i",
+    paper="Hsu et al. 2019",
+    example=LOCAL_EXAMPLE,
+    average=True,
+    defaults=LOCAL_DEFAULTS,
+    descent={"momentum": 0.0},
+)

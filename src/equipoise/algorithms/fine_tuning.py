@@ -1,0 +1,97 @@
+"""Fine-tuning after training: each client starts from the shared model, and keeps what does better on its own rows.
+
+One exchange, as evaluation is one: a model down; up the client's loss with the shared model and with its own, and which
+pull it chose. The own model stays at the client, as its state.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from equipoise.algorithms.messages import Model
+from equipoise.cohorts import everyone
+from equipoise.errors import positive, require
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.tasks import Task
+
+
+class Split(NamedTuple):
+    """The clients' rows to tune on and to choose by; each is Shards, or a tree like them."""
+
+    train: Any
+    validation: Any
+
+    @property
+    def n(self) -> int:
+        return self.train.n
+
+    @property
+    def sizes(self) -> Array:
+        return self.train.sizes
+
+    def client(self, i: Any) -> "Split":
+        return Split(self.train.client(i), self.validation.client(i))
+
+
+class Outcome(NamedTuple):
+    """What a client found; in the server's state a row for each client."""
+
+    shared: Float[Array, "*n"]  # loss of the shared model on the validation rows
+    own: Float[Array, "*n"]  # of the model that it keeps: never above `shared`
+    pull: Float[Array, "*n"]  # with which that was tuned; 0: it keeps the shared model, or did not answer
+
+
+class Server(NamedTuple):
+    """The shared model, and what was heard."""
+
+    x: Vector
+    outcome: Outcome
+
+
+def fine_tuning(task: Task, n: int, *, steps: int, lr: float, pulls: Sequence[float] = (0.1, 1.0, 10.0)) -> Algorithm:
+    """One round over data of `Split`: run it from the shared model; clients end with the models they keep.
+
+    For each pull a client takes `steps` steps on f_i(v) + pull/2 |v - x|^2 with its training rows, and of all of these
+    and x it keeps the one with the least loss on its validation rows.
+    """
+    for name, value in (("steps", steps), ("lr", lr)):
+        positive(name, value)
+    require(len(pulls) > 0, "no pull was given; give at least one, such as (0.1, 1, 10)")
+    for pull in pulls:
+        positive("a pull", pull)
+    everybody = everyone(n)
+
+    def ask(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server, everybody(key)
+
+    def send(server: Server, i: Int[Array, ""]) -> Model:
+        return Model(server.x)
+
+    def tune(message: Model, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
+        x, strengths = message.x, jnp.asarray([0.0, *pulls], message.x.dtype)
+        tuned = [task.descend(x, data.train, key, steps=steps, lr=lr, pull=pull) for pull in pulls]
+        models = jnp.stack([x, *tuned])
+        losses = jax.lax.map(lambda v: task.loss(v, data.validation), models)
+        best = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))  # the first: x itself, if they are equal
+        return models[best], Reply(each=Outcome(losses[0], losses[best], strengths[best]))
+
+    def note(server: Server, replies: Replies) -> Server:
+        return server._replace(outcome=Outcome(*map(replies.cohort.put, server.outcome, replies.each)))
+
+    def init(x: Vector) -> Server:
+        return Server(x, Outcome(*(jnp.zeros(n, x.dtype) for _ in Outcome._fields)))
+
+    return Algorithm(
+        name="fine_tuning",
+        n=n,
+        size=task.size,
+        prepare=lambda data: Split(task.prepare(data.train), task.prepare(data.validation)),
+        init=init,
+        init_client=lambda x: x,
+        round=(Exchange("tune", ask, send, tune, note, writes=True),),
+        model=lambda server: server.x,
+    )

@@ -1,0 +1,240 @@
+"""SCAFF-PD that reveals no client's loss, gradient, update or weight: every reply is needed as a sum only.
+
+    min_x  max_{lam in simplex}  sum_i lam_i f_i(x) - rho sum_i lam_i log(N lam_i)
+
+Beyond the paper (Yu, Karimireddy, Ma and Jordan 2023), for the `kl` penalty only. With relative entropy instead of the
+Euclidean distance in the dual step (4.1), lam_i is proportional to exp(w_i) throughout, and w_i moves by the client's
+own loss alone: normalisation cancels. So w_i lives at the client, and the server divides sums.
+
+    w_i                client.w              log lam_i up to a constant, the same for all; 0 at first
+    L_i of before      client.loss
+    p_i = exp(w_i - m) client.p              near lam_i; holds from `collect` to `improve`
+    m                  server.shift          a running shift that keeps p_i in range, known to everybody
+    the rest           as in scaffpd.py
+
+    collect   down x, m, sigma, theta;  w_i = (w_i + sigma ((1 + theta) L_i - theta L_i before)) / (1 + rho sigma)
+              up the sums of p_i, p_i c_i, p_i L_i, p_i w_i (and of exp(L_i / rho), for the certificate)
+              c = sum p c / sum p;   m = (m + log sum p + sigma sum pL / sum p) / (1 + rho sigma)
+    improve   down c;  J steps u -= eta_l (g_i(u) - c_i + c);  up the sums of p_i, p_i du_i
+              x -= tau sum p du / sum p
+
+The saddle point is that of `scaffpd` with the same penalty. The first round only listens (sigma = 0), so that m is
+known before anybody moves. A client whose reply is lost keeps its w_i. A client does not answer where p_i > 2^10: no
+server can single it out by a false m; its reply then counts as lost.
+
+Totals are sums by what the algorithm needs; whether the server is kept from single ones is the engine's business.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
+from equipoise.cohorts import Sample
+from equipoise.errors import known, positive, require
+from equipoise.objectives.dual import Dual
+from equipoise.protocol import (
+    Algorithm,
+    Cohort,
+    Data,
+    Exchange,
+    RandomKey,
+    Replies,
+    Reply,
+    Vector,
+    mean,
+    weighted,
+)
+from equipoise.steps import Rule, constant
+from equipoise.tasks import Task
+
+MOST = 2.0**10  # p_i above which a client does not answer
+Scalar = Float[Array, ""]
+
+
+class Evidence(NamedTuple):
+    """What the sums of a round say of the pair (x, lam) at which they were collected."""
+
+    robust: Scalar  # max over lam of F(x, .)
+    value: Scalar  # F(x, lam)
+    gradient: Vector  # sum_i lam_i grad f_i(x)
+    complete: Bool[Array, ""]  # everybody was heard, and no exponential left its range; else robust is of no use
+
+
+class Server(NamedTuple):
+    """The model, the shifts, and this round's step sizes."""
+
+    x: Vector
+    c: Vector  # holds from `collect` to `improve`
+    shift: Scalar  # m
+    level: Scalar  # the same for exp(L_i / rho)
+    begun: Bool[Array, ""]  # whether anybody was ever heard
+    answered: Bool[Array, " n"]  # who answered in this round so far
+    evidence: Evidence
+    steps: Any  # the rule's state
+
+
+class Client(NamedTuple):
+    """A client's own weight and loss, and what it remembers within a round."""
+
+    w: Scalar
+    loss: Scalar
+    heard: Bool[Array, ""]  # whether `loss` is one
+    x: Vector
+    c_i: Vector
+    p: Scalar
+
+
+class Question(NamedTuple):
+    """The model, the shifts and the dual step sizes of the round."""
+
+    x: Vector
+    shift: Scalar
+    level: Scalar
+    sigma: Scalar
+    theta: Scalar
+
+
+class Answer(NamedTuple):
+    """Needed as sums over the cohort."""
+
+    p: Scalar
+    gradient: Vector  # p_i c_i
+    loss: Scalar  # p_i L_i
+    w: Scalar  # p_i w_i
+    tilted: Scalar  # exp(L_i / rho - level)
+    beyond: Scalar  # 1 where that is out of range
+
+
+class Correction(NamedTuple):
+    """c^r."""
+
+    c: Vector
+
+
+def scaffpd_sums(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float) -> Algorithm:
+    """SCAFF-PD from sums alone, for the kl penalty; arguments as for `scaffpd`."""
+    n, rho = dual.n, dual.modulus
+    require(
+        dual.name == "kl" and uniform_reference(dual),
+        f"the objective is {dual.name}, and only for kl with equal reference weights can each client keep its own "
+        "weight; give kl(n, rho), or use scaffpd_secure, which shows the server every loss",
+    )
+    require(
+        sample.n == n and sample.m == n,
+        f"SCAFF-PD from sums asks all {n} clients of its dual in every round: give everyone({n}), not {sample.name}",
+    )
+    positive("steps", steps)
+    positive("local_lr", local_lr)
+
+    def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server._replace(steps=rule.next(server.steps)), sample(key)
+
+    def ask(server: Server, i: Int[Array, ""]) -> Question:
+        _, sigma, theta = server.steps.now
+        return Question(server.x, server.shift, server.level, jnp.where(server.begun, sigma, 0), theta)
+
+    def collect(message: Question, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        x, shift, level, sigma, theta = message
+        loss, c_i = task.loss(x, data), task.grad(x, data, key)
+        before = jnp.where(mine.heard, mine.loss, loss)
+        w = (mine.w + sigma * ((1 + theta) * loss - theta * before)) / (1 + rho * sigma)
+        p = jnp.exp(w - shift)
+        p = jnp.where(p <= MOST, p, jnp.nan)  # not finite: no reply
+        exponent, most = loss / rho - level, jnp.log(jnp.finfo(x.dtype).max) / 2
+        tilted = jnp.exp(jnp.minimum(exponent, most))
+        beyond = jnp.where(exponent > most, jnp.ones_like(p), 0)
+        answer = Answer(p, p * c_i, p * loss, p * w, tilted, beyond)
+        return Client(w, loss, jnp.array(True), x, c_i, p), Reply(total=answer)
+
+    def fold(server: Server, replies: Replies) -> Server:
+        total: Answer = replies.total
+        sigma = server.steps.now.sigma
+        heard = total.p > 0
+        safe = jnp.where(heard, total.p, 1)
+        c, loss, w = total.gradient / safe, total.loss / safe, total.w / safe
+        log_p = jnp.log(safe)
+        answered = replies.cohort.mark(n)
+        everybody = jnp.all(answered)
+        # Who is missing may have had most of the weight, and comes back with it: m does not fall for that.
+        drift = jnp.where(everybody, log_p, jnp.maximum(log_p, 0))
+        shift = (server.shift + drift + sigma * loss) / (1 + rho * sigma)
+        entropy = w - server.shift - log_p  # sum_i lam_i log lam_i
+        log_tilted = jnp.log(jnp.where(total.tilted > 0, total.tilted, 1)) + server.level
+        evidence = Evidence(
+            robust=rho * (log_tilted - math.log(n)),
+            value=loss - rho * (entropy + math.log(n)),
+            gradient=c,
+            complete=everybody & (total.beyond == 0) & (total.tilted > 0),
+        )
+        new = server._replace(c=c, shift=shift, level=log_tilted, begun=jnp.array(True), evidence=evidence)
+        # `steps` is the same in both; nobody there: nothing is learned.
+        new = jax.tree.map(lambda a, b: jnp.where(heard, a, b), new, server)
+        return new._replace(answered=answered)
+
+    def those_who_answered(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server, sample(key)._replace(present=server.answered)
+
+    def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
+        return Correction(server.c)
+
+    def improve(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        x = mine.x
+        u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=message.c - mine.c_i)
+        return mine, Reply(total=weighted(mine.p, (x - u) / (local_lr * steps)))
+
+    def update_primal(server: Server, replies: Replies) -> Server:
+        return server._replace(x=server.x - server.steps.now.tau * mean(replies.total))
+
+    def init(x: Vector) -> Server:
+        zero, no = jnp.zeros((), x.dtype), jnp.array(False)
+        evidence = Evidence(zero, zero, jnp.zeros_like(x), no)
+        return Server(x, jnp.zeros_like(x), zero, zero, no, jnp.zeros(n, bool), evidence, rule.init(x.dtype))
+
+    def init_client(x: Vector) -> Client:
+        zero = jnp.zeros((), x.dtype)
+        return Client(zero, zero, jnp.array(False), jnp.zeros_like(x), jnp.zeros_like(x), zero)
+
+    return Algorithm(
+        name="scaffpd_sums",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=init,
+        init_client=init_client,
+        round=(
+            Exchange("collect", start_round, ask, collect, fold, writes=True),
+            Exchange("improve", those_who_answered, send_correction, improve, update_primal),
+        ),
+        model=lambda server: server.x,
+    )
+
+
+def gap_from_sums(server: Server, *, mu: float) -> Scalar:
+    """As `certificates.gap_bound`, of the pair (x, lam) of the last `collect`, from the sums alone; infinite where the
+    evidence is not complete. `mu` is the strong convexity of every f_i."""
+    robust, value, gradient, complete = server.evidence
+    gap = robust - value + gradient @ gradient / (2 * mu)
+    return jnp.where(complete, jnp.maximum(gap, 0), jnp.inf)  # below zero it is rounding
+
+
+def uniform_reference(dual: Dual) -> bool:
+    calm = dual.best_response(jnp.zeros(dual.n))
+    return not known(calm) or bool(jnp.allclose(calm, 1 / dual.n))
+
+
+SCAFFPD_SUMS = Record(
+    "scaffpd_sums",
+    scaffpd_sums,
+    objective="ρ log 1/n Σ exp(f_i/ρ)",
+    paper="beyond Yu et al. 2023",
+    example={"rule": constant(tau=0.1, sigma=0.5, theta=0.7), **LOCAL_EXAMPLE},
+    defaults=LOCAL_DEFAULTS,
+    cohorts="everyone",
+    minibatch_form="scaffpd_minibatch",
+    only_dual="kl",
+)

@@ -1,0 +1,80 @@
+"""Any optax transformation as the step of the server, for algorithms that send one model and move it.
+
+What a round of an algorithm would add to x, with its sign turned, is a pseudo-gradient (Reddi et al. 2021, "Adaptive
+federated optimization"), and the transformation decides where x goes instead:
+
+    g = x - x_plain,     x <- x + update(g)
+
+optax.sgd(1.0) changes nothing.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from equipoise.errors import InputError
+from equipoise.local import optimizer_step
+from equipoise.protocol import Algorithm, Cohort, Exchange, Message, RandomKey, Replies, Server
+
+
+class Optimized(NamedTuple):
+    """The algorithm's own server, and the state of the transformation."""
+
+    server: Server
+    optimizer: Any
+
+
+def with_server_optimizer(algorithm: Algorithm, optimizer: optax.GradientTransformation) -> Algorithm:
+    """`algorithm`, whose model moves by `optimizer` on the pseudo-gradient of each round.
+
+    Schedules count rounds. A round in which nobody answered moves neither the model nor the state of the optimizer.
+    """
+    field = _field_of_the_model(algorithm)
+
+    def wrapped(exchange: Exchange) -> Exchange:
+        def open(server: Optimized, key: RandomKey) -> tuple[Optimized, Cohort]:
+            inner, cohort = exchange.open(server.server, key)
+            return server._replace(server=inner), cohort
+
+        def send(server: Optimized, i: Any) -> Message:
+            return exchange.send(server.server, i)
+
+        def close(server: Optimized, replies: Replies) -> Optimized:
+            before, after = server.server, exchange.close(server.server, replies)
+            x, plain = getattr(before, field), getattr(after, field)
+            if plain is x:  # an exchange that does not move the model
+                return server._replace(server=after)
+            updates, state = optimizer_step(optimizer, x - plain, server.optimizer, x)
+            heard = jnp.any(jnp.asarray(replies.cohort.present))
+            x, state = jax.tree.map(
+                lambda new, old: jnp.where(heard, new, old), (x + updates, state), (x, server.optimizer)
+            )
+            return Optimized(after._replace(**{field: x}), state)
+
+        return exchange._replace(open=open, send=send, close=close)
+
+    return algorithm._replace(
+        init=lambda x: Optimized(algorithm.init(x), optimizer.init(x)),
+        round=tuple(wrapped(e) for e in algorithm.round),
+        model=lambda server: algorithm.model(server.server),
+        weights=lambda server: algorithm.weights(server.server),
+    )
+
+
+def _field_of_the_model(algorithm: Algorithm) -> str:
+    """The field of the server's state that is the model, and that clients start from."""
+    server = algorithm.init(jnp.zeros(algorithm.size))
+    mark = jnp.zeros(algorithm.size)  # known by its identity
+    for field in getattr(server, "_fields", ()):
+        if getattr(getattr(server, field), "shape", None) != mark.shape:
+            continue
+        marked = server._replace(**{field: mark})
+        sent = [leaf for e in algorithm.round for leaf in jax.tree.leaves(e.send(marked, jnp.int32(0)))]
+        if algorithm.model(marked) is mark and any(leaf is mark for leaf in sent):
+            return field
+    raise InputError(
+        f"{algorithm.name} ships another model than the one that it moves in every round, so no optimizer can move it "
+        "instead; give an algorithm whose model is what it sends (AFL: averaged=False)"
+    )

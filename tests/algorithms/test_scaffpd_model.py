@@ -1,0 +1,210 @@
+"""SCAFF-PD with a model at the server: its description in NumPy, and the rounds and guarantees that it promises."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import Partial
+
+import equipoise as eq
+from equipoise.algorithms import scaffpd_model
+from equipoise.certificates import certify
+from equipoise.data import synthetic
+from equipoise.errors import InputError
+from tests.algorithms.reference_model import model_rounds
+from tests.problems import assert_same
+
+MU, STEPS = 0.1, 10
+
+
+@cache
+def easy():
+    """The paper's problem with clients a whole unit apart; condition number about 4."""
+    return synthetic.regression(shift=1.0, key=jax.random.key(0))
+
+
+@cache
+def hard(dtype=np.float64):
+    """Condition number 834."""
+    rng = np.random.default_rng(0)
+    n, m, d = 5, 100, 30
+    inputs = rng.normal(size=(n, m, d)) * np.geomspace(1, np.sqrt(9000) / 5, d)
+    truth, shift = rng.normal(size=d), 0.3 * rng.normal(size=(n, d))
+    labels = np.einsum("nmd,nd->nm", inputs, truth + shift) / np.abs(inputs @ truth).std()
+    return eq.data.stack([(a.astype(dtype), b.astype(dtype)) for a, b in zip(inputs, labels, strict=True)])
+
+
+def quadratics(shards):
+    """Hessians, linear terms and constants of ridge regression."""
+    a, y = np.asarray(shards.inputs, float), np.asarray(shards.labels, float)
+    m = a.shape[1]
+    hessians = 2 / m * np.einsum("nmd,nme->nde", a, a) + MU * np.eye(a.shape[2])
+    return hessians, 2 / m * np.einsum("nmd,nm->nd", a, y), (y**2).mean(1)
+
+
+def solve(shards, dual, x=None, *, rounds, sample=None, steps=STEPS, **how):
+    task = eq.tasks.ridge(shards.inputs.shape[2], MU)
+    sample = sample or eq.cohorts.everyone(shards.n)
+    algorithm = scaffpd_model(task, dual, sample, steps=steps)
+    x = jnp.zeros(task.size, shards.inputs.dtype) if x is None else x
+    run = eq.simulate(algorithm, x, shards, 0, rounds=rounds, record=lambda s: (s.at.x, s.lam), **how)
+    return task, run
+
+
+def robust(shards, dual, xs):
+    hessians, linear, constants = quadratics(shards)
+    xs = np.asarray(xs, float)
+    f = np.einsum("rd,nde,re->rn", xs, hessians, xs) / 2 - xs @ linear.T + constants
+    return np.array([float(dual.value(jnp.asarray(row))) for row in f])
+
+
+def errors(shards, dual, xs, best):
+    """Relative robust errors, from the start on: entry r is after r rounds."""
+    values = robust(shards, dual, xs)
+    return (values - best) / (values[0] - best)
+
+
+def rounds_to(error, level):
+    return int(np.argmax(error <= level)) if (error <= level).any() else 10**9
+
+
+def optimum(shards, rho=0.0, cap=1.0):
+    return synthetic.saddle_point(shards, mu=MU, rho=rho, cap=cap).x
+
+
+@Partial
+def sometimes(round, exchange, ids):
+    """Three replies in ten."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), round), exchange)
+    return jax.random.bernoulli(key, 0.3, jnp.shape(ids))
+
+
+def test_follows_its_description():
+    """Every centre and all weights as in NumPy, on a hard problem, until rounding takes over."""
+    shards, dual = hard(), eq.objectives.chi2(5, 0.05)
+    _, run = solve(shards, dual, rounds=14)
+    found = list(model_rounds(*quadratics(shards), 0.05, np.zeros(30), rounds=14, steps=STEPS, memory=5))
+    x, lam, off = (np.array(column) for column in zip(*found, strict=True))
+    assert_same(run.history, (x, lam), rtol=1e-6, atol=1e-8)
+    assert off.max() < 1e-6  # of quadratics the images are exact
+
+
+DUALS = {
+    "agnostic": eq.objectives.agnostic(5),
+    "chi2": eq.objectives.chi2(5, 0.05),
+    "chi2_ball": eq.objectives.chi2_ball(5, 0.5),
+    "cvar": eq.objectives.cvar(5, 0.4),
+    "kl": eq.objectives.kl(5, 0.05),
+    "tv": eq.objectives.tv(5, 0.3),
+}
+
+
+@pytest.mark.parametrize("name", DUALS)
+def test_a_millionth_in_six_rounds_never_rising_and_then_at_rest(name):
+    shards, dual = easy(), DUALS[name]
+    task, run = solve(shards, dual, rounds=16)
+    xs, lam = run.history
+    values = robust(shards, dual, xs)
+    assert (np.diff(values) <= 1e-13 * values[0]).all()
+    found = certify(task, dual, shards, xs[-1], jnp.asarray(lam[-1]), mu=MU)
+    assert found.gap < 1e-8 * values[0]  # so the end is the optimum, whoever computed it
+    assert rounds_to(errors(shards, dual, xs, values[-1]), 1e-6) <= 6
+    _, again = solve(shards, dual, jnp.asarray(xs[-1]), rounds=3)
+    np.testing.assert_allclose(again.history[0], np.broadcast_to(xs[-1], (3, 10)), atol=1e-7)
+
+
+@pytest.mark.parametrize(("name", "most"), [("chi2", 25), ("agnostic", 25)])
+def test_a_condition_of_834(name, most):
+    shards, dual = hard(), DUALS[name]
+    _, run = solve(shards, dual, rounds=40)
+    best = optimum(shards, rho=0.05 if name == "chi2" else 0.0)
+    error = errors(shards, dual, run.history[0], robust(shards, dual, best[None])[0])
+    assert rounds_to(error, 1e-6) <= most
+    assert error[-1] < 1e-9
+
+
+def test_three_replies_in_ten_lost():
+    shards, dual = hard(), DUALS["chi2"]
+    best = robust(shards, dual, optimum(shards, rho=0.05)[None])[0]
+    _, run = solve(shards, dual, rounds=40, lost=sometimes)
+    assert rounds_to(errors(shards, dual, run.history[0], best), 1e-6) <= 35
+
+
+def test_two_of_five_clients_in_a_round():
+    shards, dual = hard(), DUALS["chi2"]
+    best = robust(shards, dual, optimum(shards, rho=0.05)[None])[0]
+    _, run = solve(shards, dual, rounds=120, sample=eq.cohorts.uniform(5, 2))
+    error = errors(shards, dual, run.history[0], best)
+    assert rounds_to(error, 1e-3) <= 60
+    assert error[-1] < 1e-4
+    asked = run.tally.asked
+    assert asked.tolist() == [5 + 119 * 2, 120 * 2]  # everybody in the first round
+
+
+def test_single_precision_goes_beyond_single_precision():
+    """Double precision at the server: the error ends far below what a float32 loss can tell."""
+    shards, dual = hard(np.float32), DUALS["chi2"]
+    best = robust(shards, dual, optimum(hard(), rho=0.05)[None])[0]
+    _, run = solve(shards, dual, rounds=60)
+    assert run.history[0].dtype == np.float32
+    error = errors(hard(), dual, run.history[0], best)
+    assert rounds_to(error, 1e-6) <= 30
+    assert np.abs(error[-1]) < 1e-7
+
+
+def test_one_client_and_one_step_are_conjugate_gradients():
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(100, 10)) * np.geomspace(1, 2, 10)
+    shards = eq.data.stack([(inputs, inputs @ rng.normal(size=10))])
+    dual = eq.objectives.agnostic(1)
+    _, run = solve(shards, dual, rounds=13, steps=1)
+    hessians, linear, _ = quadratics(shards)
+    best = robust(shards, dual, np.linalg.solve(hessians[0], linear[0])[None])[0]
+    assert errors(shards, dual, run.history[0], best)[12] < 1e-12
+
+
+def test_rotating_the_features_rotates_the_models():
+    shards, dual = easy(), DUALS["chi2"]
+    turn = np.linalg.qr(np.random.default_rng(1).normal(size=(10, 10)))[0]
+    turned = shards._replace(inputs=shards.inputs @ jnp.asarray(turn))
+    plain, other = (solve(s, dual, rounds=4)[1].history[0] for s in (shards, turned))
+    np.testing.assert_allclose(other @ turn.T, plain, atol=1e-6)
+
+
+def test_softmax_regression_of_digits():
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    order = np.argsort(digits.target, kind="stable")[:1500]
+    inputs, labels = digits.data[order] / 16, digits.target[order].astype(np.int32)
+    parts = np.array_split(np.arange(1500), 10)  # about one class each
+    shards = eq.data.stack([(inputs[part], labels[part]) for part in parts])
+    task, dual = eq.tasks.softmax_regression(64, 10, l2=1e-2), eq.objectives.chi2(10, 0.05)
+    algorithm = scaffpd_model(task, dual, eq.cohorts.everyone(10), steps=STEPS)
+    run = eq.simulate(
+        algorithm,
+        jnp.zeros(task.size),
+        shards,
+        0,
+        rounds=60,
+        record=lambda s: (dual.value(jnp.sum(s.at.f, axis=-1)), s.at.x, s.lam),
+    )
+    values, xs, lam = run.history
+    assert (np.diff(values) <= 1e-12).all()
+    assert certify(task, dual, shards, xs[-1], jnp.asarray(lam[-1]), mu=1e-2).gap < 1e-4 * values[0]
+    error = (values - values[-1]) / (values[0] - values[-1])
+    assert rounds_to(error, 1e-3) <= 30
+
+
+def test_what_it_cannot_do_is_said():
+    task, everyone = eq.tasks.ridge(3, MU), eq.cohorts.everyone(4)
+    with pytest.raises(InputError, match="'qffl' are no shares, which SCAFF-PD with a model needs; give an objective"):
+        scaffpd_model(task, eq.objectives.qffl(4, 1.0), everyone, steps=2)
+    with pytest.raises(InputError, match="drawn from 4 clients but the dual is for 5"):
+        scaffpd_model(task, eq.objectives.chi2(5, 1.0), everyone, steps=2)
+    with pytest.raises(InputError, match="may draw a client twice"):
+        scaffpd_model(task, eq.objectives.chi2(4, 1.0), eq.cohorts.by_weight(2), steps=2)
+    with pytest.raises(InputError, match="memory is 1; give the number of directions, at least 2"):
+        scaffpd_model(task, eq.objectives.chi2(4, 1.0), everyone, steps=2, memory=1)

@@ -1,0 +1,40 @@
+"""The algorithm of a run that names none, and what the run says of it."""
+
+import pytest
+
+from equipoise.experiment import build, config
+from equipoise.experiment.choice import best_algorithm
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "why"),
+    [
+        ({}, "scaffpd_model", "the model is linear, it has nothing to tune"),
+        ({"algorithm": {"cohort": 3}}, "scaffpd_model", "a few clients in a round are enough"),
+        ({"objective": {"name": "kl"}}, "scaffpd_model", "nothing to tune"),
+        ({"objective": {"name": "average"}}, "scaffpd_model", "nothing to tune"),
+        ({"algorithm": {"local_lr": 0.1}}, "scaffpd", "local_lr is given"),
+        ({"algorithm": {"rule": {"sigma": 1.0}}}, "scaffpd", "rule is given"),
+        ({"model": {"name": "mlp"}}, "scaffpd", "a mlp is not convex"),
+        ({"objective": {"name": "qffl"}}, "scaffpd", "the weights of 'qffl' need not be shares"),
+        ({"federation": {"sites": 3, "clip": 2.0}}, "scaffpd", "clipped losses"),
+    ],
+)
+def test_the_best_algorithm_for_the_settings(settings, name, why):
+    chosen = best_algorithm(settings)
+    assert chosen.name == name
+    assert why in chosen.why
+
+
+def test_a_run_that_names_none_takes_it_and_says_why():
+    settings = {"data": {"name": "synthetic"}, "partition": {"clients": 3}}
+    told = config.parse(settings)
+    assert told.algorithm.name == "scaffpd_model"
+    assert told.algorithm.steps == 10
+    with build.precision(told):
+        algorithm, notes = build.method(told, build.problem(told))
+    assert algorithm.name == "scaffpd_model"
+    assert notes[0].startswith("scaffpd_model is the method of choice: the model is linear")
+    named = config.parse(settings | {"algorithm": {"name": "fedavg", "local_lr": 0.1}})
+    with build.precision(named):
+        assert build.method(named, build.problem(named))[1] == ()
