@@ -16,7 +16,7 @@ from jax.tree_util import Partial
 from jaxtyping import PyTree
 
 from equipoise.data.shards import ClientData
-from equipoise.engines import kernel
+from equipoise.engines import kernel, stream
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
 from equipoise.engines.feed import Feed, as_given, prepare
 from equipoise.engines.kernel import Lost, State, Tally
@@ -70,7 +70,8 @@ def simulate(
         algorithm: from `equipoise.algorithms`; or a jax.tree_util.Partial that makes one from numbers, such as
             Partial(make, local_lr=0.1): other numbers are then another run of the same compiled program.
         x: the first model, a flat vector of `algorithm.size`; its dtype is the precision of the run.
-        data: Shards, a Pool, or a pytree of your own (see `equipoise.data.ClientData`), of NumPy or JAX arrays.
+        data: Shards, a Pool, or a pytree of your own (see `equipoise.data.ClientData`), of NumPy or JAX arrays. Shards
+            of memory-mapped arrays stay in their files: only the rows of those who are asked are read, round by round.
         key: a jax.random key, or an integer seed.
         rounds: how many rounds, those of `resume` included.
         record: what to keep of the server after every round; comes back as `history`.
@@ -102,10 +103,16 @@ def simulate(
     layout = lay_out(shard, len(largest), devices, clients_per_batch)
     keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
 
-    data = jax.device_put(data)
-    state, source, finite = in_precision(products, beginning(make))(numbers, x, data)
-    require_finite(finite)
-    source = layout.share(as_given(data) if source is None else source)
+    if stream.is_mapped(data):
+        state, source = in_precision(products, starting(make))(numbers, x), None
+        asked, exchange = streaming(make)
+        program = stream.rounds(make, asked, exchange, data)
+    else:
+        data = jax.device_put(data)
+        state, source, finite = in_precision(products, beginning(make))(numbers, x, data)
+        require_finite(finite)
+        source = layout.share(as_given(data) if source is None else source)
+        program = rounds_of(make, layout)
     del data
     row = jax.eval_shape(lambda keep, server: keep(server), keep, state.server)
     tally, past, seconds, compile_seconds = Tally.nothing(algorithm), None, 0.0, 0.0
@@ -119,7 +126,7 @@ def simulate(
     done = 0 if resume is None else resume.rounds
     state, key, keep, lose, numbers = layout.place((state, key, keep, lose, numbers))
     most = longest_history(row)
-    advance = in_precision(products, partial(rounds_of(make, layout), numbers, length=most))
+    advance = in_precision(products, partial(program, numbers, length=most))
 
     clock = time.perf_counter()
     state, _ = jax.block_until_ready(advance(state, source, key, jnp.int32(done), keep, lose))
@@ -168,11 +175,11 @@ def in_precision(products: Products | None, program: Callable) -> Callable:
     return call
 
 
-def once(build: Callable[..., Callable]) -> Callable[..., Callable]:
+def once(build: Callable[..., Any]) -> Callable[..., Any]:
     """`build`, whose compiled programs are kept for the algorithms that were used last."""
     kept = lru_cache(maxsize=ALGORITHMS_KEPT)(build)
 
-    def found(*key: Any) -> Callable:
+    def found(*key: Any) -> Any:
         try:
             hash(key)
         except TypeError:  # an algorithm with a function that has no hash
@@ -195,6 +202,15 @@ def taken_apart(algorithm: Any, x: Vector) -> tuple[Callable[..., Algorithm], di
 def constant(algorithm: Algorithm) -> Callable:
     """A maker of this one algorithm: the same function for the same object."""
     return lambda: algorithm
+
+
+streaming = once(stream.programs)
+
+
+@once
+def starting(make: Callable[..., Algorithm]) -> Callable:
+    """The first state alone, of a run whose data stays in files."""
+    return jax.jit(lambda numbers, x: kernel.init(make(**numbers), x))
 
 
 @once
