@@ -10,17 +10,20 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import federated_averaging, gram, robust_regression
+from benchmarks import clients, federated_averaging, gram, robust_regression
+from equipoise import cores
 
 BENCHMARKS = {
     "robust_regression": robust_regression.run,
     "federated_averaging": federated_averaging.run,
     "gram": gram.more_examples_than_features,
     "kernel": gram.more_features_than_examples,
+    "clients": clients.run,
 }
 
 
 def main() -> None:
+    cores.use_all()
     console = Console(width=max(Console().width, 120))
     names = sys.argv[1:] or list(BENCHMARKS)
     unknown = set(names) - set(BENCHMARKS)

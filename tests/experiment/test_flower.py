@@ -14,7 +14,7 @@ from equipoise.engines.flower import GivenUp, client_app
 from equipoise.errors import InputError
 from equipoise.experiment import config, records, run
 from equipoise.experiment.federated import agreement
-from equipoise.experiment.federated.server import run_federation
+from equipoise.experiment.federated.server import begin_or_go_on, run_federation
 from equipoise.experiment.federated.site import QUESTIONS, open_site
 from tests.engines.flower.grid import InProcess
 from tests.flower import silos
@@ -90,7 +90,9 @@ METHODS = {
     "state at the sites": {"algorithm": {"name": "scaffold", "steps": 3, "local_lr": 0.2, "rule": None}},
     "line search": {"algorithm": {"name": "scaffpd_ls", "steps": 3, "local_lr": "auto", "rule": None}},
     "single precision": {"run": {"rounds": 2, "precision": "float32"}, "algorithm": {"name": "scaffpd_secure"}},
-    "no step sizes: a model at the server": {"algorithm": {"name": "scaffpd_model", "steps": 3, "rule": None}},
+    "no step sizes: a model at the server": {
+        "algorithm": {"name": "scaffpd_model", "steps": 3, "local_lr": None, "rule": None}
+    },
     "capped and clipped": {"federation": {"cap": 0.4, "clip": 1.2}},
 }
 
@@ -173,8 +175,9 @@ def test_a_server_that_was_killed_goes_on(when, tmp_path, monkeypatch):
 
     def fault(message, reply):
         at = message.content.get("at", {"round": -1, "exchange": ""})
-        rounds = sum(m.content.get("at", {}).get("exchange") == "improve" for m in network.asked) // 3
-        now = rounds if at["exchange"] == "judge" else at["round"], at["exchange"]
+        judged = sum(m.content.get("at", {}).get("exchange") == "judge" for m in network.asked)
+        every = here.run.evaluate_every
+        now = every * ((judged - 1) // 3) if at["exchange"] == "judge" else at["round"], at["exchange"]
         if now == when and not killed:
             killed.append(message)
             raise SystemExit
@@ -251,8 +254,7 @@ def test_a_federation_without_files_is_no_local_run(tmp_path):
 def test_other_settings_in_the_same_folder_are_refused(tmp_path):
     data = silos.write(tmp_path / "silos")
     told = config.parse(settings())
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / records.CONFIG).write_text(told.toml())
+    begin_or_go_on(told, tmp_path / "run")
     other = config.parse(settings(run={"seed": 1}))
     with pytest.raises(InputError, match="holds a run with other settings"):
         run_federation(other, tmp_path / "run", grid(other, data, tmp_path / "homes"))

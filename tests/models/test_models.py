@@ -12,12 +12,18 @@ from jax.flatten_util import ravel_pytree
 
 from equipoise import models
 from equipoise.errors import InputError
+from equipoise.models.resnet import normalise
 
 KEY = jax.random.key(0)
 CASES = {
     "linear": ({"features": 12, "outputs": 3}, (4, 3), jnp.float64),
     "mlp": ({"features": 12, "hidden": [7, 5], "outputs": 3}, (12,), jnp.float64),
     "cnn": ({"shape": [8, 9, 2], "outputs": 3}, (8, 9, 2), jnp.uint8),
+    "resnet": (
+        {"shape": [8, 9, 2], "outputs": 3, "width": 4, "blocks": 1, "groups": 2},
+        (8, 9, 2),
+        jnp.uint8,
+    ),
     "gru": ({"vocabulary": 3, "hidden": 6, "embedding": 4, "layers": 2}, (5,), jnp.int32),
 }
 
@@ -136,6 +142,31 @@ def test_any_pair_of_functions_is_a_model():
 def test_what_cannot_be_built(make, sentence):
     with pytest.raises(InputError, match=sentence):
         make()
+
+
+def test_resnet_20_has_its_parameters():
+    """He et al.'s 0.27 million: convolutions without biases, two numbers per channel of every norm, 1x1 shortcuts."""
+    convolutions = 9 * (3 * 16 + 6 * 16**2 + 16 * 32 + 5 * 32**2 + 32 * 64 + 5 * 64**2)
+    norms = 2 * (16 + 6 * 16 + 6 * 32 + 6 * 64)
+    shortcuts, head = 16 * 32 + 32 * 64, 64 * 10 + 10
+    shapes = jax.eval_shape(models.resnet((32, 32, 3), 10).init, KEY)
+    count = sum(a.size for a in jax.tree.leaves(shapes))
+    assert count == convolutions + norms + shortcuts + head
+    outputs = jax.eval_shape(
+        models.resnet((32, 32, 3), 10).apply, shapes, jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.uint8)
+    )
+    assert outputs.shape == (2, 10)
+
+
+def test_group_norm_is_equinox_own():
+    layer = eqx.nn.GroupNorm(2, 4)
+    rng = np.random.default_rng(0)
+    values = jnp.asarray(rng.normal(size=4)), jnp.asarray(rng.normal(size=4))
+    layer = eqx.tree_at(lambda n: (n.weight, n.bias), layer, values)
+    x = jnp.asarray(rng.normal(size=(4, 3, 5)))
+    with jax.numpy_rank_promotion("allow"):
+        want = layer(x)
+    np.testing.assert_allclose(normalise(layer, x), want, rtol=1e-10, atol=1e-10)
 
 
 def test_all_forms_of_a_convolution_are_one():

@@ -24,6 +24,7 @@ from equipoise.algorithms.fedprox import fedprox as fedprox
 from equipoise.algorithms.fine_tuning import Split as Split
 from equipoise.algorithms.fine_tuning import fine_tuning as fine_tuning
 from equipoise.algorithms.local_schedule import with_local_schedule as with_local_schedule
+from equipoise.algorithms.projection import project_updates as project_updates
 from equipoise.algorithms.propfair import PROPFAIR
 from equipoise.algorithms.propfair import propfair as propfair
 from equipoise.algorithms.qfedavg import QFEDAVG, QFEDSGD

@@ -16,7 +16,7 @@ from jax.tree_util import Partial
 from jaxtyping import PyTree
 
 from equipoise.data.shards import ClientData
-from equipoise.engines import kernel
+from equipoise.engines import kernel, stream
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
 from equipoise.engines.feed import Feed, as_given, prepare
 from equipoise.engines.kernel import Lost, State, Tally
@@ -48,7 +48,7 @@ class Result(NamedTuple):
 
 
 def simulate(
-    algorithm: Algorithm,
+    algorithm: Algorithm | Partial,
     x: Vector,
     data: ClientData,
     key: RandomKey | int,
@@ -67,9 +67,11 @@ def simulate(
     """Runs `algorithm` from x for `rounds` rounds over the clients of `data`.
 
     Args:
-        algorithm: from `equipoise.algorithms`.
+        algorithm: from `equipoise.algorithms`; or a jax.tree_util.Partial that makes one from numbers, such as
+            Partial(make, local_lr=0.1): other numbers are then another run of the same compiled program.
         x: the first model, a flat vector of `algorithm.size`; its dtype is the precision of the run.
-        data: Shards, a Pool, or a pytree of your own (see `equipoise.data.ClientData`), of NumPy or JAX arrays.
+        data: Shards, a Pool, or a pytree of your own (see `equipoise.data.ClientData`), of NumPy or JAX arrays. Shards
+            of memory-mapped arrays stay in their files: only the rows of those who are asked are read, round by round.
         key: a jax.random key, or an integer seed.
         rounds: how many rounds, those of `resume` included.
         record: what to keep of the server after every round; comes back as `history`.
@@ -87,11 +89,13 @@ def simulate(
 
     Ctrl-C raises `Stopped`, whose `result` holds all rounds finished until then.
 
-    A program is compiled once for an algorithm object, the shapes of its arguments, `record` and `lost`; the number of
-    rounds, the numbers in `data` and `resume` do not matter. `record` and `lost` may be a jax.tree_util.Partial, whose
-    arrays do not matter either.
+    A program is compiled once for an algorithm object (or the function of a Partial), the shapes of its arguments,
+    `record` and `lost`; the number of rounds, the numbers in `data` and `resume` do not matter. `record` and `lost` may
+    be a Partial too, whose arrays do not matter either.
     """
     key, x = as_key(key), jnp.asarray(x)
+    make, numbers, algorithm = taken_apart(algorithm, x)
+    assert isinstance(algorithm, Algorithm)
     check_start(algorithm, x, rounds)
     check_data(algorithm, x, data)
     require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
@@ -99,10 +103,16 @@ def simulate(
     layout = lay_out(shard, len(largest), devices, clients_per_batch)
     keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
 
-    data = jax.device_put(data)
-    state, source, finite = in_precision(products, beginning(algorithm))(x, data)
-    require_finite(finite)
-    source = layout.share(as_given(data) if source is None else source)
+    if stream.is_mapped(data):
+        state, source = in_precision(products, starting(make))(numbers, x), None
+        asked, exchange = streaming(make)
+        program = stream.rounds(make, asked, exchange, data)
+    else:
+        data = jax.device_put(data)
+        state, source, finite = in_precision(products, beginning(make))(numbers, x, data)
+        require_finite(finite)
+        source = layout.share(as_given(data) if source is None else source)
+        program = rounds_of(make, layout)
     del data
     row = jax.eval_shape(lambda keep, server: keep(server), keep, state.server)
     tally, past, seconds, compile_seconds = Tally.nothing(algorithm), None, 0.0, 0.0
@@ -114,9 +124,9 @@ def simulate(
         state = State(jnp.int32(resume.rounds), server, clients, state.tally)
         past, tally, seconds, compile_seconds = resume.history, resume.tally, resume.seconds, resume.compile_seconds
     done = 0 if resume is None else resume.rounds
-    state, key, keep, lose = layout.place((state, key, keep, lose))
+    state, key, keep, lose, numbers = layout.place((state, key, keep, lose, numbers))
     most = longest_history(row)
-    advance = in_precision(products, partial(rounds_of(algorithm, layout), length=most))
+    advance = in_precision(products, partial(program, numbers, length=most))
 
     clock = time.perf_counter()
     state, _ = jax.block_until_ready(advance(state, source, key, jnp.int32(done), keep, lose))
@@ -165,11 +175,11 @@ def in_precision(products: Products | None, program: Callable) -> Callable:
     return call
 
 
-def once(build: Callable[..., Callable]) -> Callable[..., Callable]:
+def once(build: Callable[..., Any]) -> Callable[..., Any]:
     """`build`, whose compiled programs are kept for the algorithms that were used last."""
     kept = lru_cache(maxsize=ALGORITHMS_KEPT)(build)
 
-    def found(*key: Any) -> Callable:
+    def found(*key: Any) -> Any:
         try:
             hash(key)
         except TypeError:  # an algorithm with a function that has no hash
@@ -179,24 +189,57 @@ def once(build: Callable[..., Callable]) -> Callable[..., Callable]:
     return found
 
 
+def taken_apart(algorithm: Any, x: Vector) -> tuple[Callable[..., Algorithm], dict[str, Array], Any]:
+    """What makes the algorithm, the numbers that it makes it from, and the algorithm."""
+    if not isinstance(algorithm, Partial):
+        return constant(algorithm), {}, algorithm
+    require(not algorithm.args, "the numbers of a Partial have no names; give them as keywords")
+    numbers = {name: jnp.asarray(value, x.dtype) for name, value in algorithm.keywords.items()}
+    return algorithm.func, numbers, algorithm.func(**algorithm.keywords)
+
+
 @once
-def beginning(algorithm: Algorithm) -> Callable:
+def constant(algorithm: Algorithm) -> Callable:
+    """A maker of this one algorithm: the same function for the same object."""
+    return lambda: algorithm
+
+
+streaming = once(stream.programs)
+
+
+@once
+def starting(make: Callable[..., Algorithm]) -> Callable:
+    """The first state alone, of a run whose data stays in files."""
+    return jax.jit(lambda numbers, x: kernel.init(make(**numbers), x))
+
+
+@once
+def beginning(make: Callable[..., Algorithm]) -> Callable:
     """The program before the first round: the first state, the prepared data, and which arrays are finite."""
 
-    def begin(x: Vector, data: ClientData) -> tuple[State, Feed | None, dict[str, Array]]:
+    def begin(numbers: dict[str, Array], x: Vector, data: ClientData) -> tuple[State, Feed | None, dict[str, Array]]:
+        algorithm = make(**numbers)
         return kernel.init(algorithm, x), prepare(algorithm, data), all_finite(data)
 
     return jax.jit(begin)
 
 
 @once
-def rounds_of(algorithm: Algorithm, layout: Layout) -> Callable:
+def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
     """The program of rounds: up to `stop`, at most `length` of them, and a row of each; counts start at zero."""
 
     def advance(
-        state: State, source: Feed, key: RandomKey, stop: Array, keep: Partial, lose: Partial | None, *, length: int
+        numbers: dict[str, Array],
+        state: State,
+        source: Feed,
+        key: RandomKey,
+        stop: Array,
+        keep: Partial,
+        lose: Partial | None,
+        *,
+        length: int,
     ) -> tuple[State, PyTree]:
-        start = state.round
+        start, algorithm = state.round, make(**numbers)
         blank = jax.eval_shape(keep, state.server)
         rows = jax.tree.map(lambda s: jnp.zeros((length, *s.shape), s.dtype), blank)
 
@@ -209,7 +252,7 @@ def rounds_of(algorithm: Algorithm, layout: Layout) -> Callable:
         state = state._replace(tally=kernel.no_counts(algorithm))
         return jax.lax.fori_loop(start, stop, body, (state, rows))
 
-    return jax.jit(advance, donate_argnums=0, static_argnames="length", out_shardings=layout.whole)
+    return jax.jit(advance, donate_argnums=1, static_argnames="length", out_shardings=layout.whole)
 
 
 def outline(algorithm: Algorithm, x: Vector, data: ClientData, key: RandomKey) -> tuple:

@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.tree_util import Partial
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from equipoise.cohorts import Sample, check_distinct, everyone
-from equipoise.engines.feed import Feed, feed
+from equipoise.engines.feed import Feed, as_given
 from equipoise.engines.kernel import exchange_once
-from equipoise.engines.layout import lay_out
-from equipoise.engines.simulator import simulate
+from equipoise.engines.layout import Layout, lay_out
+from equipoise.engines.simulator import once, simulate
 from equipoise.errors import require
 from equipoise.evaluation.predictions import OF_ROWS, Predict, Score, rmse, suited
 from equipoise.protocol import (
@@ -180,14 +181,14 @@ def evaluate(
     if scores is None:
         scores = suited(task.predict if isinstance(task, Task) else task, path[0], shard)
     clients_per_batch = clients_per_batch or _side_by_side(shard)
-    algorithm = evaluation(task, everyone(data.n), path, scores=scores, draws=draws)
+    maker = _maker(task, data.n, tuple(scores.items()), draws)
     table = simulate(
-        algorithm,
+        Partial(maker, models=path),  # operands, of which there may be many
         path[0],
         data,
         key,
         rounds=len(path),
-        record=lambda server: server.heard,
+        record=_heard,
         clients_per_batch=clients_per_batch,
         **how,
     ).history
@@ -198,21 +199,38 @@ def evaluator(
     task: Task, data: Any, *, scores: Mapping[str, Score] | None = None, clients_per_batch: int | None = None
 ) -> Callable[[Vector], PerClient]:
     """`evaluate` for many models, one after the other: compiled once."""
-    shard = jax.eval_shape(data.client, 0)
+    shard = jax.eval_shape(lambda data: data.client(0), data)
+    check_fit(task, shard)
     x = jax.eval_shape(task.init, jax.random.key(0))
     if scores is None:
         scores = suited(task.predict, x, shard)
-    algorithm = evaluation(task, everyone(data.n), None, scores=scores)
-    source = feed(algorithm, data)
     layout = lay_out(shard, data.n, None, clients_per_batch or _side_by_side(shard))
-    source, keys = layout.share(source), layout.place(exchange_keys(jax.random.key(0), 0, 0))
+    judged = _judged(task, data.n, tuple(scores.items()), layout)
+    source, key = layout.share(as_given(jax.device_put(data))), layout.place(jax.random.key(0))
+    return lambda x: jax.tree.map(np.asarray, judged(layout.place(x), source, key))
 
-    @jax.jit
-    def judged(x: Vector, source: Feed) -> PerClient:
+
+def _heard(server: Server) -> PerClient:
+    return server.heard
+
+
+@once
+def _maker(task: Task | Predict, n: int, scores: tuple, draws: int) -> Callable:
+    sample = everyone(n)
+    return lambda models: evaluation(task, sample, models, scores=dict(scores), draws=draws)
+
+
+@once
+def _judged(task: Task, n: int, scores: tuple, layout: Layout) -> Callable:
+    """The program of an evaluation: one for a task and its scores, whoever asks."""
+    algorithm = evaluation(task, everyone(n), None, scores=dict(scores))
+
+    def judged(x: Vector, source: Feed, key: RandomKey) -> PerClient:
+        keys = exchange_keys(key, 0, 0)
         server, _, _ = exchange_once(algorithm.round[0], algorithm.init(x), None, source, keys, layout)
         return server.heard
 
-    return lambda x: jax.tree.map(np.asarray, judged(layout.place(x), source))
+    return jax.jit(judged)
 
 
 def _side_by_side(shard: Data) -> int:
@@ -234,7 +252,12 @@ def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, "
     if predict is None or numbers is None:
         return None
 
-    @jax.jit
+    found = np.asarray(_every_row(predict, numbers)(x, data))
+    return found[np.arange(found.shape[1]) < np.asarray(data.sizes)[:, None]]
+
+
+@once
+def _every_row(predict: Predict, numbers: Callable[[Array, Array], Array]) -> Callable:
     def every(x: Vector, data: Any) -> Array:
         def one(i: Array) -> Array:
             shard = data.client(i)
@@ -242,5 +265,4 @@ def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, "
 
         return jax.lax.map(one, jnp.arange(data.n, dtype=jnp.int32))
 
-    found = np.asarray(every(x, data))
-    return found[np.arange(found.shape[1]) < np.asarray(data.sizes)[:, None]]
+    return jax.jit(every)

@@ -2,21 +2,23 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 
 from equipoise import algorithms, cohorts, models, objectives, steps, tasks
 from equipoise.data import catalogue, federation, partition, silos, synthetic
 from equipoise.data.catalogue import Dataset
 from equipoise.data.encoding import Encoding, Feature, Target
+from equipoise.engines import kernel
 from equipoise.errors import InputError, require
 from equipoise.experiment import choice
 from equipoise.experiment.config import Config, Steps
@@ -240,13 +242,19 @@ def _problem(
         score = models.LOSSES[loss]
         task = tasks.task_of(model.init, model.apply, score, name=settings.name, convex=convex, **options)
     elif loss == "cross_entropy":
-        task = tasks.softmax_regression(features, outputs, **options)
+        task = _cached(tasks.softmax_regression)(features, outputs, **options)
     elif loss == "squared":
-        task = tasks.least_squares(features, outputs, centred=True, **options)
+        task = _cached(tasks.least_squares)(features, outputs, centred=True, **options)
     else:
-        task = tasks.ridge(features, settings.l2, settings.batch)
+        task = _cached(tasks.ridge)(features, settings.l2, settings.batch)
     x = task.init(jax.random.key(config.run.seed))
     return Problem(what, names, train, test, classes, model, loss, encoding, task, settings.l2, x, notes)
+
+
+@cache
+def _cached(factory: Callable[..., Task]) -> Callable[..., Task]:
+    """The same task for the same shape, so that what is compiled for it serves other divisions of the data."""
+    return lru_cache(maxsize=16)(factory)
 
 
 def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> Model:
@@ -256,9 +264,11 @@ def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> 
             return models.linear(math.prod(shape), outputs)
         case "mlp":
             return models.mlp(math.prod(shape), settings.hidden, outputs)
-        case "cnn":
-            require(len(shape) == 3, f"a cnn needs images [height, width, channels]; the examples have shape {shape}")
-            return models.cnn(shape, outputs)
+        case "cnn" | "resnet" as name:
+            require(
+                len(shape) == 3, f"a {name} needs images [height, width, channels]; the examples have shape {shape}"
+            )
+            return {"cnn": models.cnn, "resnet": models.resnet}[name](shape, outputs)
     integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
     require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
     return models.gru(outputs, settings.hidden[0])
@@ -266,17 +276,33 @@ def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> 
 
 def dual(config: Config, n: int) -> Dual:
     settings = config.objective.model_dump(exclude_none=True)
-    psi = objectives.named(settings.pop("name"))(n, **settings)
-    require(
-        isinstance(psi, Dual),
-        f"objective.name is '{config.objective.name}', which makes no Dual; see docs/experiments.md",
-    )
-    cap = config.federation.cap if config.federation else None
+    name, cap = settings.pop("name"), config.federation.cap if config.federation else None
+    hashable = all(isinstance(value, Hashable) for value in settings.values())
+    return (_dual if hashable else _dual.__wrapped__)(name, n, cap, **settings)
+
+
+@lru_cache(maxsize=64)  # the same object for the same settings: what is compiled for it is compiled once
+def _dual(name: str, n: int, cap: float | None, **settings: Any) -> Dual:
+    psi = objectives.named(name)(n, **settings)
+    require(isinstance(psi, Dual), f"objective.name is '{name}', which makes no Dual; see docs/experiments.md")
     return psi if cap is None else objectives.cap_weights(psi, cap)
+
+
+class Method(NamedTuple):
+    """A method on a problem."""
+
+    algorithm: Algorithm
+    notes: tuple[str, ...]  # what was measured instead of chosen
+    family: Algorithm | Partial  # for `simulate`: the algorithm; or what makes it, and its numbers, which are operands
 
 
 def method(config: Config, problem: Problem) -> tuple[Algorithm, tuple[str, ...]]:
     """The algorithm on the problem, and what was measured instead of chosen."""
+    found = method_of(config, problem)
+    return found.algorithm, found.notes
+
+
+def method_of(config: Config, problem: Problem) -> Method:
     settings = {name: value for name, value in config.algorithm if value is not None}
     record = algorithms.named(settings.pop("name"))
     cohort, coin = settings.pop("cohort", None), settings.pop("coin", None)
@@ -286,7 +312,7 @@ def method(config: Config, problem: Problem) -> tuple[Algorithm, tuple[str, ...]
     best = choice.best_algorithm(alone)
     if best.name == record.name:
         notes.append(f"{best.name} is the method of choice: {best.why}")
-    rule = settings.pop("rule", None)
+    rule: Any = settings.pop("rule", None)
     if rule == "tuned":
         _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }")
         share = 1.0 if cohort is None else cohort / problem.n
@@ -305,11 +331,16 @@ def method(config: Config, problem: Problem) -> tuple[Algorithm, tuple[str, ...]
             notes.append(f"{key} was measured: 1/L = {settings[key]:.4g}")
     if isinstance(rule, Steps):
         tau = settings["steps"] * settings["local_lr"] if rule.tau == "auto" else rule.tau
-        rule = steps.constant(tau=tau, sigma=rule.sigma, theta=rule.theta)
+        rule = rule.model_copy(update={"tau": tau})
     if settings.get("mu") == "auto":
         settings["mu"] = problem.l2
     if record.minibatch_form is not None and config.model.batch is not None:
         notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
+    family = _family(config, problem, record, cohort, coin, rule, settings)
+    if family is not None:
+        return Method(family.func(**family.keywords), tuple(notes), family)
+    if isinstance(rule, Steps):
+        rule = steps.constant(**rule.model_dump())
     algorithm = record.build(problem.task, psi, sample, rule, **settings)
     require(
         isinstance(algorithm, Algorithm),
@@ -318,10 +349,84 @@ def method(config: Config, problem: Problem) -> tuple[Algorithm, tuple[str, ...]
     if config.federation and config.federation.clip is not None:
         algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
     if config.federation and config.federation.compress is not None:
-        prepared = jax.eval_shape(lambda: algorithm.prepare(problem.train.client(0)))
+        prepared = jax.eval_shape(algorithm.prepare, problem.train.client(0))
         crossing = wire(algorithm, problem.x, prepared)
         algorithm = algorithms.compress_replies(algorithm, crossing, dtype=config.federation.compress)
-    return algorithm, tuple(notes)
+    return Method(algorithm, tuple(notes), algorithm)
+
+
+TRACED = {"chi2": "rho", "kl": "rho", "tv": "rho", "propfair": "bound"}  # numbers of objectives that may be operands
+
+
+def _family(
+    config: Config,
+    problem: Problem,
+    record: algorithms.Record,
+    cohort: int | None,
+    coin: float | None,
+    rule: Any,
+    settings: dict[str, Any],
+) -> Partial | None:
+    """One of the library's own methods, whose numbers are operands of its program; None: of others it is not known."""
+    objective = config.objective.model_dump(exclude_none=True)
+    known = record.name in algorithms.ALGORITHMS and objective["name"] in objectives.DUALS
+    fixed = {name: value for name, value in settings.items() if not isinstance(value, float)}
+    hashable = all(isinstance(value, Hashable) for value in (*fixed.values(), *objective.values()))
+    if not (known and hashable and config.federation is None and (rule is None or isinstance(rule, Steps))):
+        return None
+    numbers: dict[str, Any] = {
+        f"algorithm.{name}": value for name, value in settings.items() if isinstance(value, float)
+    }
+    if rule is not None:
+        numbers |= {"rule.tau": rule.tau, "rule.sigma": rule.sigma, "rule.theta": rule.theta}
+    name = objective.pop("name")
+    if TRACED.get(name) in objective:
+        numbers[f"objective.{TRACED[name]}"] = objective.pop(TRACED[name])
+    frozen = tuple(objective.items()), tuple(fixed.items())
+    maker = _maker(problem.task, problem.n, record.name, cohort, coin, name, *frozen)
+    return Partial(maker, **numbers) if _takes_operands(maker, numbers, problem) else None
+
+
+def _takes_operands(maker: Callable[..., Algorithm], numbers: dict[str, Any], problem: Problem) -> bool:
+    """Whether the method can be made inside a program, where its numbers are not known; nothing is computed."""
+
+    def one_round(numbers: dict[str, Any], x: Vector, data: Any) -> Any:
+        algorithm = maker(**numbers)
+        state, key = kernel.init(algorithm, x), jax.random.key(0)
+        return kernel.step(algorithm, state, kernel.prepare(algorithm, data), key)
+
+    x = problem.x
+    try:
+        jax.eval_shape(one_round, {name: jnp.asarray(v, x.dtype) for name, v in numbers.items()}, x, problem.train)
+    except (InputError, TypeError, ValueError):  # JAX's errors about tracers are TypeErrors; one that stays comes again
+        return False
+    return True
+
+
+@lru_cache(maxsize=64)
+def _maker(
+    task: Task,
+    n: int,
+    method: str,
+    cohort: int | None,
+    coin: float | None,
+    objective: str,
+    of_objective: tuple,
+    of_method: tuple,
+) -> Callable[..., Algorithm]:
+    record = algorithms.named(method)
+    sample = _sample(record, n, cohort, coin)
+
+    def make(**numbers: Any) -> Algorithm:
+        given: dict[str, dict[str, Any]] = {"algorithm": dict(of_method), "objective": dict(of_objective), "rule": {}}
+        for name, value in numbers.items():
+            section, _, key = name.partition(".")
+            given[section][key] = value
+        psi = objectives.named(objective)(n, **given["objective"])
+        rule = steps.constant(**given["rule"]) if given["rule"] else None
+        return record.build(task, psi, sample, rule, **given["algorithm"])
+
+    return make
 
 
 def _sample(record: algorithms.Record, n: int, cohort: int | None, coin: float | None) -> cohorts.Sample:

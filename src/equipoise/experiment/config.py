@@ -91,7 +91,9 @@ class Partition(Section):
 class Model(Section):
     """What is trained."""
 
-    name: Literal["linear", "mlp", "cnn", "gru"] = Field("linear", description="linear, mlp, cnn, gru")
+    name: Literal["linear", "mlp", "cnn", "resnet", "gru"] = Field(
+        "linear", description="linear, mlp, cnn, resnet, gru"
+    )
     loss: Literal["auto", "cross_entropy", "squared", "squared_error"] = Field(
         "auto", description="cross_entropy or squared (one-hot targets) for classes, squared_error for numbers"
     )

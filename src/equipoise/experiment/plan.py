@@ -279,8 +279,8 @@ def run_all(jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, ov
     done: list[records.Run] = []
     with ExitStack() as held:
         for k, job in enumerate(jobs):
-            if k % 25 == 24:
-                jax.clear_caches()  # every run compiles programs of its own, which JAX would keep for ever
+            if k % 100 == 99:
+                jax.clear_caches()  # runs that share no programs compile their own, which JAX would keep for ever
             place = folder / job.place
             if not overwrite and records.finished(place):
                 done.append(records.read(place))

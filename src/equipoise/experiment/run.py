@@ -29,6 +29,7 @@ from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, Vector, wire
 
 Watch = Callable[[int, int, Row], None]  # rounds done, rounds in all, the last row
+CERTIFY = jax.jit(certificates.certify, static_argnums=(0, 1))
 ROWS = 100  # of a history, unless asked otherwise
 
 
@@ -87,7 +88,7 @@ def _go(
 ) -> records.Run:
     with build.precision(told), _events() as events:
         this = problem or build.problem(told)
-        algorithm, notes = build.method(told, this)
+        algorithm, notes, family = build.method_of(told, this)
         source = origin.of(told, this)
         begin()
         scribe = Scribe(told, folder, this, algorithm, source, watch)
@@ -99,7 +100,7 @@ def _go(
                 scribe.begin()
             result = until_certified(
                 simulate,
-                algorithm,
+                family,
                 this.x,
                 this.train,
                 told.run.seed,
@@ -155,10 +156,10 @@ Look = Callable[[Vector, Any], Seen]  # at a model, and the clients' weights, if
 def at_home(told: Config, this: Problem) -> Look:
     """Looks at models where all rows are at hand."""
     judge = evaluation.evaluator(this.task, this.train if this.test is None else this.test)
-    certify, dual = jax.jit(certificates.certify, static_argnums=(0, 1)), build.dual(told, this.n)
+    dual = build.dual(told, this.n)
 
     def look(x: Vector, lam: Any) -> Seen:
-        found = certify(this.task, dual, this.train, x, lam)
+        found = CERTIFY(this.task, dual, this.train, x, lam)
         return Seen(found.losses, found.robust, found.gap, in_units(this, judge(x)))
 
     return look
@@ -183,7 +184,7 @@ class Scribe:
         self.every = told.run.evaluate_every or max(1, told.run.rounds // ROWS)
         self.look = look or at_home(told, this)
         self.saddle = build.saddle(told, this)
-        shard = jax.eval_shape(lambda: algorithm.prepare(this.train.client(0)))
+        shard = jax.eval_shape(algorithm.prepare, this.train.client(0))
         crossing = wire(algorithm, this.x, shard)
         self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
         self.saved = time.monotonic()

@@ -13,8 +13,9 @@ from equipoise.models.losses import squared as squared
 from equipoise.models.losses import squared_error as squared_error
 from equipoise.models.mlp import mlp as mlp
 from equipoise.models.model import Model as Model
+from equipoise.models.resnet import resnet as resnet
 
-MODELS: dict[str, Callable[..., Model]] = {"linear": linear, "mlp": mlp, "cnn": cnn, "gru": gru}
+MODELS: dict[str, Callable[..., Model]] = {"linear": linear, "mlp": mlp, "cnn": cnn, "resnet": resnet, "gru": gru}
 
 
 def build(name: str, arguments: Mapping[str, Any]) -> Model:

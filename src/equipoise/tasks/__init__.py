@@ -3,6 +3,7 @@
 from equipoise.tasks.examples import over_examples as over_examples
 from equipoise.tasks.examples import softmax_regression as softmax_regression
 from equipoise.tasks.examples import task_of as task_of
+from equipoise.tasks.linearised import linearised as linearised
 from equipoise.tasks.moreau import Personal as Personal
 from equipoise.tasks.moreau import moreau_envelope as moreau_envelope
 from equipoise.tasks.optimizer import with_local_optimizer as with_local_optimizer

@@ -163,6 +163,33 @@ def test_what_is_announced_and_never_asked_for_is_forgotten(monkeypatch):
     run(main())
 
 
+def test_the_server_is_told_which_nodes_stay():
+    """And that one does not any longer that pulls as Flower's own do."""
+
+    async def nodes(app):
+        said = []
+
+        async def receive():
+            return {"type": "http.request", "body": b""}
+
+        async def send(event):
+            said.append(event)
+
+        await app({"type": "http", "method": "POST", "path": RUNTIME + "get-nodes", "headers": []}, receive, send)
+        return dict(said[0]["headers"]).get(b"x-equipoise-nodes")
+
+    async def main():
+        app = HeldPulls(Store())
+        assert await nodes(app) is None
+        await ask(app, FLEET + "pull-messages", pull(7), wait=0.01)
+        await ask(app, FLEET + "pull-messages", pull(8))
+        assert await nodes(app) == b"7"
+        await ask(app, FLEET + "pull-messages", pull(7))
+        assert await nodes(app) is None
+
+    run(main())
+
+
 def test_numbers_that_are_none_are_no_wait():
     for text in (b"x", b"nan", b"-1", b""):
         assert superlink.header({"headers": [(b"h", text)]}, b"h") == 0

@@ -119,8 +119,7 @@ class Federation:
                 continue
             name = read_text(reply.content, "answer") if reply.has_content() else None
             if name:
-                if "inline" in read_abilities(reply.content):
-                    self.inline.add(node)
+                (self.inline.add if "inline" in read_abilities(reply.content) else self.inline.discard)(node)
                 self._admit(plain(name), node)
             elif reply.has_error():
                 why = f"node {node} did not say its name ({plain(str(reply.error.reason))})"
@@ -279,7 +278,8 @@ class Federation:
         if not messages:
             return []
         try:
-            inside = [message.metadata.dst_node_id in self.inline for message in messages]
+            able = self.inline | self.transport.stay()
+            inside = [message.metadata.dst_node_id in able for message in messages]
             ids = self.transport.push(messages, inside)
         except Exception as error:
             self.note("", "network", f"messages could not be sent ({type(error).__name__}: {error})")

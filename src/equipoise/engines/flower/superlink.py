@@ -7,6 +7,7 @@ request goes through Flower's own application, which authenticates it before it 
 
     x-equipoise-wait: 20    on a pull: wait up to 20 s
     x-equipoise-most: 8     on a pull of replies: at most 8 of those that are there, so that an answer stays small
+    x-equipoise-nodes: 7,9  on the answer to a list of nodes: those that asked to wait, so they are sites that stay
 """
 
 import asyncio
@@ -41,14 +42,13 @@ class HeldPulls:
     def __init__(self, app: App):
         self.app = app
         self.ready: dict[str, None] = {}  # messages whose replies have come, in their order
+        self.staying: set[int] = set()  # nodes whose last pull asked to wait
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if (
-            scope["type"] != "http"
-            or scope["method"] != "POST"
-            or not path.endswith(("/pull-messages", "/push-messages"))
-        ):
+        path = scope.get("path", "") if scope["type"] == "http" and scope["method"] == "POST" else ""
+        if path == "/v1/runtime/get-nodes":
+            return await self.app(scope, receive, self.with_nodes(send))
+        if not path.endswith(("/pull-messages", "/push-messages")):
             return await self.app(scope, receive, send)
         body = await read(receive)
         match path:
@@ -63,9 +63,14 @@ class HeldPulls:
                 while len(self.ready) > REMEMBERED:
                     del self.ready[next(iter(self.ready))]
                 self.wake(("reply", i) for i in replied)
-            case "/v1/fleet/pull-messages" if header(scope, b"x-equipoise-wait"):
+            case "/v1/fleet/pull-messages":
                 node = PullMessagesRequest.FromString(body).node.node_id
-                await self.hold(scope, receive, send, [("node", node)], lambda: body)
+                if header(scope, b"x-equipoise-wait"):
+                    self.staying.add(node)
+                    await self.hold(scope, receive, send, [("node", node)], lambda: body)
+                else:
+                    self.staying.discard(node)
+                    await self.app(scope, once(body), send)
             case "/v1/runtime/pull-messages" if header(scope, b"x-equipoise-wait"):
                 ids = list(PullAppMessagesRequest.FromString(body).message_ids)
                 most = int(header(scope, b"x-equipoise-most")) or len(ids)
@@ -113,6 +118,17 @@ class HeldPulls:
                     del self.events[key]
         await send(start)
         await send({"type": "http.response.body", "body": content})
+
+    def with_nodes(self, send: Send) -> Send:
+        """`send`, with the nodes that stay in the header of the answer."""
+
+        async def sent(event: Event) -> None:
+            if event["type"] == "http.response.start" and self.staying:
+                nodes = ",".join(map(str, self.staying)).encode()
+                event = {**event, "headers": [*event.get("headers", ()), (b"x-equipoise-nodes", nodes)]}
+            await send(event)
+
+        return sent
 
     async def ask(self, scope: Scope, body: bytes) -> tuple[Event, bytes]:
         """What Flower's application answers."""

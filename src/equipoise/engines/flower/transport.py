@@ -19,7 +19,7 @@ from equipoise.engines.flower.wire import content_bytes
 
 INLINE = 16 << 20  # bytes of arrays from which on a message is sent as objects
 REQUEST = 32 << 20  # bytes of content in one request or answer
-WAIT, MOST = "x-equipoise-wait", "x-equipoise-most"  # see superlink.py
+WAIT, MOST, NODES = "x-equipoise-wait", "x-equipoise-most", "x-equipoise-nodes"  # see superlink.py
 
 
 class Transport(NamedTuple):
@@ -27,6 +27,7 @@ class Transport(NamedTuple):
 
     push: Callable[[Sequence[Message], Sequence[bool]], list[str | None]]  # which of them go with their content inside
     pull: Callable[[Sequence[str], float, int], list[Message]]  # waits so many seconds, for replies of so many bytes
+    stay: Callable[[], set[int]]  # nodes that take the content inside, as far as the SuperLink knows
     about: str
 
 
@@ -60,7 +61,7 @@ def standard(grid: Grid, why: str) -> Transport:
     def pull(ids: Sequence[str], wait: float, size: int) -> list[Message]:
         return list(grid.pull_messages(list(ids)))
 
-    return Transport(push, pull, f"messages as Flower's objects ({why})")
+    return Transport(push, pull, set, f"messages as Flower's objects ({why})")
 
 
 def direct(grid: Any) -> Transport:
@@ -68,13 +69,19 @@ def direct(grid: Any) -> Transport:
     from equipoise.engines.flower import internals as flower
 
     client, local = grid._runtime_client, threading.local()
+    staying: set[int] = set()
 
     class Waiting:
         def intercept(self, context: Any, call_next: Any) -> Any:
             if context.rpc_method.endswith("/PullMessages") and getattr(local, "wait", 0.0) > 0:
                 context.request.headers[WAIT] = f"{local.wait:.3f}"
                 context.request.headers[MOST] = str(local.most)
-            return call_next(context)
+            response = call_next(context)
+            if context.rpc_method.endswith("/GetNodes"):
+                named = {int(word) for word in response.headers.get(NODES, "").split(",") if word}
+                staying.intersection_update(named)
+                staying.update(named)
+            return response
 
     client._interceptors = (*client._interceptors, Waiting())
 
@@ -141,7 +148,7 @@ def direct(grid: Any) -> Transport:
         )
         return flower.make_message(metadata=metadata, error=flower.Error(flower.ErrorCode.MESSAGE_UNAVAILABLE, why))
 
-    return Transport(push, pull, "messages with their content inside, to sites that can")
+    return Transport(push, pull, lambda: staying, "messages with their content inside, to sites that can")
 
 
 def batches(items: Sequence[int], size: Callable[[int], int]) -> Iterator[list[int]]:

@@ -69,7 +69,7 @@ def main() -> int:
     for watch in (watch_parent, watch_child):
         threading.Thread(target=watch, daemon=True).start()
     left: list[psutil.Process] = []
-    while not over.wait(1.0):
+    while not over.wait(3.0):
         with suppress(psutil.Error):
             left = psutil.Process(child.pid).children(recursive=True)  # in case it dies and leaves them
     if child.poll() is None:

@@ -1,0 +1,78 @@
+"""Updates that no honest client could have sent are moved to where one could: what keeps a liar from steering SCAFF-PD.
+
+Honest corrected steps descend on f_i(u) + <c - c_i, u>, whose gradient at x is c, so with exact gradients
+
+    quadratic f_i, eta_l <= 1/L:   du_i = M_i c with 0 <= M_i <= I,   so  |du_i - c/2| <= |c|/2
+    convex f_i,    eta_l <= 2/L:   |du_i| <= |c|
+
+Projecting onto that ball leaves honest runs as they are, up to rounding. In the first, <c, du_i> >= 0: a liar can slow
+the descent and cannot move where it ends, for c = 0 there leaves nothing but du_i = 0. In the second it ends there as
+long as b liars of weight at most kappa have b kappa < m/(1 + m), m = (1 - (1 - eta_l L)^J)/(J eta_l L).
+
+A lie in the loss or gradient looks like another f_i; `clip_losses`, a cap on weights and `gradient_factor` bound what
+it can do. No trimmed means or medians of gradients: they throw away the minority that the objective is there for.
+
+The server has to see every update, so this excludes masked sums.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float
+
+from equipoise.errors import require
+from equipoise.protocol import Algorithm, Client, Data, Message, RandomKey, Replies, Reply, Server, Weighted
+
+
+def project_updates(algorithm: Algorithm, *, quadratic: bool, gradient_factor: float | None = None) -> Algorithm:
+    """`scaffpd`, whose server projects every client's update onto the ball of honest ones.
+
+    Args:
+        algorithm: from `scaffpd` with exact gradients and everyone in the cohort; eta_l <= 1/L (2/L if not quadratic).
+        quadratic: all losses are; the smaller ball then holds.
+        gradient_factor: no gradient counts for more than so many times the cohort's median norm. This changes honest
+            runs where honest gradients are longer, so it is off unless given.
+    """
+    require(
+        algorithm.name == "scaffpd",
+        f"the projection is for scaffpd, whose updates the server can bound and see one by one, not for "
+        f"{algorithm.name}; give scaffpd(..., sample=everyone(n)), or leave the projection out",
+    )
+    require(
+        gradient_factor is None or gradient_factor >= 1,
+        f"gradient_factor is {gradient_factor}; give at least 1, how many times the median a gradient may be long",
+    )
+    collect, improve = algorithm.round
+
+    def update_dual(server: Server, replies: Replies) -> Server:
+        if gradient_factor is not None:
+            gradient = clipped(replies.each.gradient, jnp.asarray(replies.cohort.present), gradient_factor)
+            replies = replies._replace(each=replies.each._replace(gradient=gradient))
+        return collect.close(server, replies)
+
+    def work(message: Message, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        mine, reply = improve.work(message, mine, data, key)
+        return mine, Reply(each=reply.total)
+
+    def update_primal(server: Server, replies: Replies) -> Server:
+        said: Weighted = replies.each
+        du = said.value / jnp.where(said.weight > 0, said.weight, 1)[:, None]
+        centre = server.c / 2 if quadratic else jnp.zeros_like(server.c)
+        radius = jnp.linalg.norm(server.c) / (2 if quadratic else 1)
+        away = du - centre[None]
+        length = jnp.linalg.norm(away, axis=1)
+        du = centre[None] + away * jnp.minimum(1, radius / jnp.where(length > 0, length, 1))[:, None]
+        # The server's own weights: what a client says of its weight counts for nothing.
+        lam = jnp.where(replies.cohort.present, server.lam[jnp.asarray(replies.cohort.ids)], 0)
+        total = Weighted(jnp.sum(lam), lam @ du)
+        return improve.close(server, replies._replace(total=total, each=None))
+
+    exchanges = (collect._replace(close=update_dual), improve._replace(work=work, close=update_primal))
+    return algorithm._replace(round=exchanges)
+
+
+def clipped(rows: Float[Array, "m d"], present: Bool[Array, " m"], factor: float) -> Float[Array, "m d"]:
+    """The rows, none longer than `factor` times the median length of the present ones."""
+    length = jnp.linalg.norm(rows, axis=1)
+    most = factor * jnp.nanmedian(jnp.where(present, length, jnp.nan))
+    scale = jnp.where(length > most, most / jnp.where(length > 0, length, 1), 1)
+    return rows * scale[:, None]

@@ -1,0 +1,113 @@
+"""Rounds over data that stays in memory-mapped files: of each cohort's clients the rows are read, and no others.
+
+While the device computes, a thread reads the rows of the next exchange. Whom that asks is guessed from the server as it
+is before this one, which is right wherever the cohort depends on the key alone; a wrong guess is read again, so the
+result is always that of data in memory.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.tree_util import Partial
+from jaxtyping import PyTree
+
+from equipoise.data.shards import Shards
+from equipoise.engines import kernel
+from equipoise.engines.kernel import State
+from equipoise.errors import require
+from equipoise.protocol import Algorithm, Data, RandomKey, Server, round_keys
+
+Make = Callable[..., Algorithm]
+
+
+def is_mapped(data: Any) -> bool:
+    """Whether the data is in files that are mapped into memory (`np.load(..., mmap_mode="r")`, `np.memmap`)."""
+    mapped = any(isinstance(a, np.memmap) for a in jax.tree.leaves(data))
+    require(not mapped or isinstance(data, Shards), "memory-mapped data has to be Shards; give eq.data.Shards")
+    return mapped
+
+
+class Gathered(NamedTuple):
+    """The prepared data of one cohort, in the order of its slots."""
+
+    tree: PyTree[Array]
+
+    def rows(self, ids: Any) -> Data:
+        return self.tree
+
+
+def programs(make: Make) -> tuple[Callable, Callable]:
+    """Who is asked in an exchange, and the exchange itself on their rows."""
+
+    def asked(numbers: dict, server: Server, key: RandomKey, r: Array, *, k: int) -> Array:
+        algorithm = make(**numbers)
+        opening, _ = round_keys(key, r, len(algorithm.round))[k]
+        return jnp.asarray(algorithm.round[k].open(server, opening)[1].ids)
+
+    def exchange(numbers: dict, state: State, shards: Shards, key: RandomKey, lose: Partial | None, *, k: int) -> State:
+        algorithm = make(**numbers)
+        r, server, clients, tally = state
+        gone = None if lose is None else partial(lose, r, k)
+        data: Any = Gathered(jax.vmap(algorithm.prepare)(shards))
+        keys = round_keys(key, r, len(algorithm.round))[k]
+        server, clients, seen = kernel.exchange_once(algorithm.round[k], server, clients, data, keys, gone=gone)
+        tally = kernel.Tally(
+            jnp.asarray(tally.asked).at[k].add(seen.asked),
+            jnp.asarray(tally.answered).at[k].add(seen.answered),
+            jnp.asarray(tally.broken).at[jnp.asarray(seen.ids)].add(seen.broken.astype(jnp.int32)),
+        )
+        return State(r + int(k + 1 == len(algorithm.round)), server, clients, tally)
+
+    return jax.jit(asked, static_argnames="k"), jax.jit(exchange, static_argnames="k", donate_argnums=1)
+
+
+def rounds(make: Make, asked: Callable, exchange: Callable, data: Any) -> Callable:
+    """As `simulator.rounds_of`, with rows from files."""
+    reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="equipoise-rows")
+
+    def read(ids: np.ndarray) -> tuple[np.ndarray, Shards]:
+        order = np.argsort(ids)  # files are read in one direction
+        rows = jax.tree.map(lambda a: np.asarray(a[ids[order]])[np.argsort(order)], data)
+        return ids, rows
+
+    def read_guess(guess: Array) -> tuple[np.ndarray, Shards]:
+        return read(np.asarray(guess))
+
+    def advance(
+        numbers: dict,
+        state: State,
+        source: None,
+        key: RandomKey,
+        stop: Array,
+        keep: Partial,
+        lose: Partial | None,
+        *,
+        length: int,
+    ) -> tuple[State, PyTree]:
+        algorithm = make(**numbers)
+        exchanges = len(algorithm.round)
+        state = state._replace(tally=kernel.no_counts(algorithm))
+        seen: list[PyTree] = []
+        ahead: Future | None = None
+        for r in range(int(state.round), int(stop)):
+            for k in range(exchanges):
+                ids = np.asarray(asked(numbers, state.server, key, jnp.int32(r), k=k))
+                guessed, rows = ahead.result() if ahead is not None else (None, None)
+                if guessed is None or not np.array_equal(guessed, ids):
+                    _, rows = read(ids)
+                after, then = (k + 1) % exchanges, r + (k + 1 == exchanges)
+                guess = asked(numbers, state.server, key, jnp.int32(then), k=after)
+                state = exchange(numbers, state, rows, key, lose, k=k)
+                ahead = reader.submit(read_guess, guess)
+            seen.append(jax.tree.map(np.asarray, keep(state.server)))
+        if not seen:
+            return state, jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), jax.eval_shape(keep, state.server))
+        return state, jax.tree.map(lambda *a: np.stack(a), *seen)
+
+    return advance

@@ -1,0 +1,54 @@
+"""A network as its own first-order expansion: convex in its parameters, without any features stored.
+
+    outputs(delta) = f(theta_0) + J(theta_0) delta
+
+With a loss that is convex in the outputs this is the model of the neural tangent kernel at theta_0, the alternative to
+storing the features of Train-Convexify-Train (Yu et al. 2022). A gradient costs about three forward and backward passes
+of the network.
+"""
+
+from collections.abc import Callable
+
+import jax
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Float, PyTree
+
+from equipoise.protocol import Vector
+from equipoise.tasks.examples import over_examples
+from equipoise.tasks.task import Task
+
+
+def linearised(
+    params: PyTree[Array],
+    apply: Callable[[PyTree[Array], Array], Array],
+    loss: Callable[[Array, Array], Float[Array, " b"]],
+    *,
+    l2: float = 0.0,
+    batch: int | None = None,
+    convex: bool = True,
+    name: str = "linearised",
+) -> Task:
+    """The model `apply` linearised at `params`; x = delta, from zero, and l2 pulls it back there.
+
+    `loss(outputs, labels)` gives one number per example. It has to be convex in the outputs, as all of `models.LOSSES`
+    are, for what the task promises; otherwise say convex=False.
+    """
+    theta, unravel = ravel_pytree(params)
+
+    def predict(x: Vector, inputs: Array) -> Array:
+        def outputs(flat: Vector) -> Array:
+            return apply(unravel(flat), inputs)
+
+        value, change = jax.jvp(outputs, (theta.astype(x.dtype),), (x,))
+        return value + change
+
+    return over_examples(
+        name,
+        theta.size,
+        lambda x, inputs, labels: loss(predict(x, inputs), labels),
+        l2=l2,
+        batch=batch,
+        predict=predict,
+        convex=convex,
+    )
