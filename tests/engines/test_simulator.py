@@ -191,7 +191,7 @@ def test_resume_is_of_the_same_run():
 def test_unknown_names_get_the_nearest_known_one():
     with pytest.raises(InputError, match="there is no algorithm 'scafold'; did you mean 'scaffold'"):
         eq.algorithms.named("scafold")
-    assert eq.algorithms.named("fedavg") is eq.algorithms.fedavg
+    assert eq.algorithms.named("fedavg").factory is eq.algorithms.fedavg
 
 
 @pytest.mark.parametrize("n", [4, 5])  # which two devices divide evenly, and not

@@ -53,7 +53,8 @@ def scaled(name, scale):
     """The algorithm's own numbers, all but the number of steps times `scale`, which is traced."""
     changes = {key: value * scale for key, value in ALGORITHMS[name].example.items() if isinstance(value, float)}
     if "rule" in ALGORITHMS[name].example:
-        changes["rule"] = eq.steps.constant(tau=0.1 * scale, sigma=0.5 * scale, theta=0.7 * scale)
+        tau, sigma, theta = ALGORITHMS[name].example["rule"].init(jnp.float64).now
+        changes["rule"] = eq.steps.constant(tau=tau * scale, sigma=sigma * scale, theta=theta * scale)
     return changes
 
 

@@ -205,7 +205,8 @@ def _run(
         )
         done, tallies, pasts = old[0].rounds, [r.tally for r in old], [r.history for r in old]
         seconds, compiling = sum(r.seconds for r in old[:real]), sum(r.compile_seconds for r in old[:real])
-        states = jax.device_put(State(jnp.asarray(np.full(len(trials), done, np.int32)), server, clients, states.tally))
+        at_round: Any = np.full(len(trials), done, np.int32)
+        states = jax.device_put(State(at_round, server, clients, states.tally))
     most = longest_history(row)
     advance = partial(rounds_of_many(make, layout), length=most)
     clock = time.perf_counter()
