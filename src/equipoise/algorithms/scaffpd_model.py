@@ -248,7 +248,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
     def heaviest(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         if not sampled:
             return server, sample(key)
-        ids = jnp.argsort(-server.lam)[:m].astype(jnp.int32)
+        ids = jnp.argsort(-jnp.round(server.lam, 6))[:m].astype(jnp.int32)  # weights of nothing tie
         return server, Cohort(ids, jnp.any(server.at.heard) & jnp.ones(m, bool))
 
     def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
@@ -571,7 +571,11 @@ def to_hear(server: Server, key: RandomKey, m: int) -> Bool[Array, " n"]:
 
 def first(score: Float[Array, " n"], count: Any) -> Bool[Array, " n"]:
     """Which `count` entries are the largest."""
-    rank = jnp.zeros(score.size, jnp.int32).at[jnp.argsort(-score)].set(jnp.arange(score.size, dtype=jnp.int32))
+    rank = (
+        jnp.zeros(score.size, jnp.int32)
+        .at[jnp.argsort(-jnp.round(score, 6))]
+        .set(jnp.arange(score.size, dtype=jnp.int32))
+    )
     return rank < jnp.asarray(count, jnp.int32)
 
 
