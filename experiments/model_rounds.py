@@ -120,7 +120,7 @@ def softmax(clients: list, classes: int) -> tuple[Any, list]:
         hit = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
         return jax.nn.logsumexp(logits, axis=1) - jnp.sum(logits * hit, axis=1)
 
-    return eq.tasks.over_examples("softmax", features * classes, losses, l2=1e-3), clients
+    return eq.tasks.over_examples("softmax", features * classes, losses, l2=1e-3, convex=True), clients
 
 
 def digits() -> Problem:
