@@ -179,6 +179,7 @@ def wire(algorithm: Algorithm, x: Vector, shard: Data) -> list[Wire]:
 
 
 # Every engine derives its keys from these coordinates, so all of them draw the same numbers.
+PLACES = 1 << 31  # far from the numbers that somebody else folds into the same key, such as a study of drop-out
 
 
 def as_key(seed: RandomKey | int) -> RandomKey:
@@ -202,13 +203,13 @@ def as_key(seed: RandomKey | int) -> RandomKey:
 
 def exchange_keys(key: RandomKey, round: ArrayLike, exchange: int) -> tuple[RandomKey, RandomKey]:
     """The keys of `open` and of the clients' `work` in one exchange of one round."""
-    base = jax.random.fold_in(key, round)
-    return jax.random.fold_in(base, 2 * exchange), jax.random.fold_in(base, 2 * exchange + 1)
+    base, place = jax.random.fold_in(key, round), np.uint32(PLACES + 2 * exchange)
+    return jax.random.fold_in(base, place), jax.random.fold_in(base, place + np.uint32(1))
 
 
 def round_keys(key: RandomKey, round: ArrayLike, exchanges: int) -> list[tuple[RandomKey, RandomKey]]:
     """`exchange_keys` of every exchange, in one operation: random numbers are what takes longest to compile."""
-    places = jnp.arange(2 * exchanges, dtype=jnp.uint32)
+    places = jnp.asarray(np.arange(PLACES, PLACES + 2 * exchanges, dtype=np.uint32))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, round), places)
     return [(keys[2 * k], keys[2 * k + 1]) for k in range(exchanges)]
 
