@@ -136,7 +136,7 @@ def test_from_silo_files_to_predictions(here):
 def test_several_methods_on_silo_files(here):
     said = ok("compare", "--silos", "hospitals", "--label", "ill", *QUICK, "--out", "runs/both")
     assert "SCAFF-PD" in said
-    assert "holds 5 runs; choose one" in wrong("predict", "runs/both", "new.csv")
+    assert "holds 6 runs; choose one" in wrong("predict", "runs/both", "new.csv")
 
 
 @pytest.mark.parametrize(
@@ -188,5 +188,11 @@ def test_ctrl_c_says_how_to_go_on(here, monkeypatch):
     assert told.exit_code == 130
     assert told.stderr == "stopped; nothing was begun\n"
     (here / "runs/begun").mkdir(parents=True)
+
+    def stopped_later(*args, **kwargs):
+        (here / "runs/begun/config.toml").touch()  # what a run writes first
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "run", stopped_later)
     told = run(app, ["run", "--out", "runs/begun"])
     assert told.stderr == "stopped; `equipoise resume runs/begun` goes on\n"
