@@ -182,17 +182,19 @@ def auto(constants: Constants, dual: Dual) -> Rule:
     (curvature in [mu_x, L_xx], coupling in [mu_lx, L_lx]) contracts by theta a round, even with twice as much
     of it. It is what makes agnostic and CVaR objectives over few clients converge linearly.
 
-    L_lx is measured in one place. Where the losses move faster than it allows, the guard holds sigma_r at
-    L_xx/(9 L_r^2), L_r the coupling of the last step, and theta_r at sigma_{r-1}/sigma_r and at 1.
+    L_lx is measured in one place. Up to gamma* that is safe (`tuned` says why). Above it, where the losses move faster
+    than L_lx allows, the guard holds sigma_r at max(L_xx/(9 L_r^2), gamma* tau_r), L_r the coupling of the last step,
+    and theta_r at sigma_{r-1}/sigma_r and at 1.
     """
     L_xx, mu_x, L_lx, _ = _checked(constants)
     L_lx = max(L_lx, 1e-6 * L_xx)  # clients alike: lam does not matter, but sigma must be some number
     mu, start = dual.modulus + constants.mu_lx**2 / L_xx, L_xx**2 / (8.1 * L_lx**2)
-    limit = math.inf
+    star = math.inf
     if mu > 0:
         k = L_xx / mu_x
         omega = max((k + 1) / 2 + math.sqrt((k - 1) ** 2 / 4 + L_lx**2 / (mu_x * mu)), 1.001)
-        limit = max(mu_x * omega / (mu * (omega - 1)), start)
+        star = mu_x * omega / (mu * (omega - 1))
+    limit = max(star, start)
 
     def at(gamma: Any) -> tuple[Any, Any]:
         tau = 2 / (L_xx + (L_xx**2 + 4 * L_lx**2 * gamma) ** 0.5)
@@ -219,7 +221,7 @@ def auto(constants: Constants, dual: Dual) -> Rule:
 
     def guard(state: Guarded, coupling: Scalar) -> Guarded:
         most = L_xx / (9 * jnp.maximum(coupling, jnp.finfo(coupling.dtype).tiny))
-        sigma = jnp.minimum(state.now.sigma, most)
+        sigma = jnp.minimum(state.now.sigma, jnp.maximum(most, star * state.now.tau))
         held = sigma < state.now.sigma
         now = extrapolated(state.now.tau, sigma, state.before)
         return state._replace(now=Now(*(jnp.where(held, a, b) for a, b in zip(now, state.now, strict=True))))
