@@ -65,9 +65,10 @@ def chi2_ball(n: int, radius: float) -> Dual:
         info = jnp.finfo(v.dtype)
         u = jnp.sort(v)[::-1]
         gaps = jnp.minimum(u[:-1] - u[1:], info.max / (256 * n))  # no sum of them overflows
-        mass = jnp.cumsum(jnp.asarray(k[:-1], v.dtype) * gaps)
+        count = jnp.arange(1, n + 1, dtype=v.dtype)
+        mass = jnp.cumsum(count[:-1] * gaps)
         mass = jnp.concatenate([jnp.zeros(1, v.dtype), mass, jnp.full(1, info.max / 256, v.dtype)])
-        grow = jnp.asarray(1 / np.maximum(k * (k - 1), 1), v.dtype)
+        grow = 1 / jnp.maximum(count * (count - 1), 1)
         ratio = jnp.where(mass[1:] > 0, mass[:-1] / jnp.maximum(mass[1:], info.tiny), 0) ** 2
         _, x = lax.associative_scan(lambda f, g: (f[0] * g[0], g[0] * f[1] + g[1]), (ratio, ratio * grow))
         left = jnp.asarray(room, v.dtype)
