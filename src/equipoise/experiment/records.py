@@ -16,6 +16,7 @@ All files but the history are replaced whole. The history grows by lines, each w
 counts on it and knows it by a digest; `resume` cuts off what no checkpoint covers. Not-a-number is null.
 """
 
+import json
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -265,7 +266,9 @@ def append_row(path: Path, row: Row) -> str:
 
 def write_row_scores(path: Path, found: RowScores) -> None:
     values = found.values.astype(np.uint8 if found.score == "accuracy" else np.float32)
-    write_whole(path, safetensors.numpy.save({"values": values}, metadata={"score": found.score, "rows": found.rows}))
+    # One key: safetensors writes several in any order, and files of equal runs are equal.
+    about = json.dumps({"score": found.score, "rows": found.rows})
+    write_whole(path, safetensors.numpy.save({"values": values}, metadata={"equipoise": about}))
 
 
 def read_row_scores(path: Path) -> RowScores | None:
@@ -274,9 +277,9 @@ def read_row_scores(path: Path) -> RowScores | None:
         return None
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            told = file.metadata() or {}
+            told = json.loads((file.metadata() or {})["equipoise"])
             return RowScores(told["score"], told["rows"], file.get_tensor("values"))
-    except (safetensors.SafetensorError, OSError, KeyError) as error:
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}); it is damaged: remove it to report without it") from None
 
 
