@@ -45,8 +45,13 @@ def test_engines_and_slices_agree(name):
 
 @each_algorithm
 def test_devices_agree(name):
-    """As above, spread over two devices, each with its share of the cohort in slices."""
-    assert_same(seen(play_sampled(name)), seen(play_sampled(name, clients_per_batch=1, devices=2)))
+    """As above, spread over two devices, each with its share of the cohort in slices.
+
+    SCAFF-PD with a model hears the largest weights: where two are equal up to rounding, the order of sums decides, so
+    it hears everyone here.
+    """
+    m = None if name == "scaffpd_model" else 3
+    assert_same(seen(play_sampled(name, m=m)), seen(play_sampled(name, m=m, clients_per_batch=1, devices=2)))
 
 
 def scaled(name, scale):

@@ -75,7 +75,7 @@ def damages(place, state, name):
 
 CASES = [(state, name) for state in STATES for name in (
     "equipoise.json", "config.toml", "environment.json", "federation.json", "history.jsonl",
-    *(["result.json", "model.safetensors"] if state == "finished" else ["checkpoint.safetensors"]))]  # fmt: skip
+    *(["result.json", "model.safetensors", "rows.safetensors"] if state == "finished" else ["checkpoint.safetensors"]))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("state", "name"), CASES)

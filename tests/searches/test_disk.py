@@ -123,7 +123,8 @@ def test_whatever_write_fails_while_it_is_overwritten_nothing_else_is_lost(confi
     for k in range(1, disk.asked, max(1, 4 // tiny.LONGER)):
         with pytest.MonkeyPatch.context() as patched:
             Disk(k).attach(patched)
-            assert tiny.tried(lambda: run.run(other, first, **same))[1]
+            said = tiny.tried(lambda: run.run(other, first, **same))[1]
+        assert said or records.finished(first)  # what is left to tidy up at the end may fail
         assert (first / "notes.txt").read_text() == "mine"
         run.run(other, first, **same)
         found = kept(first)

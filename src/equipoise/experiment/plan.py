@@ -357,4 +357,5 @@ def _short(value: Any) -> str:
 
 
 def _named(source: str, label: str) -> str:
-    return f"{source}, [compare.{label}]" if label else source
+    shown = label if label.isprintable() else repr(label)
+    return f"{source}, [compare.{shown}]" if label else source
