@@ -14,6 +14,10 @@ class EquipoiseError(Exception):
 class InputError(EquipoiseError, ValueError):
     """An argument, a file or a setting cannot be used as it is."""
 
+    def __init__(self, sentence: str):
+        """A line break in what was given is shown as one, and does not make one."""
+        super().__init__(sentence.replace("\r", "\\r").replace("\n", "\\n"))
+
 
 class FileError(EquipoiseError, OSError):
     """A file or a folder cannot be read or written."""

@@ -73,9 +73,9 @@ def damages(place, state, name):
         yield "nested", json.dumps({key: [value] for key, value in told.items()}).encode()
 
 
-CASES = [(state, name) for state in STATES for name in (
-    "equipoise.json", "config.toml", "environment.json", "federation.json", "history.jsonl",
-    *(["result.json", "model.safetensors", "rows.safetensors"] if state == "finished" else ["checkpoint.safetensors"]))]  # fmt: skip
+ALWAYS = ("equipoise.json", "config.toml", "environment.json", "federation.json", "history.jsonl")
+LATER = {"finished": ("result.json", "model.safetensors", "rows.safetensors"), "stopped": ("checkpoint.safetensors",)}
+CASES = [(state, name) for state in STATES for name in (*ALWAYS, *LATER[state])]
 
 
 @pytest.mark.parametrize(("state", "name"), CASES)

@@ -357,5 +357,4 @@ def _short(value: Any) -> str:
 
 
 def _named(source: str, label: str) -> str:
-    shown = label if label.isprintable() else repr(label)
-    return f"{source}, [compare.{shown}]" if label else source
+    return f"{source}, [compare.{label}]" if label else source
