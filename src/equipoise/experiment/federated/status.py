@@ -7,6 +7,7 @@ status.json   who is connected, round, seconds per exchange by site, bytes, last
 import json
 import logging
 import os
+import threading
 import time
 from collections import deque
 from datetime import UTC, datetime
@@ -57,7 +58,7 @@ class StatusWriter:
     """Keeps both files; `observe` is what a Federation calls."""
 
     def __init__(self, folder: Path, name: str, sites: tuple[str, ...], rounds: int):
-        self.folder, self.written = folder, 0.0
+        self.folder, self.written, self.lock = folder, 0.0, threading.RLock()
         self.log = (folder / LOG).open("a", buffering=1)
         self.sites = {site: SiteStatus() for site in sites}
         self.recent: deque[float] = deque(maxlen=RECENT)
@@ -76,6 +77,10 @@ class StatusWriter:
         }
 
     def observe(self, record: dict[str, Any]) -> None:
+        with self.lock:  # training and the evaluation beside it both report
+            self._observe(record)
+
+    def _observe(self, record: dict[str, Any]) -> None:
         self.log.write(json.dumps({"time": _now(), **record}) + "\n")
         if record["kind"] == "event":
             self._event(record)
@@ -127,9 +132,10 @@ class StatusWriter:
         self.written = time.monotonic()
 
     def close(self, state: str) -> None:
-        self.now["state"] = state
-        self.write(force=True)
-        self.log.close()
+        with self.lock:
+            self.now["state"] = state
+            self.write(force=True)
+            self.log.close()
 
 
 def read(folder: Path) -> Status:
