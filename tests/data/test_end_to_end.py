@@ -13,9 +13,10 @@ import pytest
 
 import equipoise as eq
 from equipoise import models
-from equipoise.evaluation import evaluate, report, standing
+from equipoise.evaluation import evaluate, standing
+from equipoise.report.clients import report
 from tests.problems import assert_identical
-from tests.test_evaluation import shown
+from tests.report.test_clients import shown
 
 N, KEY = 20, jax.random.key(0)
 EVERYONE, DUAL = eq.cohorts.everyone(N), eq.objectives.chi2(N, 0.1)

@@ -31,7 +31,7 @@ def best_algorithm(settings: Mapping[str, Any]) -> Choice:
         return Choice("scaffpd", f"{', '.join(foreign)} is given, which SCAFF-PD with a model does not need")
     if model != "linear":
         return Choice("scaffpd", f"a {model} is not convex, which SCAFF-PD with a model counts on")
-    if is_reference(objective) or (objective in objectives.DUALS and not _on_simplex(objective)):
+    if not _on_simplex(objective):
         return Choice("scaffpd", f"the weights of '{objective}' need not be shares, which SCAFF-PD with a model needs")
     if given("federation", "clip") is not None:
         return Choice("scaffpd", "clipped losses do not fit the gradients, which SCAFF-PD with a model compares")
@@ -40,6 +40,9 @@ def best_algorithm(settings: Mapping[str, Any]) -> Choice:
     return Choice("scaffpd_model", f"the model is linear, {how}it has nothing to tune and needs the fewest rounds")
 
 
-def _on_simplex(objective: str) -> bool:
-    record = objectives.DUALS[objective]
-    return record(2, **record.example).simplex
+def _on_simplex(objective: Any) -> bool:
+    """Whether its weights are shares; what is no objective at all is another check's business."""
+    if is_reference(objective):
+        return False
+    record = objectives.DUALS.get(objective) if isinstance(objective, str) else None
+    return record is None or record(2, **record.example).simplex
