@@ -39,8 +39,10 @@ DUALS = {
     "capped": cap_weights(eq.objectives.chi2(N, 0.1), 0.5),
 }
 # Each pair compiles its own program: a few by default, every dual and every task where it looks longer.
-FEW = [("ridge", "qffl"), ("logistic", "kl"), ("softmax", "cvar"), ("ridge", "chi2_ball")]
-PAIRS = FEW if LONGER == 1 else [*FEW, *(("ridge", dual) for dual in DUALS), ("least squares", "chi2")]
+FEW = [("ridge", "qffl"), ("logistic", "kl"), ("ridge", "chi2_ball")]
+PAIRS = (
+    FEW if LONGER == 1 else [*FEW, *(("ridge", dual) for dual in DUALS), ("softmax", "cvar"), ("least squares", "chi2")]
+)
 
 
 def problem(task: str, seed: int, scale: float) -> eq.data.Shards:
@@ -93,12 +95,12 @@ def long_run(task: str, dual: str, data: eq.data.Shards, x: np.ndarray) -> float
         x,
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": 300, "ftol": 1e-15, "gtol": 1e-10},
+        options={"maxiter": 150, "ftol": 1e-14, "gtol": 1e-10},
     )
     return float(found.fun)
 
 
-@settings(max_examples=30 * LONGER, deadline=None)
+@settings(max_examples=20 * LONGER, deadline=None)
 @given(
     pair=st.sampled_from(PAIRS),
     seed=st.integers(0, 10**6),
@@ -138,7 +140,7 @@ def inside(dual: str, lam, losses):
 
 @settings(max_examples=20 * LONGER, deadline=None)
 @given(
-    dual=st.sampled_from(sorted(DUALS) if LONGER > 1 else ["chi2_ball", "kl", "propfair", "qffl"]),
+    dual=st.sampled_from(sorted(DUALS) if LONGER > 1 else ["chi2_ball", "kl", "qffl"]),
     seed=st.integers(0, 10**6),
     size=st.sampled_from([0.1, 1.0, 100.0]),
 )

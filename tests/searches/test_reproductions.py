@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -321,37 +322,54 @@ def test_a_damaged_history_is_one_sentence(here, content):
     assert "history.jsonl" in said("report", "out", "--out", "page.html")
 
 
-def damaged_model(here, change):
-    done("run", "good.toml", "--out", "out")
-    path = here / "out" / "model.safetensors"
+@pytest.fixture(scope="module")
+def whole_model(tmp_path_factory):
+    """A model of a run, made once for all damages."""
+    folder = tmp_path_factory.mktemp("model")
+    with pytest.MonkeyPatch.context() as patched:
+        tiny.use(patched)
+        run.run(config.parse(tiny.settings(tiny.silos(folder / "silos"), run={"rounds": 1})), folder / "out")
+    return folder / "out" / "model.safetensors"
+
+
+@pytest.fixture
+def damaged_model(whole_model, tmp_path):
+    """Changes the header or the weights of a model; returns what is said when it is to predict."""
+    return partial(_damaged, whole_model, tmp_path)
+
+
+def _damaged(whole, here, change):
+    path = here / "model.safetensors"
+    (here / "new.csv").write_text(tiny.SILOS["north"])
+    path.write_bytes(whole.read_bytes())
     with safetensors.safe_open(path, framework="numpy") as file:
         header = json.loads(file.metadata()["equipoise"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     change(header, tensors)
     path.write_bytes(safetensors.numpy.save(tensors, metadata={"equipoise": json.dumps(header)}))
-    return said("predict", "out", "silos/north.csv")
+    return said("predict", path, here / "new.csv")
 
 
-def test_a_model_of_nan_predicts_nothing(here):
-    line = damaged_model(here, lambda header, tensors: tensors["bias"].fill(np.nan))
+def test_a_model_of_nan_predicts_nothing(damaged_model):
+    line = damaged_model(lambda header, tensors: tensors["bias"].fill(np.nan))
     assert "the weights 'bias' of model.safetensors hold what is not a finite number" in line
 
 
-def test_a_model_of_two_equal_classes_predicts_nothing(here):
+def test_a_model_of_two_equal_classes_predicts_nothing(damaged_model):
     def change(header, tensors):
         header["encoding"]["target"]["classes"] = ["yes", "yes"]
 
-    assert "model.safetensors cannot be used" in damaged_model(here, change)
+    assert "model.safetensors cannot be used" in damaged_model(change)
 
 
 @pytest.mark.parametrize("value", [[], {"a": {"b": 1}}, 3, None, "text"])
 @pytest.mark.parametrize("key", ["model", "encoding", "loss", "metadata", "version"])
-def test_a_model_with_a_field_of_another_type_predicts_nothing(here, key, value):
+def test_a_model_with_a_field_of_another_type_predicts_nothing(damaged_model, key, value):
     if (key, value) in (("loss", "text"), ("encoding", None)):
         return
     if key == "metadata" and isinstance(value, dict):
         return
-    assert "model.safetensors" in damaged_model(here, lambda header, tensors: header.update({key: value}))
+    assert "model.safetensors" in damaged_model(lambda header, tensors: header.update({key: value}))
 
 
 def test_predicting_into_a_folder_is_one_sentence(here):

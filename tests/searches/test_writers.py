@@ -24,7 +24,7 @@ def test_writers_started_at_random_moments_leave_one_whole_run(tmp_path):
     for seed in range(tiny.LONGER):
         folder, whole = tmp_path / f"written {seed}", tmp_path / f"whole {seed}"
         out = subprocess.run(
-            [sys.executable, "-m", "tests.searches.writers", str(folder), str(whole), "4", str(seed)],
+            [sys.executable, "-m", "tests.searches.writers", str(folder), str(whole), "3", str(seed)],
             capture_output=True, text=True, timeout=300, check=False, cwd=ROOT,
         )  # fmt: skip
         assert out.returncode == 0, out.stderr[-2000:]
