@@ -306,7 +306,8 @@ def _begun(folder: Path, then: str) -> str:
     from equipoise.experiment import records
 
     single = (folder / records.CONFIG).is_file()
-    several = folder.is_dir() and any((below / records.CONFIG).is_file() for below in folder.rglob("*"))
+    ours = (folder / records.MARKER).is_file()  # or it may be all of somebody's disk
+    several = ours and any((below / records.CONFIG).is_file() for below in folder.rglob("*"))
     return then if single or several else "nothing was begun"
 
 

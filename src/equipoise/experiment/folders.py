@@ -124,10 +124,11 @@ def writing(folder: Path, kind: Kind, *, overwrite: bool = False, settings: str 
         found = marker(folder)
         if found is None:
             _check_empty(folder)
-        elif kind == "run":
-            if (folder / records.CONFIG).is_file():  # another process may have come first
-                require(overwrite, f"{folder} was begun by another process meanwhile; give another --out")
-            clear(folder)
+        else:  # another process may have come first
+            ours = found.kind == kind and (kind == "plan" or overwrite or not (folder / records.CONFIG).is_file())
+            require(ours, f"{folder} was begun by another process meanwhile; give another --out")
+            if kind == "run":
+                clear(folder)
         mark = Marker(equipoise=equipoise.__version__, format=FORMAT, kind=kind, settings=settings)
         records.write_record(folder / MARKER, mark)
         yield
