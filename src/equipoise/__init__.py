@@ -1,8 +1,10 @@
 """Equipoise: one model that works for every data owner."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = (
+    False  # as in `typing`, which is not loaded here: Ctrl-C is not answered in a sentence before `__main__`
+)
 if TYPE_CHECKING:
     from equipoise import (
         algorithms,
@@ -54,7 +56,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Loaded when it is first asked for: what nobody asks for costs nothing, and Ctrl-C finds a command at once."""
     if name not in __all__:
         raise AttributeError(f"module 'equipoise' has no attribute '{name}'")

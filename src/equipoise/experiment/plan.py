@@ -32,7 +32,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 from pydantic import Field, ValidationError
 
-from equipoise.errors import require
+from equipoise.errors import InputError, require
 from equipoise.experiment import config, folders, measures, mistakes, origin, records
 from equipoise.experiment.batch import Member, run_batch
 from equipoise.experiment.build import Problem
@@ -193,8 +193,12 @@ class Study(NamedTuple):
 def sweep(settings: Settings, *, source: str = "the configuration") -> Study:
     """All combinations are checked before the first run begins."""
     told = sweep_of(settings, source)
-    for name in (told.measure, *told.show):
-        measures.measure(name)  # before the first run, not after the last
+    for key, names in (("measure", (told.measure,)), ("show", told.show)):
+        for name in names:  # before the first run, not after the last
+            try:
+                measures.measure(name)
+            except InputError as error:
+                raise InputError(f"{source}: sweep.{key}: {error}") from None
     seeds = told.seeds if told.tune is None else told.tune
     return Study(told, _apart(list(_jobs(settings, told, seeds, source)), source), source, settings)
 

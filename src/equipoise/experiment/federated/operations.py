@@ -20,6 +20,7 @@ from equipoise.experiment.federated import launch, worker
 from equipoise.experiment.federated.page import live_page
 from equipoise.experiment.federated.processes import await_port, is_free, keep_running, owned, process
 from equipoise.experiment.federated.worker import SiteWork, Work
+from equipoise.files import make_folder
 
 Say = Callable[[str], None]
 WORKER = [sys.executable, "-m", "equipoise.experiment.federated.worker"]
@@ -52,7 +53,7 @@ def run_server(
     `ending` is called when the run has ended and the SuperLink has not.
     """
     state, why = settings.state, "asked for" if settings.stock else why_not_warm()
-    state.mkdir(parents=True, exist_ok=True)
+    make_folder(state)
     require(
         is_free(settings.local, settings.port),
         f"somebody listens on {settings.local}:{settings.port} already; stop it, or give another --port",
