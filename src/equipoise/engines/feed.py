@@ -25,8 +25,18 @@ class Stacked(NamedTuple):
         return jax.tree.map(lambda a: a[i], self.tree)
 
 
+class Spread(NamedTuple):
+    """As `Stacked`, over devices that hold a share each, with rows at the end that are no client's."""
+
+    tree: PyTree[Array]
+
+    def in_order(self, ids: np.ndarray, rows: int) -> bool:
+        """Whether the data of the clients `ids`, in that order and filled up to `rows`, is all there is."""
+        return np.array_equal(ids, np.arange(len(ids))) and jax.tree.leaves(self.tree)[0].shape[0] == rows
+
+
 class Feed(NamedTuple):
-    """The clients' prepared data: `Stacked`, or what the user gave, if its tasks take it as it is."""
+    """The clients' prepared data: `Stacked`, `Spread`, or what the user gave, if its tasks take it as it is."""
 
     source: Any
 

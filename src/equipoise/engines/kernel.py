@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Int
 
-from equipoise.engines.feed import Feed
+from equipoise.engines.feed import Feed, Spread, Stacked
 from equipoise.engines.feed import feed as prepare
 from equipoise.engines.fold import fold
 from equipoise.engines.layout import SIDE_BY_SIDE, Layout
@@ -148,17 +148,19 @@ def exchange_once(
         total, each, _ = fold(reply, part, arrived)
         return table, total, (each, arrived, here & ~finite)
 
-    def on_block(slots: Array, part: Cohort, rows: Array, table: Client, federation: Feed, *rest: Any) -> tuple:
-        """Runs a device's share of the cohort, a slice at a time."""
+    def on_block(
+        slots: Array, part: Cohort, rows: Array, table: Client, places: Any, federation: Feed, *rest: Any
+    ) -> tuple:
+        """Runs a device's share of the cohort, a slice at a time; the data of its clients stands at `places`."""
         size = slots.shape[0]
         lanes = layout.lanes(size)
         if lanes == size:
-            return on_slice(slots, part, rows, table, federation.rows(part.ids), *rest)
-        pieces = jax.tree.map(lambda a: in_slices(a, lanes), (slots, part, rows))
+            return on_slice(slots, part, rows, table, federation.rows(places), *rest)
+        pieces = jax.tree.map(lambda a: in_slices(a, lanes), (slots, part, rows, places))
 
         def one(piece: tuple, table: Client) -> tuple:
-            slots, part, rows = piece
-            return on_slice(slots, part, rows, table, federation.rows(part.ids), *rest)
+            slots, part, rows, places = piece
+            return on_slice(slots, part, rows, table, federation.rows(places), *rest)
 
         shape = jax.eval_shape(one, jax.tree.map(lambda a: a[0], pieces), table)[1]
 
@@ -175,25 +177,35 @@ def exchange_once(
     if layout.mesh is None:
         rows = jnp.asarray(cohort.ids)
         clients, total, (each, arrived, broken) = on_block(
-            jnp.arange(m), cohort, rows, clients, federation, server, working
+            jnp.arange(m), cohort, rows, clients, cohort.ids, federation, server, working
         )
     else:
         devices = layout.mesh.size
         slots, part = jax.tree.map(lambda a: in_slices(a, devices).ravel(), (jnp.arange(m), cohort))
-        mine = jax.tree.map(lambda table: table[part.ids], clients)
+        spread, whole = PartitionSpec("clients"), PartitionSpec()
+        mine, at_hand = clients, federation
+        apart = isinstance(federation.source, Spread)
+        if not (
+            apart and isinstance(cohort.ids, np.ndarray) and federation.source.in_order(cohort.ids, layout.rows(m))
+        ):
+            mine = jax.tree.map(lambda table: table[part.ids], clients)
+            if apart:  # the devices hand each other the rows of those who are asked
+                at_hand = jax.tree.map(lambda table: table[part.ids], federation)
+                mine, at_hand = jax.lax.with_sharding_constraint((mine, at_hand), layout.by_client)
 
-        def on_device(slots: Array, part: Cohort, mine: Client, federation: Feed, *rest: Any) -> tuple:
-            mine, total, rows = on_block(slots, part, jnp.arange(slots.shape[0]), mine, federation, *rest)
+        def on_device(slots: Array, part: Cohort, mine: Client, at_hand: Feed, *rest: Any) -> tuple:
+            places = jnp.arange(slots.shape[0])
+            feed = Feed(Stacked(at_hand.source.tree)) if apart else at_hand
+            mine, total, rows = on_block(slots, part, places, mine, places if apart else part.ids, feed, *rest)
             return mine, jax.lax.psum(total, "clients"), rows
 
-        spread, whole = PartitionSpec("clients"), PartitionSpec()
         new, total, found = jax.shard_map(
             on_device,
             mesh=layout.mesh,
-            in_specs=(spread, spread, spread, whole, whole, whole),
+            in_specs=(spread, spread, spread, spread if apart else whole, whole, whole),
             out_specs=(spread, whole, spread),
             check_vma=False,
-        )(slots, part, mine, federation, server, working)
+        )(slots, part, mine, at_hand, server, working)
         each, arrived, broken = jax.tree.map(lambda a: a[:m], found)
         if exchange.writes:
             put = Cohort(cohort.ids, arrived).put

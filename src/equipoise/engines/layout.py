@@ -4,7 +4,9 @@ import sys
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from equipoise.errors import require
@@ -18,11 +20,19 @@ class Layout(NamedTuple):
 
     mesh: Mesh | None
     clients_per_batch: int
+    spread: bool = False  # whether every device holds its share of the clients' data and states, and no other's
 
     @property
     def whole(self) -> NamedSharding | None:
-        """A copy on every device: how all arrays lie between rounds."""
+        """A copy on every device: how all that is not the clients' lies between rounds."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def by_client(self) -> NamedSharding | None:
+        """How the clients' own data and states lie between rounds."""
+        return (
+            NamedSharding(self.mesh, PartitionSpec("clients")) if self.mesh is not None and self.spread else self.whole
+        )
 
     def lanes(self, size: int) -> int:
         """How many of a device's `size` clients run side by side."""
@@ -30,7 +40,7 @@ class Layout(NamedTuple):
 
     def place(self, tree: Any) -> Any:
         """`tree` on every device of the mesh."""
-        return jax.device_put(tree) if self.mesh is None else jax.device_put(tree, self.whole)
+        return jax.device_put(tree) if self.mesh is None else put(tree, self.whole)
 
     def share(self, tree: Any) -> Any:
         """As `place`, for what is only read: the devices of a CPU, its cores, share one copy in memory."""
@@ -38,17 +48,64 @@ class Layout(NamedTuple):
             tree = jax.tree.map(np.asarray, tree)  # views, which JAX does not copy
         return self.place(tree)
 
+    def rows(self, n: int) -> int:
+        """Of a table with a row per client: as many for every device."""
+        return n + -n % self.mesh.size if self.mesh is not None and self.spread else n
+
+    def filled(self, table: Any) -> Any:
+        """A table with a row per client, filled up with copies of the last; nobody asks for those."""
+        more = self.rows(table.shape[0]) - table.shape[0]
+        fill = np.pad if isinstance(table, np.ndarray) else jnp.pad
+        return fill(table, [(0, more), *[(0, 0)] * (table.ndim - 1)], mode="edge") if more else table
+
+    def of_clients(self, tree: Any) -> Any:
+        """Tables with a row per client, each device's share on the device."""
+        return put(jax.tree.map(self.filled, tree), self.by_client) if self.spread else self.place(tree)
+
+    def gathered(self, tree: Any, n: int) -> Any:
+        """The rows of the n clients, from wherever they lie."""
+        if self.spread and jax.process_count() > 1:
+            tree = multihost_utils.process_allgather(tree, tiled=True)
+        return self.cut(tree, n)
+
+    def cut(self, tree: Any, n: int) -> Any:
+        return jax.tree.map(lambda table: table[:n], tree) if self.spread else tree
+
 
 SIDE_BY_SIDE = Layout(None, sys.maxsize)  # all clients of a cohort at once, on one device
 
 
-def lay_out(shard: Data, m: int, devices: int | None, clients_per_batch: int | None) -> Layout:
+def put(tree: Any, sharding: NamedSharding | None) -> Any:
+    """`jax.device_put`, also over the devices of several processes that all have the same `tree`."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+
+    def from_here(leaf: Any) -> Any:  # what lies on a device of this process cannot be sent to another's
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            return jax.device_put(leaf, sharding)
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            words = jax.device_put(np.asarray(jax.random.key_data(leaf)), sharding)
+            return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
+        return jax.device_put(np.asarray(leaf), sharding)
+
+    return jax.tree.map(from_here, tree)
+
+
+def one_memory() -> bool:
+    """Whether all devices read the same memory, as the cores of a CPU do."""
+    return jax.default_backend() == "cpu" and jax.process_count() == 1
+
+
+def lay_out(
+    shard: Data, m: int, devices: int | None, clients_per_batch: int | None, *, by_client: bool = False
+) -> Layout:
     """The layout for cohorts of m clients with data like `shard`; None means the better choice for the device.
 
     An accelerator wants all clients side by side. On a CPU that holds for small clients only: larger ones run one by
-    one on every core, each with the caches to itself.
+    one on every core, each with the caches to itself. `by_client`: the data has a row per client, so that it can be
+    spread over devices that have memories of their own.
     """
-    available = jax.local_devices()
+    available = jax.devices()
     require(
         devices is None or 1 <= devices <= len(available),
         f"{devices} devices were asked for and JAX sees {len(available)}; give 1 to {len(available)}, or None",
@@ -59,11 +116,13 @@ def lay_out(shard: Data, m: int, devices: int | None, clients_per_batch: int | N
     )
     together = jax.default_backend() != "cpu" or nbytes(shard) <= SMALL
     if devices is None:
-        devices = 1 if together and jax.default_backend() == "cpu" else min(len(available), m)
+        devices = 1 if together and one_memory() else min(len(available), m)
+    if jax.process_count() > 1:
+        devices = len(available)  # all processes run the same program
     if clients_per_batch is None:
         clients_per_batch = m if together else 1
     clients_per_batch = min(clients_per_batch, m)
     if devices == 1:
         return Layout(None, clients_per_batch)
     mesh = jax.make_mesh((devices,), ("clients",), (AxisType.Auto,), devices=available[:devices])
-    return Layout(mesh, clients_per_batch)
+    return Layout(mesh, clients_per_batch, by_client and not one_memory())

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec
 from jax.tree_util import Partial
 from jaxtyping import PyTree
 
-from equipoise.data.shards import ClientData
+from equipoise.data.shards import ClientData, Shards
 from equipoise.engines import kernel, stream
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
-from equipoise.engines.feed import Feed, as_given, prepare
+from equipoise.engines.feed import Feed, Spread, as_given, prepare
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import Layout, lay_out
 from equipoise.errors import LostReplies, Stopped, require, unknown
@@ -100,13 +101,18 @@ def simulate(
     check_data(algorithm, x, data)
     require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
     shard, largest = jax.eval_shape(outline_of(make), numbers, x, data, key)
-    layout = lay_out(shard, len(largest), devices, clients_per_batch)
+    layout = lay_out(shard, len(largest), devices, clients_per_batch, by_client=isinstance(data, Shards))
     keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
 
     if stream.is_mapped(data):
         state, source = in_precision(products, starting(make))(numbers, x), None
         asked, exchange = streaming(make)
         program = stream.rounds(make, asked, exchange, data)
+    elif layout.spread:
+        begin = in_precision(products, beginning_apart(make, layout))
+        state, source, finite = begin(*layout.place((numbers, x)), layout.of_clients(data))
+        require_finite(finite)
+        program = rounds_of(make, layout)
     else:
         data = jax.device_put(data)
         state, source, finite = in_precision(products, beginning(make))(numbers, x, data)
@@ -118,31 +124,35 @@ def simulate(
     tally, past, seconds, compile_seconds = Tally.nothing(algorithm), None, 0.0, 0.0
     words = words_of(key)
     if resume is not None:
-        check_resume(resume, algorithm.name, words, state, row, rounds)
+        n = algorithm.n
+        begun = state._replace(clients=jax.eval_shape(lambda clients: layout.cut(clients, n), state.clients))
+        check_resume(resume, algorithm.name, words, begun, row, rounds)
         # A copy, because the loop takes over the buffers that it is given.
         server, clients = jax.tree.map(np.array, (resume.server, resume.clients))
         state = State(jnp.int32(resume.rounds), server, clients, state.tally)
         past, tally, seconds, compile_seconds = resume.history, resume.tally, resume.seconds, resume.compile_seconds
     done = 0 if resume is None else resume.rounds
-    state, key, keep, lose, numbers = layout.place((state, key, keep, lose, numbers))
+    key, keep, lose, numbers = layout.place((key, keep, lose, numbers))
+    state = state if layout.spread and resume is None else placed(state, layout)
     most = longest_history(row)
     advance = in_precision(products, partial(program, numbers, length=most))
 
     clock = time.perf_counter()
-    state, _ = jax.block_until_ready(advance(state, source, key, jnp.int32(done), keep, lose))
+    state, _ = jax.block_until_ready(advance(state, source, key, np.int32(done), keep, lose))
     compile_seconds += time.perf_counter() - clock
 
     at, chunk = done, 1
     rows = [] if past is None else [past]
 
     def result(history: PyTree = None) -> Result:
-        return Result(state.server, state.clients, history, at, tally, seconds, compile_seconds, algorithm.name, words)
+        clients = layout.gathered(state.clients, algorithm.n)
+        return Result(state.server, clients, history, at, tally, seconds, compile_seconds, algorithm.name, words)
 
     with interrupts_deferred() as interrupted:
         while at < rounds and not interrupted:
             halt = rounds if pause is None else min(rounds, at - at % every + every)
             stop, clock = min(at + min(chunk, most), halt), time.perf_counter()
-            state, seen = advance(state, source, key, jnp.int32(stop), keep, lose)
+            state, seen = advance(state, source, key, np.int32(stop), keep, lose)
             tally = jax.tree.map(lambda t, c: t + np.asarray(c), tally, state.tally)  # waits for the device
             elapsed = time.perf_counter() - clock
             seconds += elapsed
@@ -226,6 +236,35 @@ def beginning(make: Callable[..., Algorithm]) -> Callable:
 
 
 @once
+def beginning_apart(make: Callable[..., Algorithm], layout: Layout) -> Callable:
+    """As `beginning`, where every device holds and prepares its share of the clients."""
+
+    def begin(numbers: dict[str, Array], x: Vector, data: ClientData) -> tuple[State, Feed, dict[str, Array]]:
+        algorithm, share = make(**numbers), PartitionSpec("clients")
+        state = kernel.init(algorithm, x)
+        prepared = jax.shard_map(
+            lambda part: jax.lax.map(algorithm.prepare, part),
+            mesh=layout.mesh,
+            in_specs=share,
+            out_specs=share,
+            check_vma=False,
+        )(data)
+        state = state._replace(clients=jax.tree.map(layout.filled, state.clients))
+        return state, Feed(Spread(prepared)), all_finite(data)
+
+    return jax.jit(begin, out_shardings=(states_apart(layout), layout.by_client, layout.whole))
+
+
+def states_apart(layout: Layout) -> Any:
+    return State(layout.whole, layout.whole, layout.by_client, layout.whole)  # type: ignore[arg-type]
+
+
+def placed(state: State, layout: Layout) -> State:
+    clients = layout.of_clients(state.clients) if layout.spread else layout.place(state.clients)
+    return layout.place(state._replace(clients=None))._replace(clients=clients)
+
+
+@once
 def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
     """The program of rounds: up to `stop`, at most `length` of them, and a row of each; counts start at zero."""
 
@@ -253,7 +292,8 @@ def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
         state = state._replace(tally=kernel.no_counts(algorithm))
         return jax.lax.fori_loop(start, stop, body, (state, rows))
 
-    return jax.jit(advance, donate_argnums=1, static_argnames="length", out_shardings=layout.whole)
+    lie = (states_apart(layout), layout.whole) if layout.spread else layout.whole
+    return jax.jit(advance, donate_argnums=1, static_argnames="length", out_shardings=lie)
 
 
 @once

@@ -1,0 +1,115 @@
+"""Data and states spread over devices, and over processes: the numbers of one device, a share of the memory each."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.engines import layout
+from tests.problems import KEY, N, assert_identical, assert_same, build, everything, play_sampled, start, unequal
+
+SOME = ("scaffold", "drfa", "scaffpd", "scaffpd_partial")  # states at clients, two exchanges, tables at the server
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """As if the devices of this process had memories of their own."""
+    monkeypatch.setattr(layout, "one_memory", lambda: False)
+
+
+def seen(run):
+    return [run.server, run.history, run.tally, run.clients]
+
+
+@pytest.mark.parametrize("m", [3, None], ids=["sampled", "everyone"])
+@pytest.mark.parametrize("name", SOME)
+def test_the_numbers_of_one_device(name, m, monkeypatch):
+    one = seen(play_sampled(name, m=m, devices=1))
+    monkeypatch.setattr(layout, "one_memory", lambda: False)
+    assert_same(one, seen(play_sampled(name, m=m, devices=2)))
+
+
+def test_every_device_holds_its_share(apart, monkeypatch):
+    lain = []
+    rounds_of = eq.engines.simulator.rounds_of
+
+    def watched(make, layout):
+        program = rounds_of(make, layout)
+
+        def advance(numbers, state, source, *rest, **how):
+            for array in jax.tree.leaves((state.clients, source)):
+                lain.append({shard.data.shape[0] for shard in array.addressable_shards})
+            return program(numbers, state, source, *rest, **how)
+
+        return advance
+
+    monkeypatch.setattr(eq.engines.simulator, "rounds_of", watched)
+    eq.simulate(build("scaffold"), start(), unequal(), KEY, rounds=2, devices=2)
+    assert lain
+    assert all(rows == {(N + 1) // 2} for rows in lain), lain
+
+
+def test_stopped_and_resumed_bit_for_bit(apart):
+    run = {"record": everything, "devices": 2}
+    algorithm = build("scaffold")
+    whole = eq.simulate(algorithm, start(), unequal(), KEY, rounds=6, **run)
+    part = eq.simulate(algorithm, start(), unequal(), KEY, rounds=2, **run)
+    again = eq.simulate(algorithm, start(), unequal(), KEY, rounds=6, resume=part, **run)
+    assert_identical(seen(whole), seen(again))
+    assert all(len(table) == N for table in jax.tree.leaves(whole.clients))
+
+
+PROCESS = """
+import sys
+import jax
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_num_cpu_devices", 1)
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+import numpy as np
+import equipoise as eq
+from tests.problems import KEY, build, start, unequal
+
+assert jax.device_count() == 2 and jax.local_device_count() == 1
+out = {}
+for name in sys.argv[4:]:
+    algorithm = build(name)
+    done = eq.simulate(algorithm, start(), unequal(), KEY, rounds=3)
+    out[name] = np.asarray(algorithm.model(done.server))
+    if name == "scaffold":
+        out["states"] = np.asarray(jax.tree.leaves(done.clients)[0])
+if jax.process_index() == 0:
+    np.savez(sys.argv[3], **out)
+"""
+
+
+def test_two_processes(tmp_path):
+    """Through jax.distributed, with its own collectives for CPUs."""
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    names = ("scaffold", "scaffpd")
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "JAX_NUMPY_DTYPE_PROMOTION": "strict", "PYTHONPATH": str(root)}
+    file = tmp_path / "found.npz"
+    words = [sys.executable, "-c", PROCESS, str(port)]
+    both = [
+        subprocess.Popen([*words, str(i), str(file), *names], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for i in (0, 1)
+    ]
+    try:
+        said = [process.communicate(timeout=300)[0].decode() for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [0, 0], said
+    found = np.load(file)
+    for name in names:
+        alone = eq.simulate(build(name), start(), unequal(), KEY, rounds=3, devices=1)
+        assert_same(found[name], build(name).model(alone.server))
+        if name == "scaffold":
+            assert_same(found["states"], jax.tree.leaves(alone.clients)[0])
