@@ -4,8 +4,8 @@
 
 A primal-dual interior point method with Mehrotra's predictor and corrector. Lam and psi come as a dual's `Interior`:
 parts w of the weights with w >= 0 and w <= cap, which for most duals are the weights themselves. Its unknowns are
-w, a, the multiplier nu of the sum, s of w >= 0, v of w <= cap, and of a ball the slack t and its multiplier z. One step
-solves the system of order m + k + 1 (+ 1 with a ball) that is left when s, v and t are eliminated.
+w, a, the multiplier nu of the sum, and the slacks and prices of the bounds and of a ball. One step solves the system of
+order m + k + 1 (+ 1 with a ball) that is left when all others are eliminated.
 
 Double precision throughout, whatever the run uses: callers trace it under `jax.enable_x64`, which JAX allows inside a
 program that otherwise has single precision only; it is then compiled like everything else.
@@ -35,18 +35,23 @@ class Solution(NamedTuple):
 
 
 class Iterate(NamedTuple):
-    """The unknowns; those that a dual does not have stay as they are."""
+    """The unknowns. The slacks are those of w >= 0, of w <= cap where there is one, and of the ball."""
 
     w: Float[Array, " m"]
     a: Float[Array, " k"]
     nu: Float[Array, ""]
-    s: Float[Array, " m"]
-    v: Float[Array, " m"]
-    t: Float[Array, ""]
-    z: Float[Array, ""]
+    slack: Float[Array, " p"]
+    price: Float[Array, " p"]  # their multipliers
 
-    def moved(self, step: "Iterate", length: Any) -> "Iterate":
-        return Iterate(*(x + length * dx for x, dx in zip(self, step, strict=True)))
+
+class Residuals(NamedTuple):
+    """What is left of the optimality conditions at an iterate."""
+
+    slopes: Float[Array, " m"]  # of the Lagrangian in w
+    models: Float[Array, "m k"]  # gradients of the n models at a
+    rest: Float[Array, " k+1"]  # in a, and of the sum
+    ball: Float[Array, ""]  # what its slack lacks; the other slacks are exact
+    products: Float[Array, ""]  # mean of slack times price
 
 
 def solve(
@@ -62,8 +67,8 @@ def solve(
         lam = jnp.asarray(dual.only)
         a = jnp.linalg.solve(jnp.tensordot(lam, A, 1), -(lam @ G))
         return Solution(lam, a, jnp.zeros(()))
-    m, owner, cap = len(dual.owner), dual.owner, jnp.asarray(dual.cap)
-    capped, p = jnp.isfinite(cap), jnp.asarray(dual.p)
+    m, owner, p = len(dual.owner), dual.owner, jnp.asarray(dual.p)
+    capped = np.flatnonzero(np.isfinite(dual.cap))
     split = m != n
     ball = dual.radius is not None
     zero = jnp.zeros(())
@@ -82,7 +87,6 @@ def solve(
     if split:
         G, A, Q = G[owner], A[owner], Q[owner][:, owner]
     quadratic, entropy = quadratic / scale, entropy / scale
-    pairs = float(m + np.isfinite(dual.cap).sum() + ball)
     rounding = 1e-13  # keeps the systems regular
 
     def penalty_slopes(w: Array) -> tuple[Array, Array]:
@@ -94,122 +98,99 @@ def solve(
             second = second + entropy / (p * floor)
         return first, second
 
-    def below_cap(w: Array) -> Array:
-        return jnp.where(capped, cap - w, 1)
+    def slacks(w: Array, caps: Any, of_ball: Any) -> Array:
+        """All constraints as one vector: w, then caps - w, then the ball."""
+        parts = [w, caps - w[capped]] if capped.size else [w]
+        return jnp.concatenate([*parts, jnp.atleast_1d(of_ball)] if ball else parts)
 
-    def slack(w: Array) -> Array:
-        return jnp.ones(()) if dual.radius is None else dual.radius - jnp.sum((w - p) ** 2)
+    def of_ball(w: Array) -> Array:
+        return zero if dual.radius is None else dual.radius - jnp.sum((w - p) ** 2)
 
-    class Residuals(NamedTuple):
-        slopes: Array  # of the Lagrangian in w
-        models: Array  # gradients of the n models at a, [m, k]
-        in_a: Array
-        of_sum: Array
-        of_ball: Array
-        complementarity: Array  # mean of all products of slack and multiplier
-
-        def size(self) -> Array:
-            parts = [jnp.abs(self.slopes), jnp.abs(self.in_a), jnp.abs(jnp.stack([self.of_sum, self.of_ball]))]
-            return jnp.max(jnp.concatenate([*parts, jnp.atleast_1d(self.complementarity * n)]))
-
-    def complementarity(at: Iterate) -> Array:
-        total = at.s @ at.w + jnp.sum(jnp.where(capped, at.v * below_cap(at.w), 0))
-        return (total + at.t * at.z if ball else total) / pairs
+    def on_weights(per_bound: Array, sign: float) -> Array:
+        """Sums over the bounds of every weight; those of caps count with the sign."""
+        return per_bound[:m].at[capped].add(sign * per_bound[m : m + capped.size]) if capped.size else per_bound[:m]
 
     def residuals(at: Iterate) -> Residuals:
-        curved = A @ at.a
-        values = f + G @ at.a + curved @ at.a / 2
-        slopes = values - Q @ at.w - penalty_slopes(at.w)[0] + at.s - at.nu - at.v
-        models = G + curved
-        of_ball = jnp.zeros(())
+        models = A @ at.a
+        slopes = f + (G + models / 2) @ at.a - Q @ at.w - penalty_slopes(at.w)[0] + on_weights(at.price, -1) - at.nu
+        models, lacking = G + models, zero
         if ball:
-            slopes, of_ball = slopes - 2 * at.z * (at.w - p), slack(at.w) - at.t
-        return Residuals(slopes, models, at.w @ models, 1 - jnp.sum(at.w), of_ball, complementarity(at))
+            slopes, lacking = slopes - 2 * at.price[-1] * (at.w - p), of_ball(at.w) - at.slack[-1]
+        rest = jnp.append(at.w @ models, 1 - jnp.sum(at.w))
+        return Residuals(slopes, models, rest, lacking, at.slack @ at.price / at.slack.size)
 
-    def newton(at: Iterate, r: Residuals) -> Any:
-        """The step for given targets of the products; one factorisation serves predictor and corrector."""
-        room = below_cap(at.w)
-        bend = penalty_slopes(at.w)[1] + at.s / at.w + jnp.where(capped, at.v / room, 0) + rounding
+    def size(r: Residuals) -> Array:
+        return jnp.max(jnp.abs(jnp.concatenate([r.slopes, r.rest, jnp.stack([r.ball, n * r.products])])))
+
+    def system(at: Iterate, r: Residuals) -> Array:
+        """The matrix of a Newton step, of which the steps in all slacks and prices but the ball's are eliminated."""
+        bend = penalty_slopes(at.w)[1] + on_weights(at.price / at.slack, 1) + rounding
+        bend = bend + 2 * at.price[-1] if ball else bend
+        in_a = jnp.tensordot(at.w, A, 1) + rounding * jnp.eye(k)
+        below = jnp.concatenate([r.models, jnp.full((m, 1), -1.0)], axis=1)
+        K = jnp.block([[-(Q + jnp.diag(bend)), below], [below.T, jnp.pad(in_a, (0, 1))]])
         if ball:
-            bend = bend + 2 * at.z
-        order = m + k + 1 + (1 if ball else 0)
-        K = jnp.zeros((order, order)).at[:m, :m].set(-(Q + jnp.diag(bend)))
-        K = K.at[:m, m : m + k].set(r.models).at[m : m + k, :m].set(r.models.T)
-        K = K.at[m : m + k, m : m + k].set(jnp.tensordot(at.w, A, 1) + rounding * jnp.eye(k))
-        K = K.at[:m, m + k].set(-1).at[m + k, :m].set(-1)
-        if ball:
-            K = K.at[:m, -1].set(-2 * (at.w - p)).at[-1, :m].set(-2 * (at.w - p)).at[-1, -1].set(at.t / at.z)
-        factors = jax.scipy.linalg.lu_factor(K)
-
-        def step(target: Any, second: Iterate) -> Iterate:
-            """`second` is the predictor, whose products the corrector takes into account; zero for none."""
-            s_up = (target - second.s * second.w) / at.w - at.s
-            v_up = jnp.where(capped, (target + second.v * second.w) / room - at.v, 0)
-            right = [-(r.slopes + s_up - v_up), -r.in_a, -jnp.atleast_1d(r.of_sum)]
-            if ball:
-                right.append(jnp.atleast_1d((target - second.z * second.t) / at.z - at.t - r.of_ball))
-            b = jnp.concatenate(right)
-            y = jax.scipy.linalg.lu_solve(factors, b)
-            y = y + jax.scipy.linalg.lu_solve(factors, b - K @ y)
-            dw = y[:m]
-            dt = dz = jnp.zeros(())
-            if ball:
-                dz, dt = y[-1], r.of_ball - 2 * (at.w - p) @ dw
-            return Iterate(
-                dw,
-                y[m : m + k],
-                y[m + k],
-                s_up - at.s / at.w * dw,
-                jnp.where(capped, v_up + at.v / room * dw, 0),
-                dt,
-                dz,
-            )
-
-        return step
+            edge = jnp.pad(-2 * (at.w - p), (0, k + 1))
+            K = jnp.block([[K, edge[:, None]], [edge[None, :], (at.slack[-1:] / at.price[-1:])[None, :]]])
+        return K
 
     def longest(at: Iterate, step: Iterate) -> Array:
-        """The largest step up to 1 that keeps all slacks and multipliers positive."""
-        slacks = [(at.w, step.w), (at.s, step.s)]
-        slacks += [(below_cap(at.w), jnp.where(capped, -step.w, 0)), (jnp.where(capped, at.v, 1), step.v)]
-        slacks += [(jnp.atleast_1d(at.t), jnp.atleast_1d(step.t)), (jnp.atleast_1d(at.z), jnp.atleast_1d(step.z))]
-        values, changes = (jnp.concatenate(side) for side in zip(*slacks, strict=True))
+        """The largest step up to 1 that keeps all slacks and prices positive."""
+        values, changes = (jnp.concatenate([x.slack, x.price]) for x in (at, step))
         return jnp.minimum(1, jnp.min(jnp.where(changes < 0, -values / jnp.where(changes < 0, changes, -1), jnp.inf)))
 
     def advance(state: tuple) -> tuple:
         at, r, best, best_size, i, _ = state
-        step = newton(at, r)
-        nothing = Iterate(*(jnp.zeros_like(x) for x in at))
-        predictor = step(0.0, nothing)
-        ahead = complementarity(at.moved(predictor, longest(at, predictor)))
-        centring = jnp.maximum((ahead / r.complementarity) ** 3, 1e-6)
+        K = system(at, r)
+        factors = jax.scipy.linalg.lu_factor(K)
         # Products that vanish before the slopes do would leave no room to move: logarithms are far from linear.
-        behind = jnp.max(jnp.abs(r.slopes)) > n * r.complementarity
-        centring = jnp.where(behind, jnp.maximum(centring, 0.5), centring)
-        corrector = step(centring * r.complementarity, predictor)
-        length = jnp.minimum(1, 0.99 * longest(at, corrector))
-        new = at.moved(corrector, length)
-        fine = jnp.all(jnp.isfinite(jnp.concatenate([new.w, new.a, new.s]))) & (length >= 1e-10)
-        at = Iterate(*(jnp.where(fine, a, b) for a, b in zip(new, at, strict=True)))
+        least = jnp.where(jnp.max(jnp.abs(r.slopes)) > n * r.products, 0.5, 1e-6)
+
+        def newton(_: Array, carry: tuple) -> tuple:
+            """First the predictor, then the corrector, whose target and second order the predictor gives."""
+            target, second, *_ = carry
+            up = (target - second) / at.slack - at.price
+            right = [-(r.slopes + on_weights(up, -1)), -r.rest]
+            right += [jnp.atleast_1d(up[-1] * at.slack[-1] / at.price[-1] - r.ball)] if ball else []
+            b = jnp.concatenate(right)
+            y = jax.scipy.linalg.lu_solve(factors, b)
+            y = y + jax.scipy.linalg.lu_solve(factors, b - K @ y)
+            dw = y[:m]
+            slack = slacks(dw, 0.0, r.ball - 2 * (at.w - p) @ dw)
+            price = up - at.price / at.slack * slack
+            price = price.at[-1].set(y[-1]) if ball else price
+            step = Iterate(dw, y[m : m + k], y[m + k], slack, price)
+            length = longest(at, step)
+            ahead = (at.slack + length * slack) @ (at.price + length * price) / slack.size
+            centring = jnp.maximum((ahead / r.products) ** 3, least)
+            return centring * r.products, slack * price, step, length
+
+        nothing = jax.tree.map(jnp.zeros_like, at)
+        *_, step, length = jax.lax.fori_loop(0, 2, newton, (zero, nothing.slack, nothing, zero))
+        length = 0.99 * length
+        new = jax.tree.map(lambda x, dx: x + length * dx, at, step)
+        fine = jnp.all(jnp.isfinite(jnp.concatenate([new.w, new.a, new.price]))) & (length >= 1e-10)
+        at = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, at)
         r = residuals(at)
-        size = r.size()
-        best = tuple(jnp.where(size < best_size, a, b) for a, b in zip((at.w, at.a), best, strict=True))
-        return at, r, best, jnp.minimum(size, best_size), i + 1, fine
+        now = size(r)
+        best = jax.tree.map(lambda a, b: jnp.where(now < best_size, a, b), (at.w, at.a), best)
+        return at, r, best, jnp.minimum(now, best_size), i + 1, fine
 
     def unfinished(state: tuple) -> Array:
-        *_, size, i, fine = state
-        return fine & (i < MOST_ITERATIONS) & (size >= TOLERANCE)
+        *_, best_size, i, fine = state
+        return fine & (i < MOST_ITERATIONS) & (best_size >= TOLERANCE)
 
-    one = jnp.ones(())
     finite_cap = np.where(np.isfinite(dual.cap), dual.cap, 1.0)
     w = jnp.asarray(finite_cap / finite_cap.sum())
-    at = Iterate(w, jnp.zeros(k), 0 * one, jnp.ones(m), jnp.where(capped, 1.0, 0.0), slack(w), one)
+    slack = slacks(w, dual.cap[capped], of_ball(w))
+    at = Iterate(w, jnp.zeros(k), zero, slack, jnp.ones_like(slack))
     r = residuals(at)
-    state = (at, r, (at.w, at.a), r.size(), jnp.int32(0), jnp.array(True))
-    *_, (w, a), size, _, _ = jax.lax.while_loop(unfinished, advance, state)
+    state = (at, r, (at.w, at.a), size(r), jnp.int32(0), jnp.array(True))
+    *_, (w, a), found, _, _ = jax.lax.while_loop(unfinished, advance, state)
     w = jnp.maximum(w, 0)
     lam = jnp.zeros(n).at[owner].add(w) if split else w
     lam = lam / jnp.sum(lam)
     if dual.radius is not None:  # what the residual left outside of the ball comes in, towards its centre
         far = jnp.sum((lam - p) ** 2)
         lam = p + (lam - p) * jnp.sqrt(jnp.minimum(1, dual.radius / jnp.maximum(far, 1e-300)))
-    return Solution(lam, a * unit, size)
+    return Solution(lam, a * unit, found)
