@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import equipoise as eq
-from equipoise.algorithms import saddle
+from equipoise.algorithms.server_model import saddle
 
 LEVELS, STEPS = (1e-2, 1e-3, 1e-4, 1e-6), 10
 

@@ -148,7 +148,7 @@ def solve(
 
         def newton(_: Array, carry: tuple) -> tuple:
             """First the predictor, then the corrector, whose target and second order the predictor gives."""
-            target, second, *_ = carry
+            target, second = carry[:2]
             up = (target - second) / at.slack - at.price
             right = [-(r.slopes + on_weights(up, -1)), -r.rest]
             right += [jnp.atleast_1d(up[-1] * at.slack[-1] / at.price[-1] - r.ball)] if ball else []
