@@ -278,7 +278,8 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
 
         def watch(label: str) -> Watch:
             def update(at: int, of: int, row: Any) -> None:
-                bar.update(waiting, visible=False)
+                # Between two runs the next one's step sizes are measured and its program is compiled.
+                bar.reset(waiting, total=None, visible=at >= of, description="next", standing="measuring and compiling")
                 if label not in rows:
                     while len(rows) >= 12:  # a sweep has many: only the last ones stay in sight
                         bar.remove_task(rows.pop(next(iter(rows))))
@@ -287,7 +288,10 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
 
             return update
 
-        yield watch
+        try:
+            yield watch
+        finally:
+            bar.update(waiting, visible=False)
 
 
 @contextmanager
