@@ -74,6 +74,35 @@ def compare(
         _show(done, folder)
 
 
+def path(
+    file: File = None,
+    rho: Annotated[
+        list[float] | None,
+        typer.Option(help="A penalty of the path; repeatable. Default: 10, 3, 1, 0.3, 0.1, 0.03, 0.01."),
+    ] = None,
+    silos: Silos = None,
+    label: Label = None,
+    set_: Set = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Fairness against average: a model for every penalty rho, each trained from the one before in a few rounds.
+
+    A large rho is for the average client, a small one for the worst. The page draws one against the other.
+
+    Example: equipoise path --rho 1 --rho 0.1 --rho 0.01 --out runs/path
+    """
+    with in_sentences():
+        from equipoise.experiment import folders, plan
+
+        settings = _settings(file, silos, label, set_, default="path.toml")
+        jobs = plan.path(settings, rho or [10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01], source=_source(file))
+        folder = out or Path("runs") / folders.name(jobs[0].config.name)
+        with _progress() as watch, _stoppable(folder, "the same command goes on"):
+            done = plan.run_all(jobs, folder, overwrite=overwrite, warm=True, watch=_by(lambda job: job.label, watch))
+        _show(done, folder)
+
+
 def sweep(
     file: File = None,
     silos: Silos = None,

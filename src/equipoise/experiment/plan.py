@@ -31,11 +31,15 @@ from typing import Annotated, Any, NamedTuple
 import jax
 from pydantic import Field, ValidationError
 
+from equipoise import artifact
 from equipoise.errors import require
 from equipoise.experiment import build, config, folders, measures, mistakes, origin, records, run
 from equipoise.experiment.build import Problem
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.measures import Measure
+
+PENALTIES = ("chi2", "kl")  # whose rho leads from the average to the worst client
+UNTIL_GAP = 1e-3  # where a run of a path ends
 
 Settings = Mapping[str, Any]
 Watch = Callable[["Job", int, int, records.Row], None]
@@ -85,6 +89,34 @@ def compare(settings: Settings, *, source: str = "the configuration") -> list[Jo
     for label, method in methods(settings, source).items():
         parsed = config.parse(method.settings, source=_named(source, label))
         jobs.append(Job(label, folders.name(label), parsed, {}, {}, parsed.run.seed))
+    return _apart(jobs, source)
+
+
+def path(settings: Settings, values: Sequence[float], *, source: str = "the configuration") -> list[Job]:
+    """A run for every rho, from the one nearest to the average down; for `run_all` with `warm`.
+
+    Each is trained until its objective is certified to a thousandth, unless `run.until_gap` says otherwise.
+    """
+    base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
+    require(
+        len(values) >= 2, f"a path over {len(values)} values of rho is none; give two or more, as --rho 1 --rho 0.1"
+    )
+    twice = [value for value, times in Counter(values).items() if times > 1]
+    require(not twice, f"rho {twice[:1]} is given more than once; give each value once")
+    first = config.parse(base, source=source)
+    require(
+        first.objective.name in PENALTIES,
+        f"{source}: the objective '{first.objective.name}' has no rho to go along; give {' or '.join(PENALTIES)}",
+    )
+    jobs = []
+    for rho in sorted(values, reverse=True):
+        mine = config.override(base, [])
+        config.put(mine, "objective.rho", rho)
+        if first.run.until_gap is None:
+            config.put(mine, "run.until_gap", UNTIL_GAP)
+        parsed = config.parse(mine, source=source)
+        chosen = {"objective.rho": rho}
+        jobs.append(Job(f"rho {rho:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
     return _apart(jobs, source)
 
 
@@ -272,8 +304,13 @@ def _best(found: list[tuple[dict, list[records.Run]]], measure: str) -> tuple[di
     return point, key((point, runs))
 
 
-def run_all(jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False) -> list:
-    """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused."""
+def run_all(
+    jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False, warm: bool = False
+) -> list:
+    """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused.
+
+    With `warm` each starts from the model of the one before, where there is one.
+    """
     check(jobs, folder, overwrite)
     shared: tuple[str, Problem] | None = None  # neighbours often have the same data
     done: list[records.Run] = []
@@ -297,7 +334,10 @@ def run_all(jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, ov
                 if watch is not None:
                     watch(job, at, of, row)
 
-            how: dict[str, Any] = {"label": job.label, "watch": seen, "problem": shared[1]}
+            problem = shared[1]
+            if warm and done and (model := done[-1].path / records.MODEL).is_file():
+                problem = problem.starting_from(artifact.load(model))
+            how: dict[str, Any] = {"label": job.label, "watch": seen, "problem": problem}
             if not overwrite and (place / records.CONFIG).is_file():
                 done.append(run.resume(place, **how))
             else:
