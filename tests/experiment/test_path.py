@@ -1,5 +1,7 @@
 """A path of penalties: from the average to the worst client, each run from the model of the one before."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -27,7 +29,7 @@ def test_a_path_goes_from_the_average_to_the_worst_client(tmp_path):
     average, worst = ([function(run.rows[-1].loss) for run in done] for function in (np.mean, np.max))
     assert (np.diff(average) >= -1e-6).all()
     assert (np.diff(worst) <= 1e-6).all()
-    for before, after in zip(done, done[1:], strict=False):  # the first row of a run is the last model of the other
+    for before, after in pairwise(done):  # the first row of a run is the last model of the other
         np.testing.assert_allclose(after.rows[0].loss, before.rows[-1].loss, rtol=1e-12)
 
     # The same command finds everything done; one run of it, made again, starts from the one before it.

@@ -57,11 +57,11 @@ def compare(
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Train several methods on one federation and set them side by side. Without a file: five methods on the digits.
+    """Train several methods on one federation and set them side by side. Without a file: six methods on the digits.
 
     Stopped comparisons go on where they were; finished ones are shown again.
 
-    Example: equipoise compare --set run.rounds=100 --out runs/five
+    Example: equipoise compare --set run.rounds=100 --out runs/six
     """
     with in_sentences():
         from equipoise.experiment import folders, plan
