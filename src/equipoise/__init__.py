@@ -20,7 +20,10 @@ if TYPE_CHECKING:
         steps,
         tasks,
     )
-    from equipoise.engines import Result, Trial, debug, grid, kernel, simulate, sweep
+    from equipoise.engines import kernel
+    from equipoise.engines.debug import debug
+    from equipoise.engines.simulator import Result, simulate
+    from equipoise.engines.sweep import Trial, grid, sweep
     from equipoise.evaluation import fairness
 
 ENGINES = ("Result", "Trial", "debug", "grid", "kernel", "simulate", "sweep")

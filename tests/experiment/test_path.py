@@ -23,7 +23,7 @@ RHOS = [0.1, 30.0, 1.0, 10.0]
 def test_a_path_goes_from_the_average_to_the_worst_client(tmp_path):
     jobs = plan.path(SETTINGS, RHOS)
     assert [job.label for job in jobs] == ["rho 30", "rho 10", "rho 1", "rho 0.1"]
-    done = plan.run_all(jobs, tmp_path, warm=True)
+    done = plan.run_path(jobs, tmp_path)
     for run in done:
         assert run.rows[-1].gap <= 1e-6 * run.rows[-1].objective
     average, worst = ([function(run.rows[-1].loss) for run in done] for function in (np.mean, np.max))
@@ -33,10 +33,10 @@ def test_a_path_goes_from_the_average_to_the_worst_client(tmp_path):
         np.testing.assert_allclose(after.rows[0].loss, before.rows[-1].loss, rtol=1e-12)
 
     # The same command finds everything done; one run of it, made again, starts from the one before it.
-    assert [run.rows for run in plan.run_all(jobs, tmp_path, warm=True)] == [run.rows for run in done]
+    assert [run.rows for run in plan.run_path(jobs, tmp_path)] == [run.rows for run in done]
     (tmp_path / jobs[2].place / records.RESULT).unlink()
     (tmp_path / jobs[2].place / records.CONFIG).unlink()
-    again = plan.run_all(jobs, tmp_path, warm=True)[2]
+    again = plan.run_path(jobs, tmp_path)[2]
     assert again.rows[0].loss == done[2].rows[0].loss
 
 

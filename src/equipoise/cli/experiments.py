@@ -99,7 +99,7 @@ def path(
         jobs = plan.path(settings, rho or [10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01], source=_source(file))
         folder = out or Path("runs") / folders.name(jobs[0].config.name)
         with _progress() as watch, _stoppable(folder, "the same command goes on"):
-            done = plan.run_all(jobs, folder, overwrite=overwrite, warm=True, watch=_by(lambda job: job.label, watch))
+            done = plan.run_path(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
         _show(done, folder)
 
 

@@ -25,6 +25,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -34,6 +35,7 @@ from pydantic import Field, ValidationError
 from equipoise import artifact
 from equipoise.errors import require
 from equipoise.experiment import build, config, folders, measures, mistakes, origin, records, run
+from equipoise.experiment.batch import Member, run_batch
 from equipoise.experiment.build import Problem
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.measures import Measure
@@ -93,7 +95,7 @@ def compare(settings: Settings, *, source: str = "the configuration") -> list[Jo
 
 
 def path(settings: Settings, values: Sequence[float], *, source: str = "the configuration") -> list[Job]:
-    """A run for every rho, from the one nearest to the average down; for `run_all` with `warm`.
+    """A run for every rho, from the one nearest to the average down; for `run_path`.
 
     Each is trained until its objective is certified to a thousandth, unless `run.until_gap` says otherwise.
     """
@@ -305,39 +307,59 @@ def _best(found: list[tuple[dict, list[records.Run]]], measure: str) -> tuple[di
 
 
 def run_all(
-    jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False, warm: bool = False
-) -> list:
-    """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused.
-
-    With `warm` each starts from the model of the one before, where there is one.
-    """
+    jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
+) -> list[records.Run]:
+    """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused."""
     check(jobs, folder, overwrite)
-    shared: tuple[str, Problem] | None = None  # neighbours often have the same data
-    done: list[records.Run] = []
     with ExitStack() as held:
-        for k, job in enumerate(jobs):
-            if k % 100 == 99:
-                jax.clear_caches()  # runs that share no programs compile their own, which JAX would keep for ever
+        plan: list[Any] = []
+        problems: dict[str, Problem] = {}  # neighbours often have the same data
+        done = 0
+
+        def begin() -> None:  # once the first data is known to make sense
+            if not plan:
+                plan.append(held.enter_context(folders.writing(folder, "plan")))
+
+        batches = [
+            [
+                Member(
+                    job.config, folder / job.place, job.label, None if watch is None else partial(watch, job), overwrite
+                )
+                for job in of_one_method
+            ]
+            for _, of_one_method in itertools.groupby(jobs, lambda job: (job.label, _place(job.over)))
+        ]
+        for members in batches:
+            if not all(member.done for member in members):
+                run_batch(members, problems, begin)
+            done += len(members)
+            if done >= 100:
+                done = 0
+                jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
+    return [records.read(folder / job.place) for job in jobs]
+
+
+def run_path(
+    jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
+) -> list[records.Run]:
+    """As `run_all`, of jobs on the same data, one after the other: each starts from the model of the one before."""
+    check(jobs, folder, overwrite)
+    done: list[records.Run] = []
+    first: Problem | None = None
+    with ExitStack() as held:
+        for job in jobs:
             place = folder / job.place
             if not overwrite and records.finished(place):
                 done.append(records.read(place))
                 continue
             with build.precision(job.config):
-                told = _data_of(job.config)
-                if shared is None:  # the folder is made when the first data is known to make sense
-                    shared = (told, build.problem(job.config))
+                if first is None:
+                    first = build.problem(job.config)
                     held.enter_context(folders.writing(folder, "plan"))
-                elif shared[0] != told:
-                    shared = (told, build.problem(job.config))
-
-            def seen(at: int, of: int, row: records.Row, job: Job = job) -> None:
-                if watch is not None:
-                    watch(job, at, of, row)
-
-            problem = shared[1]
-            if warm and done and (model := done[-1].path / records.MODEL).is_file():
-                problem = problem.starting_from(artifact.load(model))
-            how: dict[str, Any] = {"label": job.label, "watch": seen, "problem": problem}
+                model = done[-1].path / records.MODEL if done else None
+                problem = first if model is None or not model.is_file() else first.starting_from(artifact.load(model))
+            how: dict[str, Any] = {"label": job.label, "problem": problem}
+            how["watch"] = None if watch is None else partial(watch, job)
             if not overwrite and (place / records.CONFIG).is_file():
                 done.append(run.resume(place, **how))
             else:
@@ -364,12 +386,6 @@ def check(jobs: Sequence[Job], folder: Path, overwrite: bool) -> None:
             before = records.read_record(place / records.ENVIRONMENT, records.Environment).files
             moved = list(origin.of_files(before, digests[silos]))
             require(not moved, f"{place} was trained on other files ({'; '.join(moved[:3])}); {remedy}")
-
-
-def _data_of(told: Config) -> str:
-    """What `build.problem` looks at."""
-    return json.dumps([told.model_dump(mode="json", include={"data", "partition", "model"}), told.run.seed,
-                       told.run.precision])  # fmt: skip
 
 
 def _points(grid: Mapping[str, list]) -> Iterator[dict[str, Any]]:
