@@ -43,7 +43,7 @@ def test_a_path_goes_from_the_average_to_the_worst_client(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "values", "says"),
     [
-        (SETTINGS, [1.0], "a path has 1 value of rho; give two or more"),
+        (SETTINGS, [1.0], "a path of 1 value of rho leads nowhere; give two or more"),
         (SETTINGS, [1.0, 1.0], r"rho \[1.0\] is given more than once"),
         (
             SETTINGS | {"objective": {"name": "agnostic"}},

@@ -101,7 +101,7 @@ def path(settings: Settings, values: Sequence[float], *, source: str = "the conf
     """
     base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     require(
-        len(values) >= 2, f"a path over {len(values)} values of rho is none; give two or more, as --rho 1 --rho 0.1"
+        len(values) >= 2, f"a path of {len(values)} value of rho leads nowhere; give two or more, as --rho 1 --rho 0.1"
     )
     twice = [value for value, times in Counter(values).items() if times > 1]
     require(not twice, f"rho {twice[:1]} is given more than once; give each value once")
