@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import equipoise as eq
-from equipoise.algorithms import saddle
+from equipoise.algorithms.server_model import saddle
 
 LEVELS, STEPS = (1e-2, 1e-3, 1e-4, 1e-6), 10
 
@@ -162,7 +162,7 @@ def best_possible(problem: Problem, shards: Any, dual: Any) -> float:
     def at(lam: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         whole = np.tensordot(lam, H, 1)
         x = np.linalg.solve(whole, np.tensordot(lam, b, 1).T).T
-        C = np.einsum("kq,nqp->nkp", x, H) - b
+        C = x @ H - b
         return whole, C, ((C - b) * x[None]).sum((1, 2)) / 2 + constant
 
     lam, best = np.full(n, 1 / n), np.inf
@@ -173,7 +173,7 @@ def best_possible(problem: Problem, shards: Any, dual: Any) -> float:
         if best - low < 1e-12 * abs(best):
             break
         Z = np.linalg.solve(whole, C.reshape(-1, features).T).T.reshape(C.shape)
-        Q = np.einsum("nkp,mkp->nm", C, Z)
+        Q = C.reshape(n, -1) @ Z.reshape(n, -1).T
         aim = np.asarray(solve(jnp.asarray(f + Q @ lam), jnp.asarray((Q + Q.T) / 2)))
         for half in range(30):
             trial = lam + 0.5**half * (aim - lam)
@@ -273,6 +273,7 @@ def main() -> None:
     parser.add_argument("--grid", type=int, default=50, help="settings of constant steps; 0: none")
     parser.add_argument("--memory", type=int, default=5)
     parser.add_argument("--alone", action="store_true", help="only the new form")
+    parser.add_argument("--objectives", nargs="*", help="only these, as 'agnostic' or 'chi2 0.05'")
     parser.add_argument("--cohort", type=int, help="clients in a round of the new form, which then runs alone")
     parser.add_argument("--lost", type=float, default=0.0, help="share of replies lost; the new form alone")
     parser.add_argument("--single", action="store_true", help="clients in single precision; the new form alone")
@@ -291,7 +292,7 @@ def main() -> None:
             kinds = [np.float32 if np.issubdtype(b.dtype, np.floating) else b.dtype for _, b in problem.clients]
             narrow = zip(problem.clients, kinds, strict=True)
             shards = eq.data.stack([(a.astype(np.float32), b.astype(kind)) for (a, b), kind in narrow])
-        for words in duals:
+        for words in duals if given.objectives is None else given.objectives:
             objective, *number = words.split()
             dual = eq.objectives.DUALS[objective](n, *map(float, number))
             if problem.squared:

@@ -1,4 +1,4 @@
-"""SCAFF-PD with a model at the server in NumPy: everybody answers, quadratic losses, chi2 penalty.
+"""SCAFF-PD with a model at the server in NumPy: all clients are asked, quadratic losses, chi2 penalty.
 
 The small saddle problems are solved by SciPy on the weights and polished by Newton's method on those above zero.
 """
@@ -76,13 +76,17 @@ def raised(A, low):
     return np.einsum("nij,nj,nkj->nik", vectors, np.maximum(values, low), vectors)
 
 
-def model_rounds(hessians, linear, constants, rho, x, *, rounds, steps, memory):
+def everybody(round, exchange):
+    return None
+
+
+def model_rounds(hessians, linear, constants, L, rho, x, *, rounds, steps, memory, answers=everybody):
     """f_i(x) = x'H_i x/2 - b_i'x + k_i: yields centre and weights after every round, and how far images are off.
 
-    A round is `collect` (its judgement), then `improve`, as in scaffpd_model.py.
+    A round is `collect` (its judgement), then `improve`, as in scaffpd_model.py. `answers(round, exchange)` says whose
+    replies arrive; None: everybody's. L is what the clients say of their smoothness.
     """
     n, d = linear.shape
-    L = np.array([np.linalg.eigvalsh(h)[-1] for h in hessians])
     local = [
         sum(np.linalg.matrix_power(np.eye(d) - h / top, j) for j in range(steps)) / top
         for h, top in zip(hessians, L, strict=True)
@@ -92,27 +96,82 @@ def model_rounds(hessians, linear, constants, rho, x, *, rounds, steps, memory):
         hx = hessians @ x
         return (hx / 2 - linear) @ x + constants, hx - linear
 
-    D, Y = np.zeros((0, d)), np.zeros((n, 0, d))
-    f, C = ask(x)
-    kappa, q, nu, taken_back, row = np.ones(n), np.mean(1 / L), 0.0, 0, 0
+    D, Y, U = np.zeros((0, d)), np.zeros((n, 0, d)), np.zeros((n, 0, 0))
+    f, C = np.zeros(n), np.zeros((n, d))
+    known, heard, anchor, has_centre = np.zeros(n, bool), np.zeros(n, bool), np.zeros((n, d)), np.zeros(n, bool)
+    kappa, q, nu, taken_back, row = np.ones(n), None, 0.0, 0, 0
     trial, off, lam, c = None, 0.0, np.full(n, 1 / n), np.zeros(d)
-    for _ in range(rounds):
-        if trial is not None:
-            new, ab, slope, predicted = trial
-            base = robust(rho, f)
-            new_f, new_C = ask(new)
-            s, y = new - x, new_C - C
-            e = s - ab @ D
-            seen = y @ D.T
-            low = max(1e-8 * np.einsum("nii->n", Y @ D.T).max() / max(len(D), 1), 1e-10 * L.min())
-            said = raised(Y @ D.T, low) @ ab + Y @ e
-            off = lam @ np.sqrt(((seen - said) ** 2).sum(1) / np.maximum((said**2).sum(1), 1e-300)) if len(D) else 0.0
+    for r in range(rounds):
+        here = answers(r, 0)
+        here = np.ones(n, bool) if here is None else here
+        if trial is None:  # the centre itself
+            true_f, true_C = ask(x)
+            new = here & ~known
+            f[new], C[new] = true_f[new], true_C[new]
+            heard |= here
+            f[~heard], C[~heard] = f[heard].mean(), C[heard].mean(0)  # one never heard counts as the mean of the others
+            anchor[here], known, has_centre = x, known | here, has_centre | here
+            q = np.mean(1 / L)
+        elif not here.any():
+            nu, kappa = min(max(4 * nu, 1), 64), 4 * kappa
+        else:
+            goal, ab, slope, predicted = trial
+            there_f, there_C = ask(goal)
+            s, e, k = goal - x, goal - x - ab @ D, len(D)
+            size, clean, back = np.linalg.norm(s), here & known, here & ~known
+            inner = D @ e
+            a, across = ab + inner, e - inner @ D
+            planned = raised(Y @ D.T, lowest(Y, D, L)) @ ab
+
+            # Images of the move: exact for the clean, an estimate for the others, corrected by what they say.
+            weights = np.where(clean, lam + 1e-9, 0)
+            inside = np.einsum("k,nkd->nd", a, Y)
+            shared = weights @ (there_C - C - inside) / weights.sum() if clean.any() else 0.1 * (lam @ L) * across
+            y, Y, wide = inside + shared, Y.copy(), np.zeros((n, k + 1, k + 1))
+            for i in range(n):
+                Ua = U[i] @ a
+                wide[i, 0, 0], wide[i, 0, 1:], wide[i, 1:, 0] = (
+                    (Ua @ a + across @ across) / size**2,
+                    Ua / size,
+                    Ua / size,
+                )
+                wide[i, 1:, 1:] = U[i]
+                if not here[i]:
+                    continue
+                noise = (4 * EPS * (np.linalg.norm(C[i]) / L[i] + np.linalg.norm(x))) ** 2
+                reach, beyond = np.zeros(k), 0.0
+                if not clean[i]:
+                    gone = x - anchor[i]
+                    reach = D @ gone if heard[i] else reach
+                    beyond = max(gone @ gone - reach @ reach, 0) if heard[i] else np.inf
+                along = np.append(size, reach)
+                spread = wide[i] @ along
+                variance = along @ spread
+                if variance <= 0:
+                    continue
+                gain = spread / (variance if clean[i] else variance + beyond + noise)
+                surprise = there_C[i] - C[i] - y[i]
+                y[i] = there_C[i] - C[i] if clean[i] else y[i] + size * gain[0] * surprise
+                Y[i] += gain[1:, None] * surprise
+                first = wide[i, 0] * (beyond + noise) / (variance + beyond + noise)
+                wide[i] -= np.outer(spread, spread) / (variance + beyond + noise)
+                if clean[i]:
+                    wide[i, 0], wide[i, :, 0] = first, first
+            C = np.where(back[:, None], there_C - y, C)
+            new_C = np.where(here[:, None], there_C, C + y)
+            half = (C + new_C) @ s / 2
+            f = np.where(back, there_f - half, f)
+            new_f = np.where(here, there_f, f + half)
+            base, got = robust(rho, f), robust(rho, new_f)
+
+            seen, said, weights = y @ D.T, planned + Y @ e, np.where(clean, lam, 0)
+            apart = np.sqrt(((seen - said) ** 2).sum(1) / np.maximum((said**2).sum(1), 1e-300))
+            off = weights @ apart / weights.sum() if k and weights.sum() > 1e-3 else 0.0
             h = (y - np.einsum("k,nkd->nd", ab, Y)) @ e
             t = max(-(c @ e) / slope, 1e-6)
             kappa = np.clip(h / (slope * t**2), 1e-3, 1e3)
-            across = c - (D @ c) @ D
-            q = (slope * t) ** 2 / max(lam @ h, 1e-3 * slope * t**2) / max(across @ across, 1e-300)
-            got = robust(rho, new_f)
+            c_perp = c - (D @ c) @ D
+            q = (slope * t) ** 2 / max(lam @ h, 1e-3 * slope * t**2) / max(c_perp @ c_perp, 1e-300)
             ratio = (base - got) / max(base - predicted, 1e-300)
             row = row + 1 if got > base else 0
             if got > base:
@@ -123,57 +182,83 @@ def model_rounds(hessians, linear, constants, rho, x, *, rounds, steps, memory):
             elif got < base:
                 taken_back = 0
             if off > 0.2:
-                D, Y, ab = D[:1], Y[:, :1], ab[:1]
-            if len(D) == memory:
-                u = ab[-2:] / np.abs(ab[-2:]).max()
-                D = np.concatenate([D[:-2], [u @ D[-2:]]])
-                Y = np.concatenate([Y[:, :-2], np.einsum("k,nkd->nd", u, Y[:, -2:])[:, None]], 1)
-            D, Y = gram_schmidt(np.concatenate([[s], D]), np.concatenate([y[:, None], Y], 1))
+                D, Y, ab, wide = D[:1], Y[:, :1], ab[:1], wide[:, :2, :2]
+            D, Y, U = renewed(D, Y, wide, s, y, ab, memory)
+            left = known & ~here
             if got <= base:
-                x, f, C = new, new_f, new_C
-        k, base = len(D), robust(rho, f)
+                anchor[left] = x
+                anchor[here] = goal
+                x, f, C, known, has_centre = goal, new_f, new_C, here, here.copy()
+            else:
+                anchor[back] = goal
+            heard = heard | here
+        k = len(D)
         G, A = C @ D.T, Y @ D.T
         if k:
-            A = raised(A, max(1e-8 * np.einsum("nii->n", A).max() / k, 1e-10 * L.min())) * (1 + nu)
+            A = raised(A, lowest(Y, D, L))
+            A = (A + np.linalg.eigvalsh(A)[:, -1:, None] * U) * (1 + nu)
         C_perp = C - G @ D
         lam, a = small_saddle(rho, f, G, A, q * C_perp @ C_perp.T)
         c = lam @ (C + np.einsum("k,nkd->nd", a, Y))
         yield x, lam, off
 
-        move = -sum(w * (m @ c) for w, m in zip(lam, local, strict=True))
+        here = answers(r, 1)
+        w = lam * has_centre * (1 if here is None else here)
+        move = -sum(wi * (m @ c) for wi, m in zip(w, local, strict=True)) / (w.sum() if w.sum() > 0 else 1)
         slope = -(c @ move)
-        here, C_a, G_a = f + G @ a + np.einsum("nij,i,j->n", A, a, a) / 2, C + np.einsum("k,nkd->nd", a, Y), G + A @ a
-        cross = Y @ move
-        explained = np.einsum("ni,ni->n", cross, np.linalg.solve(A, cross[:, :, None])[:, :, 0]) if k else 0.0
-        E = np.zeros((n, k + 1, k + 1))
-        E[:, :k, :k], E[:, :k, k], E[:, k, :k] = A, cross, cross
-        E[:, k, k] = np.maximum(kappa * slope, explained + 0.1 * kappa * slope) * (1 + nu)
-        unit = move - (D @ move) @ D
-        unit /= np.linalg.norm(unit)
-        C_perp = C_a - G_a @ D
-        C_perp -= np.outer(C_perp @ unit, unit)
-        inverse = 1 / ((lam @ L) * (1 + nu))
-        Q, slopes = inverse * C_perp @ C_perp.T, np.concatenate([G_a, (C_a @ move)[:, None]], 1)
-        assert row < 3, "the gradient mapping is not transcribed: choose a problem that does not need it"
-        lam_b, b = small_saddle(rho, here, slopes, E, Q)
-        if abs(b[-1]) < 1e-2:
-            b[-1] = 1e-2
-        new = x + (a + b[:-1]) @ D + b[-1] * move - inverse * lam_b @ C_perp
-        values = here + slopes @ b + np.einsum("nij,i,j->n", E, b, b) / 2 - Q @ lam_b + lam_b @ Q @ lam_b / 2
-        trial = (new, a + b[:-1], slope, robust(rho, values))
+        if slope < 1e-3 * np.linalg.norm(c) * np.linalg.norm(move) or not move.any():
+            move = -c / (lam @ L)
+            slope = -(c @ move)
+        trial = next_trial(rho, f, C, L, D, Y, G, A, a, c, lam, move, slope, kappa, nu, row, x)
 
 
-def gram_schmidt(D, Y):
-    kept_D, kept_Y = [], []
-    for row, images in zip(D, Y.transpose(1, 0, 2), strict=True):
-        size = np.linalg.norm(row)
-        row, images = row / size, images / size
-        for _ in range(2):
-            for other, its in zip(kept_D, kept_Y, strict=True):
-                h = other @ row
-                row, images = row - h * other, images - h * its
-        size = np.linalg.norm(row)
+def lowest(Y, D, L):
+    """The least curvature that images may have."""
+    return max(1e-8 * np.einsum("nii->n", Y @ D.T).max() / max(len(D), 1), 1e-10 * L.min())
+
+
+def next_trial(rho, f, C, L, D, Y, G, A, a, c, lam, move, slope, kappa, nu, row, x):
+    n, k = G.shape
+    here, C_a, G_a = f + G @ a + np.einsum("nij,i,j->n", A, a, a) / 2, C + np.einsum("k,nkd->nd", a, Y), G + A @ a
+    cross = Y @ move
+    explained = np.einsum("ni,ni->n", cross, np.linalg.solve(A, cross[:, :, None])[:, :, 0]) if k else 0.0
+    E = np.zeros((n, k + 1, k + 1))
+    E[:, :k, :k], E[:, :k, k], E[:, k, :k] = A, cross, cross
+    E[:, k, k] = np.maximum(kappa * slope, explained + 0.1 * kappa * slope) * (1 + nu)
+    unit = move - (D @ move) @ D
+    unit /= np.linalg.norm(unit)
+    C_perp = C_a - G_a @ D
+    C_perp -= np.outer(C_perp @ unit, unit)
+    inverse = 1 / ((lam @ L) * (1 + nu))
+    Q, slopes = inverse * C_perp @ C_perp.T, np.concatenate([G_a, (C_a @ move)[:, None]], 1)
+    assert row < 3, "the gradient mapping is not transcribed: choose a problem that does not need it"
+    lam_b, b = small_saddle(rho, here, slopes, E, Q)
+    if abs(b[-1]) < 1e-2:
+        b[-1] = 1e-2
+    new = x + (a + b[:-1]) @ D + b[-1] * move - inverse * lam_b @ C_perp
+    values = here + slopes @ b + np.einsum("nij,i,j->n", E, b, b) / 2 - Q @ lam_b + lam_b @ Q @ lam_b / 2
+    return new, a + b[:-1], slope, robust(rho, values)
+
+
+def renewed(D, Y, wide, s, y, ab, memory):
+    """Gram and Schmidt, newest first, on the directions; images and uncertainties follow. `wide` is over (s/|s|, D)."""
+    k = len(D)
+    T = np.eye(k + 1)
+    if k == memory:
+        T = T[:-1]
+        T[-1, -2:] = ab[-2:] / np.abs(ab[-2:]).max()
+    rows, kept = T @ np.concatenate([[s], D]), []
+    for j in range(len(T)):
+        size = np.linalg.norm(rows[j])
+        rows[j], T[j] = rows[j] / size, T[j] / size
+        for i in kept + kept:
+            h = rows[i] @ rows[j]
+            rows[j], T[j] = rows[j] - h * rows[i], T[j] - h * T[i]
+        size = np.linalg.norm(rows[j])
         if size > 1e-6:
-            kept_D.append(row / size)
-            kept_Y.append(images / size)
-    return np.array(kept_D), np.array(kept_Y).transpose(1, 0, 2)
+            rows[j], T[j] = rows[j] / size, T[j] / size
+            kept.append(j)
+    T = T[kept]
+    Y = np.einsum("ij,njd->nid", T, np.concatenate([y[:, None], Y], 1))
+    T = T * np.append(np.linalg.norm(s), np.ones(k))
+    return rows[kept], Y, T @ wide @ T.T

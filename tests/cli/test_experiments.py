@@ -76,12 +76,12 @@ def test_the_examples_work_one_after_the_other(here):
     said = ok(*example("compare"))
     for label in ("FedAvg", "SCAFFOLD", "q-FedAvg", "DRFA", "SCAFF-PD"):
         assert label in said
-    assert "page:  runs/five/report.html" in said
-    as_in_the_readme(records.find(here / "runs/five"))
-    page = (here / "runs/five/report.html").read_text()
+    assert "page:  runs/six/report.html" in said
+    as_in_the_readme(records.find(here / "runs/six"))
+    page = (here / "runs/six/report.html").read_text()
     assert "SCAFF-PD" in page
-    assert ok(*example("compare")).splitlines()[-1] == "page:  runs/five/report.html"  # shown again, not run again
-    (here / "runs/five").rename(here / "runs/digits")
+    assert ok(*example("compare")).splitlines()[-1] == "page:  runs/six/report.html"  # shown again, not run again
+    (here / "runs/six").rename(here / "runs/digits")
     assert "page:  page.html" in ok(*example("report"))
     assert "model: runs/run/model.safetensors" in ok(*example("run"))
     assert "is finished; there is nothing to resume" in wrong(*example("resume"))

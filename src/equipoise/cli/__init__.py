@@ -9,7 +9,7 @@ from rich.table import Table
 
 from equipoise import cores
 from equipoise.cli.data import data_app
-from equipoise.cli.experiments import compare, config, predict, report, reproduce, resume, run, sweep
+from equipoise.cli.experiments import compare, config, path, predict, report, reproduce, resume, run, sweep
 from equipoise.cli.flower import flower_app
 from equipoise.cli.plainly import Commands, in_sentences
 
@@ -22,7 +22,7 @@ app = Commands(
     rich_markup_mode=None,
     callback=cores.use_all,  # before any command starts JAX
 )
-for command in (run, compare, sweep, resume, report, predict, config, reproduce):
+for command in (run, compare, sweep, path, resume, report, predict, config, reproduce):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")

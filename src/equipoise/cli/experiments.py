@@ -57,11 +57,11 @@ def compare(
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Train several methods on one federation and set them side by side. Without a file: five methods on the digits.
+    """Train several methods on one federation and set them side by side. Without a file: six methods on the digits.
 
     Stopped comparisons go on where they were; finished ones are shown again.
 
-    Example: equipoise compare --set run.rounds=100 --out runs/five
+    Example: equipoise compare --set run.rounds=100 --out runs/six
     """
     with in_sentences():
         from equipoise.experiment import folders, plan
@@ -71,6 +71,35 @@ def compare(
         folder = out or Path("runs") / folders.name(jobs[0].config.name)
         with _progress() as watch, _stoppable(folder, "the same command goes on"):
             done = plan.run_all(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
+        _show(done, folder)
+
+
+def path(
+    file: File = None,
+    rho: Annotated[
+        list[float] | None,
+        typer.Option(help="A penalty of the path; repeatable. Default: 10, 3, 1, 0.3, 0.1, 0.03, 0.01."),
+    ] = None,
+    silos: Silos = None,
+    label: Label = None,
+    set_: Set = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Fairness against average: a model for every penalty rho, each trained from the one before in a few rounds.
+
+    A large rho is for the average client, a small one for the worst. The page draws one against the other.
+
+    Example: equipoise path --rho 1 --rho 0.1 --rho 0.01 --out runs/path
+    """
+    with in_sentences():
+        from equipoise.experiment import folders, plan
+
+        settings = _settings(file, silos, label, set_, default="path.toml")
+        jobs = plan.path(settings, rho or [10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01], source=_source(file))
+        folder = out or Path("runs") / folders.name(jobs[0].config.name)
+        with _progress() as watch, _stoppable(folder, "the same command goes on"):
+            done = plan.run_path(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
         _show(done, folder)
 
 
@@ -279,7 +308,8 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
 
         def watch(label: str) -> Watch:
             def update(at: int, of: int, row: Any) -> None:
-                bar.update(waiting, visible=False)
+                # Between two runs the next one's step sizes are measured and its program is compiled.
+                bar.reset(waiting, total=None, visible=at >= of, description="next", standing="measuring and compiling")
                 if label not in rows:
                     while len(rows) >= 12:  # a sweep has many: only the last ones stay in sight
                         bar.remove_task(rows.pop(next(iter(rows))))
@@ -288,7 +318,10 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
 
             return update
 
-        yield watch
+        try:
+            yield watch
+        finally:
+            bar.update(waiting, visible=False)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 from equipoise import algorithms, cohorts, models, objectives, steps, tasks
+from equipoise.artifact import Artifact
 from equipoise.data import catalogue, federation, partition, silos, synthetic
 from equipoise.data.catalogue import Dataset
 from equipoise.data.encoding import Encoding, Feature, Target
@@ -65,6 +67,11 @@ class Problem:
         """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
         size = sum(a.size for a in jax.tree.leaves(jax.eval_shape(self.model.init, jax.random.key(0))))
         return np.concatenate([np.asarray(x), np.zeros(size - x.size, np.asarray(x).dtype)])
+
+    def starting_from(self, model: Artifact) -> "Problem":
+        """The same problem from another first model, of its own kind."""
+        flat, _ = ravel_pytree(model.params)
+        return replace(self, x=jnp.asarray(flat[: self.x.size], self.x.dtype))
 
 
 @contextmanager

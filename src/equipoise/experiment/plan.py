@@ -32,12 +32,16 @@ from typing import Annotated, Any, NamedTuple
 import jax
 from pydantic import Field, ValidationError
 
+from equipoise import artifact
 from equipoise.errors import InputError, require
-from equipoise.experiment import config, folders, measures, mistakes, origin, records
+from equipoise.experiment import build, config, folders, measures, mistakes, origin, records, run
 from equipoise.experiment.batch import Member, run_batch
 from equipoise.experiment.build import Problem
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.measures import Measure
+
+PENALTIES = ("chi2", "kl")  # whose rho leads from the average to the worst client
+UNTIL_GAP = 1e-3  # where a run of a path ends
 
 Settings = Mapping[str, Any]
 Watch = Callable[["Job", int, int, records.Row], None]
@@ -87,6 +91,34 @@ def compare(settings: Settings, *, source: str = "the configuration") -> list[Jo
     for label, method in methods(settings, source).items():
         parsed = config.parse(method.settings, source=_named(source, label))
         jobs.append(Job(label, folders.name(label), parsed, {}, {}, parsed.run.seed))
+    return _apart(jobs, source)
+
+
+def path(settings: Settings, values: Sequence[float], *, source: str = "the configuration") -> list[Job]:
+    """A run for every rho, from the one nearest to the average down; for `run_path`.
+
+    Each is trained until its objective is certified to a thousandth, unless `run.until_gap` says otherwise.
+    """
+    base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
+    require(
+        len(values) >= 2, f"a path of {len(values)} value of rho leads nowhere; give two or more, as --rho 1 --rho 0.1"
+    )
+    twice = [value for value, times in Counter(values).items() if times > 1]
+    require(not twice, f"rho {twice[:1]} is given more than once; give each value once")
+    first = config.parse(base, source=source)
+    require(
+        first.objective.name in PENALTIES,
+        f"{source}: the objective '{first.objective.name}' has no rho to go along; give {' or '.join(PENALTIES)}",
+    )
+    jobs = []
+    for rho in sorted(values, reverse=True):
+        mine = config.override(base, [])
+        config.put(mine, "objective.rho", rho)
+        if first.run.until_gap is None:
+            config.put(mine, "run.until_gap", UNTIL_GAP)
+        parsed = config.parse(mine, source=source)
+        chosen = {"objective.rho": rho}
+        jobs.append(Job(f"rho {rho:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
     return _apart(jobs, source)
 
 
@@ -309,6 +341,34 @@ def run_all(
                 done = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
     return [records.read(folder / job.place) for job in jobs]
+
+
+def run_path(
+    jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
+) -> list[records.Run]:
+    """As `run_all`, of jobs on the same data, one after the other: each starts from the model of the one before."""
+    check(jobs, folder, overwrite)
+    done: list[records.Run] = []
+    first: Problem | None = None
+    with ExitStack() as held:
+        for job in jobs:
+            place = folder / job.place
+            if not overwrite and records.finished(place):
+                done.append(records.read(place))
+                continue
+            with build.precision(job.config):
+                if first is None:
+                    first = build.problem(job.config)
+                    held.enter_context(folders.writing(folder, "plan"))
+                model = done[-1].path / records.MODEL if done else None
+                problem = first if model is None or not model.is_file() else first.starting_from(artifact.load(model))
+            how: dict[str, Any] = {"label": job.label, "problem": problem}
+            how["watch"] = None if watch is None else partial(watch, job)
+            if not overwrite and (place / records.CONFIG).is_file():
+                done.append(run.resume(place, **how))
+            else:
+                done.append(run.run(job.config, place, overwrite=overwrite, **how))
+    return done
 
 
 def check(jobs: Sequence[Job], folder: Path, overwrite: bool) -> None:

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 import equipoise as eq
-from equipoise.algorithms import saddle
+from equipoise.algorithms.server_model import saddle
 
 N, K, ACROSS = 6, 3, 4
 DUALS = {

@@ -1,0 +1,48 @@
+"""Double precision at the server, whatever the run has.
+
+Numbers that must keep it between exchanges are pairs of the run's precision that sum to them.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from equipoise.algorithms.server_model.state import Server
+from equipoise.protocol import Replies
+
+
+def pairs(values: Array) -> Array:
+    """Numbers as pairs that sum to them; what rounds them to another precision keeps the second for the remainder."""
+    return jnp.stack([values, jnp.zeros_like(values)], axis=-1)
+
+
+def joined(two: Array) -> Array:
+    return jnp.sum(two, axis=-1)
+
+
+def in_double(step: Any) -> Any:
+    """`step(server, replies, eps)` in double precision, between states of the run's own, whose rounding is `eps`."""
+
+    def wrapped(server: Server, replies: Replies) -> Server:
+        dtype = server.at.x.dtype
+
+        def wide(a: Any) -> Any:
+            return a.astype(jnp.float64) if jnp.issubdtype(jnp.result_type(a), jnp.floating) else a
+
+        def narrow(a: Array) -> Array:
+            return a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
+
+        def split(two: Array) -> Array:
+            value = joined(two)
+            high = value.astype(dtype)
+            return jnp.stack([high, (value - high.astype(jnp.float64)).astype(dtype)], axis=-1)
+
+        with jax.enable_x64(True):
+            new = step(jax.tree.map(wide, server), jax.tree.map(wide, replies), float(jnp.finfo(dtype).eps))
+            at = jax.tree.map(narrow, new.at)._replace(f=split(new.at.f))
+            trial = jax.tree.map(narrow, new.trial)._replace(predicted=split(new.trial.predicted))
+            return jax.tree.map(narrow, new)._replace(at=at, trial=trial)
+
+    return wrapped

@@ -1,0 +1,196 @@
+"""The small saddle problem that the server of `scaffpd_model` solves: quadratic models of n losses in k directions.
+
+    max_{lam in Lam}  min_{a in R^k}  sum_i lam_i (f_i + G_i a + a' A_i a / 2) - lam' Q lam / 2 - psi(lam)
+
+A primal-dual interior point method with Mehrotra's predictor and corrector. Lam and psi come as a dual's `Interior`:
+parts w of the weights with w >= 0 and w <= cap, which for most duals are the weights themselves. Its unknowns are
+w, a, the multiplier nu of the sum, and the slacks and prices of the bounds and of a ball. One step solves the system of
+order m + k + 1 (+ 1 with a ball) that is left when all others are eliminated.
+
+Double precision throughout, whatever the run uses: callers trace it under `jax.enable_x64`, which JAX allows inside a
+program that otherwise has single precision only; it is then compiled like everything else.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from equipoise.objectives.dual import Interior
+
+TOLERANCE, MOST_ITERATIONS = 1e-11, 50
+NEGLIGIBLE = 1e-12  # relative to p: a weight this small is as good as none
+USELESS = 1e-2  # a residual, relative to the problem's scale, from which on the answer is none
+
+
+class Solution(NamedTuple):
+    """Where the method stopped."""
+
+    lam: Float[Array, " n"]
+    a: Float[Array, " k"]
+    residual: Float[Array, ""]  # of the optimality conditions, relative to the scale of the losses
+
+
+class Iterate(NamedTuple):
+    """The unknowns. The slacks are those of w >= 0, of w <= cap where there is one, and of the ball."""
+
+    w: Float[Array, " m"]
+    a: Float[Array, " k"]
+    nu: Float[Array, ""]
+    slack: Float[Array, " p"]
+    price: Float[Array, " p"]  # their multipliers
+
+
+class Residuals(NamedTuple):
+    """What is left of the optimality conditions at an iterate."""
+
+    slopes: Float[Array, " m"]  # of the Lagrangian in w
+    models: Float[Array, "m k"]  # gradients of the n models at a
+    rest: Float[Array, " k+1"]  # in a, and of the sum
+    ball: Float[Array, ""]  # what its slack lacks; the other slacks are exact
+    products: Float[Array, ""]  # mean of slack times price
+
+
+def solve(
+    dual: Interior,
+    f: Float[Array, " n"],
+    G: Float[Array, "n k"],
+    A: Float[Array, "n k k"],
+    Q: Float[Array, "n n"],
+) -> Solution:
+    """The saddle point (lam, a); A_i and Q must be positive semidefinite."""
+    n, k = G.shape
+    if dual.only is not None:  # Lam is one point
+        lam = jnp.asarray(dual.only)
+        a = jnp.linalg.solve(jnp.tensordot(lam, A, 1), -(lam @ G))
+        return Solution(lam, a, jnp.zeros(()))
+    m, owner, p = len(dual.owner), dual.owner, jnp.asarray(dual.p)
+    capped = np.flatnonzero(np.isfinite(dual.cap))
+    split = m != n
+    ball = dual.radius is not None
+    zero = jnp.zeros(())
+    quadratic = zero if dual.quadratic is None else jnp.asarray(dual.quadratic, zero.dtype)
+    entropy = zero if dual.entropy is None else jnp.asarray(dual.entropy, zero.dtype)
+    modulus = jnp.maximum(quadratic, entropy)
+
+    # One scale for the losses and one for the directions, so that every residual is compared with one.
+    diagonal = jnp.diagonal(Q)
+    f = f[owner] - jnp.asarray(dual.cost) if split else f
+    spread = [jnp.ptp(f), modulus / n, 1e-3 * jnp.sqrt(jnp.max(diagonal) * modulus), jnp.ptp(diagonal) / n]
+    scale = jnp.max(jnp.stack([*spread, 1e-14 * jnp.max(jnp.abs(f)), jnp.asarray(1e-300)]))
+    trace = jnp.trace(A, axis1=1, axis2=2).sum() / (n * max(k, 1))
+    unit = jnp.where(trace > 0, jnp.sqrt(scale / jnp.where(trace > 0, trace, 1)), 1)
+    f, G, A, Q = (f - jnp.max(f)) / scale, G * (unit / scale), A * (unit**2 / scale), Q / scale
+    if split:
+        G, A, Q = G[owner], A[owner], Q[owner][:, owner]
+    quadratic, entropy = quadratic / scale, entropy / scale
+    rounding = 1e-13  # keeps the systems regular
+
+    def penalty_slopes(w: Array) -> tuple[Array, Array]:
+        """First and second derivative of psi."""
+        first, second = quadratic * (w - p), jnp.full(m, 1.0) * quadratic
+        if dual.entropy is not None:  # its slope goes on as a line below a weight that no longer counts
+            floor = jnp.maximum(w / p, NEGLIGIBLE)
+            first = first + entropy * (jnp.log(floor) + 1 + (w / p - floor) / floor)
+            second = second + entropy / (p * floor)
+        return first, second
+
+    def slacks(w: Array, caps: Any, of_ball: Any) -> Array:
+        """All constraints as one vector: w, then caps - w, then the ball."""
+        parts = [w, caps - w[capped]] if capped.size else [w]
+        return jnp.concatenate([*parts, jnp.atleast_1d(of_ball)] if ball else parts)
+
+    def of_ball(w: Array) -> Array:
+        return zero if dual.radius is None else dual.radius - jnp.sum((w - p) ** 2)
+
+    def on_weights(per_bound: Array, sign: float) -> Array:
+        """Sums over the bounds of every weight; those of caps count with the sign."""
+        return per_bound[:m].at[capped].add(sign * per_bound[m : m + capped.size]) if capped.size else per_bound[:m]
+
+    def residuals(at: Iterate) -> Residuals:
+        models = A @ at.a
+        slopes = f + (G + models / 2) @ at.a - Q @ at.w - penalty_slopes(at.w)[0] + on_weights(at.price, -1) - at.nu
+        models, lacking = G + models, zero
+        if ball:
+            slopes, lacking = slopes - 2 * at.price[-1] * (at.w - p), of_ball(at.w) - at.slack[-1]
+        rest = jnp.append(at.w @ models, 1 - jnp.sum(at.w))
+        return Residuals(slopes, models, rest, lacking, at.slack @ at.price / at.slack.size)
+
+    def size(r: Residuals) -> Array:
+        return jnp.max(jnp.abs(jnp.concatenate([r.slopes, r.rest, jnp.stack([r.ball, n * r.products])])))
+
+    def system(at: Iterate, r: Residuals) -> Array:
+        """The matrix of a Newton step, of which the steps in all slacks and prices but the ball's are eliminated."""
+        bend = penalty_slopes(at.w)[1] + on_weights(at.price / at.slack, 1) + rounding
+        bend = bend + 2 * at.price[-1] if ball else bend
+        in_a = jnp.tensordot(at.w, A, 1) + rounding * jnp.eye(k)
+        below = jnp.concatenate([r.models, jnp.full((m, 1), -1.0)], axis=1)
+        K = jnp.block([[-(Q + jnp.diag(bend)), below], [below.T, jnp.pad(in_a, (0, 1))]])
+        if ball:
+            edge = jnp.pad(-2 * (at.w - p), (0, k + 1))
+            K = jnp.block([[K, edge[:, None]], [edge[None, :], (at.slack[-1:] / at.price[-1:])[None, :]]])
+        return K
+
+    def longest(at: Iterate, step: Iterate) -> Array:
+        """The largest step up to 1 that keeps all slacks and prices positive."""
+        values, changes = (jnp.concatenate([x.slack, x.price]) for x in (at, step))
+        return jnp.minimum(1, jnp.min(jnp.where(changes < 0, -values / jnp.where(changes < 0, changes, -1), jnp.inf)))
+
+    def advance(state: tuple) -> tuple:
+        at, r, best, best_size, i, _ = state
+        K = system(at, r)
+        factors = jax.scipy.linalg.lu_factor(K)
+        # Products that vanish before the slopes do would leave no room to move: logarithms are far from linear.
+        least = jnp.where(jnp.max(jnp.abs(r.slopes)) > n * r.products, 0.5, 1e-6)
+
+        def newton(_: Array, carry: tuple) -> tuple:
+            """First the predictor, then the corrector, whose target and second order the predictor gives."""
+            target, second = carry[:2]
+            up = (target - second) / at.slack - at.price
+            right = [-(r.slopes + on_weights(up, -1)), -r.rest]
+            right += [jnp.atleast_1d(up[-1] * at.slack[-1] / at.price[-1] - r.ball)] if ball else []
+            b = jnp.concatenate(right)
+            y = jax.scipy.linalg.lu_solve(factors, b)
+            y = y + jax.scipy.linalg.lu_solve(factors, b - K @ y)
+            dw = y[:m]
+            slack = slacks(dw, 0.0, r.ball - 2 * (at.w - p) @ dw)
+            price = up - at.price / at.slack * slack
+            price = price.at[-1].set(y[-1]) if ball else price
+            step = Iterate(dw, y[m : m + k], y[m + k], slack, price)
+            length = longest(at, step)
+            ahead = (at.slack + length * slack) @ (at.price + length * price) / slack.size
+            centring = jnp.maximum((ahead / r.products) ** 3, least)
+            return centring * r.products, slack * price, step, length
+
+        nothing = jax.tree.map(jnp.zeros_like, at)
+        *_, step, length = jax.lax.fori_loop(0, 2, newton, (zero, nothing.slack, nothing, zero))
+        length = 0.99 * length
+        new = jax.tree.map(lambda x, dx: x + length * dx, at, step)
+        fine = jnp.all(jnp.isfinite(jnp.concatenate([new.w, new.a, new.price]))) & (length >= 1e-10)
+        at = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, at)
+        r = residuals(at)
+        now = size(r)
+        best = jax.tree.map(lambda a, b: jnp.where(now < best_size, a, b), (at.w, at.a), best)
+        return at, r, best, jnp.minimum(now, best_size), i + 1, fine
+
+    def unfinished(state: tuple) -> Array:
+        *_, best_size, i, fine = state
+        return fine & (i < MOST_ITERATIONS) & (best_size >= TOLERANCE)
+
+    finite_cap = np.where(np.isfinite(dual.cap), dual.cap, 1.0)
+    w = jnp.asarray(finite_cap / finite_cap.sum())
+    slack = slacks(w, dual.cap[capped], of_ball(w))
+    at = Iterate(w, jnp.zeros(k), zero, slack, jnp.ones_like(slack))
+    r = residuals(at)
+    state = (at, r, (at.w, at.a), size(r), jnp.int32(0), jnp.array(True))
+    *_, (w, a), found, _, _ = jax.lax.while_loop(unfinished, advance, state)
+    w = jnp.maximum(w, 0)
+    lam = jnp.zeros(n).at[owner].add(w) if split else w
+    lam = lam / jnp.sum(lam)
+    if dual.radius is not None:  # what the residual left outside of the ball comes in, towards its centre
+        far = jnp.sum((lam - p) ** 2)
+        lam = p + (lam - p) * jnp.sqrt(jnp.minimum(1, dual.radius / jnp.maximum(far, 1e-300)))
+    return Solution(lam, a * unit, found)
