@@ -79,6 +79,8 @@ class Federation:
         self._where.now = now
 
     def note(self, site: str, what: What, why: str) -> None:
+        if what == "network" and self.events and self.events[-1] == Event(*self.where, site, what, why):
+            return  # it is still down
         event = self._add(site, what, why)
         log.log(logging.INFO if what == "joined" else logging.WARNING, "round %s %s: %s %s: %s", *event)
 

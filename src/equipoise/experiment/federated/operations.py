@@ -216,8 +216,9 @@ def begin_sites(
 def _worker(work: Work) -> Iterator[subprocess.Popen]:
     with owned(WORKER, launch.QUIET, patience=2.0) as child:
         assert child.stdin is not None
-        child.stdin.write(worker.line(work))
-        child.stdin.flush()
+        with suppress(OSError):  # it has ended already, which its exit code says
+            child.stdin.write(worker.line(work))
+            child.stdin.flush()
         yield child
 
 
