@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import time
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -169,7 +170,12 @@ def test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing(tmp_path):
     assert "one process that stays (warm)" in text
     assert nobody_listens(int(text.split("--port ")[1].split()[0]))
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert {"event", "exchange"} <= {line["kind"] for line in lines}
+    exchanges = [line for line in lines if line["kind"] == "exchange"]
+    ends = [datetime.fromisoformat(line["time"]).timestamp() for line in exchanges]
+    spans = [(line["part"], end - line["seconds"], end) for line, end in zip(exchanges, ends, strict=True)]
+    trained, judged = ([span[1:] for span in spans if (span[0] == "train") is of] for of in (True, False))
+    # Evaluations go out beside the next exchange.
+    assert any(begin < other_end and other < end for begin, end in judged for other, other_end in trained)
 
 
 def test_whatever_ends_a_server_the_same_command_resumes_and_the_numbers_are_those_of_one_machine(federation):
