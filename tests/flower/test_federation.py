@@ -25,6 +25,7 @@ from equipoise.engines.flower.events import Event
 from equipoise.experiment import checkpoint, config, records, run
 from equipoise.experiment.federated import sentences
 from equipoise.experiment.federated.processes import free_port
+from equipoise.files import write_whole
 from tests.flower import silos
 from tests.flower.processes import PATH, ROOT, Command, kill, left, started_in, until
 from tests.flower.silos import SITES
@@ -61,7 +62,7 @@ class Federation:
         return self.servers[-1]
 
     def faults_are(self, **plan):
-        self.faults.write_text(json.dumps(plan))
+        write_whole(self.faults, json.dumps(plan))  # sites read it all the while
 
     def events(self, name):
         """What happened so far, as (site, what, why)."""
@@ -269,6 +270,7 @@ def test_whatever_sites_do_the_run_goes_on_and_says_so(federation):
     await_event("south", "heavy", "'south' has 50% of the weight")
     federation.faults_are(east=[[0, "collect", "full"]])
     await_event("east", "failed", "FileError; the log of 'east' says more")
+    until(lambda: federation.rounds("wild") >= 8, LONG, server)  # enough replies to make deadlines of
     away_and_back("south", "hang", "collect", (federation.folder / "released").touch)
     cut = federation.sites["east"].find("federated.worker")
     away_and_back("east", "stop", "collect", lambda: os.kill(cut.pid, signal.SIGCONT))

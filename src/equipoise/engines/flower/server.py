@@ -307,7 +307,13 @@ def one_exchange(
     replies = Collected(spec.reply, cohort, setup.summation)
     there = sum(federation.sites[i] in federation.nodes for i in clients.values())
     limit = deadline(demands, timeout, past, there)
-    for s, delivery in federation.deliver(messages(), limit, reply_bytes=nbytes(spec.reply)):
+
+    def left_out(s: int) -> bool:
+        """What happens beside training does not wait for a site that training does not wait for."""
+        return federation.sites[clients[s]] not in federation.nodes
+
+    hopeless = None if setup.note_under is None else left_out
+    for s, delivery in federation.deliver(messages(), limit, reply_bytes=nbytes(spec.reply), hopeless=hopeless):
         site = federation.sites[clients[s]]
         try:
             reply = accepted(delivery, spec.reply)
