@@ -260,6 +260,7 @@ class WarmSite:
         bare = flower.MessageProto()
         bare.CopyFrom(proto)
         bare.ClearField("content")
+        bare.content.SetInParent()  # empty, for Flower knows no message without content
         with suppress(OSError):  # a full disk is no reason not to answer
             # Not written through to the disk: it is for a process that dies, not for a machine that does.
             (self.folder / "working.bin").write_bytes(bare.SerializeToString())
