@@ -22,8 +22,15 @@ def quick_to_compile():
     return flags["XLA_FLAGS"] if tried.returncode == 0 else os.environ.get("XLA_FLAGS", "")
 
 
-if "PYTEST_XDIST_WORKER" not in os.environ:  # workers, and the commands that tests start, inherit it
-    os.environ["XLA_FLAGS"] = quick_to_compile()
+COMPILED = Path(__file__).parents[1] / ".jax_cache"
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers, and the commands that tests start, inherit these
+    os.environ |= {
+        "XLA_FLAGS": quick_to_compile(),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+        "JAX_COMPILATION_CACHE_DIR": str(COMPILED),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 jax.config.update("jax_num_cpu_devices", 2)  # for the laws about devices; all other tests use one
 jax.config.update("jax_enable_x64", True)
@@ -31,7 +38,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_captured_constants_warn_bytes", 1 << 20)  # data is an operand of a program, not part of it
-programs.keep(Path(__file__).parents[1] / ".jax_cache")  # and the same programs in many places, and again next time
+programs.keep(COMPILED)  # and the same programs in many places, and again next time
 
 
 def group(item):

@@ -2,6 +2,10 @@ import os
 import subprocess
 import sys
 
+import jax
+
+from equipoise import programs
+
 CODE = """
 import sys
 from pathlib import Path
@@ -26,3 +30,19 @@ def test_programs_are_kept_where_it_is_said_unless_the_user_says_otherwise(tmp_p
     assert any((tmp_path / "a").iterdir())
     assert python(tmp_path / "b", JAX_COMPILATION_CACHE_DIR=str(tmp_path / "mine")) == str(tmp_path / "mine")
     assert not (tmp_path / "b").exists()
+
+
+def test_only_programs_are_ever_thrown_away(tmp_path, monkeypatch):
+    """A folder that grew too large was once removed whole, with whatever else lay in it."""
+    monkeypatch.setattr(programs, "MOST", 10)
+    before = jax.config.jax_compilation_cache_dir
+    names = [f"jit_f-{'a' * 64}-cache", f"jit_f-{'b' * 64}-atime", "my-thesis", "notes.txt", "my-files/jit-cache"]
+    try:
+        for name in names:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("years of work")
+        jax.config.update("jax_compilation_cache_dir", None)
+        programs.keep(tmp_path)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert [name for name in names if (tmp_path / name).exists()] == names[2:]

@@ -1,8 +1,10 @@
 """Equipoise: one model that works for every data owner."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = (
+    False  # as in `typing`, which is not loaded here: Ctrl-C is not answered in a sentence before `__main__`
+)
 if TYPE_CHECKING:
     from equipoise import (
         algorithms,
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
         steps,
         tasks,
     )
-    from equipoise.engines import Result, Trial, debug, grid, kernel, simulate, sweep
+    from equipoise.engines import kernel
+    from equipoise.engines.debug import debug
+    from equipoise.engines.simulator import Result, simulate
+    from equipoise.engines.sweep import Trial, grid, sweep
     from equipoise.evaluation import fairness
 
 ENGINES = ("Result", "Trial", "debug", "grid", "kernel", "simulate", "sweep")
@@ -51,7 +56,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Loaded when it is first asked for: what nobody asks for costs nothing, and Ctrl-C finds a command at once."""
     if name not in __all__:
         raise AttributeError(f"module 'equipoise' has no attribute '{name}'")

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from typing import Any
 
 
 def main() -> None:
@@ -15,7 +14,7 @@ def main() -> None:
     app(prog_name="equipoise")
 
 
-def _stop(*_: Any) -> None:
+def _stop(*_: object) -> None:
     sys.stderr.write("stopped; nothing was begun\n")
     sys.stderr.flush()
     os._exit(130)  # an exception would end in whatever library is being loaded

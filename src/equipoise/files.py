@@ -7,12 +7,12 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from equipoise.errors import FileError, InputError
+from equipoise.errors import FileError, InputError, require
 
 TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.part")  # what a process that was killed may leave behind
 UNLOCKABLE = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # file systems without locks
@@ -24,7 +24,11 @@ class LockWarning(UserWarning):
 
 def write_whole(path: Path, content: bytes | str) -> None:
     """A reader sees the old file or the new one, never half of it, even if this process is killed."""
-    data = content.encode() if isinstance(content, str) else content
+    try:
+        data = content.encode() if isinstance(content, str) else content
+    except UnicodeEncodeError as error:
+        odd = error.object[max(error.start - 20, 0) : error.end]
+        raise InputError(f"{path} cannot hold {odd!r}, which is not a Unicode text; give another name") from None
     temporary = path.parent / f".{uuid4().hex}.part"
     with _told(path):
         try:
@@ -62,11 +66,37 @@ def make_folder(path: Path) -> None:
 def read_text(path: Path) -> str:
     """UTF-8, whatever the machine's own encoding is."""
     try:
-        return path.read_text("utf-8")
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not a text file ({error.reason} at byte {error.start}); it is damaged") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
     except OSError as error:
         raise FileError(f"{path} cannot be read ({reason(error)})") from error
+
+
+def check_place(path: Path) -> None:
+    """The folder, or the nearest one above it, is there to be written."""
+    try:
+        near = next(above for above in (path, *path.absolute().parents) if os.path.lexists(above))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{str(path)!r} is not a name for a folder ({error}); give another") from None
+    require(near.is_dir(), f"{path} cannot be made: {near} is not a folder; give another place")
+    require(os.access(near, os.W_OK | os.X_OK), f"{near} may not be written by you; give another place")
+
+
+def check_own(path: Path, made: Callable[[bytes], bool], what: str) -> None:
+    """`path` is free to be written, is empty, or is `what`, as `made` tells from its content: nobody's work is lost."""
+    check_place(path.parent)
+    if not os.path.lexists(path):
+        return
+    require(not path.is_dir(), f"{path} is a folder; give the name of a file")
+    require(path.is_file(), f"{path} is not a file; give another place")
+    content = read_bytes(path)
+    require(not content or made(content), f"{path} is not {what}, and is left as it is; give another place")
 
 
 @contextmanager

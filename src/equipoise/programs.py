@@ -3,12 +3,14 @@
 The commands of Equipoise do it by themselves; in Python one call does it: `equipoise.programs.keep()`.
 """
 
-import shutil
+import re
+from contextlib import suppress
 from pathlib import Path
 
 import jax
 
-MOST = 1 << 30  # bytes; what has grown beyond is thrown away and begun anew
+MOST = 1 << 30  # bytes; programs that have grown beyond are thrown away and compiled anew
+PROGRAM = re.compile(r".+-[0-9a-f]{64}-(cache|atime)")  # as JAX names them; other files in the folder are not touched
 
 
 def keep(folder: Path | str | None = None) -> None:
@@ -23,8 +25,11 @@ def keep(folder: Path | str | None = None) -> None:
     folder = Path(folder)
     if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
-    if folder.is_dir() and sum(file.stat().st_size for file in folder.iterdir()) > MOST:
-        shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # another process may remove them at the same time
+        kept = [file for file in folder.glob("*-*") if PROGRAM.fullmatch(file.name)]
+        if sum(file.stat().st_size for file in kept) > MOST:
+            for file in kept:
+                file.unlink(missing_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

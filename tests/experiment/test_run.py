@@ -125,7 +125,7 @@ def assert_same_run(a, b):
 def test_kill_9_at_random_moments_changes_nothing(tmp_path):
     """Twenty times, anywhere: with control variates, minibatches, client sampling and lost replies."""
     told = config.override(
-        SMALL, ["run.rounds=1000", "run.evaluate_every=1", "run.checkpoint_seconds=0", "model.batch=5", "run.lost=0.1"]
+        SMALL, ["run.rounds=400", "run.evaluate_every=1", "run.checkpoint_seconds=0", "model.batch=5", "run.lost=0.1"]
     )
     file = tmp_path / "killed.toml"
     file.write_text(config.parse(told).toml())
@@ -135,13 +135,11 @@ def test_kill_9_at_random_moments_changes_nothing(tmp_path):
     assert killed[0] == 20
     assert len(set(killed[1:])) > 5, f"the kills were not at different moments: {killed[1:]}"
     assert_same_run(records.read(tmp_path / "killed"), records.read(tmp_path / "whole"))
-    assert len(records.read(tmp_path / "killed").rows) == 1001
+    assert len(records.read(tmp_path / "killed").rows) == 401
 
 
 def in_a_process(file, folder, kills):
-    cache = file.parent / "compiled"
-    env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    env |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "JAX_ENABLE_X64": "1"}
+    env = {**os.environ, "JAX_ENABLE_X64": "1"}
     script = Path(__file__).with_name("nursery.py")
     out = subprocess.run(
         [sys.executable, str(script), str(file), str(folder), str(kills), "0"],

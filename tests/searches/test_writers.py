@@ -12,7 +12,7 @@ import pytest
 
 from equipoise import files
 from equipoise.errors import InputError
-from equipoise.experiment import folders, plan, records, run
+from equipoise.experiment import config, folders, plan, records, run
 from tests.searches import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ def test_writers_started_at_random_moments_leave_one_whole_run(tmp_path):
     for seed in range(tiny.LONGER):
         folder, whole = tmp_path / f"written {seed}", tmp_path / f"whole {seed}"
         out = subprocess.run(
-            [sys.executable, "-m", "tests.searches.writers", str(folder), str(whole), "4", str(seed)],
+            [sys.executable, "-m", "tests.searches.writers", str(folder), str(whole), "3", str(seed)],
             capture_output=True, text=True, timeout=300, check=False, cwd=ROOT,
         )  # fmt: skip
         assert out.returncode == 0, out.stderr[-2000:]
@@ -128,3 +128,39 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_lock", refuse)
     with pytest.warns(files.LockWarning, match="has no locks"), files.locked(tmp_path / "lock", "it"):
         pass
+
+
+@pytest.mark.parametrize("kind", ["run", "plan"])
+def test_a_folder_that_becomes_another_between_two_looks_is_left_alone(tmp_path, monkeypatch, kind):
+    """One process has found it free, the other one has been there meanwhile."""
+    other = {"run": "plan", "plan": "run"}[kind]
+    with folders.writing(tmp_path / "out", other, settings=""):
+        (tmp_path / "out" / "report.html").write_text("of the other")
+    before = tiny.contents(tmp_path / "out")
+    monkeypatch.setattr(folders, "check", lambda *_, **__: None)
+    with pytest.raises(InputError, match="begun by another process"), folders.writing(tmp_path / "out", kind):
+        pass
+    assert tiny.contents(tmp_path / "out") == before
+
+
+def test_overwriting_removes_links_and_not_what_they_point_to(tmp_path, monkeypatch):
+    tiny.use(monkeypatch)
+    mine, folder = tmp_path / "mine", tmp_path / "out"
+    mine.mkdir()
+    for name in ("history.jsonl", "model.safetensors", "events.out.tfevents.1"):
+        (mine / name).write_text("years of work")
+    told = config.parse(tiny.settings(tiny.silos(tmp_path / "silos"), run={"rounds": 1}))
+    run.run(told, folder)
+    for name in ("history.jsonl", "model.safetensors"):
+        (folder / name).unlink()
+        (folder / name).symlink_to(mine / name)
+    (folder / "tensorboard").symlink_to(mine, target_is_directory=True)
+    run.run(told, folder, overwrite=True)
+    assert {path.read_text() for path in mine.iterdir()} == {"years of work"}
+    assert not (folder / "history.jsonl").is_symlink()
+
+
+def test_a_folder_in_one_that_may_not_be_written_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # a superuser may write everywhere
+    with pytest.raises(InputError, match="may not be written by you"):
+        folders.check(tmp_path / "out", "run", overwrite=False)

@@ -11,7 +11,8 @@ from equipoise import evaluation
 from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation import PerClient
-from equipoise.experiment import run
+from equipoise.experiment import build, run
+from equipoise.protocol import wire
 
 # How many times longer the searches look than in `make test`.
 LONGER = int(os.environ.get("EQUIPOISE_SEARCH", "1"))
@@ -67,7 +68,7 @@ def table(x, n):
 
 
 def use(monkeypatch):
-    def at_home(config, problem):
+    def at_home(config, problem, data):
         def look(x, lam):
             found = table(x, problem.n)
             return run.Seen(found.scores["loss"], float(found.scores["loss"].max()), 0.5, found)
@@ -77,6 +78,21 @@ def use(monkeypatch):
     monkeypatch.setattr(run, "simulate", simulate)
     monkeypatch.setattr(run, "at_home", at_home)
     monkeypatch.setattr(evaluation, "evaluate", lambda task, x, data, **_: table(x, data.n))
+    # What JAX would trace anew for every run, and no file depends on; and two processes for each.
+    monkeypatch.setattr(build, "_takes_operands", lambda maker, numbers, problem: maker(**numbers) is not None)
+    monkeypatch.setattr(run, "wire", crossing)
+    monkeypatch.setattr(run, "_git", lambda: None)
+
+
+def crossing(algorithm, x, shard):
+    """`protocol.wire`, traced once for algorithms of a name, of a federation and a model of the same sizes."""
+    key = (algorithm.name, algorithm.n, x.shape, x.dtype)
+    if key not in known_crossings:
+        known_crossings[key] = wire(algorithm, x, shard)
+    return known_crossings[key]
+
+
+known_crossings = {}
 
 
 def tried(act):

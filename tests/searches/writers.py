@@ -49,7 +49,7 @@ def main():
         random.Random(int(sys.argv[4])),
     )
     tiny.use(pytest.MonkeyPatch())
-    told = config.parse(tiny.settings(folder.parent / "silos", run={"rounds": 40}))
+    told = config.parse(tiny.settings(folder.parent / "silos", run={"rounds": 20}))
     started = time.monotonic()
     os.waitpid(child(told, whole, 0, 0), 0)
     length = time.monotonic() - started

@@ -14,7 +14,7 @@ from equipoise.cli.plainly import Commands, in_sentences, say
 from equipoise.data import catalogue, federation, partition
 from equipoise.errors import require
 from equipoise.experiment import build, config
-from equipoise.files import write_whole
+from equipoise.files import check_own, write_whole
 
 data_app = Commands(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
 
@@ -88,6 +88,12 @@ def partition_(
     Example: equipoise data partition digits --clients 5 --alpha 0.3
     """
     with in_sentences():
+        if out is not None:
+            require(
+                out.suffix.lower() in PICTURES,
+                f"{out} cannot be written: its ending names no kind of picture; give {', '.join(PICTURES)}",
+            )
+            check_own(out, lambda content: partition.TITLE.encode() in content, "a heat-map that Equipoise drew")
         if Path(name).is_dir():
             summary = _of_silos(name, label)[0]
         else:
@@ -98,12 +104,10 @@ def partition_(
             summary = preview(told, dataset)
         Console().print(partition.table(summary, rows=rows))
         if out is not None:
-            require(
-                out.suffix.lower() in PICTURES,
-                f"{out} cannot be written: its ending names no kind of picture; give {', '.join(PICTURES)}",
-            )
             picture = io.BytesIO()
-            partition.heatmap(summary).savefig(picture, format=out.suffix.lower()[1:])
+            partition.heatmap(summary).savefig(
+                picture, format=out.suffix.lower()[1:], metadata={"Title": partition.TITLE}
+            )
             write_whole(out, picture.getvalue())
             say(f"heat-map written to {out}")
 

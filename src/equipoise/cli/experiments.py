@@ -15,7 +15,7 @@ from equipoise import programs
 from equipoise.cli.plainly import in_sentences, say
 from equipoise.errors import FileError, InputError, require
 from equipoise.evaluation.rules import higher_is_better, main_score
-from equipoise.files import write_whole
+from equipoise.files import check_own, write_whole
 
 File = Annotated[Path | None, typer.Argument(help="A TOML file; `equipoise config` prints one to begin with.")]
 Set = Annotated[list[str] | None, typer.Option("--set", "-s", help="section.key=value, over the file; repeatable.")]
@@ -149,7 +149,8 @@ def predict(
         where = _model_of(model)
         same = out is not None and any(p.exists() and out.exists() and out.samefile(p) for p in (file, where))
         require(not same, f"{out} is what is read; give another --out")
-        require(out is None or not out.is_dir(), f"{out} is a folder; give the name of a file")
+        if out is not None:
+            check_own(out, lambda content: content.startswith(b"prediction"), "a file of predictions")
         predicted = artifact.predict(where, file, separator=separator).write_csv()
         if out is None:
             typer.echo(predicted, nl=False)
@@ -305,7 +306,8 @@ def _begun(folder: Path, then: str) -> str:
     from equipoise.experiment import records
 
     single = (folder / records.CONFIG).is_file()
-    several = folder.is_dir() and any((below / records.CONFIG).is_file() for below in folder.rglob("*"))
+    ours = (folder / records.MARKER).is_file()  # or it may be all of somebody's disk
+    several = ours and any((below / records.CONFIG).is_file() for below in folder.rglob("*"))
     return then if single or several else "nothing was begun"
 
 

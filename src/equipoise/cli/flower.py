@@ -24,7 +24,9 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="No encryption, no au
 Stock = Annotated[
     bool, typer.Option("--stock", help="Flower's own programs only: a process for every message. Slower.")
 ]
-Page = Annotated[int, typer.Option(help="The port of the live page, on this machine only; 0: any, -1: no page.")]
+Page = Annotated[
+    int, typer.Option(min=-1, max=65535, help="The port of the live page, on this machine only; 0: any, -1: no page.")
+]
 State = Annotated[Path, typer.Option(help="Where Flower's settings, logs and the app are kept.")]
 
 
@@ -57,7 +59,7 @@ def server(
     file: Annotated[Path, typer.Argument(help="A TOML file with [federation]; see `equipoise config`.")],
     keys: Keys = Path("keys"),
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
     set_: Set = None,
     out: Out = None,
     overwrite: Overwrite = False,
@@ -169,14 +171,19 @@ def local(
         from equipoise.experiment.federated.server import begin_or_go_on
 
         settings = _settings(file, None, None, set_)
-        data = settings.setdefault("data", {})
+        for section in ("data", "federation"):
+            given = settings.setdefault(section, {})
+            require(isinstance(given, dict), f"{file}: {section} is {given!r}; give a table, [{section}]")
+        data = settings["data"]
         data |= {"label": label} if label else {}
-        where = silos or (Path(data["silos"]) if "silos" in data else None)
+        there = data.get("silos")
+        require(isinstance(there, str | None), f"{file}: data.silos is {there!r}; give the name of a folder")
+        where = silos or (Path(there) if there else None)
         require(where is not None, "there are no files for the sites; give --silos, a folder with a file per site")
         assert where is not None
         data.pop("silos", None)
         files = {path.stem: path for path in silo_files(where)[0]}
-        settings.setdefault("federation", {}).setdefault("sites", sorted(files))
+        settings["federation"].setdefault("sites", sorted(files))
         told = config.parse(settings, source=_source(file))
         agreement.check(told)
         assert told.federation is not None

@@ -308,6 +308,9 @@ def table(summary: Summary, *, rows: int = 50, columns: int = 12) -> Any:
     return out
 
 
+TITLE = "Equipoise: samples of each client by label"  # in the files of such pictures, which are known by it
+
+
 def heatmap(summary: Summary) -> Any:
     """A matplotlib figure: clients down, labels across, each client's row as shares of its samples."""
     from matplotlib.figure import Figure
@@ -322,9 +325,10 @@ def heatmap(summary: Summary) -> Any:
     map_.set(xlabel="label", ylabel="client")
     bars.set(xlabel="samples")
     if k <= 40:
-        map_.set_xticks(np.arange(k), summary.labels, rotation=90 if max(map(len, summary.labels)) > 3 else 0)
+        turned = 90 if max(map(len, summary.labels)) > 3 else 0
+        map_.set_xticks(np.arange(k), summary.labels, rotation=turned, parse_math=False)
     if n <= 40:
-        map_.set_yticks(np.arange(n), summary.clients)
+        map_.set_yticks(np.arange(n), summary.clients, parse_math=False)
     return figure
 
 

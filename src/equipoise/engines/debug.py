@@ -1,5 +1,6 @@
 """The simulator's loop in plain Python: slow, steppable, and its errors name round, exchange and client."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ from equipoise.engines.checks import all_finite, check_data, check_start, requir
 from equipoise.engines.feed import Stacked, feed
 from equipoise.engines.fold import fold_slots
 from equipoise.engines.kernel import Lost, Tally
-from equipoise.engines.simulator import Result, warn_of_broken
-from equipoise.errors import EquipoiseError
+from equipoise.engines.simulator import Result, broken_replies
+from equipoise.errors import EquipoiseError, LostReplies
 from equipoise.protocol import (
     Algorithm,
     RandomKey,
@@ -94,7 +95,8 @@ def debug(
         history.append(keep(server))
     table = jax.tree.map(lambda *rows: jnp.stack(rows), *clients)
     result = Result(server, table, stacked(history), rounds, tally, float("nan"), 0.0, algorithm.name)
-    warn_of_broken(result)
+    if sentence := broken_replies(result.tally):
+        warnings.warn(sentence, LostReplies, stacklevel=2)
     return result
 
 

@@ -99,7 +99,7 @@ def simulate(
     check_start(algorithm, x, rounds)
     check_data(algorithm, x, data)
     require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
-    shard, largest = jax.eval_shape(partial(outline, algorithm), x, data, key)
+    shard, largest = jax.eval_shape(outline_of(make), numbers, x, data, key)
     layout = lay_out(shard, len(largest), devices, clients_per_batch)
     keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
 
@@ -157,7 +157,8 @@ def simulate(
     final = result(jax.tree.map(lambda *a: np.concatenate(a), blank, *rows))
     if interrupted:
         raise Stopped(final)
-    warn_of_broken(final)
+    if sentence := broken_replies(final.tally):
+        warnings.warn(sentence, LostReplies, stacklevel=2)
     return final
 
 
@@ -255,11 +256,17 @@ def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
     return jax.jit(advance, donate_argnums=1, static_argnames="length", out_shardings=layout.whole)
 
 
-def outline(algorithm: Algorithm, x: Vector, data: ClientData, key: RandomKey) -> tuple:
-    """A client's prepared data and the ids of the largest cohort, for their shapes."""
-    server = algorithm.init(x)
-    cohorts = [exchange.open(server, key)[1].ids for exchange in algorithm.round]
-    return algorithm.prepare(data.client(0)), max(cohorts, key=len)
+@once
+def outline_of(make: Callable[..., Algorithm]) -> Callable:
+    """A client's prepared data and the ids of the largest cohort, for their shapes; traced once, never run."""
+
+    def outline(numbers: dict[str, Array], x: Vector, data: ClientData, key: RandomKey) -> tuple:
+        algorithm = make(**numbers)
+        server = algorithm.init(x)
+        cohorts = [exchange.open(server, key)[1].ids for exchange in algorithm.round]
+        return algorithm.prepare(data.client(0)), max(cohorts, key=len)
+
+    return jax.jit(outline)
 
 
 def as_operand(function: Callable) -> Partial:
@@ -335,13 +342,13 @@ def interrupts_deferred() -> Iterator[list]:
         signal.signal(signal.SIGINT, before)
 
 
-def warn_of_broken(result: Result) -> None:
-    broken = np.flatnonzero(result.tally.broken)
-    if broken.size:
-        names = ", ".join(map(str, broken[:8])) + (", ..." if broken.size > 8 else "")
-        warnings.warn(
-            f"{result.tally.broken.sum()} replies of {broken.size} clients ({names}) were not finite and were left "
-            "out; if there are many, the step sizes are too large",
-            LostReplies,
-            stacklevel=3,
-        )
+def broken_replies(tally: Tally) -> str | None:
+    """A sentence about replies that were not finite, if there were any."""
+    broken = np.flatnonzero(tally.broken)
+    if not broken.size:
+        return None
+    names = ", ".join(map(str, broken[:8])) + (", ..." if broken.size > 8 else "")
+    return (
+        f"{tally.broken.sum()} replies of {broken.size} clients ({names}) were not finite and were left out; "
+        "if there are many, the step sizes are too large"
+    )

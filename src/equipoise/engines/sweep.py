@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from jax import Array
 from jax.tree_util import Partial
 from jaxtyping import PyTree
 
-from equipoise.data.shards import ClientData, Shards
+from equipoise.data.shards import ClientData
 from equipoise.engines import kernel
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
 from equipoise.engines.feed import Feed, as_given, prepare
@@ -28,7 +29,7 @@ from equipoise.engines.simulator import (
     longest_history,
     nothing_recorded,
     once,
-    outline,
+    outline_of,
     words_of,
 )
 from equipoise.errors import InputError, Stopped, require
@@ -111,7 +112,7 @@ def sweep(
     require(len(trials) > 0, "there are no trials; give at least one")
     require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
     trials = [t._replace(x=jnp.asarray(t.x), key=as_key(t.key), lost=_operand(t.lost)) for t in trials]
-    trials = pad_alike(trials)
+    trials = with_data_alike(trials)
     first = trials[0]
     algorithm = make(**first.settings)
     for trial in trials:
@@ -119,14 +120,15 @@ def sweep(
     for data in {id(t.data): t.data for t in trials}.values():
         check_data(algorithm, first.x, data)
     before = [None] * len(trials) if resume is None else list(resume)
-    shard, largest = jax.eval_shape(partial(outline, algorithm), first.x, first.data, first.key)
+    shard, largest = _outline(make, first)
     layout = lay_out(shard, len(largest), 1, clients_per_batch)
-    width = at_once or _side_by_side(algorithm, first, shard, len(largest), len(trials))
+    together = max(Counter(id(trial.data) for trial in trials).values())  # those with other data come after
+    width = at_once or side_by_side(make, first, together)
     keep = as_operand(record or nothing_recorded)
     results: list[Result | None] = list(before)
     done = 0
     with interrupts_deferred() as interrupted:
-        for slice_ in _slices(trials, before, min(width, len(trials))):
+        for slice_ in _slices(trials, before, width):
             if interrupted:
                 break
 
@@ -216,7 +218,7 @@ def _run(
     rows: list[list[PyTree]] = [[] if past is None else [past] for past in pasts]
 
     def result(t: int, history: PyTree = None) -> Result:
-        server, clients = jax.tree.map(lambda a: a[t], (states.server, states.clients))
+        server, clients = one_of((states.server, states.clients), t)
         return Result(
             server, clients, history, at, tallies[t], seconds / real, compiling / real, algorithm.name, words[t]
         )
@@ -240,6 +242,11 @@ def _run(
         watch(at)
     blank = jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), row)
     return [result(t, jax.tree.map(lambda *a: np.concatenate(a), blank, *rows[t])) for t in range(real)]
+
+
+@jax.jit
+def one_of(many: PyTree, place: Any) -> PyTree:
+    return jax.tree.map(lambda a: a[place], many)
 
 
 @once
@@ -293,45 +300,37 @@ def rounds_of_many(make: Make, layout: Layout) -> Callable:
     return jax.jit(advance, donate_argnums=0, static_argnames="length")
 
 
-def pad_alike(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials with data of one shape: shards with fewer rows than others get padding."""
+def with_data_alike(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials with data of one shape; those that share data share it still."""
+    from equipoise.data.alike import alike  # which imports what reads files
+
     distinct: dict[int, Any] = {id(t.data): t.data for t in trials}
-    shapes = {id_: [(a.shape, a.dtype) for a in jax.tree.leaves(data)] for id_, data in distinct.items()}
-    if len({str(s) for s in shapes.values()}) == 1:
-        return list(trials)
-    require(
-        all(isinstance(data, Shards) for data in distinct.values()),
-        "the trials' data differ in shape, and only Shards can be padded; give shards (Pool.padded() makes them)",
-    )
-    m = max(data.labels.shape[1] for data in distinct.values())
-
-    def padded(a: Any) -> np.ndarray:
-        a = np.asarray(a)
-        return np.pad(a, [(0, 0), (0, m - a.shape[1]), *[(0, 0)] * (a.ndim - 2)])
-
-    alike = {
-        id_: data._replace(inputs=padded(data.inputs), labels=padded(data.labels)) for id_, data in distinct.items()
-    }
-    return [t._replace(data=alike[id(t.data)]) for t in trials]
+    padded = dict(zip(distinct, alike([*distinct.values()]), strict=True))
+    return [t._replace(data=padded[id(t.data)]) for t in trials]
 
 
-def _side_by_side(algorithm: Algorithm, trial: Trial, shard: PyTree, m: int, trials: int) -> int:
-    """How many trials fit into memory together; one where a CPU does better with one."""
-    cpu = jax.default_backend() == "cpu"
-    if cpu and nbytes(shard) > SMALL:
+def side_by_side(make: Make, trial: Trial, trials: int) -> int:
+    """How many of `trials` like this one fit into memory together; one where a CPU is busy enough with one."""
+    shard, largest = _outline(make, trial)
+    if jax.default_backend() == "cpu" and nbytes(shard) > SMALL:
         return 1
-    state = jax.eval_shape(partial(kernel.init, algorithm), trial.x)
+    state = jax.eval_shape(partial(kernel.init, make(**trial.settings)), trial.x)
     # A state and its successor; of every client in the cohort its rows, and a few vectors of the model's size.
-    each = 2 * nbytes((state.server, state.clients)) + m * (nbytes(shard) + 6 * nbytes(trial.x))
-    return max(1, min(trials, int(SHARE * _memory() / max(each, 1))))
+    each = 2 * nbytes((state.server, state.clients)) + len(largest) * (nbytes(shard) + 6 * nbytes(trial.x))
+    return max(1, min(trials, int(SHARE * total_memory() / max(each, 1))))
 
 
-def _memory() -> float:
-    """Bytes that the device has."""
+def _outline(make: Make, trial: Trial) -> tuple:
+    numbers = {name: jnp.asarray(value, trial.x.dtype) for name, value in trial.settings.items()}
+    return jax.eval_shape(outline_of(make), numbers, trial.x, trial.data, as_key(trial.key))
+
+
+def total_memory() -> float:
+    """Bytes that the device has, in use or not: the same for a sweep that is begun again."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+        return stats["bytes_limit"]
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return float(1 << 32)

@@ -6,7 +6,6 @@ there while a process writes, and is held by it (`files.locked`).
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -65,7 +64,7 @@ def check(folder: Path, kind: Kind, *, overwrite: bool) -> None:
 
     Nothing is changed.
     """
-    _check_place(folder)
+    files.check_place(folder)
     if not folder.exists():
         return
     files.check_unlocked(folder / LOCK, str(folder))
@@ -86,16 +85,6 @@ def check(folder: Path, kind: Kind, *, overwrite: bool) -> None:
     raise InputError(
         f"{folder} holds a run that was stopped: `equipoise resume {folder}` goes on, --overwrite begins anew"
     )
-
-
-def _check_place(folder: Path) -> None:
-    """The folder, or the nearest one above it, is there to be written."""
-    try:
-        near = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{str(folder)!r} is not a name for a folder ({error}); give another") from None
-    require(near.is_dir(), f"{folder} cannot be made: {near} is not a folder; give another --out")
-    require(os.access(near, os.W_OK | os.X_OK), f"{near} may not be written by you; give another --out")
 
 
 def _check_empty(folder: Path) -> None:
@@ -135,10 +124,11 @@ def writing(folder: Path, kind: Kind, *, overwrite: bool = False, settings: str 
         found = marker(folder)
         if found is None:
             _check_empty(folder)
-        elif kind == "run":
-            if (folder / records.CONFIG).is_file():  # another process may have come first
-                require(overwrite, f"{folder} was begun by another process meanwhile; give another --out")
-            clear(folder)
+        else:  # another process may have come first
+            ours = found.kind == kind and (kind == "plan" or overwrite or not (folder / records.CONFIG).is_file())
+            require(ours, f"{folder} was begun by another process meanwhile; give another --out")
+            if kind == "run":
+                clear(folder)
         mark = Marker(equipoise=equipoise.__version__, format=FORMAT, kind=kind, settings=settings)
         records.write_record(folder / MARKER, mark)
         yield
@@ -186,12 +176,5 @@ def clear(folder: Path) -> None:
 
 def check_page(path: Path) -> None:
     """`path` is free to be written, or is a page that Equipoise wrote."""
-    if not os.path.lexists(path):
-        _check_place(path.parent)
-        return
-    require(path.is_file(), f"{path} is not a file; give another --out")
-    made = marker(path.parent) is not None and path.name == PAGE
-    require(
-        made or BRAND in path.read_bytes(),
-        f"{path} is not a page that Equipoise wrote, and is left as it is; give another --out",
-    )
+    made = path.name == PAGE and marker(path.parent) is not None
+    files.check_own(path, lambda content: made or BRAND in content, "a page that Equipoise wrote")

@@ -25,14 +25,16 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import jax
 from pydantic import Field, ValidationError
 
-from equipoise.errors import require
-from equipoise.experiment import build, config, folders, measures, mistakes, origin, records, run
+from equipoise.errors import InputError, require
+from equipoise.experiment import config, folders, measures, mistakes, origin, records
+from equipoise.experiment.batch import Member, run_batch
 from equipoise.experiment.build import Problem
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.measures import Measure
@@ -191,8 +193,12 @@ class Study(NamedTuple):
 def sweep(settings: Settings, *, source: str = "the configuration") -> Study:
     """All combinations are checked before the first run begins."""
     told = sweep_of(settings, source)
-    for name in (told.measure, *told.show):
-        measures.measure(name)  # before the first run, not after the last
+    for key, names in (("measure", (told.measure,)), ("show", told.show)):
+        for name in names:  # before the first run, not after the last
+            try:
+                measures.measure(name)
+            except InputError as error:
+                raise InputError(f"{source}: sweep.{key}: {error}") from None
     seeds = told.seeds if told.tune is None else told.tune
     return Study(told, _apart(list(_jobs(settings, told, seeds, source)), source), source, settings)
 
@@ -272,37 +278,37 @@ def _best(found: list[tuple[dict, list[records.Run]]], measure: str) -> tuple[di
     return point, key((point, runs))
 
 
-def run_all(jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False) -> list:
+def run_all(
+    jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
+) -> list[records.Run]:
     """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused."""
     check(jobs, folder, overwrite)
-    shared: tuple[str, Problem] | None = None  # neighbours often have the same data
-    done: list[records.Run] = []
     with ExitStack() as held:
-        for k, job in enumerate(jobs):
-            if k % 100 == 99:
-                jax.clear_caches()  # runs that share no programs compile their own, which JAX would keep for ever
-            place = folder / job.place
-            if not overwrite and records.finished(place):
-                done.append(records.read(place))
-                continue
-            with build.precision(job.config):
-                told = _data_of(job.config)
-                if shared is None:  # the folder is made when the first data is known to make sense
-                    shared = (told, build.problem(job.config))
-                    held.enter_context(folders.writing(folder, "plan"))
-                elif shared[0] != told:
-                    shared = (told, build.problem(job.config))
+        plan: list[Any] = []
+        problems: dict[str, Problem] = {}  # neighbours often have the same data
+        done = 0
 
-            def seen(at: int, of: int, row: records.Row, job: Job = job) -> None:
-                if watch is not None:
-                    watch(job, at, of, row)
+        def begin() -> None:  # once the first data is known to make sense
+            if not plan:
+                plan.append(held.enter_context(folders.writing(folder, "plan")))
 
-            how: dict[str, Any] = {"label": job.label, "watch": seen, "problem": shared[1]}
-            if not overwrite and (place / records.CONFIG).is_file():
-                done.append(run.resume(place, **how))
-            else:
-                done.append(run.run(job.config, place, overwrite=overwrite, **how))
-    return done
+        batches = [
+            [
+                Member(
+                    job.config, folder / job.place, job.label, None if watch is None else partial(watch, job), overwrite
+                )
+                for job in of_one_method
+            ]
+            for _, of_one_method in itertools.groupby(jobs, lambda job: (job.label, _place(job.over)))
+        ]
+        for members in batches:
+            if not all(member.done for member in members):
+                run_batch(members, problems, begin)
+            done += len(members)
+            if done >= 100:
+                done = 0
+                jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
+    return [records.read(folder / job.place) for job in jobs]
 
 
 def check(jobs: Sequence[Job], folder: Path, overwrite: bool) -> None:
@@ -324,12 +330,6 @@ def check(jobs: Sequence[Job], folder: Path, overwrite: bool) -> None:
             before = records.read_record(place / records.ENVIRONMENT, records.Environment).files
             moved = list(origin.of_files(before, digests[silos]))
             require(not moved, f"{place} was trained on other files ({'; '.join(moved[:3])}); {remedy}")
-
-
-def _data_of(told: Config) -> str:
-    """What `build.problem` looks at."""
-    return json.dumps([told.model_dump(mode="json", include={"data", "partition", "model"}), told.run.seed,
-                       told.run.precision])  # fmt: skip
 
 
 def _points(grid: Mapping[str, list]) -> Iterator[dict[str, Any]]:

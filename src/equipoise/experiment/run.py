@@ -5,32 +5,70 @@ import platform
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 
 import equipoise
 from equipoise import artifact, certificates, evaluation, files
-from equipoise.engines.simulator import Lost, Result, simulate
+from equipoise.engines.simulator import Lost, Result, broken_replies, simulate
+from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import FileError, InputError, LostReplies, Stopped, require
 from equipoise.evaluation import PerClient, standing
 from equipoise.experiment import build, checkpoint, config, folders, origin, records
-from equipoise.experiment.build import Problem
+from equipoise.experiment.build import Method, Problem
 from equipoise.experiment.config import Config
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.records import Row
 from equipoise.files import write_whole
-from equipoise.protocol import Algorithm, Vector, wire
+from equipoise.protocol import Algorithm, RandomKey, Vector, Wire, as_key, wire
+from equipoise.tasks import Task
 
 Watch = Callable[[int, int, Row], None]  # rounds done, rounds in all, the last row
 CERTIFY = jax.jit(certificates.certify, static_argnums=(0, 1))
 ROWS = 100  # of a history, unless asked otherwise
+
+
+class Session(NamedTuple):
+    """A run whose folder this process holds: begun, or about to be resumed."""
+
+    config: Config
+    folder: Path
+    label: str
+    problem: Problem
+    algorithm: Algorithm
+    family: Any  # for the engine, see `build.Method`
+    data: "Federated"
+    writer: "Scribe"
+    start: Result | None  # where to resume
+
+
+@dataclass(frozen=True, eq=False)
+class Federated:
+    """A problem's rows, in the shapes that the programs of a run are compiled for."""
+
+    task: Task
+    train: Any
+    test: Any
+
+    @property
+    def scored(self) -> Any:
+        """The rows that models are scored on."""
+        return self.train if self.test is None else self.test
+
+    @cached_property
+    def judge(self) -> Callable[[Vector], PerClient]:
+        """Scores models, one after the other."""
+        return evaluation.evaluator(self.task, self.scored)
 
 
 def run(
@@ -46,22 +84,56 @@ def run(
 
     `problem` saves reading the data again where several runs share it. Ctrl-C raises `Stopped` after a checkpoint.
     """
-    folders.check(folder, "run", overwrite=overwrite)
-    with ExitStack() as held:
-
-        def begin() -> None:  # once the settings are known to make sense: a mistake leaves no folder behind
-            begun_with = origin.digest_of_settings(told)
-            held.enter_context(folders.writing(folder, "run", overwrite=overwrite, settings=begun_with))
-            write_whole(folder / records.CONFIG, told.toml())
-
-        return _go(told, folder, label, watch, problem, begin)
+    with build.precision(told), begun(told, folder, label, watch, overwrite=overwrite, problem=problem) as session:
+        alone(session)
+    return records.read(folder)
 
 
 def resume(
     folder: Path, *, label: str | None = None, watch: Watch | None = None, problem: Problem | None = None
 ) -> records.Run:
     """Goes on where the last checkpoint stands, bit for bit as if the run had never stopped."""
-    with folders.resuming(folder) as begun:
+    with resumed(folder, label, watch, problem=problem) as session, build.precision(session.config):
+        alone(session)
+    return records.read(folder)
+
+
+@contextmanager
+def begun(
+    told: Config,
+    folder: Path,
+    label: str | None = None,
+    watch: Watch | None = None,
+    *,
+    overwrite: bool = False,
+    problem: Problem | None = None,
+    data: Federated | None = None,
+    method: Method | None = None,
+) -> Iterator[Session]:
+    """A new run; call it under `build.precision`. A mistake in the settings leaves no folder behind."""
+    folders.check(folder, "run", overwrite=overwrite)
+    with ExitStack() as held:
+
+        def begin() -> None:
+            settings = origin.digest_of_settings(told)
+            held.enter_context(folders.writing(folder, "run", overwrite=overwrite, settings=settings))
+            write_whole(folder / records.CONFIG, told.toml())
+
+        yield held.enter_context(_session(told, folder, label, watch, problem, data, method, begin))
+
+
+@contextmanager
+def resumed(
+    folder: Path,
+    label: str | None = None,
+    watch: Watch | None = None,
+    *,
+    problem: Problem | None = None,
+    data: Federated | None = None,
+    method: Method | None = None,
+) -> Iterator[Session]:
+    """A run that was stopped."""
+    with folders.resuming(folder) as marker:
         require(not records.finished(folder), f"{folder} is finished; there is nothing to resume")
         require(
             not (folder / records.AGREEMENT).is_file(),
@@ -71,58 +143,104 @@ def resume(
         told = config.parse(config.read(folder / records.CONFIG), source=str(folder / records.CONFIG))
         # With a checkpoint what was changed is said in detail, see `checkpoint.load`.
         require(
-            (folder / records.CHECKPOINT).is_file() or begun.settings == origin.digest_of_settings(told),
+            (folder / records.CHECKPOINT).is_file() or marker.settings == origin.digest_of_settings(told),
             f"{folder / records.CONFIG} is not what the run was begun with: it was changed or is damaged; restore it, "
             "or begin anew with --overwrite",
         )
-        return _go(told, folder, label, watch, problem, lambda: None)
+        session = _session(told, folder, label, watch, problem, data, method, lambda: None)
+        with build.precision(told), session as found:
+            yield found
 
 
-def _go(
+@contextmanager
+def _session(
     told: Config,
     folder: Path,
     label: str | None,
     watch: Watch | None,
     problem: Problem | None,
+    data: Federated | None,
+    method: Method | None,
     begin: Callable[[], None],
-) -> records.Run:
-    with build.precision(told), _events() as events:
-        this = problem or build.problem(told)
-        algorithm, notes, family = build.method_of(told, this)
-        source = origin.of(told, this)
-        begin()
-        scribe = Scribe(told, folder, this, algorithm, source, watch)
+) -> Iterator[Session]:
+    this = problem or build.problem(told)
+    data = data or Federated(this.task, this.train, this.test)
+    algorithm, notes, family = method or build.method_of(told, this)
+    source = origin.of(told, this)
+    begin()
+    crossing = wire_of(family, algorithm, this)
+    scribe = Scribe(told, folder, this, algorithm, crossing, source, watch, at_home(told, this, data))
+    try:
         start = scribe.start()  # before anything is written: a run that is not this one is left as it is
         records.write_record(folder / records.ENVIRONMENT, environment(told, source.files))
         records.write_record(folder / records.FEDERATION, federation(this, algorithm, notes))
+        if start is None:
+            scribe.begin()
+        yield Session(told, folder, label or told.name, this, algorithm, family, data, scribe, start)
+    finally:
+        scribe.close()
+
+
+def alone(session: Session) -> None:
+    """Runs it to its end, by itself."""
+    settings = session.config.run
+    with warnings.catch_warnings(action="ignore", category=LostReplies):  # they are among the result's events
         try:
-            if start is None:
-                scribe.begin()
             result = until_certified(
                 simulate,
-                family,
-                this.x,
-                this.train,
-                told.run.seed,
-                rounds=told.run.rounds,
-                clients_per_batch=told.run.clients_per_batch,
-                devices=told.run.devices,
-                lost=_lost(told),
-                resume=start,
-                pause=scribe.pause,
-                every=scribe.every,
+                session.family,
+                session.problem.x,
+                session.data.train,
+                settings.seed,
+                rounds=settings.rounds,
+                clients_per_batch=settings.clients_per_batch,
+                devices=settings.devices,
+                lost=_lost(session.config),
+                resume=session.start,
+                pause=session.writer.pause,
+                every=session.writer.every,
             )
         except Stopped as stop:
-            scribe.save(stop.result)
+            session.writer.save(stop.result)
             raise
-        finally:
-            scribe.close()
-        x, draws = algorithm.model(result.server), draws_of(this)
-        test = this.train if this.test is None else this.test
-        table = in_units(this, evaluation.evaluate(this.task, x, test, draws=draws, key=told.run.seed))
-        keep_rows(folder, this, x, test, evaluation.chosen(table, None))
-        finish(told, folder, this, x, result, table, label or told.name, events)
-    return records.read(folder)
+    complete(session, result)
+
+
+def together(sessions: Sequence[Session], width: int) -> None:
+    """Runs them to their ends as one compiled program, `width` side by side, up to rounding as if each were alone.
+
+    They are of one family, with data of one shape and as many rounds, see `plan`.
+    """
+    settings = sessions[0].config.run
+    trials = [Trial(s.family.keywords, s.problem.x, s.data.train, s.config.run.seed, _lost(s.config)) for s in sessions]
+    try:
+        results = sweep(
+            sessions[0].family.func,
+            trials,
+            rounds=settings.rounds,
+            at_once=width,
+            clients_per_batch=settings.clients_per_batch,
+            resume=[s.start for s in sessions],
+            pause=lambda i, result: sessions[i].writer.pause(result),
+            every=sessions[0].writer.every,
+        )
+    except Stopped as stop:
+        for session, result in zip(sessions, stop.result, strict=True):
+            if result is not None:
+                session.writer.save(result)
+        raise
+    for session, result in zip(sessions, results, strict=True):
+        complete(session, result)
+
+
+def complete(session: Session, result: Result) -> None:
+    """Scores the model where a run ended, and writes what it leaves behind."""
+    told, this, x = session.config, session.problem, session.algorithm.model(result.server)
+    with warnings.catch_warnings(action="ignore", category=LostReplies):  # a model that is not finite is an event
+        table = in_units(this, evaluation.evaluate(this.task, x, session.data.scored, key=told.run.seed))
+    keep_rows(session.folder, this, x, evaluation.chosen(table, None))
+    events = [sentence] if (sentence := broken_replies(result.tally)) else []
+    finish(told, session.folder, this, x, result, table, session.label, events)
 
 
 class Enough(Exception):
@@ -153,13 +271,12 @@ class Seen(NamedTuple):
 Look = Callable[[Vector, Any], Seen]  # at a model, and the clients' weights, if the method has those of the objective
 
 
-def at_home(told: Config, this: Problem) -> Look:
+def at_home(told: Config, this: Problem, data: Federated) -> Look:
     """Looks at models where all rows are at hand."""
-    judge = evaluation.evaluator(this.task, this.train if this.test is None else this.test)
-    dual = build.dual(told, this.n)
+    dual, judge = build.dual(told, this.n), data.judge
 
     def look(x: Vector, lam: Any) -> Seen:
-        found = CERTIFY(this.task, dual, this.train, x, lam)
+        found = CERTIFY(this.task, dual, data.train, x, lam)
         return Seen(found.losses, found.robust, found.gap, in_units(this, judge(x)))
 
     return look
@@ -174,18 +291,17 @@ class Scribe:
         folder: Path,
         this: Problem,
         algorithm: Algorithm,
+        crossing: Sequence[Wire],
         source: Origin,
         watch: Watch | None,
-        look: Look | None = None,
+        look: Look,
     ):
         self.source = source
         self.written, self.digest = 0, hashlib.sha256()  # of the history: its length in bytes, and its digest
         self.told, self.folder, self.this, self.algorithm, self.watch = told, folder, this, algorithm, watch
         self.every = told.run.evaluate_every or max(1, told.run.rounds // ROWS)
-        self.look = look or at_home(told, this)
+        self.look = look
         self.saddle = build.saddle(told, this)
-        shard = jax.eval_shape(algorithm.prepare, this.train.client(0))
-        crossing = wire(algorithm, this.x, shard)
         self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
         self.saved = time.monotonic()
         self.board = _board(folder) if told.run.tensorboard else None
@@ -270,6 +386,23 @@ class Scribe:
             self.board.close()
 
 
+def wire_of(family: Algorithm | Partial, algorithm: Algorithm, this: Problem) -> Sequence[Wire]:
+    """What crosses in a round: the same for all numbers of a family."""
+    shard = jax.eval_shape(lambda train: train.client(0), this.train)
+    if not isinstance(family, Partial):
+        return wire(algorithm, this.x, jax.eval_shape(algorithm.prepare, shard))
+    known = _wires(family.func)
+    shapes = str((this.x.shape, this.x.dtype, shard))
+    if shapes not in known:
+        known[shapes] = wire(algorithm, this.x, jax.eval_shape(algorithm.prepare, shard))
+    return known[shapes]
+
+
+@lru_cache(maxsize=64)
+def _wires(maker: Callable[..., Algorithm]) -> dict[str, Sequence[Wire]]:
+    return {}
+
+
 def in_units(this: Problem, table: PerClient) -> PerClient:
     """RMSE in the label's own units."""
     if this.encoding is None or this.encoding.task != "regression":
@@ -289,11 +422,12 @@ def draws_of(this: Problem) -> int:
     return 0
 
 
-def keep_rows(folder: Path, this: Problem, x: Vector, test: Any, score: str) -> None:
+def keep_rows(folder: Path, this: Problem, x: Vector, score: str) -> None:
     """What each scored row adds to the score, so that a report can compare two models row by row.
 
     Only where the rows are at hand: over a network they stay with their owners.
     """
+    test = this.train if this.test is None else this.test
     values = evaluation.of_rows(this.task, x, test, score)
     if values is None or not np.isfinite(values).all():
         return
@@ -400,34 +534,16 @@ def _git() -> str | None:
         return None
 
 
-@contextmanager
-def _events() -> Iterator[list[str]]:
-    """Warnings about lost replies, as sentences for the result."""
-    events: list[str] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", LostReplies)
-        show = warnings.showwarning
-
-        def keep(message: Any, category: Any, *rest: Any, **more: Any) -> None:
-            if issubclass(category, LostReplies):
-                events.append(str(message))
-            else:
-                show(message, category, *rest, **more)
-
-        warnings.showwarning = keep
-        yield events
-
-
 def _lost(told: Config) -> Lost | None:
     """Every reply is lost with the chance that the configuration gives."""
     if not told.run.lost:
         return None
+    return Partial(_gone, as_key(told.run.seed), jnp.asarray(told.run.lost))
 
-    def gone(round: Any, exchange: int, ids: Any) -> Any:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(told.run.seed), round), exchange)
-        return jax.random.bernoulli(jax.random.fold_in(key, 1), told.run.lost, jnp.shape(ids))
 
-    return gone
+def _gone(key: RandomKey, share: Any, round: Any, exchange: int, ids: Any) -> Any:
+    key = jax.random.fold_in(jax.random.fold_in(key, round), exchange)
+    return jax.random.bernoulli(jax.random.fold_in(key, 1), share, jnp.shape(ids))
 
 
 def _board(folder: Path) -> Any:

@@ -12,9 +12,9 @@ from equipoise.report import numbers
 from equipoise.report.numbers import Entry
 
 CORRECTED = (
-    "Who is worst served is judged by a limited number of rows, so the worst-served fifth holds clients that were "
-    "merely unlucky and looks worse than it is, the more so the fewer rows they have; the corrected number is what to "
-    "expect on many more rows, with bounds that hold 19 times in 20."
+    "Some clients are in the worst-served fifth only because the few rows they were judged by happened to be hard, so "
+    "the number as measured looks worse than what they will see; the corrected number takes this bad luck out, and the "
+    "truth lies between its bounds 19 times in 20."
 )
 
 

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -11,7 +12,7 @@ from equipoise.engines import flower
 from equipoise.errors import require
 from equipoise.experiment.config import Config
 from equipoise.experiment.federated import keys
-from equipoise.files import write_whole
+from equipoise.files import check_own, make_folder, write_whole
 
 SUPERLINK = str(Path(flower.__file__).with_name("superlink.py"))
 NAME = "equipoise"  # of the connection and of the app
@@ -23,7 +24,6 @@ QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 
 def app(folder: Path, told: Config, out: Path, *, client: str = CLIENT, stock: bool = False) -> Path:
     """What `flwr run` takes: an app that installs nothing, with the run's settings in its configuration."""
-    folder.mkdir(parents=True, exist_ok=True)
     pyproject = {
         "project": {
             "name": NAME,
@@ -42,17 +42,23 @@ def app(folder: Path, told: Config, out: Path, *, client: str = CLIENT, stock: b
             }
         },
     }
-    write_whole(folder / "pyproject.toml", tomli_w.dumps(pyproject))
+    _write_own(folder / "pyproject.toml", pyproject, f'publisher = "{NAME}"')
     return folder
 
 
 def connection(home: Path, address: str, folder: Path | None) -> Path:
     """The folder of settings ($FLWR_HOME) in which `flwr` finds the server; `folder` holds keys, None: insecure."""
-    home.mkdir(parents=True, exist_ok=True)
     trust = {"insecure": True} if folder is None else {"root-certificates": str((folder / keys.CA).resolve())}
     settings = {"superlink": {"default": NAME, NAME: {"address": address, **trust}}}
-    write_whole(home / "config.toml", tomli_w.dumps(settings))
+    _write_own(home / "config.toml", settings, f'default = "{NAME}"')
     return home
+
+
+def _write_own(path: Path, content: Mapping[str, Any], mark: str) -> None:
+    """Replaces a file of Equipoise, never one of a user who keeps something else there."""
+    check_own(path, lambda there: mark.encode() in there, "a file that Equipoise wrote")
+    make_folder(path.parent)
+    write_whole(path, tomli_w.dumps(content))
 
 
 def superlink(host: str, port: int, folder: Path | None, *, database: Path | None = None) -> list[str]:

@@ -21,6 +21,7 @@ from equipoise.experiment.federated.page import live_page
 from equipoise.experiment.federated.processes import await_port, is_free, keep_running, owned, process
 from equipoise.experiment.federated.site import read as read_site
 from equipoise.experiment.federated.worker import SiteWork, Work
+from equipoise.files import make_folder
 
 Say = Callable[[str], None]
 WORKER = [sys.executable, "-m", "equipoise.experiment.federated.worker"]
@@ -61,7 +62,7 @@ def run_server(
     has not.
     """
     state, why = settings.state, "asked for" if settings.stock else why_not_warm()
-    state.mkdir(parents=True, exist_ok=True)
+    make_folder(state)
     require(
         is_free(settings.local, settings.port),
         f"somebody listens on {settings.local}:{settings.port} already; stop it, or give another --port",

@@ -7,7 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
 
+from equipoise.errors import InputError
 from equipoise.experiment.federated.status import STATUS
+from equipoise.files import reason
 
 REPORT = "report.html"
 
@@ -39,7 +41,10 @@ def live_page(folder: Path, port: int = 0) -> Iterator[str]:
         def log_message(self, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        raise InputError(f"the live page cannot have port {port} ({reason(error)}); give another --page") from error
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/"

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, InputError
 from equipoise.experiment.federated import guard
 
 GUARD = [sys.executable, "-P", str(Path(guard.__file__))]
@@ -90,9 +90,12 @@ def free_port() -> int:
 
 def is_free(host: str, port: int) -> bool:
     """Whether nobody listens there."""
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex((host, port)) != 0
+    try:
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            return probe.connect_ex((host, port)) != 0
+    except (OSError, UnicodeError, TypeError) as error:  # the last of names that are not Unicode
+        raise InputError(f"{host!r} is not an address of this machine ({error}); give one, such as 0.0.0.0") from error
 
 
 def await_port(child: subprocess.Popen, host: str, port: int, patience: float = 120.0) -> None:

@@ -176,7 +176,8 @@ class FederatedRun:
         self.told, self.folder, self.plan, self.federation = told, folder, plan, federation
         # The rows are at the sites, which know them by the digest of the agreement.
         source = Origin(settings=origin.flat(told), files={}, data=plan.digest, code=origin.code(told))
-        self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, source, watch, self.evaluated)
+        crossing = run.wire_of(plan.algorithm, plan.algorithm, plan.problem)
+        self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, crossing, source, watch, self.evaluated)
         self.dual = build.dual(told, plan.problem.n)
         of = told.federation
         assert of is not None

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise import files
 from equipoise.errors import InputError, require
 from equipoise.experiment.records import LOG, STATUS, Record
 
@@ -144,8 +145,8 @@ def read(folder: Path) -> Status:
     path = folder / STATUS
     require(path.is_file(), f"{folder} has no {STATUS}; give the folder of a run that `equipoise flower server` made")
     try:
-        return Status.model_validate_json(path.read_text())
-    except ValidationError:
+        return Status.model_validate_json(files.read_text(path))
+    except (ValidationError, InputError):
         raise InputError(f"{path} cannot be read; it is damaged or of another version") from None
 
 

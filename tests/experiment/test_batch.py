@@ -1,0 +1,89 @@
+"""Runs of one method side by side: the numbers of each alone, nothing lost, and bit for bit when begun again."""
+
+import numpy as np
+import pytest
+
+from equipoise.experiment import batch, plan, records, run
+from tests.experiment.test_run import assert_same_run
+
+STUDY = {
+    "name": "study",
+    "data": {"name": "digits", "test": 0.3},
+    "partition": {"kind": "dirichlet", "clients": 12, "alpha": 1.0},
+    "algorithm": {"name": "scaffold", "steps": 2, "cohort": 9},
+    "run": {"rounds": 4, "precision": "float32", "evaluate_every": 1, "checkpoint_seconds": 0, "lost": 0.2},
+    "sweep": {"seeds": [0, 1], "grid": {"algorithm.local_lr": [0.05, 0.1, 1e6]}},
+}
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    return plan.sweep(STUDY).trials
+
+
+@pytest.fixture(scope="module")
+def whole(jobs, tmp_path_factory):
+    return plan.run_all(jobs, tmp_path_factory.mktemp("whole") / "study")
+
+
+def test_one_program_serves_all(jobs, tmp_path, monkeypatch):
+    together = []
+    monkeypatch.setattr(run, "together", lambda sessions, width: together.append((len(sessions), width)))
+    monkeypatch.setattr(records, "read", lambda folder: None)
+    plan.run_all(jobs, tmp_path / "study")
+    assert together == [(6, 3)]  # three settings of one division side by side, then those of the other
+
+
+def test_the_same_numbers_as_alone(jobs, whole, tmp_path):
+    for k in (0, 3):
+        one = run.run(jobs[k].config, tmp_path / str(k))
+        assert len(one.rows) == len(whole[k].rows) == 5
+        for a, b in zip(one.rows, whole[k].rows, strict=True):
+            np.testing.assert_allclose(a.loss, b.loss, rtol=1e-4)
+            assert a.scores["accuracy"] == pytest.approx(b.scores["accuracy"])
+            assert (a.asked, a.answered, a.bytes_up) == (b.asked, b.answered, b.bytes_up)
+        scores = [records.read_row_scores(done.path / records.ROW_SCORES) for done in (one, whole[k])]
+        assert scores[0].rows == scores[1].rows  # comparable row by row
+
+
+def test_one_that_diverges_does_not_spoil_its_neighbours(jobs, whole):
+    for job, done in zip(jobs, whole, strict=True):
+        diverges = job.config.algorithm.local_lr == 1e6
+        assert bool(done.outcome.events) == diverges, done.outcome.events
+        assert diverges or done.outcome.summary["mean"] > 0.3
+
+
+@pytest.mark.parametrize("round", [0, 2, 4])
+def test_begun_again_after_a_crash_it_is_bit_for_bit_as_if_never_stopped(jobs, whole, tmp_path, round):
+    """In the first division's slice or in the second's, when some are finished and others have not begun."""
+
+    def watch(job, at, of, row):
+        if (job.seed, at) == (1, round):
+            raise KeyError("the machine is gone")
+
+    with pytest.raises(KeyError):
+        plan.run_all(jobs, tmp_path / "study", watch=watch)
+    for a, b in zip(plan.run_all(jobs, tmp_path / "study"), whole, strict=True):
+        assert_same_run(a, b)
+
+
+def test_large_data_goes_division_by_division(jobs, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(batch, "SHARE", 0.0)
+    together = []
+    shared = run.together
+
+    def watched(sessions, width):
+        together.append(len({id(session.problem) for session in sessions}))
+        shared(sessions, width)
+
+    monkeypatch.setattr(run, "together", watched)
+    for a, b in zip(plan.run_all(jobs, tmp_path / "study"), whole, strict=True):
+        np.testing.assert_allclose(a.rows[-1].objective or 0, b.rows[-1].objective or 0, rtol=1e-4)
+    assert together == [1, 1]
+
+
+def test_what_ends_early_or_measures_first_runs_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "together", None)
+    settings = STUDY | {"run": STUDY["run"] | {"rounds": 2, "until_gap": 0.5}}
+    settings["sweep"] = {"seeds": [0], "grid": {"algorithm.local_lr": [0.05, 0.1]}}
+    assert len(plan.run_all(plan.sweep(settings).trials, tmp_path / "study")) == 2
