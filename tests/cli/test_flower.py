@@ -152,6 +152,11 @@ def test_what_a_local_federation_lacks_is_said(tmp_path, monkeypatch):
     code, text = said("local", "f.toml", "--silos", "files")
     assert code == 2
     assert "files has no file for west" in text
+    (tmp_path / "files" / "west.csv").write_text("age,dose,ward\n1,2,a\n")
+    code, text = said("local", "f.toml", "--silos", "files")
+    assert code == 2
+    assert "west (west.csv) has no column 'label'" in text
+    assert text.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
@@ -295,6 +300,9 @@ def test_a_process_that_crashes_is_started_again_and_one_that_refuses_is_not(mon
         with processes.owned([sys.executable, "-c", death], {}) as child:
             yield child
 
-    with pytest.raises(EquipoiseError, match="could not start"):
-        processes.keep_running(begin, stop, said.append)
+    with pytest.raises(EquipoiseError, match="north could not start"):
+        processes.keep_running(begin, stop, said.append, name="north")
     assert [text.split("(")[1].split(")")[0] for text in said] == ["exit 1", "exit -9"]
+    codes = iter([1, 1, 1])
+    with pytest.raises(EquipoiseError, match=r"the process of north ended 2 times \(exit 1\)"):
+        processes.keep_running(begin, stop, said.append, name="north", tries=2)

@@ -1,12 +1,14 @@
 """A ClientApp around Equipoise's that goes wrong where a file tells it to: what sites can do to a federation.
 
-$EQUIPOISE_TEST_FAULTS is a JSON file: {site: [[round, exchange, fault], ...]}.
+$EQUIPOISE_TEST_FAULTS is a JSON file: {site: [[round, exchange, fault], ...]}. A fault happens once, at the first
+message of that exchange from that round on; "fail" happens at all of them.
 """
 
 import json
 import math
 import os
 import resource
+import signal
 import time
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from flwr.clientapp import ClientApp
 
 from equipoise.experiment.federated.apps import client
 
-SLOW = 14.0  # seconds, longer than the deadline of the tests
+LONGEST = 120.0  # seconds that a site hangs if nobody releases it
 
 
 def changed(reply, change):
@@ -45,12 +47,16 @@ CHANGES = {"nan": filled(math.nan), "shape": reshaped, "huge": filled(1e30, only
 class Faulty(ClientApp):
     def __call__(self, message, context):
         fault = planned(message, context)
-        if fault == "raise":
+        if fault in ("raise", "fail"):
             raise ZeroDivisionError
         if fault == "die":
             os._exit(9)
+        if fault == "stop":  # the whole process, as if the network were cut
+            os.kill(os.getpid(), signal.SIGSTOP)
         if fault == "hang":
-            time.sleep(SLOW)
+            end = time.monotonic() + LONGEST
+            while time.monotonic() < end and not (plan_file().parent / "released").exists():
+                time.sleep(0.05)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         if fault == "full":  # whatever is written now fails, as on a disk that is full
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
@@ -61,13 +67,22 @@ class Faulty(ClientApp):
         return Message(changed(reply, CHANGES[fault]), reply_to=message) if fault in CHANGES else reply
 
 
+def plan_file():
+    return Path(os.environ["EQUIPOISE_TEST_FAULTS"])
+
+
 def planned(message, context):
-    at = message.content.get("at")
+    at, site = message.content.get("at"), context.node_config["site"]
     if at is None or at["part"] != "train":
         return None
-    plan = json.loads(Path(os.environ["EQUIPOISE_TEST_FAULTS"]).read_text())
-    for round, exchange, fault in plan.get(context.node_config["site"], ()):
-        if (at["round"], at["exchange"]) == (round, exchange):
+    for round, exchange, fault in json.loads(plan_file().read_text()).get(site, ()):
+        if at["exchange"] != exchange or at["round"] < round:
+            continue
+        if fault == "fail":
+            return fault
+        happened = plan_file().parent / f"happened-{site}-{fault}"
+        if not happened.exists():
+            happened.touch()
             return fault
     return None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+MARK = "EQUIPOISE_TEST_OF"  # in the environment of all that a test starts, and of what that starts in turn
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 
@@ -22,7 +23,7 @@ class Command:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "equipoise", "flower", *map(str, words)],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": PATH, "COLUMNS": "200", **(env or {})},
+                env={**os.environ, "PYTHONPATH": PATH, "COLUMNS": "200", MARK: str(folder), **(env or {})},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -100,8 +101,18 @@ def left(processes, seconds=15):
     """Which of the processes are still there after a while."""
     end = time.monotonic() + seconds
     while any(map(alive, processes)) and time.monotonic() < end:
-        time.sleep(0.1)
+        time.sleep(0.05)
     return [process for process in processes if alive(process)]
+
+
+def started_in(folder):
+    """All processes that commands of this folder started, whatever became of their parents, in whatever session."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) == str(folder) and alive(process):
+                found.append(process)
+    return found
 
 
 def until(condition, seconds, command):

@@ -166,7 +166,7 @@ def local(
         from equipoise.data.silos import files as silo_files
         from equipoise.experiment import config, folders, records
         from equipoise.experiment.federated import agreement
-        from equipoise.experiment.federated.operations import ServerSettings, run_local
+        from equipoise.experiment.federated.operations import ServerSettings, check_files, run_local
         from equipoise.experiment.federated.processes import free_port
         from equipoise.experiment.federated.server import begin_or_go_on
 
@@ -191,6 +191,7 @@ def local(
         files = files if isinstance(sites, int) else {name: files[name] for name in sites if name in files}
         missing = [] if isinstance(sites, int) else [name for name in sites if name not in files]
         require(not missing, f"{where} has no file for {', '.join(missing)}; it has {', '.join(sorted(files))}")
+        check_files(told, files)
         folder = out or Path("runs") / folders.name(told.name)
         if overwrite:
             with folders.writing(folder, "run", overwrite=True):

@@ -7,6 +7,7 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, Push
 from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse, PushAppMessagesRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
 from equipoise.engines.flower import superlink
 from equipoise.engines.flower.superlink import HeldPulls
@@ -43,12 +44,13 @@ class Store:
         await send({"type": "http.response.body", "body": answer})
 
 
-async def ask(app, path, request, *, wait=None, most=None, gone=None):
+async def ask(app, path, request, *, wait=None, most=None, gone=None, key=None):
     """One request; `gone` is an event at which the caller hangs up."""
     body = request.SerializeToString()
     headers = [(b"content-length", str(len(body)).encode())]
     headers += [(b"x-equipoise-wait", str(wait).encode())] if wait is not None else []
     headers += [(b"x-equipoise-most", str(most).encode())] if most is not None else []
+    headers += [(FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode(), key)] if key is not None else []
     given, said = iter([{"type": "http.request", "body": body}]), []
 
     async def receive():
@@ -115,6 +117,30 @@ def test_who_is_refused_does_not_wait():
         store = Store(status=401)
         assert await ask(HeldPulls(store), FLEET + "pull-messages", pull(), wait=15) == (401, b"")
         assert len(store.asked) == 1
+
+    run(main())
+
+
+def test_a_node_that_was_accepted_waits_without_a_question_and_is_given_all_that_came():
+    """Flower is asked when there is something, when the time is up, and when another key comes for the same node."""
+
+    async def main():
+        store = Store()
+        app, asked = HeldPulls(store), lambda: store.asked.count(FLEET + "pull-messages")
+        assert await ask(app, FLEET + "pull-messages", pull(), wait=0.01, key=b"k") == (200, b"")
+        waiting, before = asyncio.create_task(ask(app, FLEET + "pull-messages", pull(), wait=15, key=b"k")), asked()
+        await asyncio.sleep(0.05)
+        assert asked() == before
+        for number in "ab":
+            await ask(app, RUNTIME + "push-messages", message(number=number))
+        pulled = [(await waiting)[1], (await ask(app, FLEET + "pull-messages", pull(), wait=15, key=b"k"))[1]]
+        assert [PullMessagesResponse.FromString(p).messages_list[0].metadata.message_id for p in pulled] == ["a", "b"]
+        assert asked() == before + 2
+        assert await ask(app, FLEET + "pull-messages", pull(), wait=0.01, key=b"k") == (200, b"")
+        assert asked() == before + 3  # its time was up
+        store.status = 401
+        assert await ask(app, FLEET + "pull-messages", pull(), wait=15, key=b"other") == (401, b"")
+        assert await ask(app, FLEET + "pull-messages", pull(), wait=15, key=b"k") == (401, b"")  # not accepted any more
 
     run(main())
 

@@ -7,6 +7,7 @@ import time
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 
 from equipoise.engines.flower import warm
 from equipoise.engines.flower.warm import SignedRequests
@@ -83,3 +84,61 @@ def test_a_site_that_finds_no_server_tries_again_and_ends_within_a_second_when_t
     stop.set()
     thread.join(1.0)
     assert not thread.is_alive()
+
+
+class Pushed:
+    """A server that keeps what is pushed, and knows no run."""
+
+    def __init__(self):
+        self.requests = []
+
+    def GetRun(self, request):
+        raise ValueError("a run of another version")
+
+    def PushMessages(self, request):
+        self.requests.append(request)
+
+
+def test_a_message_that_cannot_be_answered_costs_a_reply_and_not_the_site(tmp_path):
+    stop = threading.Event()
+    site = warm.WarmSite("127.0.0.1:9", tmp_path, {"site": "north"}, certificates=None, key=None, stop=stop)
+    site.client, site.node = Pushed(), warm.flower.Node(node_id=7)
+    head = Metadata(
+        run_id=5, message_id="m", src_node_id=1, dst_node_id=7, message_type="train.exchange", ttl=9.0, group_id="0"
+    )
+    head.created_at = time.time()
+    site.answer(Message(metadata=head), ObjectTree(object_id="m"))
+    (request,) = site.client.requests
+    (reply,) = request.messages_list
+    assert reply.metadata.reply_to_message_id == "m"
+    assert reply.error.reason == "ValueError; the log of 'north' says more"
+    assert not (tmp_path / "working.bin").exists()
+    site.lock.close()
+
+
+def test_what_a_process_died_of_is_told_by_the_next_one(tmp_path):
+    stop = threading.Event()
+
+    def site():
+        made = warm.WarmSite("127.0.0.1:9", tmp_path, {"site": "north"}, certificates=None, key=None, stop=stop)
+        made.client, made.node = Pushed(), warm.flower.Node(node_id=7)
+        return made
+
+    def die(run):
+        raise KeyboardInterrupt
+
+    head = Metadata(
+        run_id=5, message_id="m", src_node_id=1, dst_node_id=7, message_type="train.exchange", ttl=9.0, group_id="0"
+    )
+    first = site()
+    first.opened = die
+    with pytest.raises(KeyboardInterrupt):
+        first.answer(Message(metadata=head), ObjectTree(object_id="m"))
+    first.lock.close()
+    second = site()
+    second.tell_crash()
+    ((reply,),) = (request.messages_list for request in second.client.requests)
+    assert reply.metadata.reply_to_message_id == "m"
+    assert reply.error.reason == "the process of 'north' ended while it worked on the message"
+    assert not (tmp_path / "working.bin").exists()
+    second.lock.close()

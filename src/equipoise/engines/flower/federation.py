@@ -79,6 +79,8 @@ class Federation:
         self._where.now = now
 
     def note(self, site: str, what: What, why: str) -> None:
+        if what == "network" and self.events and self.events[-1] == Event(*self.where, site, what, why):
+            return  # it is still down
         event = self._add(site, what, why)
         log.log(logging.INFO if what == "joined" else logging.WARNING, "round %s %s: %s %s: %s", *event)
 
@@ -191,12 +193,18 @@ class Federation:
     # Sending and receiving.
 
     def deliver(
-        self, messages: Iterable[tuple[Any, Message]], limit: Limit, *, reply_bytes: int = 0
+        self,
+        messages: Iterable[tuple[Any, Message]],
+        limit: Limit,
+        *,
+        reply_bytes: int = 0,
+        hopeless: Callable[[Any], bool] | None = None,
     ) -> Iterator[tuple[Any, Delivery]]:
         """Sends the messages and yields what comes of each, as it comes: a reply, or why there is none.
 
         Messages are taken from the iterable and sent in requests of bounded size, so that not all of them are in memory
-        at a time; `reply_bytes`, about what a reply holds, bounds the answers in the same way.
+        at a time; `reply_bytes`, about what a reply holds, bounds the answers in the same way. Who is `hopeless` is not
+        waited for any longer.
         """
         pending: dict[str, Any] = {}
         for batch in self._batches(messages):
@@ -212,13 +220,17 @@ class Federation:
             seconds = limit(asked - len(pending))
             late = Delivery(None, None, "late", f"no reply within {seconds:.3g} s")
             found = False
-            wait = min(max(seconds - (began - start), 0.0), HOLD)
+            wait = min(max(seconds - (began - start), 0.0), HOLD if hopeless is None else 1.0)
             for reply in self._pull(list(pending), wait, reply_bytes):
                 # Replies name the node that sent them, and sometimes the wrong one; what they reply to is right.
                 number = reply.metadata.reply_to_message_id
                 if number in pending:
                     found = True
                     yield pending.pop(number), opened(reply, late)
+            for number, of in list(pending.items()) if hopeless else ():
+                if hopeless is not None and hopeless(of):
+                    del pending[number]
+                    yield of, Delivery(None, None, "late", "it was late in training meanwhile")
             now = time.monotonic()
             if now - start >= limit(asked - len(pending)):
                 yield from ((of, late) for of in pending.values())

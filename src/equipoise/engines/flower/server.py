@@ -25,7 +25,8 @@ from equipoise.engines.flower.envelope import NAME, START, Address, address, mar
 from equipoise.engines.flower.events import GivenUp, Ledger, Outcome, Traffic, What
 from equipoise.engines.flower.federation import Delivery, Federation, Limit, why_not
 from equipoise.engines.flower.plan import ExchangeSpec, Plan, fingerprint, plan
-from equipoise.engines.flower.wire import Refusal, check_values, framing, pack, refuse_unless, unpack
+from equipoise.engines.flower.transport import INLINE
+from equipoise.engines.flower.wire import Refusal, check_values, content_bytes, framing, pack, refuse_unless, unpack
 from equipoise.engines.fold import Collected
 from equipoise.engines.simulator import Progress, Result, Tally
 from equipoise.engines.summation import Summation
@@ -298,14 +299,21 @@ def one_exchange(
             arrays = pack(send(server, jnp.int32(i))) if alike is None else alike
             content = RecordDict({"at": address(at), "message": arrays})
             message = federation.message(content, node, round=r, ttl=timeout)
-            traffic.sent(message, node in federation.inline)
+            traffic.sent(message, node in federation.inline and content_bytes(message) <= INLINE)
             yield s, message
 
     tally, seconds, start = jax.tree.map(np.copy, state.tally), {}, time.monotonic()
     past = federation.times.setdefault(f"{setup.part}/{name}", [])
     replies = Collected(spec.reply, cohort, setup.summation)
-    limit = deadline(demands, timeout, past, len(clients))
-    for s, delivery in federation.deliver(messages(), limit, reply_bytes=nbytes(spec.reply)):
+    there = sum(federation.sites[i] in federation.nodes for i in clients.values())
+    limit = deadline(demands, timeout, past, there)
+
+    def left_out(s: int) -> bool:
+        """What happens beside training does not wait for a site that training does not wait for."""
+        return federation.sites[clients[s]] not in federation.nodes
+
+    hopeless = None if setup.note_under is None else left_out
+    for s, delivery in federation.deliver(messages(), limit, reply_bytes=nbytes(spec.reply), hopeless=hopeless):
         site = federation.sites[clients[s]]
         try:
             reply = accepted(delivery, spec.reply)
@@ -319,7 +327,8 @@ def one_exchange(
                 federation.suspect(site)
             continue
         seconds[site] = time.monotonic() - start
-        traffic.received(delivery.message, federation.nodes.get(site) in federation.inline)
+        inside = federation.nodes.get(site) in federation.inline and nbytes(spec.reply) <= INLINE
+        traffic.received(delivery.message, inside)
         replies.add(s, reply)
     past += seconds.values()
     del past[:-REMEMBERED]

@@ -211,7 +211,8 @@ class WarmSite:
         request = flower.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=interval)
         try:
             return bool(self.client.SendNodeHeartbeat(request).success)
-        except httpx.HTTPError:
+        except Exception as error:  # the next one may get through; what is wrong for good, a pull finds out
+            log.debug("%s: no heartbeat (%s)", self.name, type(error).__name__)
             return False
 
     def leave(self, seconds: float = 0.5) -> None:
@@ -259,6 +260,7 @@ class WarmSite:
         bare = flower.MessageProto()
         bare.CopyFrom(proto)
         bare.ClearField("content")
+        bare.content.SetInParent()  # empty, for Flower knows no message without content
         with suppress(OSError):  # a full disk is no reason not to answer
             # Not written through to the disk: it is for a process that dies, not for a machine that does.
             (self.folder / "working.bin").write_bytes(bare.SerializeToString())
@@ -272,6 +274,13 @@ class WarmSite:
                 raise
             log.info("%s: the run is over (HTTP %d)", self.name, error.response.status_code)
             self.runs.pop(run, None)
+        except Stopping:
+            raise
+        except Exception as error:  # an app that is not installed here, a message that cannot be read: the site stays
+            log.exception("%s: a message could not be answered", self.name)
+            self.send_error(
+                bare, flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}; {self.see_log()}"
+            )
         with suppress(OSError):
             (self.folder / "working.bin").unlink(missing_ok=True)
 
@@ -284,7 +293,7 @@ class WarmSite:
             reply = app(message, context)
         except Exception as error:
             log.exception("%s: the app raised", self.name)
-            reason = f"{type(error).__name__}; the log of '{self.name}' says more"
+            reason = f"{type(error).__name__}; {self.see_log()}"
             reply = Message(flower.Error(flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         reply.metadata.__dict__["_created_at"] -= shift
         reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -341,20 +350,29 @@ class WarmSite:
             node=self.node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[seconds]
         )
 
+    def see_log(self) -> str:
+        return f"the log of '{self.name}' says more"
+
+    def send_error(self, bare: Any, code: int, why: str) -> None:
+        """An error as the reply to a message, of which only the head is needed."""
+        message = flower.message_from_proto(bare)
+        message.metadata.__dict__["_created_at"] = time.time()
+        reply = Message(flower.Error(code, why), reply_to=message)
+        reply.metadata.__dict__["_ttl"] = 1.0
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with suppress(httpx.HTTPStatusError):  # nobody waits for it any longer
+            self.send(message.metadata.run_id, reply, True, 0.0)
+
     def tell_crash(self) -> None:
         """The message that an earlier process died of is answered with an error."""
         path = self.folder / "working.bin"
         if not path.is_file():
             return
         try:
-            message = flower.message_from_proto(flower.MessageProto.FromString(path.read_bytes()))
-            if message.metadata.dst_node_id == self.node.node_id:
-                message.metadata.__dict__["_created_at"] = time.time()
+            bare = flower.MessageProto.FromString(path.read_bytes())
+            if bare.metadata.dst_node_id == self.node.node_id:
                 why = f"the process of '{self.name}' ended while it worked on the message"
-                reply = Message(flower.Error(flower.ErrorCode.CLIENT_APP_CRASHED, why), reply_to=message)
-                reply.metadata.__dict__["_ttl"] = 1.0
-                reply.metadata.__dict__["_message_id"] = reply.object_id
-                self.send(message.metadata.run_id, reply, True, 0.0)
+                self.send_error(bare, flower.ErrorCode.CLIENT_APP_CRASHED, why)
                 log.warning("%s: an earlier process ended while it worked on a message", self.name)
         except Exception:  # it was about nothing that is still waited for
             log.info("%s: the server waits no longer for what was being worked on", self.name, exc_info=True)

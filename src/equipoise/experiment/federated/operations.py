@@ -19,6 +19,7 @@ from equipoise.experiment.federated import keys as made
 from equipoise.experiment.federated import launch, worker
 from equipoise.experiment.federated.page import live_page
 from equipoise.experiment.federated.processes import await_port, is_free, keep_running, owned, process
+from equipoise.experiment.federated.site import read as read_site
 from equipoise.experiment.federated.worker import SiteWork, Work
 from equipoise.files import make_folder
 
@@ -26,6 +27,7 @@ Say = Callable[[str], None]
 WORKER = [sys.executable, "-m", "equipoise.experiment.federated.worker"]
 LAST_WORDS = 1.5  # seconds for the output of a run that is finished
 RESTARTS = 5  # times that a SuperLink that died is started again
+TRIES = 5  # times that the processes of a trial's sites may end soon after their start
 
 
 class ServerSettings(NamedTuple):
@@ -46,11 +48,18 @@ class ServerSettings(NamedTuple):
 
 
 def run_server(
-    told: Config, folder: Path, settings: ServerSettings, say: Say, *, ending: Callable[[], None] = lambda: None
+    told: Config,
+    folder: Path,
+    settings: ServerSettings,
+    say: Say,
+    *,
+    check: Callable[[], None] = lambda: None,
+    ending: Callable[[], None] = lambda: None,
 ) -> None:
     """Until the run is finished; a SuperLink that dies is started again, and the run resumes.
 
-    `ending` is called when the run has ended and the SuperLink has not.
+    `check` is called all the while, and what it raises ends the run; `ending` when the run has ended and the SuperLink
+    has not.
     """
     state, why = settings.state, "asked for" if settings.stock else why_not_warm()
     make_folder(state)
@@ -68,7 +77,7 @@ def run_server(
         if settings.page is not None:
             say(f"live: {stack.enter_context(live_page(folder, settings.page))}")
         for attempt in range(RESTARTS + 1):
-            if _one_link(link, app, more, folder, settings, why, say, ending) or records.finished(folder):
+            if _one_link(link, app, more, folder, settings, why, say, check, ending) or records.finished(folder):
                 break
             if attempt == RESTARTS:
                 raise EquipoiseError(f"Flower's server ended {RESTARTS + 1} times, see {state / 'superlink.log'}")
@@ -87,6 +96,7 @@ def _one_link(
     settings: ServerSettings,
     why: str,
     say: Say,
+    check: Callable[[], None],
     ending: Callable[[], None],
 ) -> bool:
     """One SuperLink and a run on it; False if the SuperLink died before the run ended."""
@@ -102,6 +112,7 @@ def _one_link(
         with process(begin, more) as started:
             while started.poll() is None and not records.finished(folder):
                 time.sleep(0.1)
+                check()
                 if child.poll() is not None:
                     return False
             with suppress(subprocess.TimeoutExpired):
@@ -206,8 +217,9 @@ def begin_sites(
 def _worker(work: Work) -> Iterator[subprocess.Popen]:
     with owned(WORKER, launch.QUIET, patience=2.0) as child:
         assert child.stdin is not None
-        child.stdin.write(worker.line(work))
-        child.stdin.flush()
+        with suppress(OSError):  # it has ended already, which its exit code says
+            child.stdin.write(worker.line(work))
+            child.stdin.flush()
         yield child
 
 
@@ -224,7 +236,14 @@ def _supernode(site: Site, server: str, keys: Path | None, say: Say) -> Iterator
 
 def run_site(site: Site, server: str, keys: Path | None, say: Say, *, stock: bool = False) -> None:
     """Until interrupted."""
-    keep_running(begin_sites([site], server, keys, say, stock=stock), threading.Event(), say)
+    begin = begin_sites([site], server, keys, say, stock=stock)
+    keep_running(begin, threading.Event(), say, name=site.name)
+
+
+def check_files(told: Config, files: Mapping[str, Path]) -> None:
+    """Says what is wrong with a site's file before anything starts."""
+    for name, path in sorted(files.items()):
+        read_site(told, name, {"data": path})
 
 
 def run_local(
@@ -236,7 +255,7 @@ def run_local(
     *,
     processes: int,
 ) -> None:
-    """A server and a site for every file, on this machine."""
+    """A server and a site for every file, on this machine; ends when a site cannot start."""
     require(settings.keys is not None, "")
     assert settings.keys is not None
     made.make(settings.keys, files)
@@ -251,7 +270,20 @@ def run_local(
         begin_sites(group, server, settings.keys, say, stock=settings.stock, compiled=homes / "compiled")
         for group in groups
     ]
-    threads = [threading.Thread(target=keep_running, args=(begin, stop, say), daemon=True) for begin in begins]
+    failed: list[Exception] = []
+
+    def run(names: str, begin: Callable[[], AbstractContextManager[subprocess.Popen]]) -> None:
+        try:
+            keep_running(begin, stop, say, name=names, tries=TRIES)
+        except Exception as error:
+            failed.append(error)
+
+    def check() -> None:
+        if failed:
+            raise failed[0]
+
+    names = [", ".join(site.name for site in group) for group in groups]
+    threads = [threading.Thread(target=run, args=each, daemon=True) for each in zip(names, begins, strict=True)]
     for thread in threads:
         thread.start()
 
@@ -261,7 +293,7 @@ def run_local(
             thread.join(10.0)
 
     try:
-        run_server(told, folder, settings, say, ending=end_sites)
+        run_server(told, folder, settings, say, check=check, ending=end_sites)
     finally:
         end_sites()
 

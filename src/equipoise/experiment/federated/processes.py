@@ -1,5 +1,6 @@
 """Processes that end with the one that started them, and that are started again when they crash."""
 
+import math
 import os
 import socket
 import subprocess
@@ -51,10 +52,18 @@ def owned(
 
 
 def keep_running(
-    begin: Callable[[], AbstractContextManager[subprocess.Popen]], stop: threading.Event, say: Callable[[str], None]
+    begin: Callable[[], AbstractContextManager[subprocess.Popen]],
+    stop: threading.Event,
+    say: Callable[[str], None],
+    *,
+    name: str = "the site",
+    tries: float = math.inf,
 ) -> None:
-    """Starts the process, and again when it ends, until `stop` is set or it refuses its arguments."""
-    delay = RESTART[0]
+    """Starts the process, and again when it ends, until `stop` is set, it refuses its arguments, or `tries` are used.
+
+    A try is one that did not run for long.
+    """
+    delay, used = RESTART[0], 0
     while not stop.is_set():
         began = time.monotonic()
         with begin() as child:
@@ -64,9 +73,12 @@ def keep_running(
         if stop.is_set():
             return
         if code == REFUSED:
-            raise EquipoiseError("the site could not start, see above")
-        delay = RESTART[0] if time.monotonic() - began > STEADY else min(2 * delay, RESTART[1])
-        say(f"the site's process ended (exit {code}); it is started again in {delay:g} s")
+            raise EquipoiseError(f"{name} could not start, see above")
+        steady = time.monotonic() - began > STEADY
+        delay, used = (RESTART[0], 0) if steady else (min(2 * delay, RESTART[1]), used + 1)
+        if used >= tries:
+            raise EquipoiseError(f"the process of {name} ended {used} times (exit {code}), see above")
+        say(f"the process of {name} ended (exit {code}); it is started again in {delay:g} s")
         stop.wait(delay)
 
 

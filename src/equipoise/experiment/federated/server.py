@@ -179,6 +179,9 @@ class FederatedRun:
         crossing = run.wire_of(plan.algorithm, plan.algorithm, plan.problem)
         self.scribe = Scribe(told, folder, plan.problem, plan.algorithm, crossing, source, watch, self.evaluated)
         self.dual = build.dual(told, plan.problem.n)
+        of = told.federation
+        assert of is not None
+        self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
         self.prepared: dict[int, Prepared] = {}  # by the number of resamples
@@ -188,8 +191,7 @@ class FederatedRun:
         self.table: Any = None  # of the last model
 
     def train(self, name: str) -> Outcome:
-        told, plan, of = self.told, self.plan, self.told.federation
-        assert of is not None
+        told, plan = self.told, self.plan
         start = self.start()
         try:
             return run.until_certified(
@@ -202,7 +204,7 @@ class FederatedRun:
                 rounds=told.run.rounds,
                 config=plan.digest,
                 run=name,
-                demands=Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum),
+                demands=self.demands,
                 pause=self.pause,
                 resume=start,
             )
@@ -295,7 +297,7 @@ class FederatedRun:
             shard=rows,
             rounds=1,
             part="final" if draws else "judge",
-            demands=Demands(least=0, tries=1),
+            demands=self.demands._replace(least=0, tries=1),
             note_under=self.round,
             prepared=prepared,
             start=start,

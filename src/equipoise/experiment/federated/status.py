@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ class StatusWriter:
         }
 
     def observe(self, record: dict[str, Any]) -> None:
-        with self.lock:  # training and the evaluation beside it both report
+        with self.lock, suppress(OSError):  # training and evaluation both report; a full disk does not end them here
             self._observe(record)
 
     def _observe(self, record: dict[str, Any]) -> None:
@@ -133,7 +134,7 @@ class StatusWriter:
         self.written = time.monotonic()
 
     def close(self, state: str) -> None:
-        with self.lock:
+        with self.lock, suppress(OSError):
             self.now["state"] = state
             self.write(force=True)
             self.log.close()

@@ -1,0 +1,95 @@
+"""A federation of processes, which tests watch and disturb; and what its numbers should be."""
+
+import json
+import os
+import socket
+
+import numpy as np
+import tomli_w
+
+from equipoise import artifact
+from equipoise.experiment import checkpoint, config, records, run
+from equipoise.experiment.federated.processes import free_port
+from equipoise.files import write_whole
+from tests.flower import silos
+from tests.flower.processes import PATH, ROOT, Command
+from tests.flower.silos import SITES
+
+LONG = 240.0  # seconds after which a run hangs, on a machine that is busy with other things
+ALTERED = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "flower" / "altered"), PATH])}
+SHIFTED = {**ALTERED, "EQUIPOISE_TEST_CLOCK": "3600"}
+OBJECTS = {**ALTERED, "EQUIPOISE_TEST_INLINE": "8"}  # messages of more bytes are very large ones
+
+
+class Federation:
+    """The sites, and a way to start servers for them."""
+
+    def __init__(self, folder):
+        self.folder, self.port, self.sites, self.servers = folder, free_port(), {}, []
+        self.faults = folder / "faults.json"
+        self.faults.write_text("{}")
+        silos.write(folder / "silos")
+        Command("keys", "keys", "--sites", ",".join(SITES), folder=folder, log="keys.log").wait(60)
+
+    def start(self, site, *more, env=None):
+        words = ("site", site, f"silos/{site}.csv", "--server", f"127.0.0.1:{self.port}", *more)
+        env = {"EQUIPOISE_TEST_FAULTS": str(self.faults), **(env or {})}
+        self.sites[site] = Command(*words, folder=self.folder, log=f"{site}.log", env=env)
+
+    def serve(self, name, settings, env=None):
+        file = self.folder / f"{name}.toml"
+        file.write_text(tomli_w.dumps(settings))
+        words = ("server", file, "--port", self.port, "--out", name, "--client", "tests.flower.faulty:app")
+        self.servers.append(Command(*words, folder=self.folder, log=f"{name}.log", env=env))
+        return self.servers[-1]
+
+    def faults_are(self, **plan):
+        write_whole(self.faults, json.dumps(plan))  # sites read it all the while
+
+    def events(self, name):
+        """What happened so far, as (site, what, why)."""
+        path = self.folder / name / "log.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        told = [json.loads(line) for line in lines if line.endswith("}")]
+        return [(line["site"], line["what"], line["why"]) for line in told if line["kind"] == "event"]
+
+    def rounds(self, name):
+        return checkpoint.rounds(self.folder / name / records.CHECKPOINT)
+
+    def stop(self):
+        """As Ctrl-C would, all at once; gives the processes that there were."""
+        everyone = [*self.servers, *self.sites.values()]
+        processes = [process for command in everyone for process in command.tree()]
+        for command in everyone:
+            command.process.poll() is None and command.process.terminate()
+        for command in everyone:
+            command.stop()
+        return processes
+
+
+def at_home(folder, settings, name):
+    return run.run(config.parse({**settings, "data": {"silos": str(folder / "silos")}}), folder / name)
+
+
+def parameters(done):
+    import jax
+
+    saved = artifact.load(done.path / records.MODEL)
+    return np.concatenate([np.ravel(a) for a in jax.tree.leaves(saved.params)])
+
+
+def assert_as_at_home(over, here):
+    np.testing.assert_allclose(parameters(over), parameters(here), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(over.rows[-1].lam, here.rows[-1].lam, rtol=1e-9)
+    np.testing.assert_allclose(over.rows[-1].loss, here.rows[-1].loss, rtol=1e-9)
+    assert [row.round for row in over.rows] == [row.round for row in here.rows]
+    assert over.federation.members == here.federation.members
+
+
+def bytes_of(row):
+    return row.bytes_down, row.bytes_up
+
+
+def nobody_listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
