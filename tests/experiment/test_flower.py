@@ -110,6 +110,20 @@ def test_other_methods_as_on_one_machine(name, tmp_path):
         assert max(over.rows[-1].lam) <= 0.4 + 1e-12
 
 
+def test_step_sizes_of_what_every_site_measures(tmp_path):
+    told = settings(algorithm={"name": "scaffpd", "steps": 3, "local_lr": "auto", "rule": "tuned"}, run={"rounds": 30})
+    here = config.parse(told)
+    data = silos.write(tmp_path / "silos")
+    over = run_federation(here, tmp_path / "flower", grid(here, data, tmp_path / "homes"))
+    assert any("what every site has measured" in note for note in over.federation.notes)
+    first, last = over.rows[0], over.rows[-1]
+    assert last.objective < first.objective
+    assert last.gap < 0.5 * first.gap
+    agreed = records.read_record(tmp_path / "flower" / agreement.FILE, agreement.Agreement)
+    assert agreed.curvature > 0
+    assert agreed.slope > 0
+
+
 def test_a_regression_from_arrays_of_a_function_of_ones_own(tmp_path):
     """(inputs, labels) by module:function; the file local runs read holds the same."""
     (tmp_path / "mine.py").write_text(

@@ -508,3 +508,20 @@ def test_tuned_says_what_is_wrong():
     flat = shards._replace(inputs=shards.inputs.at[:, :, 0].set(0))
     with pytest.raises(InputError, match="add an l2 penalty"):
         steps.tuned(ridge(0.0), flat, jnp.zeros(DIM), CHI2, steps=1)
+
+
+@pytest.mark.parametrize("j", [1, 10])
+def test_bounded_solves_the_papers_problem_from_what_clients_tell_of_themselves(j):
+    """Slower than `tuned`, and as certainly."""
+    shards = synthetic.regression(key=jax.random.key(0))
+    task, x, psi = tasks.ridge(DIM, 0.1), jnp.zeros(DIM), objectives.chi2(5, 0.1)
+    curvature = steps.smoothness(task, shards, x)
+    slopes = jnp.linalg.norm(jax.vmap(lambda shard: task.grad(x, task.prepare(shard)))(shards), axis=1)
+    slope = float(jnp.linalg.norm(slopes))
+    measured = steps.estimate_constants(task, shards, x, steps=j, mu=0.1)
+    found = steps.bounded(curvature, slope, psi, steps=j, mu=0.1)
+    assert found.constants.L_lx >= measured.L_lx
+    assert found.constants.L_xx >= measured.L_xx * (1 - 1e-9)
+    assert found.constants.mu_x <= measured.mu_x * (1 + 1e-9)
+    out = scaffpd(shards, found.rule, found.local_lr, j, 400, rho=0.1)
+    assert out.distance[-1] < 1e-6 * out.distance[0]

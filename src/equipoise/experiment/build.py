@@ -47,6 +47,7 @@ class Problem:
     x: Vector
     notes: tuple[str, ...] = ()
     curvature: float | None = None  # L, where the clients have measured it themselves
+    slope: float | None = None  # and a bound on L_lx at the start
 
     @property
     def n(self) -> int:
@@ -323,11 +324,14 @@ def method_of(config: Config, problem: Problem) -> Method:
     if rule == "tuned":
         _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }")
         share = 1.0 if cohort is None else cohort / problem.n
-        found = steps.tuned(
-            problem.task, problem.train, problem.x, psi, steps=settings["steps"], mu=problem.l2, share=share
-        )
+        how: dict[str, Any] = {"steps": settings["steps"], "mu": problem.l2, "share": share}
+        if problem.slope is None:
+            found = steps.tuned(problem.task, problem.train, problem.x, psi, **how)
+            notes.append("the step sizes tau, sigma and theta were measured, see `steps.tuned`")
+        else:
+            found = steps.bounded(problem.smoothness, problem.slope, psi, **how)
+            notes.append("the step sizes tau, sigma and theta are of what every site has measured, see `steps.bounded`")
         rule = found.rule
-        notes.append("the step sizes tau, sigma and theta were measured, see `steps.tuned`")
         if settings["local_lr"] == "auto":
             settings["local_lr"] = float(found.local_lr)
             notes.append(f"local_lr was measured: {settings['local_lr']:.4g}")

@@ -1,6 +1,7 @@
 """Step sizes of SCAFF-PD: rules, and the constants they are made of."""
 
 from equipoise.steps.measure import Tuned as Tuned
+from equipoise.steps.measure import bounded as bounded
 from equipoise.steps.measure import client_smoothness as client_smoothness
 from equipoise.steps.measure import estimate_constants as estimate_constants
 from equipoise.steps.measure import smoothness as smoothness

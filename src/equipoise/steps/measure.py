@@ -65,6 +65,23 @@ def tuned(task: Any, shards: Any, x: Vector, dual: Dual, *, steps: int, mu: floa
     return Tuned(rule, 1 / high, constants)
 
 
+def bounded(L_xx: float, L_lx: float, dual: Dual, *, steps: int, mu: float = 0.0, share: float = 1.0) -> Tuned:
+    """As `tuned`, from bounds that clients can tell of themselves: safe without seeing their rows, and slower.
+
+    `L_xx` is the largest `client_smoothness`. `L_lx` may be the root of the sum of the clients' squared gradients at
+    the start: no singular value of P C is larger. Local steps only shorten the steps in x and what they change in the
+    losses (M <= I in `estimate_constants`), so the constants of J = 1 bound those of J steps; mu_x is the damped one.
+    """
+    positive("steps", steps)
+    positive("L_xx", L_xx)
+    eta = 1 / L_xx
+    low = min(mu, L_xx)
+    damped = (1 - (1 - eta * low) ** steps) / (steps * eta)
+    constants = Constants(L_xx, damped, L_lx)
+    rule = auto(constants, dual) if share == 1 else sampled(constants, dual, share=share)
+    return Tuned(rule, eta, constants)
+
+
 def estimate_constants(
     task: Any, shards: Any, x: Vector, *, steps: int = 1, local_lr: float | None = None, mu: float = 0.0
 ) -> Constants:

@@ -30,6 +30,7 @@ class Agreement(Record):
     test: tuple[int, ...]
     encoding: str  # as JSON
     curvature: float | None = None  # the largest of any site's loss, where a step size is made of it
+    slope: float | None = None  # the root of the sum of the squared gradients of all sites' losses at the start
 
 
 class RemoteShards(NamedTuple):
@@ -73,7 +74,7 @@ def problem(told: Config, agreed: Agreement) -> Problem:
         not jnp.issubdtype(given, jnp.floating) or given == this.x.dtype,
         f"the sites' inputs are {given} and the run is {this.x.dtype}; set run.precision = '{given}'",
     )
-    return replace(this, curvature=agreed.curvature)
+    return replace(this, curvature=agreed.curvature, slope=agreed.slope)
 
 
 def plan(told: Config, agreed: Agreement) -> Plan:
@@ -102,13 +103,9 @@ def check(told: Config) -> None:
     require(
         told.federation is not None, "there is no [federation]; say who takes part: sites = ['north', 'south'], or 3"
     )
-    require(
-        getattr(told.algorithm, "rule", None) != "tuned",
-        "algorithm.rule is 'tuned', which is measured on all rows in one place; give { sigma = .., theta = .. } (tau "
-        "is steps * local_lr unless given), or take algorithm.name = 'scaffpd_model', which needs none",
-    )
     require(not told.run.lost, "run.lost is for simulations; leave it out")
 
 
 def needs_curvature(told: Config) -> bool:
-    return any(getattr(told.algorithm, key, None) == "auto" for key in ("local_lr", "lr"))
+    measured = any(getattr(told.algorithm, key, None) == "auto" for key in ("local_lr", "lr"))
+    return measured or getattr(told.algorithm, "rule", None) == "tuned"

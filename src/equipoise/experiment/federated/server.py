@@ -1,6 +1,7 @@
 """The server's part of a run over Flower: from a configuration to the same run folder as that of a local run."""
 
 import json
+import math
 import secrets
 import threading
 import time
@@ -132,8 +133,8 @@ def settled(told: Config, federation: Federation) -> Agreement:
     agreement.problem(told, agreed)  # what does not fit is said before the sites are asked again
     replies = federation.ask("settle", agreed.model_dump_json())
     if agreement.needs_curvature(told):
-        largest = max(_number(site, text) for site, text in replies.items())
-        agreed = agreed.model_copy(update={"curvature": largest})
+        curvatures, slopes = zip(*(_measured(site, text) for site, text in replies.items()), strict=True)
+        agreed = agreed.model_copy(update={"curvature": max(curvatures), "slope": math.hypot(*slopes)})
         federation.ask("settle", agreed.model_dump_json())
     return agreed
 
@@ -157,13 +158,17 @@ def _statistics(site: str, text: str) -> SiteStatistics:
         ) from None
 
 
-def _number(site: str, text: str) -> float:
+def _measured(site: str, text: str) -> tuple[float, float]:
+    """A site's curvature and slope at the start."""
     try:
-        value = float(json.loads(text))
+        curvature, slope = map(float, json.loads(text))
     except (ValueError, TypeError):
-        value = float("nan")
-    require(0 < value < float("inf"), f"'{site}' measured no curvature ({text[:40]!r}); give the step sizes as numbers")
-    return value
+        curvature = slope = math.nan
+    require(
+        0 < curvature < math.inf and 0 <= slope < math.inf,
+        f"'{site}' measured no curvature ({text[:40]!r}); give the step sizes as numbers",
+    )
+    return curvature, slope
 
 
 class FederatedRun:

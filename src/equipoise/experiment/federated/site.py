@@ -96,7 +96,7 @@ def open_site(context: Context) -> Participant:
         return SiteStatistics(statistics=found, train=len(held_out) - test, test=test).model_dump_json()
 
     def settle(text: str) -> str:
-        """Remembers what was agreed; answers with this site's curvature where that is still to be measured."""
+        """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
         known = Agreement.model_validate_json(text)
         require(name in known.sites, f"'{name}' is none of the sites")
         this, shard = agreement.problem(told, known), rows(known).train
@@ -105,7 +105,8 @@ def open_site(context: Context) -> Participant:
         if known.curvature is not None or not agreement.needs_curvature(told):
             return ""
         alone = Shards(*(jnp.asarray(a)[None] for a in shard))
-        return json.dumps(steps.smoothness(this.task, alone, this.x))
+        slope = jnp.linalg.norm(this.task.grad(this.x, this.task.prepare(shard)))
+        return json.dumps([steps.smoothness(this.task, alone, this.x), float(slope)])
 
     jobs = {"train": train, "judge": lambda: judge(0), "final": lambda: judge(None)}
     answers = {"statistics": statistics, "settle": settle}
