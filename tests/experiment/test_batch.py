@@ -87,3 +87,26 @@ def test_what_ends_early_or_measures_first_runs_alone(tmp_path, monkeypatch):
     settings = STUDY | {"run": STUDY["run"] | {"rounds": 2, "until_gap": 0.5}}
     settings["sweep"] = {"seeds": [0], "grid": {"algorithm.local_lr": [0.05, 0.1]}}
     assert len(plan.run_all(plan.sweep(settings).trials, tmp_path / "study")) == 2
+
+
+def test_federations_of_other_kinds_share_a_program_too_where_compiling_costs_most(tmp_path, monkeypatch):
+    settings = STUDY | {"run": STUDY["run"] | {"rounds": 2}}
+    settings["sweep"] = {
+        "seeds": [0],
+        "over": {"partition.alpha": [0.5, 2.0], "partition.clients": [12, 10]},
+        "grid": {"algorithm.local_lr": [0.05, 0.1]},
+    }
+    jobs = plan.sweep(settings).trials
+    apart = plan.run_all(jobs, tmp_path / "apart")
+    together = []
+    shared = run.together
+
+    def watched(sessions, width):
+        together.append({session.problem.n for session in sessions})
+        shared(sessions, width)
+
+    monkeypatch.setattr(run, "together", watched)
+    monkeypatch.setattr(plan, "_apart_on_this_device", lambda job: "")
+    for a, b in zip(plan.run_all(jobs, tmp_path / "shared"), apart, strict=True):
+        np.testing.assert_allclose(a.rows[-1].loss, b.rows[-1].loss, rtol=1e-4)
+    assert together == [{12}, {10}]

@@ -519,9 +519,9 @@ def test_bounded_solves_the_papers_problem_from_what_clients_tell_of_themselves(
     slopes = jnp.linalg.norm(jax.vmap(lambda shard: task.grad(x, task.prepare(shard)))(shards), axis=1)
     slope = float(jnp.linalg.norm(slopes))
     measured = steps.estimate_constants(task, shards, x, steps=j, mu=0.1)
-    found = steps.bounded(curvature, slope, psi, steps=j, mu=0.1)
-    assert found.constants.L_lx >= measured.L_lx
-    assert found.constants.L_xx >= measured.L_xx * (1 - 1e-9)
-    assert found.constants.mu_x <= measured.mu_x * (1 + 1e-9)
-    out = scaffpd(shards, found.rule, found.local_lr, j, 400, rho=0.1)
+    found, local_lr = steps.bounded(curvature, slope, steps=j, mu=0.1)
+    assert found.L_lx >= measured.L_lx
+    assert found.L_xx >= measured.L_xx * (1 - 1e-9)
+    assert found.mu_x <= measured.mu_x * (1 + 1e-9)
+    out = scaffpd(shards, steps.rule_for(found, psi), local_lr, j, 400, rho=0.1)
     assert out.distance[-1] < 1e-6 * out.distance[0]

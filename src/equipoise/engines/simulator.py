@@ -129,7 +129,8 @@ def simulate(
         check_resume(resume, algorithm.name, words, begun, row, rounds)
         # A copy, because the loop takes over the buffers that it is given.
         server, clients = jax.tree.map(np.array, (resume.server, resume.clients))
-        state = State(jnp.int32(resume.rounds), server, clients, state.tally)
+        at_round: Any = np.int32(resume.rounds)
+        state = State(at_round, server, clients, state.tally)
         past, tally, seconds, compile_seconds = resume.history, resume.tally, resume.seconds, resume.compile_seconds
     done = 0 if resume is None else resume.rounds
     key, keep, lose, numbers = layout.place((key, keep, lose, numbers))

@@ -64,6 +64,20 @@ class Problem:
             return self.curvature
         return steps.smoothness(self.task, self.train, self.x)
 
+    @cached_property
+    def _constants(self) -> dict[int, tuple[steps.Constants, float]]:
+        return {}
+
+    def constants(self, local_steps: int) -> tuple[steps.Constants, float]:
+        """What step sizes are made of, and the local one: measured once, whatever the objective."""
+        if local_steps not in self._constants:
+            self._constants[local_steps] = (
+                steps.near_solution(self.task, self.train, self.x, steps=local_steps, mu=self.l2)
+                if self.slope is None
+                else steps.bounded(self.smoothness, self.slope, steps=local_steps, mu=self.l2)
+            )
+        return self._constants[local_steps]
+
     def artifact_vector(self, x: Vector) -> np.ndarray:
         """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
         size = sum(a.size for a in jax.tree.leaves(jax.eval_shape(self.model.init, jax.random.key(0))))
@@ -296,6 +310,26 @@ def _dual(name: str, n: int, cap: float | None, **settings: Any) -> Dual:
     return psi if cap is None else objectives.cap_weights(psi, cap)
 
 
+def dual_family(config: Config, n: int) -> tuple[Callable[..., Dual], dict[str, Any]]:
+    """What makes the dual, and the numbers that it takes: operands of the programs that it is made in."""
+    settings = config.objective.model_dump(exclude_none=True)
+    name, number = settings.pop("name"), TRACED.get(config.objective.name)
+    if number is None or config.federation is not None:
+        return _always(dual(config, n)), {}
+    value = settings.pop(number)
+    return _dual_of(name, n, number, **settings), {number: value}
+
+
+@lru_cache(maxsize=64)
+def _always(psi: Dual) -> Callable[[], Dual]:
+    return lambda: psi
+
+
+@lru_cache(maxsize=64)
+def _dual_of(name: str, n: int, number: str, **settings: Any) -> Callable[..., Dual]:
+    return lambda **given: objectives.named(name)(n, **settings, **given)
+
+
 class Method(NamedTuple):
     """A method on a problem."""
 
@@ -324,16 +358,12 @@ def method_of(config: Config, problem: Problem) -> Method:
     if rule == "tuned":
         _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }")
         share = 1.0 if cohort is None else cohort / problem.n
-        how: dict[str, Any] = {"steps": settings["steps"], "mu": problem.l2, "share": share}
-        if problem.slope is None:
-            found = steps.tuned(problem.task, problem.train, problem.x, psi, **how)
-            notes.append("the step sizes tau, sigma and theta were measured, see `steps.tuned`")
-        else:
-            found = steps.bounded(problem.smoothness, problem.slope, psi, **how)
-            notes.append("the step sizes tau, sigma and theta are of what every site has measured, see `steps.bounded`")
-        rule = found.rule
+        constants, local_lr = problem.constants(settings["steps"])
+        rule = steps.rule_for(constants, psi, share=share)
+        how = "were measured, see `steps.tuned`" if problem.slope is None else "are of what every site has measured"
+        notes.append(f"the step sizes tau, sigma and theta {how}")
         if settings["local_lr"] == "auto":
-            settings["local_lr"] = float(found.local_lr)
+            settings["local_lr"] = float(local_lr)
             notes.append(f"local_lr was measured: {settings['local_lr']:.4g}")
     for key in ("local_lr", "lr"):
         if settings.get(key) == "auto":

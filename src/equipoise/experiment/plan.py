@@ -324,16 +324,12 @@ def run_all(
             if not plan:
                 plan.append(held.enter_context(folders.writing(folder, "plan")))
 
-        batches = [
-            [
-                Member(
-                    job.config, folder / job.place, job.label, None if watch is None else partial(watch, job), overwrite
-                )
-                for job in of_one_method
-            ]
-            for _, of_one_method in itertools.groupby(jobs, lambda job: (job.label, _place(job.over)))
-        ]
-        for members in batches:
+        batches: dict[Any, list[Member]] = {}
+        for job in jobs:
+            seen = None if watch is None else partial(watch, job)
+            member = Member(job.config, folder / job.place, job.label, seen, overwrite)
+            batches.setdefault((job.label, _apart_on_this_device(job)), []).append(member)
+        for members in batches.values():
             if not all(member.done for member in members):
                 run_batch(members, problems, begin)
             done += len(members)
@@ -341,6 +337,14 @@ def run_all(
                 done = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
     return [records.read(folder / job.place) for job in jobs]
+
+
+def _apart_on_this_device(job: Job) -> str:
+    """Equal for federations that are filled up to one shape, so that a method is compiled once for all of them.
+
+    A GPU compiles for longer than it computes. On a CPU it pays for seeds only, which are alike in size.
+    """
+    return _place(job.over) if jax.default_backend() == "cpu" else job.config.run.precision
 
 
 def run_path(

@@ -30,11 +30,11 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.records import Row
 from equipoise.files import write_whole
+from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, RandomKey, Vector, Wire, as_key, wire
 from equipoise.tasks import Task
 
 Watch = Callable[[int, int, Row], None]  # rounds done, rounds in all, the last row
-CERTIFY = jax.jit(certificates.certify, static_argnums=(0, 1))
 ROWS = 100  # of a history, unless asked otherwise
 
 
@@ -273,13 +273,21 @@ Look = Callable[[Vector, Any], Seen]  # at a model, and the clients' weights, if
 
 def at_home(told: Config, this: Problem, data: Federated) -> Look:
     """Looks at models where all rows are at hand."""
-    dual, judge = build.dual(told, this.n), data.judge
+    maker, numbers = build.dual_family(told, this.n)
+    certify, judge = certifier(this.task, maker), data.judge
+    operands = {name: jnp.asarray(value, this.x.dtype) for name, value in numbers.items()}
 
     def look(x: Vector, lam: Any) -> Seen:
-        found = CERTIFY(this.task, dual, data.train, x, lam)
+        found = certify(operands, data.train, x, lam)
         return Seen(found.losses, found.robust, found.gap, in_units(this, judge(x)))
 
     return look
+
+
+@lru_cache(maxsize=64)
+def certifier(task: Task, maker: Callable[..., Dual]) -> Callable:
+    """Certificates of models for the dual that `maker` makes of numbers; compiled once for all numbers."""
+    return jax.jit(lambda numbers, data, x, lam: certificates.certify(task, maker(**numbers), data, x, lam))
 
 
 class Scribe:

@@ -4,6 +4,8 @@ from equipoise.steps.measure import Tuned as Tuned
 from equipoise.steps.measure import bounded as bounded
 from equipoise.steps.measure import client_smoothness as client_smoothness
 from equipoise.steps.measure import estimate_constants as estimate_constants
+from equipoise.steps.measure import near_solution as near_solution
+from equipoise.steps.measure import rule_for as rule_for
 from equipoise.steps.measure import smoothness as smoothness
 from equipoise.steps.measure import tuned as tuned
 from equipoise.steps.rules import Constants as Constants

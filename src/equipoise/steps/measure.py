@@ -46,27 +46,35 @@ def tuned(task: Any, shards: Any, x: Vector, dual: Dual, *, steps: int, mu: floa
     so with many clients it costs a few rounds. `mu` is a strong convexity known beforehand, such as the task's l2
     coefficient. With `share` = m/n below 1 the rule is for `scaffpd_partial` and its cohorts of m.
     """
-    positive("steps", steps)
-    data = _prepared(task, shards)
-    n = jax.tree.leaves(data)[0].shape[0]
-    require(dual.n == n, f"the dual is for {dual.n} clients but there are {n}; build it for {n}")
+    require(dual.n == shards.n, f"the dual is for {dual.n} clients but there are {shards.n}; build it for {shards.n}")
+    constants, local_lr = near_solution(task, shards, x, steps=steps, mu=mu)
+    return Tuned(rule_for(constants, dual, share=share), local_lr, constants)
+
+
+def rule_for(constants: Constants, dual: Dual, *, share: float = 1.0) -> Rule:
+    """`auto`, or `sampled` where a share of the clients takes part in a round."""
     require(
         dual.simplex,
         f"the weights of '{dual.name}' do not sum to one, which the constants assume; use steps.constant",
     )
+    return auto(constants, dual) if share == 1 else sampled(constants, dual, share=share)
+
+
+def near_solution(task: Any, shards: Any, x: Vector, *, steps: int, mu: float = 0.0) -> tuple[Constants, float]:
+    """The constants that `tuned` makes a rule of, whatever the dual, and the local step size they are for."""
+    positive("steps", steps)
+    data = _prepared(task, shards)
     few = _some(data)
     k = min(LANCZOS, x.size) if x.size > EXACT else x.size
     low, high = map(float, _curvature(task, k, data, x))
     x = _settle(task, steps, few, x, 1 / high)
     low_here, high_here = map(float, _curvature(task, k, few, x))
     low, high = min(low, low_here), max(high, high_here)  # of quadratics they are the same
-    constants = _constants(task, data, few, x, max(low, mu), high, steps, 1 / high)
-    rule = auto(constants, dual) if share == 1 else sampled(constants, dual, share=share)
-    return Tuned(rule, 1 / high, constants)
+    return _constants(task, data, few, x, max(low, mu), high, steps, 1 / high), 1 / high
 
 
-def bounded(L_xx: float, L_lx: float, dual: Dual, *, steps: int, mu: float = 0.0, share: float = 1.0) -> Tuned:
-    """As `tuned`, from bounds that clients can tell of themselves: safe without seeing their rows, and slower.
+def bounded(L_xx: float, L_lx: float, *, steps: int, mu: float = 0.0) -> tuple[Constants, float]:
+    """As `near_solution`, from bounds that clients can tell of themselves: safe without their rows, and slower.
 
     `L_xx` is the largest `client_smoothness`. `L_lx` may be the root of the sum of the clients' squared gradients at
     the start: no singular value of P C is larger. Local steps only shorten the steps in x and what they change in the
@@ -75,11 +83,8 @@ def bounded(L_xx: float, L_lx: float, dual: Dual, *, steps: int, mu: float = 0.0
     positive("steps", steps)
     positive("L_xx", L_xx)
     eta = 1 / L_xx
-    low = min(mu, L_xx)
-    damped = (1 - (1 - eta * low) ** steps) / (steps * eta)
-    constants = Constants(L_xx, damped, L_lx)
-    rule = auto(constants, dual) if share == 1 else sampled(constants, dual, share=share)
-    return Tuned(rule, eta, constants)
+    damped = (1 - (1 - eta * min(mu, L_xx)) ** steps) / (steps * eta)
+    return Constants(L_xx, damped, L_lx), eta
 
 
 def estimate_constants(
