@@ -40,7 +40,8 @@ def in_rounds(told: config.Config, problem: build.Problem) -> tuple[float, float
     """CPU seconds of what comes before the first round, and of a round."""
 
     def measured() -> tuple:
-        problem.__dict__.pop("smoothness", None)  # measured once for all methods of a comparison, and here by each
+        for name in ("smoothness", "_constants"):
+            problem.__dict__.pop(name, None)  # measured once for all methods of a comparison, and here by each
         build.method_of(told, problem)
         return ()
 

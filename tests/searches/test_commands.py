@@ -137,7 +137,7 @@ def starts_nothing(monkeypatch):
         raise InputError("the processes would be started now")
 
     monkeypatch.setattr(operations, "_one_link", started)
-    monkeypatch.setattr(operations, "keep_running", lambda *_: None)
+    monkeypatch.setattr(operations, "keep_running", lambda *_, **__: None)
     monkeypatch.setattr(operations, "live_page", lambda folder, port: nullcontext("http://here"))
 
 
