@@ -5,6 +5,7 @@ import datetime
 import math
 import string
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -123,11 +124,14 @@ BASES = {
 }  # fmt: skip
 
 
-def test_every_key_takes_or_refuses_every_kind_of_value():
+@pytest.mark.parametrize("named", [True, False], ids=["an algorithm", "the algorithm of choice"])
+def test_every_key_takes_or_refuses_every_kind_of_value(named):
     """Not at random: each key of each section, with a value of each type that a file can hold."""
     for key in (*KEYS, *BASES):
         for value in ANYTHING:
             given = tiny.settings("silos") | copy.deepcopy(BASES.get(key, {}))
+            if not named:
+                del given["algorithm"]
             *sections, last = key.split(".")
             table = given
             for section in sections:
