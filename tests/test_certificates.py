@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.certificates import certify, gap_bound
+from equipoise.certificates import certify, feasible, gap_bound
 from equipoise.data import synthetic
 from tests.algorithms import reference
 from tests.problems import DIM, N, rows, start, unequal
@@ -71,3 +71,18 @@ def test_is_available_to_record():
     np.testing.assert_allclose(history.robust, history.losses.max(axis=1))
     assert (history.gap > 0).all()
     assert jax.tree.structure(history).num_leaves == 4
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", eq.objectives.DUALS)
+def test_weights_of_the_set_are_used_and_those_beside_it_are_not(name, dtype):
+    """However near: a hundredth beside the set is no rounding, in single precision either."""
+    record = eq.objectives.DUALS[name]
+    dual = record(N, **record.example)
+    inside = dual.best_response(jnp.asarray([0.3, 1.0, 0.1, 0.7, 0.2], dtype))
+    np.testing.assert_array_equal(feasible(dual, inside), inside)
+    if dual.simplex:
+        for beside in (inside * dtype(1.01), inside.at[0].add(-0.01)):
+            found = feasible(dual, beside)
+            assert abs(float(found.sum()) - 1) < 1e-5
+            assert float(found.min()) >= 0

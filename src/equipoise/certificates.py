@@ -51,7 +51,7 @@ def gap_bound(
 
 def feasible(dual: Dual, lam: Float[Array, " n"]) -> Float[Array, " n"]:
     """lam where it lies in the dual's set, up to rounding; the nearest weights of the set where it does not."""
-    step = float(jnp.finfo(lam.dtype).eps) ** 0.5 / (1 + dual.modulus)
+    step = float(jnp.finfo(lam.dtype).eps) ** 0.75 / (1 + dual.modulus)
     nearest = dual.prox(lam, step)  # so short a step hardly moves weights that are allowed
     inside = jnp.max(jnp.abs(nearest - lam)) <= 100 * step * (1 + dual.modulus) * (1 + jnp.max(jnp.abs(lam)))
     return jnp.where(inside, lam, nearest)
