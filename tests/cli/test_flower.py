@@ -129,7 +129,7 @@ def test_the_app_installs_nothing_and_holds_the_settings(tmp_path):
     ("settings", "sentence"),
     [
         ({}, "there is no [federation]"),
-        (silos.settings(algorithm={"rule": "tuned"}), "give { sigma = .., theta = .. }"),
+        (silos.settings(run={"lost": 0.1}), "run.lost is for simulations"),
         (silos.settings(), "`equipoise flower keys"),
     ],
 )

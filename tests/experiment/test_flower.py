@@ -116,9 +116,9 @@ def test_step_sizes_of_what_every_site_measures(tmp_path):
     data = silos.write(tmp_path / "silos")
     over = run_federation(here, tmp_path / "flower", grid(here, data, tmp_path / "homes"))
     assert any("what every site has measured" in note for note in over.federation.notes)
-    first, last = over.rows[0], over.rows[-1]
-    assert last.objective < first.objective
-    assert last.gap < 0.5 * first.gap
+    assert over.rows[-1].objective < over.rows[0].objective
+    gaps = [row.gap for row in over.rows if row.gap is not None]
+    assert gaps[-1] < 0.5 * gaps[0]
     agreed = records.read_record(tmp_path / "flower" / agreement.FILE, agreement.Agreement)
     assert agreed.curvature > 0
     assert agreed.slope > 0
@@ -243,10 +243,6 @@ def test_given_up_and_gone_on_with_when_the_sites_are_back(tmp_path):
 @pytest.mark.parametrize(
     ("told", "sentence"),
     [
-        (
-            {"algorithm": {"rule": "tuned"}},
-            "give { sigma = .., theta = .. } (tau is steps * local_lr unless given), or",
-        ),
         ({"run": {"lost": 0.1}}, "run.lost is for simulations"),
         ({"federation": {"sites": ["east", "west"]}}, "west did not come: all sites have to be there"),
         ({"federation": {"sites": 2, "gather": 0.5}}, "3 sites came within 0.5 s"),
