@@ -177,6 +177,6 @@ def test_whatever_is_typed_nothing_of_the_user_is_lost(world, monkeypatch):
             lines = [line[:7] for line in done.stderr.splitlines() if not line.startswith("note: ")]
             assert lines == ["error: "], (words, done.stderr)
         assert {name: (world / name).read_bytes() for name in mine} == mine, words
-        assert tiny.contents(world / "old") == old, words
+        assert old.items() <= tiny.contents(world / "old").items(), words  # keys may be added, nothing is replaced
 
     typed()

@@ -299,7 +299,7 @@ def _check_quotes(
 
 def _scan_npz(path: Path, label: str) -> pl.LazyFrame:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             inputs, labels = arrays.get("inputs"), arrays.get("labels")
             held = list(arrays)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
