@@ -316,6 +316,10 @@ def test_what_is_wrong_with_an_npz(tmp_path):
     assert wrong(inputs=np.array([[{}], [{}]]), labels=np.zeros(2)).startswith(
         "bad.npz cannot be read as NPZ: Object arrays"
     )
+    np.save(tmp_path / "single.npy", inputs)
+    single = said(tmp_path, (tmp_path / "single.npy").read_bytes(), "bad.npz")
+    assert single == "bad.npz has no array 'inputs'; it holds 'a single array without a name'"
+    (tmp_path / "single.npy").unlink()
     assert "lacks the column" in wrong(inputs=inputs, labels=np.array(["p", "q", "q"]))  # beside a table
     (tmp_path / "good.csv").unlink()
     images = np.zeros((4, 2, 2), np.float32)

@@ -299,9 +299,11 @@ def _check_quotes(
 
 def _scan_npz(path: Path, label: str) -> pl.LazyFrame:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            inputs, labels = arrays.get("inputs"), arrays.get("labels")
-            held = list(arrays)
+        with path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
+            single = isinstance(arrays, np.ndarray)  # a .npy file under another name
+            inputs, labels = (None, None) if single else (arrays.get("inputs"), arrays.get("labels"))
+            held = ["a single array without a name"] if single else list(arrays)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path.name} cannot be read as NPZ: {first_line(error)}") from error
     require(inputs is not None, f"{path.name} has no array 'inputs'; it holds {listing(held)}")
