@@ -316,13 +316,14 @@ def run_all(
     """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused."""
     check(jobs, folder, overwrite)
     with ExitStack() as held:
-        plan: list[Any] = []
         problems: dict[str, Problem] = {}  # neighbours often have the same data
-        done = 0
+        begun, since_cleared = False, 0
 
         def begin() -> None:  # once the first data is known to make sense
-            if not plan:
-                plan.append(held.enter_context(folders.writing(folder, "plan")))
+            nonlocal begun
+            if not begun:
+                held.enter_context(folders.writing(folder, "plan"))
+            begun = True
 
         batches: dict[Any, list[Member]] = {}
         for job in jobs:
@@ -332,9 +333,9 @@ def run_all(
         for members in batches.values():
             if not all(member.done for member in members):
                 run_batch(members, problems, begin)
-            done += len(members)
-            if done >= 100:
-                done = 0
+            since_cleared += len(members)
+            if since_cleared >= 100:
+                since_cleared = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
     return [records.read(folder / job.place) for job in jobs]
 
