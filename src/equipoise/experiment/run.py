@@ -84,7 +84,7 @@ def run(
 
     `problem` saves reading the data again where several runs share it. Ctrl-C raises `Stopped` after a checkpoint.
     """
-    with build.precision(told), begun(told, folder, label, watch, overwrite=overwrite, problem=problem) as session:
+    with begun(told, folder, label, watch, overwrite=overwrite, problem=problem) as session:
         alone(session)
     return records.read(folder)
 
@@ -93,7 +93,7 @@ def resume(
     folder: Path, *, label: str | None = None, watch: Watch | None = None, problem: Problem | None = None
 ) -> records.Run:
     """Goes on where the last checkpoint stands, bit for bit as if the run had never stopped."""
-    with resumed(folder, label, watch, problem=problem) as session, build.precision(session.config):
+    with resumed(folder, label, watch, problem=problem) as session:
         alone(session)
     return records.read(folder)
 
@@ -110,9 +110,9 @@ def begun(
     data: Federated | None = None,
     method: Method | None = None,
 ) -> Iterator[Session]:
-    """A new run; call it under `build.precision`. A mistake in the settings leaves no folder behind."""
+    """A new run, in its precision. A mistake in the settings leaves no folder behind."""
     folders.check(folder, "run", overwrite=overwrite)
-    with ExitStack() as held:
+    with build.precision(told), ExitStack() as held:
 
         def begin() -> None:
             settings = origin.digest_of_settings(told)
@@ -132,7 +132,7 @@ def resumed(
     data: Federated | None = None,
     method: Method | None = None,
 ) -> Iterator[Session]:
-    """A run that was stopped."""
+    """A run that was stopped, in its precision."""
     with folders.resuming(folder) as marker:
         require(not records.finished(folder), f"{folder} is finished; there is nothing to resume")
         require(
