@@ -123,6 +123,7 @@ def check_unlocked(path: Path, holder: str) -> None:
 
 
 def _claim(path: Path, holder: str, until: float) -> int:
+    named = time.monotonic() + 2.0
     while True:
         with _told(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -137,8 +138,9 @@ def _claim(path: Path, holder: str, until: float) -> int:
             with suppress(OSError):  # Windows does not let it be read
                 said = os.read(descriptor, 1000).decode(errors="replace").strip()
             os.close(descriptor)
-            if time.monotonic() < until:
-                time.sleep(0.1)
+            now = time.monotonic()
+            if now < until or (not said and now < named):  # a holder without a name is about to write it
+                time.sleep(0.1 if said else 0.01)
                 continue
             raise InputError(
                 f"{holder} is being written by {said or 'another process'}; wait until that has ended, or stop it"

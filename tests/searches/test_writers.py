@@ -121,6 +121,21 @@ def test_waiting_for_a_lock_has_an_end(tmp_path):
         assert time.monotonic() - started >= 0.3
 
 
+def test_a_holder_that_has_not_yet_written_its_name_is_waited_for(tmp_path):
+    """Between taking the lock and writing the name another may look: found when two began in the same millisecond."""
+    descriptor = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    files._lock(descriptor)
+    writer = threading.Timer(0.2, lambda: os.write(descriptor, b"process 7 on vm"))
+    writer.start()
+    with (
+        pytest.raises(InputError, match="it is being written by process 7 on vm"),
+        files.locked(tmp_path / "lock", "it"),
+    ):
+        pass
+    writer.join()
+    os.close(descriptor)
+
+
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
     def refuse(descriptor):
         raise OSError(38, "Function not implemented")
