@@ -19,6 +19,7 @@ LEVELS = [
     {"engines"},
     {"evaluation"},
     {"experiment", "report"},
+    {"deploy"},
     {"cli", "__init__", "__main__"},
 ]
 LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}
