@@ -17,7 +17,7 @@ REPORT = "report.html"
 @contextmanager
 def live_page(folder: Path, port: int = 0) -> Iterator[str]:
     """Serves the page on 127.0.0.1; gives its address."""
-    text = (resources.files("equipoise.deploy") / "live.html").read_bytes()
+    text = (resources.files("equipoise.deploy.operations") / "live.html").read_bytes()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
