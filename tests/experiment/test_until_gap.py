@@ -22,7 +22,7 @@ def test_a_run_ends_at_a_certified_gap(tmp_path):
     assert last.gap <= 0.01 * last.objective
     assert before.gap > 0.01 * before.objective
     assert (tmp_path / "run" / "model.safetensors").is_file()
-    (entry,) = numbers.entries([done])
+    (entry,) = numbers.reported([done])
     said = wording.certified(entry)
     assert said.startswith(f"{entry.label[0].upper()}{entry.label[1:]} is certified after {last.round} rounds")
     assert f"{last.gap / last.objective:.2g} times this one's below it." in said

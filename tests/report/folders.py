@@ -157,4 +157,4 @@ METHODS = (
 
 
 def several(root, n=12, methods=METHODS, **more):
-    return [write(root, label, n=n, seed=k, **(how | more)) for k, (label, how) in enumerate(methods)]
+    return [write(root, label, n=n, seed=k, **(options | more)) for k, (label, options) in enumerate(methods)]

@@ -20,5 +20,5 @@ def test_the_code_runs(tmp_path, monkeypatch, capsys):
 def test_the_sentence_is_that_of_the_page(five):
     from equipoise.report import numbers, wording
 
-    told = " ".join(DOCS.read_text("utf-8").split())
-    assert wording.cost_of_fairness(numbers.entries(five)).sentence in told
+    text = " ".join(DOCS.read_text("utf-8").split())
+    assert wording.cost_of_fairness(numbers.reported(five)).sentence in text

@@ -49,14 +49,14 @@ def test_the_numbers_are_those_of_the_records(page, five):
         assert f"{100 * run.outcome.worst_low:.1f}–{100 * run.outcome.worst_high:.1f}%" in text
         for value, low, high in zip(run.rows[-1].scores["accuracy"], run.outcome.low, run.outcome.high, strict=True):
             assert f"{100 * value:.1f}% ({100 * low:.1f}–{100 * high:.1f}%)" in text
-    cost = wording.cost_of_fairness(numbers.entries(five))
+    cost = wording.cost_of_fairness(numbers.reported(five))
     assert cost.sentence in text
     assert all(remark in text for remark in cost.remarks)
 
 
 def test_how_to_do_it_again(page, five):
     for run in five:
-        assert escaping.escape((run.path / records.CONFIG).read_text()) in page
+        assert (run.path / records.CONFIG).read_text() in escaping.unescape(page)
         assert f"equipoise run {run.path / records.CONFIG}" in page
     assert "4f2a9c1+" in page
     assert "2 × cpu" in page
@@ -131,9 +131,15 @@ def test_twenty_runs(tmp_path):
 
 
 def test_names_are_only_names(tmp_path):
-    runs = [folders.write(tmp_path, NASTY, n=3, names=[NASTY, "b\x00\x1b", "c"], events=[NASTY])]
-    page = html.page(runs, title=NASTY)
+    run = folders.write(tmp_path, NASTY, n=3, names=[NASTY, "b\x00\x1b", "c"], events=[NASTY])
+    (run.path / records.CONFIG).write_text(f'name = "{NASTY}"')
+    texts = {"what": NASTY, "classes": (NASTY, NASTY), "notes": (NASTY,), "exchanges": (NASTY,)}
+    federation = run.federation.model_copy(update=texts)
+    environment = run.environment.model_copy(update={"git": NASTY, "device": NASTY, "equipoise": NASTY})
+    other = folders.write(tmp_path, f"{NASTY} b", n=2)
+    page = html.page([run._replace(federation=federation, environment=environment), other], title=NASTY)
     assert "<script>alert" not in page
+    assert page.count("<script") == 3  # the data of both parts, and the page's own
     page.encode("utf-8")
     drawings(page)
     data = json.loads(re.search(r'class="data">(.*?)</script>', page, re.DOTALL)[1])

@@ -11,15 +11,15 @@ ROOM = st.sampled_from([None, 0.0, 0.06])
 
 @given(ANY, st.booleans(), ROOM)
 def test_an_axis_holds_its_values(values, zero, room):
-    axis = svg.axis(values, zero=zero, room=room)
+    axis = svg.axis(values, include_zero=zero, margin=room)
     assert axis.low < axis.high
     assert len(axis.ticks) <= 12
     assert list(axis.ticks) == sorted(set(axis.ticks))
     for value in values:
         if abs(value) < 1 / svg.TINY:
-            assert -1e-6 <= axis.at(value) <= 1 + 1e-6
+            assert -1e-6 <= axis.fraction(value) <= 1 + 1e-6
     for tick in axis.ticks:
-        assert -1e-6 <= axis.at(tick) <= 1 + 1e-6
+        assert -1e-6 <= axis.fraction(tick) <= 1 + 1e-6
     if zero:
         assert axis.low <= 0 <= axis.high
 
@@ -31,8 +31,8 @@ def test_a_logarithmic_axis_holds_its_highest_decades(values):
     assert 1 <= len(axis.ticks) <= 7
     positive = [v for v in values if svg.TINY <= v < 1 / svg.TINY]
     for value in positive:
-        assert 0 <= axis.at(value) <= 1 + 1e-9
-    assert axis.at(0.0) == 0  # on the lowest line
+        assert 0 <= axis.fraction(value) <= 1 + 1e-9
+    assert axis.fraction(0.0) == 0  # on the lowest line
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))

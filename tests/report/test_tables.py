@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from equipoise.report import numbers, tables
+from equipoise.report import formats, numbers, tables
 from tests.report import folders
 
 
@@ -63,17 +63,17 @@ def test_the_terminal_shows_every_digit(five, width):
 def test_the_clients(five):
     text = printed(tables.per_client(*five[:2]))
     lines = [line for line in text.splitlines() if "hospital" in line]
-    entry = numbers.entries(five)[0]
+    run = numbers.reported(five)[0]
     assert len(lines) == 12
-    assert [line.split("  ")[0].strip() for line in lines] == [f"hospital {i + 1}" for i in entry.worse_first()]
-    for i, line in zip(entry.worse_first(), lines, strict=True):
-        assert numbers.percent(entry.values[i]) in line
-        assert numbers.bounds(entry.low[i], entry.high[i], numbers.percent) in line
+    assert [line.split("  ")[0].strip() for line in lines] == [f"hospital {i + 1}" for i in run.worst_first()]
+    for i, line in zip(run.worst_first(), lines, strict=True):
+        assert formats.percent(run.values[i]) in line
+        assert formats.interval(run.low[i], run.high[i], formats.percent) in line
 
 
 def test_only_the_worst_of_many_clients_are_listed(thousand):
     text = tables.per_client_markdown(thousand[0])
-    assert len(rows_of(text)) == 2 + tables.AT_MOST
+    assert len(rows_of(text)) == 2 + tables.MOST_CLIENTS
     assert "the 50 clients of 1,000 that FedAvg serves worst" in text
 
 

@@ -10,7 +10,7 @@ from tests.report import folders
 
 def runs_of(tmp_path, plain, fair, **fair_more):
     """Entries of FedAvg and SCAFF-PD, whose clients' scores are around `plain` and `fair`, all alike."""
-    return numbers.entries(
+    return numbers.reported(
         [
             folders.write(tmp_path, "FedAvg", algorithm="fedavg", end=plain, weighted=False, exchanges=1),
             folders.write(tmp_path, "SCAFF-PD", end=fair, **fair_more),
@@ -20,7 +20,7 @@ def runs_of(tmp_path, plain, fair, **fair_more):
 
 def test_the_cost_is_made_of_the_records_numbers(five):
     old, new = five[2].outcome.summary, five[1].outcome.summary  # the best average, the best worst fifth
-    cost = wording.cost_of_fairness(numbers.entries(five))
+    cost = wording.cost_of_fairness(numbers.reported(five))
     worst = [round(100 * s["worst20"], 1) for s in (old, new)]
     mean = [round(100 * s["mean"], 1) for s in (old, new)]
     assert cost.sentence == (
@@ -57,34 +57,34 @@ def test_when_nothing_changed(tmp_path):
 
 
 def test_without_bounds_chance_is_not_ruled_out(tmp_path):
-    entries = [e._replace(worst=numbers.UNKNOWN) for e in runs_of(tmp_path, (0.8, 0.1), (0.79, 0.03))]
-    assert "is not known" in wording.cost_of_fairness(entries).remarks[0]
+    runs = [e._replace(worst=numbers.UNKNOWN) for e in runs_of(tmp_path, (0.8, 0.1), (0.79, 0.03))]
+    assert "is not known" in wording.cost_of_fairness(runs).remarks[0]
 
 
 def test_less_is_better(regression):
-    sentence = wording.cost_of_fairness(numbers.entries(regression)).sentence
+    sentence = wording.cost_of_fairness(numbers.reported(regression)).sentence
     assert "the worst-served fifth gains" in sentence  # 5.3 to 4.9: the error falls
     assert "the average client gives up" in sentence
 
 
 def test_without_a_run_for_the_average(alone):
-    cost = wording.cost_of_fairness(numbers.entries(alone))
+    cost = wording.cost_of_fairness(numbers.reported(alone))
     assert "cannot be said: no finished run here trains for the average client" in cost.remarks[0]
     summary = alone[0].outcome.summary
     assert f"stands at {100 * summary['worst20']:.1f}%" in cost.sentence
 
 
 def test_without_a_fair_run(five):
-    assert "no finished fair run is here" in wording.cost_of_fairness(numbers.entries([five[0]])).remarks[0]
+    assert "no finished fair run is here" in wording.cost_of_fairness(numbers.reported([five[0]])).remarks[0]
 
 
 def test_without_scores(five):
-    cost = wording.cost_of_fairness(numbers.entries([five[-1]._replace(rows=[])]))
+    cost = wording.cost_of_fairness(numbers.reported([five[-1]._replace(rows=[])]))
     assert cost.sentence == "No run has scores yet, so nothing can be said about fairness."
 
 
 def test_without_rows_in_common_errors_are_independent(five):
-    old, new = numbers.entries(five)[2], numbers.entries(five)[1]
+    old, new = numbers.reported(five)[2], numbers.reported(five)[1]
     assert numbers.paired(old, new) is None
     worst, mean = wording.changes(old, new, None)
     assert worst.gain == pytest.approx(new.summary["worst20"] - old.summary["worst20"])
@@ -100,20 +100,20 @@ def rows_of(run, values, rows="the same"):
 
 def test_two_runs_on_the_same_rows_are_compared_row_by_row(tmp_path):
     old, new = runs_of(tmp_path, (0.8, 0.05), (0.83, 0.045))
-    sizes = [m.test for m in old.run.federation.members]
+    sizes = [m.test for m in old.members]
     luck = np.random.default_rng(0).random(sum(sizes))
-    rows_of(old.run, luck < np.repeat(old.values, sizes))
-    rows_of(new.run, luck < np.repeat(new.values, sizes))
+    rows_of(old.record, luck < np.repeat(old.values, sizes))
+    rows_of(new.record, luck < np.repeat(new.values, sizes))
     found = numbers.paired(old, new)
     assert found is not None
     assert 0.6 < found.mean <= 1
     cost = wording.cost_of_fairness([old, new])
     assert "compared on the same rows" in " ".join(cost.remarks)
-    rows_of(new.run, luck < np.repeat(new.values, sizes), rows="others")
+    rows_of(new.record, luck < np.repeat(new.values, sizes), rows="others")
     assert numbers.paired(old, new) is None
-    rows_of(new.run, luck[1:] < 0.5)
+    rows_of(new.record, luck[1:] < 0.5)
     assert numbers.paired(old, new) is None
-    (new.run.path / records.ROW_SCORES).write_bytes(b"damaged")
+    (new.record.path / records.ROW_SCORES).write_bytes(b"damaged")
     with pytest.raises(InputError, match="remove it to report without it"):
         numbers.paired(old, new)
 
@@ -124,54 +124,54 @@ def test_bounds_of_an_earlier_version_are_stretched_to_the_number_they_are_of(fi
     out = run.outcome
     worst = out.summary["worst20"]
     away = {"worst_low": worst + 0.02, "worst_high": worst + 0.06, "worst_estimate": None, "mean_low": None}
-    (entry,) = numbers.entries([run._replace(outcome=out.model_copy(update=away))])
-    assert entry.worst == (worst, worst, worst + 0.06)
-    halves = (entry.high - entry.low) / 2
-    assert entry.mean.high - entry.mean.estimate == pytest.approx(np.sqrt((halves**2).sum()) / 12)
+    (stretched,) = numbers.reported([run._replace(outcome=out.model_copy(update=away))])
+    assert stretched.worst == (worst, worst, worst + 0.06)
+    halves = (stretched.high - stretched.low) / 2
+    assert stretched.mean.high - stretched.mean.estimate == pytest.approx(np.sqrt((halves**2).sum()) / 12)
 
 
 def test_what_was_trained_on_whom(five, regression, tmp_path):
-    told = " ".join(wording.whom(numbers.entries(five)))
+    text = " ".join(wording.federation(numbers.reported(five)))
     members = five[0].federation.members
-    assert "6 models of 650 parameters each were trained for 12 clients together" in told
-    assert f"{sum(m.train for m in members):,} training rows" in told
-    assert f"{sum(m.test for m in members):,} held-out rows" in told
-    assert "(home, readmitted)" in told
-    assert "predicts a number" in " ".join(wording.whom(numbers.entries(regression)))
+    assert "6 models of 650 parameters each were trained for 12 clients together" in text
+    assert f"{sum(m.train for m in members):,} training rows" in text
+    assert f"{sum(m.test for m in members):,} held-out rows" in text
+    assert "(home, readmitted)" in text
+    assert "predicts a number" in " ".join(wording.federation(numbers.reported(regression)))
     seen = folders.write(tmp_path, held_out=False)
-    assert "flatter the model" in " ".join(wording.whom(numbers.entries([seen])))
+    assert "flatter the model" in " ".join(wording.federation(numbers.reported([seen])))
 
 
 def test_other_rows_under_the_same_names(five):
     federation = five[0].federation
     moved = tuple(m.model_copy(update={"train": m.train + 1}) for m in federation.members)
     other = five[1]._replace(federation=federation.model_copy(update={"members": moved}))
-    assert wording.differing(numbers.entries([five[0], other]))
-    assert not wording.differing(numbers.entries(five))
+    assert wording.different_rows(numbers.reported([five[0], other]))
+    assert not wording.different_rows(numbers.reported(five))
 
 
 def test_what_went_wrong(five, regression, tmp_path):
-    entries = numbers.entries(five)
-    assert [wording.troubles(e) for e in entries[:3]] == [[], [], []]
-    assert wording.troubles(entries[3]) == ["3 replies were not finite and were left out."]
-    (unfinished,) = wording.troubles(entries[5])
+    runs = numbers.reported(five)
+    assert [wording.problems(e) for e in runs[:3]] == [[], [], []]
+    assert wording.problems(runs[3]) == ["3 replies were not finite and were left out."]
+    (unfinished,) = wording.problems(runs[5])
     assert unfinished.startswith("It is not finished: its last record is of round 40 of 100. `equipoise resume ")
-    (missing,) = wording.troubles(numbers.entries(regression)[0])
+    (missing,) = wording.problems(numbers.reported(regression)[0])
     assert missing == "1 client has no RMSE at the end; the averages are over the others."
-    told = folders.write(tmp_path, events=["the run diverged at round 3"])
-    assert wording.troubles(numbers.entries([told])[0]) == ["The run diverged at round 3."]
+    diverged = folders.write(tmp_path, events=["the run diverged at round 3"])
+    assert wording.problems(numbers.reported([diverged])[0]) == ["The run diverged at round 3."]
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [("it broke", "It broke."), ("local_lr was measured", "local_lr was measured."), ("Why?", "Why?")],
 )
-def test_sentences(given, told):
-    assert wording.sentence(given) == told
+def test_sentences(given, expected):
+    assert wording.sentence(given) == expected
 
 
 def test_messages_without_an_answer(five):
     rows = list(five[0].rows)
     rows[-1] = rows[-1].model_copy(update={"answered": (rows[-1].asked[0] - 7,)})
-    (told,) = wording.troubles(numbers.entries([five[0]._replace(rows=rows)])[0])
-    assert told == "7 of 1,200 messages had no answer that counted."
+    (text,) = wording.problems(numbers.reported([five[0]._replace(rows=rows)])[0])
+    assert text == "7 of 1,200 messages had no answer that counted."

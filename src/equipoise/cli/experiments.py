@@ -356,7 +356,7 @@ def _standing(row: Any) -> str:
     if score is None:
         return ""
     values = np.array([np.nan if v is None else v for v in row.scores[score]])
-    told = numbers.standing(values, higher_is_better(score))
+    told = numbers.summarize(values, higher_is_better(score))
     return f"{score} {told['mean']:.3f}, worst fifth {told['worst20']:.3f}"
 
 

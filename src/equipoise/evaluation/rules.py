@@ -9,11 +9,17 @@ from equipoise.errors import require
 
 LOWER = ("loss", "rmse")  # scores of which less is better
 MAIN = ("accuracy", "rmse", "loss")  # the first of these that a model has says most
+TASK_SCORES = {"classification": "accuracy", "regression": "rmse"}  # what says most before anything was scored
+FRACTIONS = ("accuracy",)  # scores that are a fraction of the rows, written in per cent
 SHARE = 0.2  # of the clients: the worst-served and the best-served fifth
 
 
 def higher_is_better(score: str) -> bool:
     return score not in LOWER
+
+
+def is_fraction(score: str) -> bool:
+    return score in FRACTIONS
 
 
 def main_score(names: Iterable[str]) -> str | None:

@@ -53,4 +53,4 @@ def cvar(n: int, alpha: float) -> Dual:
 
 CVAR = Record("cvar", cvar, example={"alpha": 0.3}, defaults={"alpha": 0.2})
 # Equal weights are the only ones of CVaR at 1: what methods for the average minimise, as one objective among others.
-AVERAGE = Record("average", partial(cvar, alpha=1.0), not_settings=("alpha",))
+AVERAGE = Record("average", partial(cvar, alpha=1.0), not_settings=("alpha",), average=True)

@@ -1,4 +1,4 @@
-"""What is known of an objective apart from its operators; the configuration and the laws read it."""
+"""What is known of an objective apart from its operators; the configuration, the report and the laws read it."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ class Record(NamedTuple):
     example: Mapping[str, Any] = {}  # settings with which the laws build it
     defaults: Mapping[str, Any] = {}  # in a configuration, of settings without a default of their own
     not_settings: tuple[str, ...] = ()  # arguments that a configuration cannot give
+    average: bool = False  # its weights are always equal: training for it is training for the average client
 
     def __call__(self, *args: Any, **settings: Any) -> Dual:
         return self.factory(*args, **settings)

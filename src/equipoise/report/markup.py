@@ -1,47 +1,37 @@
-"""Text that is markup and text that is not: whatever is not `Safe` is escaped where it enters a tag."""
+"""Elements of the drawings. Whatever is not `Markup` is escaped, as in the templates."""
 
-import html
 import re
 from typing import Any
 
-EMPTY = {"circle", "input", "line", "meta", "path", "rect"}  # may close themselves
+from markupsafe import Markup, escape
+
+VOID = {"circle", "line", "path", "rect"}  # close themselves when they are empty
 FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # in XML, or in UTF-8
 
 
-class Safe(str):
-    """Markup."""
-
-    __slots__ = ()
-
-
-def escaped(content: object) -> Safe:
-    if isinstance(content, Safe):
-        return content
-    return Safe(html.escape(FORBIDDEN.sub("\ufffd", str(content))))
-
-
-def joined(*parts: object) -> Safe:
-    return Safe("".join(escaped(part) for part in parts))
-
-
-def tag(name: str, /, *children: object, **attributes: Any) -> Safe:
-    """An element; class_="a" is class="a", data_x=1 is data-x="1"; None leaves out, True has no value."""
+def tag(name: str, /, *children: object, **attributes: Any) -> Markup:
+    """An element; class_="a" is class="a", data_x=1 is data-x="1"; attributes that are None are left out."""
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{"" if value is True else escaped(_short(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_short(value))}"'
         for key, value in attributes.items()
-        if value is not None and value is not False
+        if value is not None
     )
-    if name in EMPTY and not children:
-        return Safe(f"<{name}{written}/>")
-    return Safe(f"<{name}{written}>{joined(*children)}</{name}>")
+    if name in VOID and not children:
+        return Markup(f"<{name}{written}/>")
+    return Markup(f"<{name}{written}>{Markup().join(map(escape, children))}</{name}>")
 
 
-def prose(text: str) -> Safe:
+def prose(text: str) -> Markup:
     """A sentence; what stands between backticks is code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:  # one has no partner
-        return escaped(text)
-    return joined(*(tag("code", part) if k % 2 else part for k, part in enumerate(parts)))
+        return escape(text)
+    return Markup().join(tag("code", part) if k % 2 else part for k, part in enumerate(parts))
+
+
+def printable(text: str) -> str:
+    """Without characters that no document may hold."""
+    return FORBIDDEN.sub("\ufffd", text)
 
 
 def _short(value: Any) -> Any:

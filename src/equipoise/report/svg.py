@@ -8,12 +8,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from equipoise.report.markup import Safe, tag
+from markupsafe import Markup
 
-TINY = 1e-200  # less is zero, and its inverse beyond any axis
+from equipoise.report.markup import tag
+
+TINY = 1e-200  # less counts as zero, more than its inverse as infinite
 DECADES = 14  # of a logarithmic axis; what is below lies on its lowest line
 ACROSS = 1000  # units of the stretched part
-COLOURS = 7  # of page.css, told apart by the colour-blind; the dashes and markers make more of them
+COLOURS = 7  # of page.css, safe for the colour-blind; dashes and markers tell more runs apart
 DASHES = (None, "7 3", "2 3", "9 3 2 3")
 MARKERS = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",  # circle
@@ -26,40 +28,45 @@ MARKERS = (
 
 
 class Axis(NamedTuple):
-    """From numbers to 0..1."""
+    """Maps numbers to 0..1."""
 
     low: float
     high: float
     ticks: tuple[float, ...]
     log: bool = False
 
-    def at(self, value: float) -> float:
+    def fraction(self, value: float) -> float:
         if self.log:
             return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 
 def axis(
-    values: Iterable[float], *, zero: bool = False, log: bool = False, room: float | None = None, parts: int = 4
+    values: Iterable[float],
+    *,
+    include_zero: bool = False,
+    log: bool = False,
+    margin: float | None = None,
+    steps: int = 4,
 ) -> Axis:
-    """One that holds the values. Its ends are ticks; or, with `room`, that share beyond the values.
+    """An axis that holds the values. Its ends are ticks; or, with `margin`, that fraction beyond the values.
 
-    Logarithmic ones hold the positive values.
+    A logarithmic axis holds the positive values.
     """
     known = [0.0 if abs(v) < TINY else float(v) for v in values if abs(v) < 1 / TINY]
     known = [v for v in known if v > 0] if log else known
     low, high = (min(known), max(known)) if known else (1.0, 10.0) if log else (0.0, 1.0)
     if log:
         return _decades(max(low, high * 10.0**-DECADES), high)
-    low, high = (min(low, 0.0), max(high, 0.0)) if zero else (low, high)
+    low, high = (min(low, 0.0), max(high, 0.0)) if include_zero else (low, high)
     if high - low <= 1e-9 * max(abs(high), abs(low)):  # all alike
         pad = abs(high) / 10 or 1.0
-        low, high = (low, high + pad) if zero else (low - pad, high + pad)
-    step = _nice((high - low) / parts)
+        low, high = (low, high + pad) if include_zero else (low - pad, high + pad)
+    step = _nice((high - low) / steps)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(float(f"{k * step:.14g}") for k in range(first, last + 1))
-    if room is not None:
-        more = room * (high - low)
+    if margin is not None:
+        more = margin * (high - low)
         low, high = low - (0 if low == 0 else more), high + (0 if high == 0 else more)
         return Axis(low, high, tuple(t for t in ticks if low - 1e-9 * step <= t <= high + 1e-9 * step))
     return Axis(ticks[0], ticks[-1], ticks)
@@ -82,13 +89,13 @@ def _nice(step: float) -> float:
     return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= step * (1 - 1e-9))
 
 
-def cent(share: float) -> str:
+def percent(share: float) -> str:
     """0.25 -> 25%."""
     return f"{100 * share:.2f}".rstrip("0").rstrip(".") + "%"
 
 
 class Frame(NamedTuple):
-    """Where the data lie in a chart: between two shares of its width and two heights."""
+    """Where the data are in a chart: between two fractions of its width and two heights."""
 
     x: Axis
     y: Axis
@@ -97,13 +104,13 @@ class Frame(NamedTuple):
     top: float
     bottom: float
 
-    def across(self, value: float) -> float:
-        """As a share of the chart's width."""
-        return self.left + (self.right - self.left) * self.x.at(value)
+    def x_at(self, value: float) -> float:
+        """As a fraction of the chart's width."""
+        return self.left + (self.right - self.left) * self.x.fraction(value)
 
-    def down(self, value: float) -> float:
+    def y_at(self, value: float) -> float:
         """In pixels."""
-        return self.bottom - (self.bottom - self.top) * self.y.at(value)
+        return self.bottom - (self.bottom - self.top) * self.y.fraction(value)
 
     def path(self, points: Sequence[tuple[float, float]]) -> str:
         """Through the points, with a gap where there is no number."""
@@ -111,7 +118,7 @@ class Frame(NamedTuple):
         for x, y in points:
             known = math.isfinite(x) and math.isfinite(y)
             if known:
-                out.append(f"{'L' if pen_down else 'M'}{self._unit(x):.1f} {self.down(y) - self.top:.1f}")
+                out.append(f"{'L' if pen_down else 'M'}{ACROSS * self.x.fraction(x):.1f} {self.y_at(y) - self.top:.1f}")
             pen_down = known
         return "".join(out)
 
@@ -123,68 +130,73 @@ class Frame(NamedTuple):
         edge = [(x, high) for x, _, high in known] + [(x, low) for x, low, _ in reversed(known)]
         return self.path(edge) + "Z"
 
-    def _unit(self, x: float) -> float:
-        return ACROSS * self.x.at(x)
+    def curve(
+        self, points: Sequence[tuple[float, float]], series: int | None, hint: str, **attributes: object
+    ) -> Markup:
+        """A line in the colour and dash of run number `series`; None: a faint one."""
+        look = {"class_": "line faint"} if series is None else {"class_": f"line {colour(series)}"}
+        dashes = None if series is None else dash(series)
+        return tag("path", tag("title", hint), d=self.path(points), **look, stroke_dasharray=dashes, **attributes)
 
-    def stretched(self, *children: object) -> Safe:
-        """Paths of this frame, as wide as the chart will be."""
+    def stretched(self, *children: object) -> Markup:
+        """Paths of this frame, stretched to the width of the chart."""
         return tag(
             "svg",
             *children,
-            x=cent(self.left),
+            x=percent(self.left),
             y=self.top,
-            width=cent(self.right - self.left),
+            width=percent(self.right - self.left),
             height=self.bottom - self.top,
             viewBox=f"0 0 {ACROSS} {self.bottom - self.top:g}",
             preserveAspectRatio="none",
             class_="lines",
         )
 
-    def grid(self, x: Callable[[float], str], y: Callable[[float], str], x_name: str) -> list[Safe]:
-        """Lines across at the ticks of y, numbers at both axes, and what the x axis is."""
+    def grid(self, x: Callable[[float], str], y: Callable[[float], str], x_name: str) -> list[Markup]:
+        """Horizontal lines at the ticks of y, numbers at both axes, and the name of the x axis."""
         out = []
         for tick in self.y.ticks:
-            at = self.down(tick)
-            out.append(rule(self.left, at, self.right, at, "grid"))
-            out.append(words(self.left - 0.012, at + 4, y(tick), "end", "tick"))
+            y_at = self.y_at(tick)
+            out.append(line(self.left, y_at, self.right, y_at, "grid"))
+            out.append(label(self.left - 0.012, y_at + 4, y(tick), "end", "tick"))
         for tick in self.x.ticks:
-            share = self.across(tick)
-            out.append(words(share, self.bottom + 18, x(tick), "middle", "tick"))
-        out.append(rule(self.left, self.bottom, self.right, self.bottom, "base"))
-        out.append(words(self.right, self.bottom + 36, x_name, "end", "axis"))
+            out.append(label(self.x_at(tick), self.bottom + 18, x(tick), "middle", "tick"))
+        out.append(line(self.left, self.bottom, self.right, self.bottom, "base"))
+        out.append(label(self.right, self.bottom + 36, x_name, "end", "axis"))
         return out
 
 
-def chart(name: str, height: float, *children: object, class_: str = "chart") -> Safe:
-    """A drawing with a name for those who do not see it."""
+def chart(name: str, height: float, *children: object, class_: str = "chart") -> Markup:
+    """A drawing with a name, which screen readers read."""
     return tag("svg", tag("title", name), *children, class_=class_, role="img", width="100%", height=float(height))
 
 
-def words(x: float, y: float, text: object, anchor: str = "start", class_: str | None = None) -> Safe:
-    return tag("text", text, x=cent(x), y=float(y), text_anchor=anchor, class_=class_)
+def label(x: float, y: float, text: object, anchor: str = "start", class_: str | None = None) -> Markup:
+    return tag("text", text, x=percent(x), y=float(y), text_anchor=anchor, class_=class_)
 
 
-def rule(x1: float, y1: float, x2: float, y2: float, class_: str) -> Safe:
-    return tag("line", x1=cent(x1), y1=float(y1), x2=cent(x2), y2=float(y2), class_=class_)
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
+    return tag("line", x1=percent(x1), y1=float(y1), x2=percent(x2), y2=float(y2), class_=class_)
 
 
-def marker(x: float, y: float, kind: int, hint: str | None = None, *, scale: float = 1.0, **attributes: object) -> Safe:
-    """The sign of run number `kind`, with what it says when pointed at."""
-    told = () if hint is None else (tag("title", hint),)
-    shape = tag("path", *told, d=MARKERS[kind % len(MARKERS)], transform=None if scale == 1 else f"scale({scale:g})")
-    return tag("svg", shape, x=cent(x), y=float(y), class_=f"mark {colour(kind)}", overflow="visible", **attributes)
+def marker(x: float, y: float, series: int, hint: str = "", *, scale: float = 1, **attributes: object) -> Markup:
+    """The marker of run number `series`, with its hint."""
+    title = [tag("title", hint)] if hint else []
+    shape = tag("path", *title, d=MARKERS[series % len(MARKERS)], transform=None if scale == 1 else f"scale({scale:g})")
+    look = {"class_": f"mark {colour(series)}", "overflow": "visible", **attributes}
+    return tag("svg", shape, x=percent(x), y=float(y), **look)
 
 
-def colour(kind: int) -> str:
-    return f"s{kind % COLOURS}"
+def colour(series: int) -> str:
+    return f"s{series % COLOURS}"
 
 
-def dash(kind: int) -> str | None:
-    return DASHES[kind // COLOURS % len(DASHES)]
+def dash(series: int) -> str | None:
+    return DASHES[series // COLOURS % len(DASHES)]
 
 
-def key(kind: int) -> Safe:
+def legend_key(series: int) -> Markup:
     """A line with its marker, for a legend."""
-    line = tag("line", x1="0", y1="7", x2="26", y2="7", stroke_dasharray=dash(kind))
-    shape = tag("path", d=MARKERS[kind % len(MARKERS)], transform="translate(13 7)")
-    return tag("svg", line, shape, class_=f"key {colour(kind)}", width="26", height="14", aria_hidden="true")
+    line = tag("line", x1="0", y1="7", x2="26", y2="7", stroke_dasharray=dash(series))
+    shape = tag("path", d=MARKERS[series % len(MARKERS)], transform="translate(13 7)")
+    return tag("svg", line, shape, class_=f"key {colour(series)}", width="26", height="14", aria_hidden="true")

@@ -8,21 +8,26 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise.evaluation.rules import is_fraction
 from equipoise.experiment.measures import Measure, measure
-from equipoise.report.tables import plain
+from equipoise.report.numbers import bytes_per_client, bytes_per_float
+from equipoise.report.tables import escaped
+
+OTHER_UNITS = ("objective", "certificate", "distance", "jain")  # measures that are not in the unit of the score
 
 
 def table(cells: Sequence[Any], show: Sequence[str]) -> Table:
-    """`cells` are those of `experiment.plan`; the best of each federation and column stands out."""
+    """`cells` are those of `experiment.plan`; the best of each federation and column is bold."""
     columns = [measure(name) for name in show]
-    out = Table(title=f"{_score(cells)}mean ± standard deviation over the seeds")
-    for head in _heads(columns):
-        out.add_column(head, justify="left" if head in ("method", "chosen") else "right")
-    for place, rows in _by_place(cells):
-        if place:
-            out.add_row(f"[bold]{escape(place)}[/bold]")
-        for cell, shown in zip(rows, _shown(rows, columns, "[bold]", "[/bold]"), strict=True):
-            out.add_row(escape(cell.label), *shown, *map(escape, _rest(cell)))
+    score = _measure(cells[0])
+    out = Table(title=f"{score}{': ' if score else ''}mean ± standard deviation over the seeds")
+    for heading in _headings(columns):
+        out.add_column(heading, justify="left" if heading in ("method", "chosen") else "right")
+    for federation, rows in _by_federation(cells):
+        if federation:
+            out.add_row(f"[bold]{escape(federation)}[/bold]")
+        for cell, texts in zip(rows, _texts(rows, columns, "[bold]", "[/bold]"), strict=True):
+            out.add_row(escape(cell.label), *texts, *map(escape, _last_columns(cell)))
         out.add_section()
     return out
 
@@ -30,30 +35,30 @@ def table(cells: Sequence[Any], show: Sequence[str]) -> Table:
 def markdown(cells: Sequence[Any], show: Sequence[str]) -> str:
     columns = [measure(name) for name in show]
     lines = []
-    for place, rows in _by_place(cells):
-        if place:
-            lines += [f"**{plain(place)}**", ""]
-        lines += ["| " + " | ".join(_heads(columns)) + " |", "|---|" + "---:|" * len(columns) + "---:|---|---:|"]
-        for cell, shown in zip(rows, _shown(rows, columns, "**", "**"), strict=True):
-            lines.append("| " + " | ".join([plain(cell.label), *shown, *map(plain, _rest(cell))]) + " |")
+    for federation, rows in _by_federation(cells):
+        if federation:
+            lines += [f"**{escaped(federation)}**", ""]
+        lines += ["| " + " | ".join(_headings(columns)) + " |", "|---|" + "---:|" * len(columns) + "---:|---|---:|"]
+        for cell, texts in zip(rows, _texts(rows, columns, "**", "**"), strict=True):
+            lines.append("| " + " | ".join([escaped(cell.label), *texts, *map(escaped, _last_columns(cell))]) + " |")
         lines.append("")
     return "\n".join(lines)
 
 
-def _heads(columns: Sequence[Measure]) -> list[str]:
+def _headings(columns: Sequence[Measure]) -> list[str]:
     return ["method", *(column.heading for column in columns), "floats per client", "chosen", "seeds"]
 
 
-def _by_place(cells: Sequence[Any]) -> list[tuple[str, list[Any]]]:
+def _by_federation(cells: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     found: dict[str, list[Any]] = {}
     for cell in cells:
-        place = ", ".join(f"{key.rpartition('.')[2]} = {_value(value)}" for key, value in cell.over.items())
-        found.setdefault(place, []).append(cell)
+        federation = ", ".join(f"{key.rpartition('.')[2]} = {_value(value)}" for key, value in cell.over.items())
+        found.setdefault(federation, []).append(cell)
     return list(found.items())
 
 
-def _shown(rows: Sequence[Any], columns: Sequence[Measure], before: str, after: str) -> list[list[str]]:
-    """The cells of a federation as text, the best of each column between `before` and `after`."""
+def _texts(rows: Sequence[Any], columns: Sequence[Measure], before: str, after: str) -> list[list[str]]:
+    """The numbers of a federation's cells; the best of each column stands between `before` and `after`."""
     best = [max(rows, key=partial(_rank, column)) for column in columns]
     return [
         [
@@ -80,27 +85,22 @@ def _text(cell: Any, column: Measure) -> str:
     several = len(cell.runs) > 1
     if column.level is not None:
         return f"{mean:.0f} ± {deviation:.0f}" if several else f"{mean:.0f}"
-    if _score([cell]).startswith("accuracy") and column.name not in ("objective", "certificate", "distance", "jain"):
+    if is_fraction(_measure(cell)) and column.name not in OTHER_UNITS:
         return f"{100 * mean:.2f} ± {100 * deviation:.2f}" if several else f"{100 * mean:.2f}"
     return f"{mean:.4g} ± {deviation:.2g}" if several else f"{mean:.4g}"
 
 
-def _rest(cell: Any) -> list[str]:
+def _last_columns(cell: Any) -> list[str]:
     chosen = ", ".join(f"{key.rpartition('.')[2]} {_value(v)}" for key, v in cell.chosen.items())
     of = f" (of {cell.tried})" if cell.tried > 1 else ""
-    return [f"{_floats_per_client(cell):,.0f}", chosen + of, str(len(cell.runs))]
-
-
-def _floats_per_client(cell: Any) -> float:
-    """Numbers that crossed, up and down, per client and run."""
     first = cell.runs[0]
-    row, width = first.rows[-1], 8 if first.environment.precision == "float64" else 4
-    return (row.bytes_down + row.bytes_up) / width / len(first.federation.members)
+    sent = bytes_per_client(first.rows[-1], len(first.federation.members))
+    return [f"{sent / bytes_per_float(first):,.0f}", chosen + of, str(len(cell.runs))]
 
 
-def _score(cells: Sequence[Any]) -> str:
-    outcome = cells[0].runs[0].outcome
-    return "" if outcome is None else f"{outcome.measure}: "
+def _measure(cell: Any) -> str:
+    outcome = cell.runs[0].outcome
+    return "" if outcome is None else outcome.measure
 
 
 def _value(value: Any) -> str:

@@ -2,217 +2,191 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from equipoise.experiment.records import Run
-from equipoise.report import numbers
-from equipoise.report.numbers import NONE, Entry
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
-AT_MOST = 50  # clients of a table: beyond them the worst-served ones
+from equipoise.experiment.records import Run
+from equipoise.report import formats, numbers
+from equipoise.report.numbers import ReportedRun
+
+MOST_CLIENTS = 50  # of a table: of more, the worst-served ones
 
 
 class Column(NamedTuple):
-    """A heading (and one for terminals), a number of each run, how it is written, and which end is good."""
+    """One number of each run."""
 
     title: str
-    narrow: str
-    value: Callable[[Entry], float]
-    written: Callable[[Entry, float], str]
-    best: Callable[[Sequence[float]], float] | None  # None: nothing to win
+    narrow_title: str  # for terminals; empty: not shown there
+    value: Callable[[ReportedRun], float]
+    format: Callable[[ReportedRun, float], str]
+    best: Callable[[Sequence[float]], float] | None  # None: no value is better than another
 
 
 class Cell(NamedTuple):
-    """What stands there, and whether it is the best of its column."""
+    """One number of one run."""
 
     text: str
-    best: bool
+    best: bool  # of its column
     value: float
 
 
 class Clients(NamedTuple):
-    """The clients shown, worst first by the first run, and each run's score and bounds for them."""
+    """The clients that a table shows, in the order of the first run, the worst served first."""
 
     order: list[int]
-    note: str  # what was left out; empty: nothing
+    note: str  # which of them are shown; empty: all
 
 
-def columns(up: bool) -> list[Column]:
-    better = max if up else min
+def columns(higher_is_better: bool) -> list[Column]:
+    better = max if higher_is_better else min
 
-    def of(key: str) -> Callable[[Entry], float]:
-        return lambda entry: entry.summary[key]
+    def score(title: str, key: str) -> Column:
+        narrow = title.replace(" ", "\n")
+        return Column(title, narrow, lambda run: run.summary[key], lambda run, value: run.format(value), better)
 
-    def score(entry: Entry, value: float) -> str:
-        return entry.written(value)
+    def corrected(run: ReportedRun, value: float) -> str:
+        return formats.with_interval(value, run.worst.low, run.worst.high, run.format)
 
-    def corrected(entry: Entry, value: float) -> str:
-        span = numbers.bounds(entry.worst.low, entry.worst.high, entry.written)
-        return entry.written(value) + (f" ({span})" if span != NONE else "")
+    def spread(run: ReportedRun, value: float) -> str:
+        return run.format(value).removesuffix("%")  # in points, not in per cent of something
 
-    def spread(entry: Entry, value: float) -> str:
-        return entry.written(value).removesuffix("%")  # in points, not in per cent of something
-
-    def count(_: Entry, value: float) -> str:
-        return numbers.count(value)
+    def amount(title: str, narrow: str, name: str, write: Callable[[float], str], best: Any = min) -> Column:
+        return Column(title, narrow, lambda run: getattr(run, name), lambda _, value: write(value), best)
 
     return [
-        Column("average", "average", of("mean"), score, better),
-        Column("worst 20%", "worst\n20%", of("worst20"), score, better),
-        Column("corrected (bounds)", "corrected\n(bounds)", lambda entry: entry.worst.estimate, corrected, better),
-        Column("best 20%", "best\n20%", of("best20"), score, better),
-        Column("worst client", "worst\nclient", of("worst"), score, better),
-        Column("std", "std", of("std"), spread, min),
-        Column("rounds", "", lambda entry: entry.rounds, count, None),
-        Column("floats per client", "floats", lambda entry: entry.floats_each, lambda _, v: numbers.many(v), min),
-        Column("bytes per client", "", lambda entry: entry.bytes_each, lambda _, v: numbers.size(v), min),
-        Column("time", "time", lambda entry: entry.seconds, lambda _, v: numbers.duration(v), min),
+        score("average", "mean"),
+        score("worst 20%", "worst20"),
+        Column("corrected (bounds)", "corrected\n(bounds)", lambda run: run.worst.estimate, corrected, better),
+        score("best 20%", "best20"),
+        score("worst client", "worst"),
+        Column("std", "std", lambda run: run.summary["std"], spread, min),
+        amount("rounds", "", "rounds", formats.count, None),
+        amount("floats per client", "floats", "floats_per_client", formats.with_unit),
+        amount("bytes per client", "", "bytes_per_client", formats.byte_size),
+        amount("time", "time", "seconds", formats.duration),
     ]
 
 
-def cells(entries: Sequence[Entry]) -> tuple[list[Column], list[list[Cell]]]:
-    """A row for each run. Unfinished runs win nothing; what reads the same wins together."""
-    found = columns(entries[0].up)
-    return found, [[_cell(column, entry, entries) for column in found] for entry in entries]
+def cells(runs: Sequence[ReportedRun]) -> tuple[list[Column], list[list[Cell]]]:
+    """A row for each run. Unfinished runs are never the best; equal texts are the best together."""
+    found = columns(runs[0].higher_is_better)
+    return found, [[_cell(column, run, runs) for column in found] for run in runs]
 
 
-def _cell(column: Column, entry: Entry, entries: Sequence[Entry]) -> Cell:
-    value = column.value(entry)
-    text = column.written(entry, value)
-    known = [v for v in (column.value(e) for e in entries if e.finished) if math.isfinite(v)]
-    if column.best is None or not entry.finished or not math.isfinite(value) or len(known) < 2:
+def _cell(column: Column, run: ReportedRun, runs: Sequence[ReportedRun]) -> Cell:
+    value = column.value(run)
+    text = column.format(run, value)
+    known = [v for v in (column.value(other) for other in runs if other.finished) if math.isfinite(v)]
+    if column.best is None or not run.finished or not math.isfinite(value) or len(known) < 2:
         return Cell(text, False, value)
-    winner = column.written(entry, column.best(known))  # with this run's bounds: only the value can differ
-    every = {column.written(entry, v) for v in known}
-    return Cell(text, text == winner and len(every) > 1, value)
+    best = column.format(run, column.best(known))  # with this run's bounds: only the value can differ
+    different = {column.format(run, v) for v in known}
+    return Cell(text, text == best and len(different) > 1, value)
 
 
-def measured(entries: Sequence[Entry]) -> str:
-    """What the scores are."""
-    first = entries[0]
-    rows = "held-out rows" if first.run.federation.held_out else "training rows (none were held out)"
-    return f"{first.score} of {first.n:,} clients on their {rows}, {_direction(first.up)}"
+def measured(runs: Sequence[ReportedRun]) -> str:
+    """Which scores these are, of whom, and which way is better."""
+    first = runs[0]
+    rows = "held-out rows" if first.record.federation.held_out else "training rows (none were held out)"
+    direction = "higher" if first.higher_is_better else "lower"
+    return f"{first.score_name} of {first.n:,} clients on their {rows}, {direction} is better"
 
 
-def _direction(up: bool) -> str:
-    return "higher is better" if up else "lower is better"
-
-
-def named(entry: Entry) -> str:
-    return entry.label if entry.finished else f"{entry.label} (unfinished)"
-
-
-def clients_shown(entries: Sequence[Entry], limit: int = AT_MOST) -> Clients:
-    n, order = entries[0].n, entries[0].worse_first()
+def clients_shown(runs: Sequence[ReportedRun], limit: int = MOST_CLIENTS) -> Clients:
+    n, order = runs[0].n, runs[0].worst_first()
     if n <= limit:
         return Clients(order, "")
-    return Clients(order[:limit], f"the {limit} clients of {n:,} that {entries[0].label} serves worst")
+    return Clients(order[:limit], f"the {limit} clients of {n:,} that {runs[0].label} serves worst")
+
+
+def client_cells(runs: Sequence[ReportedRun], i: int, *, bounds: bool = True) -> list[str]:
+    """Name, training rows, and what each run does for client i."""
+    member = runs[0].members[i]
+    rows = {run.members[i].train for run in runs}
+    size = f"{member.train:,}" if len(rows) == 1 else f"{min(rows):,}–{max(rows):,}"
+    values = (run.client_score(i) if bounds else run.format(float(run.values[i])) for run in runs)
+    return [member.name, size, *values]
 
 
 def comparison(runs: Sequence[Run]) -> Any:
     """A rich table with a row for each run; one table for each set of clients."""
-    from rich.text import Text
-
     found = []
-    for group in numbers.together(numbers.entries(runs)):
+    for group in _groups(runs):
         heads, grid = cells(group)
-        kept = [k for k, head in enumerate(heads) if head.narrow]
-        table = _narrow(f"{measured(group)}; floats: sent to and from a client, all rounds")
+        kept = [k for k, head in enumerate(heads) if head.narrow_title]
+        table = _narrow_table(f"{measured(group)}; floats: sent to and from a client, all rounds")
         table.add_column("method", overflow="fold", min_width=8)
         for k in kept:
-            folds = any(" (" in row[k].text for row in grid)
-            table.add_column(heads[k].narrow, justify="right", no_wrap=not folds, min_width=_longest(grid, k))
-        for entry, row in zip(group, grid, strict=True):
-            shown = (Text(row[k].text, style="bold green" if row[k].best else "") for k in kept)
-            table.add_row(Text(named(entry)), *shown)
+            words = [word for row in grid for word in row[k].text.split(" (")]  # a cell is folded between words only
+            folds = len(words) > len(grid)
+            table.add_column(heads[k].narrow_title, justify="right", no_wrap=not folds, min_width=max(map(len, words)))
+        for run, row in zip(group, grid, strict=True):
+            table.add_row(Text(run.title), *(Text(row[k].text, "bold green" if row[k].best else "") for k in kept))
         found.append(table)
-    return _stacked(found)
+    return Group(*found)
 
 
-def _longest(grid: list[list[Cell]], k: int) -> int:
-    """The longest word of a column: it may be folded between words only."""
-    return max(len(word) for row in grid for word in row[k].text.split(" ("))
-
-
-def per_client(*runs: Run, limit: int = AT_MOST) -> Any:
+def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Any:
     """A rich table with a row for each client, the worst served first; one table for each set of clients."""
-    from rich.text import Text
-
     found = []
-    for group in numbers.together(numbers.entries(runs)):
+    for group in _groups(runs):
         shown = clients_shown(group, limit)
-        table = _narrow("; ".join(filter(None, (measured(group), shown.note))))
+        table = _narrow_table("; ".join(filter(None, (measured(group), shown.note))))
         table.add_column("client", overflow="fold", min_width=8)
         table.add_column("rows", justify="right")
-        for entry in group:
-            table.add_column(Text(named(entry)), justify="right", overflow="fold")
+        for run in group:
+            table.add_column(Text(run.title), justify="right", overflow="fold")
         for i in shown.order:
             table.add_row(*map(Text, client_cells(group, i, bounds=len(group) < 3)))
         found.append(table)
-    return _stacked(found)
+    return Group(*found)
 
 
-def _narrow(caption: str) -> Any:
-    """A table that fits into eighty columns, and folds what does not rather than cut it off."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+def _groups(runs: Sequence[Run]) -> list[list[ReportedRun]]:
+    return numbers.comparable(numbers.reported(runs))
 
+
+def _narrow_table(caption: str) -> Table:
+    """A table for eighty columns, which folds long cells and cuts nothing off."""
     look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 0, 0, 1)}
     return Table(caption=Text(caption), caption_justify="left", **look)
-
-
-def _stacked(found: Sequence[Any]) -> Any:
-    from rich.console import Group
-
-    return found[0] if len(found) == 1 else Group(*found)
-
-
-def client_cells(entries: Sequence[Entry], i: int, *, bounds: bool = True) -> list[str]:
-    """Name, training rows, and what each run does for client i."""
-    member = entries[0].run.federation.members[i]
-    rows = {entry.run.federation.members[i].train for entry in entries}
-    told = f"{member.train:,}" if len(rows) == 1 else f"{min(rows):,}–{max(rows):,}"
-    values = (client_score(e, i) if bounds else e.written(float(e.values[i])) for e in entries)
-    return [member.name, told, *values]
-
-
-def client_score(entry: Entry, i: int) -> str:
-    span = numbers.bounds(entry.low[i], entry.high[i], entry.written)
-    return entry.written(entry.values[i]) + (f" ({span})" if span != NONE else "")
 
 
 def markdown(runs: Sequence[Run]) -> str:
     """The comparison, the best of each column in bold."""
     parts = []
-    for group in numbers.together(numbers.entries(runs)):
+    for group in _groups(runs):
         heads, grid = cells(group)
         rows = [
-            [plain(named(entry)), *(f"**{c.text}**" if c.best else c.text for c in row)]
-            for entry, row in zip(group, grid, strict=True)
+            [escaped(run.title), *(f"**{cell.text}**" if cell.best else cell.text for cell in row)]
+            for run, row in zip(group, grid, strict=True)
         ]
-        parts.append(_markdown(["method", *(head.title for head in heads)], rows) + f"\n{plain(measured(group))}\n")
+        parts.append(_markdown(["method", *(head.title for head in heads)], rows, measured(group)))
     return "\n".join(parts)
 
 
-def per_client_markdown(*runs: Run, limit: int = AT_MOST) -> str:
+def per_client_markdown(*runs: Run, limit: int = MOST_CLIENTS) -> str:
     """The clients, the worst served first."""
     parts = []
-    for group in numbers.together(numbers.entries(runs)):
+    for group in _groups(runs):
         shown = clients_shown(group, limit)
-        headings = ["client", "rows", *(plain(named(entry)) for entry in group)]
-        rows = [[plain(cell) for cell in client_cells(group, i)] for i in shown.order]
-        note = "; ".join(filter(None, (measured(group), shown.note)))
-        parts.append(_markdown(headings, rows) + f"\n{plain(note)}\n")
+        headings = ["client", "rows", *(escaped(run.title) for run in group)]
+        rows = (map(escaped, client_cells(group, i)) for i in shown.order)
+        parts.append(_markdown(headings, rows, "; ".join(filter(None, (measured(group), shown.note)))))
     return "\n".join(parts)
 
 
-def _markdown(headings: list[str], rows: list[list[str]]) -> str:
+def _markdown(headings: list[str], rows: Iterable[Iterable[str]], caption: str) -> str:
     rule = ["---", *["---:"] * (len(headings) - 1)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in (headings, rule, *rows))
+    return "".join(f"| {' | '.join(row)} |\n" for row in (headings, rule, *rows)) + f"\n{escaped(caption)}\n"
 
 
-def plain(text: str) -> str:
-    """Names are the user's: nothing in them is Markdown, HTML or a new row."""
-    # An underscore between letters, as in local_lr, is one in Markdown too.
+def escaped(text: str) -> str:
+    """A name of the user's, escaped: nothing in it is Markdown, HTML or a new row."""
+    # An underscore between letters, as in local_lr, needs no escape.
     return re.sub(r"([\\`*\[\]<>|#&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""Sentences made of the records' numbers: whom a model was trained on, what fairness cost, what went wrong."""
+"""Sentences made of numbers: whom a model was trained on, what fairness cost, what went wrong."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ import numpy as np
 from equipoise.evaluation import Bounds, intervals
 from equipoise.evaluation.intervals import Paired
 from equipoise.report import numbers
-from equipoise.report.numbers import Entry
+from equipoise.report.formats import capitalized
+from equipoise.report.numbers import ReportedRun
 
 CORRECTED = (
     "Some clients are in the worst-served fifth only because the few rows they were judged by happened to be hard, so "
@@ -19,95 +20,99 @@ CORRECTED = (
 
 
 class Change(NamedTuple):
-    """From one run to another: how far towards better, corrected for chance, and between which bounds."""
+    """The difference of two runs, corrected for chance, with its bounds; above zero is better."""
 
-    gain: float  # above zero: better
-    low: float  # what finite test sets leave open; NaN: not known
+    gain: float
+    low: float  # NaN: not known
     high: float
 
     @property
     def clear(self) -> bool:
-        return not self.low <= 0 <= self.high  # of an unknown interval nothing can be said against it
+        """Whether zero lies outside the bounds, or these are not known."""
+        return not self.low <= 0 <= self.high
 
 
-def leading(entries: Sequence[Entry]) -> Entry:
+def leading(runs: Sequence[ReportedRun]) -> ReportedRun:
     """The run that serves the worst-served fifth best, finished ones first."""
-    return max(entries, key=lambda e: (e.finished, _merit(e, "worst20")))
+    return max(runs, key=lambda run: (run.finished, _merit(run, "worst20")))
 
 
-def reference(entries: Sequence[Entry]) -> Entry | None:
+def reference(runs: Sequence[ReportedRun]) -> ReportedRun | None:
     """Of the runs that train for the average client, the one with the best average."""
-    plain = [e for e in entries if e.averages and e.finished and math.isfinite(e.summary["mean"])]
-    return max(plain, key=lambda e: _merit(e, "mean")) if plain else None
+    return _best([run for run in runs if run.trains_for_average], "mean")
 
 
-def fairest(entries: Sequence[Entry]) -> Entry | None:
-    """Of the runs that do not, the one that serves the worst-served fifth best."""
-    fair = [e for e in entries if not e.averages and e.finished and math.isfinite(e.summary["worst20"])]
-    return max(fair, key=lambda e: _merit(e, "worst20")) if fair else None
+def fairest(runs: Sequence[ReportedRun]) -> ReportedRun | None:
+    """Of the other runs, the one that serves the worst-served fifth best."""
+    return _best([run for run in runs if not run.trains_for_average], "worst20")
 
 
-def _merit(entry: Entry, key: str) -> float:
-    value = entry.summary[key]
-    return -math.inf if not math.isfinite(value) else value if entry.up else -value
+def _best(runs: Sequence[ReportedRun], key: str) -> ReportedRun | None:
+    known = [run for run in runs if run.finished and math.isfinite(run.summary[key])]
+    return max(known, key=lambda run: _merit(run, key), default=None)
 
 
-def changes(old: Entry, new: Entry, paired: Paired | None) -> tuple[Change, Change]:
+def _merit(run: ReportedRun, key: str) -> float:
+    value = run.summary[key]
+    return -math.inf if not math.isfinite(value) else value if run.higher_is_better else -value
+
+
+def changes(old: ReportedRun, new: ReportedRun, paired: Paired | None) -> tuple[Change, Change]:
     """For the worst-served fifth, and for the average client.
 
-    `paired` says how far the errors of the two go together, having been scored on the same rows; without, they are
-    taken for independent.
+    `paired` says how the errors of the two correlate, if they were scored on the same rows; without it they count as
+    independent.
     """
-    together = paired or Paired(0.0, 0.0)
-    worst = intervals.difference(old.worst, new.worst, together.worst)
-    mean = intervals.difference(old.mean, new.mean, together.mean)
-    return _towards_better(worst, new.up), _towards_better(mean, new.up)
+    correlations = paired or Paired(0.0, 0.0)
+    worst = intervals.difference(old.worst, new.worst, correlations.worst)
+    mean = intervals.difference(old.mean, new.mean, correlations.mean)
+    return _towards_better(worst, new.higher_is_better), _towards_better(mean, new.higher_is_better)
 
 
-def _towards_better(change: Bounds, up: bool) -> Change:
+def _towards_better(change: Bounds, higher_is_better: bool) -> Change:
     low, found, high = change
-    return Change(found, low, high) if up else Change(-found, -high, -low)
+    return Change(found, low, high) if higher_is_better else Change(-found, -high, -low)
 
 
 class Cost(NamedTuple):
-    """One sentence, and what has to be kept in mind."""
+    """One sentence, and remarks on how far to trust it."""
 
     sentence: str
     remarks: tuple[str, ...] = ()
 
 
-def cost_of_fairness(entries: Sequence[Entry]) -> Cost:
+def cost_of_fairness(runs: Sequence[ReportedRun]) -> Cost:
     """What the fairest run does for the worst-served fifth, for the average client, and for how many bytes."""
-    old, new = reference(entries), fairest(entries)
+    old, new = reference(runs), fairest(runs)
     if old is None or new is None:
-        return _no_comparison(entries, new)
+        return _no_comparison(runs, new)
     paired = numbers.paired(old, new)
     worst, mean = changes(old, new, paired)
-    first = _moved("the worst-served fifth", old, new, "worst20", "loses")
-    second = _moved("the average client", old, new, "mean", "gives up")
-    told = f"With {new.label} instead of {old.label}, {first}; {second}; {_price(old, new)}."
+    first = _change("the worst-served fifth", old, new, "worst20", "loses")
+    second = _change("the average client", old, new, "mean", "gives up")
+    text = f"With {new.label} instead of {old.label}, {first}; {second}; {_price(old, new)}."
     doubt = (_doubt(worst, mean), _basis(worst, mean, paired is not None, new))
-    return Cost(told, tuple(filter(None, (*doubt, _chosen(entries, old, new)))))
+    return Cost(text, tuple(filter(None, (*doubt, _chosen(runs, old, new)))))
 
 
-def _moved(who: str, old: Entry, new: Entry, key: str, down: str) -> str:
-    """By how much, as the two numbers read when they are written."""
-    a, b = (e.rounded(e.summary[key]) for e in (old, new))
-    if a == b:
-        return f"{who} stays at {new.written(b)}"
-    verb = "gains" if (b > a) == new.up else down
-    return f"{who} {verb} {new.difference(b - a)} (from {old.written(a)} to {new.written(b)})"
+def _change(who: str, old: ReportedRun, new: ReportedRun, key: str, down: str) -> str:
+    """By how much a number changed; the difference is that of the numbers as they are written."""
+    before, after = (run.rounded(run.summary[key]) for run in (old, new))
+    if before == after:
+        return f"{who} stays at {new.format(after)}"
+    verb = "gains" if (after > before) == new.higher_is_better else down
+    return f"{who} {verb} {new.format_difference(after - before)} (from {old.format(before)} to {new.format(after)})"
 
 
-def _price(old: Entry, new: Entry) -> str:
-    ratio = new.bytes_each / old.bytes_each if old.bytes_each > 0 else math.nan
+def _price(old: ReportedRun, new: ReportedRun) -> str:
+    ratio = new.bytes_per_client / old.bytes_per_client if old.bytes_per_client > 0 else math.nan
     if not math.isfinite(ratio):
         return "what it cost in bytes is not known"
     return "it cost the same bytes" if f"{ratio:.2g}" == "1" else f"it cost {ratio:.2g}\u00d7 the bytes"
 
 
 def _doubt(worst: Change, mean: Change) -> str:
-    """What the test rows cannot tell."""
+    """Which differences may be chance."""
     if math.isnan(worst.low + worst.high):
         return "How much of this is chance is not known: the runs have no bounds."
     if worst.gain <= 0 and worst.clear:
@@ -123,8 +128,8 @@ def _doubt(worst: Change, mean: Change) -> str:
     return ""
 
 
-def _basis(worst: Change, mean: Change, paired: bool, entry: Entry) -> str:
-    """By which bounds that was judged."""
+def _basis(worst: Change, mean: Change, paired: bool, run: ReportedRun) -> str:
+    """The bounds by which chance was judged."""
     if math.isnan(worst.low + worst.high + mean.low + mean.high):
         return ""
     rows = (
@@ -135,20 +140,19 @@ def _basis(worst: Change, mean: Change, paired: bool, entry: Entry) -> str:
     )
     return (
         f"Judged by the difference, corrected for chance ({rows}): the worst-served fifth gains "
-        f"{_between(worst, entry)}, the average client {_between(mean, entry)}, 19 times in 20."
+        f"{_between(worst, run)}, the average client {_between(mean, run)}, 19 times in 20."
     )
 
 
-def _between(change: Change, entry: Entry) -> str:
-    share = entry.measure == "accuracy"
-    low, high = (f"{100 * v:+.1f}" if share else f"{v:+.3g}" for v in (change.low, change.high))
-    return f"between {low} and {high}{' points' if share else ''}".replace("-", "\u2212")
+def _between(change: Change, run: ReportedRun) -> str:
+    low, high = (f"{100 * v:+.1f}" if run.is_fraction else f"{v:+.3g}" for v in (change.low, change.high))
+    return f"between {low} and {high}{' points' if run.is_fraction else ''}".replace("-", "\u2212")
 
 
-def _chosen(entries: Sequence[Entry], old: Entry, new: Entry) -> str:
-    """Which of several were compared: the best of many looks better than it is."""
-    fair = sum(not e.averages and e.finished for e in entries)
-    plain = sum(e.averages and e.finished for e in entries)
+def _chosen(runs: Sequence[ReportedRun], old: ReportedRun, new: ReportedRun) -> str:
+    """Which of several runs were compared: the best of several looks better than it is."""
+    fair = sum(not run.trains_for_average and run.finished for run in runs)
+    plain = sum(run.trains_for_average and run.finished for run in runs)
     if fair < 2 and plain < 2:
         return ""
     sides = []
@@ -156,18 +160,17 @@ def _chosen(entries: Sequence[Entry], old: Entry, new: Entry) -> str:
         sides.append(f"{new.label} is the best of {fair} fair runs by its worst-served fifth")
     if plain > 1:
         sides.append(f"{old.label} the best of {plain} runs for the average by its average")
-    text = ", ".join(sides)
-    return text[0].upper() + text[1:] + "; the best of several looks a little better than it is."
+    return capitalized(", ".join(sides)) + "; the best of several looks a little better than it is."
 
 
-def _no_comparison(entries: Sequence[Entry], new: Entry | None) -> Cost:
-    lead = leading(entries)
+def _no_comparison(runs: Sequence[ReportedRun], new: ReportedRun | None) -> Cost:
+    lead = leading(runs)
     low, mean = lead.summary["worst20"], lead.summary["mean"]
     if not (math.isfinite(low) and math.isfinite(mean)):
         return Cost("No run has scores yet, so nothing can be said about fairness.")
-    apart = lead.difference(lead.rounded(mean) - lead.rounded(low))
-    where = "below" if lead.up else "above"
-    lag = f"With {lead.label} the worst-served fifth stands at {lead.written(low)}, {apart} {where} the average client."
+    apart = lead.format_difference(lead.rounded(mean) - lead.rounded(low))
+    where = "below" if lead.higher_is_better else "above"
+    lag = f"With {lead.label} the worst-served fifth stands at {lead.format(low)}, {apart} {where} the average client."
     missing = (
         "no finished run here trains for the average client" if new is not None else "no finished fair run is here"
     )
@@ -175,35 +178,35 @@ def _no_comparison(entries: Sequence[Entry], new: Entry | None) -> Cost:
 
 
 def sentence(text: str) -> str:
-    """With a capital, unless it begins with the name of a setting, and a full stop."""
+    """With a full stop and a capital, unless it begins with the name of a setting."""
     text = text.strip()
     word = text.partition(" ")[0]
-    start = text[:1].upper() + text[1:] if word.isalpha() else text
+    start = capitalized(text) if word.isalpha() else text
     return start + ("" if text.endswith((".", "!", "?")) else ".")
 
 
-def whom(entries: Sequence[Entry]) -> list[str]:
-    """What was trained on whom, in plain words: sentences."""
-    federation = entries[0].run.federation
-    members, n = federation.members, len(federation.members)
+def federation(runs: Sequence[ReportedRun]) -> list[str]:
+    """What was trained, on whom: a few sentences."""
+    record = runs[0].record.federation
+    members, n = record.members, len(record.members)
     train = sorted(m.train for m in members)
     test = sum(m.test for m in members)
-    out = [sentence(federation.what)] if federation.what.strip() else []
-    if federation.task == "classification":
-        goal = f"tells {len(federation.classes)} classes apart{_listed(federation.classes)}"
+    out = [sentence(record.what)] if record.what.strip() else []
+    if record.task == "classification":
+        goal = f"tells {len(record.classes)} classes apart{_listed(record.classes)}"
     else:
         goal = "predicts a number"
     for_whom = f"trained for {n:,} clients together" if n > 1 else "trained for one client"
-    size = f"{federation.parameters:,} parameters"
-    if len(entries) == 1:
+    size = f"{record.parameters:,} parameters"
+    if len(runs) == 1:
         out.append(f"One model of {size} was {for_whom}, each of whom keeps its rows to itself; it {goal}.")
     else:
         out.append(
-            f"{len(entries)} models of {size} each were {for_whom}, each of whom keeps its rows to itself; "
+            f"{len(runs)} models of {size} each were {for_whom}, each of whom keeps its rows to itself; "
             f"the model {goal}."
         )
     out.append(f"They hold {sum(train):,} training rows{_spread(train)}." if n > 1 else f"It holds {train[0]:,} rows.")
-    if federation.held_out:
+    if record.held_out:
         out.append(f"All scores here are of {test:,} held-out rows, which no training saw.")
     else:
         out.append("No rows were held out: the scores are of the training rows, and flatter the model.")
@@ -222,57 +225,51 @@ def _listed(classes: Sequence[str], most: int = 6) -> str:
     return f" ({', '.join(classes[:most])}{', …' if len(classes) > most else ''})"
 
 
-def notes(entries: Sequence[Entry]) -> list[str]:
-    """What the federations' records say was left out or measured, each once."""
-    return list(dict.fromkeys(sentence(note) for entry in entries for note in entry.run.federation.notes))
+def notes(runs: Sequence[ReportedRun]) -> list[str]:
+    """What the records say was left out or measured, each once."""
+    return list(dict.fromkeys(sentence(note) for run in runs for note in run.record.federation.notes))
 
 
-def certified(entry: Entry) -> str:
-    """How far a run's objective is from the best possible one, at most; nothing where that is not certified."""
-    last = entry.run.rows[-1] if entry.run.rows else None
+def certified(run: ReportedRun) -> str:
+    """The most by which a run's objective can be above the optimum; empty where that is not certified."""
+    last = run.record.rows[-1] if run.record.rows else None
     if last is None or last.gap is None or last.objective is None or not 0 <= last.gap < abs(last.objective):
         return ""
     return sentence(
-        f"{entry.label} is certified after {last.round:,} rounds: no model has a robust objective more than "
+        f"{run.label} is certified after {last.round:,} rounds: no model has a robust objective more than "
         f"{last.gap / abs(last.objective):.2g} times this one's below it"
     )
 
 
-def differing(entries: Sequence[Entry]) -> str:
-    """A warning where runs stand side by side that were not given the same rows."""
-    rows = {tuple((m.train, m.test) for m in e.run.federation.members) for e in entries}
+def different_rows(runs: Sequence[ReportedRun]) -> str:
+    """A warning where the runs that are compared were not given the same rows."""
+    rows = {tuple((m.train, m.test) for m in run.members) for run in runs}
     if len(rows) < 2:
         return ""
     return "The runs did not divide the rows alike: a client of the same name has other rows in other runs."
 
 
-def troubles(entry: Entry) -> list[str]:
+def problems(run: ReportedRun) -> list[str]:
     """What went wrong in a run, a sentence each."""
-    run, out = entry.run, []
-    planned = numbers.setting(run, "run", "rounds")
-    if run.outcome is None:
-        of = f" of {int(planned):,}" if planned and planned.isdigit() else ""
-        out.append(
-            f"It is not finished: its last record is of round {entry.rounds:,}{of}. "
-            f"`equipoise resume {run.path}` goes on."
-            if run.rows
-            else "It is not finished, and no round was recorded."
-        )
-    else:
-        out.extend(map(sentence, run.outcome.events))
-    if run.rows:
-        last = run.rows[-1]
+    record = run.record
+    out = [sentence(event) for event in record.outcome.events] if record.outcome else []
+    if not run.finished and not record.rows:
+        out.append("It is not finished, and no round was recorded.")
+    elif not run.finished:
+        planned = numbers.setting(record, "run", "rounds") or ""
+        of = f" of {int(planned):,}" if planned.isdigit() else ""
+        command = f"`equipoise resume {record.path}`"
+        out.append(f"It is not finished: its last record is of round {run.rounds:,}{of}. {command} goes on.")
+    if record.rows:
+        last = record.rows[-1]
         if last.broken:
-            out.append(f"{_replies(last.broken)} not finite and {'was' if last.broken == 1 else 'were'} left out.")
+            replies = "1 reply was" if last.broken == 1 else f"{last.broken:,} replies were"
+            out.append(f"{replies} not finite and {'was' if last.broken == 1 else 'were'} left out.")
         lost = sum(last.asked) - sum(last.answered) - last.broken
         if lost > 0:
             out.append(f"{lost:,} of {sum(last.asked):,} messages had no answer that counted.")
-        silent = int(np.sum(~np.isfinite(entry.values)))
-        if silent:
-            who = "client has" if silent == 1 else "clients have"
-            out.append(f"{silent:,} {who} no {entry.score} at the end; the averages are over the others.")
+        missing = int(np.sum(~np.isfinite(run.values)))
+        if missing:
+            who = "client has" if missing == 1 else "clients have"
+            out.append(f"{missing:,} {who} no {run.score_name} at the end; the averages are over the others.")
     return out
-
-
-def _replies(n: int) -> str:
-    return "1 reply was" if n == 1 else f"{n:,} replies were"
