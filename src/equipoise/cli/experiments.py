@@ -42,10 +42,10 @@ def run(
         from equipoise.experiment import folders
         from equipoise.experiment import run as runs
 
-        told = configs.parse(_settings(file, silos, label, set_), source=_source(file))
-        folder = out or Path("runs") / folders.name(told.name)
+        config = configs.parse(_settings(file, silos, label, set_), source=_source(file))
+        folder = out or Path("runs") / folders.name(config.name)
         with _progress() as watch, _stoppable(folder, f"`equipoise resume {folder}` goes on"):
-            done = runs.run(told, folder, overwrite=overwrite, watch=watch(told.algorithm.name))
+            done = runs.run(config, folder, overwrite=overwrite, watch=watch(config.algorithm.name))
         _show([done], folder)
 
 
@@ -356,8 +356,8 @@ def _standing(row: Any) -> str:
     if score is None:
         return ""
     values = np.array([np.nan if v is None else v for v in row.scores[score]])
-    told = numbers.standing(values, higher_is_better(score))
-    return f"{score} {told['mean']:.3f}, worst fifth {told['worst20']:.3f}"
+    summary = numbers.standing(values, higher_is_better(score))
+    return f"{score} {summary['mean']:.3f}, worst fifth {summary['worst20']:.3f}"
 
 
 def _show(done: list, folder: Path) -> None:

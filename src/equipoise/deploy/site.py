@@ -36,17 +36,18 @@ from equipoise.deploy.apps import site_name
 from equipoise.deploy.client import Job, Participant
 from equipoise.deploy.scoring import SiteRows, scoring
 from equipoise.errors import InputError, require
-from equipoise.experiment import build, records, run
 from equipoise.experiment import config as configuration
+from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.experiment.records import Record
+from equipoise.experiment.problems import precision
+from equipoise.experiment.records import JsonRecord
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm
 
 QUESTIONS = ("statistics", "settle")
 
 
-class SiteStatistics(Record):
+class SiteStatistics(JsonRecord):
     """A site's answer to `statistics`."""
 
     statistics: str  # as JSON
@@ -88,7 +89,7 @@ def open_site(context: Context) -> Participant:
     def judge(draws: int | None) -> Job:
         known = agreed()
         setup = planned(config.toml(), known.model_dump_json())
-        many = run.draws_of(setup.problem) if draws is None else draws
+        many = draws or 0
         return Job(scored(setup, many), setup.problem.x, rows(known), config=setup.digest)
 
     def statistics(_: str) -> str:
@@ -112,7 +113,7 @@ def open_site(context: Context) -> Participant:
 
     jobs = {"train": train, "judge": lambda: judge(0), "final": lambda: judge(None)}
     answers = {"statistics": statistics, "settle": settle}
-    return Participant(name, folder, jobs, answers, within=lambda: build.precision(config))
+    return Participant(name, folder, jobs, answers, within=lambda: precision(config))
 
 
 # The sites of one process make the same of the same agreement, so they share what is compiled.

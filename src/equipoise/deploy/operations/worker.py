@@ -17,10 +17,10 @@ from equipoise import programs
 from equipoise.deploy.operations.processes import REFUSED
 from equipoise.deploy.status import JsonLines
 from equipoise.errors import EquipoiseError
-from equipoise.experiment.records import Record
+from equipoise.experiment.records import JsonRecord
 
 
-class SiteWork(Record):
+class SiteWork(JsonRecord):
     """One site."""
 
     name: str
@@ -29,7 +29,7 @@ class SiteWork(Record):
     key: str | None  # its private key; None: no authentication
 
 
-class Work(Record):
+class Work(JsonRecord):
     """What a worker does."""
 
     server: str  # HOST:PORT
