@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from equipoise import programs
+from equipoise._jax import keep_programs
 from equipoise.cli.plainly import in_sentences, say
 from equipoise.errors import FileError, InputError, require
 from equipoise.evaluation.rules import higher_is_better, main_score
@@ -293,7 +293,7 @@ Watch = Callable[[int, int, Any], None]
 @contextmanager
 def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
     """A bar per run, with the average and the worst fifth so far."""
-    programs.keep()
+    keep_programs()
     columns = (
         TextColumn("{task.description:<24}", markup=False),
         BarColumn(bar_width=30),

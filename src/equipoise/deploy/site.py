@@ -25,7 +25,8 @@ import polars as pl
 from flwr.app import Context
 from pydantic import Field
 
-from equipoise import programs, steps
+from equipoise import steps
+from equipoise._jax import keep_programs
 from equipoise.data import silos
 from equipoise.data.shards import Shards, stack
 from equipoise.data.silos import Site
@@ -61,7 +62,7 @@ def open_site(context: Context) -> Participant:
     name, node = site_name(context), context.node_config
     folder = Path(str(_given(node, "folder", "a folder of its own")))
     if "compiled" in node:
-        programs.keep(Path(str(node["compiled"])))
+        keep_programs(Path(str(node["compiled"])))
 
     @cache
     def at(version: Any) -> Site:

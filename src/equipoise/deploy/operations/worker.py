@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from equipoise import programs
+from equipoise._jax import keep_programs
 from equipoise.deploy.operations.processes import REFUSED
 from equipoise.deploy.status import JsonLines
 from equipoise.errors import EquipoiseError
@@ -57,7 +57,7 @@ def main() -> int:
     console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger.addHandler(console)
     try:
-        programs.keep(Path(work.compiled))
+        keep_programs(Path(work.compiled))
         Path(work.sites[0].folder).mkdir(parents=True, exist_ok=True)
         logger.addHandler(JsonLines(Path(work.sites[0].folder) / "log.jsonl"))
         from equipoise.deploy import entry_points  # noqa: F401 - JAX and all that a message needs, before it comes
