@@ -11,7 +11,7 @@ import equipoise
 
 ROOT = Path(equipoise.__file__).parent
 LEVELS = [
-    {"errors", "cores", "extensions", "files", "programs"},
+    {"_jax", "errors", "extensions", "files", "tensors"},
     {"protocol"},
     {"data"},
     {"cohorts", "tasks", "objectives", "steps", "local", "models"},

@@ -20,9 +20,10 @@ from flwr.app import RecordDict
 from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint
 from equipoise.deploy.memory import Memory, check_order
 from equipoise.deploy.network.envelope import START, Address, mark, read_address, read_text, text
-from equipoise.deploy.network.wire import Refusal, named, pack, refuse_unless, unpack
+from equipoise.deploy.network.wire import Refusal, pack, refuse_unless, unpack
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Client, Data, Message, Vector
+from equipoise.tensors import named
 
 log = logging.getLogger("equipoise.flower")
 

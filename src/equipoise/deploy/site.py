@@ -25,28 +25,30 @@ import polars as pl
 from flwr.app import Context
 from pydantic import Field
 
-from equipoise import programs, steps
+from equipoise import steps
+from equipoise._jax import keep_programs
 from equipoise.data import silos
-from equipoise.data.encoding import Encoding
 from equipoise.data.shards import Shards, stack
 from equipoise.data.silos import Site
+from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.apps import site_name
 from equipoise.deploy.client import Job, Participant
 from equipoise.deploy.scoring import SiteRows, scoring
 from equipoise.errors import InputError, require
-from equipoise.experiment import build, records, run
 from equipoise.experiment import config as configuration
+from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.experiment.records import Record
+from equipoise.experiment.problems import precision
+from equipoise.experiment.records import JsonRecord
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm
 
 QUESTIONS = ("statistics", "settle")
 
 
-class SiteStatistics(Record):
+class SiteStatistics(JsonRecord):
     """A site's answer to `statistics`."""
 
     statistics: str  # as JSON
@@ -60,7 +62,7 @@ def open_site(context: Context) -> Participant:
     name, node = site_name(context), context.node_config
     folder = Path(str(_given(node, "folder", "a folder of its own")))
     if "compiled" in node:
-        programs.keep(Path(str(node["compiled"])))
+        keep_programs(Path(str(node["compiled"])))
 
     @cache
     def at(version: Any) -> Site:
@@ -88,12 +90,12 @@ def open_site(context: Context) -> Participant:
     def judge(draws: int | None) -> Job:
         known = agreed()
         setup = planned(config.toml(), known.model_dump_json())
-        many = run.draws_of(setup.problem) if draws is None else draws
+        many = draws or 0
         return Job(scored(setup, many), setup.problem.x, rows(known), config=setup.digest)
 
     def statistics(_: str) -> str:
         held_out = home().held_out
-        found = home().statistics(agreement.options(config)).to_json()
+        found = home().statistics(config.data.silo_options).to_json()
         test = int(held_out.sum())
         return SiteStatistics(statistics=found, train=len(held_out) - test, test=test).model_dump_json()
 
@@ -112,7 +114,7 @@ def open_site(context: Context) -> Participant:
 
     jobs = {"train": train, "judge": lambda: judge(0), "final": lambda: judge(None)}
     answers = {"statistics": statistics, "settle": settle}
-    return Participant(name, folder, jobs, answers, within=lambda: build.precision(config))
+    return Participant(name, folder, jobs, answers, within=lambda: precision(config))
 
 
 # The sites of one process make the same of the same agreement, so they share what is compiled.
@@ -143,7 +145,7 @@ def settings(run_config: Mapping[str, Any]) -> Config:
 
 
 def read(config: Config, name: str, node: Mapping[str, Any]) -> Site:
-    options = agreement.options(config)
+    options = config.data.silo_options
     split: dict[str, Any] = {"name": name, "test": config.data.test, "seed": config.run.seed}
     if "loader" not in node:
         path = str(_given(node, "data", "its file, or loader='module:function'"))

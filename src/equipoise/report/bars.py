@@ -7,7 +7,7 @@ import numpy as np
 from markupsafe import Markup
 
 from equipoise.evaluation.rules import worst_count
-from equipoise.experiment.records import Member
+from equipoise.experiment.records import ClientRecord
 from equipoise.report import svg
 from equipoise.report.markup import tag
 from equipoise.report.numbers import ReportedRun
@@ -161,7 +161,7 @@ def dots(runs: Sequence[ReportedRun], order: Sequence[int]) -> Markup:
     return svg.chart("Each client across the runs", bottom + 30, *parts, class_="chart dots")
 
 
-def sizes(members: Sequence[Member]) -> Markup:
+def sizes(members: Sequence[ClientRecord]) -> Markup:
     """Training rows of the clients, from the largest to the smallest, as one shape."""
     rows = sorted((m.train for m in members), reverse=True)
     each = math.ceil(len(rows) / COLUMNS)

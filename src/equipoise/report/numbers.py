@@ -13,7 +13,7 @@ from equipoise.evaluation.intervals import Paired
 from equipoise.evaluation.predictions import ROOTS
 from equipoise.evaluation.rules import TASK_SCORES, higher_is_better, is_fraction, main_score, worst_mean
 from equipoise.experiment import records
-from equipoise.experiment.records import Member, Number, Outcome, PerClient, Row, Run
+from equipoise.experiment.records import ClientRecord, Number, PerClient, Row, Run, RunResult
 from equipoise.report import formats
 
 SCORE_NAMES = {"rmse": "RMSE", "auroc": "AUROC", "r2": "R²"}
@@ -60,7 +60,7 @@ class ReportedRun(NamedTuple):
         return trains_for_average(self.record)
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[ClientRecord, ...]:
         return self.record.federation.members
 
     @property
@@ -202,14 +202,14 @@ def _reported(run: Run, label: str) -> ReportedRun:
     return ReportedRun(run, label, measure, higher, values, low, high, summary, worst, mean)
 
 
-def _worst(out: Outcome, summary: dict[str, float]) -> Bounds:
+def _worst(out: RunResult, summary: dict[str, float]) -> Bounds:
     """Results of earlier versions have no estimate: their bounds are stretched to hold the measured number."""
     low, high = finite(out.worst_low), finite(out.worst_high)
     estimate = summary["worst20"] if out.worst_estimate is None else finite(out.worst_estimate)
     return Bounds(min(low, estimate), estimate, max(high, estimate)) if math.isfinite(low + high) else UNKNOWN
 
 
-def _mean(out: Outcome, summary: dict[str, float], low: np.ndarray, high: np.ndarray) -> Bounds:
+def _mean(out: RunResult, summary: dict[str, float], low: np.ndarray, high: np.ndarray) -> Bounds:
     """Results of earlier versions have no bounds of it: each client's half interval is an independent error."""
     mean = summary["mean"]
     if out.mean_low is not None and out.mean_high is not None:
