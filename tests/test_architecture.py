@@ -50,7 +50,7 @@ def test_imports_point_one_way(path):
 
 def test_importing_is_light():
     """What only some commands need is not loaded by `import equipoise`."""
-    heavy = ("polars", "matplotlib", "sklearn", "flwr", "torch", "PIL", "typer")
+    heavy = ("polars", "jinja2", "sklearn", "flwr", "torch", "PIL", "typer")
     code = f"import equipoise, sys; print(*[m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == []

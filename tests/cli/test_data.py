@@ -56,7 +56,10 @@ def test_partition_says_what_is_wrong(run, tmp_path):
     assert "names no owners" in run("partition", "digits", "--how", "natural").stderr
     assert "write it as name=value" in run("info", "digits", "-o", "by").stderr
     assert "no option of digits 'by'" in run("info", "digits", "-o", "by=sex").stderr
-    assert "cannot be written" in run("partition", "digits", "--out", tmp_path / "map.nothing").stderr
+    assert (
+        "heat-maps are SVG; give a name that ends in .svg"
+        in run("partition", "digits", "--out", tmp_path / "map.png").stderr
+    )
 
 
 def test_natural_owners_and_options(run, tmp_path):

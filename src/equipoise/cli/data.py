@@ -1,6 +1,5 @@
 """`equipoise data`: what there is, where it was found, and what a division among clients looks like."""
 
-import io
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from equipoise.errors import require
 from equipoise.experiment.config import Config, PartitionSettings, parse
 from equipoise.experiment.problems import divide, division_seed
 from equipoise.files import check_own, write_whole
+from equipoise.report import pictures
 
 data_app = Commands(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
 
@@ -29,7 +29,6 @@ Options = Annotated[
     typer.Option("--option", "-o", help="An option of the set's loader, such as by=race; repeatable."),
 ]
 Label = Annotated[str, typer.Option(help="The label column of a silo folder.")]
-PICTURES = (".png", ".svg", ".pdf")
 START = PartitionSettings()  # what `equipoise run` takes unless it is told otherwise
 How = Literal["iid", "dirichlet", "similarity", "k-classes", "one-class", "quantity", "natural"]
 
@@ -80,7 +79,7 @@ def partition_(
     ] = False,
     seed: int = 0,
     rows: Annotated[int, typer.Option(help="Clients to show.")] = 50,
-    out: Annotated[Path | None, typer.Option(help="Write the heat-map to this .png, .svg or .pdf.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the heat-map to this .svg.")] = None,
     data_dir: Folder = None,
     download: Download = False,
     option: Options = None,
@@ -93,10 +92,10 @@ def partition_(
     with in_sentences():
         if out is not None:
             require(
-                out.suffix.lower() in PICTURES,
-                f"{out} cannot be written: its ending names no kind of picture; give {', '.join(PICTURES)}",
+                out.suffix.lower() == ".svg",
+                f"{out} cannot be written: heat-maps are SVG; give a name that ends in .svg",
             )
-            check_own(out, lambda content: partition.TITLE.encode() in content, "a heat-map that Equipoise drew")
+            check_own(out, lambda content: pictures.HEATMAP_TITLE.encode() in content, "a heat-map that Equipoise drew")
         if Path(name).is_dir():
             summary = _of_silos(name, label)[0]
         else:
@@ -107,11 +106,7 @@ def partition_(
             summary = preview(config, dataset)
         Console().print(partition.table(summary, rows=rows))
         if out is not None:
-            picture = io.BytesIO()
-            partition.heatmap(summary).savefig(
-                picture, format=out.suffix.lower()[1:], metadata={"Title": partition.TITLE}
-            )
-            write_whole(out, picture.getvalue())
+            write_whole(out, pictures.heatmap(summary))
             say(f"heat-map written to {out}")
 
 

@@ -313,30 +313,6 @@ def table(summary: Summary, *, rows: int = 50, columns: int = 12) -> Any:
     return out
 
 
-TITLE = "Equipoise: samples of each client by label"  # in the files of such pictures, which are known by it
-
-
-def heatmap(summary: Summary) -> Any:
-    """A matplotlib figure: clients down, labels across, each client's row as shares of its samples."""
-    from matplotlib.figure import Figure
-
-    n, k = summary.histogram.shape
-    figure = Figure(figsize=(min(12, 2.5 + 0.3 * k), min(12, 1.5 + 0.25 * n)), layout="constrained")
-    map_, bars = figure.subplots(1, 2, sharey=True, width_ratios=[4, 1])
-    shares = summary.histogram / np.maximum(summary.sizes, 1)[:, None]
-    image = map_.imshow(shares, aspect="auto", vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
-    figure.colorbar(image, ax=[map_, bars], label="share of the client's samples")
-    bars.barh(np.arange(n), summary.sizes, color="tab:blue")
-    map_.set(xlabel="label", ylabel="client")
-    bars.set(xlabel="samples")
-    if k <= 40:
-        turned = 90 if max(map(len, summary.labels)) > 3 else 0
-        map_.set_xticks(np.arange(k), summary.labels, rotation=turned, parse_math=False)
-    if n <= 40:
-        map_.set_yticks(np.arange(n), summary.clients, parse_math=False)
-    return figure
-
-
 def generator(key: Any, purpose: str) -> np.random.Generator:
     """numpy's generator from a jax key; the purpose keeps two functions given the same key apart."""
     if isinstance(key, int | np.integer):
