@@ -11,7 +11,7 @@ ROOM = st.sampled_from([None, 0.0, 0.06])
 
 @given(ANY, st.booleans(), ROOM)
 def test_an_axis_holds_its_values(values, zero, room):
-    axis = svg.axis(values, include_zero=zero, margin=room)
+    axis = svg.axis(values, from_zero=zero, margin=room)
     assert axis.low < axis.high
     assert len(axis.ticks) <= 12
     assert list(axis.ticks) == sorted(set(axis.ticks))

@@ -23,7 +23,7 @@ def scale(runs: Sequence[ReportedRun]) -> svg.Axis:
     """From zero, the same for all runs; up to one for fractions."""
     if runs[0].is_fraction:
         return svg.Axis(0.0, 1.0, (0.0, 0.25, 0.5, 0.75, 1.0))
-    return svg.axis((v for run in runs for v in (*run.values, *run.high)), include_zero=True)
+    return svg.axis((v for run in runs for v in (*run.values, *run.high)), from_zero=True)
 
 
 def clients(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None = None) -> Markup:
@@ -94,15 +94,10 @@ def _profile(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Mar
     if not known:
         return svg.chart(f"How the clients are served by {run.label}", 320, *parts, class_=_class(run))
     each = math.ceil(known / COLUMNS)
-    cuts = range(0, known, each)
-    steps = [(k, min(k + each, known), _mean(run.values, order[k : k + each])) for k in cuts]
-    tops = [(float(x), height) for start, end, height in steps for x in (start, end)]
+    ends = [(x, order[k : k + each]) for k in range(0, known, each) for x in (float(k), float(min(k + each, known)))]
+    tops = [(x, _mean(run.values, part)) for x, part in ends]
     area = frame.band([(x, 0.0 if axis.low <= 0 else axis.low, y) for x, y in tops])
-    spans = [
-        (float(x), _mean(run.low, order[k : k + each]), _mean(run.high, order[k : k + each]))
-        for k in cuts
-        for x in (k, min(k + each, known))
-    ]
+    spans = [(x, _mean(run.low, part), _mean(run.high, part)) for x, part in ends]
     drawn: list[object] = [tag("path", d=area, class_="area"), tag("path", d=frame.band(spans), class_="span")]
     drawn.append(tag("path", d=frame.path(tops), class_="edge"))
     if other is not None:
@@ -128,10 +123,9 @@ def _zones(run: ReportedRun, frame: svg.Frame, order: list[int]) -> Markup:
         ends = [run.format(float(run.values[i])) for i in (there[0], there[-1])]
         names = ", ".join(run.members[i].name for i in there[:6]) + (" …" if len(there) > 6 else "")
         hint = f"places {k + 1} to {k + len(there)}: {ends[0]} to {ends[1]} ({names})"
-        a, b = frame.x_at(k), frame.x_at(k + len(there))
-        height = frame.bottom - frame.top
-        zone = {"x": svg.percent(a), "y": frame.top, "width": svg.percent(b - a), "height": height}
-        out.append(tag("rect", tag("title", hint), class_="hit", **zone))
+        x = frame.x_at(k)
+        size = {"width": svg.percent(frame.x_at(k + len(there)) - x), "height": frame.bottom - frame.top}
+        out.append(tag("rect", tag("title", hint), class_="hit", x=svg.percent(x), y=frame.top, **size))
     return tag("g", *out)
 
 

@@ -84,7 +84,7 @@ def convergence(runs: Sequence[ReportedRun], quantity: str, against: XAxis) -> M
     pairs = list(zip(runs, curves, strict=True))[::-1]  # the first run on top
     heights = [y for c in curves for _, y, _ in c if math.isfinite(y)]
     y_axis = svg.axis(heights, log=_spans_decades(quantity, runs[0].higher_is_better, heights), margin=0.06)
-    x_axis = svg.axis((x for c in curves for x, _, _ in c), include_zero=True, margin=0)
+    x_axis = svg.axis((x for c in curves for x, _, _ in c), from_zero=True, margin=0)
     frame = _frame(x_axis, y_axis)
     is_score = quantity in numbers.SCORE_CURVES
     name = "rounds of communication" if against == "rounds" else "bytes sent to and from a client"
@@ -125,7 +125,7 @@ def weights(run: ReportedRun) -> Markup:
     n, members = run.n, run.members
     order = [int(i) for i in np.argsort(-np.nan_to_num(lam[-1], nan=-1.0), kind="stable")]
     heavy, light = order[:NAMED_LINES], order[NAMED_LINES:]
-    x_axis, y_axis = svg.axis(rounds, include_zero=True, margin=0), svg.axis([*lam.ravel(), 0, 1 / n], margin=0.06)
+    x_axis, y_axis = svg.axis(rounds, from_zero=True, margin=0), svg.axis([*lam.ravel(), 0, 1 / n], margin=0.06)
     frame = _frame(x_axis, y_axis, right=0.78)
     parts = frame.grid(_round, formats.tick, "rounds of communication")
     lines: list[object] = []

@@ -29,7 +29,8 @@ class Section(NamedTuple):
 
 def shown(runs: Sequence[ReportedRun]) -> list[Section]:
     """The sections that have something to show."""
-    broken = sum(bool(wording.problems(run)) for run in runs)
+    found = problems(runs)
+    broken = len(found["problems"])
     every = (
         Section("who", "What was trained, on whom", who(runs)),
         Section("numbers", f"The run{'s' if len(runs) > 1 else ''} in numbers", table(runs)),
@@ -37,7 +38,7 @@ def shown(runs: Sequence[ReportedRun]) -> list[Section]:
         Section("clients", "Who is served how", clients(runs)),
         Section("convergence", "How training went", convergence(runs)),
         Section("weights", "Whose loss counted how much", weights(runs)),
-        Section("troubles", "What went wrong", problems(runs), f" ({broken})" if broken else ""),
+        Section("troubles", "What went wrong", found, f" ({broken})" if broken else ""),
         Section("again", "To do it again", {"recipes": [_recipe(run) for run in runs]}),
     )
     return [section for section in every if section.content is not None]
@@ -88,51 +89,42 @@ def who(runs: Sequence[ReportedRun]) -> Content:
 
 def table(runs: Sequence[ReportedRun]) -> Content:
     columns, cells = tables.cells(runs)
-    note = (
-        f"{capitalized(tables.measured(runs))}. A fifth of {runs[0].n:,} clients is {worst_count(runs[0].n):,}. "
-        "Floats and bytes are what was sent to and from a client over all rounds, the mean over the clients."
-    )
+    sentences = [
+        f"{capitalized(tables.measured(runs))}. A fifth of {runs[0].n:,} clients is {worst_count(runs[0].n):,}.",
+        "Floats and bytes are what was sent to and from a client over all rounds, the mean over the clients.",
+    ]
     if any(math.isfinite(run.worst.estimate) for run in runs):
-        note += f" {wording.CORRECTED}"
+        sentences.append(wording.CORRECTED)
     if len(runs) > 1:
-        note += " The best of each column is bold; unfinished runs do not compete."
-    return {"columns": columns, "rows": list(zip(runs, cells, strict=True)), "note": note}
+        sentences.append("The best of each column is bold; unfinished runs do not compete.")
+    return {"columns": columns, "rows": list(zip(runs, cells, strict=True)), "sentences": sentences}
 
 
 def tradeoff(runs: Sequence[ReportedRun]) -> Content | None:
-    if len(runs) < 2 or not any(math.isfinite(run.summary["worst20"]) for run in runs):
-        return None
-    up, right = ("Higher", "right") if runs[0].higher_is_better else ("Lower", "left")
-    note = (
-        f"Each sign is a run: its worst-served fifth, corrected for chance, with its bounds. {up} is better for the "
-        f"worst-served; further {right} is better for the average client, or for the best-served fifth."
-    )
-    return {"note": note}
+    return {} if len(runs) > 1 and any(math.isfinite(run.summary["worst20"]) for run in runs) else None
 
 
 def clients(runs: Sequence[ReportedRun]) -> Content:
     lead, reference = wording.leading(runs), wording.reference(runs)
     scale = bars.scale(runs)
-    panes = []
-    for run in runs:
-        other = reference if reference is not run else None
-        panes.append({"chart": bars.clients(run, scale, other), "caption": _bars_caption(run, other)})
+    others = [reference if reference is not run else None for run in runs]
     order = lead.worst_first()
     across = f"Each client with every method, in the order of {lead.label}."
     if len(order) > bars.NAMED:
         order = order[:CLIENTS_ACROSS]
         across = f"The {CLIENTS_ACROSS} clients of {lead.n:,} that {lead.label} serves worst, with every method."
     columns = _leading_first(runs)
-    listed = tables.clients_shown(columns)
-    named = ((i, *tables.client_cells(columns, i)) for i in listed.order)
+    listed, note = tables.clients_shown(columns)
     return {
         "leading": lead,
-        "panes": panes,
-        "across": bars.dots(runs, order),
-        "across_caption": across,
-        "table_title": f"{capitalized(listed.note) or f'All {lead.n:,} clients'}, as a table",
+        "charts": [
+            (bars.clients(run, scale, other), _bars_caption(run, other))
+            for run, other in zip(runs, others, strict=True)
+        ],
+        "across": (bars.dots(runs, order), across),
+        "table_title": f"{capitalized(note) or f'All {lead.n:,} clients'}, as a table",
         "headings": ["client", "rows", *(run.title for run in columns)],
-        "rows": [(i, name, cells) for i, name, *cells in named],
+        "rows": [(i, tables.client_cells(columns, i)) for i in listed],
     }
 
 
@@ -152,17 +144,8 @@ def _bars_caption(run: ReportedRun, other: ReportedRun | None) -> str:
 
 def convergence(runs: Sequence[ReportedRun]) -> Content | None:
     quantities = [quantity for quantity in plots.QUANTITIES if plots.has_data(runs, quantity)]
-    if not quantities:
-        return None
-    sentences = ["A gap in a line: a number that was not finite, or not recorded."]
-    if {"gap", "distance"} & set(quantities):
-        sentences.append("What is too small for a logarithmic axis lies on its lowest line.")
-    if "objective" in quantities and len(runs) > 1:
-        sentences.append(
-            "The robust objective and its gap are each run's own: of other objectives, they cannot be compared."
-        )
-    sentences.extend(filter(None, map(wording.certified, runs)))
-    return {"quantities": quantities, "note": " ".join(sentences)}
+    certified = [sentence for run in runs if (sentence := wording.certified(run))]
+    return {"quantities": quantities, "certified": certified} if quantities else None
 
 
 def _leading_first(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
@@ -192,8 +175,8 @@ def problems(runs: Sequence[ReportedRun]) -> Content:
     return {"problems": found, "without": len(runs) - len(found)}
 
 
-def _recipe(run: ReportedRun) -> Content:
-    """What it takes to repeat a run."""
+def _recipe(run: ReportedRun) -> tuple[str, str, str, dict[str, str]]:
+    """What it takes to repeat a run: title, command, configuration, versions and device."""
     record, environment = run.record, run.record.environment
     facts = {
         "Equipoise": environment.equipoise,
@@ -210,8 +193,7 @@ def _recipe(run: ReportedRun) -> Content:
     if record.outcome is not None:
         facts["compiling"] = formats.duration(record.outcome.compile_seconds)
     config = record.path / CONFIG
-    command = f"equipoise run {shlex.quote(str(config))}"
-    return {"title": run.title, "command": command, "config": config.read_text("utf-8"), "facts": facts}
+    return run.title, f"equipoise run {shlex.quote(str(config))}", config.read_text("utf-8"), facts
 
 
 def client_data(runs: Sequence[ReportedRun]) -> Content:

@@ -42,12 +42,7 @@ class Axis(NamedTuple):
 
 
 def axis(
-    values: Iterable[float],
-    *,
-    include_zero: bool = False,
-    log: bool = False,
-    margin: float | None = None,
-    steps: int = 4,
+    values: Iterable[float], *, from_zero: bool = False, log: bool = False, margin: float | None = None, steps: int = 4
 ) -> Axis:
     """An axis that holds the values. Its ends are ticks; or, with `margin`, that fraction beyond the values.
 
@@ -58,10 +53,10 @@ def axis(
     low, high = (min(known), max(known)) if known else (1.0, 10.0) if log else (0.0, 1.0)
     if log:
         return _decades(max(low, high * 10.0**-DECADES), high)
-    low, high = (min(low, 0.0), max(high, 0.0)) if include_zero else (low, high)
+    low, high = (min(low, 0.0), max(high, 0.0)) if from_zero else (low, high)
     if high - low <= 1e-9 * max(abs(high), abs(low)):  # all alike
         pad = abs(high) / 10 or 1.0
-        low, high = (low, high + pad) if include_zero else (low - pad, high + pad)
+        low, high = (low, high + pad) if from_zero else (low - pad, high + pad)
     step = _nice((high - low) / steps)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(float(f"{k * step:.14g}") for k in range(first, last + 1))

@@ -35,13 +35,6 @@ class Cell(NamedTuple):
     value: float
 
 
-class Clients(NamedTuple):
-    """The clients that a table shows, in the order of the first run, the worst served first."""
-
-    order: list[int]
-    note: str  # which of them are shown; empty: all
-
-
 def columns(higher_is_better: bool) -> list[Column]:
     better = max if higher_is_better else min
 
@@ -97,11 +90,10 @@ def measured(runs: Sequence[ReportedRun]) -> str:
     return f"{first.score_name} of {first.n:,} clients on their {rows}, {direction} is better"
 
 
-def clients_shown(runs: Sequence[ReportedRun], limit: int = MOST_CLIENTS) -> Clients:
+def clients_shown(runs: Sequence[ReportedRun], limit: int = MOST_CLIENTS) -> tuple[list[int], str]:
+    """Those that the first run serves worst, the worst first, and a note on who they are; empty: all clients."""
     n, order = runs[0].n, runs[0].worst_first()
-    if n <= limit:
-        return Clients(order, "")
-    return Clients(order[:limit], f"the {limit} clients of {n:,} that {runs[0].label} serves worst")
+    return order[:limit], f"the {limit} clients of {n:,} that {runs[0].label} serves worst" if n > limit else ""
 
 
 def client_cells(runs: Sequence[ReportedRun], i: int, *, bounds: bool = True) -> list[str]:
@@ -135,13 +127,13 @@ def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Any:
     """A rich table with a row for each client, the worst served first; one table for each set of clients."""
     found = []
     for group in _groups(runs):
-        shown = clients_shown(group, limit)
-        table = _narrow_table("; ".join(filter(None, (measured(group), shown.note))))
+        order, note = clients_shown(group, limit)
+        table = _narrow_table("; ".join(filter(None, (measured(group), note))))
         table.add_column("client", overflow="fold", min_width=8)
         table.add_column("rows", justify="right")
         for run in group:
             table.add_column(Text(run.title), justify="right", overflow="fold")
-        for i in shown.order:
+        for i in order:
             table.add_row(*map(Text, client_cells(group, i, bounds=len(group) < 3)))
         found.append(table)
     return Group(*found)
@@ -174,10 +166,10 @@ def per_client_markdown(*runs: Run, limit: int = MOST_CLIENTS) -> str:
     """The clients, the worst served first."""
     parts = []
     for group in _groups(runs):
-        shown = clients_shown(group, limit)
+        order, note = clients_shown(group, limit)
         headings = ["client", "rows", *(escaped(run.title) for run in group)]
-        rows = (map(escaped, client_cells(group, i)) for i in shown.order)
-        parts.append(_markdown(headings, rows, "; ".join(filter(None, (measured(group), shown.note)))))
+        rows = (map(escaped, client_cells(group, i)) for i in order)
+        parts.append(_markdown(headings, rows, "; ".join(filter(None, (measured(group), note)))))
     return "\n".join(parts)
 
 

@@ -120,24 +120,18 @@ def _doubt(worst: Change, mean: Change) -> str:
     if not worst.clear and not mean.clear:
         return "Both differences lie within what the scored rows leave open: they may be chance."
     if not worst.clear:
-        return (
-            "The difference for the worst-served fifth lies within what the scored rows leave open: it may be chance."
-        )
-    if not mean.clear:
-        return "The difference of the averages lies within what the scored rows leave open."
-    return ""
+        who = "for the worst-served fifth"
+        return f"The difference {who} lies within what the scored rows leave open: it may be chance."
+    return "" if mean.clear else "The difference of the averages lies within what the scored rows leave open."
 
 
 def _basis(worst: Change, mean: Change, paired: bool, run: ReportedRun) -> str:
     """The bounds by which chance was judged."""
     if math.isnan(worst.low + worst.high + mean.low + mean.high):
         return ""
-    rows = (
-        "both models were compared on the same rows"
-        if paired
-        else "what both models make of the same rows was not kept, so they count as scored on different rows, and the "
-        "bounds are rather too wide"
-    )
+    rows = "both models were compared on the same rows"
+    if not paired:
+        rows = "their scores row by row were not kept, so they count as scored on different rows, with wider bounds"
     return (
         f"Judged by the difference, corrected for chance ({rows}): the worst-served fifth gains "
         f"{_between(worst, run)}, the average client {_between(mean, run)}, 19 times in 20."
@@ -152,15 +146,13 @@ def _between(change: Change, run: ReportedRun) -> str:
 def _chosen(runs: Sequence[ReportedRun], old: ReportedRun, new: ReportedRun) -> str:
     """Which of several runs were compared: the best of several looks better than it is."""
     fair = sum(not run.trains_for_average and run.finished for run in runs)
-    plain = sum(run.trains_for_average and run.finished for run in runs)
-    if fair < 2 and plain < 2:
-        return ""
+    average = sum(run.trains_for_average and run.finished for run in runs)
     sides = []
     if fair > 1:
         sides.append(f"{new.label} is the best of {fair} fair runs by its worst-served fifth")
-    if plain > 1:
-        sides.append(f"{old.label} the best of {plain} runs for the average by its average")
-    return capitalized(", ".join(sides)) + "; the best of several looks a little better than it is."
+    if average > 1:
+        sides.append(f"{old.label} the best of {average} runs for the average by its average")
+    return capitalized(", ".join(sides)) + "; the best of several looks a little better than it is." if sides else ""
 
 
 def _no_comparison(runs: Sequence[ReportedRun], new: ReportedRun | None) -> Cost:
@@ -171,9 +163,7 @@ def _no_comparison(runs: Sequence[ReportedRun], new: ReportedRun | None) -> Cost
     apart = lead.format_difference(lead.rounded(mean) - lead.rounded(low))
     where = "below" if lead.higher_is_better else "above"
     lag = f"With {lead.label} the worst-served fifth stands at {lead.format(low)}, {apart} {where} the average client."
-    missing = (
-        "no finished run here trains for the average client" if new is not None else "no finished fair run is here"
-    )
+    missing = "no finished run here trains for the average client" if new else "no finished fair run is here"
     return Cost(lag, (f"What fairness costs cannot be said: {missing}; `equipoise compare` trains both.",))
 
 
@@ -192,25 +182,18 @@ def federation(runs: Sequence[ReportedRun]) -> list[str]:
     train = sorted(m.train for m in members)
     test = sum(m.test for m in members)
     out = [sentence(record.what)] if record.what.strip() else []
+    goal = "predicts a number"
     if record.task == "classification":
         goal = f"tells {len(record.classes)} classes apart{_listed(record.classes)}"
-    else:
-        goal = "predicts a number"
-    for_whom = f"trained for {n:,} clients together" if n > 1 else "trained for one client"
     size = f"{record.parameters:,} parameters"
-    if len(runs) == 1:
-        out.append(f"One model of {size} was {for_whom}, each of whom keeps its rows to itself; it {goal}.")
-    else:
-        out.append(
-            f"{len(runs)} models of {size} each were {for_whom}, each of whom keeps its rows to itself; "
-            f"the model {goal}."
-        )
+    models = f"One model of {size} was" if len(runs) == 1 else f"{len(runs)} models of {size} each were"
+    for_whom = f"{n:,} clients together" if n > 1 else "one client"
+    model = "it" if len(runs) == 1 else "the model"
+    out.append(f"{models} trained for {for_whom}, each of whom keeps its rows to itself; {model} {goal}.")
     out.append(f"They hold {sum(train):,} training rows{_spread(train)}." if n > 1 else f"It holds {train[0]:,} rows.")
-    if record.held_out:
-        out.append(f"All scores here are of {test:,} held-out rows, which no training saw.")
-    else:
-        out.append("No rows were held out: the scores are of the training rows, and flatter the model.")
-    return out
+    held_out = f"All scores here are of {test:,} held-out rows, which no training saw."
+    seen = "No rows were held out: the scores are of the training rows, and flatter the model."
+    return [*out, held_out if record.held_out else seen]
 
 
 def _spread(rows: Sequence[int]) -> str:
@@ -235,18 +218,16 @@ def certified(run: ReportedRun) -> str:
     last = run.record.rows[-1] if run.record.rows else None
     if last is None or last.gap is None or last.objective is None or not 0 <= last.gap < abs(last.objective):
         return ""
-    return sentence(
-        f"{run.label} is certified after {last.round:,} rounds: no model has a robust objective more than "
-        f"{last.gap / abs(last.objective):.2g} times this one's below it"
-    )
+    share = f"{last.gap / abs(last.objective):.2g}"
+    best = f"the best possible robust objective is lower by at most {share} times this one"
+    return sentence(f"{run.label} is certified after {last.round:,} rounds: {best}")
 
 
 def different_rows(runs: Sequence[ReportedRun]) -> str:
     """A warning where the runs that are compared were not given the same rows."""
     rows = {tuple((m.train, m.test) for m in run.members) for run in runs}
-    if len(rows) < 2:
-        return ""
-    return "The runs did not divide the rows alike: a client of the same name has other rows in other runs."
+    warning = "The runs divided the rows differently: a client of the same name has different rows in different runs."
+    return warning if len(rows) > 1 else ""
 
 
 def problems(run: ReportedRun) -> list[str]:
@@ -259,7 +240,7 @@ def problems(run: ReportedRun) -> list[str]:
         planned = numbers.setting(record, "run", "rounds") or ""
         of = f" of {int(planned):,}" if planned.isdigit() else ""
         command = f"`equipoise resume {record.path}`"
-        out.append(f"It is not finished: its last record is of round {run.rounds:,}{of}. {command} goes on.")
+        out.append(f"It is not finished: its last record is of round {run.rounds:,}{of}. {command} continues it.")
     if record.rows:
         last = record.rows[-1]
         if last.broken:
