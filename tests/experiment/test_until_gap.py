@@ -1,7 +1,7 @@
 """A run may end when its objective is certified, and the report says how well."""
 
 from equipoise.experiment import config, run
-from equipoise.report import numbers, wording
+from equipoise.report import formats, numbers, wording
 
 SETTINGS = {
     "data": {"name": "synthetic"},
@@ -13,8 +13,8 @@ SETTINGS = {
 
 
 def test_a_run_ends_at_a_certified_gap(tmp_path):
-    told = config.parse(SETTINGS | {"run": SETTINGS["run"] | {"until_gap": 0.01}})
-    done = run.run(told, tmp_path / "run")
+    settings = config.parse(SETTINGS | {"run": SETTINGS["run"] | {"until_gap": 0.01}})
+    done = run.run(settings, tmp_path / "run")
     assert done.outcome is not None
     assert 1 < done.outcome.rounds < 300
     *_, before, last = done.rows
@@ -22,7 +22,7 @@ def test_a_run_ends_at_a_certified_gap(tmp_path):
     assert last.gap <= 0.01 * last.objective
     assert before.gap > 0.01 * before.objective
     assert (tmp_path / "run" / "model.safetensors").is_file()
-    (entry,) = numbers.reported([done])
-    said = wording.certified(entry)
-    assert said.startswith(f"{entry.label[0].upper()}{entry.label[1:]} is certified after {last.round} rounds")
-    assert f"{last.gap / last.objective:.2g} times this one's below it." in said
+    (reported,) = numbers.reported([done])
+    text = wording.certified(reported)
+    assert text.startswith(f"{formats.capitalized(reported.label)} is certified after {last.round} rounds")
+    assert f"lower by at most {last.gap / last.objective:.2g} times this one." in text

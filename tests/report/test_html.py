@@ -72,9 +72,9 @@ def test_what_went_wrong_is_said(page):
 def test_the_top_compares(five, tmp_path):
     """The leading run with the best one for the average; if it is that one, with the best fair one."""
     plain = folders.write(tmp_path, "Plain", algorithm="fedavg", end=(0.9, 0.01), weighted=False)
-    for runs, beside in ((five, five[2]), ([five[1], plain], five[1])):
+    for runs, other in ((five, five[2]), ([five[1], plain], five[1])):
         top = plain_text(html.page(runs).split("<nav")[0])
-        assert f"{beside.outcome.label}: {100 * beside.outcome.summary['worst20']:.1f}%" in top
+        assert f"{other.outcome.label}: {100 * other.outcome.summary['worst20']:.1f}%" in top
 
 
 def test_nothing_went_wrong(alone):

@@ -1,9 +1,10 @@
 import math
+import re
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from equipoise.report import svg
+from equipoise.report import html, svg
 
 ANY = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20)
 ROOM = st.sampled_from([None, 0.0, 0.06])
@@ -49,6 +50,12 @@ def test_a_line_has_gaps():
     assert frame.path([(0, 0), (1, 0.5), (2, math.nan), (3, 1), (4, 0)]) == (
         "M0.0 100.0L250.0 50.0M750.0 0.0L1000.0 100.0"
     )
+
+
+def test_the_colours_are_those_of_the_page():
+    css = html.TEMPLATES.globals["asset"]("page.css")
+    light = css.partition("@media")[0]
+    assert re.findall(r"--c\d: (#\w+);", light) == list(svg.COLOURS)
 
 
 def test_signs_differ_before_they_repeat():

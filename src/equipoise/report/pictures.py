@@ -10,11 +10,10 @@ from equipoise.data.partition import Summary
 from equipoise.report import formats, svg
 from equipoise.report.markup import printable, tag
 
-COLOURS = ("#0067a5", "#c94f00", "#00825f", "#a8508a", "#9a6b00", "#2f8fc7", "#4a4d55")  # the light ones of page.css
 STYLE = """text{font:12px sans-serif;fill:#1b1d21} rect,.key path{fill:currentColor}
 .grid{stroke:#e8e6df} .base{stroke:#5d6169}
 .line,.key line{fill:none;stroke:currentColor;stroke-width:1.5;vector-effect:non-scaling-stroke}""" + "".join(
-    f".s{k}{{color:{colour}}}" for k, colour in enumerate(COLOURS)
+    f".s{k}{{color:{colour}}}" for k, colour in enumerate(svg.COLOURS)
 )
 HEATMAP_TITLE = "Equipoise: samples of each client by label"  # heat-maps are recognised by it
 MOST_NAMES = 40  # clients or labels that are named
@@ -52,7 +51,7 @@ def heatmap(summary: Summary) -> str:
     for column, name in enumerate(labels):
         x = left + width * (column + 0.5)
         names.append(_turned(name, x + 4, bottom + 8, "end") if turned else _text(name, x, bottom + 16, "middle"))
-    stops = [tag("stop", offset=str(end), stop_color=COLOURS[0], stop_opacity=str(end)) for end in (0, 1)]
+    stops = [tag("stop", offset=str(end), stop_color=svg.COLOURS[0], stop_opacity=str(end)) for end in (0, 1)]
     key = tag("rect", x=float(left), y="10", width="80", height="10", style="fill:url(#shares)")
     axis = "clients" if each == 1 else f"clients, {each} to a row"
     names += [

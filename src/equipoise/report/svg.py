@@ -15,7 +15,8 @@ from equipoise.report.markup import tag
 TINY = 1e-200  # less counts as zero, more than its inverse as infinite
 DECADES = 14  # of a logarithmic axis; what is below lies on its lowest line
 ACROSS = 1000  # units of the stretched part
-COLOURS = 7  # of page.css, safe for the colour-blind; dashes and markers tell more runs apart
+# Those of page.css in the light, safe for the colour-blind; dashes and markers tell more runs apart.
+COLOURS = ("#0067a5", "#c94f00", "#00825f", "#a8508a", "#9a6b00", "#2f8fc7", "#4a4d55")
 DASHES = (None, "7 3", "2 3", "9 3 2 3")
 MARKERS = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",  # circle
@@ -183,11 +184,11 @@ def marker(x: float, y: float, series: int, hint: str = "", *, scale: float = 1,
 
 
 def colour(series: int) -> str:
-    return f"s{series % COLOURS}"
+    return f"s{series % len(COLOURS)}"
 
 
 def dash(series: int) -> str | None:
-    return DASHES[series // COLOURS % len(DASHES)]
+    return DASHES[series // len(COLOURS) % len(DASHES)]
 
 
 def legend_key(series: int) -> Markup:
