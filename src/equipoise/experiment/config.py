@@ -39,7 +39,7 @@ Auto = Literal["auto"]
 # JAX makes a key of the last 32 bits of a seed: two seeds that differ beyond them would give the same numbers.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]  # rounds and clients are counted in 32 bits
-# As `steps.tuned`; files of before say "auto".
+# As `steps.tuned`; older files say "auto".
 Tuned = Annotated[Literal["tuned"], BeforeValidator(lambda value: "tuned" if value == "auto" else value)]
 
 

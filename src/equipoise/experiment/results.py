@@ -99,7 +99,7 @@ def write_result(
     )
     records.write_record(folder / records.RESULT, outcome)
     with suppress(FileError):
-        files.remove(folder / records.CHECKPOINT)  # with a result there is nothing to go on with
+        files.remove(folder / records.CHECKPOINT)  # with a result there is nothing to resume
 
 
 def federation_record(problem: Problem, algorithm: Algorithm, notes: tuple[str, ...]) -> records.FederationRecord:
