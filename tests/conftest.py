@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
 
@@ -21,6 +22,10 @@ def quick_to_compile():
     tried = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=flags, capture_output=True)
     return flags["XLA_FLAGS"] if tried.returncode == 0 else os.environ.get("XLA_FLAGS", "")
 
+
+# How long an example takes depends on what else the machine does, and says nothing.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 COMPILED = Path(__file__).parents[1] / ".jax_cache"
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers, and the commands that tests start, inherit these

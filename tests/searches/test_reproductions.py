@@ -109,7 +109,7 @@ def test_a_run_of_a_version_before_markers_is_shown_but_not_written_to(here):
     done("report", "out", "--out", "page.html")
     done("predict", "out", "silos/north.csv")
     (here / "out" / "result.json").unlink()
-    assert "begin anew: `equipoise run out/config.toml" in said("resume", "out")
+    assert "start over: `equipoise run out/config.toml" in said("resume", "out")
     assert "give another --out, or delete it yourself" in said("run", "good.toml", "--out", "out", "--overwrite")
     (here / "out" / "result.json").write_bytes(before["result.json"])
     assert tiny.contents(here / "out") == before
@@ -216,7 +216,7 @@ def test_an_edited_configuration_is_not_gone_on_with(here, before, after, senten
     left = tiny.contents(here / "out")
     line = said("resume", "out")
     assert sentence in line
-    assert "Restore that, or begin anew with --overwrite" in line
+    assert "Restore that, or start over with --overwrite" in line
     assert tiny.contents(here / "out") == left
     file.write_text(file.read_text().replace(after, before))
     done("resume", "out")

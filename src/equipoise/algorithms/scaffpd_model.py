@@ -139,7 +139,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
     )
     require(
         dual.interior is not None,
-        f"the weights of '{dual.name}' are no shares, which SCAFF-PD with a model needs; "
+        f"the weights of '{dual.name}' are not shares, which SCAFF-PD with a model needs; "
         "give an objective on the simplex, such as chi2, or use scaffpd",
     )
     interior: Any = dual.interior

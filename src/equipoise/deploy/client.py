@@ -45,7 +45,7 @@ class Participant(NamedTuple):
     name: str  # by which everybody knows it
     folder: Path  # of its own, for what it must not forget
     jobs: Mapping[str, Callable[[], Job]]  # part -> what to do there, opened when the first message comes
-    answers: Mapping[str, Callable[[str], str]] = {}  # to questions that are no exchanges
+    answers: Mapping[str, Callable[[str], str]] = {}  # to questions that are not exchanges
     within: Callable[[], AbstractContextManager[None]] = nullcontext  # around every answer: the precision of the run
 
 

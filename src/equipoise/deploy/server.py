@@ -145,7 +145,7 @@ def settled(config: Config, federation: ConnectedSites) -> Agreement:
 
 
 def renewed(folder: Path, federation: ConnectedSites, known: Agreement) -> Agreement:
-    """The agreement of the run to go on with, told again to who is there."""
+    """The agreement of the run to resume, sent again to the sites that are there."""
     done = checkpoint.rounds(folder / records.CHECKPOINT)
     federation.where = (done, "")
     federation.events = [event._replace(round=done) for event in federation.events]
@@ -233,7 +233,7 @@ class FederatedRun:
         saved = checkpoint.load_server(path, self.setup.algorithm, self.setup.problem.x, self.writer.source)
         result = self.writer.restore(saved).result
         outcome = Outcome(result._replace(history=()), ledger(saved.more))
-        if self.due(result.rounds):  # its row follows the checkpoint, so it is written anew
+        if self.due(result.rounds):  # its row follows the checkpoint, so it is written again
             self.record(outcome)
         return outcome
 
@@ -278,7 +278,7 @@ class FederatedRun:
     def check_owner(self) -> None:
         """Flower may leave a server running that was taken for dead."""
         owner = (self.folder / OWNER).read_text() if (self.folder / OWNER).is_file() else ""
-        require(owner == self.mine, f"another server goes on with {self.folder}; this one stops")
+        require(owner == self.mine, f"another server has resumed {self.folder}; this one stops")
 
     def save(self, outcome: Outcome) -> None:
         self.check_owner()

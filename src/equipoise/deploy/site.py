@@ -102,7 +102,7 @@ def open_site(context: Context) -> Participant:
     def settle(text: str) -> str:
         """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
         known = Agreement.model_validate_json(text)
-        require(name in known.sites, f"'{name}' is none of the sites")
+        require(name in known.sites, f"'{name}' is not one of the sites")
         problem, shard = agreement.remote_problem(config, known), rows(known).train
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / agreement.FILE, text)
@@ -155,7 +155,7 @@ def read(config: Config, name: str, node: Mapping[str, Any]) -> Site:
     if isinstance(found, pl.DataFrame | pl.LazyFrame):
         frame = found.lazy()
     else:
-        require(isinstance(found, tuple) and len(found) == 2, f"{where} gives no (inputs, labels) and no table")
+        require(isinstance(found, tuple) and len(found) == 2, f"{where} gives neither (inputs, labels) nor a table")
         inputs, labels = map(np.asarray, found)
         frame = silos.frame_of(inputs, labels, config.data.label, file=name)
     return silos.site_of(frame, options, file=f"{name} ({where})", **split)

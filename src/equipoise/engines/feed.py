@@ -26,7 +26,7 @@ class Stacked(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """As `Stacked`, over devices that hold a share each, with rows at the end that are no client's."""
+    """As `Stacked`, over devices that hold a share each, with rows at the end that belong to nobody."""
 
     tree: PyTree[Array]
 

@@ -345,7 +345,7 @@ def check_resume(resume: Result, name: str, words: tuple[int, ...], state: State
     )
     require(
         resume.key in ((), words),
-        "the result to resume was made with another key; resume with the same key, or start anew",
+        "the result to resume was made with another key; resume with the same key, or start over",
     )
     require(
         resume.history is None or _shapes(jax.tree.map(_one, resume.history)) == _shapes(row),

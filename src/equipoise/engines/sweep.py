@@ -94,7 +94,7 @@ def sweep(
 
     Args:
         make: the method: make(**settings) -> Algorithm. It is called inside the compiled program, where the settings
-            are traced numbers; what shapes the program (a number of steps) is no setting.
+            are traced numbers; what shapes the program (a number of steps) is not a setting.
         trials: from `grid`, or made by hand. Their data may differ in size (it is padded), not in number of clients.
         rounds: how many rounds, those of `resume` included.
         record: what to keep of the server after every round; comes back as each result's `history`.

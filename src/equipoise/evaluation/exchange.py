@@ -244,7 +244,7 @@ def check_fit(task: Task | Predict, shard: Data) -> None:
 
 
 def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, " rows"] | None:
-    """What each real row adds to the score, client after client; None where the score is no mean over rows.
+    """What each real row adds to the score, client after client; None where the score is not a mean over rows.
 
     It stays with whoever has the rows: two models that were scored on the same ones can be compared row by row.
     """

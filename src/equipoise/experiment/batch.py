@@ -35,7 +35,8 @@ def is_done(spec: RunSpec) -> bool:
 def data_of(spec: RunSpec) -> str:
     """All that `build_problem` looks at."""
     settings = spec.config.model_dump(mode="json", include={"data", "partition", "model"})
-    return json.dumps([settings, spec.config.run.seed, spec.config.run.precision])
+    run = spec.config.run
+    return json.dumps([settings, run.seed, run.precision, run.score])
 
 
 def run_batch(specs: Sequence[RunSpec], problems: dict[str, Problem], begin: Callable[[], None]) -> None:
@@ -102,7 +103,7 @@ def _of_one_shape(problems: dict[str, Problem]) -> dict[str, ClientRows]:
     except InputError:  # data of a kind that cannot be filled up has programs of its own
         pass
     return {
-        key: ClientRows(problems[key].task, *jax.device_put((train, test)))
+        key: ClientRows(problems[key], *jax.device_put((train, test)))
         for key, train, test in zip(problems, trains, tests, strict=True)
     }
 

@@ -101,8 +101,7 @@ def _load(path: Path, state: Callable[[Vector], Any], x: Vector, now: Origin) ->
     changed = origin.differences(header.origin, now)
     require(
         not changed,
-        f"{path.parent} cannot be gone on with, because since its checkpoint {'; '.join(changed)}. Restore that, or "
-        f"{ANEW}",
+        f"{path.parent} cannot be resumed, because since its checkpoint {'; '.join(changed)}. Restore that, or {ANEW}",
     )
     like = jax.eval_shape(state, x)
     try:

@@ -32,14 +32,14 @@ from equipoise.data.silos import SEPARATOR, Options, is_separator
 from equipoise.data.silos.statistics import MISSING
 from equipoise.errors import InputError, require
 from equipoise.experiment import choice, mistakes, records
-from equipoise.extensions import is_reference
+from equipoise.extensions import is_reference, load
 from equipoise.objectives import DUALS
 
 Auto = Literal["auto"]
 # JAX makes a key of the last 32 bits of a seed: two seeds that differ beyond them would give the same numbers.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]  # rounds and clients are counted in 32 bits
-# As `steps.tuned`; files of before say "auto".
+# As `steps.tuned`; older files say "auto".
 Tuned = Annotated[Literal["tuned"], BeforeValidator(lambda value: "tuned" if value == "auto" else value)]
 
 
@@ -125,6 +125,9 @@ class RunSettings(Section):
     devices: int | None = Field(None, ge=1, description="over how many devices (cores of a CPU); default: what pays")
     until_gap: float | None = Field(
         None, gt=0, description="stop when the objective is certified to be within this share of the best possible"
+    )
+    score: str | None = Field(
+        None, description="what the run is summed up by: accuracy, auroc, rmse, r2, loss, or your own, module:name"
     )
     lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
     tensorboard: bool = Field(False, description="write what TensorBoard shows beside the history")
@@ -281,9 +284,17 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
                 f"{source}: {key}.name is '{name}', which sites would have to import because a server says so; in a "
                 f"federation use one of {', '.join(allowed)}",
             )
-            check_reference(source, key, name)
+            check_reference(source, f"{key}.name", name)
         elif name not in allowed:
             raise mistakes.no_value(source, f"{key}.name", name, allowed)
+    score = given.get("run", {}).get("score")
+    if is_reference(score):
+        require(
+            own_code and "federation" not in given,
+            f"{source}: run.score is '{score}', which sites would have to import because a server says so; in a "
+            "federation use one of accuracy, auroc, rmse, r2, loss",
+        )
+        check_reference(source, "run.score", score)
     try:
         config = Config.model_validate(given)
     except ValidationError as error:
@@ -294,14 +305,15 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
 
 
 def check_reference(source: str, key: str, name: str) -> None:
-    """An algorithm or objective of the user's own can be imported, and called with what it will be given."""
+    """Code of the user's own can be imported, and called with what it will be given."""
+    readers: dict[str, Callable] = {"algorithm.name": algorithm_section, "objective.name": objective_section}
     try:
-        {"algorithm": algorithm_section, "objective": objective_section}[key](name)
+        readers.get(key, load)(name)
     except InputError as error:
-        raise InputError(f"{source}: {key}.name: {error}") from error
+        raise InputError(f"{source}: {key}: {error}") from error
     except PydanticSchemaGenerationError as error:
         raise InputError(
-            f"{source}: {key}.name: '{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]}); "
+            f"{source}: {key}: '{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]}); "
             "name a Record that has it in not_settings"
         ) from error
 

@@ -1,4 +1,4 @@
-"""What a run comes from: its settings, its data, the code. A checkpoint is gone on with from the same only."""
+"""What a run comes from: its settings, its data, the code. A run resumes from the same only."""
 
 import hashlib
 import json

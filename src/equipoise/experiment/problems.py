@@ -14,13 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from equipoise import models, steps, tasks
+from equipoise import evaluation, models, steps, tasks
 from equipoise.artifact import Artifact
 from equipoise.data import partition, pool, silos
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue, synthetic
 from equipoise.data.silos.encoding import Encoding, Feature, Target
 from equipoise.errors import InputError, require
+from equipoise.evaluation import MainScore, PerClient
+from equipoise.evaluation.predictions import Score
 from equipoise.experiment.config import Config
 from equipoise.models import Model
 from equipoise.protocol import Vector
@@ -45,6 +47,7 @@ class Problem:
     notes: tuple[str, ...] = ()
     curvature: float | None = None  # L, where the clients have measured it themselves
     slope: float | None = None  # and a bound on L_lx at the start
+    score: MainScore | None = None  # that runs are summed up by; None: the one that says most
 
     @property
     def n(self) -> int:
@@ -75,6 +78,19 @@ class Problem:
             )
         return self._constants[local_steps]
 
+    @cached_property
+    def scores(self) -> dict[str, Score]:
+        """What models are scored by, where the rows are at hand."""
+        found = evaluation.suited(self.task.predict, self.x, jax.eval_shape(self.train.client, 0))
+        return found if self.score is None or self.score.own is None else found | {self.score.name: self.score.own}
+
+    def main_score(self, table: PerClient) -> MainScore:
+        """The score of an evaluated model that sums it up."""
+        if self.score is not None:
+            return self.score
+        name = evaluation.chosen(table, None)
+        return MainScore(name, evaluation.higher_is_better(name))
+
     def artifact_vector(self, x: Vector) -> np.ndarray:
         """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
         size = sum(a.size for a in jax.tree.leaves(jax.eval_shape(self.model.init, jax.random.key(0))))
@@ -95,6 +111,22 @@ def precision(config: Config) -> Iterator[None]:
 
 def build_problem(config: Config) -> Problem:
     """Reads and divides the data, and builds the task on it; call it under `precision`."""
+    problem = _of_data(config)
+    if config.run.score is None:
+        return problem
+    score, there = evaluation.main_score_named(config.run.score), [*problem.scores, "loss"]
+    require(
+        score.own is not None or score.name in there,
+        f"run.score is '{score.name}', which this problem does not have; give {', '.join(there)}, or module:name",
+    )
+    require(
+        score.own is None or score.name not in there,
+        f"run.score is '{config.run.score}', but '{score.name}' is a score of the library; rename the function",
+    )
+    return replace(problem, score=score)
+
+
+def _of_data(config: Config) -> Problem:
     if config.data.silos is not None:
         return _of_silos(config)
     require(

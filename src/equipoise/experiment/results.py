@@ -62,7 +62,7 @@ def write_result(
     events: list[str],
 ) -> None:
     """The model, then the result: whoever sees the result sees a whole run."""
-    measure = evaluation.chosen(table, None)
+    measure, up, _ = problem.main_score(table)
     known = bool(np.isfinite(np.asarray(table.scores[measure])).any())
     if np.isfinite(np.asarray(x)).all():
         metadata = {"config": config.used(), "clients": list(problem.names)}
@@ -79,14 +79,14 @@ def write_result(
     else:
         events.append("the model is not finite: the step sizes are too large")
     nothing: tuple[None, ...] = (None,) * problem.n
-    found = standing(table, measure) if known else None
+    found = standing(table, measure, up=up) if known else None
     outcome = records.RunResult(
         label=label,
         rounds=result.rounds,
         seconds=result.seconds,
         compile_seconds=result.compile_seconds,
         measure=measure,
-        higher_is_better=evaluation.higher_is_better(measure),
+        higher_is_better=up,
         summary=dict(found.summary) if found else {},
         low=floats(found.low) if found else nothing,
         high=floats(found.high) if found else nothing,
@@ -99,7 +99,7 @@ def write_result(
     )
     records.write_record(folder / records.RESULT, outcome)
     with suppress(FileError):
-        files.remove(folder / records.CHECKPOINT)  # with a result there is nothing to go on with
+        files.remove(folder / records.CHECKPOINT)  # with a result there is nothing to resume
 
 
 def federation_record(problem: Problem, algorithm: Algorithm, notes: tuple[str, ...]) -> records.FederationRecord:

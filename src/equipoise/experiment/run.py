@@ -31,7 +31,8 @@ from equipoise.experiment.results import (
 from equipoise.experiment.writer import RunWriter, Watch, crossing_of, local_evaluator, until_certified
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key
-from equipoise.tasks import Task
+
+DRAWS = 200  # of each client's rows, for the bounds of a score that was asked for
 
 
 class RunSpec(NamedTuple):
@@ -56,7 +57,7 @@ class Shared(NamedTuple):
 class ClientRows:
     """A problem's rows, in the shapes that the programs of a run are compiled for."""
 
-    task: Task
+    problem: Problem
     train: Any
     test: Any
 
@@ -68,7 +69,7 @@ class ClientRows:
     @cached_property
     def scorer(self) -> Callable[[Vector], PerClient]:
         """Scores models, one after the other."""
-        return evaluation.evaluator(self.task, self.scored)
+        return evaluation.evaluator(self.problem.task, self.scored, scores=self.problem.scores)
 
 
 class Session(NamedTuple):
@@ -113,7 +114,7 @@ def resume(
 
 def share(problem: Problem) -> Shared:
     """For runs on one problem."""
-    return Shared(problem, ClientRows(problem.task, problem.train, problem.test))
+    return Shared(problem, ClientRows(problem, problem.train, problem.test))
 
 
 @contextmanager
@@ -235,8 +236,16 @@ def complete(session: Session, result: Result) -> None:
     (config, folder, label, *_), problem = session.spec, session.problem
     x = session.algorithm.model(result.server)
     with warnings.catch_warnings(action="ignore", category=LostReplies):  # a model that is not finite is an event
-        table = in_units(problem, evaluation.evaluate(problem.task, x, session.data.scored, key=config.run.seed))
-    write_row_scores(folder, problem, x, evaluation.chosen(table, None))
+        table = evaluation.evaluate(
+            problem.task,
+            x,
+            session.data.scored,
+            scores=problem.scores,
+            draws=DRAWS if problem.score is not None else 0,
+            key=config.run.seed,
+        )
+    table = in_units(problem, table)
+    write_row_scores(folder, problem, x, problem.main_score(table).name)
     events = [sentence] if (sentence := broken_replies(result.tally)) else []
     write_result(config, folder, problem, x, result, table, label, events)
 

@@ -118,7 +118,7 @@ class Encoding(NamedTuple):
         if self.task == "classification":
             code = label_names(cells).replace_strict(classes, range(len(classes)), default=-1, return_dtype=pl.Int32)
             labels = table.collect(code).to_series().to_numpy()
-            bad, why = labels < 0, f"is none of the classes {listing(classes)}"
+            bad, why = labels < 0, f"is not one of the classes {listing(classes)}"
         else:
             labels = ((table.collect(cells.number).to_series().to_numpy() - mean) / scale).astype(_float(dtype))
             bad, why = ~np.isfinite(labels), "is not a number"
@@ -162,7 +162,7 @@ class Encoding(NamedTuple):
             if not _sound(read):
                 raise ValueError("a field has a wrong value")
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise InputError(f"this is no encoding that `to_json` wrote ({error})") from error
+            raise InputError(f"this is not an encoding that `to_json` wrote ({error})") from error
         return read
 
 
@@ -260,7 +260,7 @@ def _array(table: Table, feature: Feature) -> np.ndarray:
     column = table.collect(pl.col(safe)).to_series()
     gaps = column.is_null().arg_true()
     if len(gaps):
-        raise _bad_cell(table, feature.name, gaps[0], "is no array")
+        raise _bad_cell(table, feature.name, gaps[0], "is not an array")
     array = column.to_numpy()
     if array.dtype.kind == "f":
         bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
