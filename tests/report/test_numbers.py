@@ -94,6 +94,12 @@ def test_a_run_without_rows(tmp_path):
     assert numbers.curve(run, "mean", "rounds") == []
 
 
+def test_an_unfinished_run_is_scored_as_it_asked_for(five):
+    for asked, expected in (("loss", ("loss", False)), ("no_longer:there", ("accuracy", True))):
+        (run,) = numbers.reported([five[-1]._replace(config={"run": {"score": asked}})])
+        assert (run.measure, run.higher_is_better) == expected
+
+
 def test_nothing_to_report():
     with pytest.raises(InputError, match="no runs to report"):
         numbers.reported([])

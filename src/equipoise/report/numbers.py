@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from equipoise import algorithms, objectives
 from equipoise.errors import InputError, require
-from equipoise.evaluation import Bounds, intervals
+from equipoise.evaluation import Bounds, intervals, main_score_named
 from equipoise.evaluation.intervals import Paired
 from equipoise.evaluation.predictions import ROOTS
 from equipoise.evaluation.rules import TASK_SCORES, higher_is_better, is_fraction, main_score, worst_mean
@@ -223,7 +224,12 @@ def _main_measure(run: Run) -> tuple[str, bool]:
     """Its name, and whether higher is better."""
     if run.outcome is not None:
         return run.outcome.measure, run.outcome.higher_is_better
-    measure = main_score(run.rows[-1].scores if run.rows else ()) or TASK_SCORES.get(run.federation.task, "loss")
+    known = run.rows[-1].scores if run.rows else {}
+    with suppress(InputError):  # the user's own, and no longer there
+        name, higher, _ = main_score_named(setting(run, "run", "score") or "")
+        if name in known:
+            return name, higher
+    measure = main_score(known) or TASK_SCORES.get(run.federation.task, "loss")
     return measure, higher_is_better(measure)
 
 
