@@ -11,12 +11,15 @@ import numpy as np
 from equipoise.data.encoding import Encoding
 from equipoise.data.shards import Shards
 from equipoise.data.statistics import Options
+from equipoise.deploy.modules import ModuleSpec, module_problem
+from equipoise.deploy.scoring import scoring
 from equipoise.errors import require
 from equipoise.experiment import build
 from equipoise.experiment.build import Problem
 from equipoise.experiment.config import Config
 from equipoise.experiment.records import AGREEMENT, Record
 from equipoise.protocol import Algorithm
+from equipoise.tasks import Task
 
 FILE = AGREEMENT  # in a run folder and in a site's own
 
@@ -28,7 +31,8 @@ class Agreement(Record):
     sites: tuple[str, ...]  # in the order of the clients
     train: tuple[int, ...]  # rows of each
     test: tuple[int, ...]
-    encoding: str  # as JSON
+    encoding: str = ""  # as JSON
+    module: ModuleSpec | None = None  # instead of an encoding, where the model is a PyTorch module at every site
     curvature: float | None = None  # the largest of any site's loss, where a step size is made of it
     slope: float | None = None  # the root of the sum of the squared gradients of all sites' losses at the start
 
@@ -52,6 +56,7 @@ class Setup(NamedTuple):
 
     problem: Problem
     algorithm: Algorithm
+    scoring: Algorithm  # how its models are evaluated
     notes: tuple[str, ...]
     digest: str  # of all that has to be the same
 
@@ -63,12 +68,17 @@ def options(config: Config) -> Options:
 
 def remote_problem(config: Config, agreed: Agreement) -> Problem:
     """The problem without its rows; call it under `build.precision`."""
+
+    def shards(like: Shards) -> tuple[RemoteShards, RemoteShards | None]:
+        train, test = (RemoteShards(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
+        return train, test if all(agreed.test) else None
+
+    if agreed.module is not None:
+        return module_problem(config, agreed.module, agreed.sites, *shards(agreed.module.like))
     encoding = Encoding.from_json(agreed.encoding)
     like = shape_of(encoding)
-    train, test = (RemoteShards(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
     what = f"{len(agreed.sites)} sites, predicting {encoding.target.name}"
-    held_out = test if all(agreed.test) else None
-    problem = build.of_encoding(config, what, agreed.sites, train, held_out, encoding, encoding.notes)
+    problem = build.of_encoding(config, what, agreed.sites, *shards(like), encoding, encoding.notes)
     given = like.inputs.dtype
     require(
         not jnp.issubdtype(given, jnp.floating) or given == problem.x.dtype,
@@ -77,12 +87,13 @@ def remote_problem(config: Config, agreed: Agreement) -> Problem:
     return replace(problem, curvature=agreed.curvature, slope=agreed.slope)
 
 
-def setup(config: Config, agreed: Agreement) -> Setup:
-    """The problem and the algorithm on it."""
+def setup(config: Config, agreed: Agreement, task: Task | None = None) -> Setup:
+    """The problem and the algorithm on it; `task` where only a site can compute with its own."""
     problem = remote_problem(config, agreed)
+    problem = problem if task is None else replace(problem, task=task)
     algorithm, notes = build.method(config, problem)
     text = config.toml() + agreed.model_dump_json()
-    return Setup(problem, algorithm, notes, hashlib.sha256(text.encode()).hexdigest()[:16])
+    return Setup(problem, algorithm, scoring(problem, algorithm), notes, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
 def shape_of(encoding: Encoding) -> Shards:
@@ -107,5 +118,8 @@ def check(config: Config) -> None:
 
 
 def needs_curvature(config: Config) -> bool:
+    """Whether step sizes are made of what sites measure, which they can for models that are not modules of theirs."""
+    if config.model.name == "torch":
+        return False
     measured = any(getattr(config.algorithm, key, None) == "auto" for key in ("local_lr", "lr"))
     return measured or getattr(config.algorithm, "rule", None) == "tuned"

@@ -425,11 +425,6 @@ def in_units(this: Problem, table: PerClient) -> PerClient:
     )
 
 
-def draws_of(this: Problem) -> int:
-    """Resamplings for intervals: none, because accuracy and RMSE bring what their bounds need."""
-    return 0
-
-
 def keep_rows(folder: Path, this: Problem, x: Vector, score: str) -> None:
     """What each scored row adds to the score, so that a report can compare two models row by row.
 
