@@ -3,6 +3,8 @@
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -87,6 +89,24 @@ def test_a_network_for_classes_in_minibatches_with_buffers_that_stay(tmp_path):
     saved = artifact.load(done.path / records.MODEL)
     assert list(saved.params) == ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
     assert list(tmp_path.glob("*/buffers-*.pt"))
+
+
+def test_what_the_docs_say(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    (code,) = re.findall(r"```python\n(# hospital.py.*?)```", text, re.DOTALL)
+    (toml,) = re.findall(r"```toml\n(\[model\]\nname = \"torch\".*?)```", text, re.DOTALL)
+    (tmp_path / "hospital_of_the_docs.py").write_text(code)
+    for k, site in enumerate(SITES):
+        inputs = torch.tensor(np.random.default_rng(k).normal(size=(84, 20)), dtype=torch.float32)
+        labels = (inputs.sum(1) > 0).long()
+        parts = {"train": (inputs[:64], labels[:64]), "test": (inputs[64:], labels[64:])}
+        torch.save(parts, tmp_path / f"{site}.npz")
+    settings = torch_silos.settings()
+    told = config.parse({**settings, **tomllib.loads(toml), "run": {"rounds": 2}})
+    network = grid(told, tmp_path, None, torch="hospital_of_the_docs:make", path=str(tmp_path))
+    done = run_federation(told, tmp_path / "run", network)
+    assert done.outcome.measure == "accuracy"
+    assert done.federation.classes == ("0", "1")
 
 
 def test_buffers_outlive_the_process(tmp_path):

@@ -187,11 +187,25 @@ def torch_site(
         made = applied(first[0])
     shape = tuple(made.shape[1:]) if isinstance(made, torch.Tensor) and made.shape[:1] == first[1].shape[:1] else None
     x = jnp.asarray(flat().cpu().numpy())
-    task = callback_task("torch", x, Callbacks(value, gradient, curve, walk, outputs), shape)
+    alone = one_at_a_time(threading.Lock())  # there is one module, and training and evaluation put weights into it
+    task = callback_task("torch", x, Callbacks(*map(alone, (value, gradient, curve, walk, outputs))), shape)
     train = rows(TRAIN, in_numpy(first[1][:1], real), examples)
     labels = [in_numpy(labels, real) for _, labels in kept or ()]
     test = rows(TEST, np.concatenate(labels), sum(map(len, labels))) if labels else None
     return TorchSite(task, train, x, put, module, test, shape)
+
+
+def one_at_a_time(lock: threading.Lock) -> Callable[[Callable], Callable]:
+    """Functions of which none runs while another does."""
+
+    def decorate(function: Callable) -> Callable:
+        def locked(*args: Any) -> Any:
+            with lock:
+                return function(*args)
+
+        return locked
+
+    return decorate
 
 
 def in_numpy(labels: torch.Tensor, real: np.dtype) -> np.ndarray:
