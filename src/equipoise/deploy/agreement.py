@@ -8,23 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equipoise.data.encoding import Encoding
 from equipoise.data.shards import Shards
-from equipoise.data.statistics import Options
+from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy.modules import ModuleSpec, module_problem
 from equipoise.deploy.scoring import scoring
 from equipoise.errors import require
-from equipoise.experiment import build
-from equipoise.experiment.build import Problem
 from equipoise.experiment.config import Config
-from equipoise.experiment.records import AGREEMENT, Record
+from equipoise.experiment.methods import build_method
+from equipoise.experiment.problems import Problem, problem_of_encoding
+from equipoise.experiment.records import AGREEMENT, JsonRecord
 from equipoise.protocol import Algorithm
 from equipoise.tasks import Task
 
 FILE = AGREEMENT  # in a run folder and in a site's own
 
 
-class Agreement(Record):
+class Agreement(JsonRecord):
     """The sites by name and size, how they read their tables, and what they measured."""
 
     run: str  # under this name sites keep what they must not forget
@@ -61,13 +60,8 @@ class Setup(NamedTuple):
     digest: str  # of all that has to be the same
 
 
-def options(config: Config) -> Options:
-    """How sites read their tables."""
-    return Options(config.data.label, config.data.task, config.data.categorical, config.data.drop)
-
-
 def remote_problem(config: Config, agreed: Agreement) -> Problem:
-    """The problem without its rows; call it under `build.precision`."""
+    """The problem without its rows; call it under `precision`."""
 
     def shards(like: Shards) -> tuple[RemoteShards, RemoteShards | None]:
         train, test = (RemoteShards(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
@@ -78,7 +72,7 @@ def remote_problem(config: Config, agreed: Agreement) -> Problem:
     encoding = Encoding.from_json(agreed.encoding)
     like = shape_of(encoding)
     what = f"{len(agreed.sites)} sites, predicting {encoding.target.name}"
-    problem = build.of_encoding(config, what, agreed.sites, *shards(like), encoding, encoding.notes)
+    problem = problem_of_encoding(config, what, agreed.sites, *shards(like), encoding, encoding.notes)
     given = like.inputs.dtype
     require(
         not jnp.issubdtype(given, jnp.floating) or given == problem.x.dtype,
@@ -91,7 +85,7 @@ def setup(config: Config, agreed: Agreement, task: Task | None = None) -> Setup:
     """The problem and the algorithm on it; `task` where only a site can compute with its own."""
     problem = remote_problem(config, agreed)
     problem = problem if task is None else replace(problem, task=task)
-    algorithm, notes = build.method(config, problem)
+    algorithm, notes = build_method(config, problem)[:2]
     text = config.toml() + agreed.model_dump_json()
     return Setup(problem, algorithm, scoring(problem, algorithm), notes, hashlib.sha256(text.encode()).hexdigest()[:16])
 

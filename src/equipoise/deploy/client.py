@@ -20,9 +20,10 @@ from flwr.app import RecordDict
 from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint
 from equipoise.deploy.memory import Memory, check_order
 from equipoise.deploy.network.envelope import START, Address, mark, read_address, read_text, text
-from equipoise.deploy.network.wire import Refusal, named, pack, refuse_unless, unpack
+from equipoise.deploy.network.wire import Refusal, pack, refuse_unless, unpack
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Client, Data, Message, Vector
+from equipoise.tensors import named
 
 log = logging.getLogger("equipoise.flower")
 
@@ -44,7 +45,7 @@ class Participant(NamedTuple):
     name: str  # by which everybody knows it
     folder: Path  # of its own, for what it must not forget
     jobs: Mapping[str, Callable[[], Job]]  # part -> what to do there, opened when the first message comes
-    answers: Mapping[str, Callable[[str], str]] = {}  # to questions that are no exchanges
+    answers: Mapping[str, Callable[[str], str]] = {}  # to questions that are not exchanges
     within: Callable[[], AbstractContextManager[None]] = nullcontext  # around every answer: the precision of the run
 
 

@@ -7,7 +7,7 @@ from equipoise.errors import EquipoiseError
 
 What = Literal[
     "joined",  # a site was found, at the start or after it had been away
-    "stranger",  # a node that is none of the run's sites was turned away
+    "stranger",  # a node that is not one of the run's sites was turned away
     "double",  # a second node with a site's name was turned away
     "absent",  # nobody could be asked for this site
     "late",  # no reply within the time-out

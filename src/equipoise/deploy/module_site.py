@@ -28,8 +28,8 @@ from equipoise.deploy.scoring import SiteRows
 from equipoise.deploy.site import SiteStatistics, keep_agreement, own_function, read_agreement
 from equipoise.deploy.torch_site import TorchSite, seeded, torch_site
 from equipoise.errors import require
-from equipoise.experiment import build
 from equipoise.experiment.config import Config
+from equipoise.experiment.problems import precision
 from equipoise.files import write_whole
 
 MODEL = "model.pt"
@@ -76,7 +76,7 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
 
     jobs: dict[str, Callable[[], Job]] = {"start": start, "train": train, "judge": judge}
     answers = {"statistics": statistics, "settle": settle}
-    return Participant(name, folder, jobs, answers, within=lambda: build.precision(config))
+    return Participant(name, folder, jobs, answers, within=lambda: precision(config))
 
 
 def made(config: Config, name: str, node: Mapping[str, Any]) -> tuple[TorchSite, bool]:

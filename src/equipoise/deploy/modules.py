@@ -13,15 +13,15 @@ from equipoise import models
 from equipoise.data.shards import Shards
 from equipoise.deploy.callback_task import ELSEWHERE, callback_task
 from equipoise.errors import InputError, require
-from equipoise.experiment.build import Problem
 from equipoise.experiment.config import Config
-from equipoise.experiment.records import Record
+from equipoise.experiment.problems import Problem
+from equipoise.experiment.records import JsonRecord
 from equipoise.protocol import Algorithm, Cohort, Exchange, RandomKey, Replies, Reply, Vector
 
 ITS_OWN = "the module's own"  # loss
 
 
-class ModuleSpec(Record):
+class ModuleSpec(JsonRecord):
     """What has to be the same at all sites."""
 
     parameters: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes, in the order of the model vector

@@ -16,7 +16,7 @@ from equipoise import evaluation
 from equipoise.cohorts import everyone
 from equipoise.data.shards import Shards
 from equipoise.evaluation import PerClient
-from equipoise.experiment.build import Problem
+from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, Cohort, Exchange, RandomKey, Replies, Reply, Vector
 
 

@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 from pydantic import ValidationError
 
 from equipoise.certificates import feasible, gap_bound
-from equipoise.data.agreement import agree
-from equipoise.data.statistics import Statistics
+from equipoise.data.silos.agreement import agree
+from equipoise.data.silos.statistics import Statistics
 from equipoise.deploy import agreement, sentences
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.events import GivenUp, Outcome, ledger
@@ -30,11 +30,14 @@ from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
 from equipoise.engines.simulator import Result
 from equipoise.errors import InputError, require
-from equipoise.experiment import build, checkpoint, folders, origin, records, run
+from equipoise.experiment import checkpoint, folders, origin, records
 from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
+from equipoise.experiment.methods import build_dual
 from equipoise.experiment.origin import Origin
-from equipoise.experiment.run import Scribe, Seen, Watch
+from equipoise.experiment.problems import precision
+from equipoise.experiment.results import environment_record, federation_record, in_units, write_result
+from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, crossing_of, until_certified
 from equipoise.files import remove, write_whole
 from equipoise.protocol import Vector
 
@@ -63,7 +66,7 @@ def run_federation(
     remove(folder / OWNER)  # a server that Flower left running stops when it sees that the folder is no longer its own
     status, state = StatusWriter(folder, config.name, names, config.run.rounds), "stopped"
     try:
-        with folders.resuming(folder, wait=of.exchange), build.precision(config):
+        with folders.resuming(folder, wait=of.exchange), precision(config):
             known = _known(folder)
             federation = gathered(config, known, grid, status, stock)
             agreed = renewed(folder, federation, known) if known else settled(config, federation)
@@ -72,8 +75,8 @@ def run_federation(
             federation.ask("prepare", "train judge", everyone=False)
             if agreed.module is not None and not (folder / records.CHECKPOINT).is_file():
                 setup = started(config, setup, federation)
-            about = run.federation(setup.problem, setup.algorithm, setup.notes)
-            records.write_record(folder / records.ENVIRONMENT, run.environment(config, {}))
+            about = federation_record(setup.problem, setup.algorithm, setup.notes)
+            records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}))
             records.write_record(folder / records.FEDERATION, about)
             writer = FederatedRun(config, folder, setup, federation, watch)
             outcome = writer.train(agreed.run)
@@ -132,7 +135,7 @@ def settled(config: Config, federation: ConnectedSites) -> Agreement:
         known["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
     else:
         statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
-        known["encoding"] = agree(statistics, agreement.options(config)).to_json()
+        known["encoding"] = agree(statistics, config.data.silo_options).to_json()
     agreed = Agreement(
         run=f"{int(time.time())}-{secrets.token_hex(4)}",
         sites=federation.sites,
@@ -150,7 +153,7 @@ def settled(config: Config, federation: ConnectedSites) -> Agreement:
 
 
 def renewed(folder: Path, federation: ConnectedSites, known: Agreement) -> Agreement:
-    """The agreement of the run to go on with, told again to who is there."""
+    """The agreement of the run to resume, sent again to the sites that are there."""
     done = checkpoint.rounds(folder / records.CHECKPOINT)
     federation.where = (done, "")
     federation.events = [event._replace(round=done, last_round=done) for event in federation.events]
@@ -212,9 +215,9 @@ class FederatedRun:
         self.config, self.folder, self.setup, self.federation = config, folder, setup, federation
         # The rows are at the sites, which know them by the digest of the agreement.
         source = Origin(settings=origin.flat(config), files={}, data=setup.digest, code=origin.code(config))
-        crossing = run.wire_of(setup.algorithm, setup.algorithm, setup.problem)
-        self.scribe = Scribe(config, folder, setup.problem, setup.algorithm, crossing, source, watch, self.evaluated)
-        self.dual = build.dual(config, setup.problem.n)
+        crossing = crossing_of(setup.algorithm, setup.algorithm, setup.problem)
+        self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, crossing, source, watch, self.evaluated)
+        self.dual = build_dual(config, setup.problem.n)
         of = config.federation
         assert of is not None
         self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
@@ -231,7 +234,7 @@ class FederatedRun:
         config, setup = self.config, self.setup
         start = self.start()
         try:
-            return run.until_certified(
+            return until_certified(
                 serve,
                 setup.algorithm,
                 setup.problem.x,
@@ -250,22 +253,22 @@ class FederatedRun:
             self.save(up.outcome)  # with what led to it
             raise
         finally:
-            self.scribe.close()
+            self.writer.close()
 
     def start(self) -> Outcome | None:
         path = self.folder / records.CHECKPOINT
         if not path.is_file():
-            self.evaluate(0, self.scribe.begin)
+            self.evaluate(0, self.writer.begin)
             return None
-        saved = checkpoint.load_server(path, self.setup.algorithm, self.setup.problem.x, self.scribe.source)
-        result = self.scribe.restore(saved).result
+        saved = checkpoint.load_server(path, self.setup.algorithm, self.setup.problem.x, self.writer.source)
+        result = self.writer.restore(saved).result
         outcome = Outcome(result._replace(history=()), ledger(saved.more))
-        if self.due(result.rounds):  # its row follows the checkpoint, so it is written anew
+        if self.due(result.rounds):  # its row follows the checkpoint, so it is written again
             self.record(outcome)
         return outcome
 
     def due(self, rounds: int) -> bool:
-        return rounds > 0 and (rounds % self.scribe.every == 0 or rounds == self.config.run.rounds)
+        return rounds > 0 and (rounds % self.writer.every == 0 or rounds == self.config.run.rounds)
 
     def pause(self, outcome: Outcome) -> None:
         self.check_owner()
@@ -275,14 +278,14 @@ class FederatedRun:
             self.record(outcome)
         if outcome.rounds == self.config.run.rounds or self.config.run.until_gap is not None:
             self.wait()  # whether this round was the last
-        if self.scribe.certified is not None:
-            raise run.Enough(outcome)
+        if self.writer.certified is not None:
+            raise Enough(outcome)
 
     def record(self, outcome: Outcome) -> None:
         traffic = outcome.ledger.traffic
         down, up = sum(t.down for t in traffic), sum(t.up for t in traffic)
         result = self.timed(outcome.result)
-        self.evaluate(outcome.rounds, lambda: self.scribe.record(result, bytes_down=down, bytes_up=up))
+        self.evaluate(outcome.rounds, lambda: self.writer.record(result, bytes_down=down, bytes_up=up))
 
     def evaluate(self, round: int, write: Callable[[], None]) -> None:
         """Writes a row of the history beside the training of the next round."""
@@ -290,7 +293,7 @@ class FederatedRun:
         self.round = round
 
         def work() -> None:
-            with build.precision(self.config):
+            with precision(self.config):
                 write()
 
         self.evaluation = Background(work)
@@ -305,16 +308,16 @@ class FederatedRun:
     def check_owner(self) -> None:
         """Flower may leave a server running that was taken for dead."""
         owner = (self.folder / OWNER).read_text() if (self.folder / OWNER).is_file() else ""
-        require(owner == self.mine, f"another server goes on with {self.folder}; this one stops")
+        require(owner == self.mine, f"another server has resumed {self.folder}; this one stops")
 
     def save(self, outcome: Outcome) -> None:
         self.check_owner()
-        self.scribe.save(self.timed(outcome.result), outcome.ledger.to_json())
+        self.writer.save(self.timed(outcome.result), outcome.ledger.to_json())
 
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=max(result.seconds - self.aside, 0.0))
 
-    def evaluated(self, x: Vector, lam: Any) -> Seen:
+    def evaluated(self, x: Vector, lam: Any) -> Evaluation:
         """How the model fares at every site that answers."""
         problem, federation = self.setup.problem, self.federation
         lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))
@@ -333,14 +336,14 @@ class FederatedRun:
             prepared=self.judge,
             start=start,
         ).result.server
-        self.table = run.in_units(problem, found.table)
+        self.table = in_units(problem, found.table)
         losses, gap = found.losses, np.nan
         complete = bool(np.isfinite(losses).all())
         objective = float(self.dual.value(losses)) if complete else np.nan
         mu = problem.task.strong_convexity
         if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
             gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
-        return Seen(losses, objective, gap, self.table)
+        return Evaluation(losses, objective, gap, self.table)
 
     def finish(self, outcome: Outcome) -> None:
         self.check_owner()
@@ -351,7 +354,7 @@ class FederatedRun:
             self.round = outcome.rounds
             self.evaluated(x, None)
         events = list(sentences.of(outcome.ledger.events))
-        run.finish(
+        write_result(
             self.config, self.folder, problem, x, self.timed(outcome.result), self.table, self.config.name, events
         )
         (self.folder / OWNER).unlink()

@@ -26,27 +26,29 @@ import polars as pl
 from flwr.app import Context
 from pydantic import Field
 
-from equipoise import programs, steps
+from equipoise import steps
+from equipoise._jax import keep_programs
 from equipoise.data import silos
-from equipoise.data.encoding import Encoding
 from equipoise.data.shards import Shards, stack
 from equipoise.data.silos import Site
+from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.apps import site_name
 from equipoise.deploy.client import Job, Participant
 from equipoise.deploy.scoring import SiteRows
 from equipoise.errors import InputError, require
-from equipoise.experiment import build, records
 from equipoise.experiment import config as configuration
+from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.experiment.records import Record
+from equipoise.experiment.problems import precision
+from equipoise.experiment.records import JsonRecord
 from equipoise.files import write_whole
 
 QUESTIONS = ("statistics", "settle")
 
 
-class SiteStatistics(Record):
+class SiteStatistics(JsonRecord):
     """A site's answer to `statistics`."""
 
     statistics: str  # as JSON
@@ -60,7 +62,7 @@ def open_site(context: Context) -> Participant:
     name, node = site_name(context), context.node_config
     folder = Path(str(_given(node, "folder", "a folder of its own")))
     if "compiled" in node:
-        programs.keep(Path(str(node["compiled"])))
+        keep_programs(Path(str(node["compiled"])))
     if config.model.name == "torch":
         return _open_module_site(config, name, node, folder)
 
@@ -89,7 +91,7 @@ def open_site(context: Context) -> Participant:
 
     def statistics(_: str) -> str:
         held_out = home().held_out
-        found = home().statistics(agreement.options(config)).to_json()
+        found = home().statistics(config.data.silo_options).to_json()
         test = int(held_out.sum())
         return SiteStatistics(statistics=found, train=len(held_out) - test, test=test).model_dump_json()
 
@@ -106,7 +108,7 @@ def open_site(context: Context) -> Participant:
 
     jobs = {"train": train, "judge": judge}
     answers = {"statistics": statistics, "settle": settle}
-    return Participant(name, folder, jobs, answers, within=lambda: build.precision(config))
+    return Participant(name, folder, jobs, answers, within=lambda: precision(config))
 
 
 def _open_module_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> Participant:
@@ -127,7 +129,7 @@ def read_agreement(folder: Path, name: str) -> Agreement:
 
 
 def keep_agreement(folder: Path, name: str, text: str) -> None:
-    require(name in Agreement.model_validate_json(text).sites, f"'{name}' is none of the sites")
+    require(name in Agreement.model_validate_json(text).sites, f"'{name}' is not one of the sites")
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / agreement.FILE, text)
 
@@ -148,7 +150,7 @@ def settings(run_config: Mapping[str, Any]) -> Config:
 
 
 def read(config: Config, name: str, node: Mapping[str, Any]) -> Site:
-    options = agreement.options(config)
+    options = config.data.silo_options
     split: dict[str, Any] = {"name": name, "test": config.data.test, "seed": config.run.seed}
     if "loader" not in node:
         path = str(_given(node, "data", "its file, or loader='module:function'"))
@@ -158,7 +160,7 @@ def read(config: Config, name: str, node: Mapping[str, Any]) -> Site:
     if isinstance(found, pl.DataFrame | pl.LazyFrame):
         frame = found.lazy()
     else:
-        require(isinstance(found, tuple) and len(found) == 2, f"{where} gives no (inputs, labels) and no table")
+        require(isinstance(found, tuple) and len(found) == 2, f"{where} gives neither (inputs, labels) nor a table")
         inputs, labels = map(np.asarray, found)
         frame = silos.frame_of(inputs, labels, config.data.label, file=name)
     return silos.site_of(frame, options, file=f"{name} ({where})", **split)

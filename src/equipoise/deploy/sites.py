@@ -152,7 +152,7 @@ class ConnectedSites:
 
     def _admit(self, name: str, node: int) -> None:
         if not self.anyone and name not in self.sites:
-            why = f"'{name}' is none of this run's sites ({', '.join(self.sites)}); it can join the next run"
+            why = f"'{name}' is not one of this run's sites ({', '.join(self.sites)}); it can join the next run"
             return self._turn_away(name, node, "stranger", why)
         if name in self.nodes and self._alive(self.nodes[name]):
             why = f"there is another node called '{name}'; stop one of them, or rename it"
@@ -264,7 +264,7 @@ class ConnectedSites:
             yield batch
 
     def ask(self, question: str, value: str = "", *, everyone: bool = True) -> dict[str, str]:
-        """What every site answers to a question that is no exchange (`Participant.answers`).
+        """What every site answers to a question that is not an exchange (`Participant.answers`).
 
         All have to answer, unless `everyone` is False: then those who do not are noted.
         """

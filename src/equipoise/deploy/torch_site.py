@@ -44,6 +44,7 @@ class TorchSite(NamedTuple):
     module: torch.nn.Module
     test: Shards | None  # the examples that were held out
     outputs: tuple[int, ...] | None  # of one example; None: the module returns no array
+    lock: threading.Lock  # there is one module, and training and evaluation both put weights into it
 
     def job(self, algorithm: Algorithm, **how: Any) -> Job:
         """The site's part in an algorithm that was built with its task."""
@@ -51,9 +52,10 @@ class TorchSite(NamedTuple):
 
     def save(self, x: Vector, path: str | PathLike[str]) -> None:
         """Puts the weights x into the module and writes its state_dict, for torch.load(..., weights_only=True)."""
-        self.put(x)
         buffer = io.BytesIO()
-        torch.save(self.module.state_dict(), buffer)
+        with self.lock:
+            self.put(x)
+            torch.save(self.module.state_dict(), buffer)
         write_whole(Path(path), buffer.getvalue())
 
 
@@ -187,25 +189,21 @@ def torch_site(
         made = applied(first[0])
     shape = tuple(made.shape[1:]) if isinstance(made, torch.Tensor) and made.shape[:1] == first[1].shape[:1] else None
     x = jnp.asarray(flat().cpu().numpy())
-    alone = one_at_a_time(threading.Lock())  # there is one module, and training and evaluation put weights into it
-    task = callback_task("torch", x, Callbacks(*map(alone, (value, gradient, curve, walk, outputs))), shape)
+    lock = threading.Lock()
+    callbacks = Callbacks(*(one_at_a_time(lock, called) for called in (value, gradient, curve, walk, outputs)))
+    task = callback_task("torch", x, callbacks, shape)
     train = rows(TRAIN, in_numpy(first[1][:1], real), examples)
     labels = [in_numpy(labels, real) for _, labels in kept or ()]
     test = rows(TEST, np.concatenate(labels), sum(map(len, labels))) if labels else None
-    return TorchSite(task, train, x, put, module, test, shape)
+    return TorchSite(task, train, x, put, module, test, shape, lock)
 
 
-def one_at_a_time(lock: threading.Lock) -> Callable[[Callable], Callable]:
-    """Functions of which none runs while another does."""
+def one_at_a_time(lock: threading.Lock, function: Callable[..., Any]) -> Callable[..., Any]:
+    def locked(*args: Any) -> Any:
+        with lock:
+            return function(*args)
 
-    def decorate(function: Callable) -> Callable:
-        def locked(*args: Any) -> Any:
-            with lock:
-                return function(*args)
-
-        return locked
-
-    return decorate
+    return locked
 
 
 def in_numpy(labels: torch.Tensor, real: np.dtype) -> np.ndarray:

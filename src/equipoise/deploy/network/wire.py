@@ -6,7 +6,6 @@ how its bytes are read, and nothing is ever unpickled.
 """
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from jaxtyping import PyTree
 
 from equipoise.errors import EquipoiseError
+from equipoise.tensors import named
 
 RAW = "equipoise.raw"  # Flower's name for how bytes were made; not "numpy.ndarray", which would be read by np.load
 
@@ -30,12 +30,6 @@ class Refusal(EquipoiseError):
 def refuse_unless(condition: Any, sentence: str) -> None:
     if not condition:
         raise Refusal(sentence)
-
-
-def named(tree: PyTree) -> Iterator[tuple[str, Any]]:
-    """The leaves of a tree with the names they travel under."""
-    for path, leaf in jax.tree.flatten_with_path(tree)[0]:
-        yield jax.tree_util.keystr(path) or ".", leaf
 
 
 def pack(tree: PyTree) -> ArrayRecord:

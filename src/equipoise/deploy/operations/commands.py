@@ -153,7 +153,9 @@ def register(settings: ServerSettings, more: Mapping[str, str], why: str, say: S
     )
     for path in public:
         public_key = load_ssh_public_key(path.read_bytes())
-        require(isinstance(public_key, EllipticCurvePublicKey), f"{path} is no EC key; make one: ssh-keygen -t ecdsa")
+        require(
+            isinstance(public_key, EllipticCurvePublicKey), f"{path} is not an EC key; make one: ssh-keygen -t ecdsa"
+        )
         assert isinstance(public_key, EllipticCurvePublicKey)
         key = internals.public_key_to_bytes(public_key)
         try:

@@ -38,7 +38,7 @@ class Table(NamedTuple):
         return Cells(seen.is_not_null(), pl.col(f"{i} text"), pl.col(f"{i} number"), pl.col(f"{i} date"))
 
 
-def table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[str]) -> Table:
+def open_table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[str]) -> Table:
     lazy = frame.lazy()
     try:
         schema = lazy.collect_schema()
