@@ -9,13 +9,8 @@ from pathlib import Path
 import hypothesis
 import jax
 import pytest
-from jaxtyping import install_import_hook
 
-# Shapes and types are checked whenever a function of the core is called or traced; before it is imported.
-CORE = ("protocol", "cohorts", "local", "certificates", "objectives", "steps", "tasks", "algorithms", "engines.kernel")
-install_import_hook([f"equipoise.{name}" for name in CORE], "beartype.beartype")
-
-from equipoise import keep_programs  # noqa: E402
+from equipoise import keep_programs
 
 # Tests compile much and run little: code is emitted the short way, which takes a third of the time of the usual one.
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"

@@ -173,8 +173,7 @@ def test_faults_are_told_by_name_and_cost_one_reply_each(tmp_path):
     late = "'south' did not answer in time: no reply within 0.3 s (round 3, improve)"
     assert south == [late, "'south' came back (round 4, collect)"]
     assert east == [
-        "'east' did not answer in time: no reply within 0.3 s (evaluation after round 0, "
-        "evaluation after round 2, evaluation after round 4)"
+        "'east' did not answer in time: no reply within 0.3 s (3 times from evaluation after round 0 to round 4)"
     ]
     assert done.rows[1].loss[0] is None
     assert done.rows[1].objective is None

@@ -47,7 +47,7 @@ def test_figure_2_of_scaffpd_in_small(tmp_path):
         'sweep.over={"objective.rho" = [0.01]}',
         "compare.DRFA.grid={local_lr = [4e-4], dual_lr = [0.01]}",
     )
-    ours, drfa = plan.finish(study, tmp_path)
+    ours, drfa = plan.run_study(study, tmp_path)
     # The bar of the whole project: 1e-20 within 100 rounds, with step sizes from a rule.
     assert of(ours, "rounds:distance:1e-20") <= 100
     assert of(drfa, "rounds:distance:1e-9") == math.inf
@@ -80,7 +80,7 @@ def test_figure_3_of_scaffold_in_small(tmp_path):
         "run.rounds=40",
         'sweep.over={"data.options.gradient" = [10.0]}',
     )
-    fedavg, scaffold = plan.finish(study, tmp_path)
+    fedavg, scaffold = plan.run_study(study, tmp_path)
     assert of(fedavg, "distance") > 1
     assert of(scaffold, "rounds:distance:1e-12") <= 40
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from equipoise.algorithms import Record
-from equipoise.algorithms.messages import Model
+from equipoise.algorithms.messages import ModelMessage
 from equipoise.protocol import Algorithm, Exchange, Reply, Vector
 
 
@@ -43,7 +43,7 @@ def median_averaging(task, sample, *, steps: int, local_lr: float, damping: floa
         dy = jnp.where(jnp.asarray(replies.cohort.present)[:, None], replies.each.dy, jnp.nan)
         return Server(server.x + damping * jnp.nanmedian(dy, axis=0))
 
-    train_ = Exchange("train", lambda s, key: (s, sample(key)), lambda s, i: Model(s.x), train, step)
+    train_ = Exchange("train", lambda s, key: (s, sample(key)), lambda s, i: ModelMessage(s.x), train, step)
     return Algorithm("median", sample.n, task.size, task.prepare, Server, lambda x: None, (train_,), lambda s: s.x)
 
 

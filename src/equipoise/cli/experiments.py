@@ -235,7 +235,7 @@ def _run_study(study: Any, folder: Path, overwrite: bool) -> None:
     from equipoise.report import sweeps
 
     with _progress(len(study.trials)) as watch, _stoppable(folder, "the same command goes on"):
-        cells = plan.finish(study, folder, overwrite=overwrite, watch=_by(lambda job: job.place, watch))
+        cells = plan.run_study(study, folder, overwrite=overwrite, watch=_by(lambda job: job.place, watch))
     Console().print(sweeps.table(cells, study.sweep.show))
     write_whole(folder / TABLE, sweeps.markdown(cells, study.sweep.show))
     say(f"table: {folder / TABLE}")

@@ -100,6 +100,8 @@ def prepare(site: Participant, opened: dict[str, Open], content: RecordDict) -> 
         refuse_unless(part in site.jobs, f"'{site.name}' has no part '{part}'")
         with compiling:
             job = opened[part] = open_job(site.jobs[part]())
+            if not job.job.compiled:
+                continue
             client, key = job.job.algorithm.init_client(job.job.x), jax.random.key(0)
             for name, spec in job.specs.items():
                 message = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), spec.message)

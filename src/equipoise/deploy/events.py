@@ -23,13 +23,18 @@ What = Literal[
 
 
 class Event(NamedTuple):
-    """One thing that happened; `site` is empty where it concerns all."""
+    """One thing that happened; `site` is empty where it concerns all.
+
+    What happens to a site again and again, with nothing else in between, is one event: every checkpoint holds them all.
+    """
 
     round: int
     exchange: str
     site: str
     what: What
     why: str
+    times: int = 1
+    last_round: int | None = None  # when it happened last, if more than once
 
 
 class Traffic(NamedTuple):

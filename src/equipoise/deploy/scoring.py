@@ -40,12 +40,12 @@ class Server(NamedTuple):
         return self.inner.heard
 
 
-def scoring(problem: Problem, method: Algorithm, *, draws: int) -> Algorithm:
+def scoring(problem: Problem, method: Algorithm) -> Algorithm:
     """An algorithm of one round; the server's weights are zero unless they are put into its state."""
     task, n = problem.task, problem.n
     shard = problem.train.client(0)
     scores = evaluation.suited(task.predict, problem.x, shard)
-    inner = evaluation.evaluation(task, everyone(n), None, scores=scores, draws=draws)
+    inner = evaluation.evaluation(task, everyone(n), None, scores=scores)
     judge = inner.round[0]
     certified = task.strong_convexity is not None and method.dual is not None
 

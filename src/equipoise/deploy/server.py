@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from equipoise.data.silos.statistics import Statistics
 from equipoise.deploy import agreement, sentences
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.events import GivenUp, Outcome, ledger
-from equipoise.deploy.rounds import Demands, Prepared, prepare, serve
-from equipoise.deploy.scoring import SiteRows, scoring
+from equipoise.deploy.modules import agreed_module, first_model
+from equipoise.deploy.rounds import Demands, prepare, serve
+from equipoise.deploy.scoring import SiteRows
 from equipoise.deploy.site import SiteStatistics, settings
 from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
@@ -70,8 +72,9 @@ def run_federation(
             agreed = renewed(folder, federation, known) if known else settled(config, federation)
             write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
             setup = agreement.setup(config, agreed)
-            parts = "train judge"
-            federation.ask("prepare", parts, everyone=False)
+            federation.ask("prepare", "train judge", everyone=False)
+            if agreed.module is not None and not (folder / records.CHECKPOINT).is_file():
+                setup = started(config, setup, federation)
             about = federation_record(setup.problem, setup.algorithm, setup.notes)
             records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}))
             records.write_record(folder / records.FEDERATION, about)
@@ -127,13 +130,18 @@ def settled(config: Config, federation: ConnectedSites) -> Agreement:
         "ones, or leave them out of federation.sites",
     )
     answers = {site: _statistics(site, text) for site, text in federation.ask("statistics").items()}
-    statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
+    known: dict[str, Any] = {}
+    if config.model.name == "torch":
+        known["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
+    else:
+        statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
+        known["encoding"] = agree(statistics, config.data.silo_options).to_json()
     agreed = Agreement(
         run=f"{int(time.time())}-{secrets.token_hex(4)}",
         sites=federation.sites,
         train=tuple(a.train for a in answers.values()),
         test=tuple(a.test for a in answers.values()),
-        encoding=agree(statistics, config.data.silo_options).to_json(),
+        **known,
     )
     agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
     replies = federation.ask("settle", agreed.model_dump_json())
@@ -148,10 +156,31 @@ def renewed(folder: Path, federation: ConnectedSites, known: Agreement) -> Agree
     """The agreement of the run to resume, sent again to the sites that are there."""
     done = checkpoint.rounds(folder / records.CHECKPOINT)
     federation.where = (done, "")
-    federation.events = [event._replace(round=done) for event in federation.events]
+    federation.events = [event._replace(round=done, last_round=done) for event in federation.events]
     federation.note("", "resumed", f"the server was started again after {done} rounds")
     federation.ask("settle", known.model_dump_json(), everyone=False)
     return known
+
+
+def started(config: Config, setup: Setup, federation: ConnectedSites) -> Setup:
+    """The run from the weights that the first site's module begins with."""
+    problem, shard = setup.problem, setup.problem.train.client(0)
+    algorithm = first_model(problem.n, problem.x)
+    demands = Demands(least=1, tries=config.federation.tries if config.federation else 1, heavy=1.0)
+    outcome = serve(
+        algorithm,
+        problem.x,
+        federation,
+        config.run.seed,
+        shard=shard,
+        rounds=1,
+        part="start",
+        config=setup.digest,
+        demands=demands,
+        note_under=0,
+    )
+    note = f"the model starts as the module of '{problem.names[0]}' does"
+    return setup._replace(problem=replace(problem, x=outcome.result.server), notes=(*setup.notes, note))
 
 
 def _statistics(site: str, text: str) -> SiteStatistics:
@@ -194,7 +223,8 @@ class FederatedRun:
         self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
-        self.prepared: dict[int, Prepared] = {}  # by the number of resamples
+        self.rows = SiteRows(setup.problem.train.client(0), setup.problem.train.client(0))
+        self.judge = prepare(setup.scoring, setup.problem.x, self.rows, setup.digest)
         self.evaluation: Background | None = None
         self.round = 0  # of the model that is evaluated
         self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
@@ -291,25 +321,19 @@ class FederatedRun:
         """How the model fares at every site that answers."""
         problem, federation = self.setup.problem, self.federation
         lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))
-        draws = 0
-        rows = SiteRows(problem.train.client(0), problem.train.client(0))
-        if draws not in self.prepared:
-            algorithm = scoring(problem, self.setup.algorithm, draws=draws)
-            self.prepared[draws] = prepare(algorithm, problem.x, rows, self.setup.digest)
-        prepared = self.prepared[draws]
-        start = prepared.algorithm.init(x)
+        start = self.judge.algorithm.init(x)
         start = start if lam is None else start._replace(weights=jnp.asarray(lam, x.dtype))
         found = serve(
-            prepared.algorithm,
+            self.judge.algorithm,
             x,
             federation,
             self.config.run.seed,
-            shard=rows,
+            shard=self.rows,
             rounds=1,
-            part="final" if draws else "judge",
+            part="judge",
             demands=self.demands._replace(least=0, tries=1),
             note_under=self.round,
-            prepared=prepared,
+            prepared=self.judge,
             start=start,
         ).result.server
         self.table = in_units(problem, found.table)

@@ -7,14 +7,15 @@ Where they are stands in the node's configuration, which is the site's own:
     data    its file, .csv, .parquet or .npz; or
     loader  "module:function": a function without arguments that returns (inputs, labels), as arrays or tensors, or a
             Polars frame; `path` may say where the module is
+    torch   "module:function", where the model is a PyTorch module (`module_site.py`)
     compiled  a folder for compiled programs, for the next process
 """
 
-import importlib
+import importlib.util
 import json
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.apps import site_name
 from equipoise.deploy.client import Job, Participant
-from equipoise.deploy.scoring import SiteRows, scoring
+from equipoise.deploy.scoring import SiteRows
 from equipoise.errors import InputError, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import records
@@ -43,7 +44,6 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.problems import precision
 from equipoise.experiment.records import JsonRecord
 from equipoise.files import write_whole
-from equipoise.protocol import Algorithm
 
 QUESTIONS = ("statistics", "settle")
 
@@ -63,6 +63,8 @@ def open_site(context: Context) -> Participant:
     folder = Path(str(_given(node, "folder", "a folder of its own")))
     if "compiled" in node:
         keep_programs(Path(str(node["compiled"])))
+    if config.model.name == "torch":
+        return _open_module_site(config, name, node, folder)
 
     @cache
     def at(version: Any) -> Site:
@@ -73,25 +75,19 @@ def open_site(context: Context) -> Participant:
         path = Path(str(node.get("data", "")))
         return at((path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None)
 
-    def agreed() -> Agreement:
-        path = folder / agreement.FILE
-        require(path.is_file(), f"'{name}' has not been told the encoding; it can take part when the run is resumed")
-        return records.read_record(path, Agreement)
-
     def rows(agreed: Agreement) -> SiteRows:
         train, test = home().encode(Encoding.from_json(agreed.encoding))
         return SiteRows(_shard(*train), _shard(*(test or train)))
 
     def train() -> Job:
-        known = agreed()
+        known = read_agreement(folder, name)
         setup = planned(config.toml(), known.model_dump_json())
         return Job(setup.algorithm, setup.problem.x, rows(known).train, config=setup.digest)
 
-    def judge(draws: int | None) -> Job:
-        known = agreed()
+    def judge() -> Job:
+        known = read_agreement(folder, name)
         setup = planned(config.toml(), known.model_dump_json())
-        many = draws or 0
-        return Job(scored(setup, many), setup.problem.x, rows(known), config=setup.digest)
+        return Job(setup.scoring, setup.problem.x, rows(known), config=setup.digest)
 
     def statistics(_: str) -> str:
         held_out = home().held_out
@@ -102,19 +98,40 @@ def open_site(context: Context) -> Participant:
     def settle(text: str) -> str:
         """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
         known = Agreement.model_validate_json(text)
-        require(name in known.sites, f"'{name}' is not one of the sites")
         problem, shard = agreement.remote_problem(config, known), rows(known).train
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / agreement.FILE, text)
+        keep_agreement(folder, name, text)
         if known.curvature is not None or not agreement.needs_curvature(config):
             return ""
         alone = Shards(*(jnp.asarray(a)[None] for a in shard))
         slope = jnp.linalg.norm(problem.task.grad(problem.x, problem.task.prepare(shard)))
         return json.dumps([steps.smoothness(problem.task, alone, problem.x), float(slope)])
 
-    jobs = {"train": train, "judge": lambda: judge(0), "final": lambda: judge(None)}
+    jobs = {"train": train, "judge": judge}
     answers = {"statistics": statistics, "settle": settle}
     return Participant(name, folder, jobs, answers, within=lambda: precision(config))
+
+
+def _open_module_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> Participant:
+    require(
+        importlib.util.find_spec("torch") is not None,
+        "the model of this run is a PyTorch module, which needs one more package: pip install 'equipoise[torch]'",
+    )
+    from equipoise.deploy.module_site import open_module_site
+
+    return open_module_site(config, name, node, folder)
+
+
+def read_agreement(folder: Path, name: str) -> Agreement:
+    """What the site has been told before the first round."""
+    path = folder / agreement.FILE
+    require(path.is_file(), f"'{name}' has not been told the agreement; it can take part when the run is resumed")
+    return records.read_record(path, Agreement)
+
+
+def keep_agreement(folder: Path, name: str, text: str) -> None:
+    require(name in Agreement.model_validate_json(text).sites, f"'{name}' is not one of the sites")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / agreement.FILE, text)
 
 
 # The sites of one process make the same of the same agreement, so they share what is compiled.
@@ -123,18 +140,6 @@ def open_site(context: Context) -> Participant:
 @lru_cache(maxsize=4)
 def planned(toml: str, agreed: str) -> Setup:
     return agreement.setup(settings({"settings": toml}), Agreement.model_validate_json(agreed))
-
-
-_scored: dict[tuple[str, int], Algorithm] = {}  # by the setup's digest and the number of resamples; the newest few
-
-
-def scored(setup: Setup, draws: int) -> Algorithm:
-    where = (setup.digest, draws)
-    if where not in _scored:
-        _scored[where] = scoring(setup.problem, setup.algorithm, draws=draws)
-        for old in list(_scored)[:-4]:
-            del _scored[old]
-    return _scored[where]
 
 
 def settings(run_config: Mapping[str, Any]) -> Config:
@@ -151,7 +156,7 @@ def read(config: Config, name: str, node: Mapping[str, Any]) -> Site:
         path = str(_given(node, "data", "its file, or loader='module:function'"))
         return silos.open_site(path, options, separator=config.data.separator, **split)
     where = str(node["loader"])
-    found = _loaded(where, str(node.get("path", "")))
+    found = own_function(where, str(node.get("path", "")))()
     if isinstance(found, pl.DataFrame | pl.LazyFrame):
         frame = found.lazy()
     else:
@@ -161,17 +166,16 @@ def read(config: Config, name: str, node: Mapping[str, Any]) -> Site:
     return silos.site_of(frame, options, file=f"{name} ({where})", **split)
 
 
-def _loaded(where: str, path: str) -> Any:
+def own_function(where: str, path: str) -> Callable[..., Any]:
+    """A function of the site's own, by the name that its own configuration gives."""
     module, colon, function = where.partition(":")
-    require(module and colon and function, f"the loader is '{where}'; give module:function")
+    require(module and colon and function, f"the function is '{where}'; give module:function")
     if path and path not in sys.path:
         sys.path.insert(0, path)
     try:
-        return getattr(importlib.import_module(module), function)()
+        return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise InputError(
-            f"the loader '{where}' cannot be imported ({error}); say path='...' for where it is"
-        ) from error
+        raise InputError(f"'{where}' cannot be imported ({error}); say path='...' for where it is") from error
 
 
 def _shard(inputs: np.ndarray, labels: np.ndarray) -> Shards:

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from equipoise.data.shards import ClientData
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
-from equipoise.engines.feed import Stacked, feed
+from equipoise.engines.client_data import StackedData, prepare_data
 from equipoise.engines.fold import fold_slots
 from equipoise.engines.kernel import Lost, Tally
 from equipoise.engines.simulator import Result, broken_replies
@@ -57,8 +57,8 @@ def debug(
     check_data(algorithm, x, data)
     require_finite(all_finite(data))
     compiled: Any = jax.jit if jit else lambda function: function
-    source = compiled(partial(feed, algorithm))(data).source
-    if isinstance(source, Stacked):
+    source = compiled(partial(prepare_data, algorithm))(data).source
+    if isinstance(source, StackedData):
         source = jax.tree.map(np.asarray, source)  # whose rows cost no compilation
     n, keep = algorithm.n, compiled(record or (lambda server: ()))
     steps = [

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from equipoise.cohorts import Sample, check_distinct, everyone
-from equipoise.engines.feed import Feed, as_given
+from equipoise.engines.client_data import PreparedData, as_given
 from equipoise.engines.kernel import exchange_once
 from equipoise.engines.layout import Layout, lay_out
 from equipoise.engines.simulator import once, simulate
@@ -154,7 +154,7 @@ def evaluate(
     draws: int = 0,
     key: RandomKey | int = 0,
     clients_per_batch: int | None = None,
-    **how: Any,
+    **options: Any,
 ) -> PerClient:
     """The loss and scores of the model x at every client of `data`, as one compiled program.
 
@@ -168,7 +168,7 @@ def evaluate(
             neither accuracy nor RMSE, which need none.
         key: for the resampling.
         clients_per_batch: how many clients are scored side by side; None: what fits into a little memory.
-        how: `progress`, `lost` and `devices`, as in `simulate`.
+        options: `progress`, `lost` and `devices`, as in `simulate`.
     """
     models = jnp.asarray(x)
     require(models.ndim in (1, 2), f"x has shape {models.shape}; give a model [d], or a path of models [r, d]")
@@ -190,7 +190,7 @@ def evaluate(
         rounds=len(path),
         record=_heard,
         clients_per_batch=clients_per_batch,
-        **how,
+        **options,
     ).history
     return table if models.ndim == 2 else jax.tree.map(lambda a: a[0], table)
 
@@ -225,7 +225,7 @@ def _judged(task: Task, n: int, scores: tuple, layout: Layout) -> Callable:
     """The program of an evaluation: one for a task and its scores, whoever asks."""
     algorithm = evaluation(task, everyone(n), None, scores=dict(scores))
 
-    def judged(x: Vector, source: Feed, key: RandomKey) -> PerClient:
+    def judged(x: Vector, source: PreparedData, key: RandomKey) -> PerClient:
         keys = exchange_keys(key, 0, 0)
         server, _, _ = exchange_once(algorithm.round[0], algorithm.init(x), None, source, keys, layout)
         return server.heard

@@ -102,8 +102,8 @@ class PartitionSettings(Section):
 class ModelSettings(Section):
     """What is trained."""
 
-    name: Literal["linear", "mlp", "cnn", "resnet", "gru"] = Field(
-        "linear", description="linear, mlp, cnn, resnet, gru"
+    name: Literal["linear", "mlp", "cnn", "resnet", "gru", "torch"] = Field(
+        "linear", description="linear, mlp, cnn, resnet, gru; torch: a module of each site's own, in a federation"
     )
     loss: Literal["auto", "cross_entropy", "squared", "squared_error"] = Field(
         "auto", description="cross_entropy or squared (one-hot targets) for classes, squared_error for numbers"
@@ -155,6 +155,9 @@ class FederationSettings(Section):
     cap: float | None = Field(None, gt=0, le=1, description="most weight that a site can have")
     compress: Literal["float32", "bfloat16"] | None = Field(
         None, description="gradients go up as differences of this type; the limit stays the same"
+    )
+    compress_sums: bool = Field(
+        False, description="updates and other sums too; the server then sees and keeps a vector of every site"
     )
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
 
@@ -334,6 +337,16 @@ def _check_together(source: str, config: Config) -> None:
     require(
         isinstance(sites, int) or (all(sites) and len(set(sites)) == len(sites) > 0),
         f"{source}: federation.sites is {sites!r}; give the sites' names, each once, or their number",
+    )
+    require(
+        config.model.name != "torch" or (config.federation is not None and config.data.silos is None),
+        f"{source}: model.name is 'torch', a module at each site of a federation; train it with `equipoise flower "
+        "local` or `equipoise flower server`",
+    )
+    require(
+        not (config.federation and config.federation.compress_sums and config.federation.compress is None),
+        f"{source}: federation.compress_sums is true but federation.compress names no type; give 'float32' or "
+        "'bfloat16'",
     )
     algorithm = config.algorithm
     require(

@@ -111,7 +111,9 @@ def build_method(config: Config, problem: Problem) -> Method:
     if config.federation and config.federation.compress is not None:
         prepared = jax.eval_shape(algorithm.prepare, problem.train.client(0))
         crossing = wire(algorithm, problem.x, prepared)
-        algorithm = algorithms.compress_replies(algorithm, crossing, dtype=config.federation.compress)
+        algorithm = algorithms.compress_replies(
+            algorithm, crossing, dtype=config.federation.compress, sums=config.federation.compress_sums
+        )
     return Method(algorithm, tuple(notes), algorithm)
 
 

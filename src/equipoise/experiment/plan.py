@@ -45,7 +45,7 @@ PENALTIES = ("chi2", "kl")  # whose rho leads from the average to the worst clie
 UNTIL_GAP = 1e-3  # where a run of a path ends
 
 Settings = Mapping[str, Any]
-Watch = Callable[["Job", int, int, records.Row], None]
+Watch = Callable[["PlannedRun", int, int, records.Row], None]
 
 
 class Sweep(Section):
@@ -59,7 +59,7 @@ class Sweep(Section):
     grid: dict[str, list[Any]] = Field({})
 
 
-class Job(NamedTuple):
+class PlannedRun(NamedTuple):
     """One run of a plan."""
 
     label: str  # the method
@@ -86,16 +86,16 @@ class Cell(NamedTuple):
         return statistics.fmean(values), spread
 
 
-def compare(settings: Settings, *, source: str = "the configuration") -> list[Job]:
+def compare(settings: Settings, *, source: str = "the configuration") -> list[PlannedRun]:
     """A job per [compare.LABEL], in the file's order; without any, the file's own algorithm."""
     jobs = []
     for label, method in methods(settings, source).items():
         parsed = config.parse(method.settings, source=_named(source, label))
-        jobs.append(Job(label, folders.name(label), parsed, {}, {}, parsed.run.seed))
+        jobs.append(PlannedRun(label, folders.name(label), parsed, {}, {}, parsed.run.seed))
     return _apart(jobs, source)
 
 
-def path(settings: Settings, values: Sequence[float], *, source: str = "the configuration") -> list[Job]:
+def path(settings: Settings, values: Sequence[float], *, source: str = "the configuration") -> list[PlannedRun]:
     """A run for every rho, from the one nearest to the average down; for `run_path`.
 
     Each is trained until its objective is certified to a thousandth, unless `run.until_gap` says otherwise.
@@ -119,7 +119,7 @@ def path(settings: Settings, values: Sequence[float], *, source: str = "the conf
             config.put(mine, "run.until_gap", UNTIL_GAP)
         parsed = config.parse(mine, source=source)
         chosen = {"objective.rho": rho}
-        jobs.append(Job(f"rho {rho:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
+        jobs.append(PlannedRun(f"rho {rho:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
     return _apart(jobs, source)
 
 
@@ -200,9 +200,9 @@ def _checked_grid(where: str, grid: Any) -> Mapping[str, list]:
     return grid
 
 
-def _apart(jobs: list[Job], source: str) -> list[Job]:
+def _apart(jobs: list[PlannedRun], source: str) -> list[PlannedRun]:
     """Every run has a folder of its own, also where the file system does not tell upper from lower case."""
-    seen: dict[str, Job] = {}
+    seen: dict[str, PlannedRun] = {}
     for job in jobs:
         other = seen.setdefault(job.place.casefold(), job)
         require(
@@ -216,7 +216,7 @@ class Study(NamedTuple):
     """A sweep: what is run to choose, and what with what was chosen."""
 
     sweep: Sweep
-    trials: list[Job]
+    trials: list[PlannedRun]
     source: str
     settings: Settings
 
@@ -240,7 +240,7 @@ def sweep(settings: Settings, *, source: str = "the configuration") -> Study:
 
 def _jobs(
     settings: Settings, plan: Sweep, seeds: Sequence[int], source: str, only: Mapping[Any, Any] | None = None
-) -> Iterator[Job]:
+) -> Iterator[PlannedRun]:
     """`only` maps (place of the federation, label) to the point of the grid to run."""
     known = methods(settings, source)
     for over in _points(plan.over):
@@ -260,7 +260,7 @@ def _jobs(
                         config.put(full, key, value)
                     parsed = config.parse(full, source=_named(source, label))
                     place = "/".join(part for part in (_place(over), folders.name(label), _place(point)) if part)
-                    yield Job(label, f"{place}/seed-{seed}", parsed, over, point, seed)
+                    yield PlannedRun(label, f"{place}/seed-{seed}", parsed, over, point, seed)
 
 
 def _shared(grid: Mapping[str, list], method: Method) -> dict[str, list]:
@@ -270,10 +270,10 @@ def _shared(grid: Mapping[str, list], method: Method) -> dict[str, list]:
     return {key: values for key, values in grid.items() if not key.startswith("algorithm.") or key in known}
 
 
-def finish(study: Study, folder: Path, **how: Any) -> list[Cell]:
+def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:
     """Runs what is not there yet, chooses, and runs the chosen settings on the seeds."""
     plan = study.sweep
-    done = run_all(study.trials, folder, **how)
+    done = run_all(study.trials, folder, **options)
     points: dict[tuple[str, str], list[tuple[dict, list[records.Run]]]] = {}
     for job, runs in _grouped(zip(study.trials, done, strict=True)):
         points.setdefault((_place(job.over), job.label), []).append((job.chosen, runs))
@@ -281,7 +281,7 @@ def finish(study: Study, folder: Path, **how: Any) -> list[Cell]:
     chosen = {key: point for key, (point, _) in best.items()}
     if study.tuned_apart:
         jobs = list(_jobs(study.settings, plan, plan.seeds, study.source, chosen))
-        final = _grouped(zip(jobs, run_all(jobs, folder, **how), strict=True))
+        final = _grouped(zip(jobs, run_all(jobs, folder, **options), strict=True))
     else:
         final = [
             (job, runs)
@@ -292,9 +292,9 @@ def finish(study: Study, folder: Path, **how: Any) -> list[Cell]:
     return [Cell(job.label, job.over, job.chosen, tried[_place(job.over), job.label], runs) for job, runs in final]
 
 
-def _grouped(pairs: Any) -> list[tuple[Job, list[records.Run]]]:
+def _grouped(pairs: Any) -> list[tuple[PlannedRun, list[records.Run]]]:
     """The seeds of one setting together."""
-    found: dict[str, tuple[Job, list[records.Run]]] = {}
+    found: dict[str, tuple[PlannedRun, list[records.Run]]] = {}
     for job, done in pairs:
         found.setdefault(job.place.rpartition("/")[0], (job, []))[1].append(done)
     return list(found.values())
@@ -314,7 +314,7 @@ def _best(found: list[tuple[dict, list[records.Run]]], measure: str) -> tuple[di
 
 
 def run_all(
-    jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
+    jobs: Sequence[PlannedRun], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
 ) -> list[records.Run]:
     """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused."""
     check(jobs, folder, overwrite)
@@ -343,7 +343,7 @@ def run_all(
     return [records.read(folder / job.place) for job in jobs]
 
 
-def _apart_on_this_device(job: Job) -> str:
+def _apart_on_this_device(job: PlannedRun) -> str:
     """Equal for federations that are filled up to one shape, so that a method is compiled once for all of them.
 
     A GPU compiles for longer than it computes. On a CPU it pays for seeds only, which are alike in size.
@@ -352,7 +352,7 @@ def _apart_on_this_device(job: Job) -> str:
 
 
 def run_path(
-    jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
+    jobs: Sequence[PlannedRun], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
 ) -> list[records.Run]:
     """As `run_all`, of jobs on the same data, one after the other: each starts from the model of the one before."""
     check(jobs, folder, overwrite)
@@ -370,16 +370,16 @@ def run_path(
                     held.enter_context(folders.writing(folder, "plan"))
                 model = done[-1].path / records.MODEL if done else None
                 problem = first if model is None or not model.is_file() else first.starting_from(artifact.load(model))
-            how: dict[str, Any] = {"label": job.label, "problem": problem}
-            how["watch"] = None if watch is None else partial(watch, job)
+            options: dict[str, Any] = {"label": job.label, "problem": problem}
+            options["watch"] = None if watch is None else partial(watch, job)
             if not overwrite and (place / records.CONFIG).is_file():
-                done.append(run.resume(place, **how))
+                done.append(run.resume(place, **options))
             else:
-                done.append(run.run(job.config, place, overwrite=overwrite, **how))
+                done.append(run.run(job.config, place, overwrite=overwrite, **options))
     return done
 
 
-def check(jobs: Sequence[Job], folder: Path, overwrite: bool) -> None:
+def check(jobs: Sequence[PlannedRun], folder: Path, overwrite: bool) -> None:
     """Nothing is begun where something would be mixed up."""
     folders.check(folder, "plan", overwrite=overwrite)
     remedy = "give another --out, or --overwrite to replace it"

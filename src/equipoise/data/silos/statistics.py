@@ -13,12 +13,23 @@ Rows in messages are data rows: row 1 is the first one under the header, blank l
 import json
 import math
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from pydantic import Field
 
-from equipoise.data.silos.cells import DATES, TEXTS, Table, first_line, label_names, listing, open_table
+from equipoise.data.silos.cells import (
+    DATES,
+    TEXTS,
+    Finite,
+    Natural,
+    Table,
+    label_names,
+    listing,
+    open_table,
+    read_json,
+)
 from equipoise.errors import InputError, require
 
 MISSING = ("", "NA", "N/A", "NaN", "null", "None", "?")  # compared without regard to case
@@ -44,16 +55,16 @@ class Column(NamedTuple):
     """What one silo tells about one column. Fields that do not fit its kind keep their defaults."""
 
     name: str
-    kind: str  # "number", "date", "text", "array"; "empty" where no cell is filled
-    row: int = 0  # the first row that shows the kind, for messages
-    missing: int = 0
-    n: int = 0  # number, date (days since 1970-01-01): cells, their mean, their sum of squared deviations
-    mean: float = 0.0
-    rest: float = 0.0  # mean + rest is the mean to more digits than one float holds
-    m2: float = 0.0
+    kind: Annotated[str, Field(pattern="^(number|date|text|array|empty)$")]  # "empty": no cell is filled
+    row: Natural = 0  # the first row that shows the kind, for messages
+    missing: Natural = 0
+    n: Natural = 0  # number, date (days since 1970-01-01): cells, their mean, their sum of squared deviations
+    mean: Finite = 0.0
+    rest: Finite = 0.0  # mean + rest is the mean to more digits than one float holds
+    m2: Annotated[Finite, Field(ge=0)] = 0.0
     categories: tuple[str, ...] | None = ()  # text, a label of classes: the values; None: not told
-    rare: bool = False  # some values were not told because of min_count
-    shape: tuple[int, ...] = ()  # array: of one example
+    rare: Annotated[bool, Field(strict=True)] = False  # some values were not told because of min_count
+    shape: tuple[Natural, ...] = ()  # array: of one example
     dtype: str = ""
 
 
@@ -61,7 +72,7 @@ class Statistics(NamedTuple):
     """All that leaves a silo before training."""
 
     site: str
-    rows: int
+    rows: Natural
     label: Column
     columns: tuple[Column, ...]
 
@@ -76,41 +87,7 @@ class Statistics(NamedTuple):
     @classmethod
     def from_json(cls, text: str | bytes) -> "Statistics":
         """Checks what it reads: a site may send anything."""
-        try:
-            fields = json.loads(text)
-            site, rows, label, columns = (fields[name] for name in cls._fields)
-            read = cls(site, rows, _column(label), tuple(_column(c) for c in columns))
-            sound = isinstance(site, str) and _natural(rows) and set(fields) == set(cls._fields)
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise InputError(
-                f"these statistics cannot be read ({first_line(error)}); send what `to_json` wrote"
-            ) from error
-        require(sound, f"the statistics of site {site!r} have fields of a wrong type; send what `to_json` wrote")
-        return read
-
-
-def _natural(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
-
-
-def _column(fields: dict[str, Any]) -> Column:
-    categories, shape = fields["categories"], fields["shape"]
-    column = Column(
-        **{**fields, "categories": None if categories is None else tuple(categories), "shape": tuple(shape)}
-    )
-    sound = (
-        isinstance(column.name, str)
-        and column.kind in ("number", "date", "text", "array", "empty")
-        and all(_natural(v) for v in (column.row, column.missing, column.n, *column.shape))
-        and all(isinstance(v, int | float) and math.isfinite(v) for v in (column.mean, column.rest, column.m2))
-        and column.m2 >= 0
-        and isinstance(column.rare, bool)
-        and isinstance(column.dtype, str)
-        and all(isinstance(v, str) for v in column.categories or ())
-    )
-    if not sound:
-        raise ValueError(f"a field of column {column.name!r} has a wrong type or value")
-    return column
+        return read_json(cls, text, "these statistics cannot be read")
 
 
 def statistics(

@@ -256,14 +256,18 @@ def run_local(
     say: Say,
     *,
     processes: int,
+    torch: Mapping[str, str] | None = None,
 ) -> None:
-    """A server and a site for every file, on this machine; ends when a site cannot start."""
+    """A server and a site for every file, on this machine; ends when a site cannot start.
+
+    `torch` is what names the sites' PyTorch module in their configuration.
+    """
     require(settings.keys is not None, "")
     assert settings.keys is not None
     made.make(settings.keys, files)
     homes = settings.state / "sites"
     sites = [
-        Site(name, homes / name, node_config(name, homes / name, {"data": str(path.resolve())}))
+        Site(name, homes / name, node_config(name, homes / name, {"data": str(path.resolve()), **(torch or {})}))
         for name, path in sorted(files.items())
     ]
     server, stop = f"{settings.local}:{settings.port}", threading.Event()
