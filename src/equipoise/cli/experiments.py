@@ -363,12 +363,18 @@ def _standing(row: Any) -> str:
 def _show(done: list, folder: Path) -> None:
     from equipoise.experiment import records
     from equipoise.experiment.folders import PAGE
-    from equipoise.report import tables
+    from equipoise.report import numbers, tables, wording
 
     console = Console()
     for note in dict.fromkeys(note for run in done for note in run.federation.notes if "measured" not in note):
         say(f"note: {note}")
     console.print(tables.comparison(done) if len(done) > 1 else tables.per_client(done[0]))
+    if len(done) > 1:
+        for group in numbers.comparable(numbers.reported(done)):
+            cost = wording.cost_of_fairness(group)
+            for sentence in (wording.worst_served(group), cost.sentence, *cost.remarks):
+                if sentence:
+                    say(sentence)
     for run in done:
         for event in run.outcome.events if run.outcome else ():
             say(f"note: {run.outcome.label}: {event}")

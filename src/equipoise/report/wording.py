@@ -223,6 +223,19 @@ def certified(run: ReportedRun) -> str:
     return sentence(f"{run.label} is certified after {last.round:,} rounds: {best}")
 
 
+def worst_served(runs: Sequence[ReportedRun]) -> str:
+    """Whom each run serves worst, by client; nothing where no client has a score."""
+    by_client: dict[int, list[str]] = {}
+    for run in runs:
+        i = run.worst_first()[0]
+        if math.isfinite(run.values[i]):
+            by_client.setdefault(i, []).append(f"{run.title} ({run.format(run.values[i])})")
+    if not by_client:
+        return ""
+    parts = [f"{runs[0].members[i].name} with {', '.join(found)}" for i, found in by_client.items()]
+    return f"worst served: {'; '.join(parts)}"
+
+
 def different_rows(runs: Sequence[ReportedRun]) -> str:
     """A warning where the runs that are compared were not given the same rows."""
     rows = {tuple((m.train, m.test) for m in run.members) for run in runs}
