@@ -86,3 +86,10 @@ def test_weights_of_the_set_are_used_and_those_beside_it_are_not(name, dtype):
             found = feasible(dual, beside)
             assert abs(float(found.sum()) - 1) < 1e-5
             assert float(found.min()) >= 0
+
+
+def test_weights_that_are_all_zero_certify_what_is_left():
+    """Weights of q-FFL need not sum to one; F(., 0) is zero whatever the model."""
+    dual, losses = eq.objectives.qffl(3, 1.0), jnp.array([0.5, 1.0, 2.0])
+    gap = gap_bound(dual, losses, jnp.zeros(3), jnp.zeros(2), mu=0.1)
+    np.testing.assert_allclose(gap, dual.value(losses))

@@ -43,7 +43,9 @@ def gap_bound(
     (lam was outside of the set), and NaN.
     """
     robust, penalty = dual.value(losses), dual.penalty(lam)
-    gap = robust - (losses @ lam - penalty) + gradient @ gradient / (2 * mu * jnp.sum(lam))
+    total = jnp.sum(lam)  # zero where all weights are: then F does not depend on x
+    room = jnp.where(total > 0, gradient @ gradient / (2 * mu * jnp.where(total > 0, total, 1)), 0)
+    gap = robust - (losses @ lam - penalty) + room
     size = jnp.abs(robust) + jnp.abs(losses) @ jnp.abs(lam) + jnp.abs(penalty)
     rounding = (8 + dual.n**0.5) * jnp.finfo(gap.dtype).eps * size
     return jnp.where(gap >= 0, gap, jnp.where(gap >= -rounding, jnp.zeros_like(gap), jnp.nan))

@@ -372,7 +372,7 @@ def test_strangers_and_doubles_are_turned_away(tmp_path):
     with pytest.warns(FederationWarning) as said:
         outcome = serve(algorithm, federation, KEY, rounds=3, progress=progress)
     assert sorted(str(w.message)[:30] for w in said) == [
-        "'zebra' is not one of this run's ",
+        "'zebra' is not one of this run",
         "there is another node called '",
     ]
     assert [(e.site, e.what) for e in outcome.ledger.events if e.what in ("stranger", "double")] == [
