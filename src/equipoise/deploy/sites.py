@@ -271,7 +271,8 @@ class ConnectedSites:
         require(question.isidentifier(), f"'{question}' cannot be asked; give a name like 'statistics'")
         self.find(self.sites)
         self.where = (self.where[0], question)
-        found = [site for site in self.sites if site in self.nodes]
+        asked_for = [s for s in self.sites if not warm or self.nodes.get(s) in self.inline]
+        found = [site for site in asked_for if site in self.nodes]
         wait = self.patience.question
         asked = [(s, self._question(question, value, self.nodes[s], wait)) for s in found]
         deliveries = dict(self.deliver(asked, lambda _: wait))
@@ -280,7 +281,7 @@ class ConnectedSites:
             for s, delivery in deliveries.items()
             if delivery.content is not None
         }
-        for site in self.sites:
+        for site in asked_for:
             if answers.get(site) is None:
                 what, why = why_not(deliveries[site]) if site in deliveries else ("absent", "the site is not there")
                 self.note(site, what, why)
