@@ -263,10 +263,11 @@ class ConnectedSites:
         if batch:
             yield batch
 
-    def ask(self, question: str, value: str = "", *, everyone: bool = True) -> dict[str, str]:
+    def ask(self, question: str, value: str = "", *, everyone: bool = True, warm: bool = False) -> dict[str, str]:
         """What every site answers to a question that is not an exchange (`Participant.answers`).
 
-        All have to answer, unless `everyone` is False: then those who do not are noted.
+        All have to answer, unless `everyone` is False: then those who do not are noted. `warm`: only sites that stay
+        are asked.
         """
         require(question.isidentifier(), f"'{question}' cannot be asked; give a name like 'statistics'")
         self.find(self.sites)
