@@ -54,7 +54,7 @@ class Found(NamedTuple):
     load: float  # of the machine, before
 
 
-def federation(folder: Path, n: int, way: str, size: str) -> Found:
+def federation(folder: Path, n: int, way: str, size: str, most: int) -> Found:
     (folder / "silos").mkdir()
     for k in range(n):
         rng, classes = np.random.default_rng(k), CLASSES[size]
@@ -73,18 +73,22 @@ def federation(folder: Path, n: int, way: str, size: str) -> Found:
     }
     (folder / "f.toml").write_text(tomli_w.dumps(settings))
     load, free = os.getloadavg()[0], psutil.virtual_memory().available
-    processes = n if way == "standard" else max(1, min(n, int((free - 2 * SPARE) / PROCESS[size])))
+    processes = n if way == "standard" else max(1, min(n, most, int((free - 2 * SPARE) / PROCESS[size])))
     command = [sys.executable, "-m", "equipoise", "flower", "local", "f.toml", "--silos", "silos", "--page", "-1"]
     command += ["--stock"] if way == "standard" else ["--processes", str(processes)]
     clock, least, ended = time.perf_counter(), free, False
     with (folder / "log").open("w") as log:
         child = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        while child.poll() is None:
-            time.sleep(0.5)
-            least = min(least, psutil.virtual_memory().available)
-            if not ended and (least < SPARE or time.perf_counter() - clock > LIMIT):
-                child.send_signal(signal.SIGINT)
-                ended = True
+        try:
+            while child.poll() is None:
+                time.sleep(0.5)
+                least = min(least, psutil.virtual_memory().available)
+                if not ended and (least < SPARE or time.perf_counter() - clock > LIMIT):
+                    child.send_signal(signal.SIGINT)
+                    ended = True
+        finally:
+            child.send_signal(signal.SIGINT)
+            child.wait()
     total = time.perf_counter() - clock
     if child.returncode and not ended:
         raise SystemExit((folder / "log").read_text()[-3000:])
@@ -123,15 +127,17 @@ def main() -> None:
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 10, 100])
     parser.add_argument("--ways", nargs="+", choices=list(ROUNDS), default=list(ROUNDS))
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--processes", type=int, default=32, help="of warm sites, at most; each takes seconds to start")
     parser.add_argument("--results", type=Path, help="a file of JSON lines")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended too
     console, known, rows = Console(), measured(asked.results), []
     console.print(f"{os.cpu_count()} cores, {psutil.virtual_memory().total / 1e9:.0f} GB")
     for way, size, n in product(asked.ways, asked.sizes, asked.sites):
         found = known.get((way, size, n))
         if found is None:
             with tempfile.TemporaryDirectory() as folder:
-                found = federation(Path(folder), n, way, size)
+                found = federation(Path(folder), n, way, size, asked.processes)
             if asked.results:
                 with asked.results.open("a") as file:
                     file.write(json.dumps(found._asdict()) + "\n")

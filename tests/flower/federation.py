@@ -8,6 +8,7 @@ import numpy as np
 import tomli_w
 
 from equipoise import artifact
+from equipoise.deploy.operations import keys
 from equipoise.deploy.operations.processes import free_port
 from equipoise.experiment import checkpoint, config, records, run
 from equipoise.files import write_whole
@@ -17,7 +18,7 @@ from tests.flower.silos import SITES
 
 LONG = 240.0  # seconds after which a run hangs, on a machine that is busy with other things
 ALTERED = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "flower" / "altered"), PATH])}
-SHIFTED = {**ALTERED, "EQUIPOISE_TEST_CLOCK": "3600"}
+AHEAD, BEHIND = ({**ALTERED, "EQUIPOISE_TEST_CLOCK": seconds} for seconds in ("3600", "-3600"))
 OBJECTS = {**ALTERED, "EQUIPOISE_TEST_INLINE": "8"}  # messages of more bytes are very large ones
 
 
@@ -29,7 +30,7 @@ class Federation:
         self.faults = folder / "faults.json"
         self.faults.write_text("{}")
         silos.write(folder / "silos")
-        Command("keys", "keys", "--sites", ",".join(SITES), folder=folder, log="keys.log").wait(60)
+        keys.make(folder / "keys", SITES)
 
     def start(self, site, *more, env=None):
         words = ("site", site, f"silos/{site}.csv", "--server", f"127.0.0.1:{self.port}", *more)

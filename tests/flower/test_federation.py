@@ -1,7 +1,7 @@
 """Real federations: a SuperLink and sites as processes, TLS and authentication on, faults included.
 
-The sites stay up from run to run, as they would; one of them has a clock that is an hour ahead. Every wait is for
-something and bounded, and whatever is started is ended.
+The sites stay up from run to run, as they would; the clock of one is an hour ahead, that of another an hour behind.
+Every wait is for something and bounded, and whatever is started is ended.
 """
 
 import json
@@ -20,7 +20,16 @@ from equipoise.deploy import sentences
 from equipoise.deploy.events import Event
 from equipoise.experiment import records
 from tests.flower import silos
-from tests.flower.federation import LONG, SHIFTED, Federation, assert_as_at_home, at_home, nobody_listens
+from tests.flower.federation import (
+    AHEAD,
+    BEHIND,
+    LONG,
+    Federation,
+    assert_as_at_home,
+    at_home,
+    bytes_of,
+    nobody_listens,
+)
 from tests.flower.processes import kill, left, started_in, until
 from tests.flower.silos import SITES
 
@@ -29,9 +38,9 @@ from tests.flower.silos import SITES
 def federation(tmp_path_factory):
     found = Federation(tmp_path_factory.mktemp("federation"))
     try:
-        found.start("east", env=SHIFTED)
+        found.start("east", env=AHEAD)
         found.start("north")
-        found.start("south")
+        found.start("south", env=BEHIND)
         yield found
     finally:
         kill(found.stop())
@@ -47,34 +56,50 @@ def no_server_is_left(request):
 
 
 def test_whatever_ends_a_server_the_same_command_resumes_and_the_numbers_are_those_of_one_machine(federation):
-    """A SuperLink that is killed, a server that is killed with -9: the sites stay all the while."""
+    """Ctrl-C, a SuperLink that is killed, a server that is killed with -9: the sites stay all the while."""
     settings = silos.settings(
-        run={"rounds": 30, "evaluate_every": 15}, federation={"least": 3, "gather": 90.0, "exchange": 60.0}
+        run={"rounds": 60, "evaluate_every": 30}, federation={"least": 3, "gather": 90.0, "exchange": 60.0}
     )
     folder = federation.folder / "steady"
 
+    def until_more_rounds(server):
+        before = federation.rounds("steady")
+        until(lambda: federation.rounds("steady") > before, LONG, server)
+
+    def nothing_is_left_but_the_sites(tree):
+        assert left(tree) == []
+        assert nobody_listens(federation.port)
+        assert not records.finished(folder), "too fast for this test: give the run more rounds"
+        assert all(site.process.poll() is None for site in federation.sites.values())
+
+    # Ctrl-C: everything of the server ends, and the same command resumes.
+    server = federation.serve("steady", settings)
+    until_more_rounds(server)
+    tree = server.tree()
+    os.kill(server.process.pid, signal.SIGINT)
+    server.wait(30, code=130)
+    nothing_is_left_but_the_sites(tree)
+
     # The SuperLink is killed: the command starts another, and the run resumes; the sites reconnect.
     server = federation.serve("steady", settings)
-    until(lambda: federation.rounds("steady") >= 2, LONG, server)
+    until_more_rounds(server)
     server.find("superlink.py").kill()
     until(lambda: "started again" in server.log.read_text(), 30, server)
 
-    # The server is killed with -9: nothing of it is left; the same command resumes, the sites have stayed.
-    before = federation.rounds("steady")
-    until(lambda: federation.rounds("steady") > before, LONG, server)
-    assert left(server.kill()) == []
-    assert nobody_listens(federation.port)
-    assert not records.finished(folder), "too fast for this test: give the run more rounds"
-    assert all(site.process.poll() is None for site in federation.sites.values())
+    # The server is killed with -9.
+    until_more_rounds(server)
+    nothing_is_left_but_the_sites(server.kill())
     federation.serve("steady", settings).wait(LONG)
 
     over = records.read(folder)
     here = at_home(federation.folder, settings, "here")
     assert_as_at_home(over, here)
-    assert [event.split(" after")[0] for event in over.outcome.events] == ["the server was started again"] * 2
+    assert bytes_of(over.rows[-1]) == bytes_of(here.rows[-1])  # what no checkpoint counted does not count
+    assert [event.split(" after")[0] for event in over.outcome.events] == ["the server was started again"] * 3
     assert {site for site, *_ in federation.events("steady") if site} <= {*SITES}
-    # A clock that is an hour ahead is no fault.
-    assert re.search(r"clock .* differ by -36\d\d s", federation.sites["east"].log.read_text())
+    # A clock that is an hour ahead or behind is no fault.
+    for site, ahead in (("east", "-"), ("south", "")):
+        assert re.search(rf"clock .* differ by {ahead}3[56]\d\d s", federation.sites[site].log.read_text())
 
 
 def test_whatever_sites_do_the_run_goes_on_and_says_so(federation):
@@ -108,6 +133,7 @@ def test_whatever_sites_do_the_run_goes_on_and_says_so(federation):
         until(lambda: known(site, "late") or known(site, "failed", "ended while it worked"), LONG, server)
         at = federation.rounds("wild")
         until(lambda: federation.rounds("wild") > at, LONG, server)  # the others go on
+        assert known(site, "absent") or fault == "die"  # and do not wait for it
         release()
         await_event(site, "joined", more_than=joined)
 

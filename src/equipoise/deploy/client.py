@@ -127,6 +127,8 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
     mine = recall(site, job, spec, at, memory)
     key = jax.random.wrap_key_data(jnp.asarray(at.key, jnp.uint32))
+    if not job.job.compiled:  # which would make them JAX's
+        message, mine = jax.tree.map(jnp.asarray, (message, mine))
     new, reply = jax.tree.map(np.asarray, job.work[at.exchange](message, mine, job.data, key))
     answer = RecordDict({"reply": pack(reply)})
     if spec.exchange.writes:  # last of all, so that whatever fails leaves the memory as it was

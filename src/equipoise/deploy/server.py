@@ -72,7 +72,7 @@ def run_federation(
             agreed = renewed(folder, federation, known) if known else settled(config, federation)
             write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
             setup = agreement.setup(config, agreed)
-            federation.ask("prepare", "train judge", everyone=False)
+            federation.ask("prepare", "train judge", everyone=False, warm=True)  # Flower's own nodes keep nothing
             if agreed.module is not None and not (folder / records.CHECKPOINT).is_file():
                 setup = started(config, setup, federation)
             about = federation_record(setup.problem, setup.algorithm, setup.notes)

@@ -263,15 +263,17 @@ class ConnectedSites:
         if batch:
             yield batch
 
-    def ask(self, question: str, value: str = "", *, everyone: bool = True) -> dict[str, str]:
+    def ask(self, question: str, value: str = "", *, everyone: bool = True, warm: bool = False) -> dict[str, str]:
         """What every site answers to a question that is not an exchange (`Participant.answers`).
 
-        All have to answer, unless `everyone` is False: then those who do not are noted.
+        All have to answer, unless `everyone` is False: then those who do not are noted. `warm`: only sites that stay
+        are asked.
         """
         require(question.isidentifier(), f"'{question}' cannot be asked; give a name like 'statistics'")
         self.find(self.sites)
         self.where = (self.where[0], question)
-        found = [site for site in self.sites if site in self.nodes]
+        asked_for = [s for s in self.sites if not warm or self.nodes.get(s) in self.inline]
+        found = [site for site in asked_for if site in self.nodes]
         wait = self.patience.question
         asked = [(s, self._question(question, value, self.nodes[s], wait)) for s in found]
         deliveries = dict(self.deliver(asked, lambda _: wait))
@@ -280,7 +282,7 @@ class ConnectedSites:
             for s, delivery in deliveries.items()
             if delivery.content is not None
         }
-        for site in self.sites:
+        for site in asked_for:
             if answers.get(site) is None:
                 what, why = why_not(deliveries[site]) if site in deliveries else ("absent", "the site is not there")
                 self.note(site, what, why)
