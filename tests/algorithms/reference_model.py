@@ -1,4 +1,4 @@
-"""SCAFF-PD with a model at the server in NumPy, for quadratic losses and the chi2 penalty; all clients or a few per round.
+"""SCAFF-PD with a model at the server in NumPy: quadratic losses, chi2 penalty, all clients or a few in a round.
 
 The small saddle problems are solved by SciPy on the weights and polished by Newton's method on those above zero.
 """
