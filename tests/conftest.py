@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from equipoise import programs
+from equipoise import keep_programs
 
 # Tests compile much and run little: code is emitted the short way, which takes a third of the time of the usual one.
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -38,7 +38,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_captured_constants_warn_bytes", 1 << 20)  # data is an operand of a program, not part of it
-programs.keep(COMPILED)  # and the same programs in many places, and again next time
+keep_programs(COMPILED)  # and the same programs in many places, and again next time
 
 
 def group(item):

@@ -11,7 +11,7 @@ import equipoise
 
 ROOT = Path(equipoise.__file__).parent
 LEVELS = [
-    {"errors", "cores", "extensions", "files", "programs"},
+    {"_jax", "errors", "extensions", "files", "tensors"},
     {"protocol"},
     {"data"},
     {"cohorts", "tasks", "objectives", "steps", "local", "models"},
@@ -19,6 +19,7 @@ LEVELS = [
     {"engines"},
     {"evaluation"},
     {"experiment", "report"},
+    {"deploy"},
     {"cli", "__init__", "__main__"},
 ]
 LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}

@@ -64,7 +64,7 @@ def test_every_engine(engine, tmp_path):
         found = debug(algorithm, start(), unequal(), KEY, rounds=3).server
     else:
         pytest.importorskip("flwr")
-        from tests.engines.flower.setting import federate, serve
+        from tests.deploy.setting import federate, serve
 
         outcome = serve(algorithm, federate(algorithm, tmp_path), KEY, rounds=3)
         found, traffic = outcome.result.server, outcome.ledger.traffic[0]
@@ -75,7 +75,7 @@ def test_every_engine(engine, tmp_path):
 
 def test_half_precision_crosses_and_what_is_not_finite_is_left_out():
     pytest.importorskip("flwr")
-    from equipoise.engines.flower.wire import Refusal, check_values, pack, unpack
+    from equipoise.deploy.network.wire import Refusal, check_values, pack, unpack
 
     tree = {"q": np.asarray(jnp.asarray([1.5, -2.0, 3e20], jnp.bfloat16))}
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)

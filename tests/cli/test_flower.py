@@ -81,7 +81,7 @@ def test_keys_for_trials(tmp_path):
 
 @needs_flower
 def test_encryption_and_authentication_unless_asked_otherwise(tmp_path):
-    from equipoise.experiment.federated import keys, launch
+    from equipoise.deploy.operations import keys, launch
 
     keys.make(tmp_path, ["north"])
     link = launch.superlink("0.0.0.0", 8000, tmp_path)
@@ -111,7 +111,7 @@ def test_encryption_and_authentication_unless_asked_otherwise(tmp_path):
 
 @needs_flower
 def test_the_app_installs_nothing_and_holds_the_settings(tmp_path):
-    from equipoise.experiment.federated import launch
+    from equipoise.deploy.operations import launch
 
     told = config.parse(silos.settings())
     folder = launch.app(tmp_path / "app", told, tmp_path / "out")
@@ -162,7 +162,7 @@ def test_what_a_local_federation_lacks_is_said(tmp_path, monkeypatch):
 
 @needs_flower
 def test_status_of_a_run(tmp_path, monkeypatch):
-    from equipoise.experiment.federated.status import StatusWriter
+    from equipoise.deploy.status import StatusWriter
 
     monkeypatch.chdir(tmp_path)
     code, text = said("status")
@@ -207,7 +207,7 @@ def test_status_of_a_run(tmp_path, monkeypatch):
 def test_the_live_page_is_served_on_this_machine_only(tmp_path):
     import httpx
 
-    from equipoise.experiment.federated.page import live_page
+    from equipoise.deploy.operations.page import live_page
 
     with live_page(tmp_path) as address:
         assert address.startswith("http://127.0.0.1:")
@@ -254,7 +254,7 @@ def gone(pid, seconds=10):
 
 @needs_flower
 def test_a_process_ends_with_its_block_and_takes_along_what_it_started_in_any_session():
-    from equipoise.experiment.federated import processes
+    from equipoise.deploy.operations import processes
 
     options = {"stdout": subprocess.PIPE, "text": True}
     with processes.process([sys.executable, "-c", STUBBORN], {}, **options) as child:
@@ -273,7 +273,7 @@ def test_a_process_ends_when_the_one_that_started_it_is_killed():
     """With -9, so that it cannot say so."""
     code = f"""
 import sys, time
-from equipoise.experiment.federated import processes
+from equipoise.deploy.operations import processes
 with processes.process([sys.executable, "-c", {STUBBORN!r}], {{}}) as child:
     print(child.pid, flush=True)
     time.sleep(60)
@@ -288,7 +288,7 @@ with processes.process([sys.executable, "-c", {STUBBORN!r}], {{}}) as child:
 
 @needs_flower
 def test_a_process_that_crashes_is_started_again_and_one_that_refuses_is_not(monkeypatch):
-    from equipoise.experiment.federated import processes
+    from equipoise.deploy.operations import processes
 
     monkeypatch.setattr(processes, "RESTART", (0.01, 0.05))
     said, stop, codes = [], threading.Event(), iter([1, -9, 2])

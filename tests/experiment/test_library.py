@@ -9,7 +9,9 @@ import pytest
 
 from equipoise import tasks
 from equipoise.errors import InputError
-from equipoise.experiment import build, config, library, measures, plan, records
+from equipoise.experiment import config, library, measures, plan, records
+from equipoise.experiment.methods import known_saddle
+from equipoise.experiment.problems import build_problem
 
 RESULTS = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
 
@@ -65,8 +67,8 @@ def test_in_figure_2_the_average_is_another_problem():
         config.parse(library.settings("scaffpd-figure2", [f"objective={{{how}}}"]) | {"compare": {}, "sweep": {}})
         for how in ('name = "chi2", rho = 0.01', 'name = "average"')
     )
-    this = build.problem(ours)
-    x, y = build.saddle(ours, this), build.saddle(average, this)
+    this = build_problem(ours)
+    x, y = known_saddle(ours, this), known_saddle(average, this)
     assert np.sum((x - y) ** 2) > 1e-3
     assert tasks.losses(this.task, y, this.train).max() > tasks.losses(this.task, x, this.train).max()
 
@@ -91,7 +93,7 @@ def a_run(accuracies: list[tuple[float, ...]]) -> records.Run:
     """One with such accuracies of its clients, row by row, one every tenth round."""
     blank = {"seconds": 0.0, "asked": (), "answered": (), "broken": 0, "bytes_down": 0, "bytes_up": 0, "loss": ()}
     rows = [records.Row(round=10 * i, scores={"accuracy": a}, **blank) for i, a in enumerate(accuracies)]
-    outcome = records.Outcome.model_construct(measure="accuracy", higher_is_better=True, summary={})
+    outcome = records.RunResult.model_construct(measure="accuracy", higher_is_better=True, summary={})
     return records.Run(Path(), {}, None, None, rows, outcome)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Array, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from equipoise.experiment.federated.apps import client
+from equipoise.deploy.entry_points import client
 
 LONGEST = 120.0  # seconds that a site hangs if nobody releases it
 

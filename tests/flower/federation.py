@@ -8,8 +8,8 @@ import numpy as np
 import tomli_w
 
 from equipoise import artifact
+from equipoise.deploy.operations.processes import free_port
 from equipoise.experiment import checkpoint, config, records, run
-from equipoise.experiment.federated.processes import free_port
 from equipoise.files import write_whole
 from tests.flower import silos
 from tests.flower.processes import PATH, ROOT, Command

@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'equipoise[flower]')")
 
-from equipoise.engines.flower import client_app
+from equipoise.deploy.flower import client_app
+from equipoise.deploy.server import run_federation
+from equipoise.deploy.site import QUESTIONS, open_site
 from equipoise.experiment import config, run
-from equipoise.experiment.federated.server import run_federation
-from equipoise.experiment.federated.site import QUESTIONS, open_site
-from tests.engines.flower.grid import InProcess
+from tests.deploy.grid import InProcess
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "three-silos"
 

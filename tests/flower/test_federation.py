@@ -16,9 +16,9 @@ import safetensors
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'equipoise[flower]')")
 
-from equipoise.engines.flower.events import Event
+from equipoise.deploy import sentences
+from equipoise.deploy.events import Event
 from equipoise.experiment import records
-from equipoise.experiment.federated import sentences
 from tests.flower import silos
 from tests.flower.federation import LONG, SHIFTED, Federation, assert_as_at_home, at_home, nobody_listens
 from tests.flower.processes import kill, left, started_in, until
@@ -121,7 +121,7 @@ def test_whatever_sites_do_the_run_goes_on_and_says_so(federation):
     await_event("east", "failed", "FileError; the log of 'east' says more")
     until(lambda: federation.rounds("wild") >= 8, LONG, server)  # enough replies to make deadlines of
     away_and_back("south", "hang", "collect", (federation.folder / "released").touch)
-    cut = federation.sites["east"].find("federated.worker")
+    cut = federation.sites["east"].find("operations.worker")
     away_and_back("east", "stop", "collect", lambda: os.kill(cut.pid, signal.SIGCONT))
     away_and_back("north", "die", "improve", lambda: None)  # it is started again by itself
 

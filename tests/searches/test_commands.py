@@ -131,7 +131,7 @@ def world(tmp_path, monkeypatch):
 
 def starts_nothing(monkeypatch):
     """Where a federation's processes would be started, the command ends."""
-    operations = pytest.importorskip("equipoise.experiment.federated.operations")
+    operations = pytest.importorskip("equipoise.deploy.operations.commands")
 
     def started(*_, **__):
         raise InputError("the processes would be started now")

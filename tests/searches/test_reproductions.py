@@ -117,12 +117,12 @@ def test_a_run_of_a_version_before_markers_is_shown_but_not_written_to(here):
 
 # False certificates.
 
-look_for_real = run.at_home
+evaluate_for_real = run.local_evaluator
 
 
 def history(here, monkeypatch, **changes):
     """The rows of a run whose models are random and whose certificates are real."""
-    monkeypatch.setattr(run, "at_home", look_for_real)
+    monkeypatch.setattr(run, "local_evaluator", evaluate_for_real)
     return run.run(config.parse(tiny.settings("silos", **changes)), here / "out").rows
 
 

@@ -45,7 +45,7 @@ def keys(
     """
     with in_sentences():
         _need_flower()
-        from equipoise.experiment.federated import keys as made
+        from equipoise.deploy.operations import keys as made
 
         names = [name.strip() for name in sites.split(",") if name.strip()]
         require(names, "--sites names nobody; give names, such as --sites north,south")
@@ -80,11 +80,11 @@ def server(
     with in_sentences(), _ended_in_order():
         _need_flower()
         from equipoise.cli.experiments import _settings, _show, _source
+        from equipoise.deploy import agreement
+        from equipoise.deploy.operations import keys as made
+        from equipoise.deploy.operations.commands import ServerSettings, run_server
+        from equipoise.deploy.server import begin_or_go_on
         from equipoise.experiment import config, folders, records
-        from equipoise.experiment.federated import agreement
-        from equipoise.experiment.federated import keys as made
-        from equipoise.experiment.federated.operations import ServerSettings, run_server
-        from equipoise.experiment.federated.server import begin_or_go_on
 
         told = config.parse(_settings(file, None, None, set_), source=_source(file))
         agreement.check(told)
@@ -127,7 +127,7 @@ def site(
     """
     with in_sentences(), _ended_in_order():
         _need_flower()
-        from equipoise.experiment.federated.operations import Site, node_config, run_site
+        from equipoise.deploy.operations.commands import Site, node_config, run_site
 
         require(name, "the site has no name; give one")
         require((data is None) != (loader is None), "give the site's file, or --loader module:function")
@@ -163,12 +163,12 @@ def local(
     with in_sentences(), _ended_in_order():
         _need_flower()
         from equipoise.cli.experiments import _settings, _show, _source
-        from equipoise.data.silos import files as silo_files
+        from equipoise.data.silos import silo_files
+        from equipoise.deploy import agreement
+        from equipoise.deploy.operations.commands import ServerSettings, check_files, run_local
+        from equipoise.deploy.operations.processes import free_port
+        from equipoise.deploy.server import begin_or_go_on
         from equipoise.experiment import config, folders, records
-        from equipoise.experiment.federated import agreement
-        from equipoise.experiment.federated.operations import ServerSettings, check_files, run_local
-        from equipoise.experiment.federated.processes import free_port
-        from equipoise.experiment.federated.server import begin_or_go_on
 
         settings = _settings(file, None, None, set_)
         for section in ("data", "federation"):
@@ -214,14 +214,14 @@ def status(
     Example: equipoise flower status runs/three-silos
     """
     with in_sentences():
-        from equipoise.experiment.federated import status as statuses
+        from equipoise.deploy import status as statuses
 
         where = statuses.newest(folder)
         found = statuses.read(where)
         if json:
             print(found.model_dump_json(indent=1))
             return
-        say(statuses.told(found, where))
+        say(statuses.describe(found, where))
         Console().print(statuses.table(found))
 
 

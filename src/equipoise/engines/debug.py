@@ -61,7 +61,9 @@ def debug(
     if isinstance(source, Stacked):
         source = jax.tree.map(np.asarray, source)  # whose rows cost no compilation
     n, keep = algorithm.n, compiled(record or (lambda server: ()))
-    steps = [Steps(*map(compiled, (e.open, e.send, partial(run_client, e), e.close))) for e in algorithm.round]
+    steps = [
+        ExchangeFunctions(*map(compiled, (e.open, e.send, partial(run_client, e), e.close))) for e in algorithm.round
+    ]
     server = algorithm.init(x)
     clients = [algorithm.init_client(x) for _ in range(n)]
     history, tally = [], Tally.nothing(algorithm)
@@ -100,7 +102,7 @@ def debug(
     return result
 
 
-class Steps(NamedTuple):
+class ExchangeFunctions(NamedTuple):
     """The functions of an exchange, compiled or not."""
 
     open: Callable

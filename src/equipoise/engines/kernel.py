@@ -101,7 +101,7 @@ def step(
     return State(r + 1, server, clients, tally)
 
 
-class Seen(NamedTuple):
+class ExchangeCounts(NamedTuple):
     """The counts of one exchange."""
 
     asked: Int[Array, ""]
@@ -118,7 +118,7 @@ def exchange_once(
     keys: tuple[RandomKey, RandomKey],
     layout: Layout = SIDE_BY_SIDE,
     gone: Callable[[Any], Any] | None = None,
-) -> tuple[Server, Client, Seen]:
+) -> tuple[Server, Client, ExchangeCounts]:
     """One trip server -> clients -> server; `gone` says of ids whose replies get lost."""
     opening, working = keys
     server, cohort = exchange.open(server, opening)
@@ -211,7 +211,7 @@ def exchange_once(
             put = Cohort(cohort.ids, arrived).put
             clients = jax.tree.map(lambda table, rows: put(table, rows[:m]), clients, new)
     server = exchange.close(server, Replies(total, each, Cohort(cohort.ids, arrived)))
-    return server, clients, Seen(count(asked), count(arrived), cohort.ids, broken)
+    return server, clients, ExchangeCounts(count(asked), count(arrived), cohort.ids, broken)
 
 
 def in_slices(a: ArrayLike, size: int) -> Array:

@@ -103,17 +103,17 @@ def evaluation(
             return jnp.sum(jnp.where(real, of_rows(outputs, labels) ** 2, 0)) / data.sizes.astype(x.dtype)
 
         again = jax.lax.map(resampled, jax.random.split(key, draws)) if draws else {}
-        told = {name: squares(OF_ROWS[name]).astype(x.dtype) for name in squared}
-        return None, Reply(each=(data.sizes, own, _marked(scored(outputs, labels)), _marked(again), _marked(told)))
+        moments = {name: squares(OF_ROWS[name]).astype(x.dtype) for name in squared}
+        return None, Reply(each=(data.sizes, own, _marked(scored(outputs, labels)), _marked(again), _marked(moments)))
 
     def listen(server: Server, replies: Replies) -> Server:
-        sizes, own, *told = replies.each
+        sizes, own, *heard = replies.each
 
         def filled(rows: Array, known: Array | bool = True) -> Array:
             blank = jnp.full((n, *rows.shape[1:]), jnp.nan, rows.dtype)
             return replies.cohort.put(blank, jnp.where(known, rows, jnp.nan))
 
-        found, again, squares = (jax.tree.map(filled, values, known) for values, known in told)
+        found, again, squares = (jax.tree.map(filled, values, known) for values, known in heard)
         sizes = replies.cohort.put(jnp.zeros(n, sizes.dtype), sizes)
         return server._replace(heard=PerClient(sizes, jax.tree.map(filled, own) | found, again, squares))
 

@@ -28,10 +28,11 @@ from pydantic.errors import PydanticSchemaGenerationError
 
 from equipoise import algorithms, objectives
 from equipoise.algorithms import ALGORITHMS
-from equipoise.data.silos import SEPARATOR, is_separator
+from equipoise.data.silos import SEPARATOR, Options, is_separator
+from equipoise.data.silos.statistics import MISSING
 from equipoise.errors import InputError, require
 from equipoise.experiment import choice, mistakes, records
-from equipoise.extensions import is_reference
+from equipoise.extensions import is_reference, load
 from equipoise.objectives import DUALS
 
 Auto = Literal["auto"]
@@ -48,7 +49,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Data(Section):
+class DataSettings(Section):
     """Whose data: a set of `equipoise data list`, or a folder with a file per owner."""
 
     name: str = Field("digits", description="a data set of `equipoise data list`, 'synthetic', or a .npz of features")
@@ -57,11 +58,21 @@ class Data(Section):
     task: Literal["classification", "regression"] | None = Field(None, description="of silo files; inferred if absent")
     drop: tuple[str, ...] = Field((), description="columns of silo files to leave out")
     categorical: tuple[str, ...] = Field((), description="columns of names that look like numbers")
+    missing: tuple[str, ...] = Field(MISSING, description="texts of silo files that mean 'no value'")
+    max_categories: int = Field(100, ge=1, description="a column of more different texts is left out")
+    min_count: int = Field(1, ge=1, description="a text that an owner has less often is not told to the others")
+    indicators: bool = Field(False, description="an input 'is missing' beside each number that is missing somewhere")
+    scale_label: bool = Field(True, description="standardise the label of a regression")
     separator: str = Field(",", description="between the cells of a CSV")
     test: float = Field(0.2, ge=0, lt=1, description="share of each owner's rows held out, if there is no test set")
     data_dir: str | None = Field(None, description="where data sets are sought; default: $EQUIPOISE_DATA")
     download: bool = Field(False, description="fetch the data set if it is not there")
     options: dict[str, Any] = Field({}, description="arguments of the data set's own loader, such as window = 80")
+
+    @property
+    def silo_options(self) -> Options:
+        """How silo files are read, the same at every owner."""
+        return Options(**{name: getattr(self, name) for name in Options._fields})
 
     @field_validator("separator")
     @classmethod
@@ -71,7 +82,7 @@ class Data(Section):
         return value
 
 
-class Partition(Section):
+class PartitionSettings(Section):
     """How a data set is divided among clients; silo files and 'natural' owners are divided already."""
 
     kind: Literal["iid", "dirichlet", "similarity", "k_classes", "one_class", "quantity", "natural"] = Field(
@@ -88,7 +99,7 @@ class Partition(Section):
     seed: Seed | None = Field(None, description="of the division; default: the run's")
 
 
-class Model(Section):
+class ModelSettings(Section):
     """What is trained."""
 
     name: Literal["linear", "mlp", "cnn", "resnet", "gru"] = Field(
@@ -102,7 +113,7 @@ class Model(Section):
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
 
 
-class Run(Section):
+class RunSettings(Section):
     """How long, how exactly, and what is written where."""
 
     rounds: Count = Field(100, description="of communication")
@@ -115,11 +126,14 @@ class Run(Section):
     until_gap: float | None = Field(
         None, gt=0, description="stop when the objective is certified to be within this share of the best possible"
     )
+    score: str | None = Field(
+        None, description="what the run is summed up by: accuracy, auroc, rmse, r2, loss, or your own, module:name"
+    )
     lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
     tensorboard: bool = Field(False, description="write what TensorBoard shows beside the history")
 
 
-class Federation(Section):
+class FederationSettings(Section):
     """Sites on machines of their own (`equipoise flower`); times are in seconds."""
 
     sites: Annotated[int, Field(ge=1)] | tuple[str, ...] = Field(
@@ -159,7 +173,7 @@ WORDS = {
 AUTO_WORDS = {"mu": "auto: the model's l2"}
 
 
-class Steps(Section):
+class RuleSettings(Section):
     """Step sizes of SCAFF-PD: of the model, of the weights, and the momentum between them."""
 
     tau: Annotated[float, Field(gt=0)] | Auto = "auto"  # steps * local_lr: the server takes the local steps as they are
@@ -173,7 +187,7 @@ def algorithm_section(name: str) -> type[Section]:
     record = algorithms.named(name)
     fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=_first_line(record.factory)))}
     if record.takes_rule:
-        fields["rule"] = (Tuned | Steps, Field("tuned", description=WORDS["rule"]))
+        fields["rule"] = (Tuned | RuleSettings, Field("tuned", description=WORDS["rule"]))
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
     fields["cohort"] = (int | None, Field(None, ge=1, description=WORDS["cohort"]))
     fields["coin"] = (float | None, Field(None, gt=0, le=1, description=WORDS["coin"]))
@@ -207,11 +221,11 @@ def _first_line(factory: Callable) -> str:
 
 OBJECTIVES = ("average", *DUALS)
 SECTIONS: dict[str, type[Section]] = {
-    "data": Data,
-    "partition": Partition,
-    "model": Model,
-    "run": Run,
-    "federation": Federation,
+    "data": DataSettings,
+    "partition": PartitionSettings,
+    "model": ModelSettings,
+    "run": RunSettings,
+    "federation": FederationSettings,
 }
 KEYS = ("name", *SECTIONS, "objective", "algorithm", "compare", "sweep")
 
@@ -222,13 +236,13 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "run"
-    data: Data = Data()
-    partition: Partition = Partition()
-    model: Model = Model()
+    data: DataSettings = DataSettings()
+    partition: PartitionSettings = PartitionSettings()
+    model: ModelSettings = ModelSettings()
     objective: Any = None  # an `objective_section`
     algorithm: Any = None  # an `algorithm_section`
-    run: Run = Run()
-    federation: Federation | None = None  # None: on one machine
+    run: RunSettings = RunSettings()
+    federation: FederationSettings | None = None  # None: on one machine
 
     @field_validator("objective", "algorithm", mode="before")
     @classmethod
@@ -270,9 +284,17 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
                 f"{source}: {key}.name is '{name}', which sites would have to import because a server says so; in a "
                 f"federation use one of {', '.join(allowed)}",
             )
-            check_reference(source, key, name)
+            check_reference(source, f"{key}.name", name)
         elif name not in allowed:
             raise mistakes.no_value(source, f"{key}.name", name, allowed)
+    score = given.get("run", {}).get("score")
+    if is_reference(score):
+        require(
+            own_code and "federation" not in given,
+            f"{source}: run.score is '{score}', which sites would have to import because a server says so; in a "
+            "federation use one of accuracy, auroc, rmse, r2, loss",
+        )
+        check_reference(source, "run.score", score)
     try:
         config = Config.model_validate(given)
     except ValidationError as error:
@@ -283,14 +305,15 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
 
 
 def check_reference(source: str, key: str, name: str) -> None:
-    """An algorithm or objective of the user's own can be imported, and called with what it will be given."""
+    """Code of the user's own can be imported, and called with what it will be given."""
+    readers: dict[str, Callable] = {"algorithm.name": algorithm_section, "objective.name": objective_section}
     try:
-        {"algorithm": algorithm_section, "objective": objective_section}[key](name)
+        readers.get(key, load)(name)
     except InputError as error:
-        raise InputError(f"{source}: {key}.name: {error}") from error
+        raise InputError(f"{source}: {key}: {error}") from error
     except PydanticSchemaGenerationError as error:
         raise InputError(
-            f"{source}: {key}.name: '{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]}); "
+            f"{source}: {key}: '{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]}); "
             "name a Record that has it in not_settings"
         ) from error
 
@@ -300,7 +323,7 @@ def _check_together(source: str, config: Config) -> None:
     divided = config.data.silos is not None or config.data.name == "synthetic"
     if config.data.silos is not None:
         require(
-            config.partition == Partition(),
+            config.partition == PartitionSettings(),
             f"{source}: silo files are divided already; leave out [partition], or data.silos",
         )
     require(
@@ -330,6 +353,11 @@ def read(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     require(path.is_file(), f"there is no file {path}; `equipoise config > {path.name}` writes one to begin with")
     return checked(str(path), records.read_toml(path))
+
+
+def load_config(path: Path) -> Config:
+    """The configuration of one run, from its file."""
+    return parse(read(path), source=str(path))
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -408,8 +436,8 @@ def template() -> str:
             value = getattr(section, name)
             line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too
             parts.append(line + (f"  # {field.description}" if field.description else ""))
-    parts.append(f"\n# [federation]  # {inspect.getdoc(Federation)}")
-    for name, field in Federation.model_fields.items():
+    parts.append(f"\n# [federation]  # {inspect.getdoc(FederationSettings)}")
+    for name, field in FederationSettings.model_fields.items():
         start_value = "..." if field.is_required() or field.default is None else json.dumps(field.default)
         parts.append(f"# {name} = {start_value}  # {field.description}")
     parts.append(COMPARE_HELP)
@@ -439,6 +467,6 @@ def _fields(sections: list[str], settings: Any) -> list[str]:
     if first in SECTIONS:
         return list(SECTIONS[first].model_fields)
     if len(sections) > 1:
-        return list(Steps.model_fields)
+        return list(RuleSettings.model_fields)
     section_of = algorithm_section if first == "algorithm" else objective_section
     return list(section_of(settings[first]["name"]).model_fields)

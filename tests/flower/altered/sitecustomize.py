@@ -12,7 +12,7 @@ import time
 
 AHEAD = float(os.environ.get("EQUIPOISE_TEST_CLOCK", "0"))
 INLINE = os.environ.get("EQUIPOISE_TEST_INLINE")
-TRANSPORT = "equipoise.engines.flower.transport"
+TRANSPORT = "equipoise.deploy.network.transport"
 true_time, true_datetime = time.time, datetime.datetime
 
 

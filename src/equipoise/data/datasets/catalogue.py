@@ -1,0 +1,300 @@
+"""The data sets there are: what each is, under which licence, where its files are found or fetched.
+
+Files are sought in `data_dir`, or $EQUIPOISE_DATA, or the user's cache folder; the set's own folder is first.
+Nothing is downloaded unless asked, and nothing is kept whose checksum is not the one below.
+"""
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pooch
+from pydantic import TypeAdapter, ValidationError
+
+from equipoise import extensions
+from equipoise.data.dataset import Dataset
+from equipoise.errors import InputError, require, unknown
+
+Where = str | os.PathLike[str] | None
+
+
+class Remote(NamedTuple):
+    """A file on the network; an archive is unpacked beside it."""
+
+    url: str
+    checksum: str
+    archive: bool = False
+
+
+class Known(NamedTuple):
+    """What is known about a data set."""
+
+    what: str
+    licence: str
+    loader: str  # "module.function" in equipoise.data.datasets, imported when it is needed
+    files: tuple[str, ...] = ()  # what to put into `folder`
+    probe: tuple[str, ...] = ()  # patterns, one of which a folder with the set matches
+    folder: str = ""
+    elsewhere: tuple[str, ...] = ()  # further folders, within the data directory or absolute
+    remotes: tuple[Remote, ...] = ()
+    hint: str = ""  # another way to get the files
+
+
+def _idx(base: str, *checksums: str) -> tuple[Remote, ...]:
+    return tuple(Remote(f"{base}/{file}", f"md5:{md5}") for file, md5 in zip(IDX, checksums, strict=True))
+
+
+IDX = tuple(
+    f"{part}-ubyte.gz" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+)
+UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
+
+CATALOGUE = {
+    "digits": Known(
+        "1,797 handwritten digits of 8 x 8 pixels (UCI optical recognition), inside scikit-learn",
+        "CC BY 4.0",
+        "vision.digits",
+    ),
+    "fashion-mnist": Known(
+        "60,000 + 10,000 grey images of clothing, 28 x 28, 10 classes (Xiao, Rasul, Vollgraf 2017)",
+        "MIT",
+        "vision.fashion_mnist",
+        IDX,
+        ("train-images-idx3-ubyte*",),
+        "fashion-mnist",
+        ("FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"),
+        _idx(
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        "install Debian's package dataset-fashion-mnist",
+    ),
+    "mnist": Known(
+        "60,000 + 10,000 handwritten digits, 28 x 28 (LeCun, Cortes, Burges)",
+        "CC BY-SA 3.0",
+        "vision.mnist",
+        IDX,
+        ("train-images-idx3-ubyte*",),
+        "mnist",
+        ("MNIST/raw",),
+        _idx(
+            "https://ossci-datasets.s3.amazonaws.com/mnist",
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+    ),
+    "emnist": Known(
+        "handwritten letters and digits, 28 x 28, six splits; .mat files name writers (Cohen et al. 2017)",
+        "none stated; made from NIST Special Database 19",
+        "vision.emnist",
+        ("emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte.gz", "or emnist-SPLIT.mat"),
+        ("emnist-*-train-images-idx3-ubyte*", "emnist-*.mat"),
+        "emnist",
+        ("emnist/gzip", "emnist/matlab", "EMNIST/raw", "gzip", "matlab"),
+        (
+            Remote(
+                "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+                "md5:58c8d27c78d21e728a6bc7b3cc06412e",
+                archive=True,
+            ),
+        ),
+    ),
+    "cifar-10": Known(
+        "50,000 + 10,000 colour images, 32 x 32, 10 classes (Krizhevsky 2009)",
+        "none stated; cite the technical report",
+        "vision.cifar10",
+        ("data_batch_1 to _5 and test_batch", "or the same as .bin"),
+        ("data_batch_1", "data_batch_1.bin"),
+        "cifar-10",
+        (
+            "cifar-10/cifar-10-batches-py",
+            "cifar-10/cifar-10-batches-bin",
+            "cifar-10-batches-py",
+            "cifar-10-batches-bin",
+        ),
+        (
+            Remote(
+                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+                "md5:c58f30108f718f92721af3b95e74349a",
+                archive=True,
+            ),
+        ),
+    ),
+    "cifar-100": Known(
+        "50,000 + 10,000 colour images, 32 x 32, 100 classes in 20 groups (Krizhevsky 2009)",
+        "none stated; cite the technical report",
+        "vision.cifar100",
+        ("train, test and meta", "or train.bin, test.bin and fine_label_names.txt"),
+        ("meta", "train.bin"),
+        "cifar-100",
+        ("cifar-100/cifar-100-python", "cifar-100/cifar-100-binary", "cifar-100-python", "cifar-100-binary"),
+        (
+            Remote(
+                "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+                "md5:eb9058c3a382ffc7106e4002c42a8d85",
+                archive=True,
+            ),
+        ),
+    ),
+    "tiny-imagenet": Known(
+        "100,000 + 10,000 colour images, 64 x 64, 200 classes (Le, Yang 2015)",
+        "none of its own; ImageNet's terms: research and teaching, not commerce",
+        "vision.tiny_imagenet",
+        ("the folders train and val of tiny-imagenet-200.zip",),
+        ("train/n*",),
+        "tiny-imagenet",
+        ("tiny-imagenet/tiny-imagenet-200", "tiny-imagenet-200"),
+        (
+            Remote(
+                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                "md5:90528d7ca1a48142e341f4ef8d21d0de",
+                archive=True,
+            ),
+        ),
+    ),
+    "adult": Known(
+        "32,561 + 16,281 people of the US census of 1994; is the income above 50,000 dollars? (UCI)",
+        "CC BY 4.0",
+        "tabular.adult",
+        ("adult.data", "adult.test"),
+        ("adult.data",),
+        "adult",
+        (),
+        (
+            Remote(f"{UCI}/adult.data", "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
+            Remote(f"{UCI}/adult.test", "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
+        ),
+    ),
+    "shakespeare": Known(
+        "the next character in the lines of a role in a play, a client each (LEAF, Caldas et al. 2018)",
+        "public domain",
+        "text.shakespeare",
+        ("one .txt per play", "or LEAF's folders train and test of .json"),
+        ("*.txt", "train/*.json"),
+        "shakespeare",
+        ("shakespeare/data",),
+    ),
+}
+
+
+def load(name: str, *, data_dir: Where = None, download: bool = False, **options: Any) -> Dataset:
+    """A data set by its name here, a file of features (.npz, .npy, .safetensors) by its path, or "module:function".
+
+    `options` go to the set's own loader, such as `split="letters"` for EMNIST or `by="race"` for Adult.
+    """
+    if extensions.is_reference(name):
+        return _own(name, options)
+    if Path(name).suffix in (".npz", ".npy", ".safetensors"):
+        from equipoise.data.datasets import features
+
+        require(not options, f"{name} is a file of features, which has no options; leave out {', '.join(options)}")
+        return features.read(name, data_dir=data_dir)
+    module, function = entry(name).loader.split(".")
+    loader = getattr(importlib.import_module(f"equipoise.data.datasets.{module}"), function)
+    where_from = {"data_dir": data_dir, "download": download}
+    known = inspect.signature(loader).parameters
+    return loader(**_checked(name, loader, options), **{k: v for k, v in where_from.items() if k in known})
+
+
+def _checked(name: str, loader: Callable[..., Dataset], options: dict[str, Any]) -> dict[str, Any]:
+    """The options as the types that the loader's arguments have; a text may stand for a number or a truth value."""
+    allowed, out = inspect.signature(loader, eval_str=True).parameters, {}
+    for option, value in options.items():
+        if option not in allowed:
+            raise unknown(f"option of {name}", option, allowed)
+        kind = allowed[option].annotation
+        try:
+            out[option] = value if kind is inspect.Parameter.empty else TypeAdapter(kind).validate_python(value)
+        except ValidationError as error:
+            why = error.errors()[0]["msg"].removeprefix("Input should be ")
+            raise InputError(f"the option {option} of {name} is {value!r}; give {why}") from None
+    return out
+
+
+def _own(reference: str, options: dict[str, Any]) -> Dataset:
+    """The data set that a function of the user's own returns."""
+    loader = extensions.load(reference)
+    given = _checked(reference, loader, options)
+    try:
+        inspect.signature(loader).bind(**given)
+    except TypeError as error:
+        raise InputError(f"{reference} cannot be called without more options ({error}); give data.options") from None
+    found = loader(**given)
+    require(isinstance(found, Dataset), f"{reference} returns {type(found).__name__}; return an equipoise.data Dataset")
+    return found
+
+
+def entry(name: str) -> Known:
+    if name not in CATALOGUE:
+        raise unknown("data set", name, CATALOGUE)
+    return CATALOGUE[name]
+
+
+def root(data_dir: Where = None) -> Path:
+    """The data directory: the argument, or $EQUIPOISE_DATA, or the user's cache folder."""
+    return Path(data_dir or os.environ.get("EQUIPOISE_DATA") or pooch.os_cache("equipoise")).expanduser()
+
+
+def folders(name: str, data_dir: Where = None) -> list[Path]:
+    """Where the set's files are sought, in this order."""
+    base, known = root(data_dir), entry(name)
+    return [base / folder for folder in (known.folder, *known.elsewhere)] + [base]
+
+
+def where(name: str, data_dir: Where = None) -> Path | None:
+    """The folder in which the set seems to be."""
+    patterns = entry(name).probe
+    return next((f for f in folders(name, data_dir) if any(any(f.glob(p)) for p in patterns)), None)
+
+
+def find(name: str, *files: str, data_dir: Where = None, download: bool = False) -> Path:
+    """The first of `files` (names for the same thing) that is there; InputError says where to put it."""
+    if (path := seek(name, *files, data_dir=data_dir)) is None and download:
+        fetch(name, data_dir)
+        path = seek(name, *files, data_dir=data_dir)
+    if path is None:
+        raise InputError(absent(name, data_dir))
+    return path
+
+
+def seek(name: str, *files: str, data_dir: Where = None) -> Path | None:
+    paths = (folder / file for folder in folders(name, data_dir) for file in files)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def absent(name: str, data_dir: Where = None) -> str:
+    """One sentence on how to get the set."""
+    known = entry(name)
+    ways = [f"put {', '.join(known.files)} into {root(data_dir) / known.folder}"]
+    ways += [known.hint] if known.hint else []
+    ways += ["ask for the download (download=True, --download)"] if known.remotes else []
+    source = f" (from {known.remotes[0].url.rsplit('/', 1)[0]})" if known.remotes else ""
+    return f"{name} was not found: {', or '.join(ways)}{source}"
+
+
+def fetch(name: str, data_dir: Where = None) -> Path:
+    """Downloads the set into its folder, checks it, unpacks it."""
+    known, target = entry(name), root(data_dir) / entry(name).folder
+    require(known.remotes, f"{name} has no download with a known checksum; {absent(name, data_dir)}")
+    for url, checksum, archive in known.remotes:
+        file = url.rsplit("/", 1)[1]
+        unpack = pooch.Unzip if file.endswith(".zip") else pooch.Untar
+        try:
+            pooch.retrieve(url, checksum, file, target, unpack(extract_dir=".") if archive else None)
+        except (OSError, ValueError) as error:  # no network, no room, another checksum
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"{url} could not be downloaded ({why}); {absent(name, data_dir)}") from error
+    return target
+
+
+def damaged(path: Path, why: Any) -> InputError:
+    said = " ".join(str(why).split()) or type(why).__name__
+    return InputError(f"{path} cannot be read ({said}); it is damaged or of another format, so replace it")

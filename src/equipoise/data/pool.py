@@ -1,0 +1,190 @@
+"""The clients' examples stored once, row after row, instead of padded to the largest client."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Int
+
+from equipoise.data import partition
+from equipoise.data.dataset import Dataset
+from equipoise.data.shards import Shards
+from equipoise.errors import require
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["inputs", "labels", "starts", "sizes", "scale", "offset"],
+    meta_fields=["capacity", "dtype"],
+)
+@dataclass(frozen=True)
+class Pool:
+    """n clients' examples in one array each, client i's in the rows from starts[i] on.
+
+    `client(i)` is the padded shard that `Shards.client(i)` would be. Small integers (pixels, quantised
+    features) stay as they are until then: with a scale the client sees inputs * scale + offset, as `dtype`.
+    The largest client is stored last, so that `capacity` rows can be read from any start.
+    """
+
+    inputs: Array  # [total, ...]
+    labels: Array  # [total] or [total, k]
+    starts: Int[Array, " n"]
+    sizes: Int[Array, " n"]
+    scale: Array | None
+    offset: Array | None
+    capacity: int  # examples of the largest client
+    dtype: Any  # of the floats that a client sees
+
+    @property
+    def n(self) -> int:
+        return self.sizes.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
+
+    def client(self, i: Int[ArrayLike, ""]) -> Shards:
+        """Client i's own shard, zeros from its size on; i may be traced."""
+        size = self.sizes[i]
+        inputs, labels = (
+            jax.lax.dynamic_slice_in_dim(a, self.starts[i], self.capacity) for a in (self.inputs, self.labels)
+        )
+        if self.scale is not None and self.offset is not None:
+            scale, offset = (jnp.broadcast_to(a, inputs.shape) for a in (self.scale, self.offset))
+            inputs = inputs.astype(self.dtype) * scale + offset
+        elif jnp.issubdtype(inputs.dtype, jnp.floating):
+            inputs = inputs.astype(self.dtype)
+        real = jnp.arange(self.capacity, dtype=size.dtype) < size
+
+        def masked(a: Array) -> Array:
+            return jnp.where(real.reshape(-1, *[1] * (a.ndim - 1)), a, 0)
+
+        return Shards(masked(inputs), masked(labels), size)
+
+    def padded(self) -> Shards:
+        """All clients side by side, each padded to the largest: n * capacity examples of memory."""
+        return jax.lax.map(self.client, jnp.arange(self.n))
+
+
+def federate(
+    inputs: Any,
+    labels: Any,
+    parts: Sequence[Any],
+    *,
+    scale: Any = None,
+    offset: Any = 0.0,
+    dtype: Any = None,
+) -> Pool:
+    """A pool of the rows `parts[i]` for every client i; inputs may be memory-mapped.
+
+    Without a scale, integer inputs are tokens and stay integers. `dtype` is jax's default float unless given.
+    """
+    inputs, labels = (a if isinstance(a, np.ndarray) else np.asarray(a) for a in (inputs, labels))
+    rows_of = [np.asarray(rows, np.int64) for rows in parts]
+    require(rows_of, "no clients were given; give at least one list of rows")
+    require(
+        len(inputs) == len(labels),
+        f"there are {len(inputs)} inputs but {len(labels)} labels; give one label per input",
+    )
+    sizes = np.array([len(rows) for rows in rows_of])
+    empty = np.flatnonzero(sizes == 0)
+    require(
+        not empty.size,
+        f"client {empty[0] if empty.size else 0} has no samples, nor have {empty.size - 1} others; "
+        "leave them out, or divide with a larger min_size",
+    )
+    order = np.argsort(sizes, kind="stable")  # the largest client last
+    stored = np.concatenate([rows_of[i] for i in order])
+    require(
+        stored.min() >= 0 and stored.max() < len(inputs),
+        f"a client has row {stored.max()} of {len(inputs)} (or a negative one); divide these labels",
+    )
+    starts = np.empty(len(sizes), np.int64)
+    starts[order] = np.cumsum(sizes[order]) - sizes[order]
+    dtype = jnp.dtype(dtype or jnp.result_type(float))
+
+    def column(what: str, a: np.ndarray) -> Array:
+        rows = a[stored]
+        require(
+            rows.dtype.kind != "f" or np.isfinite(rows).all(),
+            f"some {what} are NaN or infinite; clean them or leave those rows out",
+        )
+        return jnp.asarray(rows)
+
+    y = column("labels", labels)
+    return Pool(
+        inputs=column("inputs", inputs),
+        labels=y.astype(dtype if jnp.issubdtype(y.dtype, jnp.floating) else jnp.int32),
+        starts=jnp.asarray(starts, jnp.int32),
+        sizes=jnp.asarray(sizes, jnp.int32),
+        scale=None if scale is None else jnp.asarray(scale, dtype),
+        offset=None if scale is None else jnp.asarray(offset, dtype),
+        capacity=int(sizes.max()),
+        dtype=dtype,
+    )
+
+
+def natural(dataset: Dataset, *, min_size: int = 10) -> tuple[partition.Partition, partition.Partition | None]:
+    """The data set's own owners, in the training set and in the official test set if there is one.
+
+    Owners with fewer than `min_size` training rows, or without a test row, are left out.
+    """
+    require(dataset.groups is not None, f"{dataset.name} names no owners; divide it by `equipoise.data.partition`")
+    names = np.array(dataset.group_names)
+    train = names[np.asarray(dataset.groups)]
+    divided = partition.by_column(train, labels=dataset.labels, min_size=min_size)
+    if dataset.test_groups is None:
+        return divided, None
+    test = names[dataset.test_groups]
+    both = [name for name in divided.summary.clients if name in set(test)]
+    return (
+        partition.by_column(train, labels=dataset.labels, clients=both),
+        partition.by_column(test, labels=dataset.test_labels, clients=both),
+    )
+
+
+def pools(
+    dataset: Dataset,
+    parts: Sequence[Any],
+    *,
+    key: Any,
+    test: float = 0.2,
+    test_parts: Sequence[Any] | None = None,
+    thin: tuple[float, float] | None = None,
+) -> tuple[Pool, Pool]:
+    """(train, test) pools of a data set divided into `parts`.
+
+    The test set is the official one, divided by `test_parts` or else as the training labels are; without an
+    official one each client gives up a share `test` of its own samples. `thin=(0.3, 0.7)` then thins the
+    training parts as `partition.thin` does.
+    """
+    train, tested = hold_out(dataset, parts, key=key, test=test, test_parts=test_parts, thin=thin)
+    scaling = {"scale": dataset.scale, "offset": dataset.offset}
+    official = dataset.test_inputs is not None and dataset.test_labels is not None
+    tests = (dataset.test_inputs, dataset.test_labels) if official else (dataset.inputs, dataset.labels)
+    return federate(dataset.inputs, dataset.labels, train, **scaling), federate(*tests, tested, **scaling)
+
+
+def hold_out(
+    dataset: Dataset,
+    parts: Sequence[Any],
+    *,
+    key: Any,
+    test: float = 0.2,
+    test_parts: Sequence[Any] | None = None,
+    thin: tuple[float, float] | None = None,
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """(train, test) rows of every client, as `pools` takes them; test rows are of the official set if there is one."""
+    if dataset.test_inputs is None or dataset.test_labels is None:
+        parts, test_parts = partition.split(parts, dataset.labels, test=test, key=key)
+    elif test_parts is None:
+        test_parts = partition.follow(parts, dataset.labels, dataset.test_labels, key=key)
+    if thin is not None:
+        parts = partition.thin(parts, key, clients=thin[0], samples=thin[1])
+    return parts, test_parts

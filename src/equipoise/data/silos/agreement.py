@@ -1,0 +1,142 @@
+"""One encoding for all silos, fitted to what they told (statistics.py) and to nothing else."""
+
+import math
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+from equipoise.data.silos.cells import listing
+from equipoise.data.silos.encoding import Encoding, Feature, Target
+from equipoise.data.silos.statistics import CLASSES, Column, Options, Statistics
+from equipoise.errors import InputError, require
+
+CONSTANT = "it has the same value everywhere"
+MANY = "it looks like an identifier (too many different texts); name it in `categorical` to keep it"
+
+
+def agree(statistics: Sequence[Statistics], options: Options) -> Encoding:
+    """The encoding that all silos use. A pure function of what they told; their order does not matter."""
+    require(len(statistics) > 0, "no silo told its statistics; give those of at least one")
+    ordered = sorted(statistics, key=lambda s: s.site)
+    for one, two in pairwise(s.site for s in ordered):
+        require(one != two, f"two silos are called {one!r}; give each its own name")
+    tables = {s.site: {c.name: c for c in s.columns} for s in ordered}
+    (site, first), *others = tables.items()
+    for other, columns in others:
+        _same_columns(site, first, other, columns)
+    fitted = {name: _feature(name, {s: t[name] for s, t in tables.items()}, options) for name in first}
+    features = tuple(f for f in fitted.values() if isinstance(f, Feature))
+    dropped = tuple((name, f) for name, f in fitted.items() if isinstance(f, str))
+    require(features, f"no column is left to learn from; {dict(dropped) or 'only the label was given'}")
+    arrays = [f.name for f in features if f.kind == "array"]
+    require(
+        not arrays or len(features) == 1,
+        f"the column {listing(arrays)} holds arrays and has to be the only input; drop the other columns",
+    )
+    target = _target({s.site: s.label for s in ordered}, options)
+    task = "classification" if target.classes else "regression"
+    return Encoding(task, target, features, tuple(options.missing), dropped)
+
+
+def _same_columns(one: str, columns: Collection[str], other: str, others: Collection[str]) -> None:
+    for where, against, lacks in (
+        (other, one, [c for c in columns if c not in others]),
+        (one, other, [c for c in others if c not in columns]),
+    ):
+        require(
+            not lacks,
+            f"{where} lacks the column {listing(lacks)}, which {against} has; give all silos the same",
+        )
+
+
+def _common_kind(name: str, columns: dict[str, Column], remedy: str) -> str:
+    shown = {c.kind: (site, c) for site, c in reversed(columns.items()) if c.kind != "empty"}
+    if len(shown) > 1:
+        (one, a), (other, b) = [shown[kind] for kind in sorted(shown)][:2]
+        raise InputError(
+            f"column {name!r} holds {a.kind} in {one} (data row {a.row}) but {b.kind} in {other} "
+            f"(data row {b.row}); correct the cells, or say {remedy}"
+        )
+    return next(iter(shown), "empty")
+
+
+def _merged(columns: dict[str, Column]) -> tuple[int, float, float]:
+    """(n, mean, m2) over all silos, by the pairwise update of Chan, Golub and LeVeque."""
+    n, off, m2 = 0, 0.0, 0.0
+    filled = [c for c in columns.values() if c.n]
+    shift = filled[0].mean if filled else 0.0  # means are kept as differences from this one: all but exact
+    for c in filled:
+        total, delta = n + c.n, (c.mean - shift) + c.rest - off
+        m2 += c.m2 + delta * delta * (n * c.n / total)
+        off += delta * (c.n / total)
+        n = total
+    return n, shift + off, m2
+
+
+def _feature(name: str, columns: dict[str, Column], options: Options) -> Feature | str:
+    """The column's encoding, or why it is left out."""
+    kind = _common_kind(name, columns, f"categorical=[{name!r}]")
+    missing = any(c.missing for c in columns.values())
+    if kind == "array":
+        return _array_feature(name, columns)
+    if kind == "empty" or (kind != "text" and not any(c.n for c in columns.values())):
+        return "no silo has a value there"
+    if kind == "text":
+        categories = tuple(sorted({v for c in columns.values() for v in c.categories or ()}))
+        withheld = any(c.categories is None for c in columns.values())
+        if withheld or (len(categories) > options.max_categories and name not in options.categorical):
+            return MANY
+        if not categories or len(categories) + missing + any(c.rare for c in columns.values()) < 2:
+            return CONSTANT
+        return Feature(name, kind, categories=categories, missing=missing)
+    n, mean, m2 = _merged(columns)
+    require(
+        math.isfinite(m2),
+        f"column {name!r} differs too widely between silos to be standardised; say drop=[{name!r}]",
+    )
+    indicated = missing and options.indicators  # then even a constant says something: whether it is there
+    if m2 == 0.0 and not indicated:
+        return CONSTANT
+    return Feature(name, kind, mean, math.sqrt(m2 / n) or 1.0, missing=indicated)
+
+
+def _array_feature(name: str, columns: dict[str, Column]) -> Feature:
+    (site, like), *others = columns.items()
+    for other, c in others:
+        require(
+            (c.shape, c.dtype) == (like.shape, like.dtype),
+            f"column {name!r} holds {like.dtype} of shape {like.shape} in {site} "
+            f"but {c.dtype} of shape {c.shape} in {other}; give all silos the same",
+        )
+    return Feature(name, "array", shape=like.shape, dtype=like.dtype)
+
+
+def _target(labels: dict[str, Column], options: Options) -> Target:
+    name = options.label
+    kind = _common_kind(name, labels, "task='classification'")
+    values = {v for c in labels.values() for v in c.categories or ()}
+    complete = all(c.categories is not None for c in labels.values())
+    if kind == "text" or (options.task is None and complete and len(values) <= CLASSES):
+        classes = sorted(values, key=_class_order)
+        require(
+            len(classes) > 1,
+            f"the label {name!r} is {listing(classes)} in every row of every silo; there is nothing to learn",
+        )
+        return Target(name, classes=tuple(classes))
+    n, mean, m2 = _merged(labels)
+    require(m2 > 0, f"the label {name!r} is {mean} in every row of every silo; there is nothing to learn")
+    require(
+        math.isfinite(m2),
+        f"the label {name!r} differs too widely between silos to be standardised; rescale it",
+    )
+    if not options.scale_label:
+        return Target(name)
+    return Target(name, mean=mean, scale=math.sqrt(m2 / n))
+
+
+def _class_order(value: str) -> tuple[float, str]:
+    """Numbers by size, then texts by letters."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.inf
+    return number if math.isfinite(number) else math.inf, value

@@ -1,0 +1,115 @@
+"""A table's cells read as names, numbers and dates: one reading for training and for prediction."""
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from equipoise.errors import InputError, require
+
+
+class Cells(NamedTuple):
+    """A column's cells as names, as numbers, as days; null where a cell is missing or cannot be read so."""
+
+    present: pl.Expr
+    text: pl.Expr
+    number: pl.Expr
+    date: pl.Expr
+
+
+class Table(NamedTuple):
+    """A frame with safe column names: a header may hold anything, "*" and "^.*$" included."""
+
+    file: str
+    frame: pl.LazyFrame  # column i as "i" (the cell itself), "i text", "i number" and "i date"; and "row"
+    columns: dict[str, tuple[str, pl.DataType]]  # name in the file -> its "i", its type there
+
+    def collect(self, *expressions: pl.Expr, rows: np.ndarray | None = None) -> pl.DataFrame:
+        frame = self.frame if rows is None else self.frame.filter(pl.lit(pl.Series(rows)))
+        try:
+            return frame.select(expressions).collect(engine="streaming")
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise InputError(f"{self.file} cannot be read: {first_line(error)}") from error
+
+    def cells(self, column: str) -> Cells:
+        i, dtype = self.columns[column]
+        seen = pl.col(f"{i} number") if dtype.is_numeric() else pl.col(i)
+        return Cells(seen.is_not_null(), pl.col(f"{i} text"), pl.col(f"{i} number"), pl.col(f"{i} date"))
+
+
+def open_table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[str]) -> Table:
+    lazy = frame.lazy()
+    try:
+        schema = lazy.collect_schema()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InputError(f"{file} cannot be read: {first_line(error)}") from error
+    names = [name.strip() for name in schema]
+    twice = [name for name in names if names.count(name) > 1][:1]
+    require(not twice, f"{file} has the column {listing(twice)} more than once; rename or remove one")
+    columns = {name: (str(i), dtype) for i, (name, dtype) in enumerate(zip(names, schema.dtypes(), strict=True))}
+    safe = lazy.rename(dict(zip(schema, (i for i, _ in columns.values()), strict=True)))
+    return Table(file, _read(safe, columns.values(), missing), columns)
+
+
+def _read(frame: pl.LazyFrame, columns: Collection[tuple[str, pl.DataType]], missing: Iterable[str]) -> pl.LazyFrame:
+    """Readings are columns, made step by step: within expressions each step would run many times."""
+    absent = [m.lower() for m in missing]
+    texts = [pl.col(i) for i, dtype in columns if dtype in TEXTS]
+    clean = [pl.when(~text.str.to_lowercase().is_in(absent)).then(text) for text in texts]  # null stays null
+    return (
+        frame.with_row_index("row", offset=1)
+        .with_columns(text.cast(pl.String).str.strip_chars() for text in texts)
+        .with_columns(clean)
+        .with_columns(e.alias(f"{i} {what}") for i, dtype in columns for what, e in _readings(i, dtype).items())
+    )
+
+
+TEXTS = (pl.String, pl.Boolean, pl.Categorical, pl.Enum, pl.Null)
+DATES = (pl.Date, pl.Datetime)
+
+
+def _readings(i: str, dtype: pl.DataType) -> dict[str, pl.Expr]:
+    cell, nothing = pl.col(i), pl.lit(None, pl.Float64)
+    if dtype in DATES:
+        return {"text": cell.cast(pl.String), "number": nothing, "date": _days(cell)}
+    if dtype.is_numeric():
+        number = cell.cast(pl.Float64).fill_nan(None)
+        text = pl.when(number.is_not_null()).then(cell).cast(pl.String)
+        return {"text": _name(text), "number": number, "date": nothing}
+    if dtype not in TEXTS:
+        return {}
+    day = pl.when(cell.str.contains(r"^\d{4}-\d")).then(cell).str.replace("T", " ", literal=True)
+    formats = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S%.f")
+    date = pl.coalesce(day.str.to_datetime(f, strict=False, time_unit="us") for f in formats)
+    return {
+        "text": _name(cell),
+        "number": cell.cast(pl.Float64, strict=False).fill_nan(None),
+        "date": _days(date),
+    }
+
+
+def _days(date: pl.Expr) -> pl.Expr:
+    return date.dt.epoch("us").cast(pl.Float64) / 86_400e6
+
+
+def _name(text: pl.Expr) -> pl.Expr:
+    """One spelling per value, whichever program wrote the file: True and true, 3.0 and 3."""
+    lower = text.str.to_lowercase()
+    plain = text.str.replace(r"^(-?\d+)\.0+$", "${1}")
+    return pl.when(lower.is_in(["true", "false"])).then(lower).otherwise(plain)
+
+
+def label_names(cells: Cells) -> pl.Expr:
+    """Labels as class names: whole numbers in one spelling (1, 1.0, 01), anything else as it is written."""
+    whole = cells.number.is_finite() & (cells.number == cells.number.round()) & (cells.number.abs() < 2**53)
+    return pl.when(whole).then(cells.number.cast(pl.Int64, strict=False).cast(pl.String)).otherwise(cells.text)
+
+
+def listing(names: Iterable[str], most: int = 8) -> str:
+    shown = [repr(name) for name in names]
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,274 @@
+"""From a table's columns to a model's inputs, the same at every silo and at prediction.
+
+A number (or a date, as days since 1970-01-01) is standardised by the mean and standard deviation over all silos,
+a missing one becomes the mean; a name becomes one input per category, a missing one its own category where
+training had any, an unknown one all zeros. A column whose cells are arrays (images, tokens) passes through.
+"""
+
+import json
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import polars as pl
+from jax.typing import DTypeLike
+
+from equipoise.data.silos.cells import Table, label_names, listing, open_table
+from equipoise.errors import InputError, require
+
+KINDS = {"number", "date", "text", "array"}
+
+
+class Feature(NamedTuple):
+    """How one column becomes inputs. Fields that do not fit its kind keep their defaults."""
+
+    name: str
+    kind: str  # "number", "date", "text", "array"
+    mean: float = 0.0
+    scale: float = 1.0
+    categories: tuple[str, ...] = ()
+    missing: bool = False  # the last of its inputs says "is missing"
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """A name for each of its inputs."""
+        values = tuple(f"{self.name}={c}" for c in self.categories) if self.kind == "text" else (self.name,)
+        return values + ((f"{self.name} is missing",) if self.missing else ())
+
+
+class Target(NamedTuple):
+    """How the label becomes a target: the index of its class, or (value - mean) / scale."""
+
+    name: str
+    classes: tuple[str, ...] = ()
+    mean: float = 0.0
+    scale: float = 1.0
+
+
+class Encoding(NamedTuple):
+    """A fitted encoding; `to_json` holds all of it."""
+
+    task: str  # "classification" or "regression"
+    target: Target
+    features: tuple[Feature, ...]
+    missing: tuple[str, ...]  # texts that mean "no value"
+    dropped: tuple[tuple[str, str], ...] = ()  # the columns left out, and why
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each reason why columns were left out."""
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.dropped:
+            reasons.setdefault(why, []).append(name)
+        return tuple(
+            f"{'column' if len(names) == 1 else 'columns'} {listing(names, 20)} dropped: {why}"
+            for why, names in reasons.items()
+        )
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the model's inputs, in order."""
+        return tuple(name for feature in self.features for name in feature.inputs)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example's inputs."""
+        first = self.features[0]
+        return first.shape if first.kind == "array" else (len(self.inputs),)
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a model needs."""
+        return len(self.target.classes) or 1
+
+    def apply(
+        self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Inputs [m, ...] in `dtype` (JAX's default float) and labels [m]; None without a label column."""
+        table = open_table(frame, file, self.missing)
+        labels = self._labels(table, dtype) if self.target.name in table.columns else None
+        return self._inputs(table, dtype), labels
+
+    def apply_inputs(
+        self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
+    ) -> np.ndarray:
+        """The inputs alone, as at prediction: what stands in a label column does not matter."""
+        return self._inputs(open_table(frame, file, self.missing), dtype)
+
+    def _inputs(self, table: Table, dtype: DTypeLike | None) -> np.ndarray:
+        gone = [f.name for f in self.features if f.name not in table.columns]
+        require(not gone, f"{table.file} lacks the column {listing(gone)}, which the model was trained with")
+        if self.features[0].kind == "array":
+            return _array(table, self.features[0])
+        columns = table.collect(*(_coded(table, f).alias(str(i)) for i, f in enumerate(self.features)))
+        out = np.zeros((len(columns), len(self.inputs)), _float(dtype))
+        start = 0
+        for feature, column in zip(self.features, columns.iter_columns(), strict=True):
+            stop = start + len(feature.inputs)
+            _fill(out[:, start:stop], feature, column, table)
+            start = stop
+        return out
+
+    def _labels(self, table: Table, dtype: DTypeLike | None) -> np.ndarray:
+        name, classes, mean, scale = self.target
+        cells = table.cells(name)
+        if self.task == "classification":
+            code = label_names(cells).replace_strict(classes, range(len(classes)), default=-1, return_dtype=pl.Int32)
+            labels = table.collect(code).to_series().to_numpy()
+            bad, why = labels < 0, f"is none of the classes {listing(classes)}"
+        else:
+            labels = ((table.collect(cells.number).to_series().to_numpy() - mean) / scale).astype(_float(dtype))
+            bad, why = ~np.isfinite(labels), "is not a number"
+        if bad.any():
+            raise _bad_cell(table, name, int(bad.argmax()), why)
+        return labels
+
+    def decode(self, outputs: np.ndarray) -> pl.Series:
+        """What a model's outputs [m, outputs] say in the label's own terms: a class each, or a value."""
+        require(
+            outputs.ndim == 2 and outputs.shape[1] == self.outputs,
+            f"the outputs have shape {outputs.shape}; this encoding needs [rows, {self.outputs}]",
+        )
+        if self.task == "regression":
+            return pl.Series("prediction", outputs[:, 0].astype(float) * self.target.scale + self.target.mean)
+        classes = pl.Series("prediction", self.target.classes)
+        if classes.str.contains(r"^-?\d{1,18}$").all():
+            classes = classes.cast(pl.Int64)
+        return classes.gather(outputs.argmax(1))
+
+    def to_json(self) -> str:
+        fields = {
+            "version": 1,
+            **self._asdict(),
+            "target": self.target._asdict(),
+            "features": [f._asdict() for f in self.features],
+        }
+        return json.dumps(fields, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Encoding":
+        try:
+            fields = json.loads(text)
+            version = fields.pop("version")
+            if version != 1:
+                raise ValueError(f"version {version} is not known here")
+            target = Target(**_tuples(fields.pop("target")))
+            features = tuple(Feature(**_tuples(f)) for f in fields.pop("features"))
+            dropped = tuple((name, why) for name, why in fields.pop("dropped"))
+            read = cls(target=target, features=features, dropped=dropped, **_tuples(fields))
+            if not _sound(read):
+                raise ValueError("a field has a wrong value")
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InputError(f"this is no encoding that `to_json` wrote ({error})") from error
+        return read
+
+
+def _sound(read: Encoding) -> bool:
+    def texts(*values: Any) -> bool:
+        return all(isinstance(v, str) for v in values)
+
+    def different(values: tuple[Any, ...]) -> bool:
+        return len(set(values)) == len(values)
+
+    def numbers(*values: Any) -> bool:
+        return all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values)
+
+    def fits(f: Feature) -> bool:
+        return (
+            f.kind in KINDS
+            and texts(f.name, f.dtype, *f.categories)
+            and different(f.categories)
+            and isinstance(f.missing, bool)
+            and numbers(f.mean, f.scale)
+            and f.scale != 0
+            and all(isinstance(n, int) and n >= 1 for n in f.shape)
+        )
+
+    target, features = read.target, read.features
+    return (
+        len(features) > 0
+        and texts(target.name, *target.classes, *read.missing, *(v for pair in read.dropped for v in pair))
+        and all(map(fits, features))
+        and different(tuple(f.name for f in features))
+        and (len(features) == 1 or all(f.kind != "array" for f in features))
+        and different(target.classes)
+        and read.task == ("classification" if target.classes else "regression")
+        and numbers(target.mean, target.scale)
+        and target.scale != 0
+    )
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+def _float(dtype: DTypeLike | None) -> np.dtype:
+    return np.dtype(jax.dtypes.canonicalize_dtype(np.float64) if dtype is None else dtype)
+
+
+def _or_nan(value: pl.Expr, present: pl.Expr) -> pl.Expr:
+    """Null for a missing cell, NaN for one that cannot be read."""
+    return pl.when(present & value.is_null()).then(math.nan).otherwise(value)
+
+
+def _coded(table: Table, feature: Feature) -> pl.Expr:
+    """A value, or the index of the input that is 1 (null: none of them)."""
+    cells = table.cells(feature.name)
+    if feature.kind == "text":
+        known = cells.text.replace_strict(
+            feature.categories, range(len(feature.categories)), default=None, return_dtype=pl.Int32
+        )
+        own = pl.lit(len(feature.categories) if feature.missing else None, pl.Int32)
+        return pl.when(cells.present).then(known).otherwise(own)
+    value = cells.number if feature.kind == "number" else cells.date
+    return _or_nan(value, cells.present)
+
+
+def _fill(out: np.ndarray, feature: Feature, column: pl.Series, table: Table) -> None:
+    if feature.kind == "text":
+        rows = np.flatnonzero(column.is_not_null().to_numpy())
+        out[rows, column.drop_nulls().to_numpy()] = 1
+        return
+    # In NumPy: how Polars rounds a quotient depends on how many cores share the column.
+    with np.errstate(over="ignore"):  # a value too large for the dtype is reported as infinite below
+        out[:, 0] = (column.fill_null(feature.mean).to_numpy() - feature.mean) / feature.scale
+    if feature.missing:
+        out[:, 1] = column.is_null().to_numpy()
+    bad = ~np.isfinite(out[:, 0])
+    if bad.any():
+        row = int(bad.argmax())
+        raise _bad_cell(
+            table, feature.name, row, f"is not a {feature.kind}" if np.isnan(out[row, 0]) else "is infinite"
+        )
+
+
+def _bad_cell(table: Table, name: str, row: int, why: str) -> InputError:
+    cell = table.collect(pl.col(table.columns[name][0]).filter(pl.col("row") == row + 1)).item()
+    return InputError(f"{table.file}, column {name!r}, data row {row + 1}: {cell!r} {why}; correct the cell")
+
+
+def _array(table: Table, feature: Feature) -> np.ndarray:
+    safe, dtype = table.columns[feature.name]
+    shape = getattr(dtype, "shape", ())
+    require(
+        tuple(shape) == feature.shape,
+        f"{table.file}, column {feature.name!r} holds examples of shape {tuple(shape)}, not {feature.shape}",
+    )
+    column = table.collect(pl.col(safe)).to_series()
+    gaps = column.is_null().arg_true()
+    if len(gaps):
+        raise _bad_cell(table, feature.name, gaps[0], "is no array")
+    array = column.to_numpy()
+    if array.dtype.kind == "f":
+        bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
+        row = int(bad.argmax()) + 1
+        require(
+            not bad.any(),
+            f"{table.file}, column {feature.name!r}, data row {row}: the array holds NaN or infinity",
+        )
+    if (feature.mean, feature.scale) != (0.0, 1.0):  # such as pixels; tokens are left as they are
+        return ((array - feature.mean) / feature.scale).astype(_float(None))
+    return array

@@ -1,0 +1,181 @@
+"""A silo's file as a table: CSV, Parquet or NPZ, each read once and checked to its last line."""
+
+import csv
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from equipoise.data.silos.cells import first_line, listing
+from equipoise.errors import InputError, require
+
+SUFFIXES = (".csv", ".npz", ".parquet")
+SEPARATOR = "one character of ASCII that is not a quotation mark and ends no line, such as ';'"
+
+
+def is_separator(text: str) -> bool:
+    """One byte, for Polars; and what quotes a cell or ends a line cannot separate cells."""
+    return len(text) == 1 and text.isascii() and text not in '"\r\n\0'
+
+
+def silo_files(directory: Path) -> tuple[list[Path], list[str]]:
+    """The silo files, by name, and a sentence about the files that are none."""
+    require(directory.is_dir(), f"{directory} is not a directory; give the one that holds a file per silo")
+    visible = sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith("."))
+    paths = sorted((p for p in visible if p.suffix.lower() in SUFFIXES), key=lambda p: p.stem)
+    require(
+        paths,
+        f"{directory} holds no silo files; put one file per silo there ({', '.join(SUFFIXES)})",
+    )
+    for one, other in pairwise(paths):
+        require(
+            one.stem != other.stem,
+            f"{one.name} and {other.name} would both be the silo {one.stem!r}; rename or remove one",
+        )
+    others = [p.name for p in visible if p not in paths]
+    return paths, [f"{listing(others)} in {directory.name} is not a silo file and was left out"] if others else []
+
+
+def scan(path: str | PathLike[str], *, label: str = "label", separator: str = ",") -> pl.LazyFrame:
+    """The table in a file, which is read once; cells of a CSV stay text until the silos agree on kinds.
+
+    An .npz holds `inputs` and (for training) `labels`, which become the column `label`. Inputs [m, k] of
+    floats become the columns x0, x1, ... of a table; others (images, whole numbers) stay arrays, `inputs`.
+    """
+    path = Path(path)
+    require(path.is_file(), f"there is no file {path}")
+    kind = path.suffix.lower()
+    require(kind in SUFFIXES, f"{path.name} ends in {kind!r}; silo files end in {', '.join(SUFFIXES)}")
+    if kind == ".csv":
+        require(is_separator(separator), f"the separator is {separator!r}; give {SEPARATOR}")
+        return _read_csv(path, separator)
+    if kind == ".npz":
+        return _read_npz(path, label)
+    try:
+        return pl.read_parquet(path, glob=False).lazy()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InputError(f"{path.name} cannot be read as Parquet: {first_line(error)}") from error
+
+
+def _read_csv(path: Path, separator: str) -> pl.LazyFrame:
+    """Every line is checked first: Polars fills up short lines, renames double columns and loses rows to stray
+    quotation marks, without a word."""
+    row, blank, header = 0, [], []
+    try:
+        content = path.read_bytes()
+        with io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="") as file:
+            raw: list[str] = []  # the lines of the record that is read next
+            lines = csv.reader(_remembered(file, raw), delimiter=separator, strict=True)
+            header = [name.strip() for name in next(lines, [])]
+            require(header, f"{path.name} is empty; leave this silo out or give it data")
+            _check_quotes(path, raw, header, 0, separator)
+            other = next((s for s in ";\t,|" if s != separator and len(header) == 1 and s in header[0]), None)
+            require(other is None, f"{path.name} seems to be separated by {other!r}; say separator={other!r}")
+            twice = [name for name in header if header.count(name) > 1]
+            require(
+                not twice,
+                f"{path.name} has the column {listing(twice[:1])} more than once; rename or remove one",
+            )
+            raw.clear()
+            for number, cells in enumerate(lines):
+                if not cells and len(header) > 1:
+                    blank.append(number)
+                    raw.clear()
+                    continue
+                row += 1
+                require(
+                    len(cells or [""]) == len(header),
+                    f"{path.name}, data row {row} has {len(cells)} cells but the header has {len(header)}",
+                )
+                _check_quotes(path, raw, cells, row, separator, header)
+                raw.clear()
+    except csv.Error as error:
+        _check_quotes(path, raw, ['"'], row + 1 if header else 0, separator, header)
+        raise InputError(
+            f"{path.name} cannot be read as CSV from {f'data row {row + 1}' if header else 'the header'} on: "
+            f"{first_line(error)}; a quotation mark that opens a cell has to close it"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path.name} cannot be read as CSV after data row {row}: {first_line(error)}; save it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{path.name} cannot be read: {first_line(error)}") from error
+    frame = pl.read_csv(content, separator=separator, infer_schema=False, raise_if_empty=False).lazy()
+    if blank:
+        frame = frame.with_row_index("\0line").filter(~pl.col("\0line").is_in(blank)).drop("\0line")
+    return frame
+
+
+def _remembered(lines: Iterable[str], kept: list[str]) -> Iterator[str]:
+    for line in lines:
+        kept.append(line)
+        yield line
+
+
+def _check_quotes(
+    path: Path, raw: list[str], cells: list[str], row: int, separator: str, header: Sequence[str] = ()
+) -> None:
+    """A quotation mark inside a cell that is not quoted, or after its end, is read in different ways by everybody."""
+    if not any('"' in cell for cell in cells):
+        return
+    text, at, column = "".join(raw).rstrip("\r\n"), 0, 0
+    part = re.compile(rf'(?:"(?:[^"]|"")*"|[^"{re.escape(separator)}\r\n]*)(?:{re.escape(separator)}|$)')
+    while at < len(text) and (found := part.match(text, at)):
+        at, column = found.end(), column + 1
+        if found.end() == len(text):
+            return
+    cell = text[at:].split(separator)[0].splitlines()[0][:80]
+    where = f"data row {row}, column {header[column]!r}" if row and column < len(header) else f"row {row}"
+    quoted = '"' + cell.removeprefix('"').replace('"', '""') + '"'
+    raise InputError(
+        f"{path.name}, {where if row else 'header'}: {cell} has a quotation mark where none may stand; put the whole "
+        f"cell in quotation marks and double those inside it: {quoted}"
+    )
+
+
+def _read_npz(path: Path, label: str) -> pl.LazyFrame:
+    try:
+        with path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
+            single = isinstance(arrays, np.ndarray)  # a .npy file under another name
+            inputs, labels = (None, None) if single else (arrays.get("inputs"), arrays.get("labels"))
+            held = ["a single array without a name"] if single else list(arrays)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(f"{path.name} cannot be read as NPZ: {first_line(error)}") from error
+    require(inputs is not None, f"{path.name} has no array 'inputs'; it holds {listing(held)}")
+    assert inputs is not None
+    return frame_of(inputs, labels, label, file=path.name)
+
+
+def frame_of(inputs: np.ndarray, labels: np.ndarray | None, label: str, *, file: str) -> pl.LazyFrame:
+    """Arrays as a table, see `scan`; `file` is what messages call it."""
+    require(
+        inputs.ndim >= 2,
+        f"{file} has inputs of shape {inputs.shape}; give one example per row: [rows, ...]",
+    )
+    require(
+        inputs.dtype.kind in "biuf",
+        f"{file} has inputs of type {inputs.dtype}; give numbers: floats or integers",
+    )
+    native = np.float32 if inputs.dtype == np.float16 else inputs.dtype.newbyteorder("=")
+    inputs = inputs.astype(native, copy=False)
+    if inputs.ndim == 2 and inputs.dtype.kind == "f":
+        frame = pl.from_numpy(inputs, schema=[f"x{i}" for i in range(inputs.shape[1])])
+    else:
+        frame = pl.DataFrame({"inputs": inputs})
+    if labels is not None:
+        require(
+            labels.shape == inputs.shape[:1],
+            f"{file} has inputs of shape {inputs.shape} but labels of shape {labels.shape}; give one label per row",
+        )
+        require(label not in frame.columns, f"in {file} {label!r} is an input; give the label another name")
+        frame = frame.with_columns(pl.Series(label, labels))
+    return frame.lazy()

@@ -1,0 +1,19 @@
+"""Federations of machines over Flower: the server and the sites of one algorithm, or of one configuration.
+
+    flower.py      the public names, for algorithms of one's own
+    exchanges.py   what an algorithm exchanges, read off its functions
+    rounds.py      the server's side of the rounds; sites.py who is connected; events.py what happened
+    client.py      a site's side: one message in, one reply out; memory.py what it must not forget
+    apps.py        Flower's two apps, made from plain functions
+    torch_site.py  a site whose model, loss and data are PyTorch's
+    network/       how messages travel, and sites that stay connected
+
+    server.py      a configured run at the server: gathers the sites, agrees, trains, writes the run folder
+    site.py        a configured run at a site: statistics, encoding, training and scoring on its own rows
+    agreement.py   what both know before the first round, and what both make of it; scoring.py the evaluation exchange
+    status.py      what a run is doing, for people and programs; sentences.py the same for the report
+    entry_points.py  what Flower loads
+    operations/    what the commands start and stop
+
+Rows never leave a site. `docs/flower.md` says what does.
+"""

@@ -1,0 +1,105 @@
+"""What the server and all sites know before the first round, and the algorithm that both make of it."""
+
+import hashlib
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equipoise.data.shards import Shards
+from equipoise.data.silos.encoding import Encoding
+from equipoise.errors import require
+from equipoise.experiment.config import Config
+from equipoise.experiment.methods import build_method
+from equipoise.experiment.problems import Problem, problem_of_encoding
+from equipoise.experiment.records import AGREEMENT, JsonRecord
+from equipoise.protocol import Algorithm
+
+FILE = AGREEMENT  # in a run folder and in a site's own
+
+
+class Agreement(JsonRecord):
+    """The sites by name and size, how they read their tables, and what they measured."""
+
+    run: str  # under this name sites keep what they must not forget
+    sites: tuple[str, ...]  # in the order of the clients
+    train: tuple[int, ...]  # rows of each
+    test: tuple[int, ...]
+    encoding: str  # as JSON
+    curvature: float | None = None  # the largest of any site's loss, where a step size is made of it
+    slope: float | None = None  # the root of the sum of the squared gradients of all sites' losses at the start
+
+
+class RemoteShards(NamedTuple):
+    """Shards that are somewhere else: their sizes, and a shape for each."""
+
+    sizes: np.ndarray
+    like: Shards
+
+    @property
+    def n(self) -> int:
+        return len(self.sizes)
+
+    def client(self, i: Any) -> Shards:
+        return self.like
+
+
+class Setup(NamedTuple):
+    """What is trained, the same at the server and at every site."""
+
+    problem: Problem
+    algorithm: Algorithm
+    notes: tuple[str, ...]
+    digest: str  # of all that has to be the same
+
+
+def remote_problem(config: Config, agreed: Agreement) -> Problem:
+    """The problem without its rows; call it under `precision`."""
+    encoding = Encoding.from_json(agreed.encoding)
+    like = shape_of(encoding)
+    train, test = (RemoteShards(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
+    what = f"{len(agreed.sites)} sites, predicting {encoding.target.name}"
+    held_out = test if all(agreed.test) else None
+    problem = problem_of_encoding(config, what, agreed.sites, train, held_out, encoding, encoding.notes)
+    given = like.inputs.dtype
+    require(
+        not jnp.issubdtype(given, jnp.floating) or given == problem.x.dtype,
+        f"the sites' inputs are {given} and the run is {problem.x.dtype}; set run.precision = '{given}'",
+    )
+    return replace(problem, curvature=agreed.curvature, slope=agreed.slope)
+
+
+def setup(config: Config, agreed: Agreement) -> Setup:
+    """The problem and the algorithm on it."""
+    problem = remote_problem(config, agreed)
+    algorithm, notes = build_method(config, problem)[:2]
+    text = config.toml() + agreed.model_dump_json()
+    return Setup(problem, algorithm, notes, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def shape_of(encoding: Encoding) -> Shards:
+    """One row as the encoding makes it."""
+    first, real = encoding.features[0], jnp.zeros(()).dtype
+    raw = first.kind == "array" and (first.mean, first.scale) == (0.0, 1.0)
+    kind = {"boolean": "bool"}.get(first.dtype.lower(), first.dtype.lower()) if raw else real
+    label = jnp.int32 if encoding.target.classes else real
+    return Shards(
+        jax.ShapeDtypeStruct((1, *encoding.shape), jax.dtypes.canonicalize_dtype(kind)),  # type: ignore[arg-type]
+        jax.ShapeDtypeStruct((1,), label),  # type: ignore[arg-type]
+        jax.ShapeDtypeStruct((), jnp.int32),  # type: ignore[arg-type]
+    )
+
+
+def check(config: Config) -> None:
+    """What cannot be measured without all rows in one place, said before any site is asked."""
+    require(
+        config.federation is not None, "there is no [federation]; say who takes part: sites = ['north', 'south'], or 3"
+    )
+    require(not config.run.lost, "run.lost is for simulations; leave it out")
+
+
+def needs_curvature(config: Config) -> bool:
+    measured = any(getattr(config.algorithm, key, None) == "auto" for key in ("local_lr", "lr"))
+    return measured or getattr(config.algorithm, "rule", None) == "tuned"

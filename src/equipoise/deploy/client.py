@@ -1,0 +1,156 @@
+"""A site's side: one message in, one reply out, from the site's own data and memory.
+
+Nothing but replies leaves: of an unexpected error the server hears the kind, while its text, which may quote data,
+stays in the site's own log.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flwr.app import RecordDict
+
+from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint
+from equipoise.deploy.memory import Memory, check_order
+from equipoise.deploy.network.envelope import START, Address, mark, read_address, read_text, text
+from equipoise.deploy.network.wire import Refusal, pack, refuse_unless, unpack
+from equipoise.errors import require
+from equipoise.protocol import Algorithm, Client, Data, Message, Vector
+from equipoise.tensors import named
+
+log = logging.getLogger("equipoise.flower")
+
+
+class Job(NamedTuple):
+    """What a site does in one part of a run: `algorithm`, from the start x, on its own `shard`."""
+
+    algorithm: Algorithm
+    x: Vector
+    shard: Data
+    config: str = ""  # what else the server has to have the same, such as a digest of the settings
+    compiled: bool = True  # not where the task calls back into another library
+    then: Callable[[Message], None] | None = None  # sees every message that was answered: to save the final model
+
+
+class Participant(NamedTuple):
+    """A site of a federation."""
+
+    name: str  # by which everybody knows it
+    folder: Path  # of its own, for what it must not forget
+    jobs: Mapping[str, Callable[[], Job]]  # part -> what to do there, opened when the first message comes
+    answers: Mapping[str, Callable[[str], str]] = {}  # to questions that are no exchanges
+    within: Callable[[], AbstractContextManager[None]] = nullcontext  # around every answer: the precision of the run
+
+
+class Open(NamedTuple):
+    """A job that is ready to work."""
+
+    job: Job
+    specs: Specs
+    plan: str
+    data: Data
+    work: Mapping[str, Callable]
+    like: Client
+
+
+# Sites that share a process and an algorithm compile it once, one after the other.
+jitted = lru_cache(maxsize=64)(jax.jit)
+compiling = threading.RLock()
+
+
+def open_job(job: Job) -> Open:
+    algorithm, x, shard, config, compiled, _ = job
+    for name, a in named(shard):
+        clean = not jnp.issubdtype(a.dtype, jnp.floating) or bool(jnp.all(jnp.isfinite(a)))
+        require(clean, f"{name} of this site's data has NaN or infinite entries; clean them or leave those rows out")
+    specs = exchange_specs(algorithm, x, shard)
+    like = jax.eval_shape(algorithm.init_client, x)
+    works = {name: jitted(spec.exchange.work) if compiled else spec.exchange.work for name, spec in specs.items()}
+    data = jitted(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
+    return Open(job, specs, fingerprint(algorithm, specs, config), data, works, like)
+
+
+def guarded(name: str, answer: Callable[[], RecordDict]) -> RecordDict:
+    """The answer, or the reason why there is none."""
+    try:
+        return answer()
+    except Refusal as refusal:
+        log.warning("%s: %s", name, refusal)
+        return text("refused", str(refusal))
+    except Exception as error:
+        log.exception("%s could not answer", name)
+        return text("failed", f"{type(error).__name__}; the log of '{name}' says more")
+
+
+def answer_question(question: str, site: Participant, _: dict[str, Open], content: RecordDict) -> RecordDict:
+    refuse_unless(question in site.answers, f"'{site.name}' has no answer to '{question}'")
+    return text("answer", site.answers[question](read_text(content, "question") or ""))
+
+
+def prepare(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
+    """Opens the parts that a question names and compiles what they do, so that the first exchange takes no longer."""
+    for part in (read_text(content, "question") or "").split():
+        refuse_unless(part in site.jobs, f"'{site.name}' has no part '{part}'")
+        with compiling:
+            job = opened[part] = open_job(site.jobs[part]())
+            client, key = job.job.algorithm.init_client(job.job.x), jax.random.key(0)
+            for name, spec in job.specs.items():
+                message = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), spec.message)
+                jax.block_until_ready(job.work[name](message, client, job.data, key))
+    return text("answer", "")
+
+
+def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
+    """The reply to an exchange's message; `opened` keeps jobs between two messages of one process."""
+    at = read_address(content)
+    refuse_unless(at.part in site.jobs, f"'{site.name}' has no part '{at.part}'")
+    if at.part not in opened or opened[at.part].plan != at.plan:  # another agreement than when it was opened
+        with compiling:
+            opened[at.part] = open_job(site.jobs[at.part]())
+    job = opened[at.part]
+    refuse_unless(
+        at.plan == job.plan,
+        f"'{site.name}' and the server do not run the same: give both the same settings, and the same version",
+    )
+    refuse_unless(at.exchange in job.specs, f"there is no exchange {at.exchange[:40]!r} in {job.job.algorithm.name}")
+    spec = job.specs[at.exchange]
+    message = unpack(content.get("message"), spec.message)
+    memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
+    mine = recall(site, job, spec, at, memory)
+    key = jax.random.wrap_key_data(jnp.asarray(at.key, jnp.uint32))
+    new, reply = jax.tree.map(np.asarray, job.work[at.exchange](message, mine, job.data, key))
+    answer = RecordDict({"reply": pack(reply)})
+    if spec.exchange.writes:  # last of all, so that whatever fails leaves the memory as it was
+        memory.keep(at, spec.at, new)
+    if job.job.then is not None:
+        job.job.then(message)
+    return answer
+
+
+def recall(site: Participant, job: Open, spec: ExchangeSpec, at: Address, memory: Memory) -> Client:
+    """The state that the server counts on."""
+    start = job.job.algorithm.init_client(job.job.x)
+    if not jax.tree.leaves(job.like):
+        return start
+    states = memory.states()
+    check_order(states, mark(at.attempt, at.round, spec.at))
+    known = at.since == START or at.since in states
+    refuse_unless(
+        known or not spec.reads,
+        f"'{site.name}' does not remember what it did in {at.since}; it can take part again in a new run, or once "
+        "the file with its memory is back",
+    )
+    return states.get(at.since, start)
+
+
+def check_participant(site: Any) -> Participant:
+    require(isinstance(site, Participant), f"a site has to be opened as a Participant, not {type(site).__name__}")
+    require(bool(site.name) and isinstance(site.name, str), "a site has no name; set it in the node's configuration")
+    return site

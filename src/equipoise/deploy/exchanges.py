@@ -1,0 +1,67 @@
+"""What an algorithm exchanges, read off its functions before anything is sent."""
+
+import hashlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
+from jaxtyping import PyTree
+
+from equipoise.errors import require
+from equipoise.protocol import Algorithm, Data, Exchange, Reply, Vector, wire
+from equipoise.tensors import named
+
+
+class ExchangeSpec(NamedTuple):
+    """One exchange of a round, seen from the network."""
+
+    at: int  # its place in the round
+    exchange: Exchange
+    message: PyTree[jax.ShapeDtypeStruct]
+    reply: Reply  # of shapes
+    alike: bool  # every client is sent the same
+    reads: bool  # what a client does depends on what it remembers
+
+
+Specs = dict[str, ExchangeSpec]  # by the exchange's name, in order
+
+
+def exchange_specs(algorithm: Algorithm, x: Vector, shard: Data) -> Specs:
+    """The specs of a round; `shard` is a client's, or shapes like one: only its number of rows may differ."""
+    prepared = jax.eval_shape(algorithm.prepare, shard)
+    client = jax.eval_shape(algorithm.init_client, x)
+    server = jax.eval_shape(algorithm.init, x)
+    i, key = jax.eval_shape(lambda: (jnp.int32(0), jax.random.key(0)))
+    specs: Specs = {}
+    for k, (exchange, shapes) in enumerate(zip(algorithm.round, wire(algorithm, x, prepared), strict=True)):
+        require(exchange.name not in specs, f"{algorithm.name} has two exchanges '{exchange.name}'; rename one")
+        sent = jax.make_jaxpr(exchange.send)(server, i)
+        done = jax.make_jaxpr(exchange.work)(shapes.message, client, prepared, key)
+        first, count = len(jax.tree.leaves(shapes.message)), len(jax.tree.leaves(client))
+        mine = done.jaxpr.invars[first : first + count]
+        specs[exchange.name] = ExchangeSpec(
+            k,
+            exchange,
+            shapes.message,
+            shapes.reply,
+            alike=not uses(sent, sent.jaxpr.invars[-1:]),
+            reads=uses(done, mine, beside=0 if exchange.writes else count),
+        )
+    return specs
+
+
+def uses(traced: ClosedJaxpr, variables: list, beside: int = 0) -> bool:
+    """Whether a traced function does anything with some of its arguments; its first `beside` results do not count."""
+    seen = [v for equation in traced.jaxpr.eqns for v in equation.invars] + traced.jaxpr.outvars[beside:]
+    return any(v is given for v in seen for given in variables)
+
+
+def fingerprint(algorithm: Algorithm, specs: Specs, config: str = "") -> str:
+    """Equal for a server and a site that mean the same by every message; `config` is what else has to be equal."""
+
+    def said(tree: Any) -> list:
+        return [(name, str(a.dtype), a.shape) for name, a in named(tree)]
+
+    shapes = [(name, said(spec.message), said(spec.reply)) for name, spec in specs.items()]
+    return hashlib.sha256(repr((algorithm.name, algorithm.n, algorithm.size, shapes, config)).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""What the commands start and stop: servers, sites, keys, processes and the live page."""

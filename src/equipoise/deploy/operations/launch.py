@@ -1,0 +1,111 @@
+"""The exact commands of a federation: Flower's programs, and what they are configured with."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from equipoise.deploy import network
+from equipoise.deploy.operations import keys
+from equipoise.errors import require
+from equipoise.experiment.config import Config
+from equipoise.files import check_own, make_folder, write_whole
+
+SUPERLINK = str(Path(network.__file__).with_name("superlink.py"))
+NAME = "equipoise"  # of the connection and of the app
+CLIENT, SERVER = "equipoise.deploy.entry_points:client", "equipoise.deploy.entry_points:server"
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+# Flower looks for apps to start once a second.
+QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+
+
+def app(folder: Path, config: Config, out: Path, *, client: str = CLIENT, stock: bool = False) -> Path:
+    """What `flwr run` takes: an app that installs nothing, with the run's settings in its configuration."""
+    pyproject = {
+        "project": {
+            "name": NAME,
+            "version": "1.0.0",
+            "description": "A run of Equipoise.",
+            "license": "MIT",
+            "dependencies": [],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": NAME,
+                    "components": {"serverapp": SERVER, "clientapp": client},
+                    "config": {"settings": config.toml(), "out": str(out.resolve()), "stock": stock},
+                }
+            }
+        },
+    }
+    _write_own(folder / "pyproject.toml", pyproject, f'publisher = "{NAME}"')
+    return folder
+
+
+def connection(home: Path, address: str, folder: Path | None) -> Path:
+    """The folder of settings ($FLWR_HOME) in which `flwr` finds the server; `folder` holds keys, None: insecure."""
+    trust = {"insecure": True} if folder is None else {"root-certificates": str((folder / keys.CA).resolve())}
+    settings = {"superlink": {"default": NAME, NAME: {"address": address, **trust}}}
+    _write_own(home / "config.toml", settings, f'default = "{NAME}"')
+    return home
+
+
+def _write_own(path: Path, content: Mapping[str, Any], mark: str) -> None:
+    """Replaces a file of Equipoise, never one of a user who keeps something else there."""
+    check_own(path, lambda there: mark.encode() in there, "a file that Equipoise wrote")
+    make_folder(path.parent)
+    write_whole(path, tomli_w.dumps(content))
+
+
+def superlink(host: str, port: int, folder: Path | None, *, database: Path | None = None) -> list[str]:
+    """With `database` Flower's own, which keeps its state in a file; without, one that holds pulls, in memory."""
+    command = ["flower-superlink"] if database else [sys.executable, "-P", SUPERLINK]
+    command += ["--host", host, "--port", str(port)] + (["--database", str(database)] if database else [])
+    command += ["--disable-runtime-dependency-installation"]
+    if folder is None:
+        return [*command, "--insecure"]
+    files = {"--ssl-ca-certfile": keys.CA, "--ssl-certfile": keys.SERVER, "--ssl-keyfile": keys.SERVER_KEY}
+    return (
+        command
+        + [part for option, name in files.items() for part in (option, str(folder / name))]
+        + ["--enable-supernode-auth"]
+    )
+
+
+def register(public: Path) -> list[str]:
+    return ["flwr", "supernode", "register", str(public), NAME]
+
+
+def run_app(folder: Path) -> list[str]:
+    return ["flwr", "run", str(folder), NAME, "--stream"]
+
+
+def supernode(
+    address: str, port: int, node: Mapping[str, str], folder: Path | None, key: Path | None = None
+) -> list[str]:
+    """`key` is the site's private key, by default that of its name in `folder`."""
+    for name, value in node.items():
+        require("'" not in value, f"{name} is {value!r}; Flower takes no ' in it")
+    options = " ".join(f"{name}='{value}'" for name, value in node.items())
+    command = ["flower-supernode", "--superlink", address, "--port", str(port), "--node-config", options]
+    if folder is None:
+        return [*command, "--insecure"]
+    private = private_key(folder, node["site"], key)
+    return [*command, "--root-certificates", str(folder / keys.CA), "--auth-supernode-private-key", str(private)]
+
+
+def private_key(folder: Path, site: str, key: Path | None = None) -> Path:
+    """A site's private key: the one given, or that of its name."""
+    private = key or folder / keys.SITES / site
+    require(private.is_file(), f"there is no key {private}; `equipoise flower keys` makes some for trials")
+    return private
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Settings of Flower's programs; they look for each other on the PATH."""
+    here = str(Path(sys.executable).parent)
+    return {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}", "FLWR_HOME": str(home.resolve()), **QUIET, **QUICK}

@@ -1,0 +1,427 @@
+"""The server's side: an algorithm's rounds, exchange by exchange, with whoever answers in time.
+
+A round counts as a whole or not at all. It is repeated from its beginning when too few sites answer, and after a few
+repetitions the run is given up with all finished rounds in hand. Clients go along: every message says which of a
+client's replies was the last to count (`envelope.Address`), so that a reply that got lost leaves no trace at the client
+either, as in the simulator.
+"""
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flwr.app import Message, RecordDict
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Int, PyTree
+
+from equipoise.deploy.events import GivenUp, Ledger, Outcome, Traffic, What
+from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint
+from equipoise.deploy.network.envelope import NAME, START, Address, address, mark
+from equipoise.deploy.network.transport import INLINE
+from equipoise.deploy.network.wire import Refusal, check_values, content_bytes, framing, pack, refuse_unless, unpack
+from equipoise.deploy.sites import ConnectedSites, Delivery, Limit, why_not
+from equipoise.engines.checks import check_start
+from equipoise.engines.fold import Collected
+from equipoise.engines.simulator import Progress, Result, Tally
+from equipoise.engines.summation import Summation
+from equipoise.errors import Stopped, require
+from equipoise.protocol import (
+    Algorithm,
+    Data,
+    RandomKey,
+    Reply,
+    Server,
+    Vector,
+    exchange_keys,
+    nbytes,
+    slot_key,
+)
+
+STEPS = ("open", "send", "close")
+BLANK: tuple = (None, 0, 0.0, ())
+ENOUGH = 10  # replies of an exchange before a deadline is made of their times
+SHORTEST = 1.0  # seconds: no deadline is shorter
+REMEMBERED = 1000  # times of past replies
+
+
+class Demands(NamedTuple):
+    """When an exchange ends, and when a round counts.
+
+    An exchange ends when all have answered, and at its time-out. With a `quantile` it also ends, once a `quorum` has
+    answered, after `slack` times that quantile of the seconds that replies to it took so far.
+    """
+
+    least: int = 1  # sites that have to answer in every exchange (or all, where fewer are asked)
+    tries: int = 3  # times that a round is tried
+    heavy: float = 0.8  # the weight from which on a site is named in a warning
+    quantile: float | None = None
+    slack: float = 3.0
+    quorum: float = 0.5  # share of those asked
+
+
+def deadline(demands: Demands, timeout: float, past: Sequence[float], asked: int) -> Limit:
+    """Until when to wait in an exchange, by how many have answered; `past` are the seconds of replies to it so far."""
+    early = timeout
+    if demands.quantile is not None and len(past) >= ENOUGH:
+        early = min(timeout, max(SHORTEST, demands.slack * float(np.quantile(past, demands.quantile))))
+    quorum = math.ceil(demands.quorum * asked)
+    return lambda answered: early if answered >= quorum else timeout
+
+
+class Prepared(NamedTuple):
+    """An algorithm that is ready to be served, more than once without compiling again."""
+
+    algorithm: Algorithm
+    specs: Specs
+    compiled: Mapping[tuple[str, str], Callable]  # (exchange, "open" | "send" | "close")
+    digest: str
+
+
+def prepare(algorithm: Algorithm, x: Vector, shard: Data, config: str = "") -> Prepared:
+    """See `serve` for the arguments."""
+    specs = exchange_specs(algorithm, x, shard)
+    steps = {(name, do): jax.jit(getattr(spec.exchange, do)) for name, spec in specs.items() for do in STEPS}
+    return Prepared(algorithm, specs, steps, fingerprint(algorithm, specs, config))
+
+
+class Setup(NamedTuple):
+    """What stays the same during a run."""
+
+    federation: ConnectedSites
+    specs: Specs
+    compiled: Mapping[tuple[str, str], Callable]
+    key: RandomKey
+    part: str
+    run: str
+    digest: str
+    demands: Demands
+    timeouts: Mapping[str, float]
+    summation: Summation | None
+    note_under: int | None
+
+
+class State(NamedTuple):
+    """What a round changes."""
+
+    server: Server
+    counted: tuple[str, ...]  # per client, the mark of its last reply that counted
+    tally: Tally
+    traffic: dict[str, Traffic]
+
+
+class TooFew(Exception):
+    """An exchange had too few replies; `state` holds what was counted meanwhile."""
+
+    def __init__(self, sentence: str, state: State):
+        super().__init__(sentence)
+        self.state = state
+
+
+def serve(
+    algorithm: Algorithm,
+    x: Vector,
+    federation: ConnectedSites,
+    key: RandomKey | int,
+    *,
+    shard: Data,
+    rounds: int,
+    part: str = "train",
+    config: str = "",
+    run: str | None = None,
+    record: Callable[[Server], PyTree] | None = None,
+    demands: Demands | None = None,
+    timeouts: Mapping[str, float] | None = None,
+    summation: Summation | None = None,
+    progress: Progress | None = None,
+    pause: Callable[[Outcome], None] | None = None,
+    every: int = 1,
+    resume: Outcome | None = None,
+    note_under: int | None = None,
+    prepared: Prepared | None = None,
+    start: Server | None = None,
+) -> Outcome:
+    """Runs `algorithm` from x for `rounds` rounds over the sites of `federation`.
+
+    Args:
+        algorithm: built for as many clients as there are sites; client i is `federation.sites[i]`.
+        x: the first model, a flat vector; its dtype is the precision of the run.
+        federation: from `gather`.
+        key: a jax.random key, or an integer seed.
+        shard: shapes like those of a site's shard (jax.ShapeDtypeStruct), with any number of rows.
+        rounds: how many rounds, those of `resume` included.
+        part: which of the sites' jobs this is.
+        config: what the sites' jobs must have the same, such as a digest of the settings.
+        run: a name for the run, under which sites keep what they must not forget; made up if not given.
+        record: what to keep of the server after every round; comes back as `result.history`.
+        demands: when a round counts.
+        timeouts: seconds for the replies of an exchange, by its name; `federation.patience.exchange` for others.
+        summation: how totals become a sum; the plain one unless given.
+        progress: called after every round with (rounds done, rounds in all, the last record).
+        pause: called after every `every` rounds and after the last with the outcome so far: for checkpoints. A run
+            can be resumed from the newest of them only, for sites remember no further back.
+        every: see `pause`.
+        resume: an outcome to continue.
+        note_under: for what happens beside another run, such as an evaluation: its events are noted under this round of
+            the other run, whose outcome reports them.
+        prepared: what `prepare` made of the same algorithm, x, shard and config.
+        start: the server's state to start from, instead of the algorithm's own.
+
+    Raises GivenUp or, on Ctrl-C, Stopped; the outcome until then is in `outcome` or `result`.
+    """
+    key = key if isinstance(key, jax.Array) else jax.random.key(key)
+    check(algorithm, x, federation, rounds, every, resume)
+    run = resume.ledger.run if resume else run or f"{int(time.time())}-{secrets.token_hex(4)}"
+    require(NAME.fullmatch(run) and NAME.fullmatch(part), f"run '{run}', part '{part}': give letters, digits, . _ -")
+    _, specs, steps, digest = prepared or prepare(algorithm, x, shard, config)
+    demands = demands or Demands()
+    require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
+    setup = Setup(federation, specs, steps, key, part, run, digest, demands, timeouts or {}, summation, note_under)
+    keep = jax.jit(record) if record else lambda server: ()
+
+    past, done, before, old = (*resume.result[2:4], resume.result.seconds, resume.ledger.events) if resume else BLANK
+    state, clock = begin(algorithm, x, resume), time.perf_counter()
+    state = state if start is None else state._replace(server=start)
+    history: list[PyTree] = []
+
+    def outcome(at: int, state: State, last: bool = True) -> Outcome:
+        new = [jax.tree.map(lambda a: a[None], row) for row in history]
+        rows = [*([] if past is None else [past]), *new]
+        joined = jax.tree.map(lambda *a: np.concatenate(a), *rows) if rows else ()
+        result = Result(state.server, None, joined, at, state.tally, before + time.perf_counter() - clock, 0.0)
+        events: tuple = old
+        if note_under is None:
+            new_events = federation.events[federation.reported :]
+            events = (*old, *new_events)
+            federation.reported += last * len(new_events)
+        return Outcome(result, Ledger(run, federation.sites, state.counted, events, tuple(state.traffic.values())))
+
+    attempt, saved = 0, state.counted
+    for r in range(done, rounds):
+        began = state
+        for t in range(demands.tries):
+            attempt = max(attempt + 1, time.time_ns() // 1_000_000)
+            marks = list(zip(began.counted, saved, strict=True))
+            try:
+                state = one_round(setup, r, attempt, began, marks)
+                break
+            except TooFew as few:
+                tally = began.tally._replace(broken=few.state.tally.broken)  # what was asked in vain is in the events
+                began = began._replace(tally=tally, traffic=few.state.traffic)
+                last, where = t + 1 == demands.tries, f"round {r}, exchange '{federation.where[1]}'"
+                federation.note("", "given up" if last else "repeated", str(few))
+                if last:
+                    raise GivenUp(
+                        f"{where}: {few}, {demands.tries} times over; the {r} rounds before are in `outcome` and in "
+                        "the last checkpoint: resume from there when the sites are back",
+                        outcome(r, began),
+                    ) from None
+            except KeyboardInterrupt:
+                raise Stopped(outcome(r, began)) from None
+        history.append(jax.tree.map(np.asarray, keep(state.server)))
+        name_the_heavy(federation, algorithm.weights(state.server), demands.heavy)
+        if pause is None or (r + 1) % every == 0 or r + 1 == rounds:
+            if pause is not None:
+                pause(outcome(r + 1, state, last=False))
+            saved = state.counted
+        if progress is not None:
+            progress(r + 1, rounds, history[-1])
+    return outcome(rounds, state)
+
+
+def check(
+    algorithm: Algorithm, x: Vector, federation: ConnectedSites, rounds: int, every: int, resume: Outcome | None
+) -> None:
+    n = len(federation.sites)
+    check_start(algorithm, x, rounds)
+    require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
+    require(
+        n == algorithm.n,
+        f"there are {n} sites but {algorithm.name} was built for {algorithm.n}; build it for as many",
+    )
+    if resume is not None:
+        done, sites = resume.rounds, resume.ledger.sites
+        require(done <= rounds, f"the outcome to resume has {done} rounds already; ask for more than {done}")
+        require(
+            sites == federation.sites,
+            f"the run to resume had the sites {', '.join(sites)}, not {', '.join(federation.sites)}; gather those",
+        )
+
+
+def begin(algorithm: Algorithm, x: Vector, resume: Outcome | None) -> State:
+    fresh = {e.name: Traffic(e.name) for e in algorithm.round}
+    if resume is None:
+        return State(algorithm.init(x), (START,) * algorithm.n, Tally.nothing(algorithm), fresh)
+    result, ledger = resume
+    server = jax.tree.map(jnp.asarray, result.server)
+    return State(server, ledger.counted, result.tally, fresh | {t.exchange: t for t in ledger.traffic})
+
+
+def one_round(setup: Setup, r: int, attempt: int, state: State, marks: list[tuple[str, str]]) -> State:
+    """All exchanges of a round; `marks` are, per client, the states that may be gone back to."""
+    for spec in setup.specs.values():
+        setup.federation.where = (r if setup.note_under is None else setup.note_under, spec.exchange.name)
+        state = one_exchange(setup, spec, r, attempt, state, marks)
+    return state
+
+
+def one_exchange(
+    setup: Setup, spec: ExchangeSpec, r: int, attempt: int, state: State, marks: list[tuple[str, str]]
+) -> State:
+    """Sends, and folds in what comes, as it comes."""
+    name, k, federation, demands = spec.exchange.name, spec.at, setup.federation, setup.demands
+    opening, working = exchange_keys(setup.key, r, k)
+    server, cohort = setup.compiled[name, "open"](state.server, opening)
+    ids = np.asarray(cohort.ids)
+    clients = {int(s): int(ids[s]) for s in np.flatnonzero(cohort.present)}  # slot -> client
+    asked, timeout = len({*clients.values()}), setup.timeouts.get(name, federation.patience.exchange)
+    needed = min(demands.least, asked)
+    federation.find([federation.sites[i] for i in {*clients.values()}], needed=needed, seconds=timeout)
+
+    traffic = Count(state.traffic[name], nbytes(spec.message), nbytes(spec.reply))
+    send, words = setup.compiled[name, "send"], key_words(working, jnp.arange(len(ids))).tolist()
+
+    def messages() -> Iterator[tuple[int, Message]]:
+        alike = pack(send(server, jnp.int32(0))) if spec.alike else None
+        for s, i in clients.items():
+            site, since = federation.sites[i], state.counted[i]
+            node = federation.nodes.get(site)
+            if node is None:
+                federation.note(site, "absent", f"'{site}' is not there")
+                continue
+            keep = [*{*marks[i]} - {since}]
+            at = Address(setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.digest)
+            arrays = pack(send(server, jnp.int32(i))) if alike is None else alike
+            content = RecordDict({"at": address(at), "message": arrays})
+            message = federation.message(content, node, round=r, ttl=timeout)
+            traffic.sent(message, node in federation.inline and content_bytes(message) <= INLINE)
+            yield s, message
+
+    tally, seconds, start = jax.tree.map(np.copy, state.tally), {}, time.monotonic()
+    past = federation.times.setdefault(f"{setup.part}/{name}", [])
+    replies = Collected(spec.reply, cohort, setup.summation)
+    there = sum(federation.sites[i] in federation.nodes for i in clients.values())
+    limit = deadline(demands, timeout, past, there)
+
+    def left_out(s: int) -> bool:
+        """What happens beside training does not wait for a site that training does not wait for."""
+        return federation.sites[clients[s]] not in federation.nodes
+
+    hopeless = None if setup.note_under is None else left_out
+    for s, delivery in federation.deliver(messages(), limit, reply_bytes=nbytes(spec.reply), hopeless=hopeless):
+        site = federation.sites[clients[s]]
+        try:
+            reply = accepted(delivery, spec.reply)
+        except Refusal as refusal:
+            held = delivery.content is not None and "reply" in delivery.content
+            found: tuple[What, str] = ("broken", str(refusal)) if held else why_not(delivery)
+            what, why = found
+            federation.note(site, what, why)
+            tally.broken[clients[s]] += what == "broken"
+            if what == "late" and setup.note_under is None:
+                federation.suspect(site)
+            continue
+        seconds[site] = time.monotonic() - start
+        inside = federation.nodes.get(site) in federation.inline and nbytes(spec.reply) <= INLINE
+        traffic.received(delivery.message, inside)
+        replies.add(s, reply)
+    past += seconds.values()
+    del past[:-REMEMBERED]
+    federation.observe(
+        {
+            "kind": "exchange",
+            "part": setup.part,
+            "round": federation.where[0],
+            "exchange": name,
+            "asked": asked,
+            "seconds": time.monotonic() - start,
+            "sites": seconds,
+            "bytes_down": traffic.down,
+            "bytes_up": traffic.up,
+        }
+    )
+    state = State(server, state.counted, tally, state.traffic | {name: traffic.total()})
+    heard = len({clients[s] for s in replies.slots})
+    if heard < needed:
+        raise TooFew(f"{heard} of {asked} sites answered and {needed} are needed", state)
+
+    tally.asked[k] += len(clients)
+    tally.answered[k] += len(replies.slots)
+    server = setup.compiled[name, "close"](server, replies.folded())
+    counted = list(state.counted)
+    if spec.exchange.writes:
+        for s in replies.slots:
+            counted[clients[s]] = mark(attempt, r, k)
+    return state._replace(server=server, counted=tuple(counted))
+
+
+@jax.jit
+def key_words(working: RandomKey, slots: Int[Array, " slots"]) -> Array:
+    """The random key of every slot, in words."""
+    return jax.random.key_data(jax.vmap(lambda slot: slot_key(working, slot))(slots))
+
+
+def accepted(delivery: Delivery, like: Reply) -> Reply:
+    """The reply in a delivery, if it is what was agreed and its numbers can be reckoned with; else a Refusal."""
+    refuse_unless(delivery.content is not None and "reply" in delivery.content, "there is no reply")
+    assert delivery.content is not None
+    reply = unpack(delivery.content["reply"], like)
+    check_values(reply)
+    return reply
+
+
+class Count:
+    """The traffic of one exchange; framing is taken of the first message and reply, as others have the same."""
+
+    def __init__(self, before: Traffic, message_bytes: int, reply_bytes: int):
+        self.before, self.bytes = before, (message_bytes, reply_bytes)
+        self.messages = self.replies = 0
+        self.framing = [before.down_framing, before.up_framing]
+
+    def sent(self, message: Message, inside: bool) -> None:
+        self.messages += 1
+        self.framing[0] = self.framing[0] or framing(message, inside)
+
+    def received(self, message: Message | None, inside: bool) -> None:
+        self.replies += 1
+        if message is not None:
+            self.framing[1] = self.framing[1] or framing(message, inside)
+
+    @property
+    def down(self) -> int:
+        return self.messages * self.bytes[0]
+
+    @property
+    def up(self) -> int:
+        return self.replies * self.bytes[1]
+
+    def total(self) -> Traffic:
+        before, (down, up) = self.before, self.framing
+        return Traffic(
+            before.exchange,
+            before.sent + self.messages,
+            before.received + self.replies,
+            before.down + self.down,
+            before.up + self.up,
+            down,
+            up,
+        )
+
+
+def name_the_heavy(federation: ConnectedSites, lam: ArrayLike | None, most: float) -> None:
+    """A warning, once for each site, when one site's loss is nearly all that counts."""
+    if lam is None or len(federation.sites) == 1:
+        return
+    share = np.asarray(lam) / np.sum(np.asarray(lam))
+    site, known = federation.sites[int(np.argmax(share))], {e.site for e in federation.events if e.what == "heavy"}
+    if share.max() > most and site not in known:
+        why = (
+            f"'{site}' has {share.max():.0%} of the weight: the model is fitted to it nearly alone. If its losses are "
+            "right, that is what the objective asks for; if not, cap weights or clip losses (docs/flower.md)"
+        )
+        federation.warn(site, "heavy", why)

@@ -1,0 +1,357 @@
+"""The server's part of a run over Flower: from a configuration to the same run folder as that of a local run."""
+
+import json
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid
+from pydantic import ValidationError
+
+from equipoise.certificates import feasible, gap_bound
+from equipoise.data.silos.agreement import agree
+from equipoise.data.silos.statistics import Statistics
+from equipoise.deploy import agreement, sentences
+from equipoise.deploy.agreement import Agreement, Setup
+from equipoise.deploy.events import GivenUp, Outcome, ledger
+from equipoise.deploy.rounds import Demands, Prepared, prepare, serve
+from equipoise.deploy.scoring import SiteRows, scoring
+from equipoise.deploy.site import SiteStatistics, settings
+from equipoise.deploy.sites import ConnectedSites, Patience, gather
+from equipoise.deploy.status import StatusWriter
+from equipoise.engines.simulator import Result
+from equipoise.errors import InputError, require
+from equipoise.experiment import checkpoint, folders, origin, records
+from equipoise.experiment import config as configuration
+from equipoise.experiment.config import Config
+from equipoise.experiment.methods import build_dual
+from equipoise.experiment.origin import Origin
+from equipoise.experiment.problems import precision
+from equipoise.experiment.results import environment_record, federation_record, in_units, write_result
+from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, crossing_of, until_certified
+from equipoise.files import remove, write_whole
+from equipoise.protocol import Vector
+
+OWNER = "server.txt"  # says which process writes the folder
+
+
+def main(grid: Grid, context: Context) -> None:
+    """Flower's ServerApp: the settings and the folder to write stand in the run's configuration."""
+    config, out = settings(context.run_config), context.run_config.get("out")
+    require(isinstance(out, str) and out, "this run has no folder to write; start it with `equipoise flower server`")
+    stock = bool(context.run_config.get("stock"))
+    done = run_federation(config, Path(str(out)), grid, watch=sentences.say, stock=stock)
+    for event in done.outcome.events if done.outcome else ():
+        print(event, flush=True)
+
+
+def run_federation(
+    config: Config, folder: Path, grid: Grid, *, watch: Watch | None = None, stock: bool = False
+) -> records.Run:
+    """Runs `told` over the nodes of `grid` into `folder`; resumes where an earlier run of the same was stopped."""
+    agreement.check(config)
+    begin_or_go_on(config, folder)
+    of = config.federation
+    assert of is not None
+    names = () if isinstance(of.sites, int) else tuple(of.sites)
+    remove(folder / OWNER)  # a server that Flower left running stops when it sees that the folder is no longer its own
+    status, state = StatusWriter(folder, config.name, names, config.run.rounds), "stopped"
+    try:
+        with folders.resuming(folder, wait=of.exchange), precision(config):
+            known = _known(folder)
+            federation = gathered(config, known, grid, status, stock)
+            agreed = renewed(folder, federation, known) if known else settled(config, federation)
+            write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
+            setup = agreement.setup(config, agreed)
+            parts = "train judge"
+            federation.ask("prepare", parts, everyone=False)
+            about = federation_record(setup.problem, setup.algorithm, setup.notes)
+            records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}))
+            records.write_record(folder / records.FEDERATION, about)
+            writer = FederatedRun(config, folder, setup, federation, watch)
+            outcome = writer.train(agreed.run)
+            about = about.model_copy(update={"notes": (*about.notes, sentences.framing(outcome.ledger.traffic))})
+            records.write_record(folder / records.FEDERATION, about)
+            writer.finish(outcome)
+        state = "finished"
+    finally:
+        status.close(state)
+    return records.read(folder)
+
+
+def begin_or_go_on(config: Config, folder: Path) -> None:
+    file = folder / records.CONFIG
+    if folders.marker(folder) is not None and file.is_file() and not records.finished(folder):
+        there = configuration.parse(configuration.read(file), source=str(file))
+        changed = list(origin.of_settings(origin.flat(there), origin.flat(config)))
+        require(
+            not changed,
+            f"{folder} holds a run with other settings ({'; '.join(changed[:3])}); give another --out, or --overwrite "
+            "to replace it",
+        )
+        return
+    with folders.writing(folder, "run", settings=origin.digest_of_settings(config)):
+        write_whole(file, config.toml())
+
+
+def _known(folder: Path) -> Agreement | None:
+    path = folder / agreement.FILE
+    return records.read_record(path, Agreement) if path.is_file() else None
+
+
+def gathered(config: Config, known: Agreement | None, grid: Grid, status: StatusWriter, stock: bool) -> ConnectedSites:
+    """Waits for the sites, numbered by name as the files of a folder are."""
+    of = config.federation
+    assert of is not None
+    patience = Patience(of.gather, of.hello, of.question, of.exchange, of.poll)
+    sites = known.sites if known else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
+    how: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
+    federation = gather(grid, patience=patience, observe=status.observe, stock=stock, **how)
+    status.observe({"kind": "started", "transport": federation.transport.about})
+    return federation
+
+
+def settled(config: Config, federation: ConnectedSites) -> Agreement:
+    """From statistics to an encoding that all sites have taken; rows stay where they are."""
+    gone = [site for site in federation.sites if site not in federation.nodes]
+    require(
+        not gone,
+        f"{', '.join(gone)} did not come: all sites have to be there when the encoding is agreed; start the missing "
+        "ones, or leave them out of federation.sites",
+    )
+    answers = {site: _statistics(site, text) for site, text in federation.ask("statistics").items()}
+    statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
+    agreed = Agreement(
+        run=f"{int(time.time())}-{secrets.token_hex(4)}",
+        sites=federation.sites,
+        train=tuple(a.train for a in answers.values()),
+        test=tuple(a.test for a in answers.values()),
+        encoding=agree(statistics, config.data.silo_options).to_json(),
+    )
+    agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
+    replies = federation.ask("settle", agreed.model_dump_json())
+    if agreement.needs_curvature(config):
+        curvatures, slopes = zip(*(_measured(site, text) for site, text in replies.items()), strict=True)
+        agreed = agreed.model_copy(update={"curvature": max(curvatures), "slope": math.hypot(*slopes)})
+        federation.ask("settle", agreed.model_dump_json())
+    return agreed
+
+
+def renewed(folder: Path, federation: ConnectedSites, known: Agreement) -> Agreement:
+    """The agreement of the run to go on with, told again to who is there."""
+    done = checkpoint.rounds(folder / records.CHECKPOINT)
+    federation.where = (done, "")
+    federation.events = [event._replace(round=done) for event in federation.events]
+    federation.note("", "resumed", f"the server was started again after {done} rounds")
+    federation.ask("settle", known.model_dump_json(), everyone=False)
+    return known
+
+
+def _statistics(site: str, text: str) -> SiteStatistics:
+    try:
+        return SiteStatistics.model_validate_json(text)
+    except ValidationError:
+        raise InputError(
+            f"'{site}' told statistics that cannot be read; give it the same version of Equipoise"
+        ) from None
+
+
+def _measured(site: str, text: str) -> tuple[float, float]:
+    """A site's curvature and slope at the start."""
+    try:
+        curvature, slope = map(float, json.loads(text))
+    except (ValueError, TypeError):
+        curvature = slope = math.nan
+    require(
+        0 < curvature < math.inf and 0 <= slope < math.inf,
+        f"'{site}' measured no curvature ({text[:40]!r}); give the step sizes as numbers",
+    )
+    return curvature, slope
+
+
+class FederatedRun:
+    """Trains, evaluates the model now and then, and keeps the folder; a checkpoint follows every round.
+
+    An evaluation goes out beside the next exchange of training, from a thread of its own; there is one at a time.
+    """
+
+    def __init__(self, config: Config, folder: Path, setup: Setup, federation: ConnectedSites, watch: Watch | None):
+        self.config, self.folder, self.setup, self.federation = config, folder, setup, federation
+        # The rows are at the sites, which know them by the digest of the agreement.
+        source = Origin(settings=origin.flat(config), files={}, data=setup.digest, code=origin.code(config))
+        crossing = crossing_of(setup.algorithm, setup.algorithm, setup.problem)
+        self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, crossing, source, watch, self.evaluated)
+        self.dual = build_dual(config, setup.problem.n)
+        of = config.federation
+        assert of is not None
+        self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
+        self.mine = secrets.token_hex(8)
+        write_whole(folder / OWNER, self.mine)
+        self.prepared: dict[int, Prepared] = {}  # by the number of resamples
+        self.evaluation: Background | None = None
+        self.round = 0  # of the model that is evaluated
+        self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
+        self.table: Any = None  # of the last model
+
+    def train(self, name: str) -> Outcome:
+        config, setup = self.config, self.setup
+        start = self.start()
+        try:
+            return until_certified(
+                serve,
+                setup.algorithm,
+                setup.problem.x,
+                self.federation,
+                config.run.seed,
+                shard=setup.problem.train.client(0),
+                rounds=config.run.rounds,
+                config=setup.digest,
+                run=name,
+                demands=self.demands,
+                pause=self.pause,
+                resume=start,
+            )
+        except GivenUp as up:
+            self.wait()
+            self.save(up.outcome)  # with what led to it
+            raise
+        finally:
+            self.writer.close()
+
+    def start(self) -> Outcome | None:
+        path = self.folder / records.CHECKPOINT
+        if not path.is_file():
+            self.evaluate(0, self.writer.begin)
+            return None
+        saved = checkpoint.load_server(path, self.setup.algorithm, self.setup.problem.x, self.writer.source)
+        result = self.writer.restore(saved).result
+        outcome = Outcome(result._replace(history=()), ledger(saved.more))
+        if self.due(result.rounds):  # its row follows the checkpoint, so it is written anew
+            self.record(outcome)
+        return outcome
+
+    def due(self, rounds: int) -> bool:
+        return rounds > 0 and (rounds % self.writer.every == 0 or rounds == self.config.run.rounds)
+
+    def pause(self, outcome: Outcome) -> None:
+        self.check_owner()
+        self.wait()  # a checkpoint counts on the rows of the rounds before it
+        self.save(outcome)
+        if self.due(outcome.rounds):
+            self.record(outcome)
+        if outcome.rounds == self.config.run.rounds or self.config.run.until_gap is not None:
+            self.wait()  # whether this round was the last
+        if self.writer.certified is not None:
+            raise Enough(outcome)
+
+    def record(self, outcome: Outcome) -> None:
+        traffic = outcome.ledger.traffic
+        down, up = sum(t.down for t in traffic), sum(t.up for t in traffic)
+        result = self.timed(outcome.result)
+        self.evaluate(outcome.rounds, lambda: self.writer.record(result, bytes_down=down, bytes_up=up))
+
+    def evaluate(self, round: int, write: Callable[[], None]) -> None:
+        """Writes a row of the history beside the training of the next round."""
+        self.wait()
+        self.round = round
+
+        def work() -> None:
+            with precision(self.config):
+                write()
+
+        self.evaluation = Background(work)
+
+    def wait(self) -> None:
+        if self.evaluation is not None:
+            clock = time.perf_counter()
+            self.evaluation.result()
+            self.evaluation = None
+            self.aside += time.perf_counter() - clock
+
+    def check_owner(self) -> None:
+        """Flower may leave a server running that was taken for dead."""
+        owner = (self.folder / OWNER).read_text() if (self.folder / OWNER).is_file() else ""
+        require(owner == self.mine, f"another server goes on with {self.folder}; this one stops")
+
+    def save(self, outcome: Outcome) -> None:
+        self.check_owner()
+        self.writer.save(self.timed(outcome.result), outcome.ledger.to_json())
+
+    def timed(self, result: Result) -> Result:
+        return result._replace(seconds=max(result.seconds - self.aside, 0.0))
+
+    def evaluated(self, x: Vector, lam: Any) -> Evaluation:
+        """How the model fares at every site that answers."""
+        problem, federation = self.setup.problem, self.federation
+        lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))
+        draws = 0
+        rows = SiteRows(problem.train.client(0), problem.train.client(0))
+        if draws not in self.prepared:
+            algorithm = scoring(problem, self.setup.algorithm, draws=draws)
+            self.prepared[draws] = prepare(algorithm, problem.x, rows, self.setup.digest)
+        prepared = self.prepared[draws]
+        start = prepared.algorithm.init(x)
+        start = start if lam is None else start._replace(weights=jnp.asarray(lam, x.dtype))
+        found = serve(
+            prepared.algorithm,
+            x,
+            federation,
+            self.config.run.seed,
+            shard=rows,
+            rounds=1,
+            part="final" if draws else "judge",
+            demands=self.demands._replace(least=0, tries=1),
+            note_under=self.round,
+            prepared=prepared,
+            start=start,
+        ).result.server
+        self.table = in_units(problem, found.table)
+        losses, gap = found.losses, np.nan
+        complete = bool(np.isfinite(losses).all())
+        objective = float(self.dual.value(losses)) if complete else np.nan
+        mu = problem.task.strong_convexity
+        if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
+            gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
+        return Evaluation(losses, objective, gap, self.table)
+
+    def finish(self, outcome: Outcome) -> None:
+        self.check_owner()
+        problem, server = self.setup.problem, outcome.result.server
+        x = self.setup.algorithm.model(server)
+        self.wait()
+        if self.table is None:  # stopped between the last round and here
+            self.round = outcome.rounds
+            self.evaluated(x, None)
+        events = list(sentences.of(outcome.ledger.events))
+        write_result(
+            self.config, self.folder, problem, x, self.timed(outcome.result), self.table, self.config.name, events
+        )
+        (self.folder / OWNER).unlink()
+
+
+class Background:
+    """A function in a thread of its own; `result` waits for it and raises what it raised."""
+
+    def __init__(self, work: Callable[[], None]):
+        self.error: BaseException | None = None
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+
+    def result(self) -> None:
+        self.thread.join()
+        if self.error is not None:
+            raise self.error

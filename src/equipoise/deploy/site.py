@@ -1,0 +1,183 @@
+"""A site: its own rows, read from its own file or by its own function, and nothing that sends them anywhere.
+
+Where they are stands in the node's configuration, which is the site's own:
+
+    site    its name
+    folder  where it keeps what it must not forget between two messages
+    data    its file, .csv, .parquet or .npz; or
+    loader  "module:function": a function without arguments that returns (inputs, labels), as arrays or tensors, or a
+            Polars frame; `path` may say where the module is
+    compiled  a folder for compiled programs, for the next process
+"""
+
+import importlib
+import json
+import sys
+import tomllib
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import polars as pl
+from flwr.app import Context
+from pydantic import Field
+
+from equipoise import steps
+from equipoise._jax import keep_programs
+from equipoise.data import silos
+from equipoise.data.shards import Shards, stack
+from equipoise.data.silos import Site
+from equipoise.data.silos.encoding import Encoding
+from equipoise.deploy import agreement
+from equipoise.deploy.agreement import Agreement, Setup
+from equipoise.deploy.apps import site_name
+from equipoise.deploy.client import Job, Participant
+from equipoise.deploy.scoring import SiteRows, scoring
+from equipoise.errors import InputError, require
+from equipoise.experiment import config as configuration
+from equipoise.experiment import records
+from equipoise.experiment.config import Config
+from equipoise.experiment.problems import precision
+from equipoise.experiment.records import JsonRecord
+from equipoise.files import write_whole
+from equipoise.protocol import Algorithm
+
+QUESTIONS = ("statistics", "settle")
+
+
+class SiteStatistics(JsonRecord):
+    """A site's answer to `statistics`."""
+
+    statistics: str  # as JSON
+    train: int = Field(ge=1)  # rows
+    test: int = Field(ge=0)
+
+
+def open_site(context: Context) -> Participant:
+    """The site that a node's configuration names, in the run that the server has configured."""
+    config = settings(context.run_config)
+    name, node = site_name(context), context.node_config
+    folder = Path(str(_given(node, "folder", "a folder of its own")))
+    if "compiled" in node:
+        keep_programs(Path(str(node["compiled"])))
+
+    @cache
+    def at(version: Any) -> Site:
+        return read(config, name, node)
+
+    def home() -> Site:
+        """The rows, read once, and again when the file has changed."""
+        path = Path(str(node.get("data", "")))
+        return at((path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None)
+
+    def agreed() -> Agreement:
+        path = folder / agreement.FILE
+        require(path.is_file(), f"'{name}' has not been told the encoding; it can take part when the run is resumed")
+        return records.read_record(path, Agreement)
+
+    def rows(agreed: Agreement) -> SiteRows:
+        train, test = home().encode(Encoding.from_json(agreed.encoding))
+        return SiteRows(_shard(*train), _shard(*(test or train)))
+
+    def train() -> Job:
+        known = agreed()
+        setup = planned(config.toml(), known.model_dump_json())
+        return Job(setup.algorithm, setup.problem.x, rows(known).train, config=setup.digest)
+
+    def judge(draws: int | None) -> Job:
+        known = agreed()
+        setup = planned(config.toml(), known.model_dump_json())
+        many = draws or 0
+        return Job(scored(setup, many), setup.problem.x, rows(known), config=setup.digest)
+
+    def statistics(_: str) -> str:
+        held_out = home().held_out
+        found = home().statistics(config.data.silo_options).to_json()
+        test = int(held_out.sum())
+        return SiteStatistics(statistics=found, train=len(held_out) - test, test=test).model_dump_json()
+
+    def settle(text: str) -> str:
+        """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
+        known = Agreement.model_validate_json(text)
+        require(name in known.sites, f"'{name}' is none of the sites")
+        problem, shard = agreement.remote_problem(config, known), rows(known).train
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / agreement.FILE, text)
+        if known.curvature is not None or not agreement.needs_curvature(config):
+            return ""
+        alone = Shards(*(jnp.asarray(a)[None] for a in shard))
+        slope = jnp.linalg.norm(problem.task.grad(problem.x, problem.task.prepare(shard)))
+        return json.dumps([steps.smoothness(problem.task, alone, problem.x), float(slope)])
+
+    jobs = {"train": train, "judge": lambda: judge(0), "final": lambda: judge(None)}
+    answers = {"statistics": statistics, "settle": settle}
+    return Participant(name, folder, jobs, answers, within=lambda: precision(config))
+
+
+# The sites of one process make the same of the same agreement, so they share what is compiled.
+
+
+@lru_cache(maxsize=4)
+def planned(toml: str, agreed: str) -> Setup:
+    return agreement.setup(settings({"settings": toml}), Agreement.model_validate_json(agreed))
+
+
+_scored: dict[tuple[str, int], Algorithm] = {}  # by the setup's digest and the number of resamples; the newest few
+
+
+def scored(setup: Setup, draws: int) -> Algorithm:
+    where = (setup.digest, draws)
+    if where not in _scored:
+        _scored[where] = scoring(setup.problem, setup.algorithm, draws=draws)
+        for old in list(_scored)[:-4]:
+            del _scored[old]
+    return _scored[where]
+
+
+def settings(run_config: Mapping[str, Any]) -> Config:
+    """The run's configuration, as the server put it into Flower's."""
+    text = run_config.get("settings")
+    require(isinstance(text, str), "this run has no settings; start it with `equipoise flower server`")
+    return configuration.parse(tomllib.loads(str(text)), source="the run's settings", own_code=False)
+
+
+def read(config: Config, name: str, node: Mapping[str, Any]) -> Site:
+    options = config.data.silo_options
+    split: dict[str, Any] = {"name": name, "test": config.data.test, "seed": config.run.seed}
+    if "loader" not in node:
+        path = str(_given(node, "data", "its file, or loader='module:function'"))
+        return silos.open_site(path, options, separator=config.data.separator, **split)
+    where = str(node["loader"])
+    found = _loaded(where, str(node.get("path", "")))
+    if isinstance(found, pl.DataFrame | pl.LazyFrame):
+        frame = found.lazy()
+    else:
+        require(isinstance(found, tuple) and len(found) == 2, f"{where} gives no (inputs, labels) and no table")
+        inputs, labels = map(np.asarray, found)
+        frame = silos.frame_of(inputs, labels, config.data.label, file=name)
+    return silos.site_of(frame, options, file=f"{name} ({where})", **split)
+
+
+def _loaded(where: str, path: str) -> Any:
+    module, colon, function = where.partition(":")
+    require(module and colon and function, f"the loader is '{where}'; give module:function")
+    if path and path not in sys.path:
+        sys.path.insert(0, path)
+    try:
+        return getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            f"the loader '{where}' cannot be imported ({error}); say path='...' for where it is"
+        ) from error
+
+
+def _shard(inputs: np.ndarray, labels: np.ndarray) -> Shards:
+    return stack([(inputs, labels)]).client(0)
+
+
+def _given(node: Mapping[str, Any], key: str, what: str) -> Any:
+    require(node.get(key), f"this node's configuration has no {key}; give it {what}: --node-config \"{key}='...'\"")
+    return node[key]

@@ -1,0 +1,198 @@
+"""What a run over Flower is doing: a log of JSON lines, and a file that says how things stand now.
+
+log.jsonl     every event and every exchange, a line each, with its time
+status.json   who is connected, round, seconds per exchange by site, bytes, last error; replaced as a whole
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.markup import escape
+from rich.table import Table
+
+from equipoise import files
+from equipoise.errors import InputError, require
+from equipoise.experiment.records import LOG, STATUS, JsonRecord
+
+FRESH = 0.25  # seconds between two writes of the status, unless something happened
+RECENT = 50  # exchanges of which means are taken
+GONE = ("late", "absent", "failed", "refused")
+
+
+class SiteStatus(JsonRecord):
+    """One site."""
+
+    state: str = "awaited"  # or connected, or what happened last
+    replies: int = 0
+    seconds: float | None = None  # of its last reply
+    mean_seconds: float | None = None
+    last_error: str = ""
+
+
+class Status(JsonRecord):
+    """How a run stands."""
+
+    name: str
+    state: str  # waiting for sites, training, finished, stopped
+    process: int  # the server's
+    updated: str  # UTC
+    round: int
+    rounds: int
+    exchange: str
+    seconds_per_exchange: float | None
+    bytes_down: int
+    bytes_up: int
+    transport: str
+    sites: dict[str, SiteStatus]
+    last_error: str = ""
+
+
+class StatusWriter:
+    """Keeps both files; `observe` is what a Federation calls."""
+
+    def __init__(self, folder: Path, name: str, sites: tuple[str, ...], rounds: int):
+        self.folder, self.written, self.lock = folder, 0.0, threading.RLock()
+        self.log = (folder / LOG).open("a", buffering=1)
+        self.sites = {site: SiteStatus() for site in sites}
+        self.recent: deque[float] = deque(maxlen=RECENT)
+        self.by_site: dict[str, deque[float]] = {}
+        self.now: dict[str, Any] = {
+            "name": name,
+            "state": "waiting for sites",
+            "process": os.getpid(),
+            "round": 0,
+            "rounds": rounds,
+            "exchange": "",
+            "seconds_per_exchange": None,
+            "bytes_down": 0,
+            "bytes_up": 0,
+            "transport": "",
+        }
+
+    def observe(self, record: dict[str, Any]) -> None:
+        with self.lock, suppress(OSError):  # training and evaluation both report; a full disk does not end them here
+            self._observe(record)
+
+    def _observe(self, record: dict[str, Any]) -> None:
+        self.log.write(json.dumps({"time": _now(), **record}) + "\n")
+        if record["kind"] == "event":
+            self._event(record)
+        elif record["kind"] == "exchange":
+            self._exchange(record)
+        else:
+            self.now |= {key: value for key, value in record.items() if key in self.now}
+        self.write(force=record["kind"] != "exchange")
+
+    def _event(self, record: dict[str, Any]) -> None:
+        site, what, why = record["site"], record["what"], record["why"]
+        before = self.sites.get(site, SiteStatus())
+        if what == "joined":
+            self.sites[site] = before.model_copy(update={"state": "connected"})
+        elif site in self.sites:
+            state = what if what in GONE else before.state
+            self.sites[site] = before.model_copy(update={"state": state, "last_error": f"{what}: {why}"})
+        if what not in ("joined", "resumed"):
+            self.now["last_error"] = f"{site + ': ' if site else ''}{why}"
+
+    def _exchange(self, record: dict[str, Any]) -> None:
+        self.now |= {"exchange": record["exchange"]}
+        self.now["bytes_down"] += record["bytes_down"]
+        self.now["bytes_up"] += record["bytes_up"]
+        if record["part"] == "train":
+            self.now |= {"state": "training", "round": record["round"] + 1}
+            self.recent.append(record["seconds"])
+            self.now["seconds_per_exchange"] = sum(self.recent) / len(self.recent)
+        for site, seconds in record["sites"].items():
+            times = self.by_site.setdefault(site, deque(maxlen=RECENT))
+            times.append(seconds)
+            before = self.sites.get(site, SiteStatus())
+            self.sites[site] = before.model_copy(
+                update={
+                    "state": "connected",
+                    "replies": before.replies + 1,
+                    "seconds": seconds,
+                    "mean_seconds": sum(times) / len(times),
+                }
+            )
+
+    def write(self, force: bool = False) -> None:
+        if not force and time.monotonic() - self.written < FRESH:
+            return
+        status = Status(**self.now, updated=_now(), sites=dict(sorted(self.sites.items())))
+        part = self.folder / f".{STATUS}.part"
+        part.write_text(status.model_dump_json(indent=1) + "\n")  # not written through: only the newest matters
+        os.replace(part, self.folder / STATUS)
+        self.written = time.monotonic()
+
+    def close(self, state: str) -> None:
+        with self.lock, suppress(OSError):
+            self.now["state"] = state
+            self.write(force=True)
+            self.log.close()
+
+
+def read(folder: Path) -> Status:
+    """The status of the run in a folder."""
+    path = folder / STATUS
+    require(path.is_file(), f"{folder} has no {STATUS}; give the folder of a run that `equipoise flower server` made")
+    try:
+        return Status.model_validate_json(files.read_text(path))
+    except (ValidationError, InputError):
+        raise InputError(f"{path} cannot be read; it is damaged or of another version") from None
+
+
+def newest(folder: Path) -> Path:
+    """The folder itself if it has a status, or else the one below it whose status is the newest."""
+    found = [path.parent for path in folder.rglob(STATUS)] if folder.is_dir() else []
+    require(found, f"there is no run over Flower in {folder}; give the folder of one (--out of the server)")
+    return folder if folder in found else max(found, key=lambda f: (f / STATUS).stat().st_mtime)
+
+
+def describe(status: Status, folder: Path) -> str:
+    """One line."""
+    connected = sum(site.state == "connected" for site in status.sites.values())
+    pace = "" if status.seconds_per_exchange is None else f", {status.seconds_per_exchange:.3g} s per exchange"
+    return (
+        f"{folder}: {status.state}, round {status.round} of {status.rounds}, {connected} of {len(status.sites)} sites "
+        f"connected{pace}, {status.bytes_down:,} bytes down, {status.bytes_up:,} up; as of {status.updated}; "
+        f"{status.transport}" + (f"; last error: {status.last_error}" if status.last_error else "")
+    )
+
+
+def table(status: Status) -> Table:
+    """A row for every site."""
+    rows = Table("site", "state", "replies", "last reply", "mean", "last error")
+    for name, site in status.sites.items():
+        times = ("" if s is None else f"{s:.3g} s" for s in (site.seconds, site.mean_seconds))
+        rows.add_row(*map(escape, (name, site.state, str(site.replies), *times, site.last_error)))
+    return rows
+
+
+class JsonLines(logging.Handler):
+    """A log for programs: one JSON object a line."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.file = path.open("a", buffering=1)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = {"time": _now(), "level": record.levelname.lower(), "message": record.getMessage()}
+        if record.exc_info:
+            line["error"] = logging.Formatter().formatException(record.exc_info)
+        try:
+            self.file.write(json.dumps(line) + "\n")
+        except OSError:
+            self.handleError(record)  # a full disk is no reason to stop
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

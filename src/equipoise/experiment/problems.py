@@ -1,0 +1,322 @@
+"""From settings to a problem: whose data, which model, from where."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from equipoise import evaluation, models, steps, tasks
+from equipoise.artifact import Artifact
+from equipoise.data import partition, pool, silos
+from equipoise.data.dataset import Dataset
+from equipoise.data.datasets import catalogue, synthetic
+from equipoise.data.silos.encoding import Encoding, Feature, Target
+from equipoise.errors import InputError, require
+from equipoise.evaluation import MainScore, PerClient
+from equipoise.evaluation.predictions import Score
+from equipoise.experiment.config import Config
+from equipoise.models import Model
+from equipoise.protocol import Vector
+from equipoise.tasks import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What all methods of a comparison share: whose data, which model, from where."""
+
+    what: str  # one sentence
+    names: tuple[str, ...]  # of the clients
+    train: Any  # Shards or Pool
+    test: Any | None  # None: no rows were held out
+    classes: tuple[str, ...]  # empty for a regression
+    model: Model
+    loss: str  # a name in models.LOSSES
+    encoding: Encoding | None
+    task: Task
+    l2: float
+    x: Vector
+    notes: tuple[str, ...] = ()
+    curvature: float | None = None  # L, where the clients have measured it themselves
+    slope: float | None = None  # and a bound on L_lx at the start
+    score: MainScore | None = None  # that runs are summed up by; None: the one that says most
+
+    @property
+    def n(self) -> int:
+        return self.train.n
+
+    @property
+    def convex(self) -> bool:
+        return self.model.name == "linear"
+
+    @cached_property
+    def smoothness(self) -> float:
+        """L: the largest curvature of any client's loss."""
+        if self.curvature is not None:
+            return self.curvature
+        return steps.smoothness(self.task, self.train, self.x)
+
+    @cached_property
+    def _constants(self) -> dict[int, tuple[steps.Constants, float]]:
+        return {}
+
+    def constants(self, local_steps: int) -> tuple[steps.Constants, float]:
+        """What step sizes are made of, and the local one: measured once, whatever the objective."""
+        if local_steps not in self._constants:
+            self._constants[local_steps] = (
+                steps.near_solution(self.task, self.train, self.x, steps=local_steps, mu=self.l2)
+                if self.slope is None
+                else steps.bounded(self.smoothness, self.slope, steps=local_steps, mu=self.l2)
+            )
+        return self._constants[local_steps]
+
+    @cached_property
+    def scores(self) -> dict[str, Score]:
+        """What models are scored by, where the rows are at hand."""
+        found = evaluation.suited(self.task.predict, self.x, jax.eval_shape(self.train.client, 0))
+        return found if self.score is None or self.score.own is None else found | {self.score.name: self.score.own}
+
+    def main_score(self, table: PerClient) -> MainScore:
+        """The score of an evaluated model that sums it up."""
+        if self.score is not None:
+            return self.score
+        name = evaluation.chosen(table, None)
+        return MainScore(name, evaluation.higher_is_better(name))
+
+    def artifact_vector(self, x: Vector) -> np.ndarray:
+        """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
+        size = sum(a.size for a in jax.tree.leaves(jax.eval_shape(self.model.init, jax.random.key(0))))
+        return np.concatenate([np.asarray(x), np.zeros(size - x.size, np.asarray(x).dtype)])
+
+    def starting_from(self, model: Artifact) -> "Problem":
+        """The same problem from another first model, of its own kind."""
+        flat, _ = ravel_pytree(model.params)
+        return replace(self, x=jnp.asarray(flat[: self.x.size], self.x.dtype))
+
+
+@contextmanager
+def precision(config: Config) -> Iterator[None]:
+    """The arrays that are made in here have the precision of the run."""
+    with jax.enable_x64(config.run.precision == "float64"):
+        yield
+
+
+def build_problem(config: Config) -> Problem:
+    """Reads and divides the data, and builds the task on it; call it under `precision`."""
+    problem = _of_data(config)
+    if config.run.score is None:
+        return problem
+    score, there = evaluation.main_score_named(config.run.score), [*problem.scores, "loss"]
+    require(
+        score.own is not None or score.name in there,
+        f"run.score is '{score.name}', which this problem does not have; give {', '.join(there)}, or module:name",
+    )
+    require(
+        score.own is None or score.name not in there,
+        f"run.score is '{config.run.score}', but '{score.name}' is a score of the library; rename the function",
+    )
+    return replace(problem, score=score)
+
+
+def _of_data(config: Config) -> Problem:
+    if config.data.silos is not None:
+        return _of_silos(config)
+    require(
+        config.federation is None,
+        "the data of [federation] is at its sites: `equipoise flower server` trains there; to run on this machine, "
+        "give data.silos, a folder with a file per site",
+    )
+    if config.data.name == "synthetic":
+        return _synthetic(config)
+    if config.data.name == "quadratics":
+        return _quadratics(config)
+    return _of_dataset(config)
+
+
+def _of_silos(config: Config) -> Problem:
+    settings = config.data
+    with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # they become notes
+        found = silos.read_with(
+            Path(str(settings.silos)),
+            settings.silo_options,
+            separator=settings.separator,
+            test=settings.test,
+            seed=config.run.seed,
+        )
+    what = f"{len(found.names)} silos of the folder {Path(str(settings.silos)).name}, predicting {settings.label}"
+    return problem_of_encoding(config, what, found.names, found.train, found.test, found.encoding, found.warnings)
+
+
+def problem_of_encoding(
+    config: Config,
+    what: str,
+    names: tuple[str, ...],
+    train: Any,
+    test: Any,
+    encoding: Encoding,
+    notes: tuple[str, ...],
+) -> Problem:
+    """The problem of owners who have agreed on an encoding; the rows themselves may be elsewhere."""
+    classes, shape = encoding.target.classes, encoding.shape
+    return _problem(config, what, names, train, test, classes, shape, encoding, notes)
+
+
+def _synthetic(config: Config) -> Problem:
+    n, settings = config.partition.clients, config.data.options
+    try:
+        train = synthetic.regression(n=n, key=jax.random.key(division_seed(config)), **settings)
+    except TypeError as error:
+        known = "dim, samples, scale, shift"
+        raise InputError(f"data.options does not fit synthetic data ({error}); known: {known}") from None
+    names = tuple(f"client {i}" for i in range(n))
+    what = f"synthetic robust regression (SCAFF-PD, section 6.1) over {n} clients"
+    return _problem(config, what, names, train, None, (), train.inputs.shape[2:], None, ())
+
+
+def _quadratics(config: Config) -> Problem:
+    require(config.model.l2 == 0, f"model.l2 is {config.model.l2:g}, but quadratics are given whole; set model.l2 = 0")
+    try:
+        train = synthetic.quadratics(**config.data.options)
+    except TypeError as error:
+        known = "gradient, hessian, beta"
+        raise InputError(f"data.options does not fit quadratics ({error}); known: {known}") from None
+    # Recorded as a line through the origin, whose slope is x. Zero is the solution, so it starts from one.
+    return Problem(
+        what="the two quadratics of SCAFFOLD, section 7.2",
+        names=("client 0", "client 1"),
+        train=train,
+        test=None,
+        classes=(),
+        model=models.linear(1, 1),
+        loss="squared_error",
+        encoding=None,
+        task=tasks.quadratic(1),
+        l2=0.0,
+        x=jnp.ones(1),
+    )
+
+
+def _of_dataset(config: Config) -> Problem:
+    settings, division, key = config.data, config.partition, division_seed(config)
+    dataset = catalogue.load(settings.name, data_dir=settings.data_dir, download=settings.download, **settings.options)
+    if config.model.name in ("linear", "mlp"):
+        dataset = dataset.flat()
+    divided, test_parts = divide(config, dataset)
+    train, test = pool.pools(
+        dataset, divided.parts, key=key, test=settings.test, test_parts=test_parts, thin=division.thin
+    )
+    names = tuple(divided.summary.clients)
+    names = names if division.kind == "natural" else tuple(f"client {name}" for name in names)
+    by = {"natural": "its own owners", "dirichlet": f"Dirichlet({division.alpha:g})", "iid": "chance"}
+    by |= {"similarity": f"similarity {division.similarity:g}", "k_classes": f"{division.classes} classes each"}
+    by |= {"one_class": "one class each", "quantity": f"quantities of Dirichlet({division.alpha:g})"}
+    what = f"{dataset.name} over {len(names)} clients, divided by {by[division.kind]}"
+    what += f", {division.thin[0]:.0%} of them without {division.thin[1]:.0%} of their rows" if division.thin else ""
+    shape = dataset.inputs.shape[1:]
+    return _problem(config, what, names, train, test, dataset.classes, shape, _encoding_of(dataset), ())
+
+
+def divide(config: Config, dataset: Dataset) -> tuple[partition.Partition, partition.Parts | None]:
+    """The rows of every client, and those of the official test set where its owners are known."""
+    division = config.partition
+    if division.kind == "natural":
+        divided, tests = pool.natural(dataset, min_size=division.min_size)
+        return divided, None if tests is None else tests.parts
+    divided = partition.divide(
+        dataset.labels,
+        division.kind,
+        division.clients,
+        division_seed(config),
+        alpha=division.alpha,
+        share=division.similarity,
+        classes=division.classes,
+        min_size=division.min_size,
+    )
+    return divided, None
+
+
+def division_seed(config: Config) -> int:
+    return config.run.seed if config.partition.seed is None else config.partition.seed
+
+
+def _encoding_of(dataset: Dataset) -> Encoding | None:
+    """How `equipoise predict` reads an .npz with `inputs` like the data set's; None where one number per set does
+    not say how they are scaled."""
+    if not dataset.classes or isinstance(dataset.scale, np.ndarray) or isinstance(dataset.offset, np.ndarray):
+        return None
+    scale = 1.0 if dataset.scale is None else float(dataset.scale)
+    inputs = Feature(
+        "inputs",
+        "array",
+        mean=-float(dataset.offset) / scale,
+        scale=1 / scale,
+        shape=tuple(dataset.inputs.shape[1:]),
+        dtype=str(dataset.inputs.dtype),
+    )
+    return Encoding("classification", Target("labels", dataset.classes), (inputs,), ())
+
+
+def _problem(
+    config: Config,
+    what: str,
+    names: tuple[str, ...],
+    train: Any,
+    test: Any,
+    classes: tuple[str, ...],
+    shape: tuple[int, ...],
+    encoding: Encoding | None,
+    notes: tuple[str, ...],
+) -> Problem:
+    settings, outputs = config.model, len(classes) or 1
+    loss = settings.loss if settings.loss != "auto" else "cross_entropy" if classes else "squared_error"
+    require(
+        (loss == "squared_error") == (not classes),
+        f"model.loss is '{loss}' but {'classes' if classes else 'numbers'} are to be predicted; "
+        f"give {'cross_entropy or squared' if classes else 'squared_error'}, or auto",
+    )
+    model = _model(config, shape, outputs, train)
+    features = math.prod(shape)
+    options: dict[str, Any] = {"l2": settings.l2, "batch": settings.batch}
+    if settings.name != "linear" or (loss == "squared_error" and config.data.name != "synthetic"):
+        convex = settings.name == "linear"  # every loss of models.LOSSES is convex in the outputs
+        score = models.LOSSES[loss]
+        task = tasks.task_of(model.init, model.apply, score, name=settings.name, convex=convex, **options)
+    elif loss == "cross_entropy":
+        task = _cached(tasks.softmax_regression)(features, outputs, **options)
+    elif loss == "squared":
+        task = _cached(tasks.least_squares)(features, outputs, centred=True, **options)
+    else:
+        task = _cached(tasks.ridge)(features, settings.l2, settings.batch)
+    x = task.init(jax.random.key(config.run.seed))
+    return Problem(what, names, train, test, classes, model, loss, encoding, task, settings.l2, x, notes)
+
+
+@cache
+def _cached(factory: Callable[..., Task]) -> Callable[..., Task]:
+    """The same task for the same shape, so that what is compiled for it serves other divisions of the data."""
+    return lru_cache(maxsize=16)(factory)
+
+
+def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> Model:
+    settings = config.model
+    match settings.name:
+        case "linear":
+            return models.linear(math.prod(shape), outputs)
+        case "mlp":
+            return models.mlp(math.prod(shape), settings.hidden, outputs)
+        case "cnn" | "resnet" as name:
+            require(
+                len(shape) == 3, f"a {name} needs images [height, width, channels]; the examples have shape {shape}"
+            )
+            return {"cnn": models.cnn, "resnet": models.resnet}[name](shape, outputs)
+    integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
+    require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
+    return models.gru(outputs, settings.hidden[0])

@@ -1,0 +1,38 @@
+"""docs/flower.md says what is so."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from equipoise.algorithms import ALGORITHMS
+from equipoise.algorithms.overview import overview
+from tests.deploy.grid import InProcess
+
+DOC = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+
+
+def test_the_code(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)
+    block = block.replace(', compiled=Path("compiled")', "")  # a setting for the whole process
+    names: dict = {}
+    exec(block, names)
+    grid = InProcess(names["client"], ["north", "east", "south"])
+    outcome = names["main"](grid, SimpleNamespace())
+    assert capsys.readouterr().out.splitlines()[0].startswith("east 0.")
+    assert outcome.rounds == 10
+    assert np.isfinite(outcome.result.server.x).all()
+    assert (tmp_path / "memory" / "north").is_dir()
+
+
+def test_who_sees_what():
+    """Every algorithm stands in the table, and the middle column says 'nothing' where it is."""
+    rows = re.findall(r"^\| (`\w+`.*?) \| (.*?) \| (.*?) \|$", DOC, re.MULTILINE)
+    said = {name: each for names, each, _ in rows for name in re.findall(r"`(\w+)`", names.split("(")[0])}
+    assert said.keys() == ALGORITHMS.keys()
+    for entry in overview():
+        assert (said[entry.name] == "nothing") == (entry.seen == "0"), entry.name
+        parts = said[entry.name].split(", ")
+        assert ("gradient" in parts or "update" in parts) == ("d" in entry.seen), entry.name
