@@ -210,10 +210,15 @@ def grid(problem: Problem, shards: Any, dual: Any, rounds: int, size: int) -> np
     return np.asarray(jax.jit(lambda: jax.lax.map(run, settings))())
 
 
-def values(algorithm: Any, problem: Problem, shards: Any, dual: Any, rounds: int, lost: float) -> np.ndarray:
-    """P after r rounds, r = 0 first; a method that collects first shows x_0 in its first round."""
+def values(
+    algorithm: Any, problem: Problem, shards: Any, exact: Any, dual: Any, rounds: int, lost: float
+) -> np.ndarray:
+    """P after r rounds on `shards`, r = 0 first, in double precision on `exact`.
+
+    A method that collects first shows x_0 in its first round.
+    """
     task = problem.task
-    data = jax.jit(jax.vmap(task.prepare))(shards)
+    data = jax.jit(jax.vmap(task.prepare))(exact)
     x = jnp.zeros(task.size, shards.inputs.dtype)
 
     def gone(r: Any, exchange: int, ids: Any) -> Any:
@@ -221,10 +226,9 @@ def values(algorithm: Any, problem: Problem, shards: Any, dual: Any, rounds: int
         return jax.random.bernoulli(key, lost, jnp.shape(ids))
 
     run = eq.simulate(algorithm, x, shards, 0, rounds=rounds + 1, record=algorithm.model, lost=gone if lost else None)
-    found = [float(robust(task, dual, data, x))]
+    judge = jax.jit(lambda x: robust(task, dual, data, x.astype(exact.inputs.dtype)))
     late = algorithm.name in ("scaffpd_model", "scaffpd_ls")
-    judge = jax.jit(lambda x: robust(task, dual, data, x))
-    found += [float(judge(x)) for x in run.history[1 if late else 0 :]]
+    found = [float(judge(x)) for x in (x, *run.history[1 if late else 0 :])]
     return np.array(found[: rounds + 1])
 
 
@@ -239,7 +243,7 @@ def methods(problem: Problem, dual: Any, shards: Any, exact: Any, given: argpars
     task, everyone = problem.task, eq.cohorts.everyone(dual.n)
 
     def run(algorithm: Any, data: Any = exact, lost: float = 0.0) -> np.ndarray:
-        return values(algorithm, problem, data, dual, given.rounds, lost)
+        return values(algorithm, problem, data, exact, dual, given.rounds, lost)
 
     def measured() -> np.ndarray:
         found = eq.steps.tuned(task, exact, jnp.zeros(task.size), dual, steps=STEPS, mu=task.strong_convexity)
@@ -299,7 +303,7 @@ def main() -> None:
                 best = best_possible(problem, exact, dual)
             else:
                 long = eq.algorithms.scaffpd_model(task, dual, eq.cohorts.everyone(n), steps=STEPS, memory=10)
-                best = values(long, problem, exact, dual, 600, 0.0).min()
+                best = values(long, problem, exact, exact, dual, 600, 0.0).min()
             start = float(robust(task, dual, jax.vmap(task.prepare)(exact), jnp.zeros(task.size)))
             for method, run in methods(problem, dual, shards, exact, given):
                 clock = time.perf_counter()

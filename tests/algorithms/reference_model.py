@@ -1,4 +1,4 @@
-"""SCAFF-PD with a model at the server in NumPy: all clients are asked, quadratic losses, chi2 penalty.
+"""SCAFF-PD with a model at the server in NumPy: quadratic losses, chi2 penalty, all clients or a few in a round.
 
 The small saddle problems are solved by SciPy on the weights and polished by Newton's method on those above zero.
 """
@@ -80,11 +80,30 @@ def everybody(round, exchange):
     return None
 
 
-def model_rounds(hessians, linear, constants, L, rho, x, *, rounds, steps, memory, answers=everybody):
+def to_hear(m, lam, trial_lam, known, age, luck):
+    """Whom a `collect` of m clients asks: some heard at the centre, some by weight and age, some by age and luck."""
+    n, old = len(lam), age + 1
+    picked = most(np.where(known, lam, -1), -(-m // 4)) & known
+    score = (np.maximum(lam, trial_lam) + 1e-3 / n) * old
+    picked |= most(np.where(picked, -1, score), m - round(0.3 * m) - picked.sum())
+    return picked | most(np.where(picked, -np.inf, luck + 2 * np.log(old)), m - picked.sum())
+
+
+def most(score, count):
+    """Which `count` entries are the largest; scores equal to six places are ties, and the first of them wins."""
+    chosen = np.zeros(len(score), bool)
+    chosen[np.argsort(-np.round(score, 6), kind="stable")[:count]] = True
+    return chosen
+
+
+def model_rounds(
+    hessians, linear, constants, L, rho, x, *, rounds, steps, memory, answers=everybody, cohort=None, luck=None
+):
     """f_i(x) = x'H_i x/2 - b_i'x + k_i: yields centre and weights after every round, and how far images are off.
 
     A round is `collect` (its judgement), then `improve`, as in scaffpd_model.py. `answers(round, exchange)` says whose
-    replies arrive; None: everybody's. L is what the clients say of their smoothness.
+    replies arrive; None: everybody's. L is what the clients say of their smoothness. With a `cohort` of m clients per
+    round `luck(round)` are the Gumbel numbers by which some of them are drawn.
     """
     n, d = linear.shape
     local = [
@@ -100,10 +119,13 @@ def model_rounds(hessians, linear, constants, L, rho, x, *, rounds, steps, memor
     f, C = np.zeros(n), np.zeros((n, d))
     known, heard, anchor, has_centre = np.zeros(n, bool), np.zeros(n, bool), np.zeros((n, d)), np.zeros(n, bool)
     kappa, q, nu, taken_back, row = np.ones(n), None, 0.0, 0, 0
-    trial, off, lam, c = None, 0.0, np.full(n, 1 / n), np.zeros(d)
+    trial, off, lam, c, age = None, 0.0, np.full(n, 1 / n), np.zeros(d), np.zeros(n)
     for r in range(rounds):
         here = answers(r, 0)
         here = np.ones(n, bool) if here is None else here
+        if cohort is not None and r > 0:
+            here = to_hear(cohort, lam, trial[-1], known, age, luck(r))
+        age = np.where(here, 0, age + 1)
         if trial is None:  # the centre itself
             true_f, true_C = ask(x)
             new = here & ~known
@@ -115,7 +137,7 @@ def model_rounds(hessians, linear, constants, L, rho, x, *, rounds, steps, memor
         elif not here.any():
             nu, kappa = min(max(4 * nu, 1), 64), 4 * kappa
         else:
-            goal, ab, slope, predicted = trial
+            goal, ab, slope, predicted, _ = trial
             there_f, there_C = ask(goal)
             s, e, k = goal - x, goal - x - ab @ D, len(D)
             size, clean, back = np.linalg.norm(s), here & known, here & ~known
@@ -138,7 +160,7 @@ def model_rounds(hessians, linear, constants, L, rho, x, *, rounds, steps, memor
                 wide[i, 1:, 1:] = U[i]
                 if not here[i]:
                     continue
-                noise = (4 * EPS * (np.linalg.norm(C[i]) / L[i] + np.linalg.norm(x))) ** 2
+                noise = rounding(C[i], L[i], x)
                 reach, beyond = np.zeros(k), 0.0
                 if not clean[i]:
                     gone = x - anchor[i]
@@ -192,11 +214,7 @@ def model_rounds(hessians, linear, constants, L, rho, x, *, rounds, steps, memor
             else:
                 anchor[back] = goal
             heard = heard | here
-        k = len(D)
-        G, A = C @ D.T, Y @ D.T
-        if k:
-            A = raised(A, lowest(Y, D, L))
-            A = (A + np.linalg.eigvalsh(A)[:, -1:, None] * U) * (1 + nu)
+        G, A = C @ D.T, curvature(D, Y, U, L, nu)
         C_perp = C - G @ D
         lam, a = small_saddle(rho, f, G, A, q * C_perp @ C_perp.T)
         c = lam @ (C + np.einsum("k,nkd->nd", a, Y))
@@ -204,12 +222,43 @@ def model_rounds(hessians, linear, constants, L, rho, x, *, rounds, steps, memor
 
         here = answers(r, 1)
         w = lam * has_centre * (1 if here is None else here)
+        if cohort is not None:  # the heaviest, who say again what they have to say of the centre
+            here = most(lam, cohort)
+            w, age, back = lam * here, np.where(here, 0, age), here & ~known
+            true_f, true_C = ask(x)
+            Y, U = Y.copy(), U.copy()
+            for i in np.flatnonzero(back):
+                gone = x - anchor[i]
+                reach = D @ gone
+                spread = U[i] @ reach
+                variance = spread @ reach
+                if variance > 0:
+                    beyond = max(gone @ gone - reach @ reach, 0)
+                    gain = spread / (variance + beyond + rounding(C[i], L[i], x))
+                    Y[i] += gain[:, None] * (true_C[i] - C[i])
+                    U[i] -= np.outer(gain, spread)
+            f, C = np.where(back, true_f, f), np.where(back[:, None], true_C, C)
+            known, anchor = known | here, np.where(here[:, None], x, anchor)
+            G, A = C @ D.T, curvature(D, Y, U, L, nu)
         move = -sum(wi * (m @ c) for wi, m in zip(w, local, strict=True)) / (w.sum() if w.sum() > 0 else 1)
         slope = -(c @ move)
         if slope < 1e-3 * np.linalg.norm(c) * np.linalg.norm(move) or not move.any():
             move = -c / (lam @ L)
             slope = -(c @ move)
         trial = next_trial(rho, f, C, L, D, Y, G, A, a, c, lam, move, slope, kappa, nu, row, x)
+
+
+def curvature(D, Y, U, L, nu):
+    """A_i: the curvature on span(D), more where it is uncertain."""
+    if not len(D):
+        return Y @ D.T
+    A = raised(Y @ D.T, lowest(Y, D, L))
+    return (A + np.linalg.eigvalsh(A)[:, -1:, None] * U) * (1 + nu)
+
+
+def rounding(c_i, L_i, x):
+    """The squared error of a difference of gradients, in units of L_i^2."""
+    return (4 * EPS * (np.linalg.norm(c_i) / L_i + np.linalg.norm(x))) ** 2
 
 
 def lowest(Y, D, L):
@@ -237,7 +286,7 @@ def next_trial(rho, f, C, L, D, Y, G, A, a, c, lam, move, slope, kappa, nu, row,
         b[-1] = 1e-2
     new = x + (a + b[:-1]) @ D + b[-1] * move - inverse * lam_b @ C_perp
     values = here + slopes @ b + np.einsum("nij,i,j->n", E, b, b) / 2 - Q @ lam_b + lam_b @ Q @ lam_b / 2
-    return new, a + b[:-1], slope, robust(rho, values)
+    return new, a + b[:-1], slope, robust(rho, values), lam_b
 
 
 def renewed(D, Y, wide, s, y, ab, memory):

@@ -13,6 +13,7 @@ from equipoise.algorithms import scaffpd_model
 from equipoise.certificates import certify
 from equipoise.data import synthetic
 from equipoise.errors import InputError
+from equipoise.protocol import round_keys
 from tests.algorithms.reference_model import model_rounds
 from tests.problems import assert_same
 
@@ -105,6 +106,22 @@ def test_follows_its_description(lost):
     assert_same(run.history, (x, lam), rtol=1e-6, atol=1e-8)
     if lost is None:
         assert off.max() < 1e-6  # of quadratics the images are exact
+
+
+def test_follows_its_description_with_a_few_clients_per_round():
+    """Whom it asks, every centre and all weights as in NumPy, the same draws of chance given."""
+    shards, dual, m, rounds = hard(), eq.objectives.chi2(5, 0.05), 3, 14
+    task, run = solve(shards, dual, rounds=rounds, sample=eq.cohorts.uniform(5, m))
+
+    def luck(round):
+        (opening, _), _ = round_keys(jax.random.key(0), round, 2)
+        return np.asarray(jax.random.gumbel(opening, (5,), float))
+
+    L = np.array([float(eq.steps.client_smoothness(task, jnp.zeros(30), shards.client(i))) for i in range(5)])
+    problem = (*quadratics(shards), L, 0.05, np.zeros(30))
+    found = list(model_rounds(*problem, rounds=rounds, steps=STEPS, memory=5, cohort=m, luck=luck))
+    x, lam, _ = (np.array(column) for column in zip(*found, strict=True))
+    assert_same(run.history, (x, lam), rtol=1e-8, atol=1e-8)
 
 
 DUALS = {

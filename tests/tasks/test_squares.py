@@ -75,6 +75,20 @@ def test_a_perfect_fit_has_no_negative_loss():
         assert float(task.loss(jnp.asarray(x) + jnp.float32(1e-4 * nudge), ready)) >= 0
 
 
+def test_sums_over_many_rows_are_rounded_once():
+    """In single precision they would be off by ten roundings and more."""
+    a = (0.9 + 0.1 * rng.random((30_000, 3))).astype(np.float32)
+    y = a[:, :1] * np.float32(0.7)
+    task = eq.tasks.least_squares(3, 1)
+    with jax.enable_x64(False):
+        ready = task.prepare(eq.data.stack([(a, y)]).client(0))
+    wide_a, wide_y = a.astype(np.float64), y.astype(np.float64)
+    exact = (wide_a.T @ wide_a / len(a), wide_y.T @ wide_a / len(a), (wide_y**2).sum() / 2 / len(a))
+    for got, want in zip(ready[:3], exact, strict=True):
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, want, rtol=6e-8)
+
+
 def test_minibatches_use_no_gram_matrix():
     data = federation(3)
     task = eq.tasks.ridge(3, 0.2, batch=2)

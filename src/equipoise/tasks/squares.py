@@ -100,8 +100,13 @@ def squares(
         y = jnp.where(real, targets(shard.labels, a.dtype), 0)
         if p > m:
             return Kernel(a, y, a @ a.T, shard.sizes)
-        w = 2 * scale / shard.sizes.astype(a.dtype)
-        return Gram(w * (a.T @ a), w * (y.T @ a), w / 2 * jnp.sum(y**2), shard.sizes)
+        # In double precision, rounded once: the error of sums in single precision grows with the rows, and makes it
+        # another problem.
+        with jax.enable_x64(True):
+            wide_a, wide_y = a.astype(jnp.float64), y.astype(jnp.float64)
+            w = 2 * scale / shard.sizes.astype(jnp.float64)
+            sums = (w * (wide_a.T @ wide_a), w * (wide_y.T @ wide_a), w / 2 * jnp.sum(wide_y**2))
+            return Gram(*(total.astype(a.dtype) for total in sums), shard.sizes)
 
     def loss(x: Vector, data: Any, key: RandomKey | None = None) -> Scalar:
         big_x = x.reshape(outputs, features)
