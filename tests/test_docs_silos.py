@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from equipoise.data.statistics import CLASSES, IDS, MISSING, Options
+from equipoise.data.silos.statistics import CLASSES, IDS, MISSING, Options
 
 DOC = (Path(__file__).parents[1] / "docs" / "silos.md").read_text()
 

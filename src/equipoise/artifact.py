@@ -18,8 +18,8 @@ import safetensors
 import safetensors.numpy
 
 from equipoise.data import silos
-from equipoise.data.cells import first_line
-from equipoise.data.encoding import Encoding
+from equipoise.data.silos.cells import first_line
+from equipoise.data.silos.encoding import Encoding
 from equipoise.errors import InputError, require
 from equipoise.files import write_whole
 from equipoise.models import build

@@ -4,10 +4,10 @@ from typer.testing import CliRunner
 
 from equipoise.cli.data import data_app, preview
 from equipoise.data import catalogue
-from equipoise.data.catalogue import Dataset
+from equipoise.data.datasets.catalogue import Dataset
 from equipoise.errors import InputError
 from equipoise.experiment import build, config
-from tests.data.test_text import PLAY
+from tests.data.datasets.test_text import PLAY
 
 
 @pytest.fixture

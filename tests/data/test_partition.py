@@ -305,3 +305,25 @@ def test_table_and_heatmap_of_many(tmp_path):
     assert table.row_count == 5
     assert [column.header for column in table.columns][1:3] == ["samples", "labels"]
     partition.heatmap(summary).savefig(tmp_path / "map.png")
+
+
+@pytest.mark.parametrize(
+    ("counts", "test", "held"),
+    [
+        ((50, 50), 0.2, (10, 10)),
+        ((90, 9, 1), 0.2, (18, 2, 0)),
+        ((5, 5), 0.2, (1, 1)),
+        ((1, 1, 1, 2), 0.2, (0, 0, 0, 1)),
+        ((10,), 0.01, (1,)),
+        ((10,), 0.99, (9,)),
+        ((5, 1), 0.9, (4, 1)),
+    ],
+)
+def test_splits_follow_the_classes(counts, test, held):
+    classes = np.random.default_rng(1).permutation(np.repeat(np.arange(len(counts)), counts))
+    out = partition.stratified(classes, test, np.random.default_rng(0))
+    assert tuple(np.bincount(classes[out], minlength=len(counts))) == held
+
+
+def test_classes_of_one_row_are_split_at_random():
+    assert partition.stratified(list("abcd"), 0.25, np.random.default_rng(0)).sum() == 1

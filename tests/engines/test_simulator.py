@@ -131,7 +131,7 @@ def test_a_pool_is_data():
     rows = [np.asarray(a)[i, :m] for i, m in enumerate(data.sizes) for a in (data.inputs, data.labels)]
     ends = np.cumsum([0, *np.asarray(data.sizes)])
     parts = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
-    pool = eq.data.federation.federate(np.concatenate(rows[::2]), np.concatenate(rows[1::2]), parts)
+    pool = eq.data.federate(np.concatenate(rows[::2]), np.concatenate(rows[1::2]), parts)
     for batch in (None, 3):
         algorithm = build("scaffpd", batch=batch)
         assert_same(*(eq.simulate(algorithm, start(), d, 0, rounds=3).server for d in (data, pool)))

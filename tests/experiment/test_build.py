@@ -1,6 +1,9 @@
+import tomllib
+
 import numpy as np
 import pytest
 
+from equipoise.data.silos import Options
 from equipoise.errors import InputError
 from equipoise.experiment import build, config
 
@@ -37,3 +40,18 @@ def test_similarity_is_a_share(share, fewest, most):
     classes = [len(np.unique(train.client(i).labels[: sizes[i]])) for i in range(10)]
     assert min(classes) >= fewest
     assert max(classes) <= most
+
+
+def test_every_option_of_silo_files_has_a_key(tmp_path):
+    """Among them min_count, which keeps rare values at home."""
+    rows = ["age,town,label", *(f"{i},{'oslo' if i else 'rome'},{i * 1.5}" for i in range(6)), "-,oslo,2"]
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(rows))
+    keys = {"missing": ["-"], "min_count": 2, "indicators": True, "scale_label": False, "max_categories": 5}
+    given = config.parse({"data": {"silos": str(tmp_path), "test": 0.0, "task": "regression", **keys}})
+    assert set(Options._fields) <= set(config.Data.model_fields)
+    assert given.data.silo_options == Options(task="regression", **keys | {"missing": ("-",)})
+    encoding = build.problem(given).encoding
+    assert encoding.inputs == ("age", "age is missing", "town=oslo")
+    assert (encoding.target.mean, encoding.target.scale) == (0, 1)
+    assert config.parse(tomllib.loads(given.toml())) == given

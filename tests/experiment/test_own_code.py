@@ -82,7 +82,7 @@ DATA = '''
 
 import numpy as np
 
-from equipoise.data.catalogue import Dataset
+from equipoise.data.datasets.catalogue import Dataset
 
 
 def clouds(rows: int = 60):

@@ -11,7 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise.cli.plainly import Commands, in_sentences, say
-from equipoise.data import catalogue, federation, partition
+from equipoise.data import partition, pool
+from equipoise.data.dataset import Dataset
+from equipoise.data.datasets import catalogue
 from equipoise.errors import require
 from equipoise.experiment import build, config
 from equipoise.files import check_own, write_whole
@@ -112,13 +114,11 @@ def partition_(
             say(f"heat-map written to {out}")
 
 
-def preview(told: config.Config, dataset: catalogue.Dataset) -> partition.Summary:
+def preview(told: config.Config, dataset: Dataset) -> partition.Summary:
     """The training part of each client, as `equipoise run` divides them."""
     divided, test_parts = build.divide(told, dataset)
     key, thin = build.division_seed(told), told.partition.thin
-    parts, _ = federation.hold_out(
-        dataset, divided.parts, key=key, test=told.data.test, test_parts=test_parts, thin=thin
-    )
+    parts, _ = pool.hold_out(dataset, divided.parts, key=key, test=told.data.test, test_parts=test_parts, thin=thin)
     names = divided.summary.clients if told.partition.kind == "natural" else None
     return partition.summarize(parts, dataset.labels, clients=names, names=dataset.classes or None)
 

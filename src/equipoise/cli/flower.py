@@ -163,7 +163,7 @@ def local(
     with in_sentences(), _ended_in_order():
         _need_flower()
         from equipoise.cli.experiments import _settings, _show, _source
-        from equipoise.data.silos import files as silo_files
+        from equipoise.data.silos import silo_files
         from equipoise.deploy import agreement
         from equipoise.deploy.operations.commands import ServerSettings, check_files, run_local
         from equipoise.deploy.operations.processes import free_port

@@ -1,5 +1,11 @@
 """Data of many owners, side by side.
 
+    shards.py    what engines need of the clients' data, and examples padded to a common length
+    pool.py      examples stored once, row after row; alike.py several federations in one shape
+    dataset.py   a data set before it is divided; partition.py ways to divide it
+    datasets/    data sets by name
+    silos/       a file per owner
+
 Whatever reads files is imported when it is first asked for: `import equipoise` stays quick.
 """
 
@@ -11,29 +17,16 @@ from equipoise.data.shards import Shards as Shards
 from equipoise.data.shards import stack as stack
 
 if TYPE_CHECKING:
-    from equipoise.data import (
-        catalogue,
-        features,
-        federation,
-        partition,
-        silos,
-        synthetic,
-        tabular,
-        text,
-        vision,
-    )
-    from equipoise.data.catalogue import Dataset, load
-    from equipoise.data.federation import Pool, federate, natural, pools
+    from equipoise.data import partition, silos
+    from equipoise.data.dataset import Dataset
+    from equipoise.data.datasets import catalogue, features, synthetic, tabular, text, vision
+    from equipoise.data.datasets.catalogue import load
+    from equipoise.data.pool import Pool, federate, natural, pools
 
-MODULES = ("catalogue", "features", "federation", "partition", "silos", "synthetic", "tabular", "text", "vision")
-NAMES = {
-    "Dataset": "catalogue",
-    "load": "catalogue",
-    "Pool": "federation",
-    "federate": "federation",
-    "natural": "federation",
-    "pools": "federation",
-}
+MODULES = {"partition": "partition", "silos": "silos"}
+MODULES |= {name: f"datasets.{name}" for name in ("catalogue", "features", "synthetic", "tabular", "text", "vision")}
+NAMES = {"Dataset": "dataset", "load": "datasets.catalogue"}
+NAMES |= dict.fromkeys(("Pool", "federate", "natural", "pools"), "pool")
 __all__ = [
     "ClientData",
     "Dataset",
@@ -42,7 +35,6 @@ __all__ = [
     "catalogue",
     "features",
     "federate",
-    "federation",
     "load",
     "natural",
     "partition",
@@ -58,11 +50,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in MODULES:
-        return importlib.import_module(f"equipoise.data.{name}")  # which also makes it an attribute here
+        return importlib.import_module(f"equipoise.data.{MODULES[name]}")
     if name in NAMES:
-        value = getattr(importlib.import_module(f"equipoise.data.{NAMES[name]}"), name)
-        globals()[name] = value
-        return value
+        return getattr(importlib.import_module(f"equipoise.data.{NAMES[name]}"), name)
     raise AttributeError(f"module 'equipoise.data' has no attribute {name!r}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from equipoise.data.federation import Pool
+from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError
 

@@ -197,32 +197,37 @@ def thin(parts: Sequence[Rows], key: Any, *, clients: float = 0.3, samples: floa
 
 
 def split(parts: Sequence[Rows], labels: ArrayLike, *, test: float = 0.2, key: Any) -> tuple[Parts, Parts]:
-    """(train parts, test parts): every client tests on a share of its own samples, stratified by label.
-
-    A client of two or more samples has at least one on either side, and gives up the last training sample of
-    a label only when nothing else is left. A client with one sample trains on it; its test part is empty.
-    """
+    """(train parts, test parts): every client tests on a share of its own samples, see `stratified`."""
     require(0 < test < 1, f"the test share is {test}; give one between 0 and 1")
     y, rng = np.asarray(labels), generator(key, "split")
+    owned = [np.asarray(rows, np.int64) for rows in parts]
+    tested = [stratified(y[rows], test, rng) for rows in owned]
+    return [np.sort(rows[~of]) for rows, of in zip(owned, tested, strict=True)], [
+        np.sort(rows[of]) for rows, of in zip(owned, tested, strict=True)
+    ]
 
-    def divided(rows: Rows) -> tuple[Rows, Rows]:
-        rows = rng.permutation(np.asarray(rows, np.int64))
-        if len(rows) < 2:
-            return rows, rows[:0]
-        wanted = min(max(1, round(test * len(rows))), len(rows) - 1)
-        _, code, counts = np.unique(y[rows], return_inverse=True, return_counts=True)
-        quota = counts * (wanted / len(rows))
-        take = np.minimum(_rounded(quota, rng), counts - 1)
-        for room in (counts - 1, counts):
-            while take.sum() < wanted and (take < room).any():
-                take[np.argmax(np.where(take < room, quota - take, -np.inf))] += 1
-        rank = np.empty(len(rows), np.int64)  # of a row among the client's rows of the same label
-        rank[np.argsort(code, kind="stable")] = np.concatenate([np.arange(c) for c in counts])
-        tested = rank < take[code]
-        return np.sort(rows[~tested]), np.sort(rows[tested])
 
-    pairs = [divided(rows) for rows in parts]
-    return [train for train, _ in pairs], [tested for _, tested in pairs]
+def stratified(labels: ArrayLike, test: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Which rows to hold out for testing, a boolean each: of every label its share, as near as whole rows allow.
+
+    Of two or more rows at least one is on either side, and the last training row of a label is given up only when
+    nothing else is left. A single row is for training.
+    """
+    order = rng.permutation(len(np.asarray(labels)))
+    held_out = np.zeros(len(order), bool)
+    if len(order) < 2 or test == 0:
+        return held_out
+    wanted = min(max(1, round(test * len(order))), len(order) - 1)
+    _, code, counts = np.unique(np.asarray(labels)[order], return_inverse=True, return_counts=True)
+    quota = counts * (wanted / len(order))
+    take = np.minimum(_rounded(quota, rng), counts - 1)
+    for room in (counts - 1, counts):
+        while take.sum() < wanted and (take < room).any():
+            take[np.argmax(np.where(take < room, quota - take, -np.inf))] += 1
+    rank = np.empty(len(order), np.int64)  # of a row among those of the same label
+    rank[np.argsort(code, kind="stable")] = np.concatenate([np.arange(c) for c in counts])
+    held_out[order] = rank < take[code]
+    return held_out
 
 
 def follow(train_parts: Sequence[Rows], train_labels: ArrayLike, test_labels: ArrayLike, *, key: Any) -> Parts:

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equipoise.data.encoding import Encoding
 from equipoise.data.shards import Shards
-from equipoise.data.statistics import Options
+from equipoise.data.silos.encoding import Encoding
 from equipoise.errors import require
 from equipoise.experiment import build
 from equipoise.experiment.build import Problem
@@ -54,11 +53,6 @@ class Setup(NamedTuple):
     algorithm: Algorithm
     notes: tuple[str, ...]
     digest: str  # of all that has to be the same
-
-
-def options(config: Config) -> Options:
-    """How sites read their tables."""
-    return Options(config.data.label, config.data.task, config.data.categorical, config.data.drop)
 
 
 def remote_problem(config: Config, agreed: Agreement) -> Problem:

@@ -16,8 +16,8 @@ from flwr.serverapp import Grid
 from pydantic import ValidationError
 
 from equipoise.certificates import feasible, gap_bound
-from equipoise.data.agreement import agree
-from equipoise.data.statistics import Statistics
+from equipoise.data.silos.agreement import agree
+from equipoise.data.silos.statistics import Statistics
 from equipoise.deploy import agreement, sentences
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.events import GivenUp, Outcome, ledger
@@ -130,7 +130,7 @@ def settled(config: Config, federation: ConnectedSites) -> Agreement:
         sites=federation.sites,
         train=tuple(a.train for a in answers.values()),
         test=tuple(a.test for a in answers.values()),
-        encoding=agree(statistics, agreement.options(config)).to_json(),
+        encoding=agree(statistics, config.data.silo_options).to_json(),
     )
     agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
     replies = federation.ask("settle", agreed.model_dump_json())

@@ -27,9 +27,9 @@ from pydantic import Field
 
 from equipoise import programs, steps
 from equipoise.data import silos
-from equipoise.data.encoding import Encoding
 from equipoise.data.shards import Shards, stack
 from equipoise.data.silos import Site
+from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.apps import site_name
@@ -93,7 +93,7 @@ def open_site(context: Context) -> Participant:
 
     def statistics(_: str) -> str:
         held_out = home().held_out
-        found = home().statistics(agreement.options(config)).to_json()
+        found = home().statistics(config.data.silo_options).to_json()
         test = int(held_out.sum())
         return SiteStatistics(statistics=found, train=len(held_out) - test, test=test).model_dump_json()
 
@@ -143,7 +143,7 @@ def settings(run_config: Mapping[str, Any]) -> Config:
 
 
 def read(config: Config, name: str, node: Mapping[str, Any]) -> Site:
-    options = agreement.options(config)
+    options = config.data.silo_options
     split: dict[str, Any] = {"name": name, "test": config.data.test, "seed": config.run.seed}
     if "loader" not in node:
         path = str(_given(node, "data", "its file, or loader='module:function'"))

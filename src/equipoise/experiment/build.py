@@ -17,9 +17,10 @@ from jax.tree_util import Partial
 
 from equipoise import algorithms, cohorts, models, objectives, steps, tasks
 from equipoise.artifact import Artifact
-from equipoise.data import catalogue, federation, partition, silos, synthetic
-from equipoise.data.catalogue import Dataset
-from equipoise.data.encoding import Encoding, Feature, Target
+from equipoise.data import partition, pool, silos
+from equipoise.data.dataset import Dataset
+from equipoise.data.datasets import catalogue, synthetic
+from equipoise.data.silos.encoding import Encoding, Feature, Target
 from equipoise.engines import kernel
 from equipoise.errors import InputError, require
 from equipoise.experiment import choice
@@ -115,12 +116,9 @@ def problem(config: Config) -> Problem:
 def _of_silos(config: Config) -> Problem:
     settings = config.data
     with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # they become notes
-        found = silos.read(
+        found = silos.read_with(
             Path(str(settings.silos)),
-            settings.label,
-            task=settings.task,
-            drop=settings.drop,
-            categorical=settings.categorical,
+            settings.silo_options,
             separator=settings.separator,
             test=settings.test,
             seed=config.run.seed,
@@ -184,7 +182,7 @@ def _of_dataset(config: Config) -> Problem:
     if config.model.name in ("linear", "mlp"):
         dataset = dataset.flat()
     divided, test_parts = divide(config, dataset)
-    train, test = federation.pools(
+    train, test = pool.pools(
         dataset, divided.parts, key=key, test=settings.test, test_parts=test_parts, thin=division.thin
     )
     names = tuple(divided.summary.clients)
@@ -202,7 +200,7 @@ def divide(config: Config, dataset: Dataset) -> tuple[partition.Partition, parti
     """The rows of every client, and those of the official test set where its owners are known."""
     division = config.partition
     if division.kind == "natural":
-        divided, tests = federation.natural(dataset, min_size=division.min_size)
+        divided, tests = pool.natural(dataset, min_size=division.min_size)
         return divided, None if tests is None else tests.parts
     divided = partition.divide(
         dataset.labels,

@@ -28,7 +28,8 @@ from pydantic.errors import PydanticSchemaGenerationError
 
 from equipoise import algorithms, objectives
 from equipoise.algorithms import ALGORITHMS
-from equipoise.data.silos import SEPARATOR, is_separator
+from equipoise.data.silos import SEPARATOR, Options, is_separator
+from equipoise.data.silos.statistics import MISSING
 from equipoise.errors import InputError, require
 from equipoise.experiment import choice, mistakes, records
 from equipoise.extensions import is_reference
@@ -57,11 +58,21 @@ class Data(Section):
     task: Literal["classification", "regression"] | None = Field(None, description="of silo files; inferred if absent")
     drop: tuple[str, ...] = Field((), description="columns of silo files to leave out")
     categorical: tuple[str, ...] = Field((), description="columns of names that look like numbers")
+    missing: tuple[str, ...] = Field(MISSING, description="texts of silo files that mean 'no value'")
+    max_categories: int = Field(100, ge=1, description="a column of more different texts is left out")
+    min_count: int = Field(1, ge=1, description="a text that an owner has less often is not told to the others")
+    indicators: bool = Field(False, description="an input 'is missing' beside each number that is missing somewhere")
+    scale_label: bool = Field(True, description="standardise the label of a regression")
     separator: str = Field(",", description="between the cells of a CSV")
     test: float = Field(0.2, ge=0, lt=1, description="share of each owner's rows held out, if there is no test set")
     data_dir: str | None = Field(None, description="where data sets are sought; default: $EQUIPOISE_DATA")
     download: bool = Field(False, description="fetch the data set if it is not there")
     options: dict[str, Any] = Field({}, description="arguments of the data set's own loader, such as window = 80")
+
+    @property
+    def silo_options(self) -> Options:
+        """How silo files are read, the same at every owner."""
+        return Options(**{name: getattr(self, name) for name in Options._fields})
 
     @field_validator("separator")
     @classmethod

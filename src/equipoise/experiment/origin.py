@@ -93,7 +93,7 @@ def digests_of_silos(config: Config) -> dict[str, str]:
     """Of the files of `data.silos`, by name; nothing where the rows come from elsewhere."""
     if config.data.silos is None:
         return {}
-    return {path.name: _digest(path) for path in silos.files(Path(config.data.silos))[0]}
+    return {path.name: _digest(path) for path in silos.silo_files(Path(config.data.silos))[0]}
 
 
 def _digest(path: Path) -> str:

@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize, stats
 
 from equipoise.data import Shards, synthetic
-from equipoise.data.synthetic import quadratics, quadratics_solution, regression, saddle_point
+from equipoise.data.datasets.synthetic import quadratics, quadratics_solution, regression, saddle_point
 from equipoise.errors import EquipoiseError, InputError
 
 UNEQUAL = [20, 50, 100, 7, 33]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from equipoise.data.cells import DATES, TEXTS, Table, first_line, label_names, listing, table
+from equipoise.data.silos.cells import DATES, TEXTS, Table, first_line, label_names, listing, table
 from equipoise.errors import InputError, require
 
 MISSING = ("", "NA", "N/A", "NaN", "null", "None", "?")  # compared without regard to case

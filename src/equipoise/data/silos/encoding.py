@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from jax.typing import DTypeLike
 
-from equipoise.data.cells import Table, label_names, listing, table
+from equipoise.data.silos.cells import Table, label_names, listing, table
 from equipoise.errors import InputError, require
 
 KINDS = {"number", "date", "text", "array"}
@@ -215,7 +215,7 @@ def _or_nan(value: pl.Expr, present: pl.Expr) -> pl.Expr:
 
 
 def _coded(this: Table, feature: Feature) -> pl.Expr:
-    """A standardised value, or the index of the input that is 1 (null: none of them)."""
+    """A value, or the index of the input that is 1 (null: none of them)."""
     cells = this.cells(feature.name)
     if feature.kind == "text":
         known = cells.text.replace_strict(
@@ -224,7 +224,7 @@ def _coded(this: Table, feature: Feature) -> pl.Expr:
         own = pl.lit(len(feature.categories) if feature.missing else None, pl.Int32)
         return pl.when(cells.present).then(known).otherwise(own)
     value = cells.number if feature.kind == "number" else cells.date
-    return (_or_nan(value, cells.present) - feature.mean) / feature.scale
+    return _or_nan(value, cells.present)
 
 
 def _fill(out: np.ndarray, feature: Feature, column: pl.Series, this: Table) -> None:
@@ -232,8 +232,9 @@ def _fill(out: np.ndarray, feature: Feature, column: pl.Series, this: Table) -> 
         rows = np.flatnonzero(column.is_not_null().to_numpy())
         out[rows, column.drop_nulls().to_numpy()] = 1
         return
+    # In NumPy: how Polars rounds a quotient depends on how many cores share the column.
     with np.errstate(over="ignore"):  # a value too large for the dtype is reported as infinite below
-        out[:, 0] = column.fill_null(0.0).to_numpy()
+        out[:, 0] = (column.fill_null(feature.mean).to_numpy() - feature.mean) / feature.scale
     if feature.missing:
         out[:, 1] = column.is_null().to_numpy()
     bad = ~np.isfinite(out[:, 0])

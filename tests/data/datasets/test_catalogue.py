@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from equipoise.data import catalogue
-from equipoise.data.catalogue import CATALOGUE, Remote
+from equipoise.data.datasets.catalogue import CATALOGUE, Remote
 from equipoise.errors import InputError
 
 

@@ -1,104 +1,23 @@
-"""A folder with one file per silo becomes a federation.
-
-    silos = read("hospitals/", label="readmitted")
-    silos.names, silos.train, silos.test, silos.encoding
-
-Each silo's rows are split and encoded on their own; the encoding is agreed from the silos' statistics alone
-(`statistics.py` says what they tell). `Site` is one silo by itself, for engines where each one is a machine:
-
-    site = open_site("hospitals/north.csv", options)
-    told = site.statistics(options)                 # crosses
-    encoding = agree([told, ...], options)          # crosses back
-    (inputs, labels), test = site.encode(encoding)  # stays
-"""
+"""A silo's file as a table: CSV, Parquet or NPZ, each read once and checked to its last line."""
 
 import csv
+import io
 import re
-import warnings
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from equipoise.data.agreement import agree
-from equipoise.data.cells import first_line, listing
-from equipoise.data.encoding import Encoding
-from equipoise.data.shards import Shards, stack
-from equipoise.data.statistics import MISSING, Options, Statistics, statistics, strata
+from equipoise.data.silos.cells import first_line, listing
 from equipoise.errors import InputError, require
 
 SUFFIXES = (".csv", ".npz", ".parquet")
 SEPARATOR = "one character of ASCII that is not a quotation mark and ends no line, such as ';'"
-Pair = tuple[np.ndarray, np.ndarray]
-
-
-class SiloWarning(UserWarning):
-    """Something of a silo folder was left out: a column, a file."""
-
-
-class Silos(NamedTuple):
-    """A federation read from files."""
-
-    names: tuple[str, ...]  # the files' names without their endings, sorted
-    train: Shards
-    test: Shards | None  # None where no rows were held out
-    encoding: Encoding
-    task: str  # "classification" or "regression"
-    warnings: tuple[str, ...]  # what was left out, a sentence each
-
-
-def read(
-    directory: str | PathLike[str],
-    label: str = "label",
-    *,
-    task: str | None = None,
-    categorical: Collection[str] = (),
-    drop: Collection[str] = (),
-    missing: Collection[str] = MISSING,
-    max_categories: int = 100,
-    min_count: int = 1,
-    indicators: bool = False,
-    scale_label: bool = True,
-    separator: str = ",",
-    test: float = 0.2,
-    seed: int = 0,
-) -> Silos:
-    """Each .csv, .parquet and .npz file of a directory as a silo; `Options` says what the settings mean."""
-    for name, value in (("categorical", categorical), ("drop", drop), ("missing", missing)):
-        require(not isinstance(value, str), f"{name} is the text {value!r}; give a list")
-    options = Options(
-        label,
-        task,
-        tuple(categorical),
-        tuple(drop),
-        tuple(missing),
-        max_categories,
-        min_count,
-        indicators,
-        scale_label,
-    )
-    paths, left = files(Path(directory))
-    sites = [open_site(path, options, separator=separator, test=test, seed=seed) for path in paths]
-    encoding = agree([site.statistics(options) for site in sites], options)
-    said = (*left, *encoding.notes)
-    for sentence in said:
-        warnings.warn(sentence, SiloWarning, stacklevel=2)
-    pairs = [site.encode(encoding) for site in sites]
-    held_out = [held for _, held in pairs if held is not None]
-    return Silos(
-        tuple(site.name for site in sites),
-        stack([train for train, _ in pairs]),
-        stack(held_out) if held_out else None,
-        encoding,
-        encoding.task,
-        said,
-    )
 
 
 def is_separator(text: str) -> bool:
@@ -106,9 +25,9 @@ def is_separator(text: str) -> bool:
     return len(text) == 1 and text.isascii() and text not in '"\r\n\0'
 
 
-def files(directory: Path) -> tuple[list[Path], list[str]]:
+def silo_files(directory: Path) -> tuple[list[Path], list[str]]:
     """The silo files, by name, and a sentence about the files that are none."""
-    require(directory.is_dir(), f"{directory} is no directory; give the one that holds a file per silo")
+    require(directory.is_dir(), f"{directory} is not a directory; give the one that holds a file per silo")
     visible = sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith("."))
     paths = sorted((p for p in visible if p.suffix.lower() in SUFFIXES), key=lambda p: p.stem)
     require(
@@ -121,85 +40,11 @@ def files(directory: Path) -> tuple[list[Path], list[str]]:
             f"{one.name} and {other.name} would both be the silo {one.stem!r}; rename or remove one",
         )
     others = [p.name for p in visible if p not in paths]
-    return paths, [f"{listing(others)} in {directory.name} is no silo file and was left out"] if others else []
-
-
-class Site(NamedTuple):
-    """One silo, at home."""
-
-    name: str
-    file: str
-    frame: pl.LazyFrame
-    held_out: np.ndarray  # per row: it is for testing
-
-    def statistics(self, options: Options) -> Statistics:
-        return statistics(self.frame, options, site=self.file, train=~self.held_out)
-
-    def encode(self, encoding: Encoding) -> tuple[Pair, Pair | None]:
-        """(inputs, labels) for training, and for testing."""
-        inputs, labels = encoding.apply(self.frame, file=self.file)
-        require(labels is not None, f"{self.file} has no column {encoding.target.name!r}, the label")
-        assert labels is not None
-        train, test = ~self.held_out, self.held_out
-        return (inputs[train], labels[train]), (inputs[test], labels[test]) if test.any() else None
-
-
-def open_site(
-    path: str | PathLike[str],
-    options: Options,
-    *,
-    name: str | None = None,
-    separator: str = ",",
-    test: float = 0.2,
-    seed: int = 0,
-) -> Site:
-    """A silo with its own split, which depends on its rows, its name and the seed, not on other silos."""
-    path = Path(path)
-    file = path.name if name is None else f"{name} ({path.name})"
-    frame = scan(path, label=options.label, separator=separator)
-    return site_of(frame, options, name=path.stem if name is None else name, file=file, test=test, seed=seed)
-
-
-def site_of(frame: pl.LazyFrame, options: Options, *, name: str, file: str, test: float = 0.2, seed: int = 0) -> Site:
-    """The same of a table that is at hand; `file` is what messages call it."""
-    require(0 <= test < 1, f"test is {test}; give the share of rows to hold out, from 0 to below 1")
-    classes = strata(frame, options, site=file)
-    require(
-        len(classes) > 1 or test == 0,
-        f"{file} has a single row; a silo needs two, one to train with and one to test with, or test=0",
-    )
-    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    return Site(name, file, frame, split(classes, test=test, rng=rng))
-
-
-def split(classes: pl.Series, *, test: float, rng: np.random.Generator) -> np.ndarray:
-    """Which rows to hold out, a boolean each.
-
-    As many of each class as its share, as near as whole rows allow, but never a class's last row; where every
-    class has one row only, rows at random.
-    """
-    rows = len(classes)
-    held_out = np.zeros(rows, bool)
-    if test == 0:
-        return held_out
-    wanted = min(max(round(rows * test), 1), rows - 1)
-    order = rng.permutation(rows)
-    codes = classes.rank("dense").to_numpy().astype(int) - 1
-    counts = np.bincount(codes)
-    if (counts == 1).all():
-        held_out[order[:wanted]] = True
-        return held_out
-    share = np.minimum(counts * (wanted / rows), counts - 1)
-    quota = np.floor(share).astype(int)
-    for c in np.argsort(quota - share, kind="stable")[: wanted - quota.sum()]:  # the largest remainders first
-        quota[c] += quota[c] < counts[c] - 1
-    for c, n in enumerate(quota):
-        held_out[order[codes[order] == c][:n]] = True
-    return held_out
+    return paths, [f"{listing(others)} in {directory.name} is not a silo file and was left out"] if others else []
 
 
 def scan(path: str | PathLike[str], *, label: str = "label", separator: str = ",") -> pl.LazyFrame:
-    """The table in a file, read when it is needed; cells of a CSV stay text until the silos agree on kinds.
+    """The table in a file, which is read once; cells of a CSV stay text until the silos agree on kinds.
 
     An .npz holds `inputs` and (for training) `labels`, which become the column `label`. Inputs [m, k] of
     floats become the columns x0, x1, ... of a table; others (images, whole numbers) stay arrays, `inputs`.
@@ -210,23 +55,22 @@ def scan(path: str | PathLike[str], *, label: str = "label", separator: str = ",
     require(kind in SUFFIXES, f"{path.name} ends in {kind!r}; silo files end in {', '.join(SUFFIXES)}")
     if kind == ".csv":
         require(is_separator(separator), f"the separator is {separator!r}; give {SEPARATOR}")
-        return _scan_csv(path, separator)
+        return _read_csv(path, separator)
     if kind == ".npz":
-        return _scan_npz(path, label)
-    frame = pl.scan_parquet(path, glob=False)
+        return _read_npz(path, label)
     try:
-        frame.collect_schema()
+        return pl.read_parquet(path, glob=False).lazy()
     except (pl.exceptions.PolarsError, OSError) as error:
         raise InputError(f"{path.name} cannot be read as Parquet: {first_line(error)}") from error
-    return frame
 
 
-def _scan_csv(path: Path, separator: str) -> pl.LazyFrame:
+def _read_csv(path: Path, separator: str) -> pl.LazyFrame:
     """Every line is checked first: Polars fills up short lines, renames double columns and loses rows to stray
     quotation marks, without a word."""
     row, blank, header = 0, [], []
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        content = path.read_bytes()
+        with io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="") as file:
             raw: list[str] = []  # the lines of the record that is read next
             lines = csv.reader(_remembered(file, raw), delimiter=separator, strict=True)
             header = [name.strip() for name in next(lines, [])]
@@ -264,7 +108,7 @@ def _scan_csv(path: Path, separator: str) -> pl.LazyFrame:
         ) from error
     except OSError as error:
         raise InputError(f"{path.name} cannot be read: {first_line(error)}") from error
-    frame = pl.scan_csv(path, separator=separator, infer_schema=False, glob=False, raise_if_empty=False)
+    frame = pl.read_csv(content, separator=separator, infer_schema=False, raise_if_empty=False).lazy()
     if blank:
         frame = frame.with_row_index("\0line").filter(~pl.col("\0line").is_in(blank)).drop("\0line")
     return frame
@@ -297,7 +141,7 @@ def _check_quotes(
     )
 
 
-def _scan_npz(path: Path, label: str) -> pl.LazyFrame:
+def _read_npz(path: Path, label: str) -> pl.LazyFrame:
     try:
         with path.open("rb") as file:
             arrays = np.load(file, allow_pickle=False)

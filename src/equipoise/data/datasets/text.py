@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.data import catalogue
-from equipoise.data.catalogue import Dataset, Where, damaged
+from equipoise.data.dataset import Dataset
+from equipoise.data.datasets import catalogue
+from equipoise.data.datasets.catalogue import Where, damaged
 from equipoise.errors import InputError, require
 
 # LEAF's alphabet, in its order

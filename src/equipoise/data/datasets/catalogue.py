@@ -11,50 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pooch
-from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from equipoise import extensions
+from equipoise.data.dataset import Dataset
 from equipoise.errors import InputError, require, unknown
 
 Where = str | os.PathLike[str] | None
-
-
-class Dataset(NamedTuple):
-    """One data set, not yet divided among clients. Arrays may be memory-mapped; small integers stay small.
-
-    With a scale, what a model should see is inputs * scale + offset (`federate` does it, client by client).
-    """
-
-    name: str
-    inputs: NDArray[Any]  # [total, ...]; images are [height, width, channels]
-    labels: NDArray[Any]  # [total]
-    classes: tuple[str, ...]  # names of the labels 0, 1, ...; empty when a number is predicted
-    test_inputs: NDArray[Any] | None = None
-    test_labels: NDArray[Any] | None = None
-    groups: NDArray[Any] | None = None  # the natural owner of every row, a number into group_names
-    test_groups: NDArray[Any] | None = None
-    group_names: tuple[str, ...] = ()
-    scale: float | NDArray[Any] | None = None  # one number, or one per feature
-    offset: float | NDArray[Any] = 0.0
-
-    def flat(self) -> "Dataset":
-        """Every example as one vector, for models that take features."""
-
-        def rows(a: Any) -> Any:
-            return None if a is None else a.reshape(len(a), -1)
-
-        def per_feature(a: Any) -> Any:
-            return a.reshape(-1) if np.ndim(a) else a
-
-        return self._replace(
-            inputs=rows(self.inputs),
-            test_inputs=rows(self.test_inputs),
-            scale=per_feature(self.scale),
-            offset=per_feature(self.offset),
-        )
 
 
 class Remote(NamedTuple):
@@ -65,12 +29,12 @@ class Remote(NamedTuple):
     archive: bool = False
 
 
-class Entry(NamedTuple):
+class Known(NamedTuple):
     """What is known about a data set."""
 
     what: str
     licence: str
-    loader: str  # "module.function" in equipoise.data, imported when it is needed
+    loader: str  # "module.function" in equipoise.data.datasets, imported when it is needed
     files: tuple[str, ...] = ()  # what to put into `folder`
     probe: tuple[str, ...] = ()  # patterns, one of which a folder with the set matches
     folder: str = ""
@@ -89,12 +53,12 @@ IDX = tuple(
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 
 CATALOGUE = {
-    "digits": Entry(
+    "digits": Known(
         "1,797 handwritten digits of 8 x 8 pixels (UCI optical recognition), inside scikit-learn",
         "CC BY 4.0",
         "vision.digits",
     ),
-    "fashion-mnist": Entry(
+    "fashion-mnist": Known(
         "60,000 + 10,000 grey images of clothing, 28 x 28, 10 classes (Xiao, Rasul, Vollgraf 2017)",
         "MIT",
         "vision.fashion_mnist",
@@ -111,7 +75,7 @@ CATALOGUE = {
         ),
         "install Debian's package dataset-fashion-mnist",
     ),
-    "mnist": Entry(
+    "mnist": Known(
         "60,000 + 10,000 handwritten digits, 28 x 28 (LeCun, Cortes, Burges)",
         "CC BY-SA 3.0",
         "vision.mnist",
@@ -127,7 +91,7 @@ CATALOGUE = {
             "ec29112dd5afa0611ce80d1b7f02629c",
         ),
     ),
-    "emnist": Entry(
+    "emnist": Known(
         "handwritten letters and digits, 28 x 28, six splits; .mat files name writers (Cohen et al. 2017)",
         "none stated; made from NIST Special Database 19",
         "vision.emnist",
@@ -143,7 +107,7 @@ CATALOGUE = {
             ),
         ),
     ),
-    "cifar-10": Entry(
+    "cifar-10": Known(
         "50,000 + 10,000 colour images, 32 x 32, 10 classes (Krizhevsky 2009)",
         "none stated; cite the technical report",
         "vision.cifar10",
@@ -164,7 +128,7 @@ CATALOGUE = {
             ),
         ),
     ),
-    "cifar-100": Entry(
+    "cifar-100": Known(
         "50,000 + 10,000 colour images, 32 x 32, 100 classes in 20 groups (Krizhevsky 2009)",
         "none stated; cite the technical report",
         "vision.cifar100",
@@ -180,7 +144,7 @@ CATALOGUE = {
             ),
         ),
     ),
-    "tiny-imagenet": Entry(
+    "tiny-imagenet": Known(
         "100,000 + 10,000 colour images, 64 x 64, 200 classes (Le, Yang 2015)",
         "none of its own; ImageNet's terms: research and teaching, not commerce",
         "vision.tiny_imagenet",
@@ -196,7 +160,7 @@ CATALOGUE = {
             ),
         ),
     ),
-    "adult": Entry(
+    "adult": Known(
         "32,561 + 16,281 people of the US census of 1994; is the income above 50,000 dollars? (UCI)",
         "CC BY 4.0",
         "tabular.adult",
@@ -209,7 +173,7 @@ CATALOGUE = {
             Remote(f"{UCI}/adult.test", "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
         ),
     ),
-    "shakespeare": Entry(
+    "shakespeare": Known(
         "the next character in the lines of a role in a play, a client each (LEAF, Caldas et al. 2018)",
         "public domain",
         "text.shakespeare",
@@ -229,12 +193,12 @@ def load(name: str, *, data_dir: Where = None, download: bool = False, **options
     if extensions.is_reference(name):
         return _own(name, options)
     if Path(name).suffix in (".npz", ".npy", ".safetensors"):
-        from equipoise.data import features
+        from equipoise.data.datasets import features
 
         require(not options, f"{name} is a file of features, which has no options; leave out {', '.join(options)}")
         return features.read(name, data_dir=data_dir)
     module, function = entry(name).loader.split(".")
-    loader = getattr(importlib.import_module(f"equipoise.data.{module}"), function)
+    loader = getattr(importlib.import_module(f"equipoise.data.datasets.{module}"), function)
     where_from = {"data_dir": data_dir, "download": download}
     known = inspect.signature(loader).parameters
     return loader(**_checked(name, loader, options), **{k: v for k, v in where_from.items() if k in known})
@@ -268,7 +232,7 @@ def _own(reference: str, options: dict[str, Any]) -> Dataset:
     return found
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> Known:
     if name not in CATALOGUE:
         raise unknown("data set", name, CATALOGUE)
     return CATALOGUE[name]

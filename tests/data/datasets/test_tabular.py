@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from equipoise.data import catalogue
-from equipoise.data.tabular import COLUMNS, adult
+from equipoise.data.datasets.tabular import COLUMNS, adult
 from equipoise.errors import InputError
 
 ROWS = """\

@@ -3,9 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equipoise.data import federation, partition
-from equipoise.data.catalogue import Dataset
-from equipoise.data.federation import federate, natural, pools
+from equipoise.data import partition, pool
+from equipoise.data.datasets.catalogue import Dataset
+from equipoise.data.pool import federate, natural, pools
 from equipoise.data.shards import stack
 from equipoise.errors import InputError
 
@@ -169,5 +169,5 @@ def test_flat_data_sets_have_vectors():
     assert images.flat().inputs.shape == (5, 48)
     assert images.flat().scale.shape == (48,)
     assert images.flat().test_inputs is None
-    shard = federation.pools(images.flat(), [np.arange(5)], key=0)[0].client(0)
+    shard = pool.pools(images.flat(), [np.arange(5)], key=0)[0].client(0)
     assert shard.inputs.shape == (4, 48)

@@ -3,7 +3,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from equipoise.data import catalogue, features
-from equipoise.data.federation import pools
+from equipoise.data.pool import pools
 from equipoise.errors import InputError
 
 RNG = np.random.default_rng(0)

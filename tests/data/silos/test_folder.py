@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.data import silos
-from equipoise.data.agreement import agree
-from equipoise.data.encoding import Encoding
-from equipoise.data.silos import SiloWarning, open_site, read, scan, split
-from equipoise.data.statistics import Options, Statistics
+from equipoise.data.silos import SiloWarning, open_site, read, scan
+from equipoise.data.silos.agreement import agree
+from equipoise.data.silos.encoding import Encoding
+from equipoise.data.silos.statistics import Options, Statistics
 from equipoise.errors import InputError
 
 NORTH = """age,sex,city,y
@@ -40,6 +40,23 @@ def folder(tmp_path):
     (tmp_path / "south.csv").write_text(SOUTH)
     (tmp_path / ".hidden.csv").write_text("nothing of use")
     return tmp_path
+
+
+def test_each_file_is_read_once(folder, monkeypatch):
+    """To be split, described and encoded: a table of gigabytes is not read from the disk again and again."""
+    table = {"age": [1.0, 2.0, 3.0], "sex": ["F", "M", "M"], "city": ["oslo"] * 3, "y": ["no", "yes", "no"]}
+    pl.DataFrame(table).write_parquet(folder / "west.parquet")
+    opened = []
+
+    def counted(open_it):
+        return lambda path, *how, **options: (opened.append(path.name), open_it(path, *how, **options))[1]
+
+    monkeypatch.setattr(Path, "open", counted(Path.open))
+    monkeypatch.setattr(pl, "read_parquet", counted(pl.read_parquet))
+    for name in ("scan_csv", "scan_parquet"):
+        monkeypatch.setattr(pl, name, None)
+    read(folder, "y")
+    assert sorted(opened) == ["north.csv", "south.csv", "west.parquet"]
 
 
 def test_a_folder_of_tables(folder):
@@ -74,28 +91,6 @@ def test_each_silo_has_its_own_split(folder):
     assert not np.array_equal(
         alone.held_out, open_site(folder / "north.csv", options, name="other", test=0.4, seed=3).held_out
     )
-
-
-@pytest.mark.parametrize(
-    ("counts", "test", "held"),
-    [
-        ((50, 50), 0.2, (10, 10)),
-        ((90, 9, 1), 0.2, (18, 2, 0)),
-        ((2, 2), 0.25, (1, 0)),
-        ((1, 1, 1, 2), 0.2, (0, 0, 0, 1)),
-        ((10,), 0.01, (1,)),
-        ((10,), 0.99, (9,)),
-        ((5, 1), 0.9, (4, 0)),
-    ],
-)
-def test_splits_follow_the_classes(counts, test, held):
-    classes = pl.Series([f"c{i}" for i, n in enumerate(counts) for _ in range(n)]).shuffle(seed=0)
-    out = split(classes, test=test, rng=np.random.default_rng(0))
-    assert tuple(classes.filter(pl.Series(out)).to_list().count(f"c{i}") for i in range(len(counts))) == held
-
-
-def test_classes_of_one_row_are_split_at_random():
-    assert split(pl.Series(list("abcd")), test=0.25, rng=np.random.default_rng(0)).sum() == 1
 
 
 def test_the_same_over_a_network(folder):
@@ -192,7 +187,7 @@ def test_what_was_left_out_is_said_once_and_kept(folder):
     assert [str(w.message) for w in caught] == list(federation.warnings)
     assert {w.category for w in caught} == {SiloWarning}
     assert federation.warnings == (
-        f"'README.md' in {folder.name} is no silo file and was left out",
+        f"'README.md' in {folder.name} is not a silo file and was left out",
         "columns 'unit', 'zero' dropped: it has the same value everywhere",
     )
 
@@ -336,7 +331,7 @@ def test_what_is_wrong_with_an_npz(tmp_path):
 
 
 def test_what_is_wrong_with_a_folder(tmp_path):
-    with pytest.raises(InputError, match="is no directory; give the one that holds a file per silo"):
+    with pytest.raises(InputError, match="is not a directory; give the one that holds a file per silo"):
         read(tmp_path / "nowhere", "y")
     with pytest.raises(
         InputError, match=r"holds no silo files; put one file per silo there \(\.csv, \.npz, \.parquet\)"

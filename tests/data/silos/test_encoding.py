@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from equipoise.data.agreement import agree
-from equipoise.data.encoding import Encoding
-from equipoise.data.statistics import Options, Statistics, statistics
+from equipoise.data.silos.agreement import agree
+from equipoise.data.silos.encoding import Encoding
+from equipoise.data.silos.statistics import Options, Statistics, statistics
 from equipoise.errors import InputError
 
 OPTIONS = Options(label="y")

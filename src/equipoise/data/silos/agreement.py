@@ -4,9 +4,9 @@ import math
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from equipoise.data.cells import listing
-from equipoise.data.encoding import Encoding, Feature, Target
-from equipoise.data.statistics import CLASSES, Column, Options, Statistics
+from equipoise.data.silos.cells import listing
+from equipoise.data.silos.encoding import Encoding, Feature, Target
+from equipoise.data.silos.statistics import CLASSES, Column, Options, Statistics
 from equipoise.errors import InputError, require
 
 CONSTANT = "it has the same value everywhere"

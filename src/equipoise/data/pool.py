@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Int
 
 from equipoise.data import partition
-from equipoise.data.catalogue import Dataset
+from equipoise.data.dataset import Dataset
 from equipoise.data.shards import Shards
 from equipoise.errors import require
 

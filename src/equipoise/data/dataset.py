@@ -1,0 +1,41 @@
+"""What a data set is before it is divided among clients."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Dataset(NamedTuple):
+    """One data set, not yet divided among clients. Arrays may be memory-mapped; small integers stay small.
+
+    With a scale, what a model should see is inputs * scale + offset (`federate` does it, client by client).
+    """
+
+    name: str
+    inputs: NDArray[Any]  # [total, ...]; images are [height, width, channels]
+    labels: NDArray[Any]  # [total]
+    classes: tuple[str, ...]  # names of the labels 0, 1, ...; empty when a number is predicted
+    test_inputs: NDArray[Any] | None = None
+    test_labels: NDArray[Any] | None = None
+    groups: NDArray[Any] | None = None  # the natural owner of every row, a number into group_names
+    test_groups: NDArray[Any] | None = None
+    group_names: tuple[str, ...] = ()
+    scale: float | NDArray[Any] | None = None  # one number, or one per feature
+    offset: float | NDArray[Any] = 0.0
+
+    def flat(self) -> "Dataset":
+        """Every example as one vector, for models that take features."""
+
+        def rows(a: Any) -> Any:
+            return None if a is None else a.reshape(len(a), -1)
+
+        def per_feature(a: Any) -> Any:
+            return a.reshape(-1) if np.ndim(a) else a
+
+        return self._replace(
+            inputs=rows(self.inputs),
+            test_inputs=rows(self.test_inputs),
+            scale=per_feature(self.scale),
+            offset=per_feature(self.offset),
+        )

@@ -1,0 +1,1 @@
+"""Data sets by name: where their files are found, and how each is read."""

@@ -1,0 +1,71 @@
+"""One silo by itself, for engines where each one is a machine.
+
+site = open_site("hospitals/north.csv", options)
+statistics = site.statistics(options)           # crosses
+encoding = agree([statistics, ...], options)    # crosses back
+(inputs, labels), test = site.encode(encoding)  # stays
+"""
+
+import zlib
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from equipoise.data.partition import stratified
+from equipoise.data.silos.encoding import Encoding
+from equipoise.data.silos.files import scan
+from equipoise.data.silos.statistics import Options, Statistics, statistics, strata
+from equipoise.errors import require
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+class Site(NamedTuple):
+    """One silo, at home."""
+
+    name: str
+    file: str
+    frame: pl.LazyFrame
+    held_out: np.ndarray  # per row: it is for testing
+
+    def statistics(self, options: Options) -> Statistics:
+        return statistics(self.frame, options, site=self.file, train=~self.held_out)
+
+    def encode(self, encoding: Encoding) -> tuple[Pair, Pair | None]:
+        """(inputs, labels) for training, and for testing."""
+        inputs, labels = encoding.apply(self.frame, file=self.file)
+        require(labels is not None, f"{self.file} has no column {encoding.target.name!r}, the label")
+        assert labels is not None
+        train, test = ~self.held_out, self.held_out
+        return (inputs[train], labels[train]), (inputs[test], labels[test]) if test.any() else None
+
+
+def open_site(
+    path: str | PathLike[str],
+    options: Options,
+    *,
+    name: str | None = None,
+    separator: str = ",",
+    test: float = 0.2,
+    seed: int = 0,
+) -> Site:
+    """A silo with its own split, which depends on its rows, its name and the seed, not on other silos."""
+    path = Path(path)
+    file = path.name if name is None else f"{name} ({path.name})"
+    frame = scan(path, label=options.label, separator=separator)
+    return site_of(frame, options, name=path.stem if name is None else name, file=file, test=test, seed=seed)
+
+
+def site_of(frame: pl.LazyFrame, options: Options, *, name: str, file: str, test: float = 0.2, seed: int = 0) -> Site:
+    """The same of a table that is at hand; `file` is what messages call it."""
+    require(0 <= test < 1, f"test is {test}; give the share of rows to hold out, from 0 to below 1")
+    classes = strata(frame, options, site=file)
+    require(
+        len(classes) > 1 or test == 0,
+        f"{file} has a single row; a silo needs two, one to train with and one to test with, or test=0",
+    )
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    return Site(name, file, frame, stratified(classes.to_numpy(), test, rng))
