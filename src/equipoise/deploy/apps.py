@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from equipoise import programs
+from equipoise.deploy import secure
 from equipoise.deploy.client import (
     Open,
     Participant,
@@ -18,6 +19,7 @@ from equipoise.deploy.client import (
     check_participant,
     guarded,
     prepare,
+    take_step,
     work,
 )
 from equipoise.deploy.network.envelope import greeting, read_text, text
@@ -82,6 +84,7 @@ def client_app(
 
     app.train("exchange")(replying(work))
     app.query("prepare")(replying(prepare))
+    app.query(secure.QUESTION)(replying(take_step))
     for question in questions:
         app.query(question)(replying(partial(answer_question, question)))
     return app
