@@ -53,6 +53,7 @@ from equipoise.steps import Rule, constant
 from equipoise.tasks import Task
 
 MOST = 2.0**10  # p_i above which a client does not answer
+MOST_TILT = 2.0**16  # what exp(L_i / rho - level) is cut to, so that it fits into a masked sum too
 Scalar = Float[Array, ""]
 
 
@@ -145,7 +146,7 @@ def scaffpd_sums(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: i
         w = (mine.w + sigma * ((1 + theta) * loss - theta * before)) / (1 + rho * sigma)
         p = jnp.exp(w - shift)
         p = jnp.where(p <= MOST, p, jnp.nan)  # not finite: no reply
-        exponent, most = loss / rho - level, jnp.log(jnp.finfo(x.dtype).max) / 2
+        exponent, most = loss / rho - level, math.log(MOST_TILT)
         tilted = jnp.exp(jnp.minimum(exponent, most))
         beyond = jnp.where(exponent > most, jnp.ones_like(p), 0)
         answer = Answer(p, p * c_i, p * loss, p * w, tilted, beyond)
@@ -165,13 +166,15 @@ def scaffpd_sums(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: i
         shift = (server.shift + drift + sigma * loss) / (1 + rho * sigma)
         entropy = w - server.shift - log_p  # sum_i lam_i log lam_i
         log_tilted = jnp.log(jnp.where(total.tilted > 0, total.tilted, 1)) + server.level
+        # Where some were cut, a bound from below: no mean of the losses is above the largest of them.
+        level = jnp.where(total.beyond == 0, log_tilted, jnp.maximum(log_tilted, loss / rho))
         evidence = Evidence(
             robust=rho * (log_tilted - math.log(n)),
             value=loss - rho * (entropy + math.log(n)),
             gradient=c,
             complete=everybody & (total.beyond == 0) & (total.tilted > 0),
         )
-        new = server._replace(c=c, shift=shift, level=log_tilted, begun=jnp.array(True), evidence=evidence)
+        new = server._replace(c=c, shift=shift, level=level, begun=jnp.array(True), evidence=evidence)
         # `steps` is the same in both; nobody there: nothing is learned.
         new = jax.tree.map(lambda a, b: jnp.where(heard, a, b), new, server)
         return new._replace(answered=answered)

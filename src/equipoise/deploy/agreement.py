@@ -10,6 +10,7 @@ import numpy as np
 
 from equipoise.data.shards import Shards
 from equipoise.data.silos.encoding import Encoding
+from equipoise.deploy.scoring import Tilt
 from equipoise.errors import require
 from equipoise.experiment import build
 from equipoise.experiment.build import Problem
@@ -53,6 +54,13 @@ class Setup(NamedTuple):
     algorithm: Algorithm
     notes: tuple[str, ...]
     digest: str  # of all that has to be the same
+    sums: Tilt | None = None  # evaluations tell sums only, weighed so
+
+
+def tilt_of(config: Config) -> Tilt:
+    """How sites weigh their own losses in a sum, so that the objective is one of sums."""
+    name = config.objective.name
+    return Tilt(known=name in ("kl", "average"), rho=config.objective.rho if name == "kl" else None)
 
 
 def remote_problem(config: Config, agreed: Agreement) -> Problem:
@@ -73,10 +81,12 @@ def remote_problem(config: Config, agreed: Agreement) -> Problem:
 
 def setup(config: Config, agreed: Agreement) -> Setup:
     """The problem and the algorithm on it."""
+    assert config.federation is not None
     problem = remote_problem(config, agreed)
     algorithm, notes = build.method(config, problem)
     text = config.toml() + agreed.model_dump_json()
-    return Setup(problem, algorithm, notes, hashlib.sha256(text.encode()).hexdigest()[:16])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Setup(problem, algorithm, notes, digest, tilt_of(config) if config.federation.secure else None)
 
 
 def shape_of(encoding: Encoding) -> Shards:

@@ -22,7 +22,8 @@ from equipoise.deploy import agreement, sentences
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.events import GivenUp, Outcome, ledger
 from equipoise.deploy.rounds import Demands, Prepared, prepare, serve
-from equipoise.deploy.scoring import SiteRows, scoring
+from equipoise.deploy.scoring import SiteRows, Summed, read_sums, scoring
+from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.site import SiteStatistics, settings
 from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
@@ -34,6 +35,7 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.run import Scribe, Seen, Watch
 from equipoise.files import remove, write_whole
+from equipoise.privacy.disclosure import disclosed
 from equipoise.protocol import Vector
 
 OWNER = "server.txt"  # says which process writes the folder
@@ -69,12 +71,15 @@ def run_federation(
             setup = agreement.setup(config, agreed)
             parts = "train judge final" if run.draws_of(setup.problem) else "train judge"
             federation.ask("prepare", parts, everyone=False)
-            about = run.federation(setup.problem, setup.algorithm, setup.notes)
+            revealed = reveals(config, setup)
+            print("\n".join(f"what the server learns: {sentence}" for sentence in revealed), flush=True)
+            about = run.federation(setup.problem, setup.algorithm, (*setup.notes, *revealed))
             records.write_record(folder / records.ENVIRONMENT, run.environment(config, {}))
             records.write_record(folder / records.FEDERATION, about)
             writer = FederatedRun(config, folder, setup, federation, watch)
             outcome = writer.train(agreed.run)
-            about = about.model_copy(update={"notes": (*about.notes, sentences.framing(outcome.ledger.traffic))})
+            more = (sentences.framing(outcome.ledger.traffic), *writer.averages())
+            about = about.model_copy(update={"notes": (*about.notes, *more)})
             records.write_record(folder / records.FEDERATION, about)
             writer.finish(outcome)
         state = "finished"
@@ -141,6 +146,22 @@ def settled(config: Config, federation: ConnectedSites) -> Agreement:
     return agreed
 
 
+def reveals(config: Config, setup: Setup) -> tuple[str, ...]:
+    """What the server learns of single sites."""
+    of, problem = config.federation, setup.problem
+    assert of is not None
+    return tuple(
+        disclosed(
+            run.wire_of(setup.algorithm, setup.algorithm, problem),
+            masked=of.secure,
+            sums_only=setup.sums is not None,
+            measured=agreement.needs_curvature(config),
+            n=problem.n,
+            bound=of.secure_bound,
+        )
+    )
+
+
 def renewed(folder: Path, federation: ConnectedSites, known: Agreement) -> Agreement:
     """The agreement of the run to go on with, told again to who is there."""
     done = checkpoint.rounds(folder / records.CHECKPOINT)
@@ -188,6 +209,7 @@ class FederatedRun:
         self.dual = build.dual(config, setup.problem.n)
         of = config.federation
         assert of is not None
+        self.secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
         self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
@@ -196,6 +218,7 @@ class FederatedRun:
         self.round = 0  # of the model that is evaluated
         self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
         self.table: Any = None  # of the last model
+        self.summed: Summed | None = None  # the same, where sites tell sums only
 
     def train(self, name: str) -> Outcome:
         config, setup = self.config, self.setup
@@ -212,6 +235,7 @@ class FederatedRun:
                 config=setup.digest,
                 run=name,
                 demands=self.demands,
+                secure=self.secure,
                 pause=self.pause,
                 resume=start,
             )
@@ -291,25 +315,36 @@ class FederatedRun:
         draws = run.draws_of(problem) if self.round == self.config.run.rounds else 0
         rows = SiteRows(problem.train.client(0), problem.train.client(0))
         if draws not in self.prepared:
-            algorithm = scoring(problem, self.setup.algorithm, draws=draws)
+            algorithm = scoring(problem, self.setup.algorithm, draws=draws, sums=self.setup.sums)
             self.prepared[draws] = prepare(algorithm, problem.x, rows, self.setup.digest)
         prepared = self.prepared[draws]
         start = prepared.algorithm.init(x)
         start = start if lam is None else start._replace(weights=jnp.asarray(lam, x.dtype))
-        found = serve(
-            prepared.algorithm,
-            x,
-            federation,
-            self.config.run.seed,
-            shard=rows,
-            rounds=1,
-            part="final" if draws else "judge",
-            demands=self.demands._replace(least=0, tries=1),
-            note_under=self.round,
-            prepared=prepared,
-            start=start,
-        ).result.server
+        if self.summed is not None:
+            start = start._replace(level=jnp.asarray(self.summed.level, x.dtype))
+        try:
+            found = serve(
+                prepared.algorithm,
+                x,
+                federation,
+                self.config.run.seed,
+                shard=rows,
+                rounds=1,
+                part="final" if draws else "judge",
+                demands=self.demands._replace(least=0, tries=1),
+                secure=self.secure,
+                note_under=self.round,
+                prepared=prepared,
+                start=start,
+            ).result.server
+        except GivenUp:  # too few for a masked sum; what led to it is noted
+            found = start
         self.table = run.in_units(problem, found.table)
+        if self.setup.sums is not None:
+            level = 0.0 if self.summed is None else self.summed.level
+            mu = problem.task.strong_convexity
+            self.summed = read_sums(found.sums, self.setup.sums, level, n=problem.n, mu=mu)
+            return Seen(found.losses, self.summed.objective, self.summed.gap, self.table)
         losses, gap = found.losses, np.nan
         complete = bool(np.isfinite(losses).all())
         objective = float(self.dual.value(losses)) if complete else np.nan
@@ -317,6 +352,13 @@ class FederatedRun:
         if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
             gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
         return Seen(losses, objective, gap, self.table)
+
+    def averages(self) -> tuple[str, ...]:
+        """What is known of the last model where no site tells its own scores."""
+        if self.summed is None or not self.summed.scores:
+            return ()
+        said = ", ".join(f"{name} {value:.4g}" for name, value in sorted(self.summed.scores.items()))
+        return (f"no site told its own scores; the mean over the sites that answered at the end: {said}",)
 
     def finish(self, outcome: Outcome) -> None:
         self.check_owner()

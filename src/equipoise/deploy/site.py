@@ -8,6 +8,7 @@ Where they are stands in the node's configuration, which is the site's own:
     loader  "module:function": a function without arguments that returns (inputs, labels), as arrays or tensors, or a
             Polars frame; `path` may say where the module is
     compiled  a folder for compiled programs, for the next process
+    key, roster  its private key, and a folder with the public ones of all sites: for masked sums
 """
 
 import importlib
@@ -35,12 +36,15 @@ from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.apps import site_name
 from equipoise.deploy.client import Job, Participant
 from equipoise.deploy.scoring import SiteRows, scoring
+from equipoise.deploy.secure import SecureSite
 from equipoise.errors import InputError, require
 from equipoise.experiment import build, records, run
 from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
 from equipoise.experiment.records import Record
 from equipoise.files import write_whole
+from equipoise.privacy import identity
+from equipoise.privacy.site_masks import SiteMasks
 from equipoise.protocol import Algorithm
 
 QUESTIONS = ("statistics", "settle")
@@ -112,7 +116,16 @@ def open_site(context: Context) -> Participant:
 
     jobs = {"train": train, "judge": lambda: judge(0), "final": lambda: judge(None)}
     answers = {"statistics": statistics, "settle": settle}
-    return Participant(name, folder, jobs, answers, within=lambda: build.precision(config))
+    secure = secure_site(config, name, node, folder)
+    return Participant(name, folder, jobs, answers, within=lambda: build.precision(config), secure=secure)
+
+
+def secure_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> SecureSite | None:
+    """The site's part in masked sums, where the run has them."""
+    if config.federation is None or not config.federation.secure:
+        return None
+    key, roster = (Path(str(_given(node, word, "keys: masked sums need authentication"))) for word in ("key", "roster"))
+    return SecureSite(SiteMasks(identity.load(name, key, roster), folder), config.federation.secure_bound)
 
 
 # The sites of one process make the same of the same agreement, so they share what is compiled.
@@ -129,7 +142,7 @@ _scored: dict[tuple[str, int], Algorithm] = {}  # by the setup's digest and the 
 def scored(setup: Setup, draws: int) -> Algorithm:
     where = (setup.digest, draws)
     if where not in _scored:
-        _scored[where] = scoring(setup.problem, setup.algorithm, draws=draws)
+        _scored[where] = scoring(setup.problem, setup.algorithm, draws=draws, sums=setup.sums)
         for old in list(_scored)[:-4]:
             del _scored[old]
     return _scored[where]

@@ -154,6 +154,11 @@ class Federation(Section):
         None, description="gradients go up as differences of this type; the limit stays the same"
     )
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
+    secure: bool = Field(False, description="totals are masked: the server learns sums over sites, see docs/privacy.md")
+    secure_bound: float = Field(2.0**20, gt=0, le=1e15, description="no site sends a larger number in a masked total")
+    threshold: int | None = Field(
+        None, ge=2, description="sites that open a masked sum together; default: more than half of them"
+    )
 
 
 WORDS = {
@@ -323,6 +328,12 @@ def _check_together(source: str, config: Config) -> None:
         isinstance(sites, int) or (all(sites) and len(set(sites)) == len(sites) > 0),
         f"{source}: federation.sites is {sites!r}; give the sites' names, each once, or their number",
     )
+    if config.federation and config.federation.secure:
+        count = sites if isinstance(sites, int) else len(sites)
+        require(
+            count >= 3,
+            f"{source}: federation.secure hides a site among others, which takes 3 sites at least, not {count}",
+        )
     algorithm = config.algorithm
     require(
         algorithm.cohort is None or algorithm.coin is None,
