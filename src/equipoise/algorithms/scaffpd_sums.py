@@ -53,7 +53,7 @@ from equipoise.steps import Rule, constant
 from equipoise.tasks import Task
 
 MOST = 2.0**10  # p_i above which a client does not answer
-MOST_TILT = 2.0**16  # what exp(L_i / rho - level) is cut to, so that it fits into a masked sum too
+MOST_TILT = 2.0**16  # what exp(L_i / rho - level) is cut to where it has to fit into a masked sum
 Scalar = Float[Array, ""]
 
 
@@ -117,8 +117,14 @@ class Correction(NamedTuple):
     c: Vector
 
 
-def scaffpd_sums(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float) -> Algorithm:
-    """SCAFF-PD from sums alone, for the kl penalty; arguments as for `scaffpd`."""
+def scaffpd_sums(
+    task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float, tilt_cap: float | None = None
+) -> Algorithm:
+    """SCAFF-PD from sums alone, for the kl penalty; arguments as for `scaffpd`.
+
+    `tilt_cap`: what exp(L_i / rho - level) is cut to, which costs the certificates of rounds where it is; None: what
+    the numbers can hold. Sums of fixed point need MOST_TILT.
+    """
     n, rho = dual.n, dual.modulus
     require(
         dual.name == "kl" and uniform_reference(dual),
@@ -146,7 +152,8 @@ def scaffpd_sums(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: i
         w = (mine.w + sigma * ((1 + theta) * loss - theta * before)) / (1 + rho * sigma)
         p = jnp.exp(w - shift)
         p = jnp.where(p <= MOST, p, jnp.nan)  # not finite: no reply
-        exponent, most = loss / rho - level, math.log(MOST_TILT)
+        largest = jnp.log(jnp.finfo(x.dtype).max) / 2 if tilt_cap is None else math.log(tilt_cap)
+        exponent, most = loss / rho - level, largest
         tilted = jnp.exp(jnp.minimum(exponent, most))
         beyond = jnp.where(exponent > most, jnp.ones_like(p), 0)
         answer = Answer(p, p * c_i, p * loss, p * w, tilted, beyond)

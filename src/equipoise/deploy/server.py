@@ -369,9 +369,8 @@ class FederatedRun:
             self.round = outcome.rounds
             self.evaluated(x, None)
         events = list(sentences.of(outcome.ledger.events))
-        run.finish(
-            self.config, self.folder, problem, x, self.timed(outcome.result), self.table, self.config.name, events
-        )
+        result, asked = self.timed(outcome.result), self.setup.sums is None
+        run.finish(self.config, self.folder, problem, x, result, self.table, self.config.name, events, asked=asked)
         (self.folder / OWNER).unlink()
 
 

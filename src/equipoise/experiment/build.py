@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 
 from equipoise import algorithms, cohorts, models, objectives, steps, tasks
+from equipoise.algorithms.scaffpd_sums import MOST_TILT
 from equipoise.artifact import Artifact
 from equipoise.data import partition, pool, silos
 from equipoise.data.dataset import Dataset
@@ -371,6 +372,8 @@ def method_of(config: Config, problem: Problem) -> Method:
     if isinstance(rule, Steps):
         tau = settings["steps"] * settings["local_lr"] if rule.tau == "auto" else rule.tau
         rule = rule.model_copy(update={"tau": tau})
+    if config.federation and config.federation.secure and "tilt_cap" in record.arguments:
+        settings.setdefault("tilt_cap", MOST_TILT)
     if settings.get("mu") == "auto":
         settings["mu"] = problem.l2
     if record.minibatch_form is not None and config.model.batch is not None:

@@ -454,8 +454,10 @@ def finish(
     table: PerClient,
     label: str,
     events: list[str],
+    *,
+    asked: bool = True,
 ) -> None:
-    """The model, then the result: whoever sees the result sees a whole run."""
+    """The model, then the result: whoever sees the result sees a whole run. `asked`: clients told their own scores."""
     measure = evaluation.chosen(table, None)
     known = bool(np.isfinite(np.asarray(table.scores[measure])).any())
     if np.isfinite(np.asarray(x)).all():
@@ -468,7 +470,7 @@ def finish(
             loss=this.loss,
             metadata=metadata,
         )
-        if not known:
+        if asked and not known:
             events.append("no client could score the model at the end")
     else:
         events.append("the model is not finite: the step sizes are too large")
