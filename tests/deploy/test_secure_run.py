@@ -3,13 +3,16 @@
 import jax
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
 from equipoise import artifact
+from equipoise.cli import app
 from equipoise.deploy.operations import keys
-from equipoise.errors import InputError
+from equipoise.errors import EquipoiseError, InputError
 from equipoise.experiment import config, records
+from equipoise.privacy import audit, policy
 from equipoise.report.html import write as write_report
 from tests.deploy.test_federated_run import both, settings
 from tests.flower.silos import SITES
@@ -65,3 +68,29 @@ def test_masked_sums_need_keys_and_company(tmp_path):
         config.parse(settings(federation={"secure": True, "sites": ["a", "b"]}))
     with pytest.raises(Exception, match="did not answer 'statistics'"):
         both(tmp_path, told())
+
+
+def test_a_site_decides_for_itself_and_keeps_its_own_log(tmp_path):
+    """Whatever the server asks, a site that has not approved the run touches no row; then it is approved."""
+    plain, homes, own = settings(run={"rounds": 1}), tmp_path / "homes", node(tmp_path)
+    (homes / "north").mkdir(parents=True)
+    (homes / "north" / policy.FILE).write_text("ask = true\nlosses = true\n")
+    with pytest.raises(EquipoiseError, match="'north' did not answer 'statistics': this configuration has not been"):
+        both(tmp_path, plain, node=own)
+    entry = audit.verify(homes / "north").entries[-1]
+    assert (entry["kind"], entry["answer"]) == ("statistics", "refused")
+    assert audit.verify(homes / "south").entries[-1]["answer"] == "replied"
+
+    (pending,) = (homes / "north" / policy.PENDING).glob("*.toml")
+    told = CliRunner().invoke(app, ["flower", "approve", pending.stem[:8], "--site", str(homes / "north")], input="y\n")
+    assert "the server sees each site's loss, gradient" in " ".join(told.output.split())
+    assert told.exit_code == 0, told.output
+    over, _ = both(tmp_path, plain, node=own)
+    assert over.outcome is not None
+    chain = audit.verify(homes / "north")
+    kinds = {(e["kind"], e["answer"]) for e in chain.entries}
+    assert {("statistics", "refused"), ("settle", "replied"), ("exchange", "replied")} <= kinds
+    sent = [e["sent"] for e in chain.entries if e.get("exchange") == "collect"]
+    assert any("gradient" in name for name in sent[0])
+    shown = CliRunner().invoke(app, ["flower", "audit", str(homes / "north")])
+    assert f"{len(chain.entries)} messages, each as it was written" in " ".join(shown.output.split())

@@ -105,9 +105,9 @@ def test_two_of_five_are_killed_and_the_sums_are_the_simulator_s_and_nobody_s_nu
     for site in SITES:
         for line in map(json.loads, (tmp_path / f"{site}.totals").read_text().splitlines()):
             for number in line["numbers"]:
-                if number in (0.0, 1.0) or (line["part"] == "judge" and abs(number) in (0.5,)):
-                    continue  # a count, or half of them
                 whole = np.int64(np.rint(np.ldexp(number, bits)))
+                if number in (0.0, 0.5, 1.0) or abs(whole) < 1 << 16:
+                    continue  # counts, and what is so small that its bytes are zeros: they are found by chance
                 assert np.float64(number).tobytes() not in crossed, (site, number)
                 assert whole.tobytes() not in crossed, (site, number)
                 probes += 1

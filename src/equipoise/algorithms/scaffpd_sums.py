@@ -54,6 +54,7 @@ from equipoise.tasks import Task
 
 MOST = 2.0**10  # p_i above which a client does not answer
 MOST_TILT = 2.0**16  # what exp(L_i / rho - level) is cut to where it has to fit into a masked sum
+LEAST_TILT = 2.0**-10  # a sum below it has too few digits in a masked sum
 Scalar = Float[Array, ""]
 
 
@@ -173,13 +174,15 @@ def scaffpd_sums(
         shift = (server.shift + drift + sigma * loss) / (1 + rho * sigma)
         entropy = w - server.shift - log_p  # sum_i lam_i log lam_i
         log_tilted = jnp.log(jnp.where(total.tilted > 0, total.tilted, 1)) + server.level
-        # Where some were cut, a bound from below: no mean of the losses is above the largest of them.
+        in_range = total.tilted > (0 if tilt_cap is None else LEAST_TILT)
+        # Out of range, a bound from below: no mean of the losses is above the largest of them.
         level = jnp.where(total.beyond == 0, log_tilted, jnp.maximum(log_tilted, loss / rho))
+        level = jnp.where(in_range, level, loss / rho)
         evidence = Evidence(
             robust=rho * (log_tilted - math.log(n)),
             value=loss - rho * (entropy + math.log(n)),
             gradient=c,
-            complete=everybody & (total.beyond == 0) & (total.tilted > 0),
+            complete=everybody & (total.beyond == 0) & in_range,
         )
         new = server._replace(c=c, shift=shift, level=level, begun=jnp.array(True), evidence=evidence)
         # `steps` is the same in both; nobody there: nothing is learned.

@@ -71,22 +71,22 @@ def client_app(
         log.warning("the server says: %s", read_text(message.content, "question"))
         return Message(text("answer", ""), reply_to=message)
 
-    def replying(answer: Callable[[Participant, dict[str, Open], RecordDict], RecordDict]) -> Callable:
+    def replying(kind: str, answer: Callable[[Participant, dict[str, Open], RecordDict], RecordDict]) -> Callable:
         def handle(message: Message, context: Context) -> Message:
             def answered() -> RecordDict:
                 site, opened = site_of(context)
                 with site.within():
-                    return answer(site, opened, message.content)
+                    return site.guard(kind, message.content, lambda: answer(site, opened, message.content))
 
             return Message(guarded(site_name(context), answered), reply_to=message)
 
         return handle
 
-    app.train("exchange")(replying(work))
-    app.query("prepare")(replying(prepare))
-    app.query(secure.QUESTION)(replying(take_step))
+    app.train("exchange")(replying("exchange", work))
+    app.query("prepare")(replying("prepare", prepare))
+    app.query(secure.QUESTION)(replying(secure.QUESTION, take_step))
     for question in questions:
-        app.query(question)(replying(partial(answer_question, question)))
+        app.query(question)(replying(question, partial(answer_question, question)))
     return app
 
 

@@ -48,6 +48,8 @@ class Participant(NamedTuple):
     answers: Mapping[str, Callable[[str], str]] = {}  # to questions that are no exchanges
     within: Callable[[], AbstractContextManager[None]] = nullcontext  # around every answer: the precision of the run
     secure: SecureSite | None = None  # its totals leave masked, or not at all
+    # Around every answer, with the message's kind and content: a Refusal keeps it from being worked out.
+    guard: Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict] = lambda kind, content, answer: answer()
 
 
 class Open(NamedTuple):

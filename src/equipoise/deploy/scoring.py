@@ -25,7 +25,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from equipoise import evaluation
-from equipoise.algorithms.scaffpd_sums import MOST_TILT
+from equipoise.algorithms.scaffpd_sums import LEAST_TILT, MOST_TILT
 from equipoise.cohorts import everyone
 from equipoise.data.shards import Shards
 from equipoise.evaluation import PerClient
@@ -161,11 +161,11 @@ def read_sums(table: SumTable, tilt: Tilt, level: float, *, n: int, mu: float | 
     loss, defined = float(told.loss) / count, told.defined
     scores = {name: float(v / defined[name]) if defined[name] > 0 else np.nan for name, v in told.scores.items()}
     scores["loss"] = loss
-    objective, new = loss, level
+    objective, new, in_range = loss, level, bool(told.tilted > LEAST_TILT and told.beyond == 0)
     if tilt.rho is not None:
-        log_sum = math.log(float(told.tilted)) + level if told.tilted > 0 else -math.inf
+        log_sum = math.log(float(told.tilted)) + level if told.tilted > LEAST_TILT else -math.inf
         objective, new = tilt.rho * (log_sum - math.log(n)), max(log_sum, loss / tilt.rho)
-    if not tilt.known or count < n or told.beyond > 0:
+    if not tilt.known or count < n or not in_range:
         return Summed(np.nan, np.nan, scores, new)
     slope = told.gradient / told.tilted
     return Summed(objective, float(slope @ slope / (2 * mu)) if mu else np.nan, scores, new)

@@ -8,6 +8,7 @@ Where they are stands in the node's configuration, which is the site's own:
     loader  "module:function": a function without arguments that returns (inputs, labels), as arrays or tensors, or a
             Polars frame; `path` may say where the module is
     compiled  a folder for compiled programs, for the next process
+    policy  what it agrees to, a file; default: site.toml in its folder
     key, roster  its private key, and a folder with the public ones of all sites: for masked sums
 """
 
@@ -35,6 +36,7 @@ from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.apps import site_name
 from equipoise.deploy.client import Job, Participant
+from equipoise.deploy.oversight import overseen
 from equipoise.deploy.scoring import SiteRows, scoring
 from equipoise.deploy.secure import SecureSite
 from equipoise.errors import InputError, require
@@ -43,7 +45,7 @@ from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
 from equipoise.experiment.records import Record
 from equipoise.files import write_whole
-from equipoise.privacy import identity
+from equipoise.privacy import identity, policy
 from equipoise.privacy.site_masks import SiteMasks
 from equipoise.protocol import Algorithm
 
@@ -117,7 +119,12 @@ def open_site(context: Context) -> Participant:
     jobs = {"train": train, "judge": lambda: judge(0), "final": lambda: judge(None)}
     answers = {"statistics": statistics, "settle": settle}
     secure = secure_site(config, name, node, folder)
-    return Participant(name, folder, jobs, answers, within=lambda: build.precision(config), secure=secure)
+    guard = overseen(config, folder, policy_file(node, folder))
+    return Participant(name, folder, jobs, answers, lambda: build.precision(config), secure, guard)
+
+
+def policy_file(node: Mapping[str, Any], folder: Path) -> Path:
+    return Path(str(node["policy"])) if node.get("policy") else folder / policy.FILE
 
 
 def secure_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> SecureSite | None:
@@ -125,7 +132,8 @@ def secure_site(config: Config, name: str, node: Mapping[str, Any], folder: Path
     if config.federation is None or not config.federation.secure:
         return None
     key, roster = (Path(str(_given(node, word, "keys: masked sums need authentication"))) for word in ("key", "roster"))
-    return SecureSite(SiteMasks(identity.load(name, key, roster), folder), config.federation.secure_bound)
+    least = policy.load(policy_file(node, folder)).least_cohort
+    return SecureSite(SiteMasks(identity.load(name, key, roster), folder, least), config.federation.secure_bound)
 
 
 # The sites of one process make the same of the same agreement, so they share what is compiled.

@@ -161,6 +161,15 @@ class Federation(Section):
     )
 
 
+class Privacy(Section):
+    """Differential privacy of every record, against everybody who sees what leaves a site (docs/privacy.md)."""
+
+    epsilon: float = Field(gt=0, description="of the whole run; 1 is strong, 10 is weak")
+    delta: float = Field(1e-5, gt=0, lt=1, description="below 1 / (rows of a site)")
+    clip: float = Field(1.0, gt=0, description="what one record can add to a gradient, as a length")
+    loss_bound: float = Field(4.0, gt=0, description="what one record can add to a loss (SCAFF-PD)")
+
+
 WORDS = {
     "steps": "local steps in a round",
     "memory": "directions that the server remembers; with a cohort about 2 * clients / cohort",
@@ -228,6 +237,7 @@ SECTIONS: dict[str, type[Section]] = {
     "model": Model,
     "run": Run,
     "federation": Federation,
+    "privacy": Privacy,
 }
 KEYS = ("name", *SECTIONS, "objective", "algorithm", "compare", "sweep")
 
@@ -245,6 +255,7 @@ class Config(BaseModel):
     algorithm: Any = None  # an `algorithm_section`
     run: Run = Run()
     federation: Federation | None = None  # None: on one machine
+    privacy: Privacy | None = None  # None: no noise
 
     @field_validator("objective", "algorithm", mode="before")
     @classmethod
@@ -430,10 +441,11 @@ def template() -> str:
             value = getattr(section, name)
             line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too
             parts.append(line + (f"  # {field.description}" if field.description else ""))
-    parts.append(f"\n# [federation]  # {inspect.getdoc(Federation)}")
-    for name, field in Federation.model_fields.items():
-        start_value = "..." if field.is_required() or field.default is None else json.dumps(field.default)
-        parts.append(f"# {name} = {start_value}  # {field.description}")
+    for key, optional in (("federation", Federation), ("privacy", Privacy)):
+        parts.append(f"\n# [{key}]  # {inspect.getdoc(optional)}")
+        for name, field in optional.model_fields.items():
+            start_value = "..." if field.is_required() or field.default is None else json.dumps(field.default)
+            parts.append(f"# {name} = {start_value}  # {field.description}")
     parts.append(COMPARE_HELP)
     return "\n".join(parts)
 
