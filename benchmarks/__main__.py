@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import clients, federated_averaging, gram, robust_regression
-from equipoise import cores
+from equipoise import use_all_cores
 
 BENCHMARKS = {
     "robust_regression": robust_regression.run,
@@ -23,7 +23,7 @@ BENCHMARKS = {
 
 
 def main() -> None:
-    cores.use_all()
+    use_all_cores()
     console = Console(width=max(Console().width, 120))
     names = sys.argv[1:] or list(BENCHMARKS)
     unknown = set(names) - set(BENCHMARKS)

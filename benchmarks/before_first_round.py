@@ -14,7 +14,9 @@ from typing import Any
 import jax
 
 import equipoise as eq
-from equipoise.experiment import build, config
+from equipoise.experiment import config
+from equipoise.experiment.methods import build_method
+from equipoise.experiment.problems import Problem, build_problem
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "fashion-mnist"},
@@ -36,16 +38,16 @@ def cpu(call: Callable[[], Any], repeats: int = 3) -> float:
     return statistics.median(seconds)
 
 
-def in_rounds(told: config.Config, problem: build.Problem) -> tuple[float, float]:
+def in_rounds(told: config.Config, problem: Problem) -> tuple[float, float]:
     """CPU seconds of what comes before the first round, and of a round."""
 
     def measured() -> tuple:
         for name in ("smoothness", "_constants"):
             problem.__dict__.pop(name, None)  # measured once for all methods of a comparison, and here by each
-        build.method_of(told, problem)
+        build_method(told, problem)
         return ()
 
-    algorithm = build.method_of(told, problem).algorithm
+    algorithm = build_method(told, problem).algorithm
     begin = jax.jit(lambda data: eq.kernel.prepare(algorithm, data))
     step = jax.jit(lambda state, data: eq.kernel.step(algorithm, state, data, jax.random.key(0)))
     before = cpu(measured) + cpu(lambda: begin(problem.train))
@@ -63,7 +65,7 @@ def main() -> None:
     problem = None
     for name in METHODS:
         told = config.parse({**settings, "algorithm": {"name": name, "steps": 10}})
-        problem = problem or build.problem(told)
+        problem = problem or build_problem(told)
         before, a_round = in_rounds(told, problem)
         print(f"| {name} | {before:.2f} | {a_round:.2f} | {before / a_round:.1f} |", flush=True)
 

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
 
-from equipoise import programs
+from equipoise import keep_programs
 
 # Tests compile much and run little: code is emitted the short way, which takes a third of the time of the usual one.
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -21,6 +22,10 @@ def quick_to_compile():
     tried = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=flags, capture_output=True)
     return flags["XLA_FLAGS"] if tried.returncode == 0 else os.environ.get("XLA_FLAGS", "")
 
+
+# How long an example takes depends on what else the machine does, and says nothing.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 COMPILED = Path(__file__).parents[1] / ".jax_cache"
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers, and the commands that tests start, inherit these
@@ -38,7 +43,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_captured_constants_warn_bytes", 1 << 20)  # data is an operand of a program, not part of it
-programs.keep(COMPILED)  # and the same programs in many places, and again next time
+keep_programs(COMPILED)  # and the same programs in many places, and again next time
 
 
 def group(item):

@@ -11,7 +11,7 @@ import equipoise
 
 ROOT = Path(equipoise.__file__).parent
 LEVELS = [
-    {"errors", "cores", "extensions", "files", "programs"},
+    {"_jax", "errors", "extensions", "files", "tensors"},
     {"protocol"},
     {"data"},
     {"cohorts", "tasks", "objectives", "steps", "local", "models"},
@@ -54,3 +54,13 @@ def test_importing_is_light():
     code = f"import equipoise, sys; print(*[m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_private_name_of_another_package_is_imported(path):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("equipoise."):
+            package = node.module.split(".")[1]
+            private = [alias.name for alias in node.names if alias.name.startswith("_")]
+            assert not private or package == part(path), f"{path.relative_to(ROOT)} imports {private} of {node.module}"

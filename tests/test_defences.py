@@ -124,7 +124,7 @@ def test_a_capped_run_keeps_every_weight_below_the_cap():
     ("make", "sentence"),
     [
         (lambda: cap_weights(o.chi2(5, 0.1), 0.2), "no weights of 5 clients are below 0.2"),
-        (lambda: cap_weights(o.qffl(5, 1.0), 0.5), "are no shares"),
+        (lambda: cap_weights(o.qffl(5, 1.0), 0.5), "are not shares"),
         (lambda: clip_losses(build("scaffpd"), factor=0.5), "factor is 0.5; give at least 1"),
         (lambda: clip_losses(build("scaffpd"), quantile=1.0), "quantile is 1.0; give a share"),
     ],

@@ -11,17 +11,16 @@ if TYPE_CHECKING:
         artifact,
         certificates,
         cohorts,
-        cores,
         data,
         errors,
         evaluation,
         experiment,
         models,
         objectives,
-        programs,
         steps,
         tasks,
     )
+    from equipoise._jax import keep_programs, use_all_cores
     from equipoise.engines import kernel
     from equipoise.engines.debug import debug
     from equipoise.engines.simulator import Result, simulate
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from equipoise.evaluation import fairness
 
 ENGINES = ("Result", "Trial", "debug", "grid", "kernel", "simulate", "sweep")
+SETUP = ("keep_programs", "use_all_cores")
 __all__ = [
     "Result",
     "Trial",
@@ -36,7 +36,6 @@ __all__ = [
     "artifact",
     "certificates",
     "cohorts",
-    "cores",
     "data",
     "debug",
     "errors",
@@ -44,14 +43,15 @@ __all__ = [
     "experiment",
     "fairness",
     "grid",
+    "keep_programs",
     "kernel",
     "models",
     "objectives",
-    "programs",
     "simulate",
     "steps",
     "sweep",
     "tasks",
+    "use_all_cores",
 ]
 __version__ = "0.1.0"
 
@@ -62,6 +62,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
     if name in ENGINES:
         return getattr(importlib.import_module("equipoise.engines"), name)
+    if name in SETUP:
+        return getattr(importlib.import_module("equipoise._jax"), name)
     return importlib.import_module("equipoise.evaluation.fairness" if name == "fairness" else f"equipoise.{name}")
 
 

@@ -14,14 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import polars as pl
-import safetensors
-import safetensors.numpy
 
+from equipoise import tensors
 from equipoise.data import silos
 from equipoise.data.silos.cells import first_line
 from equipoise.data.silos.encoding import Encoding
 from equipoise.errors import InputError, require
-from equipoise.files import write_whole
 from equipoise.models import build
 from equipoise.models.model import Model, Params
 
@@ -91,13 +89,13 @@ def save(
         text = json.dumps(header, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"the metadata cannot be written as JSON: {error}") from error
-    tensors = {name: np.ascontiguousarray(value) for name, value in _named(_tree(params, model)).items()}
-    for name, value in tensors.items():
+    weights = {name: np.asarray(value) for name, value in _named(_tree(params, model)).items()}
+    for name, value in weights.items():
         require(
             np.isfinite(value).all(),
             f"the weights {name!r} hold NaN or infinity; this model is not worth saving",
         )
-    write_whole(path, safetensors.numpy.save(tensors, metadata={"equipoise": text}))
+    tensors.write(path, weights, text)
 
 
 def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
@@ -105,9 +103,7 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
     path = Path(path)
     require(path.is_file(), f"there is no file {path}")
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            text = (file.metadata() or {}).get("equipoise", "")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        weights, text = tensors.read(path)
         require(text, f"{path.name} holds weights but was not written by equipoise")
         header = json.loads(text)
         version = header["version"]
@@ -125,23 +121,21 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
     except _DAMAGE as error:
         raise InputError(f"{path.name} is not a model that equipoise saved ({first_line(error)})") from error
     for name, want in _named(like).items():
-        have = tensors[name].shape if name in tensors else "nothing"
+        have = weights[name].shape if name in weights else "nothing"
         require(
             have == want.shape,
             f"{path.name} has {have} for the weights {name!r}; the model needs {want.shape}",
         )
         require(
-            tensors[name].dtype.kind == "f" and np.isfinite(tensors[name]).all(),
+            weights[name].dtype.kind == "f" and np.isfinite(weights[name]).all(),
             f"the weights {name!r} of {path.name} hold what is not a finite number; it is damaged, or its run diverged",
         )
-    params = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(tensors[name]) for name in _named(like)])
+    params = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(weights[name]) for name in _named(like)])
     return Artifact(params, model, fitted, loss, metadata)
 
 
 # What a header that was damaged, or that somebody else wrote, can end in.
 _DAMAGE: tuple[type[Exception], ...] = (
-    safetensors.SafetensorError,
-    OSError,
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -163,8 +157,7 @@ def _shapes(model: Model) -> Params:
 
 
 def _named(tree: Params) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in leaves}
+    return {name.lstrip("."): leaf for name, leaf in tensors.named(tree)}
 
 
 def _tree(params: Params, model: Model) -> Params:

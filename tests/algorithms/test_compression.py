@@ -19,8 +19,8 @@ def crossing(algorithm):
     return wire(algorithm, start(), algorithm.prepare(unequal().client(0)))
 
 
-def shortened(algorithm, dtype="bfloat16"):
-    return compress_replies(algorithm, crossing(algorithm), dtype=dtype)
+def shortened(algorithm, dtype="bfloat16", **how):
+    return compress_replies(algorithm, crossing(algorithm), dtype=dtype, **how)
 
 
 def run(algorithm, rounds, **options):
@@ -46,6 +46,37 @@ def test_the_limit_is_the_same():
     np.testing.assert_allclose(short.server.inner.lam, plain.weights(exact.server), rtol=1e-10, atol=1e-12)
 
 
+SUMS = {"scaffpd": (1, 1), "scaffpd_secure": (0, 1, 1), "scaffold": (2,), "fedavg": (1,)}  # vectors up, by exchange
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_with_sums_every_vector_is_shorter_and_the_limit_is_the_same(name):
+    plain = build(name)
+    short = shortened(plain, sums=True)
+    for before, after, vectors in zip(crossing(plain), crossing(short), SUMS[name], strict=True):
+        assert before.up - after.up == vectors * DIM * (8 - 2)
+        assert before.down == after.down
+    exact, found = run(plain, 600), run(short, 600)
+    np.testing.assert_allclose(short.model(found.server), plain.model(exact.server), rtol=1e-10, atol=1e-12)
+    if plain.dual is not None:
+        np.testing.assert_allclose(short.weights(found.server), plain.weights(exact.server), rtol=1e-10, atol=1e-12)
+    early = run(short, 2)
+    assert not np.allclose(plain.model(run(plain, 2).server), short.model(early.server), rtol=1e-9, atol=0)
+
+
+def test_sums_are_of_those_who_answered():
+    """A lost reply changes what is known at neither end, and the sums are those of the others."""
+    plain = build("scaffold")
+    short = shortened(plain, "float32", sums=True)
+
+    def lost(round, exchange, ids):
+        return jnp.asarray(ids) == round % N
+
+    found, exact = run(short, 5, lost=lost), run(plain, 5, lost=lost)
+    assert_same(found.server.sent, found.clients.sent)
+    np.testing.assert_allclose(short.model(found.server), plain.model(exact.server), rtol=1e-5)
+
+
 def test_clients_and_server_know_the_same_whatever_is_lost():
     algorithm = shortened(build("scaffpd"))
 
@@ -58,7 +89,7 @@ def test_clients_and_server_know_the_same_whatever_is_lost():
 
 @pytest.mark.parametrize("engine", ["debug", "flower"])
 def test_every_engine(engine, tmp_path):
-    algorithm = shortened(build("scaffpd", batch=3), "float32")
+    algorithm = shortened(build("scaffpd", batch=3), "float32", sums=True)
     expected = run(algorithm, 3).server
     if engine == "debug":
         found = debug(algorithm, start(), unequal(), KEY, rounds=3).server
@@ -67,8 +98,9 @@ def test_every_engine(engine, tmp_path):
         from tests.deploy.setting import federate, serve
 
         outcome = serve(algorithm, federate(algorithm, tmp_path), KEY, rounds=3)
-        found, traffic = outcome.result.server, outcome.ledger.traffic[0]
-        assert traffic.up == crossing(algorithm)[0].up * traffic.received
+        found = outcome.result.server
+        for traffic, crosses in zip(outcome.ledger.traffic, crossing(algorithm), strict=True):
+            assert traffic.up == crosses.up * traffic.received
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)  # a last bit may round the other way
 
@@ -89,7 +121,7 @@ def test_half_precision_crosses_and_what_is_not_finite_is_left_out():
 
 
 def test_what_cannot_be_compressed_is_said():
-    with pytest.raises(InputError, match="fedavg sends no vectors"):
+    with pytest.raises(InputError, match=r"fedavg sends no vectors .* set compress_sums = true"):
         shortened(build("fedavg"))
     with pytest.raises(InputError, match="give one of float32, bfloat16"):
         shortened(build("scaffpd"), "int8")

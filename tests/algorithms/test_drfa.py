@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.algorithms.messages import Model
+from equipoise.algorithms.messages import ModelMessage
 from equipoise.errors import InputError
 from equipoise.protocol import exchange_keys
 from tests.algorithms import reference
@@ -53,7 +53,9 @@ def test_uses_the_minibatch_loss_where_the_task_has_one():
     batched = eq.tasks.ridge(DIM, reference.MU, 2)
     algorithm = eq.algorithms.drfa(batched, eq.objectives.agnostic(N), eq.cohorts.everyone(N), **HOW)
     shard, w = unequal().client(2), start()
-    losses = {float(algorithm.round[1].work(Model(w), None, shard, jax.random.key(k))[1].each.loss) for k in range(5)}
+    losses = {
+        float(algorithm.round[1].work(ModelMessage(w), None, shard, jax.random.key(k))[1].each.loss) for k in range(5)
+    }
     assert len(losses) == 5
 
 

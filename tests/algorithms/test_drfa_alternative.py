@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.algorithms.messages import Model
+from equipoise.algorithms.messages import ModelMessage
 from equipoise.errors import InputError
 from equipoise.protocol import exchange_keys
 from tests.algorithms import reference, reference_baselines
@@ -79,7 +79,7 @@ def test_takes_the_loss_over_all_local_data():
         local_lr=0.1,
         dual_lr=0.1,
     )
-    got = algorithm.round[0].work(Model(start()), None, unequal().client(2), KEY)[1].each.loss
+    got = algorithm.round[0].work(ModelMessage(start()), None, unequal().client(2), KEY)[1].each.loss
     assert float(got) == pytest.approx(reference.loss(np.asarray(start()), rows(unequal())[2]))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.algorithms.messages import Model
+from equipoise.algorithms.messages import ModelMessage
 from equipoise.errors import InputError
 from tests.algorithms import reference, reference_baselines
 from tests.problems import DIM, SIZES, N, assert_same, rows, start, unequal
@@ -41,7 +41,7 @@ def test_the_slope_is_that_of_the_minibatch_the_step_draws():
     task = eq.tasks.ridge(DIM, reference.MU, batch=2)
     algorithm = eq.algorithms.propfair(task, EVERYONE, bound=20.0, steps=1, local_lr=0.1)
     shard, key = unequal().client(2), jax.random.key(7)
-    moved = algorithm.round[0].work(Model(start()), None, shard, key)[1].total.value
+    moved = algorithm.round[0].work(ModelMessage(start()), None, shard, key)[1].total.value
     drawn = jax.random.split(key, 1)[0]
     want = -0.1 * task.grad(start(), shard, drawn) / (20.0 - task.loss(start(), shard, drawn))
     assert_same(moved, want)
@@ -54,7 +54,7 @@ def test_has_the_objective_of_the_dual():
     algorithm = eq.algorithms.propfair(TASK, eq.cohorts.everyone(1), bound=5.0, steps=1, local_lr=1.0)
     for scale in (0.1, 1.0, 10.0):
         x = scale * start()
-        moved = algorithm.round[0].work(Model(x), None, data.client(0), jax.random.key(0))[1].total.value
+        moved = algorithm.round[0].work(ModelMessage(x), None, data.client(0), jax.random.key(0))[1].total.value
         value = jax.grad(lambda x: eq.objectives.propfair(1, 5.0).value(TASK.loss(x, data.client(0))[None]))
         assert_same(-moved, value(x))
     assert float(TASK.loss(0.1 * start(), data.client(0))) < 5 < float(TASK.loss(10 * start(), data.client(0)))
@@ -77,5 +77,5 @@ def test_says_what_is_wrong(wrong, sentence):
 
 def test_a_bound_below_the_losses_is_a_line_and_stays_finite():
     algorithm = eq.algorithms.propfair(TASK, EVERYONE, bound=1e-3, steps=1, local_lr=1e-9)
-    reply = algorithm.round[0].work(Model(start()), None, unequal().client(0), jax.random.key(0))[1]
+    reply = algorithm.round[0].work(ModelMessage(start()), None, unequal().client(0), jax.random.key(0))[1]
     assert all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(reply))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.algorithms.messages import Model
+from equipoise.algorithms.messages import ModelMessage
 from equipoise.errors import InputError
 from equipoise.protocol import exchange_keys
 from tests.algorithms import reference, reference_baselines
@@ -81,7 +81,7 @@ def test_a_client_without_loss_does_not_divide_by_zero():
     perfect = unequal()._replace(labels=jnp.zeros_like(unequal().labels))
     for q in (0.0, 0.2, 1.0, 3.0):
         algorithm = eq.algorithms.qfedavg(task, EVERYONE, q=q, steps=2, local_lr=0.03)
-        reply = algorithm.round[0].work(Model(jnp.zeros(DIM)), None, perfect.client(0), KEY)[1]
+        reply = algorithm.round[0].work(ModelMessage(jnp.zeros(DIM)), None, perfect.client(0), KEY)[1]
         assert all(np.isfinite(a).all() for a in jax.tree.leaves(reply))
 
 

@@ -216,7 +216,7 @@ def test_softmax_regression_of_digits():
 
 def test_what_it_cannot_do_is_said():
     task, everyone = eq.tasks.ridge(3, MU), eq.cohorts.everyone(4)
-    with pytest.raises(InputError, match="'qffl' are no shares, which SCAFF-PD with a model needs; give an objective"):
+    with pytest.raises(InputError, match="'qffl' are not shares, which SCAFF-PD with a model needs; give an objective"):
         scaffpd_model(task, eq.objectives.qffl(4, 1.0), everyone, steps=2)
     with pytest.raises(InputError, match="drawn from 4 clients but the dual is for 5"):
         scaffpd_model(task, eq.objectives.chi2(5, 1.0), everyone, steps=2)

@@ -6,7 +6,8 @@ from equipoise.cli.data import data_app, preview
 from equipoise.data import catalogue
 from equipoise.data.datasets.catalogue import Dataset
 from equipoise.errors import InputError
-from equipoise.experiment import build, config
+from equipoise.experiment import config
+from equipoise.experiment.problems import build_problem
 from tests.data.datasets.test_text import PLAY
 
 
@@ -102,7 +103,7 @@ def test_numbers_to_predict_are_not_sorted_into_classes():
     ],
 )  # fmt: skip
 def test_the_preview_is_what_a_run_trains_on(run, words, settings):
-    train = build.problem(config.parse({"partition": settings})).train
+    train = build_problem(config.parse({"partition": settings})).train
     lines = run("partition", "digits", *words).output.splitlines()
     shown = [line.split("│")[2].strip() for line in lines if "│" in line]
     assert shown == [f"{size:,}" for size in np.asarray(train.sizes)]

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Array, ConfigRecord, Message, RecordDict
 
 import equipoise as eq
-from equipoise.deploy import flower
+from equipoise.deploy import flower, sentences
 from equipoise.deploy.flower import Demands, FederationWarning, GivenUp, Patience
 from equipoise.deploy.network.wire import pack, unpack
 from equipoise.errors import InputError, Stopped
@@ -67,7 +67,9 @@ def simulated(algorithm, client=None, lost_in=(1, 2), exchanges=(0, 1, 2), **how
 
 
 def whats(outcome, site):
-    return [(e.round, e.exchange, e.what) for e in outcome.ledger.events if e.site == site and e.what != "joined"]
+    """What happened when; of what happened again and again, the first time and the last."""
+    found = [e for e in outcome.ledger.events if e.site == site and e.what != "joined"]
+    return [(r, e.exchange, e.what) for e in found for r in (e.round, e.last_round)[: e.times]]
 
 
 def sent(change):
@@ -126,6 +128,20 @@ def test_a_fault_is_a_lost_reply(name, fault, tmp_path):
     assert whats(outcome, "b") == faults
     assert outcome.result.tally.broken.tolist() == [0, broken * len(faults), 0, 0, 0]
     assert_same(outcome.result.tally.answered, expected.tally.answered)
+
+
+def test_what_happens_in_every_exchange_is_one_event_that_counts(tmp_path):
+    """Every checkpoint holds all events: a site that is gone for good must not fill them."""
+    algorithm = build("scaffpd")
+    federation = federate(algorithm, tmp_path)
+    federation.grid.stop("b")
+    saved = []
+    outcome = serve(algorithm, federation, KEY, rounds=5, pause=lambda now: saved.append(len(now.ledger.events)))
+    gone = [e for e in outcome.ledger.events if e.site == "b" and e.what == "absent"]
+    assert [(e.round, e.exchange, e.times, e.last_round) for e in gone] == [(0, "collect", 5, 4)]  # asked once a round
+    assert saved == [saved[0]] * 5
+    assert [*sentences.of(gone)] == ["'b' was not there: 'b' is not there (5 times from round 1, collect to round 5)"]
+    assert flower.ledger(outcome.ledger.to_json()) == outcome.ledger
 
 
 def test_a_reply_lost_in_the_second_exchange(tmp_path):
@@ -356,7 +372,7 @@ def test_strangers_and_doubles_are_turned_away(tmp_path):
     with pytest.warns(FederationWarning) as said:
         outcome = serve(algorithm, federation, KEY, rounds=3, progress=progress)
     assert sorted(str(w.message)[:30] for w in said) == [
-        "'zebra' is none of this run's ",
+        "'zebra' is not one of this run's ",
         "there is another node called '",
     ]
     assert [(e.site, e.what) for e in outcome.ledger.events if e.what in ("stranger", "double")] == [

@@ -28,7 +28,7 @@ def whole(jobs, tmp_path_factory):
 
 def test_one_program_serves_all(jobs, tmp_path, monkeypatch):
     together = []
-    monkeypatch.setattr(run, "together", lambda sessions, width: together.append((len(sessions), width)))
+    monkeypatch.setattr(run, "run_together", lambda sessions, width: together.append((len(sessions), width)))
     monkeypatch.setattr(records, "read", lambda folder: None)
     plan.run_all(jobs, tmp_path / "study")
     assert together == [(6, 3)]  # three settings of one division side by side, then those of the other
@@ -70,20 +70,20 @@ def test_begun_again_after_a_crash_it_is_bit_for_bit_as_if_never_stopped(jobs, w
 def test_large_data_goes_division_by_division(jobs, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(batch, "SHARE", 0.0)
     together = []
-    shared = run.together
+    shared = run.run_together
 
     def watched(sessions, width):
         together.append(len({id(session.problem) for session in sessions}))
         shared(sessions, width)
 
-    monkeypatch.setattr(run, "together", watched)
+    monkeypatch.setattr(run, "run_together", watched)
     for a, b in zip(plan.run_all(jobs, tmp_path / "study"), whole, strict=True):
         np.testing.assert_allclose(a.rows[-1].objective or 0, b.rows[-1].objective or 0, rtol=1e-4)
     assert together == [1, 1]
 
 
 def test_what_ends_early_or_measures_first_runs_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "together", None)
+    monkeypatch.setattr(run, "run_together", None)
     settings = STUDY | {"run": STUDY["run"] | {"rounds": 2, "until_gap": 0.5}}
     settings["sweep"] = {"seeds": [0], "grid": {"algorithm.local_lr": [0.05, 0.1]}}
     assert len(plan.run_all(plan.sweep(settings).trials, tmp_path / "study")) == 2
@@ -99,13 +99,13 @@ def test_federations_of_other_kinds_share_a_program_too_where_compiling_costs_mo
     jobs = plan.sweep(settings).trials
     apart = plan.run_all(jobs, tmp_path / "apart")
     together = []
-    shared = run.together
+    shared = run.run_together
 
     def watched(sessions, width):
         together.append({session.problem.n for session in sessions})
         shared(sessions, width)
 
-    monkeypatch.setattr(run, "together", watched)
+    monkeypatch.setattr(run, "run_together", watched)
     monkeypatch.setattr(plan, "_apart_on_this_device", lambda job: "")
     for a, b in zip(plan.run_all(jobs, tmp_path / "shared"), apart, strict=True):
         np.testing.assert_allclose(a.rows[-1].loss, b.rows[-1].loss, rtol=1e-4)

@@ -2,8 +2,10 @@
 
 import pytest
 
-from equipoise.experiment import build, config
+from equipoise.experiment import config
 from equipoise.experiment.choice import best_algorithm
+from equipoise.experiment.methods import build_method
+from equipoise.experiment.problems import build_problem, precision
 
 
 @pytest.mark.parametrize(
@@ -31,10 +33,10 @@ def test_a_run_that_names_none_takes_it_and_says_why():
     told = config.parse(settings)
     assert told.algorithm.name == "scaffpd_model"
     assert told.algorithm.steps == 10
-    with build.precision(told):
-        algorithm, notes = build.method(told, build.problem(told))
+    with precision(told):
+        algorithm, notes, _ = build_method(told, build_problem(told))
     assert algorithm.name == "scaffpd_model"
     assert notes[0].startswith("scaffpd_model is the method of choice: the model is linear")
     named = config.parse(settings | {"algorithm": {"name": "fedavg", "local_lr": 0.1}})
-    with build.precision(named):
-        assert build.method(named, build.problem(named))[1] == ()
+    with precision(named):
+        assert build_method(named, build_problem(named))[1] == ()

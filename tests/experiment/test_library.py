@@ -9,7 +9,9 @@ import pytest
 
 from equipoise import tasks
 from equipoise.errors import InputError
-from equipoise.experiment import build, config, library, measures, plan, records
+from equipoise.experiment import config, library, measures, plan, records
+from equipoise.experiment.methods import known_saddle
+from equipoise.experiment.problems import build_problem
 
 RESULTS = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
 
@@ -45,7 +47,7 @@ def test_figure_2_of_scaffpd_in_small(tmp_path):
         'sweep.over={"objective.rho" = [0.01]}',
         "compare.DRFA.grid={local_lr = [4e-4], dual_lr = [0.01]}",
     )
-    ours, drfa = plan.finish(study, tmp_path)
+    ours, drfa = plan.run_study(study, tmp_path)
     # The bar of the whole project: 1e-20 within 100 rounds, with step sizes from a rule.
     assert of(ours, "rounds:distance:1e-20") <= 100
     assert of(drfa, "rounds:distance:1e-9") == math.inf
@@ -65,8 +67,8 @@ def test_in_figure_2_the_average_is_another_problem():
         config.parse(library.settings("scaffpd-figure2", [f"objective={{{how}}}"]) | {"compare": {}, "sweep": {}})
         for how in ('name = "chi2", rho = 0.01', 'name = "average"')
     )
-    this = build.problem(ours)
-    x, y = build.saddle(ours, this), build.saddle(average, this)
+    this = build_problem(ours)
+    x, y = known_saddle(ours, this), known_saddle(average, this)
     assert np.sum((x - y) ** 2) > 1e-3
     assert tasks.losses(this.task, y, this.train).max() > tasks.losses(this.task, x, this.train).max()
 
@@ -78,7 +80,7 @@ def test_figure_3_of_scaffold_in_small(tmp_path):
         "run.rounds=40",
         'sweep.over={"data.options.gradient" = [10.0]}',
     )
-    fedavg, scaffold = plan.finish(study, tmp_path)
+    fedavg, scaffold = plan.run_study(study, tmp_path)
     assert of(fedavg, "distance") > 1
     assert of(scaffold, "rounds:distance:1e-12") <= 40
 
@@ -91,7 +93,7 @@ def a_run(accuracies: list[tuple[float, ...]]) -> records.Run:
     """One with such accuracies of its clients, row by row, one every tenth round."""
     blank = {"seconds": 0.0, "asked": (), "answered": (), "broken": 0, "bytes_down": 0, "bytes_up": 0, "loss": ()}
     rows = [records.Row(round=10 * i, scores={"accuracy": a}, **blank) for i, a in enumerate(accuracies)]
-    outcome = records.Outcome.model_construct(measure="accuracy", higher_is_better=True, summary={})
+    outcome = records.RunResult.model_construct(measure="accuracy", higher_is_better=True, summary={})
     return records.Run(Path(), {}, None, None, rows, outcome)
 
 

@@ -1,4 +1,4 @@
-"""An algorithm, an objective and a data set of the user's own: one file each, outside the package, run from TOML."""
+"""An algorithm, an objective, a data set and a score of the user's own: a file each, outside the package, from TOML."""
 
 import sys
 
@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from equipoise import artifact
 from equipoise.cli import app
 from equipoise.errors import InputError
 from equipoise.experiment import config, records
+from equipoise.experiment.problems import build_problem
 from equipoise.report import numbers
 
 ALGORITHM = '''
@@ -19,7 +21,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from equipoise.algorithms import Record
-from equipoise.algorithms.messages import Model
+from equipoise.algorithms.messages import ModelMessage
 from equipoise.protocol import Algorithm, Exchange, Reply, Vector
 
 
@@ -41,7 +43,7 @@ def median_averaging(task, sample, *, steps: int, local_lr: float, damping: floa
         dy = jnp.where(jnp.asarray(replies.cohort.present)[:, None], replies.each.dy, jnp.nan)
         return Server(server.x + damping * jnp.nanmedian(dy, axis=0))
 
-    train_ = Exchange("train", lambda s, key: (s, sample(key)), lambda s, i: Model(s.x), train, step)
+    train_ = Exchange("train", lambda s, key: (s, sample(key)), lambda s, i: ModelMessage(s.x), train, step)
     return Algorithm("median", sample.n, task.size, task.prepare, Server, lambda x: None, (train_,), lambda s: s.x)
 
 
@@ -82,7 +84,7 @@ DATA = '''
 
 import numpy as np
 
-from equipoise.data.datasets.catalogue import Dataset
+from equipoise.data import Dataset
 
 
 def clouds(rows: int = 60):
@@ -90,6 +92,23 @@ def clouds(rows: int = 60):
     labels = np.arange(rows, dtype=np.int32) % 2
     inputs = rng.normal(size=(rows, 3)).astype(np.float32) + 2 * labels[:, None]
     return Dataset("clouds", inputs, labels, ("low", "high"))
+'''
+
+SCORE = '''
+"""The chance that the model gives to what was wrong."""
+
+import jax
+import jax.numpy as jnp
+
+from equipoise.evaluation import ScoreRecord
+
+
+def doubt(outputs, labels, real):
+    chance = jax.nn.softmax(outputs)[jnp.arange(labels.shape[0]), labels]
+    return jnp.mean(1 - chance, where=real)
+
+
+RECORD = ScoreRecord(doubt, higher_is_better=False)
 '''
 
 SMALL = """
@@ -109,24 +128,31 @@ name = "{objective}"
 [algorithm]
 name = "{algorithm}"
 [run]
+{score}
 rounds = 4
 evaluate_every = 2
 precision = "float64"
 """
-LISTED = {"data": "synthetic", "options": "dim = 4\nsamples = 20", "objective": "chi2", "algorithm": "fedavg"}
+LISTED = {
+    "data": "synthetic",
+    "options": "dim = 4\nsamples = 20",
+    "objective": "chi2",
+    "algorithm": "fedavg",
+    "score": "",
+}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with the user's files; what was imported of it is forgotten afterwards."""
-    for name, text in {"mymethod": ALGORITHM, "myobjective": OBJECTIVE, "mydata": DATA}.items():
+    for name, text in {"mymethod": ALGORITHM, "myobjective": OBJECTIVE, "mydata": DATA, "myscore": SCORE}.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
     for section in (config.algorithm_section, config.objective_section):
         section.cache_clear()
-    for name in ("mymethod", "myobjective", "mydata"):
+    for name in ("mymethod", "myobjective", "mydata", "myscore"):
         sys.modules.pop(name, None)
 
 
@@ -171,10 +197,42 @@ def test_a_data_set(folder):
     assert done.federation.classes == ("low", "high")
 
 
+@pytest.mark.parametrize("name", ["doubt", "RECORD"])
+def test_a_score(folder, name):
+    """It stands beside the others, and the run is summed up by it, the right way round."""
+    done = run(folder, data="mydata:clouds", options="rows = 200", score=f'score = "myscore:{name}"')
+    assert set(done.rows[-1].scores) == {"loss", "accuracy", "auroc", name}
+    values = np.array(done.rows[-1].scores[name])
+    assert done.outcome.measure == name
+    assert done.outcome.higher_is_better == (name == "doubt")
+    np.testing.assert_allclose(done.outcome.summary["worst20"], values.max() if name == "RECORD" else values.min())
+    model = artifact.load(done.path / records.MODEL)
+    problem = build_problem(config.parse(done.config))
+    for i in range(4):
+        shard = problem.test.client(i)
+        inputs, labels = np.asarray(shard.inputs)[: shard.sizes], np.asarray(shard.labels)[: shard.sizes]
+        chance = np.exp(out := model.outputs(inputs)) / np.exp(out).sum(1, keepdims=True)
+        np.testing.assert_allclose(values[i], np.mean(1 - chance[np.arange(len(labels)), labels]), rtol=1e-5)
+    assert all(
+        low <= value <= high for low, value, high in zip(done.outcome.low, values, done.outcome.high, strict=True)
+    )
+
+
+def test_a_score_of_the_library_may_be_asked_for(folder):
+    done = run(folder, data="mydata:clouds", options="rows = 80", score='score = "auroc"')
+    assert (done.outcome.measure, done.outcome.higher_is_better) == ("auroc", True)
+    with pytest.raises(
+        InputError, match=r"run\.score is 'rmse', which this problem does not have; give accuracy, auroc"
+    ):
+        build_problem(config.parse({**done.config, "run": {"score": "rmse"}}))
+
+
 MISTAKES = [
     ({"algorithm": {"name": "nowhere:method"}}, "algorithm.name: 'nowhere:method' cannot be imported"),
     ({"algorithm": {"name": "mymethod:methd"}}, "algorithm.name: 'mymethod:methd' is not there"),
     ({"algorithm": {"name": "mymethod:Server"}}, "algorithm.name: 'mymethod:Server' takes an argument that a file"),
+    ({"run": {"score": "nowhere:score"}}, "run.score: 'nowhere:score' cannot be imported"),
+    ({"run": {"score": "myscore:RECORD"}, "federation": {"sites": 2}}, "in a federation use one of accuracy"),
     ({"objective": {"name": "my objective:x"}}, "objective.name: 'my objective:x' names no code"),
     ({"objective": {"name": "myobjective:__doc__"}}, "is not a function"),
     ({"algorithm": {"name": "mymethod:RECORD"}, "federation": {"sites": 2}}, "in a federation use one of fedavg"),

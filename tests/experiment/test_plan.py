@@ -111,7 +111,7 @@ def test_the_grid_is_for_those_who_know_the_key_and_do_not_say_it_themselves():
 
 def test_a_sweep_chooses_on_its_tuning_seeds_and_reports_on_the_others(tmp_path, monkeypatch):
     study = plan.sweep(STUDY)
-    cells = plan.finish(study, tmp_path)
+    cells = plan.run_study(study, tmp_path)
     assert [(cell.label, cell.over["partition.clients"]) for cell in cells] == [
         (label, n) for n in (2, 3) for label in ("FedAvg", "own", "DRFA")
     ]
@@ -137,7 +137,7 @@ def test_a_sweep_chooses_on_its_tuning_seeds_and_reports_on_the_others(tmp_path,
 
     monkeypatch.setattr(runs, "run", never)
     monkeypatch.setattr(runs, "resume", never)
-    again = plan.finish(study, tmp_path)
+    again = plan.run_study(study, tmp_path)
     assert [cell.runs for cell in again] == [cell.runs for cell in cells]
 
 

@@ -16,7 +16,9 @@ import equipoise as eq
 from equipoise import artifact
 from equipoise.engines import simulator
 from equipoise.errors import InputError, Stopped
-from equipoise.experiment import build, config, records, run
+from equipoise.experiment import config, records, run
+from equipoise.experiment.methods import build_dual, build_method, known_saddle
+from equipoise.experiment.problems import build_problem
 
 SMALL = {
     "name": "small",
@@ -53,8 +55,8 @@ def test_the_folder_holds_what_is_promised(finished):
 
 def test_it_is_the_run_that_the_library_makes(finished):
     told = small()
-    this = build.problem(told)
-    algorithm, _ = build.method(told, this)
+    this = build_problem(told)
+    algorithm = build_method(told, this).algorithm
     result = eq.simulate(algorithm, this.x, this.train, 0, rounds=12, record=algorithm.model)
     x = np.asarray(algorithm.model(result.server))
     saved = safetensors.numpy.load_file(finished.path / "model.safetensors")
@@ -63,8 +65,8 @@ def test_it_is_the_run_that_the_library_makes(finished):
     last = finished.rows[-1]
     losses = np.asarray(eq.tasks.losses(this.task, x, this.train))
     np.testing.assert_allclose(last.loss, losses)
-    np.testing.assert_allclose(last.objective, build.dual(told, 4).value(losses))
-    np.testing.assert_allclose(last.distance, np.sum((x - build.saddle(told, this)) ** 2))
+    np.testing.assert_allclose(last.objective, build_dual(told, 4).value(losses))
+    np.testing.assert_allclose(last.distance, np.sum((x - known_saddle(told, this)) ** 2))
     assert last.asked == (24,)
     assert (last.bytes_down, last.bytes_up) == (24 * 64, 24 * 72)  # x and c down, dy, dc and a one up
     assert last.lam is None
@@ -78,8 +80,8 @@ def test_the_gap_is_a_bound_for_methods_with_weights_and_without(finished, tmp_p
     for told in (small(), small("algorithm.name=scaffpd", "algorithm.rule={sigma=0.5}", "algorithm.cohort=4")):
         told = told.model_copy(update={"algorithm": told.algorithm.model_copy(update={"cohort": None})})
         done = run.run(told, tmp_path / told.algorithm.name)
-        this = build.problem(told)
-        best = build.dual(told, 4).value(eq.tasks.losses(this.task, build.saddle(told, this), this.train))
+        this = build_problem(told)
+        best = build_dual(told, 4).value(eq.tasks.losses(this.task, known_saddle(told, this), this.train))
         for row in done.rows:
             assert row.objective - float(best) <= row.gap + 1e-12
 
@@ -231,7 +233,7 @@ def test_only_weights_of_the_runs_own_objective_certify_it(tmp_path):
     """TERM's weights are of another dual: the run is certified by the best response of its own."""
     told = small("algorithm.name=term", "algorithm.t=50.0", "objective.name=agnostic")
     done = run.run(told, tmp_path / "run")
-    last, this, dual = done.rows[-1], build.problem(told), build.dual(told, 4)
+    last, this, dual = done.rows[-1], build_problem(told), build_dual(told, 4)
     assert sum(last.lam) == pytest.approx(1)  # recorded as they are
     x = jax.numpy.asarray(safetensors.numpy.load_file(done.path / "model.safetensors")["weight"].ravel())
 

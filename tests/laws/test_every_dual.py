@@ -29,7 +29,7 @@ def unreliable(share):
 def test_stays_finite_and_on_its_set(kind, name):
     dual = DUALS[kind](N, **DUALS[kind].example)
     if name == "scaffpd_model" and not dual.simplex:
-        with pytest.raises(InputError, match="are no shares, which SCAFF-PD with a model needs"):
+        with pytest.raises(InputError, match="are not shares, which SCAFF-PD with a model needs"):
             ALGORITHMS[name].build_example(eq.tasks.ridge(DIM, 0.1), dual)
         return
     # The weights of q-FFL have no bound, and with few clients heard they ask for smaller steps than the others.

@@ -25,12 +25,13 @@ PARAMETERS = 650
 def federation(n, *, task="classification", names=None, held_out=True, exchanges=2, seed=0):
     sizes = np.random.default_rng(seed).lognormal(5, 0.8, n).astype(int) + 20
     names = names or [f"hospital {i + 1}" for i in range(n)]
-    return records.Federation(
+    return records.FederationRecord(
         what="Readmission within 30 days, from the records of regional hospitals",
         task=task,
         classes=("home", "readmitted") if task == "classification" else (),
         members=tuple(
-            records.Member(name=name, train=int(m), test=int(m) // 4) for name, m in zip(names, sizes, strict=True)
+            records.ClientRecord(name=name, train=int(m), test=int(m) // 4)
+            for name, m in zip(names, sizes, strict=True)
         ),
         held_out=held_out,
         parameters=PARAMETERS,
@@ -128,7 +129,7 @@ def outcome(label, row, measure, up, members, events):
     half = 1.96 * np.sqrt(np.clip(values * (1 - values), 0.01, None) / [max(m.test, 1) for m in members.members])
     worst = float(summary["worst20"])
     low, high = np.clip(values - half, 0, None), np.clip(values + half, None, 1 if up else None)
-    return records.Outcome(
+    return records.RunResult(
         label=label,
         rounds=row.round,
         seconds=row.seconds,

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from equipoise import artifact
 from equipoise.cli import app
-from equipoise.experiment import build, config, records, run
+from equipoise.experiment import config, records, run
+from equipoise.experiment.problems import build_problem
 from equipoise.report import html, tables
 from tests.searches import tiny
 
@@ -82,7 +83,7 @@ CASES = [(state, name) for state in STATES for name in (*ALWAYS, *LATER[state])]
 @pytest.mark.parametrize(("state", "name"), CASES)
 def test_a_damaged_file_is_a_sentence_or_does_not_matter(place, tmp_path, state, name, monkeypatch):
     assert {file for each, file in CASES if each == state} == set(files(place / state))
-    monkeypatch.setattr(build, "problem", shared(place))
+    monkeypatch.setattr(run, "build_problem", shared(place))
     for what, content in damages(place, state, name):
         folder = tmp_path / what.replace(" ", "-")
         shutil.copytree(place / state, folder)
@@ -109,7 +110,7 @@ problems = {}
 
 def shared(place):
     """The data is read once for all folders."""
-    real = build.problem
+    real = build_problem
 
     def problem(told):
         key = told.toml()

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from equipoise import files
-from equipoise.experiment import build, config, folders, records, run
+from equipoise.experiment import config, folders, records, run
+from equipoise.experiment.problems import build_problem
 from tests.searches import tiny
 
 
@@ -83,7 +84,7 @@ def kept(folder):
 
 
 def test_whatever_write_fails_the_run_goes_on_bit_for_bit(config_of, tmp_path):
-    same = {"problem": build.problem(config_of)}
+    same = {"problem": build_problem(config_of)}
     run.run(config_of, whole := tmp_path / "whole", **same)
     told = set()
     for k in itertools.count(1):
@@ -112,7 +113,7 @@ def test_whatever_write_fails_the_run_goes_on_bit_for_bit(config_of, tmp_path):
 def test_whatever_write_fails_while_it_is_overwritten_nothing_else_is_lost(config_of, tmp_path):
     """And what is half overwritten is never taken for a run."""
     other = config.parse(tiny.settings(tmp_path / "silos", run={"seed": 1, "rounds": 1}))
-    same = {"problem": build.problem(other), "overwrite": True}
+    same = {"problem": build_problem(other), "overwrite": True}
     run.run(config_of, first := tmp_path / "first")
     (first / "notes.txt").write_text("mine")
     run.run(other, whole := tmp_path / "whole", **same)

@@ -149,7 +149,7 @@ def test_every_key_takes_or_refuses_every_kind_of_value(named):
 @many
 def test_a_file_makes_runs_or_a_sentence(told):
     """Read as a file is, checked as `run`, `compare` and `sweep` do before anything begins."""
-    for make in (lambda: [plan.Job("x", "x", config.parse(checked(told)), {}, {}, 0)],
+    for make in (lambda: [plan.PlannedRun("x", "x", config.parse(checked(told)), {}, {}, 0)],
                  lambda: plan.compare(checked(told)), lambda: plan.sweep(checked(told)).trials):  # fmt: skip
         jobs, said = tiny.tried(make)
         if said is None:

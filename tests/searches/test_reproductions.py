@@ -109,7 +109,7 @@ def test_a_run_of_a_version_before_markers_is_shown_but_not_written_to(here):
     done("report", "out", "--out", "page.html")
     done("predict", "out", "silos/north.csv")
     (here / "out" / "result.json").unlink()
-    assert "begin anew: `equipoise run out/config.toml" in said("resume", "out")
+    assert "start over: `equipoise run out/config.toml" in said("resume", "out")
     assert "give another --out, or delete it yourself" in said("run", "good.toml", "--out", "out", "--overwrite")
     (here / "out" / "result.json").write_bytes(before["result.json"])
     assert tiny.contents(here / "out") == before
@@ -117,12 +117,12 @@ def test_a_run_of_a_version_before_markers_is_shown_but_not_written_to(here):
 
 # False certificates.
 
-look_for_real = run.at_home
+evaluate_for_real = run.local_evaluator
 
 
 def history(here, monkeypatch, **changes):
     """The rows of a run whose models are random and whose certificates are real."""
-    monkeypatch.setattr(run, "at_home", look_for_real)
+    monkeypatch.setattr(run, "local_evaluator", evaluate_for_real)
     return run.run(config.parse(tiny.settings("silos", **changes)), here / "out").rows
 
 
@@ -152,7 +152,7 @@ def test_labels_that_are_not_ascii_are_runs_of_their_own(here):
     told = {**tiny.settings("silos"), "data": {"silos": "silos"},
             "sweep": {"over": {"data.label": ["身長", "体重"]}, "show": ["mean"]}}  # fmt: skip
     study = plan.sweep(told)
-    cells = plan.finish(study, here / "out")
+    cells = plan.run_study(study, here / "out")
     assert [cell.runs[0].config["data"]["label"] for cell in cells] == ["身長", "体重"]
     text = sweeps.markdown(cells, study.sweep.show)
     assert "**label = 身長**" in text
@@ -161,7 +161,7 @@ def test_labels_that_are_not_ascii_are_runs_of_their_own(here):
 
 def test_numbers_that_agree_in_six_digits_are_runs_of_their_own(here):
     told = {**tiny.settings("silos"), "sweep": {"grid": {"algorithm.local_lr": [0.1234567, 0.1234568]}}}
-    (cell,) = plan.finish(plan.sweep(told), here / "out")
+    (cell,) = plan.run_study(plan.sweep(told), here / "out")
     assert cell.tried == 2
     files = (here / "out").rglob("config.toml")
     rates = sorted(config.read(file)["algorithm"]["local_lr"] for file in files)
@@ -179,7 +179,7 @@ def test_a_method_with_a_name_that_is_not_ascii_has_a_folder(here):
 def test_a_bar_in_a_label_does_not_break_the_table(here):
     told = {**tiny.settings("silos"), "compare": {"A|B *x*": {"name": "fedavg"}}, "sweep": {"show": ["mean"]}}
     study = plan.sweep(told)
-    lines = sweeps.markdown(plan.finish(study, here / "out"), study.sweep.show).splitlines()
+    lines = sweeps.markdown(plan.run_study(study, here / "out"), study.sweep.show).splitlines()
     head, rule, row = (line for line in lines if line)
     bars = [len(re.findall(r"(?<!\\)\|", line)) for line in (head, rule, row)]
     assert bars == [bars[0]] * 3
@@ -216,7 +216,7 @@ def test_an_edited_configuration_is_not_gone_on_with(here, before, after, senten
     left = tiny.contents(here / "out")
     line = said("resume", "out")
     assert sentence in line
-    assert "Restore that, or begin anew with --overwrite" in line
+    assert "Restore that, or start over with --overwrite" in line
     assert tiny.contents(here / "out") == left
     file.write_text(file.read_text().replace(after, before))
     done("resume", "out")

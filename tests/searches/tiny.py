@@ -11,7 +11,7 @@ from equipoise import evaluation
 from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation import PerClient
-from equipoise.experiment import build, run
+from equipoise.experiment import methods, results, run, writer
 from equipoise.protocol import wire
 
 # How many times longer the searches look than in `make test`.
@@ -68,20 +68,20 @@ def table(x, n):
 
 
 def use(monkeypatch):
-    def at_home(config, problem, data):
-        def look(x, lam):
+    def evaluator(config, problem, train, scorer):
+        def evaluate(x, lam):
             found = table(x, problem.n)
-            return run.Seen(found.scores["loss"], float(found.scores["loss"].max()), 0.5, found)
+            return writer.Evaluation(found.scores["loss"], float(found.scores["loss"].max()), 0.5, found)
 
-        return look
+        return evaluate
 
     monkeypatch.setattr(run, "simulate", simulate)
-    monkeypatch.setattr(run, "at_home", at_home)
+    monkeypatch.setattr(run, "local_evaluator", evaluator)
     monkeypatch.setattr(evaluation, "evaluate", lambda task, x, data, **_: table(x, data.n))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
-    monkeypatch.setattr(build, "_takes_operands", lambda maker, numbers, problem: maker(**numbers) is not None)
-    monkeypatch.setattr(run, "wire", crossing)
-    monkeypatch.setattr(run, "_git", lambda: None)
+    monkeypatch.setattr(methods, "_takes_operands", lambda maker, numbers, problem: maker(**numbers) is not None)
+    monkeypatch.setattr(writer, "wire", crossing)
+    monkeypatch.setattr(results, "_git", lambda: None)
 
 
 def crossing(algorithm, x, shard):

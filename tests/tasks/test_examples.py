@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,3 +105,60 @@ def test_says_what_is_wrong():
         eq.tasks.softmax_regression(3, 4, l2=-1)
     with pytest.raises(InputError, match="1 classes"):
         eq.tasks.softmax_regression(3, 1)
+
+
+def test_parameters_come_back_as_the_tree_that_they_were_given_as():
+    """An equinox module with functions, sizes, whole numbers and flags in it."""
+
+    class Model(eqx.Module):
+        mlp: eqx.nn.MLP
+        permutation: jax.Array  # whole numbers are not learned
+        flag: bool = True
+
+    def init(key):
+        return Model(eqx.nn.MLP(3, 2, 4, 1, key=key), jnp.array([2, 0, 1]))
+
+    def apply(model, inputs):
+        return jax.vmap(model.mlp)(inputs[:, model.permutation])
+
+    task = eq.tasks.task_of(init, apply, eq.models.LOSSES["cross_entropy"])
+    x = task.init(7)
+    assert x.shape == (task.size,) == (3 * 4 + 4 + 4 * 2 + 2,)
+    given, back = init(jax.random.key(7)), task.unravel(x)
+    assert eqx.tree_equal(given, back)
+    np.testing.assert_array_equal(task.ravel(given), x)
+    inputs = jnp.ones((5, 3))
+    np.testing.assert_array_equal(task.predict(x, inputs), apply(given, inputs))
+    shards = eq.data.stack([(np.ones((4, 3)), np.array([0, 1, 1, 0])), (np.ones((2, 3)), np.array([1, 0]))])
+    algorithm = eq.algorithms.fedavg(task, eq.cohorts.everyone(2), steps=2, local_lr=0.1)
+    trained = task.unravel(algorithm.model(eq.simulate(algorithm, x, shards, 0, rounds=1).server))
+    assert trained.flag
+    np.testing.assert_array_equal(trained.permutation, given.permutation)
+    assert not eqx.tree_equal(trained, given)
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_dropout_draws_anew_in_every_step_and_never_at_prediction(batch):
+    def apply(w, inputs, key):
+        if key is None:
+            return inputs @ w
+        kept = jax.random.bernoulli(key, 0.5, inputs.shape)
+        return jnp.where(kept, 2 * inputs, 0) @ w
+
+    def loss(outputs, labels):
+        return (outputs - labels) ** 2 / 2
+
+    task = eq.tasks.task_of(lambda key: jnp.ones(6), apply, loss, batch=batch)
+    rng = np.random.default_rng(0)
+    shard = eq.data.stack([(rng.normal(size=(9, 6)), rng.normal(size=9))]).client(0)
+    x, key = task.init(0), jax.random.key(1)
+    inputs, labels = np.asarray(shard.inputs), np.asarray(shard.labels)
+    np.testing.assert_allclose(task.loss(x, shard), np.mean((inputs.sum(1) - labels) ** 2) / 2)
+    np.testing.assert_allclose(task.grad(x, shard), inputs.T @ (inputs.sum(1) - labels) / 9)
+    grads = [task.grad(x, shard, jax.random.key(i)) for i in range(3)]
+    assert not np.allclose(grads[0], grads[1])
+    np.testing.assert_array_equal(task.grad(x, shard, jax.random.key(2)), grads[2])
+    one, two = (task.descend(x, shard, key, steps=k, lr=0.1) for k in (1, 2))
+    again = task.descend(one, shard, key, steps=1, lr=0.1)
+    assert not np.allclose(two, again)  # the second step has draws of its own
+    np.testing.assert_array_equal(task.predict(x, shard.inputs), inputs @ np.ones(6))

@@ -1,15 +1,22 @@
-"""Gradients and control variates in fewer bytes, with nothing lost in the limit.
+"""Gradients, control variates and updates in fewer bytes, with nothing lost in the limit.
 
-A client sends, of each vector that the server sees by itself (`Reply.each`), the difference from what the server knows
-of it already, rounded to a shorter type; both add the rounded difference to what they know:
+A client sends, of each vector v_i of a reply, the difference from what the server had of it last time, rounded to a
+shorter type, and keeps what rounding took away for the next time:
 
-    q = round(v_i - h_i)    up
+    d = v_i - h_i + e_i     what the server does not know
+    q = round(d)            up
+    e_i <- d - q            at the client
     h_i <- h_i + q          at the client and at the server, which goes on with h_i in place of v_i
 
-What rounding takes away stays in the next difference (error feedback). As v_i converges the differences vanish, and
-with them the error, because a floating-point type rounds relative to what it rounds. This is EF21 (Richtarik, Sokolov
-and Fatkhullin, 2021) with rounding as the compressor. Sums (`Reply.total`) are left as they are: the server knows no
-single part of them. So are losses and weights.
+So h_i = v_i plus the error before minus the error now. Where the algorithm adds up what it is sent, as a server adds
+updates to its model and to its control variate, the errors cancel: what is left of them is the last one. Where it uses
+what it is sent as it is, h_i follows v_i. As v_i converges d vanishes, and the errors with it, because a floating-point
+type rounds relative to what it rounds: |d'| <= |v_i' - v_i| + 3 delta max |d|, delta = 2^-9 of bfloat16. This is EF21
+(Richtarik, Sokolov and Fatkhullin, 2021) with rounding as the compressor, and on top the error feedback of Seide et al.
+(2014). Losses and weights are left as they are.
+
+The server has to know the h_i of those who answered. So what it needs only the sum of (`Reply.total`) is left as it is
+too, unless `sums` is asked for: then it sees the differences of every client, and adds up what it knows of them itself.
 """
 
 from collections.abc import Sequence
@@ -26,35 +33,66 @@ from equipoise.protocol import Algorithm, Cohort, Data, Exchange, Message, Rando
 TYPES = ("float32", "bfloat16")
 
 
+Vectors = tuple[tuple[Float[Array, "..."], ...], ...]  # by exchange, by vector
+
+
 class Known(NamedTuple):
     """An algorithm's own state, and what has been sent so far: at a client its own, at the server a row for each."""
 
     inner: Any
-    sent: tuple[tuple[Float[Array, "..."], ...], ...]  # by exchange, by vector
+    sent: Vectors  # h
+    owed: Vectors  # e, at a client
 
 
-def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: str) -> Algorithm:
-    """`algorithm`, whose clients send vectors as differences of type `dtype`; `crossing` is what `wire` says of it."""
+class Shortened(NamedTuple):
+    """What the server sees of every client where sums are compressed."""
+
+    each: PyTree[Array]
+    summed: tuple[Array, ...]  # differences of what the algorithm needs only the sum of
+
+
+class Chosen(NamedTuple):
+    """Which leaves of a reply are sent as differences."""
+
+    each: list[bool]
+    total: list[bool]
+
+
+def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: str, sums: bool = False) -> Algorithm:
+    """`algorithm`, whose clients send vectors as differences of type `dtype`.
+
+    Args:
+        crossing: what `wire` says of the algorithm.
+        dtype: float32 or bfloat16.
+        sums: also vectors of which the server needs only the sum; it then keeps one of each client, and sees it.
+    """
     require(dtype in TYPES, f"the type is {dtype!r}; give one of {', '.join(TYPES)}")
     short = jnp.dtype(dtype)
-    vectors = [[_is_vector(leaf, algorithm.size, short) for leaf in jax.tree.leaves(w.reply.each)] for w in crossing]
+
+    def chosen(part: PyTree, wanted: bool = True) -> list[bool]:
+        return [wanted and _is_vector(leaf, algorithm.size, short) for leaf in jax.tree.leaves(part)]
+
+    vectors = [Chosen(chosen(w.reply.each), chosen(w.reply.total, sums)) for w in crossing]
     require(
-        any(map(any, vectors)),
-        f"{algorithm.name} sends no vectors of a type longer than {dtype} that the server sees by themselves; leave "
-        "compression out",
+        any(any(part) for found in vectors for part in found),
+        f"{algorithm.name} sends no vectors of a type longer than {dtype}"
+        + (";" if sums else " that the server sees by themselves; set compress_sums = true to compress sums too, or")
+        + " leave compression out",
     )
 
-    def nothing(x: Vector, *rows: int) -> tuple:
-        return tuple(tuple(jnp.zeros((*rows, *x.shape), x.dtype) for yes in found if yes) for found in vectors)
+    def nothing(x: Vector, *rows: int) -> Vectors:
+        blank = jnp.zeros((*rows, *x.shape), x.dtype)
+        return tuple((blank,) * (sum(found.each) + sum(found.total)) for found in vectors)
 
     def init(x: Vector) -> Known:
-        return Known(algorithm.init(x), nothing(x, algorithm.n))
+        return Known(algorithm.init(x), nothing(x, algorithm.n), ())
 
     def init_client(x: Vector) -> Known:
-        return Known(algorithm.init_client(x), nothing(x))
+        return Known(algorithm.init_client(x), nothing(x), nothing(x))
 
     def shortened(k: int, exchange: Exchange) -> Exchange:
-        yes = vectors[k]
+        of, total_tree = vectors[k], jax.tree.structure(crossing[k].reply.total)
+        any_sums = any(of.total)
 
         def choose(server: Known, key: RandomKey) -> tuple[Known, Cohort]:
             inner, cohort = exchange.open(server.inner, key)
@@ -65,29 +103,35 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
 
         def work(message: Message, client: Known, data: Data, key: RandomKey) -> tuple[Known, Reply]:
             inner, reply = exchange.work(message, client.inner, data, key)
-            if not any(yes):
-                return Known(inner, client.sent), reply
-            leaves, tree = jax.tree.flatten(reply.each)
-            full = [leaf for leaf, vector in zip(leaves, yes, strict=True) if vector]
-            rounded = [(v - h).astype(short) for v, h in zip(full, client.sent[k], strict=True)]
-            now = tuple(h + q.astype(h.dtype) for h, q in zip(client.sent[k], rounded, strict=True))
-            each = jax.tree.unflatten(tree, _merged(leaves, yes, rounded))
-            return Known(inner, _replaced(client.sent, k, now)), reply._replace(each=each)
+            (leaves, tree), totals = jax.tree.flatten(reply.each), jax.tree.leaves(reply.total)
+            full = [*_those(leaves, of.each), *_those(totals, of.total)]
+            missing = [v - h + e for v, h, e in zip(full, client.sent[k], client.owed[k], strict=True)]
+            rounded = [d.astype(short) for d in missing]
+            known = tuple(h + q.astype(h.dtype) for h, q in zip(client.sent[k], rounded, strict=True))
+            owed = tuple(d - q.astype(d.dtype) for d, q in zip(missing, rounded, strict=True))
+            each = jax.tree.unflatten(tree, _merged(leaves, of.each, rounded))
+            if any_sums:
+                rest = tuple(_those(totals, [not yes for yes in of.total]))
+                reply = Reply(rest, Shortened(each, tuple(rounded[sum(of.each) :])))
+            else:
+                reply = reply._replace(each=each)
+            return Known(inner, _replaced(client.sent, k, known), _replaced(client.owed, k, owed)), reply
 
         def close(server: Known, replies: Replies) -> Known:
-            sent = server.sent
-            if any(yes):
-                leaves, tree = jax.tree.flatten(replies.each)
-                rows = [leaf for leaf, vector in zip(leaves, yes, strict=True) if vector]
-                ids, present = jnp.asarray(replies.cohort.ids), jnp.asarray(replies.cohort.present)
-                full = [table[ids] + row.astype(table.dtype) for table, row in zip(sent[k], rows, strict=True)]
-                full = [jnp.where(present[:, None], row, 0) for row in full]
-                now = tuple(replies.cohort.put(t, row) for t, row in zip(sent[k], full, strict=True))
-                sent = _replaced(sent, k, now)
-                replies = replies._replace(each=jax.tree.unflatten(tree, _merged(leaves, yes, full)))
-            return Known(exchange.close(server.inner, replies), sent)
+            each, summed = replies.each if any_sums else (replies.each, ())
+            leaves, tree = jax.tree.flatten(each)
+            ids, present = jnp.asarray(replies.cohort.ids), jnp.asarray(replies.cohort.present)
+            differences = zip(server.sent[k], [*_those(leaves, of.each), *summed], strict=True)
+            full = [jnp.where(present[:, None], h[ids] + q.astype(h.dtype), 0) for h, q in differences]
+            now = tuple(replies.cohort.put(h, v) for h, v in zip(server.sent[k], full, strict=True))
+            restored = replies._replace(each=jax.tree.unflatten(tree, _merged(leaves, of.each, full)))
+            if any_sums:
+                sums, rest = iter([jnp.sum(v, axis=0) for v in full[sum(of.each) :]]), iter(replies.total)
+                total = [next(sums if yes else rest) for yes in of.total]
+                restored = restored._replace(total=jax.tree.unflatten(total_tree, total))
+            return Known(exchange.close(server.inner, restored), _replaced(server.sent, k, now), ())
 
-        return Exchange(exchange.name, choose, send, work, close, writes=exchange.writes or any(yes))
+        return Exchange(exchange.name, choose, send, work, close, writes=exchange.writes or any(of.each + of.total))
 
     def inner(function: Any) -> Any:
         return lambda server: function(server.inner)
@@ -105,6 +149,10 @@ def _is_vector(leaf: Any, size: int, short: Any) -> bool:
     """Whether it is as long as the model, and of a longer type."""
     floating = jnp.issubdtype(leaf.dtype, jnp.floating)
     return bool(floating and leaf.shape == (size,) and leaf.dtype.itemsize > short.itemsize)
+
+
+def _those(leaves: list, chosen: list[bool]) -> list:
+    return [leaf for leaf, yes in zip(leaves, chosen, strict=True) if yes]
 
 
 def _merged(leaves: list, chosen: list[bool], others: list) -> list:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from equipoise.algorithms.messages import Model
+from equipoise.algorithms.messages import ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
@@ -75,10 +75,10 @@ def delta_fl(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send_model(server: Server, i: Int[Array, ""]) -> Model:
-        return Model(server.x)
+    def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
+        return ModelMessage(server.x)
 
-    def probe(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def probe(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         x = message.x
         return None, Reply(each=Report(data.sizes.astype(x.dtype), task.loss(x, data)))
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from equipoise.algorithms.messages import Loss, Model
+from equipoise.algorithms.messages import Loss, ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, everyone, uniform
 from equipoise.errors import positive, require
@@ -90,10 +90,10 @@ def drfa(task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float,
     def choose_uniformly(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, probed(key)  # line 13
 
-    def send_snapshot(server: Server, i: Int[Array, ""]) -> Model:
-        return Model(server.w_snap)  # line 14
+    def send_snapshot(server: Server, i: Int[Array, ""]) -> ModelMessage:
+        return ModelMessage(server.w_snap)  # line 14
 
-    def probe(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def probe(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         return None, Reply(each=Loss(task.loss(message.x, data, key)))  # line 14
 
     def ascend(server: Server, replies: Replies) -> Server:

@@ -33,7 +33,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from equipoise.algorithms.afl import ascend
-from equipoise.algorithms.messages import Loss, Model
+from equipoise.algorithms.messages import Loss, ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, everyone
 from equipoise.errors import positive, require
@@ -73,10 +73,10 @@ def drfa_alternative(
     def ask_everyone(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, everybody(key)
 
-    def send_model(server: Server, i: Int[Array, ""]) -> Model:
-        return Model(server.w)
+    def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
+        return ModelMessage(server.w)
 
-    def probe(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def probe(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         return None, Reply(each=Loss(task.loss(message.x, data)))  # over all local data
 
     def decide(server: Server, replies: Replies) -> Server:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from equipoise.algorithms.messages import Model
+from equipoise.algorithms.messages import ModelMessage
 from equipoise.cohorts import everyone
 from equipoise.errors import positive, require
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
@@ -37,7 +37,7 @@ class Split(NamedTuple):
         return Split(self.train.client(i), self.validation.client(i))
 
 
-class Outcome(NamedTuple):
+class FineTuned(NamedTuple):
     """What a client found; in the server's state a row for each client."""
 
     shared: Float[Array, "*n"]  # loss of the shared model on the validation rows
@@ -49,7 +49,7 @@ class Server(NamedTuple):
     """The shared model, and what was heard."""
 
     x: Vector
-    outcome: Outcome
+    outcome: FineTuned
 
 
 def fine_tuning(task: Task, n: int, *, steps: int, lr: float, pulls: Sequence[float] = (0.1, 1.0, 10.0)) -> Algorithm:
@@ -68,22 +68,22 @@ def fine_tuning(task: Task, n: int, *, steps: int, lr: float, pulls: Sequence[fl
     def ask(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, everybody(key)
 
-    def send(server: Server, i: Int[Array, ""]) -> Model:
-        return Model(server.x)
+    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
+        return ModelMessage(server.x)
 
-    def tune(message: Model, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
+    def tune(message: ModelMessage, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
         x, strengths = message.x, jnp.asarray([0.0, *pulls], message.x.dtype)
         tuned = [task.descend(x, data.train, key, steps=steps, lr=lr, pull=pull) for pull in pulls]
         models = jnp.stack([x, *tuned])
         losses = jax.lax.map(lambda v: task.loss(v, data.validation), models)
         best = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))  # the first: x itself, if they are equal
-        return models[best], Reply(each=Outcome(losses[0], losses[best], strengths[best]))
+        return models[best], Reply(each=FineTuned(losses[0], losses[best], strengths[best]))
 
     def note(server: Server, replies: Replies) -> Server:
-        return server._replace(outcome=Outcome(*map(replies.cohort.put, server.outcome, replies.each)))
+        return server._replace(outcome=FineTuned(*map(replies.cohort.put, server.outcome, replies.each)))
 
     def init(x: Vector) -> Server:
-        return Server(x, Outcome(*(jnp.zeros(n, x.dtype) for _ in Outcome._fields)))
+        return Server(x, FineTuned(*(jnp.zeros(n, x.dtype) for _ in FineTuned._fields)))
 
     return Algorithm(
         name="fine_tuning",

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from equipoise.protocol import Vector
 
 
-class Model(NamedTuple):
+class ModelMessage(NamedTuple):
     """The server's model."""
 
     x: Vector

@@ -13,7 +13,7 @@ from equipoise.data.shards import stack
 from equipoise.protocol import wire
 
 
-class Entry(NamedTuple):
+class AlgorithmSummary(NamedTuple):
     """One row; d is the size of the model, n the number of clients; counts are numbers, not bytes."""
 
     name: str
@@ -30,18 +30,18 @@ class Entry(NamedTuple):
 PROBES = [(3, 2), (5, 2), (3, 4), (5, 4), (9, 7)]  # (d, n): d, n, n d and a constant told apart, and a check
 
 
-def overview() -> list[Entry]:
+def overview() -> list[AlgorithmSummary]:
     return [entry(record) for record in ALGORITHMS.values()]
 
 
-def entry(record: Record) -> Entry:
+def entry(record: Record) -> AlgorithmSummary:
     rows = [measure(record, d, n) for d, n in PROBES]
     down, up, client, server, seen = (formula([row[column] for row in rows]) for column in range(5))
     exchanges = tuple(e.name for e in record.build_example(tasks.ridge(3), objectives.agnostic(2)).round)
-    return Entry(record.name, record.objective, exchanges, down, up, client, server, seen, record.paper)
+    return AlgorithmSummary(record.name, record.objective, exchanges, down, up, client, server, seen, record.paper)
 
 
-def details(row: Entry, record: Record) -> list[tuple[str, str]]:
+def details(row: AlgorithmSummary, record: Record) -> list[tuple[str, str]]:
     """All of an entry in words, and the settings of its record."""
 
     def setting(argument: inspect.Parameter) -> str:

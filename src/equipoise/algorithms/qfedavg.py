@@ -27,7 +27,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
-from equipoise.algorithms.messages import Model
+from equipoise.algorithms.messages import ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
@@ -91,10 +91,10 @@ def fair(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key, None if probabilities is None else jnp.asarray(probabilities, server.x.dtype))
 
-    def send(server: Server, i: Int[Array, ""]) -> Model:
-        return Model(server.x)
+    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
+        return ModelMessage(server.x)
 
-    def train(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def train(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         x = message.x
         big_f = jnp.maximum(task.loss(x, data), 0) + TINY
         g = gradient(x, data, key)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from equipoise.algorithms.messages import Loss, LossAndGradient, Model
+from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial
 from equipoise.cohorts import Sample
@@ -109,10 +109,10 @@ def scaffpd(
     def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server._replace(steps=rule.next(server.steps)), sample(key)
 
-    def send_model(server: Server, i: Int[Array, ""]) -> Model:
-        return Model(server.x)
+    def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
+        return ModelMessage(server.x)
 
-    def collect(message: Model, _: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+    def collect(message: ModelMessage, _: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         x = message.x
         c_i = task.grad(x, data, key)
         loss = task.loss(x, data)

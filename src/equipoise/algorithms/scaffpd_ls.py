@@ -45,7 +45,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from equipoise.algorithms.messages import LossAndGradient, Model
+from equipoise.algorithms.messages import LossAndGradient, ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample
 from equipoise.errors import known, positive, require
@@ -143,10 +143,10 @@ def scaffpd_ls(
     def everybody(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send_trial(server: Server, i: Int[Array, ""]) -> Model:
-        return Model(server.trial.x)
+    def send_trial(server: Server, i: Int[Array, ""]) -> ModelMessage:
+        return ModelMessage(server.trial.x)
 
-    def collect(message: Model, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+    def collect(message: ModelMessage, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         x = message.x
         c_i = task.grad(x, data)
         return mine._replace(trial=(x, c_i)), Reply(each=LossAndGradient(task.loss(x, data), c_i))

@@ -36,7 +36,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from equipoise import local
-from equipoise.algorithms.messages import Loss, LossAndGradient, Model
+from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.algorithms.scaffpd import Client, Weight
 from equipoise.cohorts import Sample
@@ -118,10 +118,10 @@ def scaffpd_minibatch(
     def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server._replace(steps=rule.next(server.steps)), sample(key)
 
-    def send_model(server: Server, i: Int[Array, ""]) -> Model:
-        return Model(server.x)
+    def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
+        return ModelMessage(server.x)
 
-    def collect(message: Model, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+    def collect(message: ModelMessage, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         x = message.x
         loss = task.loss(x, data)
         if not two_point:

@@ -139,7 +139,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
     )
     require(
         dual.interior is not None,
-        f"the weights of '{dual.name}' are no shares, which SCAFF-PD with a model needs; "
+        f"the weights of '{dual.name}' are not shares, which SCAFF-PD with a model needs; "
         "give an objective on the simplex, such as chi2, or use scaffpd",
     )
     interior: Any = dual.interior
@@ -222,8 +222,8 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         u = task.descend(x, data.data, key, steps=steps, lr=1 / L, shift=c - c_i)
         # Where losses are not quadratic L_i may have grown: the local steps just taken show it.
         bent, moved = jnp.linalg.norm(task.grad(u, data.data) - c_i), jnp.linalg.norm(u - x)
-        told = bent > 1e4 * jnp.finfo(x.dtype).eps * jnp.linalg.norm(c_i)
-        L = jnp.where(told, jnp.maximum(L, mean((moved, bent))), L)
+        visible = bent > 1e4 * jnp.finfo(x.dtype).eps * jnp.linalg.norm(c_i)
+        L = jnp.where(visible, jnp.maximum(L, mean((moved, bent))), L)
         return mine._replace(L=L), Reply(total=weighted(lam_i, x - u), each=each)
 
     @in_double

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from equipoise.algorithms.messages import LossAndGradient, Model
+from equipoise.algorithms.messages import LossAndGradient, ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, by_weight, check_distinct
 from equipoise.errors import positive, require
@@ -81,10 +81,10 @@ def scaffpd_partial(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps
     def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server._replace(steps=rule.next(server.steps)), sample(key)
 
-    def send_model(server: Server, i: Int[Array, ""]) -> Model:
-        return Model(server.x)
+    def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
+        return ModelMessage(server.x)
 
-    def collect(message: Model, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
+    def collect(message: ModelMessage, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
         c_i = task.grad(message.x, data, key)
         return c_i, Reply(each=LossAndGradient(task.loss(message.x, data), c_i))
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
-from equipoise.algorithms.messages import Model
+from equipoise.algorithms.messages import ModelMessage
 from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive
@@ -33,10 +33,10 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send(server: Server, i: Int[Array, ""]) -> Model:
-        return Model(server.x)
+    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
+        return ModelMessage(server.x)
 
-    def gradient(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def gradient(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         return None, Reply(total=Weighted(jnp.ones((), message.x.dtype), task.grad(message.x, data)))
 
     def step(server: Server, replies: Replies) -> Server:

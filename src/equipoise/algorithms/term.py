@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from equipoise.algorithms.messages import Model
+from equipoise.algorithms.messages import ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, unknown
@@ -65,10 +65,10 @@ def term(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key)
 
-    def send(server: Server, i: Int[Array, ""]) -> Model:
-        return Model(server.x)
+    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
+        return ModelMessage(server.x)
 
-    def train(message: Model, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def train(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         x = message.x
         y = task.descend(x, data, key, steps=steps, lr=local_lr)
         p = data.sizes.astype(x.dtype) if weights == "samples" else jnp.ones((), x.dtype)

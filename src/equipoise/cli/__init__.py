@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise import cores
+from equipoise._jax import use_all_cores
 from equipoise.cli.data import data_app
 from equipoise.cli.experiments import compare, config, path, predict, report, reproduce, resume, run, sweep
 from equipoise.cli.flower import flower_app
@@ -20,7 +20,7 @@ app = Commands(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    callback=cores.use_all,  # before any command starts JAX
+    callback=use_all_cores,  # before any command starts JAX
 )
 for command in (run, compare, sweep, path, resume, report, predict, config, reproduce):
     app.command()(command)

@@ -15,7 +15,8 @@ from equipoise.data import partition, pool
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue
 from equipoise.errors import require
-from equipoise.experiment import build, config
+from equipoise.experiment.config import Config, PartitionSettings, parse
+from equipoise.experiment.problems import divide, division_seed
 from equipoise.files import check_own, write_whole
 
 data_app = Commands(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
@@ -29,7 +30,7 @@ Options = Annotated[
 ]
 Label = Annotated[str, typer.Option(help="The label column of a silo folder.")]
 PICTURES = (".png", ".svg", ".pdf")
-START = config.Partition()  # what `equipoise run` takes unless it is told otherwise
+START = PartitionSettings()  # what `equipoise run` takes unless it is told otherwise
 How = Literal["iid", "dirichlet", "similarity", "k-classes", "one-class", "quantity", "natural"]
 
 
@@ -101,9 +102,9 @@ def partition_(
         else:
             division = {"kind": how.replace("-", "_"), "clients": clients, "alpha": alpha, "similarity": similarity}
             division |= {"classes": classes, "min_size": min_size, "thin": [0.3, 0.7] if thin else None}
-            told = config.parse({"partition": division, "run": {"seed": seed}}, source="the options")
+            config = parse({"partition": division, "run": {"seed": seed}}, source="the options")
             dataset = catalogue.load(name, data_dir=data_dir, download=download, **_parsed(option))
-            summary = preview(told, dataset)
+            summary = preview(config, dataset)
         Console().print(partition.table(summary, rows=rows))
         if out is not None:
             picture = io.BytesIO()
@@ -114,12 +115,12 @@ def partition_(
             say(f"heat-map written to {out}")
 
 
-def preview(told: config.Config, dataset: Dataset) -> partition.Summary:
+def preview(config: Config, dataset: Dataset) -> partition.Summary:
     """The training part of each client, as `equipoise run` divides them."""
-    divided, test_parts = build.divide(told, dataset)
-    key, thin = build.division_seed(told), told.partition.thin
-    parts, _ = pool.hold_out(dataset, divided.parts, key=key, test=told.data.test, test_parts=test_parts, thin=thin)
-    names = divided.summary.clients if told.partition.kind == "natural" else None
+    divided, test_parts = divide(config, dataset)
+    key, thin = division_seed(config), config.partition.thin
+    parts, _ = pool.hold_out(dataset, divided.parts, key=key, test=config.data.test, test_parts=test_parts, thin=thin)
+    names = divided.summary.clients if config.partition.kind == "natural" else None
     return partition.summarize(parts, dataset.labels, clients=names, names=dataset.classes or None)
 
 
@@ -128,8 +129,8 @@ def facts(
 ) -> list[tuple[str, str]]:
     """(what, value) pairs about a data set that is there."""
     if Path(name).is_dir():
-        summary, told = _of_silos(name, label)
-        return [("silos", f"{len(summary.clients)}: {', '.join(summary.clients)}"), *told]
+        summary, facts_of_silos = _of_silos(name, label)
+        return [("silos", f"{len(summary.clients)}: {', '.join(summary.clients)}"), *facts_of_silos]
     data = catalogue.load(name, data_dir=data_dir, download=download, **options)
     tested = "none; each client holds some of its own samples out"
     if data.test_inputs is not None:
@@ -161,20 +162,20 @@ def _of_silos(folder: str, label: str) -> tuple[partition.Summary, list[tuple[st
 
     from equipoise.data import silos
 
-    with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # told below
+    with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # said below
         found = silos.read(folder, label)
     sizes, labels = np.asarray(found.train.sizes), np.asarray(found.train.labels)
     starts = np.cumsum(sizes) - sizes
     parts = [np.arange(a, a + s) for a, s in zip(starts, sizes, strict=True)]
     rows = np.concatenate([row[:s] for row, s in zip(labels, sizes, strict=True)])
-    told = [
+    facts = [
         ("task", found.task),
         ("training rows", f"{sizes.sum():,} ({sizes.min():,} to {sizes.max():,} per silo)"),
         ("test rows", "none" if found.test is None else f"{int(np.asarray(found.test.sizes).sum()):,}"),
         ("inputs", f"{found.train.inputs.shape[-1]} after encoding"),
         *(("note", sentence) for sentence in found.warnings),
     ]
-    return partition.summarize(parts, rows.reshape(len(rows), -1)[:, 0], clients=found.names), told
+    return partition.summarize(parts, rows.reshape(len(rows), -1)[:, 0], clients=found.names), facts
 
 
 def _few(names: tuple[str, ...], most: int = 10) -> str:

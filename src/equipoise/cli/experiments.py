@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from equipoise import programs
+from equipoise._jax import keep_programs
 from equipoise.cli.plainly import in_sentences, say
 from equipoise.errors import FileError, InputError, require
 from equipoise.evaluation.rules import higher_is_better, main_score
@@ -42,10 +42,10 @@ def run(
         from equipoise.experiment import folders
         from equipoise.experiment import run as runs
 
-        told = configs.parse(_settings(file, silos, label, set_), source=_source(file))
-        folder = out or Path("runs") / folders.name(told.name)
+        config = configs.parse(_settings(file, silos, label, set_), source=_source(file))
+        folder = out or Path("runs") / folders.name(config.name)
         with _progress() as watch, _stoppable(folder, f"`equipoise resume {folder}` goes on"):
-            done = runs.run(told, folder, overwrite=overwrite, watch=watch(told.algorithm.name))
+            done = runs.run(config, folder, overwrite=overwrite, watch=watch(config.algorithm.name))
         _show([done], folder)
 
 
@@ -235,7 +235,7 @@ def _run_study(study: Any, folder: Path, overwrite: bool) -> None:
     from equipoise.report import sweeps
 
     with _progress(len(study.trials)) as watch, _stoppable(folder, "the same command goes on"):
-        cells = plan.finish(study, folder, overwrite=overwrite, watch=_by(lambda job: job.place, watch))
+        cells = plan.run_study(study, folder, overwrite=overwrite, watch=_by(lambda job: job.place, watch))
     Console().print(sweeps.table(cells, study.sweep.show))
     write_whole(folder / TABLE, sweeps.markdown(cells, study.sweep.show))
     say(f"table: {folder / TABLE}")
@@ -293,7 +293,7 @@ Watch = Callable[[int, int, Any], None]
 @contextmanager
 def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
     """A bar per run, with the average and the worst fifth so far."""
-    programs.keep()
+    keep_programs()
     columns = (
         TextColumn("{task.description:<24}", markup=False),
         BarColumn(bar_width=30),
@@ -356,8 +356,8 @@ def _standing(row: Any) -> str:
     if score is None:
         return ""
     values = np.array([np.nan if v is None else v for v in row.scores[score]])
-    told = numbers.standing(values, higher_is_better(score))
-    return f"{score} {told['mean']:.3f}, worst fifth {told['worst20']:.3f}"
+    summary = numbers.standing(values, higher_is_better(score))
+    return f"{score} {summary['mean']:.3f}, worst fifth {summary['worst20']:.3f}"
 
 
 def _show(done: list, folder: Path) -> None:

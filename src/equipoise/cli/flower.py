@@ -13,6 +13,7 @@ from rich.console import Console
 from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos
 from equipoise.cli.plainly import Commands, in_sentences, say
 from equipoise.errors import InputError, require
+from equipoise.extensions import is_reference
 
 flower_app = Commands(
     name="flower",
@@ -26,6 +27,13 @@ Stock = Annotated[
 ]
 Page = Annotated[
     int, typer.Option(min=-1, max=65535, help="The port of the live page, on this machine only; 0: any, -1: no page.")
+]
+Torch = Annotated[
+    str | None,
+    typer.Option(
+        help="module:function(name, file) that gives (module, loss, loader[, held_out]), for runs with model.name = "
+        "'torch'."
+    ),
 ]
 State = Annotated[Path, typer.Option(help="Where Flower's settings, logs and the app are kept.")]
 
@@ -86,7 +94,14 @@ def server(
         from equipoise.deploy.server import begin_or_go_on
         from equipoise.experiment import config, folders, records
 
-        told = config.parse(_settings(file, None, None, set_), source=_source(file))
+        settings = _settings(file, None, None, set_)
+        model = settings.get("model")
+        require(
+            not isinstance(model, dict) or "torch" not in model,
+            f"{file}: model.torch names code that sites would have to run because a server says so; leave it out, and "
+            "let each site name its own: equipoise flower site NAME --torch module:function",
+        )
+        told = config.parse(settings, source=_source(file))
         agreement.check(told)
         folder = out or Path("runs") / folders.name(told.name)
         trust = None if insecure else keys
@@ -98,21 +113,24 @@ def server(
             with folders.writing(folder, "run", overwrite=True):
                 pass  # what an earlier run left is gone
         begin_or_go_on(told, folder)
-        settings = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page)
-        run_server(told, folder, settings, say)
+        at = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page)
+        run_server(told, folder, at, say)
         _show([records.read(folder)], folder)
 
 
 @flower_app.command()
 def site(
     name: Annotated[str, typer.Argument(help="The site's name.")],
-    data: Annotated[Path | None, typer.Argument(help="Its own file: .csv, .parquet or .npz.")] = None,
+    data: Annotated[
+        Path | None, typer.Argument(help="Its own file: .csv, .parquet or .npz; of any kind with --torch.")
+    ] = None,
     server: Annotated[str, typer.Option(help="HOST:PORT of the server.")] = "127.0.0.1:8000",
     keys: Keys = Path("keys"),
     key: Annotated[Path | None, typer.Option(help="The site's private key; default: KEYS/sites/NAME.")] = None,
     loader: Annotated[
         str | None, typer.Option(help="module:function that gives (inputs, labels) or a table, instead of a file.")
     ] = None,
+    torch: Torch = None,
     folder: Annotated[
         Path | None, typer.Option(help="Where the site keeps what it must not forget; default: flower-sites/NAME.")
     ] = None,
@@ -133,10 +151,15 @@ def site(
         from equipoise.deploy.operations.commands import Site, node_config, run_site
 
         require(name, "the site has no name; give one")
-        require((data is None) != (loader is None), "give the site's file, or --loader module:function")
-        require(data is None or data.is_file(), f"there is no file {data}")
+        require(
+            data is None or loader is None, f"give the site's file, {data}, or --loader {loader}, and not both of them"
+        )
+        require(data or loader or torch, "give the site's file, --loader module:function, or --torch module:function")
+        require(data is None or data.is_file() or (torch and data.is_dir()), f"there is no file {data}")
         home = folder or Path("flower-sites") / name
-        rows = {"data": str(data.resolve())} if data else {"loader": str(loader), "path": str(Path.cwd())}
+        rows = {"data": str(data.resolve())} if data else {}
+        rows |= {"loader": loader, "path": str(Path.cwd())} if loader else {}
+        rows |= _named(torch)
         if policy is not None:
             from equipoise.privacy import policy as policies
 
@@ -156,6 +179,7 @@ def local(
     set_: Set = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    torch: Torch = None,
     state: State = Path("flower-local"),
     processes: Annotated[
         int, typer.Option(min=1, help="Processes for the sites; with fewer than sites, several share one.")
@@ -180,7 +204,7 @@ def local(
         from equipoise.experiment import config, folders, records
 
         settings = _settings(file, None, None, set_)
-        for section in ("data", "federation"):
+        for section in ("data", "federation", "model"):
             given = settings.setdefault(section, {})
             require(isinstance(given, dict), f"{file}: {section} is {given!r}; give a table, [{section}]")
         data = settings["data"]
@@ -191,7 +215,8 @@ def local(
         require(where is not None, "there are no files for the sites; give --silos, a folder with a file per site")
         assert where is not None
         data.pop("silos", None)
-        files = {path.stem: path for path in silo_files(where)[0]}
+        of_module = _named(torch or settings["model"].pop("torch", None))
+        files = {path.stem: path for path in (silo_files(where, ()) if of_module else silo_files(where))[0]}
         settings["federation"].setdefault("sites", sorted(files))
         told = config.parse(settings, source=_source(file))
         agreement.check(told)
@@ -200,14 +225,20 @@ def local(
         files = files if isinstance(sites, int) else {name: files[name] for name in sites if name in files}
         missing = [] if isinstance(sites, int) else [name for name in sites if name not in files]
         require(not missing, f"{where} has no file for {', '.join(missing)}; it has {', '.join(sorted(files))}")
-        check_files(told, files)
+        if of_module:
+            require(told.model.name == "torch", f"{file}: a PyTorch module is named; set model.name = 'torch'")
+        else:
+            require(
+                told.model.name != "torch", f"{file}: model.name is 'torch'; name the module: --torch module:function"
+            )
+            check_files(told, files)
         folder = out or Path("runs") / folders.name(told.name)
         if overwrite:
             with folders.writing(folder, "run", overwrite=True):
                 pass  # what an earlier run left is gone
         begin_or_go_on(told, folder)
         at = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
-        run_local(told, folder, files, at, say, processes=len(files) if stock else processes)
+        run_local(told, folder, files, at, say, processes=len(files) if stock else processes, torch=of_module)
         _show([records.read(folder)], folder)
 
 
@@ -296,6 +327,18 @@ def status(
             return
         say(statuses.describe(found, where))
         Console().print(statuses.table(found))
+
+
+def _named(torch: Any) -> dict[str, str]:
+    """What a site's configuration says of its PyTorch module, which is sought in the current folder too."""
+    if torch is None:
+        return {}
+    require(is_reference(torch), f"the PyTorch module is {torch!r}; name the function that makes it: module:function")
+    require(
+        importlib.util.find_spec("torch") is not None,
+        "sites with PyTorch need one more package: pip install 'equipoise[torch]'",
+    )
+    return {"torch": str(torch), "path": str(Path.cwd())}
 
 
 def _need_flower() -> None:

@@ -22,8 +22,8 @@ class Command(TyperCommand):
 class Commands(typer.Typer):
     """A group of such commands."""
 
-    def command(self, *arguments: Any, **how: Any) -> Any:
-        return super().command(*arguments, **{"cls": Command, **how})
+    def command(self, *arguments: Any, **options: Any) -> Any:
+        return super().command(*arguments, **{"cls": Command, **options})
 
 
 def say(text: Any, *, error: bool = False) -> None:

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipoise.errors import require, unknown
+from equipoise.protocol import as_key
 
 Rows = NDArray[np.int64]
 Parts = list[Rows]
@@ -338,15 +338,8 @@ def heatmap(summary: Summary) -> Any:
 
 
 def generator(key: Any, purpose: str) -> np.random.Generator:
-    """numpy's generator from a jax key; the purpose keeps two functions given the same key apart."""
-    if isinstance(key, int | np.integer):
-        key = jax.random.key(int(key))
-    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    words = np.asarray(jax.random.key_data(key) if typed else key)
-    require(
-        words.dtype == np.uint32 and words.ndim == 1,
-        f"the key is {key!r}; give one jax.random.key(...) or an integer",
-    )
+    """numpy's generator from a key or a seed; the purpose keeps two functions given the same key apart."""
+    words = np.asarray(jax.random.key_data(as_key(key)))
     return np.random.default_rng([*words.tolist(), zlib.crc32(purpose.encode())])
 
 

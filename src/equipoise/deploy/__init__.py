@@ -7,11 +7,12 @@
     secure.py      masked sums: the server relays keys and shares, and learns sums
     oversight.py   around every answer of a site: its policy before, its own log after
     apps.py        Flower's two apps, made from plain functions
-    torch_site.py  a site whose model, loss and data are PyTorch's
+    torch_site.py  a site whose model, loss and data are PyTorch's, by callback_task.py
     network/       how messages travel, and sites that stay connected
 
     server.py      a configured run at the server: gathers the sites, agrees, trains, writes the run folder
     site.py        a configured run at a site: statistics, encoding, training and scoring on its own rows
+    module_site.py  the same with a PyTorch module of the site's own; modules.py what the server knows of it
     agreement.py   what both know before the first round, and what both make of it; scoring.py the evaluation exchange
     status.py      what a run is doing, for people and programs; sentences.py the same for the report
     entry_points.py  what Flower loads

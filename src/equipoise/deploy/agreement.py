@@ -10,25 +10,29 @@ import numpy as np
 
 from equipoise.data.shards import Shards
 from equipoise.data.silos.encoding import Encoding
-from equipoise.deploy.scoring import Tilt
+from equipoise.deploy.modules import ModuleSpec, module_problem
+from equipoise.deploy.scoring import Tilt, scoring
 from equipoise.errors import require
-from equipoise.experiment import build
-from equipoise.experiment.build import Problem
 from equipoise.experiment.config import Config
-from equipoise.experiment.records import AGREEMENT, Record
+from equipoise.experiment.methods import build_method
+from equipoise.experiment.problems import Problem, problem_of_encoding
+from equipoise.experiment.records import AGREEMENT, JsonRecord
 from equipoise.protocol import Algorithm
+from equipoise.tasks import Task
+from equipoise.tasks.private import Draw, normal
 
 FILE = AGREEMENT  # in a run folder and in a site's own
 
 
-class Agreement(Record):
+class Agreement(JsonRecord):
     """The sites by name and size, how they read their tables, and what they measured."""
 
     run: str  # under this name sites keep what they must not forget
     sites: tuple[str, ...]  # in the order of the clients
     train: tuple[int, ...]  # rows of each
     test: tuple[int, ...]
-    encoding: str  # as JSON
+    encoding: str = ""  # as JSON
+    module: ModuleSpec | None = None  # instead of an encoding, where the model is a PyTorch module at every site
     curvature: float | None = None  # the largest of any site's loss, where a step size is made of it
     slope: float | None = None  # the root of the sum of the squared gradients of all sites' losses at the start
 
@@ -52,6 +56,7 @@ class Setup(NamedTuple):
 
     problem: Problem
     algorithm: Algorithm
+    scoring: Algorithm  # how its models are evaluated
     notes: tuple[str, ...]
     digest: str  # of all that has to be the same
     sums: Tilt | None = None  # evaluations tell sums only, weighed so
@@ -64,13 +69,18 @@ def tilt_of(config: Config) -> Tilt:
 
 
 def remote_problem(config: Config, agreed: Agreement) -> Problem:
-    """The problem without its rows; call it under `build.precision`."""
+    """The problem without its rows; call it under `precision`."""
+
+    def shards(like: Shards) -> tuple[RemoteShards, RemoteShards | None]:
+        train, test = (RemoteShards(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
+        return train, test if all(agreed.test) else None
+
+    if agreed.module is not None:
+        return module_problem(config, agreed.module, agreed.sites, *shards(agreed.module.like))
     encoding = Encoding.from_json(agreed.encoding)
     like = shape_of(encoding)
-    train, test = (RemoteShards(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
     what = f"{len(agreed.sites)} sites, predicting {encoding.target.name}"
-    held_out = test if all(agreed.test) else None
-    problem = build.of_encoding(config, what, agreed.sites, train, held_out, encoding, encoding.notes)
+    problem = problem_of_encoding(config, what, agreed.sites, *shards(like), encoding, encoding.notes)
     given = like.inputs.dtype
     require(
         not jnp.issubdtype(given, jnp.floating) or given == problem.x.dtype,
@@ -79,14 +89,15 @@ def remote_problem(config: Config, agreed: Agreement) -> Problem:
     return replace(problem, curvature=agreed.curvature, slope=agreed.slope)
 
 
-def setup(config: Config, agreed: Agreement) -> Setup:
-    """The problem and the algorithm on it."""
+def setup(config: Config, agreed: Agreement, task: Task | None = None, draw: Draw = normal) -> Setup:
+    """The problem and the algorithm on it; `task` where only a site can compute with its own, `draw` its noise."""
     assert config.federation is not None
     problem = remote_problem(config, agreed)
-    algorithm, notes = build.method(config, problem)
+    problem = problem if task is None else replace(problem, task=task)
+    algorithm, notes = build_method(config, problem, draw)[:2]
     text = config.toml() + agreed.model_dump_json()
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Setup(problem, algorithm, notes, digest, tilt_of(config) if config.federation.secure else None)
+    digest, sums = hashlib.sha256(text.encode()).hexdigest()[:16], tilt_of(config) if config.federation.secure else None
+    return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, digest, sums)
 
 
 def shape_of(encoding: Encoding) -> Shards:
@@ -111,5 +122,8 @@ def check(config: Config) -> None:
 
 
 def needs_curvature(config: Config) -> bool:
+    """Whether step sizes are made of what sites measure, which they can for models that are not modules of theirs."""
+    if config.model.name == "torch":
+        return False
     measured = any(getattr(config.algorithm, key, None) == "auto" for key in ("local_lr", "lr"))
     return measured or getattr(config.algorithm, "rule", None) == "tuned"

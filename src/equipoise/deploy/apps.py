@@ -10,7 +10,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from equipoise import programs
+from equipoise._jax import keep_programs
 from equipoise.deploy import secure
 from equipoise.deploy.client import (
     Open,
@@ -47,7 +47,7 @@ def client_app(
         compiled: a folder where compiled programs are kept, for the next process.
     """
     if compiled is not None:
-        programs.keep(compiled)
+        keep_programs(compiled)
     app = ClientApp()
     # In a process that stays, a run that is resumed finds its site as it left it.
     sites: dict[tuple[str, str], tuple[Participant, dict[str, Open]]] = {}

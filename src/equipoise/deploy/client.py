@@ -20,10 +20,11 @@ from flwr.app import RecordDict
 from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint
 from equipoise.deploy.memory import Memory, check_order
 from equipoise.deploy.network.envelope import START, Address, mark, read_address, read_text, text
-from equipoise.deploy.network.wire import Refusal, named, pack, refuse_unless, unpack
+from equipoise.deploy.network.wire import Refusal, pack, refuse_unless, unpack
 from equipoise.deploy.secure import SecureSite, answer_step, check_masked, masked
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Client, Data, Message, Vector
+from equipoise.tensors import named
 
 log = logging.getLogger("equipoise.flower")
 
@@ -45,7 +46,7 @@ class Participant(NamedTuple):
     name: str  # by which everybody knows it
     folder: Path  # of its own, for what it must not forget
     jobs: Mapping[str, Callable[[], Job]]  # part -> what to do there, opened when the first message comes
-    answers: Mapping[str, Callable[[str], str]] = {}  # to questions that are no exchanges
+    answers: Mapping[str, Callable[[str], str]] = {}  # to questions that are not exchanges
     within: Callable[[], AbstractContextManager[None]] = nullcontext  # around every answer: the precision of the run
     secure: SecureSite | None = None  # its totals leave masked, or not at all
     # Around every answer, with the message's kind and content: a Refusal keeps it from being worked out.
@@ -103,6 +104,8 @@ def prepare(site: Participant, opened: dict[str, Open], content: RecordDict) -> 
         refuse_unless(part in site.jobs, f"'{site.name}' has no part '{part}'")
         with compiling:
             job = opened[part] = open_job(site.jobs[part]())
+            if not job.job.compiled:
+                continue
             client, key = job.job.algorithm.init_client(job.job.x), jax.random.key(0)
             for name, spec in job.specs.items():
                 message = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), spec.message)

@@ -7,7 +7,7 @@ from equipoise.errors import EquipoiseError
 
 What = Literal[
     "joined",  # a site was found, at the start or after it had been away
-    "stranger",  # a node that is none of the run's sites was turned away
+    "stranger",  # a node that is not one of the run's sites was turned away
     "double",  # a second node with a site's name was turned away
     "absent",  # nobody could be asked for this site
     "late",  # no reply within the time-out
@@ -23,13 +23,18 @@ What = Literal[
 
 
 class Event(NamedTuple):
-    """One thing that happened; `site` is empty where it concerns all."""
+    """One thing that happened; `site` is empty where it concerns all.
+
+    What happens to a site again and again, with nothing else in between, is one event: every checkpoint holds them all.
+    """
 
     round: int
     exchange: str
     site: str
     what: What
     why: str
+    times: int = 1
+    last_round: int | None = None  # when it happened last, if more than once
 
 
 class Traffic(NamedTuple):

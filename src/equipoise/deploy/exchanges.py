@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 from jaxtyping import PyTree
 
-from equipoise.deploy.network.wire import named
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Data, Exchange, Reply, Vector, wire
+from equipoise.tensors import named
 
 
 class ExchangeSpec(NamedTuple):

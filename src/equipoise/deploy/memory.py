@@ -8,14 +8,11 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import safetensors
-import safetensors.numpy
 from jaxtyping import PyTree
 
+from equipoise import tensors
 from equipoise.deploy.network.envelope import Address, mark, order
-from equipoise.deploy.network.wire import named, refuse_unless
-from equipoise.files import write_whole
+from equipoise.deploy.network.wire import Refusal, refuse_unless
 from equipoise.protocol import Client
 
 
@@ -30,31 +27,23 @@ class Memory(NamedTuple):
         if not self.path.exists():
             return {}
         try:
-            with safetensors.safe_open(self.path, framework="numpy") as file:
-                marks = json.loads(file.metadata()["marks"])
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            refuse_unless(False, f"what this site remembered of the run cannot be read ({type(error).__name__})")
-        structure, shapes = jax.tree.structure(self.like), dict(named(self.like))
-        states = {}
-        for j, made_by in enumerate(marks):
-            leaves = [arrays.get(f"{j}{name}") for name in shapes]
-            fits = all(
-                a is not None and (a.shape, a.dtype) == (s.shape, s.dtype)
-                for a, s in zip(leaves, shapes.values(), strict=True)
-            )
-            refuse_unless(fits, "what this site remembered of the run is of another algorithm or model")
-            states[made_by] = jax.tree.unflatten(structure, leaves)
-        return states
+            arrays, about = tensors.read(self.path)
+            marks = list(json.loads(about))
+        except (TypeError, ValueError) as error:
+            raise Refusal(f"what this site remembered of the run cannot be read ({type(error).__name__})") from None
+        try:
+            return {made_by: tensors.tree_like(self.like, arrays, str(j)) for j, made_by in enumerate(marks)}
+        except tensors.Misfit:
+            raise Refusal("what this site remembered of the run is of another algorithm or model") from None
 
     def keep(self, at: Address, exchange: int, state: Client) -> None:
         """Adds a state, and drops those that the server will not go back to."""
         states, new = self.states(), mark(at.attempt, at.round, exchange)
         check_order(states, new)
         kept = {m: s for m, s in states.items() if m in (at.since, *at.keep) and m != new} | {new: state}
-        arrays = {f"{j}{name}": a for j, s in enumerate(kept.values()) for name, a in named(s)}
+        arrays = {f"{j}{name}": a for j, s in enumerate(kept.values()) for name, a in tensors.named(s)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, safetensors.numpy.save(arrays, {"marks": json.dumps(list(kept))}))
+        tensors.write(self.path, arrays, json.dumps(list(kept)))
 
 
 def check_order(states: dict[str, Client], new: str) -> None:

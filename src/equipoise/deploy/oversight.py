@@ -12,11 +12,13 @@ from equipoise import algorithms, objectives, tasks
 from equipoise.algorithms.clipping import has_loss
 from equipoise.data.shards import Shards
 from equipoise.deploy import agreement
-from equipoise.errors import Refusal
+from equipoise.errors import Refusal, refuse_unless
 from equipoise.experiment.config import Config
+from equipoise.experiment.private import costs, promise
 from equipoise.files import make_folder, write_whole
 from equipoise.privacy import audit, policy
 from equipoise.privacy.disclosure import disclosed
+from equipoise.privacy.ledger import Budget, spend
 from equipoise.privacy.policy import Plan
 from equipoise.protocol import Wire, wire
 
@@ -64,7 +66,8 @@ def would_reveal(config: Config) -> tuple[str, ...]:
     """In plain words, for whoever approves."""
     assert config.federation is not None
     of = config.federation
-    return tuple(
+    promised = () if config.privacy is None else (promise(config),)
+    return promised + tuple(
         disclosed(
             crossing(config),
             masked=of.secure,
@@ -89,6 +92,7 @@ def overseen(config: Config, folder: Path, file: Path) -> Guard:
             except Refusal:
                 keep_pending(config, folder, plan.digest)
                 raise
+            account(config, rules, folder, kind, content)
             reply = answer()
         except Refusal as refusal:
             audit.record(folder, {**entry, "answer": "refused", "why": str(refusal)})
@@ -100,6 +104,25 @@ def overseen(config: Config, folder: Path, file: Path) -> Guard:
         return reply
 
     return guard
+
+
+def account(config: Config, rules: policy.Policy, folder: Path, kind: str, content: RecordDict) -> None:
+    """Counts a reply that is about to be made, or refuses it; what no noise covers is refused under a budget."""
+    at: Any = content.get("at")
+    training = kind == "exchange" and isinstance(at, ConfigRecord) and at.get("part") == "train"
+    if rules.epsilon is not None:
+        what = "statistics" if kind == "statistics" else "evaluation" if kind == "exchange" and not training else ""
+        refuse_unless(
+            not what or what in rules.outside_budget,
+            f"this site has a budget of privacy, which does not cover {what}; its site.toml may allow it: "
+            f'outside_budget = ["{what}"]',
+        )
+    if config.privacy is not None and training:
+        cost, run = costs(config).get(str(at.get("exchange")), 0.0), at.get("run")
+        refuse_unless(isinstance(run, str), "the message names no run")
+        site = None if rules.epsilon is None else Budget(rules.epsilon, rules.delta)
+        if cost:
+            spend(folder, run, cost, Budget(config.privacy.epsilon, config.privacy.delta), site)
 
 
 def keep_pending(config: Config, folder: Path, digest: str) -> None:

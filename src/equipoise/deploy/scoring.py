@@ -29,7 +29,7 @@ from equipoise.algorithms.scaffpd_sums import LEAST_TILT, MOST_TILT
 from equipoise.cohorts import everyone
 from equipoise.data.shards import Shards
 from equipoise.evaluation import PerClient
-from equipoise.experiment.build import Problem
+from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, Cohort, Exchange, RandomKey, Replies, Reply, Vector
 
 
@@ -74,12 +74,12 @@ class SumTable(NamedTuple):
     beyond: Float[Array, ""]  # sites whose t_i is out of range
 
 
-def scoring(problem: Problem, method: Algorithm, *, draws: int, sums: Tilt | None = None) -> Algorithm:
+def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) -> Algorithm:
     """An algorithm of one round; the server's weights are zero unless they are put into its state."""
     task, n = problem.task, problem.n
     shard = problem.train.client(0)
     scores = evaluation.suited(task.predict, problem.x, shard)
-    inner = evaluation.evaluation(task, everyone(n), None, scores=scores, draws=draws if sums is None else 0)
+    inner = evaluation.evaluation(task, everyone(n), None, scores=scores)
     judge = inner.round[0]
     certified = task.strong_convexity is not None and method.dual is not None
 

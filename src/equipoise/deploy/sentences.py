@@ -52,9 +52,19 @@ def _places(found: Iterable[Event]) -> str:
 
 
 def _place(event: Event) -> str:
+    first = _first_place(event)
+    if event.times == 1:
+        return first
+    if event.last_round == event.round:
+        return f"{first}, {event.times} times"
+    last = event.last_round if event.exchange == "judge" else (event.last_round or 0) + 1
+    return f"{event.times} times from {first} to round {last}"
+
+
+def _first_place(event: Event) -> str:
     if event.exchange == "judge":
         return f"evaluation after round {event.round}"
-    if event.exchange in ("", "statistics", "settle", "prepare"):
+    if event.exchange in ("", "statistics", "settle", "prepare", "start"):
         return "before the first round" if event.round == 0 else f"round {event.round + 1}"
     return f"round {event.round + 1}, {event.exchange}"
 

@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,23 @@ from equipoise.data.silos.statistics import Statistics
 from equipoise.deploy import agreement, sentences
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.events import GivenUp, Outcome, ledger
-from equipoise.deploy.rounds import Demands, Prepared, prepare, serve
-from equipoise.deploy.scoring import SiteRows, Summed, read_sums, scoring
+from equipoise.deploy.modules import agreed_module, first_model
+from equipoise.deploy.rounds import Demands, prepare, serve
+from equipoise.deploy.scoring import SiteRows, Summed, read_sums
 from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.site import SiteStatistics, settings
 from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
 from equipoise.engines.simulator import Result
 from equipoise.errors import InputError, require
-from equipoise.experiment import build, checkpoint, folders, origin, records, run
+from equipoise.experiment import checkpoint, folders, origin, records
 from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
+from equipoise.experiment.methods import build_dual
 from equipoise.experiment.origin import Origin
-from equipoise.experiment.run import Scribe, Seen, Watch
+from equipoise.experiment.problems import precision
+from equipoise.experiment.results import environment_record, federation_record, in_units, write_result
+from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, crossing_of, until_certified
 from equipoise.files import remove, write_whole
 from equipoise.privacy.disclosure import disclosed
 from equipoise.protocol import Vector
@@ -63,18 +68,19 @@ def run_federation(
     remove(folder / OWNER)  # a server that Flower left running stops when it sees that the folder is no longer its own
     status, state = StatusWriter(folder, config.name, names, config.run.rounds), "stopped"
     try:
-        with folders.resuming(folder, wait=of.exchange), build.precision(config):
+        with folders.resuming(folder, wait=of.exchange), precision(config):
             known = _known(folder)
             federation = gathered(config, known, grid, status, stock)
             agreed = renewed(folder, federation, known) if known else settled(config, federation)
             write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
             setup = agreement.setup(config, agreed)
-            parts = "train judge final" if run.draws_of(setup.problem) else "train judge"
-            federation.ask("prepare", parts, everyone=False)
+            federation.ask("prepare", "train judge", everyone=False)
+            if agreed.module is not None and not (folder / records.CHECKPOINT).is_file():
+                setup = started(config, setup, federation)
             revealed = reveals(config, setup)
             print("\n".join(f"what the server learns: {sentence}" for sentence in revealed), flush=True)
-            about = run.federation(setup.problem, setup.algorithm, (*setup.notes, *revealed))
-            records.write_record(folder / records.ENVIRONMENT, run.environment(config, {}))
+            about = federation_record(setup.problem, setup.algorithm, (*setup.notes, *revealed))
+            records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}))
             records.write_record(folder / records.FEDERATION, about)
             writer = FederatedRun(config, folder, setup, federation, watch)
             outcome = writer.train(agreed.run)
@@ -129,13 +135,18 @@ def settled(config: Config, federation: ConnectedSites) -> Agreement:
         "ones, or leave them out of federation.sites",
     )
     answers = {site: _statistics(site, text) for site, text in federation.ask("statistics").items()}
-    statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
+    known: dict[str, Any] = {}
+    if config.model.name == "torch":
+        known["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
+    else:
+        statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
+        known["encoding"] = agree(statistics, config.data.silo_options).to_json()
     agreed = Agreement(
         run=f"{int(time.time())}-{secrets.token_hex(4)}",
         sites=federation.sites,
         train=tuple(a.train for a in answers.values()),
         test=tuple(a.test for a in answers.values()),
-        encoding=agree(statistics, config.data.silo_options).to_json(),
+        **known,
     )
     agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
     replies = federation.ask("settle", agreed.model_dump_json())
@@ -152,7 +163,7 @@ def reveals(config: Config, setup: Setup) -> tuple[str, ...]:
     assert of is not None
     return tuple(
         disclosed(
-            run.wire_of(setup.algorithm, setup.algorithm, problem),
+            crossing_of(setup.algorithm, setup.algorithm, problem),
             masked=of.secure,
             sums_only=setup.sums is not None,
             measured=agreement.needs_curvature(config),
@@ -163,13 +174,34 @@ def reveals(config: Config, setup: Setup) -> tuple[str, ...]:
 
 
 def renewed(folder: Path, federation: ConnectedSites, known: Agreement) -> Agreement:
-    """The agreement of the run to go on with, told again to who is there."""
+    """The agreement of the run to resume, sent again to the sites that are there."""
     done = checkpoint.rounds(folder / records.CHECKPOINT)
     federation.where = (done, "")
-    federation.events = [event._replace(round=done) for event in federation.events]
+    federation.events = [event._replace(round=done, last_round=done) for event in federation.events]
     federation.note("", "resumed", f"the server was started again after {done} rounds")
     federation.ask("settle", known.model_dump_json(), everyone=False)
     return known
+
+
+def started(config: Config, setup: Setup, federation: ConnectedSites) -> Setup:
+    """The run from the weights that the first site's module begins with."""
+    problem, shard = setup.problem, setup.problem.train.client(0)
+    algorithm = first_model(problem.n, problem.x)
+    demands = Demands(least=1, tries=config.federation.tries if config.federation else 1, heavy=1.0)
+    outcome = serve(
+        algorithm,
+        problem.x,
+        federation,
+        config.run.seed,
+        shard=shard,
+        rounds=1,
+        part="start",
+        config=setup.digest,
+        demands=demands,
+        note_under=0,
+    )
+    note = f"the model starts as the module of '{problem.names[0]}' does"
+    return setup._replace(problem=replace(problem, x=outcome.result.server), notes=(*setup.notes, note))
 
 
 def _statistics(site: str, text: str) -> SiteStatistics:
@@ -204,16 +236,17 @@ class FederatedRun:
         self.config, self.folder, self.setup, self.federation = config, folder, setup, federation
         # The rows are at the sites, which know them by the digest of the agreement.
         source = Origin(settings=origin.flat(config), files={}, data=setup.digest, code=origin.code(config))
-        crossing = run.wire_of(setup.algorithm, setup.algorithm, setup.problem)
-        self.scribe = Scribe(config, folder, setup.problem, setup.algorithm, crossing, source, watch, self.evaluated)
-        self.dual = build.dual(config, setup.problem.n)
+        crossing = crossing_of(setup.algorithm, setup.algorithm, setup.problem)
+        self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, crossing, source, watch, self.evaluated)
+        self.dual = build_dual(config, setup.problem.n)
         of = config.federation
         assert of is not None
         self.secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
         self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
-        self.prepared: dict[int, Prepared] = {}  # by the number of resamples
+        self.rows = SiteRows(setup.problem.train.client(0), setup.problem.train.client(0))
+        self.judge = prepare(setup.scoring, setup.problem.x, self.rows, setup.digest)
         self.evaluation: Background | None = None
         self.round = 0  # of the model that is evaluated
         self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
@@ -224,7 +257,7 @@ class FederatedRun:
         config, setup = self.config, self.setup
         start = self.start()
         try:
-            return run.until_certified(
+            return until_certified(
                 serve,
                 setup.algorithm,
                 setup.problem.x,
@@ -244,22 +277,22 @@ class FederatedRun:
             self.save(up.outcome)  # with what led to it
             raise
         finally:
-            self.scribe.close()
+            self.writer.close()
 
     def start(self) -> Outcome | None:
         path = self.folder / records.CHECKPOINT
         if not path.is_file():
-            self.evaluate(0, self.scribe.begin)
+            self.evaluate(0, self.writer.begin)
             return None
-        saved = checkpoint.load_server(path, self.setup.algorithm, self.setup.problem.x, self.scribe.source)
-        result = self.scribe.restore(saved).result
+        saved = checkpoint.load_server(path, self.setup.algorithm, self.setup.problem.x, self.writer.source)
+        result = self.writer.restore(saved).result
         outcome = Outcome(result._replace(history=()), ledger(saved.more))
-        if self.due(result.rounds):  # its row follows the checkpoint, so it is written anew
+        if self.due(result.rounds):  # its row follows the checkpoint, so it is written again
             self.record(outcome)
         return outcome
 
     def due(self, rounds: int) -> bool:
-        return rounds > 0 and (rounds % self.scribe.every == 0 or rounds == self.config.run.rounds)
+        return rounds > 0 and (rounds % self.writer.every == 0 or rounds == self.config.run.rounds)
 
     def pause(self, outcome: Outcome) -> None:
         self.check_owner()
@@ -269,14 +302,14 @@ class FederatedRun:
             self.record(outcome)
         if outcome.rounds == self.config.run.rounds or self.config.run.until_gap is not None:
             self.wait()  # whether this round was the last
-        if self.scribe.certified is not None:
-            raise run.Enough(outcome)
+        if self.writer.certified is not None:
+            raise Enough(outcome)
 
     def record(self, outcome: Outcome) -> None:
         traffic = outcome.ledger.traffic
         down, up = sum(t.down for t in traffic), sum(t.up for t in traffic)
         result = self.timed(outcome.result)
-        self.evaluate(outcome.rounds, lambda: self.scribe.record(result, bytes_down=down, bytes_up=up))
+        self.evaluate(outcome.rounds, lambda: self.writer.record(result, bytes_down=down, bytes_up=up))
 
     def evaluate(self, round: int, write: Callable[[], None]) -> None:
         """Writes a row of the history beside the training of the next round."""
@@ -284,7 +317,7 @@ class FederatedRun:
         self.round = round
 
         def work() -> None:
-            with build.precision(self.config):
+            with precision(self.config):
                 write()
 
         self.evaluation = Background(work)
@@ -299,59 +332,53 @@ class FederatedRun:
     def check_owner(self) -> None:
         """Flower may leave a server running that was taken for dead."""
         owner = (self.folder / OWNER).read_text() if (self.folder / OWNER).is_file() else ""
-        require(owner == self.mine, f"another server goes on with {self.folder}; this one stops")
+        require(owner == self.mine, f"another server has resumed {self.folder}; this one stops")
 
     def save(self, outcome: Outcome) -> None:
         self.check_owner()
-        self.scribe.save(self.timed(outcome.result), outcome.ledger.to_json())
+        self.writer.save(self.timed(outcome.result), outcome.ledger.to_json())
 
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=max(result.seconds - self.aside, 0.0))
 
-    def evaluated(self, x: Vector, lam: Any) -> Seen:
+    def evaluated(self, x: Vector, lam: Any) -> Evaluation:
         """How the model fares at every site that answers."""
         problem, federation = self.setup.problem, self.federation
         lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))
-        draws = run.draws_of(problem) if self.round == self.config.run.rounds else 0
-        rows = SiteRows(problem.train.client(0), problem.train.client(0))
-        if draws not in self.prepared:
-            algorithm = scoring(problem, self.setup.algorithm, draws=draws, sums=self.setup.sums)
-            self.prepared[draws] = prepare(algorithm, problem.x, rows, self.setup.digest)
-        prepared = self.prepared[draws]
-        start = prepared.algorithm.init(x)
+        start = self.judge.algorithm.init(x)
         start = start if lam is None else start._replace(weights=jnp.asarray(lam, x.dtype))
         if self.summed is not None:
             start = start._replace(level=jnp.asarray(self.summed.level, x.dtype))
         try:
             found = serve(
-                prepared.algorithm,
+                self.judge.algorithm,
                 x,
                 federation,
                 self.config.run.seed,
-                shard=rows,
+                shard=self.rows,
                 rounds=1,
-                part="final" if draws else "judge",
+                part="judge",
                 demands=self.demands._replace(least=0, tries=1),
                 secure=self.secure,
                 note_under=self.round,
-                prepared=prepared,
+                prepared=self.judge,
                 start=start,
             ).result.server
         except GivenUp:  # too few for a masked sum; what led to it is noted
             found = start
-        self.table = run.in_units(problem, found.table)
+        self.table = in_units(problem, found.table)
         if self.setup.sums is not None:
             level = 0.0 if self.summed is None else self.summed.level
             mu = problem.task.strong_convexity
             self.summed = read_sums(found.sums, self.setup.sums, level, n=problem.n, mu=mu)
-            return Seen(found.losses, self.summed.objective, self.summed.gap, self.table)
+            return Evaluation(found.losses, self.summed.objective, self.summed.gap, self.table)
         losses, gap = found.losses, np.nan
         complete = bool(np.isfinite(losses).all())
         objective = float(self.dual.value(losses)) if complete else np.nan
         mu = problem.task.strong_convexity
         if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
             gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
-        return Seen(losses, objective, gap, self.table)
+        return Evaluation(losses, objective, gap, self.table)
 
     def averages(self) -> tuple[str, ...]:
         """What is known of the last model where no site tells its own scores."""
@@ -370,7 +397,7 @@ class FederatedRun:
             self.evaluated(x, None)
         events = list(sentences.of(outcome.ledger.events))
         result, asked = self.timed(outcome.result), self.setup.sums is None
-        run.finish(self.config, self.folder, problem, x, result, self.table, self.config.name, events, asked=asked)
+        write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, asked=asked)
         (self.folder / OWNER).unlink()
 
 

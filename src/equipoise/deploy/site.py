@@ -7,16 +7,17 @@ Where they are stands in the node's configuration, which is the site's own:
     data    its file, .csv, .parquet or .npz; or
     loader  "module:function": a function without arguments that returns (inputs, labels), as arrays or tensors, or a
             Polars frame; `path` may say where the module is
+    torch   "module:function", where the model is a PyTorch module (`module_site.py`)
     compiled  a folder for compiled programs, for the next process
     policy  what it agrees to, a file; default: site.toml in its folder
     key, roster  its private key, and a folder with the public ones of all sites: for masked sums
 """
 
-import importlib
+import importlib.util
 import json
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ import polars as pl
 from flwr.app import Context
 from pydantic import Field
 
-from equipoise import programs, steps
+from equipoise import steps
+from equipoise._jax import keep_programs
 from equipoise.data import silos
 from equipoise.data.shards import Shards, stack
 from equipoise.data.silos import Site
@@ -37,22 +39,23 @@ from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.apps import site_name
 from equipoise.deploy.client import Job, Participant
 from equipoise.deploy.oversight import overseen
-from equipoise.deploy.scoring import SiteRows, scoring
+from equipoise.deploy.scoring import SiteRows
 from equipoise.deploy.secure import SecureSite
 from equipoise.errors import InputError, require
-from equipoise.experiment import build, records, run
 from equipoise.experiment import config as configuration
+from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.experiment.records import Record
+from equipoise.experiment.problems import precision
+from equipoise.experiment.records import JsonRecord
 from equipoise.files import write_whole
 from equipoise.privacy import identity, policy
+from equipoise.privacy.noise import own_noise
 from equipoise.privacy.site_masks import SiteMasks
-from equipoise.protocol import Algorithm
 
 QUESTIONS = ("statistics", "settle")
 
 
-class SiteStatistics(Record):
+class SiteStatistics(JsonRecord):
     """A site's answer to `statistics`."""
 
     statistics: str  # as JSON
@@ -66,7 +69,11 @@ def open_site(context: Context) -> Participant:
     name, node = site_name(context), context.node_config
     folder = Path(str(_given(node, "folder", "a folder of its own")))
     if "compiled" in node:
-        programs.keep(Path(str(node["compiled"])))
+        keep_programs(Path(str(node["compiled"])))
+    if config.model.name == "torch":
+        opened = _open_module_site(config, name, node, folder)
+        secure, guard = secure_site(config, name, node, folder), overseen(config, folder, policy_file(node, folder))
+        return opened._replace(secure=secure, guard=guard)
 
     @cache
     def at(version: Any) -> Site:
@@ -77,25 +84,19 @@ def open_site(context: Context) -> Participant:
         path = Path(str(node.get("data", "")))
         return at((path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None)
 
-    def agreed() -> Agreement:
-        path = folder / agreement.FILE
-        require(path.is_file(), f"'{name}' has not been told the encoding; it can take part when the run is resumed")
-        return records.read_record(path, Agreement)
-
     def rows(agreed: Agreement) -> SiteRows:
         train, test = home().encode(Encoding.from_json(agreed.encoding))
         return SiteRows(_shard(*train), _shard(*(test or train)))
 
     def train() -> Job:
-        known = agreed()
+        known = read_agreement(folder, name)
         setup = planned(config.toml(), known.model_dump_json())
         return Job(setup.algorithm, setup.problem.x, rows(known).train, config=setup.digest)
 
-    def judge(draws: int | None) -> Job:
-        known = agreed()
+    def judge() -> Job:
+        known = read_agreement(folder, name)
         setup = planned(config.toml(), known.model_dump_json())
-        many = run.draws_of(setup.problem) if draws is None else draws
-        return Job(scored(setup, many), setup.problem.x, rows(known), config=setup.digest)
+        return Job(setup.scoring, setup.problem.x, rows(known), config=setup.digest)
 
     def statistics(_: str) -> str:
         held_out = home().held_out
@@ -106,21 +107,19 @@ def open_site(context: Context) -> Participant:
     def settle(text: str) -> str:
         """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
         known = Agreement.model_validate_json(text)
-        require(name in known.sites, f"'{name}' is none of the sites")
         problem, shard = agreement.remote_problem(config, known), rows(known).train
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / agreement.FILE, text)
+        keep_agreement(folder, name, text)
         if known.curvature is not None or not agreement.needs_curvature(config):
             return ""
         alone = Shards(*(jnp.asarray(a)[None] for a in shard))
         slope = jnp.linalg.norm(problem.task.grad(problem.x, problem.task.prepare(shard)))
         return json.dumps([steps.smoothness(problem.task, alone, problem.x), float(slope)])
 
-    jobs = {"train": train, "judge": lambda: judge(0), "final": lambda: judge(None)}
+    jobs = {"train": train, "judge": judge}
     answers = {"statistics": statistics, "settle": settle}
     secure = secure_site(config, name, node, folder)
     guard = overseen(config, folder, policy_file(node, folder))
-    return Participant(name, folder, jobs, answers, lambda: build.precision(config), secure, guard)
+    return Participant(name, folder, jobs, answers, lambda: precision(config), secure, guard)
 
 
 def policy_file(node: Mapping[str, Any], folder: Path) -> Path:
@@ -136,24 +135,36 @@ def secure_site(config: Config, name: str, node: Mapping[str, Any], folder: Path
     return SecureSite(SiteMasks(identity.load(name, key, roster), folder, least), config.federation.secure_bound)
 
 
+def _open_module_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> Participant:
+    require(
+        importlib.util.find_spec("torch") is not None,
+        "the model of this run is a PyTorch module, which needs one more package: pip install 'equipoise[torch]'",
+    )
+    from equipoise.deploy.module_site import open_module_site
+
+    return open_module_site(config, name, node, folder)
+
+
+def read_agreement(folder: Path, name: str) -> Agreement:
+    """What the site has been told before the first round."""
+    path = folder / agreement.FILE
+    require(path.is_file(), f"'{name}' has not been told the agreement; it can take part when the run is resumed")
+    return records.read_record(path, Agreement)
+
+
+def keep_agreement(folder: Path, name: str, text: str) -> None:
+    require(name in Agreement.model_validate_json(text).sites, f"'{name}' is not one of the sites")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / agreement.FILE, text)
+
+
 # The sites of one process make the same of the same agreement, so they share what is compiled.
 
 
 @lru_cache(maxsize=4)
 def planned(toml: str, agreed: str) -> Setup:
-    return agreement.setup(settings({"settings": toml}), Agreement.model_validate_json(agreed))
-
-
-_scored: dict[tuple[str, int], Algorithm] = {}  # by the setup's digest and the number of resamples; the newest few
-
-
-def scored(setup: Setup, draws: int) -> Algorithm:
-    where = (setup.digest, draws)
-    if where not in _scored:
-        _scored[where] = scoring(setup.problem, setup.algorithm, draws=draws, sums=setup.sums)
-        for old in list(_scored)[:-4]:
-            del _scored[old]
-    return _scored[where]
+    config = settings({"settings": toml})
+    return agreement.setup(config, Agreement.model_validate_json(agreed), draw=own_noise)
 
 
 def settings(run_config: Mapping[str, Any]) -> Config:
@@ -170,27 +181,26 @@ def read(config: Config, name: str, node: Mapping[str, Any]) -> Site:
         path = str(_given(node, "data", "its file, or loader='module:function'"))
         return silos.open_site(path, options, separator=config.data.separator, **split)
     where = str(node["loader"])
-    found = _loaded(where, str(node.get("path", "")))
+    found = own_function(where, str(node.get("path", "")))()
     if isinstance(found, pl.DataFrame | pl.LazyFrame):
         frame = found.lazy()
     else:
-        require(isinstance(found, tuple) and len(found) == 2, f"{where} gives no (inputs, labels) and no table")
+        require(isinstance(found, tuple) and len(found) == 2, f"{where} gives neither (inputs, labels) nor a table")
         inputs, labels = map(np.asarray, found)
         frame = silos.frame_of(inputs, labels, config.data.label, file=name)
     return silos.site_of(frame, options, file=f"{name} ({where})", **split)
 
 
-def _loaded(where: str, path: str) -> Any:
+def own_function(where: str, path: str) -> Callable[..., Any]:
+    """A function of the site's own, by the name that its own configuration gives."""
     module, colon, function = where.partition(":")
-    require(module and colon and function, f"the loader is '{where}'; give module:function")
+    require(module and colon and function, f"the function is '{where}'; give module:function")
     if path and path not in sys.path:
         sys.path.insert(0, path)
     try:
-        return getattr(importlib.import_module(module), function)()
+        return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise InputError(
-            f"the loader '{where}' cannot be imported ({error}); say path='...' for where it is"
-        ) from error
+        raise InputError(f"'{where}' cannot be imported ({error}); say path='...' for where it is") from error
 
 
 def _shard(inputs: np.ndarray, labels: np.ndarray) -> Shards:

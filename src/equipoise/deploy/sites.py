@@ -60,6 +60,7 @@ class ConnectedSites:
         self.nodes: dict[str, int] = {}  # site -> node
         self.inline: set[int] = set()  # nodes that take messages with the content inside
         self.events: list[Event] = []
+        self._last_event: dict[str, int] = {}  # site -> its last event, by its place among them
         self.reported = 0  # events before this one stand in an earlier outcome
         self.times: dict[str, list[float]] = {}  # exchange -> seconds of past replies
         self.observe: Callable[[dict[str, Any]], None] = lambda record: None  # sees events and exchanges as they happen
@@ -79,19 +80,29 @@ class ConnectedSites:
         self._where.now = now
 
     def note(self, site: str, what: What, why: str) -> None:
-        if what == "network" and self.events and self.events[-1] == Event(*self.where, site, what, why):
+        if what == "network" and self.events and self.events[-1][:5] == (*self.where, site, what, why):
             return  # it is still down
         event = self._add(site, what, why)
-        log.log(logging.INFO if what == "joined" else logging.WARNING, "round %s %s: %s %s: %s", *event)
+        if event.times == 1:
+            log.log(logging.INFO if what == "joined" else logging.WARNING, "round %s %s: %s %s: %s", *event[:5])
 
     def warn(self, site: str, what: What, why: str) -> None:
         self._add(site, what, why)
         warnings.warn(why, FederationWarning, stacklevel=3)
 
     def _add(self, site: str, what: What, why: str) -> Event:
+        """Adds an event, or counts one more of the site's last event if it is the same."""
         event = Event(*self.where, site, what, why)
-        self.events.append(event)
-        self.observe({"kind": "event", **event._asdict()})
+        self.observe({"kind": "event", **dict(zip(Event._fields[:5], event, strict=False))})
+        with self._lock:
+            known = self._last_event.get(site, -1)
+            if known >= self.reported and self.events[known][3:5] == (what, why):
+                event = self.events[known]
+                event = event._replace(times=event.times + 1, last_round=self.where[0])
+                self.events[known] = event
+            else:
+                self._last_event[site] = len(self.events)
+                self.events.append(event)
         return event
 
     # Looking for sites.
@@ -141,7 +152,7 @@ class ConnectedSites:
 
     def _admit(self, name: str, node: int) -> None:
         if not self.anyone and name not in self.sites:
-            why = f"'{name}' is none of this run's sites ({', '.join(self.sites)}); it can join the next run"
+            why = f"'{name}' is not one of this run's sites ({', '.join(self.sites)}); it can join the next run"
             return self._turn_away(name, node, "stranger", why)
         if name in self.nodes and self._alive(self.nodes[name]):
             why = f"there is another node called '{name}'; stop one of them, or rename it"
@@ -253,7 +264,7 @@ class ConnectedSites:
             yield batch
 
     def ask(self, question: str, value: str = "", *, everyone: bool = True) -> dict[str, str]:
-        """What every site answers to a question that is no exchange (`Participant.answers`).
+        """What every site answers to a question that is not an exchange (`Participant.answers`).
 
         All have to answer, unless `everyone` is False: then those who do not are noted.
         """

@@ -21,14 +21,14 @@ from rich.table import Table
 
 from equipoise import files
 from equipoise.errors import InputError, require
-from equipoise.experiment.records import LOG, STATUS, Record
+from equipoise.experiment.records import LOG, STATUS, JsonRecord
 
 FRESH = 0.25  # seconds between two writes of the status, unless something happened
 RECENT = 50  # exchanges of which means are taken
 GONE = ("late", "absent", "failed", "refused")
 
 
-class SiteStatus(Record):
+class SiteStatus(JsonRecord):
     """One site."""
 
     state: str = "awaited"  # or connected, or what happened last
@@ -38,7 +38,7 @@ class SiteStatus(Record):
     last_error: str = ""
 
 
-class Status(Record):
+class Status(JsonRecord):
     """How a run stands."""
 
     name: str

@@ -9,6 +9,7 @@ vector is the module's parameters in their order, flat; buffers (a batch norm's 
 """
 
 import io
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
@@ -16,36 +17,34 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax import Array
-from jaxtyping import Int
 
+from equipoise import artifact
+from equipoise.data.shards import Shards
+from equipoise.deploy.callback_task import TEST, TRAIN, Callbacks, callback_task, rows
 from equipoise.deploy.client import Job
 from equipoise.errors import require
 from equipoise.files import write_whole
-from equipoise.protocol import Algorithm, RandomKey, Vector
+from equipoise.protocol import Algorithm, Vector
 from equipoise.tasks import Task
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # inputs, labels
-
-
-class Rows(NamedTuple):
-    """A site's data as far as JAX knows it: how many examples there are."""
-
-    sizes: Int[Array, ""]
+drawing = threading.Lock()  # PyTorch's random numbers are of the whole process, and sites may share one
 
 
 class TorchSite(NamedTuple):
     """A module and its data, as a task."""
 
     task: Task
-    shard: Rows
+    shard: Shards  # the training examples
     x: Vector  # the module's parameters as they were
     put: Callable[[Vector], None]  # weights into the module
     module: torch.nn.Module
+    test: Shards | None  # the examples that were held out
+    outputs: tuple[int, ...] | None  # of one example; None: the module returns no array
+    lock: threading.Lock  # there is one module, and training and evaluation both put weights into it
 
     def job(self, algorithm: Algorithm, **how: Any) -> Job:
         """The site's part in an algorithm that was built with its task."""
@@ -53,10 +52,23 @@ class TorchSite(NamedTuple):
 
     def save(self, x: Vector, path: str | PathLike[str]) -> None:
         """Puts the weights x into the module and writes its state_dict, for torch.load(..., weights_only=True)."""
-        self.put(x)
         buffer = io.BytesIO()
-        torch.save(self.module.state_dict(), buffer)
+        with self.lock:
+            self.put(x)
+            torch.save(self.module.state_dict(), buffer)
         write_whole(Path(path), buffer.getvalue())
+
+
+def load_weights(module: torch.nn.Module, path: str | PathLike[str]) -> None:
+    """Puts the model of a run folder (model.safetensors) into a module of the same parameters; buffers stay."""
+    saved = artifact.load(path)
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    weights = {name: torch.as_tensor(np.array(value)) for name, value in saved.params.items()}
+    given, wanted = ({name: tuple(a.shape) for name, a in part.items()} for part in (weights, parameters))
+    require(given == wanted, f"{path} has the parameters {given}, the module {wanted}; give the module of that run")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
 
 
 def torch_site(
@@ -64,6 +76,7 @@ def torch_site(
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     loader: Iterable[Batch],
     *,
+    held_out: Iterable[Batch] | None = None,
     l2: float = 0.0,
     stochastic: bool = False,
 ) -> TorchSite:
@@ -73,6 +86,7 @@ def torch_site(
         module: any model; all its parameters that require a gradient are trained.
         loss: of (outputs, labels), the mean over a batch.
         loader: a DataLoader, or anything to iterate over more than once.
+        held_out: examples to score the model on; they are read once and kept.
         l2: as in `equipoise.tasks`.
         stochastic: gradients and local steps on one batch each, in the loader's order (shuffled by the run's key, if it
             shuffles), instead of on all of them.
@@ -83,6 +97,10 @@ def torch_site(
     require(len(kinds) == 1, f"the module's parameters are of types {kinds}; give all the same, e.g. module.double()")
     size, examples = sum(p.numel() for p in parameters), sum(len(labels) for _, labels in loader)
     require(examples > 0, "the loader has no examples; leave the site out or give it at least one")
+    kept = None if held_out is None else [batch for batch in held_out if len(batch[1])]
+    require(kept is None or kept, "no examples are held out; give at least one, or leave the held-out loader away")
+    sets: dict[int, Iterable[Batch]] = {TRAIN: loader, TEST: kept or ()}
+    real = torch.empty(0, dtype=parameters[0].dtype).numpy().dtype
 
     def put(x: Any) -> None:
         flat = torch.as_tensor(np.array(x), dtype=parameters[0].dtype, device=parameters[0].device)
@@ -92,9 +110,11 @@ def torch_site(
     def flat() -> torch.Tensor:
         return torch.nn.utils.parameters_to_vector(parameters).detach().clone()
 
+    def applied(inputs: torch.Tensor) -> Any:
+        return module(inputs.to(parameters[0].device))
+
     def lost(batch: Batch) -> torch.Tensor:
-        device = parameters[0].device
-        return loss(module(batch[0].to(device)), batch[1].to(device))
+        return loss(applied(batch[0]), batch[1].to(parameters[0].device))
 
     def slope(batches: Iterable[Batch], count: int | None) -> torch.Tensor:
         """The gradient over batches that hold `count` examples (None: a single batch)."""
@@ -112,18 +132,45 @@ def torch_site(
 
     # What JAX calls back: NumPy in, NumPy out.
 
-    def value(x: Any) -> np.ndarray:
+    def value(x: Any, which: Any) -> np.ndarray:
         put(x)
         module.eval()
         with torch.no_grad():
-            mean = sum(float(lost(batch)) * len(batch[1]) for batch in loader) / examples
+            found = [(float(lost(batch)), len(batch[1])) for batch in sets[int(which)]]
         x = np.asarray(x)
+        mean = sum(value * count for value, count in found) / sum(count for _, count in found)
         return np.asarray(mean + l2 / 2 * (x @ x), x.dtype)
+
+    def outputs(x: Any, which: Any) -> np.ndarray:
+        put(x)
+        module.eval()
+        with torch.no_grad():
+            made = torch.cat([applied(inputs) for inputs, _ in sets[int(which)]])
+        return made.cpu().numpy().astype(np.asarray(x).dtype)
 
     def gradient(x: Any, words: Any) -> np.ndarray:
         put(x)
         with seeded(words):
             return slope(*next(draws())).cpu().numpy().astype(np.asarray(x).dtype)
+
+    def curve(x: Any, v: Any, words: Any) -> np.ndarray:
+        put(x)
+        module.train()
+        along = torch.as_tensor(np.array(v), dtype=parameters[0].dtype, device=parameters[0].device)
+        parts = [
+            part.view_as(p) for part, p in zip(along.split([p.numel() for p in parameters]), parameters, strict=True)
+        ]
+        total = l2 * along
+        with seeded(words):
+            batches, count = next(draws())
+            for batch in batches:
+                value = lost(batch) * (1 if count is None else len(batch[1]) / count)
+                slopes = torch.autograd.grad(value, parameters, create_graph=True, materialize_grads=True)
+                rise = sum((g * part).sum() for g, part in zip(slopes, parts, strict=True))
+                if isinstance(rise, torch.Tensor) and rise.requires_grad:  # not of a loss that is linear
+                    curves = torch.autograd.grad(rise, parameters, materialize_grads=True)
+                    total = total + torch.cat([c.reshape(-1) for c in curves])
+        return total.cpu().numpy().astype(np.asarray(x).dtype)
 
     def walk(steps: int, x: Any, words: Any, lr: Any, shift: Any, pull: Any, snapshot: Any) -> tuple:
         put(x)
@@ -136,44 +183,37 @@ def torch_site(
                 seen = u if t == int(snapshot) else seen
         return tuple(a.cpu().numpy().astype(np.asarray(x).dtype) for a in (u, seen))
 
-    # And the task, as any other.
-
-    def of_loss(x: Vector, shard: Any, key: RandomKey | None = None) -> Array:
-        return jax.pure_callback(value, jax.ShapeDtypeStruct((), x.dtype), x)
-
-    def of_grad(x: Vector, shard: Any, key: RandomKey | None = None) -> Vector:
-        return jax.pure_callback(gradient, jax.ShapeDtypeStruct(x.shape, x.dtype), x, in_words(key))
-
-    def descend(
-        x: Vector,
-        shard: Any,
-        key: RandomKey | None,
-        *,
-        steps: int,
-        lr: Any,
-        shift: Vector | None = None,
-        pull: float = 0.0,
-        snapshot: Any = None,
-    ) -> Any:
-        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        shift, at = jnp.zeros_like(x) if shift is None else shift, -1 if snapshot is None else snapshot
-        u, seen = jax.pure_callback(
-            lambda *given: walk(steps, *given), (like, like), x, in_words(key), lr, shift, pull, at
-        )
-        return u if snapshot is None else (u, seen)
-
+    first = next(iter(kept or loader))
+    module.eval()
+    with torch.no_grad():
+        made = applied(first[0])
+    shape = tuple(made.shape[1:]) if isinstance(made, torch.Tensor) and made.shape[:1] == first[1].shape[:1] else None
     x = jnp.asarray(flat().cpu().numpy())
-    task = Task("torch", size, of_loss, of_grad, descend, lambda key: x, None, lambda shard: shard)
-    return TorchSite(task, Rows(jnp.int32(examples)), x, put, module)
+    lock = threading.Lock()
+    callbacks = Callbacks(*(one_at_a_time(lock, called) for called in (value, gradient, curve, walk, outputs)))
+    task = callback_task("torch", x, callbacks, shape)
+    train = rows(TRAIN, in_numpy(first[1][:1], real), examples)
+    labels = [in_numpy(labels, real) for _, labels in kept or ()]
+    test = rows(TEST, np.concatenate(labels), sum(map(len, labels))) if labels else None
+    return TorchSite(task, train, x, put, module, test, shape, lock)
 
 
-def in_words(key: RandomKey | None) -> Array:
-    return jnp.zeros(2, jnp.uint32) if key is None else jax.random.key_data(key)
+def one_at_a_time(lock: threading.Lock, function: Callable[..., Any]) -> Callable[..., Any]:
+    def locked(*args: Any) -> Any:
+        with lock:
+            return function(*args)
+
+    return locked
+
+
+def in_numpy(labels: torch.Tensor, real: np.dtype) -> np.ndarray:
+    """Labels as JAX takes them: classes are int32, numbers of the model's type."""
+    return labels.cpu().numpy().astype(real if labels.is_floating_point() else np.int32)
 
 
 @contextmanager
 def seeded(words: Any) -> Iterator[None]:
     """Within it PyTorch draws by the run's key; afterwards as if nothing had been drawn."""
-    with torch.random.fork_rng(devices=[]):
+    with drawing, torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(np.bitwise_xor.reduce(np.asarray(words, np.uint32))))  # it uses 32 bits
         yield

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from equipoise.data.shards import ClientData
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
-from equipoise.engines.feed import Stacked, feed
+from equipoise.engines.client_data import StackedData, prepare_data
 from equipoise.engines.fold import fold_slots
 from equipoise.engines.kernel import Lost, Tally
 from equipoise.engines.simulator import Result, broken_replies
@@ -57,11 +57,13 @@ def debug(
     check_data(algorithm, x, data)
     require_finite(all_finite(data))
     compiled: Any = jax.jit if jit else lambda function: function
-    source = compiled(partial(feed, algorithm))(data).source
-    if isinstance(source, Stacked):
+    source = compiled(partial(prepare_data, algorithm))(data).source
+    if isinstance(source, StackedData):
         source = jax.tree.map(np.asarray, source)  # whose rows cost no compilation
     n, keep = algorithm.n, compiled(record or (lambda server: ()))
-    steps = [Steps(*map(compiled, (e.open, e.send, partial(run_client, e), e.close))) for e in algorithm.round]
+    steps = [
+        ExchangeFunctions(*map(compiled, (e.open, e.send, partial(run_client, e), e.close))) for e in algorithm.round
+    ]
     server = algorithm.init(x)
     clients = [algorithm.init_client(x) for _ in range(n)]
     history, tally = [], Tally.nothing(algorithm)
@@ -100,7 +102,7 @@ def debug(
     return result
 
 
-class Steps(NamedTuple):
+class ExchangeFunctions(NamedTuple):
     """The functions of an exchange, compiled or not."""
 
     open: Callable

@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Int
 
-from equipoise.engines.feed import Feed, Spread, Stacked
-from equipoise.engines.feed import feed as prepare
+from equipoise.engines.client_data import PreparedData, SpreadData, StackedData
+from equipoise.engines.client_data import prepare_data as prepare
 from equipoise.engines.fold import fold
 from equipoise.engines.layout import SIDE_BY_SIDE, Layout
 from equipoise.protocol import (
@@ -82,7 +82,7 @@ def no_counts(algorithm: Algorithm) -> Tally:
 def step(
     algorithm: Algorithm,
     state: State,
-    federation: Feed,
+    federation: PreparedData,
     key: RandomKey,
     *,
     lost: Lost | None = None,
@@ -101,7 +101,7 @@ def step(
     return State(r + 1, server, clients, tally)
 
 
-class Seen(NamedTuple):
+class ExchangeCounts(NamedTuple):
     """The counts of one exchange."""
 
     asked: Int[Array, ""]
@@ -114,11 +114,11 @@ def exchange_once(
     exchange: Exchange,
     server: Server,
     clients: Client,
-    federation: Feed,
+    federation: PreparedData,
     keys: tuple[RandomKey, RandomKey],
     layout: Layout = SIDE_BY_SIDE,
     gone: Callable[[Any], Any] | None = None,
-) -> tuple[Server, Client, Seen]:
+) -> tuple[Server, Client, ExchangeCounts]:
     """One trip server -> clients -> server; `gone` says of ids whose replies get lost."""
     opening, working = keys
     server, cohort = exchange.open(server, opening)
@@ -149,7 +149,7 @@ def exchange_once(
         return table, total, (each, arrived, here & ~finite)
 
     def on_block(
-        slots: Array, part: Cohort, rows: Array, table: Client, places: Any, federation: Feed, *rest: Any
+        slots: Array, part: Cohort, rows: Array, table: Client, places: Any, federation: PreparedData, *rest: Any
     ) -> tuple:
         """Runs a device's share of the cohort, a slice at a time; the data of its clients stands at `places`."""
         size = slots.shape[0]
@@ -184,7 +184,7 @@ def exchange_once(
         slots, part = jax.tree.map(lambda a: in_slices(a, devices).ravel(), (jnp.arange(m), cohort))
         spread, whole = PartitionSpec("clients"), PartitionSpec()
         mine, at_hand = clients, federation
-        apart = isinstance(federation.source, Spread)
+        apart = isinstance(federation.source, SpreadData)
         if not (
             apart and isinstance(cohort.ids, np.ndarray) and federation.source.in_order(cohort.ids, layout.rows(m))
         ):
@@ -193,10 +193,10 @@ def exchange_once(
                 at_hand = jax.tree.map(lambda table: table[part.ids], federation)
                 mine, at_hand = jax.lax.with_sharding_constraint((mine, at_hand), layout.by_client)
 
-        def on_device(slots: Array, part: Cohort, mine: Client, at_hand: Feed, *rest: Any) -> tuple:
+        def on_device(slots: Array, part: Cohort, mine: Client, at_hand: PreparedData, *rest: Any) -> tuple:
             places = jnp.arange(slots.shape[0])
-            feed = Feed(Stacked(at_hand.source.tree)) if apart else at_hand
-            mine, total, rows = on_block(slots, part, places, mine, places if apart else part.ids, feed, *rest)
+            prepare_data = PreparedData(StackedData(at_hand.source.tree)) if apart else at_hand
+            mine, total, rows = on_block(slots, part, places, mine, places if apart else part.ids, prepare_data, *rest)
             return mine, jax.lax.psum(total, "clients"), rows
 
         new, total, found = jax.shard_map(
@@ -211,7 +211,7 @@ def exchange_once(
             put = Cohort(cohort.ids, arrived).put
             clients = jax.tree.map(lambda table, rows: put(table, rows[:m]), clients, new)
     server = exchange.close(server, Replies(total, each, Cohort(cohort.ids, arrived)))
-    return server, clients, Seen(count(asked), count(arrived), cohort.ids, broken)
+    return server, clients, ExchangeCounts(count(asked), count(arrived), cohort.ids, broken)
 
 
 def in_slices(a: ArrayLike, size: int) -> Array:

@@ -19,7 +19,7 @@ from jaxtyping import PyTree
 from equipoise.data.shards import ClientData, Shards
 from equipoise.engines import kernel, stream
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
-from equipoise.engines.feed import Feed, Spread, as_given, prepare
+from equipoise.engines.client_data import PreparedData, SpreadData, as_given, prepare
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import Layout, lay_out
 from equipoise.errors import LostReplies, Stopped, require, unknown
@@ -229,7 +229,9 @@ def starting(make: Callable[..., Algorithm]) -> Callable:
 def beginning(make: Callable[..., Algorithm]) -> Callable:
     """The program before the first round: the first state, the prepared data, and which arrays are finite."""
 
-    def begin(numbers: dict[str, Array], x: Vector, data: ClientData) -> tuple[State, Feed | None, dict[str, Array]]:
+    def begin(
+        numbers: dict[str, Array], x: Vector, data: ClientData
+    ) -> tuple[State, PreparedData | None, dict[str, Array]]:
         algorithm = make(**numbers)
         return kernel.init(algorithm, x), prepare(algorithm, data), all_finite(data)
 
@@ -240,7 +242,7 @@ def beginning(make: Callable[..., Algorithm]) -> Callable:
 def beginning_apart(make: Callable[..., Algorithm], layout: Layout) -> Callable:
     """As `beginning`, where every device holds and prepares its share of the clients."""
 
-    def begin(numbers: dict[str, Array], x: Vector, data: ClientData) -> tuple[State, Feed, dict[str, Array]]:
+    def begin(numbers: dict[str, Array], x: Vector, data: ClientData) -> tuple[State, PreparedData, dict[str, Array]]:
         algorithm, share = make(**numbers), PartitionSpec("clients")
         state = kernel.init(algorithm, x)
         prepared = jax.shard_map(
@@ -251,7 +253,7 @@ def beginning_apart(make: Callable[..., Algorithm], layout: Layout) -> Callable:
             check_vma=False,
         )(data)
         state = state._replace(clients=jax.tree.map(layout.filled, state.clients))
-        return state, Feed(Spread(prepared)), all_finite(data)
+        return state, PreparedData(SpreadData(prepared)), all_finite(data)
 
     return jax.jit(begin, out_shardings=(states_apart(layout), layout.by_client, layout.whole))
 
@@ -272,7 +274,7 @@ def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
     def advance(
         numbers: dict[str, Array],
         state: State,
-        source: Feed,
+        source: PreparedData,
         key: RandomKey,
         stop: Array,
         keep: Partial,
@@ -345,7 +347,7 @@ def check_resume(resume: Result, name: str, words: tuple[int, ...], state: State
     )
     require(
         resume.key in ((), words),
-        "the result to resume was made with another key; resume with the same key, or start anew",
+        "the result to resume was made with another key; resume with the same key, or start over",
     )
     require(
         resume.history is None or _shapes(jax.tree.map(_one, resume.history)) == _shapes(row),

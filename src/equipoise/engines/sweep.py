@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 from equipoise.data.shards import ClientData
 from equipoise.engines import kernel
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
-from equipoise.engines.feed import Feed, as_given, prepare
+from equipoise.engines.client_data import PreparedData, as_given, prepare
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import SMALL, Layout, lay_out
 from equipoise.engines.simulator import (
@@ -94,7 +94,7 @@ def sweep(
 
     Args:
         make: the method: make(**settings) -> Algorithm. It is called inside the compiled program, where the settings
-            are traced numbers; what shapes the program (a number of steps) is no setting.
+            are traced numbers; what shapes the program (a number of steps) is not a setting.
         trials: from `grid`, or made by hand. Their data may differ in size (it is padded), not in number of clients.
         rounds: how many rounds, those of `resume` included.
         record: what to keep of the server after every round; comes back as each result's `history`.
@@ -253,7 +253,7 @@ def one_of(many: PyTree, place: Any) -> PyTree:
 def beginnings(make: Make) -> Callable:
     """The program before the first round: every trial's state, the prepared data, and which arrays are finite."""
 
-    def begin(xs: Array, numbers: Numbers, data: ClientData) -> tuple[State, Feed | None, dict[str, Array]]:
+    def begin(xs: Array, numbers: Numbers, data: ClientData) -> tuple[State, PreparedData | None, dict[str, Array]]:
         states = jax.vmap(lambda x, numbers: kernel.init(make(**numbers), x))(xs, numbers)
         try:
             source = jax.vmap(lambda numbers: prepare(make(**numbers), data), out_axes=None)(numbers)
@@ -272,7 +272,7 @@ def rounds_of_many(make: Make, layout: Layout) -> Callable:
 
     def advance(
         states: State,
-        source: Feed,
+        source: PreparedData,
         keys: RandomKey,
         numbers: Numbers,
         stop: Array,

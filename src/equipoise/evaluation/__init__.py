@@ -15,8 +15,11 @@ from equipoise.evaluation.exchange import evaluation as evaluation
 from equipoise.evaluation.exchange import evaluator as evaluator
 from equipoise.evaluation.exchange import of_rows as of_rows
 from equipoise.evaluation.intervals import Bounds as Bounds
+from equipoise.evaluation.predictions import MainScore as MainScore
+from equipoise.evaluation.predictions import ScoreRecord as ScoreRecord
 from equipoise.evaluation.predictions import accuracy as accuracy
 from equipoise.evaluation.predictions import auroc as auroc
+from equipoise.evaluation.predictions import main_score_named as main_score_named
 from equipoise.evaluation.predictions import r2 as r2
 from equipoise.evaluation.predictions import rmse as rmse
 from equipoise.evaluation.predictions import suited as suited

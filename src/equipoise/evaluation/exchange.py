@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from equipoise.cohorts import Sample, check_distinct, everyone
-from equipoise.engines.feed import Feed, as_given
+from equipoise.engines.client_data import PreparedData, as_given
 from equipoise.engines.kernel import exchange_once
 from equipoise.engines.layout import Layout, lay_out
 from equipoise.engines.simulator import once, simulate
@@ -103,17 +103,17 @@ def evaluation(
             return jnp.sum(jnp.where(real, of_rows(outputs, labels) ** 2, 0)) / data.sizes.astype(x.dtype)
 
         again = jax.lax.map(resampled, jax.random.split(key, draws)) if draws else {}
-        told = {name: squares(OF_ROWS[name]).astype(x.dtype) for name in squared}
-        return None, Reply(each=(data.sizes, own, _marked(scored(outputs, labels)), _marked(again), _marked(told)))
+        moments = {name: squares(OF_ROWS[name]).astype(x.dtype) for name in squared}
+        return None, Reply(each=(data.sizes, own, _marked(scored(outputs, labels)), _marked(again), _marked(moments)))
 
     def listen(server: Server, replies: Replies) -> Server:
-        sizes, own, *told = replies.each
+        sizes, own, *heard = replies.each
 
         def filled(rows: Array, known: Array | bool = True) -> Array:
             blank = jnp.full((n, *rows.shape[1:]), jnp.nan, rows.dtype)
             return replies.cohort.put(blank, jnp.where(known, rows, jnp.nan))
 
-        found, again, squares = (jax.tree.map(filled, values, known) for values, known in told)
+        found, again, squares = (jax.tree.map(filled, values, known) for values, known in heard)
         sizes = replies.cohort.put(jnp.zeros(n, sizes.dtype), sizes)
         return server._replace(heard=PerClient(sizes, jax.tree.map(filled, own) | found, again, squares))
 
@@ -154,7 +154,7 @@ def evaluate(
     draws: int = 0,
     key: RandomKey | int = 0,
     clients_per_batch: int | None = None,
-    **how: Any,
+    **options: Any,
 ) -> PerClient:
     """The loss and scores of the model x at every client of `data`, as one compiled program.
 
@@ -168,7 +168,7 @@ def evaluate(
             neither accuracy nor RMSE, which need none.
         key: for the resampling.
         clients_per_batch: how many clients are scored side by side; None: what fits into a little memory.
-        how: `progress`, `lost` and `devices`, as in `simulate`.
+        options: `progress`, `lost` and `devices`, as in `simulate`.
     """
     models = jnp.asarray(x)
     require(models.ndim in (1, 2), f"x has shape {models.shape}; give a model [d], or a path of models [r, d]")
@@ -190,7 +190,7 @@ def evaluate(
         rounds=len(path),
         record=_heard,
         clients_per_batch=clients_per_batch,
-        **how,
+        **options,
     ).history
     return table if models.ndim == 2 else jax.tree.map(lambda a: a[0], table)
 
@@ -225,7 +225,7 @@ def _judged(task: Task, n: int, scores: tuple, layout: Layout) -> Callable:
     """The program of an evaluation: one for a task and its scores, whoever asks."""
     algorithm = evaluation(task, everyone(n), None, scores=dict(scores))
 
-    def judged(x: Vector, source: Feed, key: RandomKey) -> PerClient:
+    def judged(x: Vector, source: PreparedData, key: RandomKey) -> PerClient:
         keys = exchange_keys(key, 0, 0)
         server, _, _ = exchange_once(algorithm.round[0], algorithm.init(x), None, source, keys, layout)
         return server.heard
@@ -244,7 +244,7 @@ def check_fit(task: Task | Predict, shard: Data) -> None:
 
 
 def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, " rows"] | None:
-    """What each real row adds to the score, client after client; None where the score is no mean over rows.
+    """What each real row adds to the score, client after client; None where the score is not a mean over rows.
 
     It stays with whoever has the rows: two models that were scored on the same ones can be compared row by row.
     """

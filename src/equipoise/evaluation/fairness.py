@@ -1,7 +1,7 @@
 """How evenly a model serves its clients: pure functions of one number per client.
 
 The worst 20% are as in SCAFF-PD (section 6.2): sort the clients, take the lower fifth, average it. A fifth
-that is no whole number is rounded down, but it is never less than one client.
+that is not a whole number is rounded down, but it is never less than one client.
 """
 
 import jax.numpy as jnp

@@ -84,18 +84,18 @@ def bounds_of(
     low, high = evidence.low(tail), evidence.high(tail)
     value, up = evidence.value, higher_is_better
 
-    def bounds(of: Callable[[np.ndarray], np.ndarray], told: np.ndarray) -> Bounds:
-        """`told` are the clients that the number is of, as measured."""
+    def bounds(of: Callable[[np.ndarray], np.ndarray], clients: np.ndarray) -> Bounds:
+        """`clients` are the clients that the number is of, as measured."""
         drawn = [(of(below), of(above)) for below, above in found]
         least = min(float(np.quantile(below, CAUTION * tail)) for below, _ in drawn)
         most = max(float(np.quantile(above, 1 - CAUTION * tail)) for _, above in drawn)
-        if told.size <= FEW:  # too few to learn from the others for certain: their own rows bound how bad they are
-            own = alone[0 if up else 1][:, told].mean(1)
+        if clients.size <= FEW:  # too few to learn from the others for certain: their own rows bound how bad they are
+            own = alone[0 if up else 1][:, clients].mean(1)
             bad = float(np.quantile(own, CAUTION * tail if up else 1 - CAUTION * tail))
             least, most = (min(least, bad), most) if up else (least, max(most, bad))
         first, last = evidence.edges  # scores at the edge do not rule out that the truth lies there
-        least = first if (value[told] == first).all() else least
-        most = last if (value[told] == last).all() else most
+        least = first if (value[clients] == first).all() else least
+        most = last if (value[clients] == last).all() else most
         middle = float(np.mean([np.median(part) for pair in drawn for part in pair]))
         return Bounds(least, min(max(middle, least), most), most)
 

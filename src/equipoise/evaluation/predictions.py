@@ -1,18 +1,48 @@
 """Scores of a model's outputs, which of them fit a task, and what each row adds to them."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+from equipoise import extensions
 from equipoise.evaluation import scores
+from equipoise.evaluation.rules import higher_is_better
 from equipoise.protocol import Data, Vector
 
 Predict = Callable[[Vector, Array], Array]  # model, inputs [m, ...] -> outputs [m, ...]
 Score = Callable[[Array, Array, Array], Array]  # outputs, labels, which rows are real -> a number; NaN: not defined
 OfRows = Callable[[Array, Array], Float[Array, " m"]]  # outputs, labels -> a number for each row
+
+
+class ScoreRecord(NamedTuple):
+    """A score of the user's own, and which way it is better."""
+
+    score: Score
+    higher_is_better: bool = True
+
+    def __call__(self, outputs: Array, labels: Array, real: Array) -> Array:
+        return self.score(outputs, labels, real)
+
+
+class MainScore(NamedTuple):
+    """The score that a run is summed up by."""
+
+    name: str
+    higher_is_better: bool
+    own: Score | None = None  # None: it is evaluated anyway
+
+
+def main_score_named(name: str) -> MainScore:
+    """Of a name in the table of scores, or of a function or ScoreRecord of the user's own, "module:name"."""
+    if not extensions.is_reference(name):
+        return MainScore(name, higher_is_better(name))
+    found = extensions.load(name)
+    up = found.higher_is_better if isinstance(found, ScoreRecord) else True
+    return MainScore(name.partition(":")[2], up, found)
 
 
 def suited(predict: Predict | None, x: Vector, shard: Data) -> dict[str, Score]:

@@ -28,19 +28,25 @@ class Standing(NamedTuple):
 
 
 def standing(
-    table: PerClient, score: str | None = None, *, k: float = SHARE, level: float = 0.95, key: Any = 0
+    table: PerClient,
+    score: str | None = None,
+    *,
+    up: bool | None = None,
+    k: float = SHARE,
+    level: float = 0.95,
+    key: Any = 0,
 ) -> Standing:
     """The summary of one score over the clients that have it, and what their finite test sets leave open.
 
     Accuracy and RMSE bring their bounds with them; other scores need `draws` when they are evaluated. `score` is
-    accuracy, else RMSE, else the loss, unless given.
+    accuracy, else RMSE, else the loss, unless given. `up`: higher is better, of a score that the library does not know.
     """
     score = chosen(table, score)
     values, sizes = np.asarray(table.scores[score], np.float64), np.asarray(table.sizes)
     require(values.ndim == 1, "this table is of a path of models; take one: jax.tree.map(lambda a: a[-1], table)")
     known = np.flatnonzero(np.isfinite(values))
     require(known.size, f"no client has a score '{score}'; evaluate again, or choose another")
-    up = higher_is_better(score)
+    up = higher_is_better(score) if up is None else up
     summary = {name: float(v) for name, v in fairness.summary(values[known], k, higher_is_better=up).items()}
     low, high = np.full((2, len(values)), np.nan)
     mean = worst = UNKNOWN

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 
-def train(settings: Mapping[str, Any], folder: str | PathLike[str], **how: Any) -> Any:
+def train(settings: Mapping[str, Any], folder: str | PathLike[str], **options: Any) -> Any:
     """One run of the settings of a configuration file, into `folder`; see `run.run`."""
     from equipoise.experiment import config, run
 
-    return run.run(config.parse(settings), Path(folder), **how)
+    return run.run(config.parse(settings), Path(folder), **options)

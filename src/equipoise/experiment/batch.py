@@ -8,8 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,92 +17,84 @@ from jax.tree_util import Partial
 from equipoise.data.alike import alike
 from equipoise.engines.sweep import Trial, side_by_side, total_memory
 from equipoise.errors import InputError
-from equipoise.experiment import build, records, run
-from equipoise.experiment.build import Method, Problem
+from equipoise.experiment import records, run
 from equipoise.experiment.config import Config
-from equipoise.experiment.run import Federated, Session, Watch
+from equipoise.experiment.methods import Method, build_method
+from equipoise.experiment.problems import Problem, build_problem, precision
+from equipoise.experiment.run import ClientRows, RunSpec, Session, Shared
 from equipoise.protocol import nbytes
 
 MOST = 200  # runs whose folders are held at a time
 SHARE = 0.125  # of the memory there is, for the data of several seeds
 
 
-class Member(NamedTuple):
-    """A run of a batch."""
-
-    config: Config
-    folder: Path
-    label: str
-    watch: Watch | None
-    overwrite: bool
-
-    @property
-    def done(self) -> bool:
-        return not self.overwrite and records.finished(self.folder)
-
-    @property
-    def data(self) -> str:
-        """All that `build.problem` looks at."""
-        settings = self.config.model_dump(mode="json", include={"data", "partition", "model"})
-        return json.dumps([settings, self.config.run.seed, self.config.run.precision])
+def is_done(spec: RunSpec) -> bool:
+    return not spec.overwrite and records.finished(spec.folder)
 
 
-def run_batch(members: Sequence[Member], problems: dict[str, Problem], begin: Callable[[], None]) -> None:
+def data_of(spec: RunSpec) -> str:
+    """All that `build_problem` looks at."""
+    settings = spec.config.model_dump(mode="json", include={"data", "partition", "model"})
+    run = spec.config.run
+    return json.dumps([settings, run.seed, run.precision, run.score])
+
+
+def run_batch(specs: Sequence[RunSpec], problems: dict[str, Problem], begin: Callable[[], None]) -> None:
     """Runs those that are not done, all of one precision; `begin` is called when the first data makes sense.
 
     `problems` are those that an earlier batch has built; afterwards, those of this one.
     """
-    with build.precision(members[0].config):
+    with precision(specs[0].config):
 
-        def keep_only(divisions: Sequence[Member]) -> None:
-            found = {m.data: problems.get(m.data) or build.problem(m.config) for m in divisions}
+        def keep_only(divisions: Sequence[RunSpec]) -> None:
+            found = {data_of(m): problems.get(data_of(m)) or build_problem(m.config) for m in divisions}
             problems.clear()
             problems.update(found)
 
-        keep_only(members[:1])
+        keep_only(specs[:1])
         begin()
-        first = problems[members[0].data]
-        for part in _parts(members, nbytes((first.train, first.test))):
-            if not all(member.done for member in part):
-                keep_only(list({member.data: member for member in part}.values()))
+        first = problems[data_of(specs[0])]
+        for part in _parts(specs, nbytes((first.train, first.test))):
+            if not all(is_done(spec) for spec in part):
+                keep_only(list({data_of(spec): spec for spec in part}.values()))
                 _run_part(part, problems)
 
 
-def _parts(members: Sequence[Member], size: int) -> Iterator[Sequence[Member]]:
+def _parts(specs: Sequence[RunSpec], size: int) -> Iterator[Sequence[RunSpec]]:
     """At most MOST together; if their data, of about `size` bytes each, is too much for the memory, those with one."""
-    divisions = list(dict.fromkeys(member.data for member in members))
+    divisions = list(dict.fromkeys(data_of(spec) for spec in specs))
     fits = len(divisions) * size <= SHARE * total_memory()
-    for group in [members] if fits else [[m for m in members if m.data == told] for told in divisions]:
+    for group in [specs] if fits else [[m for m in specs if data_of(m) == key] for key in divisions]:
         for k in range(0, len(group), MOST):
             yield group[k : k + MOST]
 
 
-def _run_part(members: Sequence[Member], problems: dict[str, Problem]) -> None:
+def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem]) -> None:
     rows = _of_one_shape(problems)
 
-    def opened(member: Member, method: Method | None) -> AbstractContextManager[Session]:
-        known: dict[str, Any] = {"problem": problems[member.data], "data": rows[member.data], "method": method}
-        if not member.overwrite and (member.folder / records.CONFIG).is_file():
-            return run.resumed(member.folder, member.label, member.watch, **known)
-        return run.begun(member.config, member.folder, member.label, member.watch, overwrite=member.overwrite, **known)
+    def opened(spec: RunSpec, method: Method | None) -> AbstractContextManager[Session]:
+        shared = Shared(problems[data_of(spec)], rows[data_of(spec)], method)
+        if not spec.overwrite and (spec.folder / records.CONFIG).is_file():
+            return run.resumed(spec.folder, spec.label, spec.watch, shared)
+        return run.begun(spec, shared)
 
-    families: dict[Any, list[tuple[Member, Method | None]]] = {}
-    for member in members:
-        method = build.method_of(member.config, problems[member.data]) if _may_share(member.config) else None
-        families.setdefault(_family(member, method, len(families)), []).append((member, method))
+    families: dict[Any, list[tuple[RunSpec, Method | None]]] = {}
+    for spec in specs:
+        method = build_method(spec.config, problems[data_of(spec)]) if _may_share(spec.config) else None
+        families.setdefault(_family(spec, method, len(families)), []).append((spec, method))
     for family in families.values():
-        left = [(member, method) for member, method in family if not member.done]
+        left = [(spec, method) for spec, method in family if not is_done(spec)]
         width = _width(family, problems, rows) if len(family) > 1 else 1
         if width == 1:
-            for member, method in left:
-                with opened(member, method) as session:
-                    run.alone(session)
+            for spec, method in left:
+                with opened(spec, method) as session:
+                    run.run_alone(session)
         elif left:
             with ExitStack() as held:
-                run.together([held.enter_context(opened(*one)) for one in left], width)
+                run.run_together([held.enter_context(opened(*one)) for one in left], width)
 
 
-def _of_one_shape(problems: dict[str, Problem]) -> dict[str, Federated]:
+def _of_one_shape(problems: dict[str, Problem]) -> dict[str, ClientRows]:
     """The rows of every problem, filled up to the largest: one program serves them all."""
     trains, tests = [p.train for p in problems.values()], [p.test for p in problems.values()]
     try:
@@ -112,8 +103,8 @@ def _of_one_shape(problems: dict[str, Problem]) -> dict[str, Federated]:
     except InputError:  # data of a kind that cannot be filled up has programs of its own
         pass
     return {
-        told: Federated(problems[told].task, *jax.device_put((train, test)))
-        for told, train, test in zip(problems, trains, tests, strict=True)
+        key: ClientRows(problems[key], *jax.device_put((train, test)))
+        for key, train, test in zip(problems, trains, tests, strict=True)
     }
 
 
@@ -123,11 +114,11 @@ def _may_share(config: Config) -> bool:
     return config.run.until_gap is None and config.run.devices in (None, 1) and not measured
 
 
-def _family(member: Member, method: Method | None, alone: int) -> Any:
+def _family(spec: RunSpec, method: Method | None, alone: int) -> Any:
     """Equal for runs that one program serves."""
     if method is None or not isinstance(method.family, Partial):
         return alone
-    settings = member.config.run
+    settings = spec.config.run
     numbers = tuple(sorted(method.family.keywords))
     return (
         id(method.family.func), numbers, settings.rounds, settings.evaluate_every, settings.clients_per_batch,
@@ -136,14 +127,14 @@ def _family(member: Member, method: Method | None, alone: int) -> Any:
 
 
 def _width(
-    family: Sequence[tuple[Member, Method | None]], problems: dict[str, Problem], rows: dict[str, Federated]
+    family: Sequence[tuple[RunSpec, Method | None]], problems: dict[str, Problem], rows: dict[str, ClientRows]
 ) -> int:
     """How many of a family run side by side."""
-    member, method = family[0]
+    spec, method = family[0]
     assert method is not None
     assert isinstance(method.family, Partial)
-    x, data = problems[member.data].x, rows[member.data].train
+    x, data = problems[data_of(spec)].x, rows[data_of(spec)].train
     numbers = {name: jnp.asarray(value, x.dtype) for name, value in method.family.keywords.items()}
-    trial = Trial(numbers, x, data, member.config.run.seed)
-    together = max(Counter(member.data for member, _ in family).values())  # those with other data come after
+    trial = Trial(numbers, x, data, spec.config.run.seed)
+    together = max(Counter(data_of(spec) for spec, _ in family).values())  # those with other data come after
     return side_by_side(method.family.func, trial, together)

@@ -8,29 +8,27 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.numpy
 from pydantic import Field, ValidationError
 
-from equipoise import files
+from equipoise import files, tensors
 from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import InputError, require
 from equipoise.experiment import origin
 from equipoise.experiment.origin import Origin
-from equipoise.experiment.records import Record
+from equipoise.experiment.records import JsonRecord
 from equipoise.protocol import Algorithm, Vector
 
-ANEW = "begin anew with --overwrite"
+ANEW = "start over with --overwrite"
 
 
-class Written(Record):
+class Written(JsonRecord):
     """The part of a history that a checkpoint counts on: its length in bytes and its digest."""
 
     length: int = Field(ge=0)
     digest: str
 
 
-class Header(Record):
+class Header(JsonRecord):
     """All of a checkpoint but its arrays."""
 
     rounds: int = Field(ge=0)
@@ -51,9 +49,7 @@ class Saved(NamedTuple):
 
 def save(path: Path, result: Result, history: Written, origin: Origin, more: dict[str, Any] | None = None) -> None:
     """All of `result` but its history, bit for bit; and what else belongs to it, as JSON can hold it."""
-    leaves = jax.tree.leaves((result.server, result.clients))
-    tensors = {str(i): np.asarray(leaf, order="C") for i, leaf in enumerate(leaves)}
-    tensors |= {name: np.asarray(count) for name, count in result.tally._asdict().items()}
+    arrays = dict(tensors.named((result.server, result.clients))) | result.tally._asdict()
     header = Header(
         rounds=result.rounds,
         seconds=result.seconds,
@@ -62,7 +58,7 @@ def save(path: Path, result: Result, history: Written, origin: Origin, more: dic
         origin=origin,
         more=more or {},
     )
-    files.write_whole(path, safetensors.numpy.save(tensors, metadata={"equipoise": header.model_dump_json()}))
+    tensors.write(path, arrays, header.model_dump_json())
 
 
 def load(path: Path, algorithm: Algorithm, x: Vector, origin: Origin) -> Saved:
@@ -93,31 +89,28 @@ def cut(path: Path, written: Written) -> bytes:
 
 def _read(path: Path) -> tuple[Header, dict[str, np.ndarray]]:
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            header = Header.model_validate_json((file.metadata() or {})["equipoise"])
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError, KeyError, ValidationError) as error:
-        why = "it is of another version" if isinstance(error, ValidationError | KeyError) else error
+        arrays, about = tensors.read(path)
+        return Header.model_validate_json(about), arrays
+    except (tensors.Unreadable, ValidationError) as error:
+        why = "it is of another version" if isinstance(error, ValidationError) else error
         raise InputError(f"{path} is not a checkpoint of this version ({why}); {ANEW}") from error
 
 
 def _load(path: Path, state: Callable[[Vector], Any], x: Vector, now: Origin) -> Saved:
-    header, tensors = _read(path)
+    header, arrays = _read(path)
     changed = origin.differences(header.origin, now)
     require(
         not changed,
-        f"{path.parent} cannot be gone on with, because since its checkpoint {'; '.join(changed)}. Restore that, or "
-        f"{ANEW}",
+        f"{path.parent} cannot be resumed, because since its checkpoint {'; '.join(changed)}. Restore that, or {ANEW}",
     )
     like = jax.eval_shape(state, x)
-    expected = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(like))}
-    fits = tensors.keys() == {*expected, *Tally._fields} and all(
-        (tensors[name].shape, tensors[name].dtype) == (leaf.shape, leaf.dtype) for name, leaf in expected.items()
-    )
+    try:
+        server, clients = jax.tree.map(jnp.asarray, tensors.tree_like(like, arrays))
+        fits = arrays.keys() == {*dict(tensors.named(like)), *Tally._fields}
+    except tensors.Misfit:
+        fits = False
     require(fits, f"{path} is of another algorithm, model or federation; {ANEW}")
-    leaves = [jnp.asarray(tensors[name]) for name in expected]
-    server, clients = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    tally = Tally(*(tensors[name] for name in Tally._fields))
+    tally = Tally(*(arrays[name] for name in Tally._fields))
     result = Result(server, clients, None, header.rounds, tally, header.seconds, header.compile_seconds)
     return Saved(result, header.history, header.more)
 

@@ -41,7 +41,7 @@ def best_algorithm(settings: Mapping[str, Any]) -> Choice:
 
 
 def _on_simplex(objective: Any) -> bool:
-    """Whether its weights are shares; what is no objective at all is another check's business."""
+    """Whether its weights are shares; a name that is not an objective is found elsewhere."""
     if is_reference(objective):
         return False
     record = objectives.DUALS.get(objective) if isinstance(objective, str) else None

@@ -32,14 +32,14 @@ from equipoise.data.silos import SEPARATOR, Options, is_separator
 from equipoise.data.silos.statistics import MISSING
 from equipoise.errors import InputError, require
 from equipoise.experiment import choice, mistakes, records
-from equipoise.extensions import is_reference
+from equipoise.extensions import is_reference, load
 from equipoise.objectives import DUALS
 
 Auto = Literal["auto"]
 # JAX makes a key of the last 32 bits of a seed: two seeds that differ beyond them would give the same numbers.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]  # rounds and clients are counted in 32 bits
-# As `steps.tuned`; files of before say "auto".
+# As `steps.tuned`; older files say "auto".
 Tuned = Annotated[Literal["tuned"], BeforeValidator(lambda value: "tuned" if value == "auto" else value)]
 
 
@@ -49,7 +49,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Data(Section):
+class DataSettings(Section):
     """Whose data: a set of `equipoise data list`, or a folder with a file per owner."""
 
     name: str = Field("digits", description="a data set of `equipoise data list`, 'synthetic', or a .npz of features")
@@ -82,7 +82,7 @@ class Data(Section):
         return value
 
 
-class Partition(Section):
+class PartitionSettings(Section):
     """How a data set is divided among clients; silo files and 'natural' owners are divided already."""
 
     kind: Literal["iid", "dirichlet", "similarity", "k_classes", "one_class", "quantity", "natural"] = Field(
@@ -99,11 +99,11 @@ class Partition(Section):
     seed: Seed | None = Field(None, description="of the division; default: the run's")
 
 
-class Model(Section):
+class ModelSettings(Section):
     """What is trained."""
 
-    name: Literal["linear", "mlp", "cnn", "resnet", "gru"] = Field(
-        "linear", description="linear, mlp, cnn, resnet, gru"
+    name: Literal["linear", "mlp", "cnn", "resnet", "gru", "torch"] = Field(
+        "linear", description="linear, mlp, cnn, resnet, gru; torch: a module of each site's own, in a federation"
     )
     loss: Literal["auto", "cross_entropy", "squared", "squared_error"] = Field(
         "auto", description="cross_entropy or squared (one-hot targets) for classes, squared_error for numbers"
@@ -113,7 +113,7 @@ class Model(Section):
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
 
 
-class Run(Section):
+class RunSettings(Section):
     """How long, how exactly, and what is written where."""
 
     rounds: Count = Field(100, description="of communication")
@@ -126,11 +126,14 @@ class Run(Section):
     until_gap: float | None = Field(
         None, gt=0, description="stop when the objective is certified to be within this share of the best possible"
     )
+    score: str | None = Field(
+        None, description="what the run is summed up by: accuracy, auroc, rmse, r2, loss, or your own, module:name"
+    )
     lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
     tensorboard: bool = Field(False, description="write what TensorBoard shows beside the history")
 
 
-class Federation(Section):
+class FederationSettings(Section):
     """Sites on machines of their own (`equipoise flower`); times are in seconds."""
 
     sites: Annotated[int, Field(ge=1)] | tuple[str, ...] = Field(
@@ -153,6 +156,9 @@ class Federation(Section):
     compress: Literal["float32", "bfloat16"] | None = Field(
         None, description="gradients go up as differences of this type; the limit stays the same"
     )
+    compress_sums: bool = Field(
+        False, description="updates and other sums too; the server then sees and keeps a vector of every site"
+    )
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
     secure: bool = Field(False, description="totals are masked: the server learns sums over sites, see docs/privacy.md")
     secure_bound: float = Field(2.0**20, gt=0, le=1e15, description="no site sends a larger number in a masked total")
@@ -161,7 +167,7 @@ class Federation(Section):
     )
 
 
-class Privacy(Section):
+class PrivacySettings(Section):
     """Differential privacy of every record, against everybody who sees what leaves a site (docs/privacy.md)."""
 
     epsilon: float = Field(gt=0, description="of the whole run; 1 is strong, 10 is weak")
@@ -184,7 +190,7 @@ WORDS = {
 AUTO_WORDS = {"mu": "auto: the model's l2"}
 
 
-class Steps(Section):
+class RuleSettings(Section):
     """Step sizes of SCAFF-PD: of the model, of the weights, and the momentum between them."""
 
     tau: Annotated[float, Field(gt=0)] | Auto = "auto"  # steps * local_lr: the server takes the local steps as they are
@@ -198,7 +204,7 @@ def algorithm_section(name: str) -> type[Section]:
     record = algorithms.named(name)
     fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=_first_line(record.factory)))}
     if record.takes_rule:
-        fields["rule"] = (Tuned | Steps, Field("tuned", description=WORDS["rule"]))
+        fields["rule"] = (Tuned | RuleSettings, Field("tuned", description=WORDS["rule"]))
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
     fields["cohort"] = (int | None, Field(None, ge=1, description=WORDS["cohort"]))
     fields["coin"] = (float | None, Field(None, gt=0, le=1, description=WORDS["coin"]))
@@ -232,12 +238,12 @@ def _first_line(factory: Callable) -> str:
 
 OBJECTIVES = ("average", *DUALS)
 SECTIONS: dict[str, type[Section]] = {
-    "data": Data,
-    "partition": Partition,
-    "model": Model,
-    "run": Run,
-    "federation": Federation,
-    "privacy": Privacy,
+    "data": DataSettings,
+    "partition": PartitionSettings,
+    "model": ModelSettings,
+    "run": RunSettings,
+    "federation": FederationSettings,
+    "privacy": PrivacySettings,
 }
 KEYS = ("name", *SECTIONS, "objective", "algorithm", "compare", "sweep")
 
@@ -248,14 +254,14 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "run"
-    data: Data = Data()
-    partition: Partition = Partition()
-    model: Model = Model()
+    data: DataSettings = DataSettings()
+    partition: PartitionSettings = PartitionSettings()
+    model: ModelSettings = ModelSettings()
     objective: Any = None  # an `objective_section`
     algorithm: Any = None  # an `algorithm_section`
-    run: Run = Run()
-    federation: Federation | None = None  # None: on one machine
-    privacy: Privacy | None = None  # None: no noise
+    run: RunSettings = RunSettings()
+    federation: FederationSettings | None = None  # None: on one machine
+    privacy: PrivacySettings | None = None  # None: no noise
 
     @field_validator("objective", "algorithm", mode="before")
     @classmethod
@@ -297,9 +303,17 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
                 f"{source}: {key}.name is '{name}', which sites would have to import because a server says so; in a "
                 f"federation use one of {', '.join(allowed)}",
             )
-            check_reference(source, key, name)
+            check_reference(source, f"{key}.name", name)
         elif name not in allowed:
             raise mistakes.no_value(source, f"{key}.name", name, allowed)
+    score = given.get("run", {}).get("score")
+    if is_reference(score):
+        require(
+            own_code and "federation" not in given,
+            f"{source}: run.score is '{score}', which sites would have to import because a server says so; in a "
+            "federation use one of accuracy, auroc, rmse, r2, loss",
+        )
+        check_reference(source, "run.score", score)
     try:
         config = Config.model_validate(given)
     except ValidationError as error:
@@ -310,14 +324,15 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
 
 
 def check_reference(source: str, key: str, name: str) -> None:
-    """An algorithm or objective of the user's own can be imported, and called with what it will be given."""
+    """Code of the user's own can be imported, and called with what it will be given."""
+    readers: dict[str, Callable] = {"algorithm.name": algorithm_section, "objective.name": objective_section}
     try:
-        {"algorithm": algorithm_section, "objective": objective_section}[key](name)
+        readers.get(key, load)(name)
     except InputError as error:
-        raise InputError(f"{source}: {key}.name: {error}") from error
+        raise InputError(f"{source}: {key}: {error}") from error
     except PydanticSchemaGenerationError as error:
         raise InputError(
-            f"{source}: {key}.name: '{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]}); "
+            f"{source}: {key}: '{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]}); "
             "name a Record that has it in not_settings"
         ) from error
 
@@ -327,7 +342,7 @@ def _check_together(source: str, config: Config) -> None:
     divided = config.data.silos is not None or config.data.name == "synthetic"
     if config.data.silos is not None:
         require(
-            config.partition == Partition(),
+            config.partition == PartitionSettings(),
             f"{source}: silo files are divided already; leave out [partition], or data.silos",
         )
     require(
@@ -345,6 +360,24 @@ def _check_together(source: str, config: Config) -> None:
             count >= 3,
             f"{source}: federation.secure hides a site among others, which takes 3 sites at least, not {count}",
         )
+    require(
+        config.model.name != "torch" or (config.federation is not None and config.data.silos is None),
+        f"{source}: model.name is 'torch', a module at each site of a federation; train it with `equipoise flower "
+        "local` or `equipoise flower server`",
+    )
+    require(
+        not (config.federation and config.federation.compress_sums and config.federation.compress is None),
+        f"{source}: federation.compress_sums is true but federation.compress names no type; give 'float32' or "
+        "'bfloat16'",
+    )
+    if config.federation and config.federation.secure:
+        require(
+            not config.federation.compress_sums,
+            f"{source}: federation.compress_sums shows the server every site's sums, which federation.secure is there "
+            "to hide; leave one of them out",
+        )
+    if config.privacy is not None:
+        _check_private(source, config)
     algorithm = config.algorithm
     require(
         algorithm.cohort is None or algorithm.coin is None,
@@ -358,11 +391,40 @@ def _check_together(source: str, config: Config) -> None:
         )
 
 
+def _check_private(source: str, config: Config) -> None:
+    """What is accounted for exactly: whole gradients, and nothing that is measured without noise."""
+    algorithm = config.algorithm
+    require(
+        algorithm.name in ("scaffpd", "fedavg"),
+        f"{source}: [privacy] is for scaffpd and fedavg, not for {algorithm.name}; give one of them, or leave it out",
+    )
+    require(
+        config.model.batch is None and config.model.name != "torch",
+        f"{source}: [privacy] counts releases of all rows, by JAX; leave out model.batch and PyTorch modules",
+    )
+    require(
+        algorithm.name != "scaffpd" or (algorithm.steps == 1 and algorithm.cohort is None and algorithm.coin is None),
+        f"{source}: [privacy] with scaffpd takes one local step of everybody, whose update is known without another "
+        "release; set algorithm.steps = 1",
+    )
+    measured = [key for key in ("local_lr", "rule") if getattr(algorithm, key, None) in ("auto", "tuned")]
+    require(
+        not measured,
+        f"{source}: algorithm.{measured[0] if measured else ''} would be measured on the rows, without noise; give "
+        "numbers",
+    )
+
+
 def read(path: str | Path) -> dict[str, Any]:
     """The settings of a file, not yet checked."""
     path = Path(path)
     require(path.is_file(), f"there is no file {path}; `equipoise config > {path.name}` writes one to begin with")
     return checked(str(path), records.read_toml(path))
+
+
+def load_config(path: Path) -> Config:
+    """The configuration of one run, from its file."""
+    return parse(read(path), source=str(path))
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -441,7 +503,7 @@ def template() -> str:
             value = getattr(section, name)
             line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too
             parts.append(line + (f"  # {field.description}" if field.description else ""))
-    for key, optional in (("federation", Federation), ("privacy", Privacy)):
+    for key, optional in (("federation", FederationSettings), ("privacy", PrivacySettings)):
         parts.append(f"\n# [{key}]  # {inspect.getdoc(optional)}")
         for name, field in optional.model_fields.items():
             start_value = "..." if field.is_required() or field.default is None else json.dumps(field.default)
@@ -473,6 +535,6 @@ def _fields(sections: list[str], settings: Any) -> list[str]:
     if first in SECTIONS:
         return list(SECTIONS[first].model_fields)
     if len(sections) > 1:
-        return list(Steps.model_fields)
+        return list(RuleSettings.model_fields)
     section_of = algorithm_section if first == "algorithm" else objective_section
     return list(section_of(settings[first]["name"]).model_fields)

@@ -19,7 +19,7 @@ from equipoise.experiment.records import FORMAT, MARKER, Kind, Marker, marker
 
 LOCK = "writing.lock"
 PAGE, TABLE, SERVER, BOARD = "report.html", "table.md", "server.txt", "tensorboard"
-# The result first: without it, what a process that was killed has left counts as a run to begin anew.
+# The result first: without it, what a process that was killed has left counts as a run to start over.
 MADE: dict[Kind, tuple[str, ...]] = {
     "run": (
         records.RESULT,
@@ -60,7 +60,7 @@ def digested(readable: str, exact: str) -> str:
 
 
 def check(folder: Path, kind: Kind, *, overwrite: bool) -> None:
-    """`folder` is empty or can be made, or it is of this kind and may be replaced; a plan's may always be gone on with.
+    """`folder` is empty or can be made, or it is of this kind and may be replaced; a plan may always be resumed.
 
     Nothing is changed.
     """
@@ -83,7 +83,7 @@ def check(folder: Path, kind: Kind, *, overwrite: bool) -> None:
         f"{folder} holds a finished run; give another --out, or --overwrite to replace it",
     )
     raise InputError(
-        f"{folder} holds a run that was stopped: `equipoise resume {folder}` goes on, --overwrite begins anew"
+        f"{folder} holds a run that was stopped: `equipoise resume {folder}` resumes it, --overwrite starts over"
     )
 
 
@@ -136,19 +136,19 @@ def writing(folder: Path, kind: Kind, *, overwrite: bool = False, settings: str 
 
 @contextmanager
 def resuming(folder: Path, *, wait: float = 0.0) -> Iterator[Marker]:
-    """`folder` as that of a run to go on with; no other process writes it meanwhile, or after `wait` seconds."""
+    """`folder` as that of a run to resume; no other process writes it meanwhile, or after `wait` seconds."""
     found = check_begun(folder)
     with files.locked(folder / LOCK, str(folder), wait=wait):
         yield found
 
 
 def check_begun(folder: Path) -> Marker:
-    """A run was begun there, by a version whose runs this one can go on with."""
+    """A run was begun there, by a version whose runs this one can resume."""
     found = marker(folder) if folder.is_dir() else None
     if found is None:
         require(
             not old_run(folder),
-            f"{folder} was begun by a version before {MARKER}, whose runs cannot be gone on with; begin anew: "
+            f"{folder} was begun by a version before {MARKER}, whose runs cannot be resumed; start over: "
             f"`equipoise run {folder / records.CONFIG} --out ...`",
         )
         raise InputError(f"{folder} is not a run folder; give one that `equipoise run` made")

@@ -33,16 +33,16 @@ def about(name: str) -> dict[str, str]:
 
 
 def settings(name: str, assignments: Iterable[str] = ()) -> dict[str, Any]:
-    told = _read(name)
-    told.pop("about")
-    return config.override({"name": name, **told}, assignments)
+    settings = _read(name)
+    settings.pop("about")
+    return config.override({"name": name, **settings}, assignments)
 
 
 def listing() -> Table:
     table = Table("name", "paper", "what it shows", "needs", title="equipoise reproduce NAME")
     for name in files():
-        told = about(name)
-        table.add_row(name, told["paper"], told["shows"], told["needs"])
+        described = about(name)
+        table.add_row(name, described["paper"], described["shows"], described["needs"])
     return table
 
 

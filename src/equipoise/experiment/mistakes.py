@@ -11,23 +11,23 @@ from equipoise.errors import InputError, nearest
 def mistake(
     source: str,
     error: ValidationError,
-    told: Any,
+    settings: Any,
     fields: Callable[[list[str], Any], list[str]],
     within: tuple[str, ...] = (),
 ) -> InputError:
     """The first problem: the key, the value, what is allowed. `fields` knows the keys of a section.
 
-    `within` is the section that was validated, where it was not all of `told`.
+    `within` is the section that was validated, where it was not all of `settings`.
     """
     first = error.errors()[0]["loc"][:2]
     # Of a value that may be one thing or another, the reading that went furthest.
     problem = max((p for p in error.errors() if p["loc"][:2] == first), key=lambda p: len(p["loc"]))
     kinds = [p for p in error.errors() if p["loc"][: len(problem["loc"]) - 1] == problem["loc"][:-1]]
-    known = _every_name(told)
+    known = _every_name(settings)
     where = [*within, *(str(part) for part in problem["loc"] if str(part) in known or isinstance(part, int))]
     if problem["type"] == "extra_forbidden":
         *sections, key = where
-        return no_key(source, ".".join(sections), key, fields(sections, told))
+        return no_key(source, ".".join(sections), key, fields(sections, settings))
     key, given = ".".join(where) or "it", problem["input"]
     if problem["type"] == "missing":
         return InputError(f"{source}: {key} has no {problem['loc'][-1]}; give it")
@@ -70,10 +70,10 @@ def _choices(problem: Any) -> list[str]:
     return [part.strip(" '") for part in problem.get("ctx", {}).get("expected", "").replace(" or ", ",").split(",")]
 
 
-def _every_name(told: Any) -> set[str]:
-    if not isinstance(told, Mapping):
+def _every_name(settings: Any) -> set[str]:
+    if not isinstance(settings, Mapping):
         return set()
-    return set(told).union(*(_every_name(v) for v in told.values()))
+    return set(settings).union(*(_every_name(v) for v in settings.values()))
 
 
 def no_key(source: str, section: str, key: str, allowed: Iterable[str]) -> InputError:

@@ -1,4 +1,4 @@
-"""What a run comes from: its settings, its data, the code. A checkpoint is gone on with from the same only."""
+"""What a run comes from: its settings, its data, the code. A run resumes from the same only."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ import equipoise
 from equipoise import files
 from equipoise.data import silos
 from equipoise.errors import FileError
-from equipoise.experiment.build import Problem
 from equipoise.experiment.config import Config
-from equipoise.experiment.records import Record
+from equipoise.experiment.problems import Problem
+from equipoise.experiment.records import JsonRecord
 from equipoise.extensions import is_reference
 
 SOURCE = Path(equipoise.__file__).parent
@@ -27,7 +27,7 @@ ANYWAY = ("name", "run.checkpoint_seconds", "run.tensorboard", "data.data_dir", 
 SHOWN = 5  # differences in a sentence
 
 
-class Origin(Record):
+class Origin(JsonRecord):
     """Everything that has to be the same for a run to end bit for bit as if it had never stopped."""
 
     settings: dict[str, str]  # "section.key" -> its value as JSON
@@ -49,13 +49,13 @@ _data: WeakKeyDictionary[Problem, tuple[str, dict[str, str]]] = WeakKeyDictionar
 
 def differences(before: Origin, now: Origin) -> list[str]:
     """What is not the same, most telling first."""
-    told = [*of_settings(before.settings, now.settings, ANYWAY)]
-    told += [*of_files(before.files, now.files)]
+    changes = [*of_settings(before.settings, now.settings, ANYWAY)]
+    changes += [*of_files(before.files, now.files)]
     if before.code != now.code:
-        told.append(f"the code was {before.code} and is {now.code}")
-    if before.data != now.data and not told:
-        told.append("the rows of the data are others")
-    return told[:SHOWN] + (["..."] if len(told) > SHOWN else [])
+        changes.append(f"the code was {before.code} and is {now.code}")
+    if before.data != now.data and not changes:
+        changes.append("the rows of the data are others")
+    return changes[:SHOWN] + (["..."] if len(changes) > SHOWN else [])
 
 
 def of_settings(before: Mapping[str, str], now: Mapping[str, str], leave_out: tuple[str, ...] = ()) -> Iterator[str]:
@@ -85,8 +85,8 @@ def flat(config: Config) -> dict[str, str]:
 
 def digest_of_settings(config: Config) -> str:
     """Of those that make a difference."""
-    told = {key: value for key, value in flat(config).items() if key not in ANYWAY}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    relevant = {key: value for key, value in flat(config).items() if key not in ANYWAY}
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
 
 
 def digests_of_silos(config: Config) -> dict[str, str]:
@@ -115,11 +115,11 @@ def digest_of_arrays(leaves: list[Any]) -> str:
 
 def code(config: Config) -> str:
     """Versions, and digests of the source of all that computes, code of the user's own included."""
-    told = [f"Equipoise {equipoise.__version__} ({_source()})", f"JAX {jax.__version__}"]
+    versions = [f"Equipoise {equipoise.__version__} ({_source()})", f"JAX {jax.__version__}"]
     for name in (config.data.name, config.objective.name, config.algorithm.name):
         if is_reference(name) and (found := sys.modules.get(name.partition(":")[0])) and found.__file__:
-            told.append(f"{name} ({hashlib.sha256(Path(found.__file__).read_bytes()).hexdigest()[:8]})")
-    return ", ".join(told)
+            versions.append(f"{name} ({hashlib.sha256(Path(found.__file__).read_bytes()).hexdigest()[:8]})")
+    return ", ".join(versions)
 
 
 @cache

@@ -34,17 +34,18 @@ from pydantic import Field, ValidationError
 
 from equipoise import artifact
 from equipoise.errors import InputError, require
-from equipoise.experiment import build, config, folders, measures, mistakes, origin, records, run
-from equipoise.experiment.batch import Member, run_batch
-from equipoise.experiment.build import Problem
+from equipoise.experiment import config, folders, measures, mistakes, origin, records, run
+from equipoise.experiment.batch import is_done, run_batch
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.measures import Measure
+from equipoise.experiment.problems import Problem, build_problem, precision
+from equipoise.experiment.run import RunSpec
 
 PENALTIES = ("chi2", "kl")  # whose rho leads from the average to the worst client
 UNTIL_GAP = 1e-3  # where a run of a path ends
 
 Settings = Mapping[str, Any]
-Watch = Callable[["Job", int, int, records.Row], None]
+Watch = Callable[["PlannedRun", int, int, records.Row], None]
 
 
 class Sweep(Section):
@@ -58,7 +59,7 @@ class Sweep(Section):
     grid: dict[str, list[Any]] = Field({})
 
 
-class Job(NamedTuple):
+class PlannedRun(NamedTuple):
     """One run of a plan."""
 
     label: str  # the method
@@ -85,16 +86,16 @@ class Cell(NamedTuple):
         return statistics.fmean(values), spread
 
 
-def compare(settings: Settings, *, source: str = "the configuration") -> list[Job]:
+def compare(settings: Settings, *, source: str = "the configuration") -> list[PlannedRun]:
     """A job per [compare.LABEL], in the file's order; without any, the file's own algorithm."""
     jobs = []
     for label, method in methods(settings, source).items():
         parsed = config.parse(method.settings, source=_named(source, label))
-        jobs.append(Job(label, folders.name(label), parsed, {}, {}, parsed.run.seed))
+        jobs.append(PlannedRun(label, folders.name(label), parsed, {}, {}, parsed.run.seed))
     return _apart(jobs, source)
 
 
-def path(settings: Settings, values: Sequence[float], *, source: str = "the configuration") -> list[Job]:
+def path(settings: Settings, values: Sequence[float], *, source: str = "the configuration") -> list[PlannedRun]:
     """A run for every rho, from the one nearest to the average down; for `run_path`.
 
     Each is trained until its objective is certified to a thousandth, unless `run.until_gap` says otherwise.
@@ -118,7 +119,7 @@ def path(settings: Settings, values: Sequence[float], *, source: str = "the conf
             config.put(mine, "run.until_gap", UNTIL_GAP)
         parsed = config.parse(mine, source=source)
         chosen = {"objective.rho": rho}
-        jobs.append(Job(f"rho {rho:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
+        jobs.append(PlannedRun(f"rho {rho:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
     return _apart(jobs, source)
 
 
@@ -132,13 +133,15 @@ class Method(NamedTuple):
 
 def methods(settings: Settings, source: str) -> dict[str, Method]:
     base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
-    told = settings.get("compare", {})
-    require(isinstance(told, Mapping), f"{source}: compare is {told!r}; give a table per method, [compare.LABEL]")
-    if not told:
+    compared = settings.get("compare", {})
+    require(
+        isinstance(compared, Mapping), f"{source}: compare is {compared!r}; give a table per method, [compare.LABEL]"
+    )
+    if not compared:
         name = config.parse(base, source=source).algorithm.name
         return {name: Method(base, {}, frozenset())}
     out: dict[str, Method] = {}
-    for label, method in told.items():
+    for label, method in compared.items():
         where = _named(source, label)
         require(isinstance(method, Mapping), f"{where} is {method!r}; give a table of settings")
         require("name" in method, f"{where} has no name; give the algorithm's, such as name = 'drfa'")
@@ -167,18 +170,18 @@ def sweep_of(settings: Settings, source: str) -> Sweep:
     given = settings.get("sweep", {})
     require(isinstance(given, Mapping), f"{source}: sweep is {given!r}; give a table, [sweep]")
     try:
-        told = Sweep.model_validate(given)
+        sweep = Sweep.model_validate(given)
     except ValidationError as error:
         raise mistakes.mistake(source, error, {"sweep": given}, _sweep_keys, within=("sweep",)) from None
-    for key, seeds in (("seeds", told.seeds), ("tune", told.tune or ())):
+    for key, seeds in (("seeds", sweep.seeds), ("tune", sweep.tune or ())):
         twice = [seed for seed, times in Counter(seeds).items() if times > 1]
         require(not twice, f"{source}: sweep.{key} has {twice[:1]} more than once; give each seed once")
-    _checked_grid(f"{source}: sweep.over", told.over)
-    _checked_grid(f"{source}: sweep.grid", told.grid)
-    return told
+    _checked_grid(f"{source}: sweep.over", sweep.over)
+    _checked_grid(f"{source}: sweep.grid", sweep.grid)
+    return sweep
 
 
-def _sweep_keys(sections: list[str], told: Any) -> list[str]:
+def _sweep_keys(sections: list[str], given: Any) -> list[str]:
     return list(Sweep.model_fields)
 
 
@@ -197,9 +200,9 @@ def _checked_grid(where: str, grid: Any) -> Mapping[str, list]:
     return grid
 
 
-def _apart(jobs: list[Job], source: str) -> list[Job]:
+def _apart(jobs: list[PlannedRun], source: str) -> list[PlannedRun]:
     """Every run has a folder of its own, also where the file system does not tell upper from lower case."""
-    seen: dict[str, Job] = {}
+    seen: dict[str, PlannedRun] = {}
     for job in jobs:
         other = seen.setdefault(job.place.casefold(), job)
         require(
@@ -213,7 +216,7 @@ class Study(NamedTuple):
     """A sweep: what is run to choose, and what with what was chosen."""
 
     sweep: Sweep
-    trials: list[Job]
+    trials: list[PlannedRun]
     source: str
     settings: Settings
 
@@ -224,25 +227,25 @@ class Study(NamedTuple):
 
 def sweep(settings: Settings, *, source: str = "the configuration") -> Study:
     """All combinations are checked before the first run begins."""
-    told = sweep_of(settings, source)
-    for key, names in (("measure", (told.measure,)), ("show", told.show)):
+    plan = sweep_of(settings, source)
+    for key, names in (("measure", (plan.measure,)), ("show", plan.show)):
         for name in names:  # before the first run, not after the last
             try:
                 measures.measure(name)
             except InputError as error:
                 raise InputError(f"{source}: sweep.{key}: {error}") from None
-    seeds = told.seeds if told.tune is None else told.tune
-    return Study(told, _apart(list(_jobs(settings, told, seeds, source)), source), source, settings)
+    seeds = plan.seeds if plan.tune is None else plan.tune
+    return Study(plan, _apart(list(_jobs(settings, plan, seeds, source)), source), source, settings)
 
 
 def _jobs(
-    settings: Settings, told: Sweep, seeds: Sequence[int], source: str, only: Mapping[Any, Any] | None = None
-) -> Iterator[Job]:
+    settings: Settings, plan: Sweep, seeds: Sequence[int], source: str, only: Mapping[Any, Any] | None = None
+) -> Iterator[PlannedRun]:
     """`only` maps (place of the federation, label) to the point of the grid to run."""
     known = methods(settings, source)
-    for over in _points(told.over):
+    for over in _points(plan.over):
         for label, method in known.items():
-            grid = _shared(told.grid, method) | method.grid
+            grid = _shared(plan.grid, method) | method.grid
             both = [key for key in grid if key in over]
             require(
                 not both,
@@ -257,7 +260,7 @@ def _jobs(
                         config.put(full, key, value)
                     parsed = config.parse(full, source=_named(source, label))
                     place = "/".join(part for part in (_place(over), folders.name(label), _place(point)) if part)
-                    yield Job(label, f"{place}/seed-{seed}", parsed, over, point, seed)
+                    yield PlannedRun(label, f"{place}/seed-{seed}", parsed, over, point, seed)
 
 
 def _shared(grid: Mapping[str, list], method: Method) -> dict[str, list]:
@@ -267,18 +270,18 @@ def _shared(grid: Mapping[str, list], method: Method) -> dict[str, list]:
     return {key: values for key, values in grid.items() if not key.startswith("algorithm.") or key in known}
 
 
-def finish(study: Study, folder: Path, **how: Any) -> list[Cell]:
+def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:
     """Runs what is not there yet, chooses, and runs the chosen settings on the seeds."""
-    told = study.sweep
-    done = run_all(study.trials, folder, **how)
+    plan = study.sweep
+    done = run_all(study.trials, folder, **options)
     points: dict[tuple[str, str], list[tuple[dict, list[records.Run]]]] = {}
     for job, runs in _grouped(zip(study.trials, done, strict=True)):
         points.setdefault((_place(job.over), job.label), []).append((job.chosen, runs))
-    best = {key: _best(found, told.measure) for key, found in points.items()}
+    best = {key: _best(found, plan.measure) for key, found in points.items()}
     chosen = {key: point for key, (point, _) in best.items()}
     if study.tuned_apart:
-        jobs = list(_jobs(study.settings, told, told.seeds, study.source, chosen))
-        final = _grouped(zip(jobs, run_all(jobs, folder, **how), strict=True))
+        jobs = list(_jobs(study.settings, plan, plan.seeds, study.source, chosen))
+        final = _grouped(zip(jobs, run_all(jobs, folder, **options), strict=True))
     else:
         final = [
             (job, runs)
@@ -289,9 +292,9 @@ def finish(study: Study, folder: Path, **how: Any) -> list[Cell]:
     return [Cell(job.label, job.over, job.chosen, tried[_place(job.over), job.label], runs) for job, runs in final]
 
 
-def _grouped(pairs: Any) -> list[tuple[Job, list[records.Run]]]:
+def _grouped(pairs: Any) -> list[tuple[PlannedRun, list[records.Run]]]:
     """The seeds of one setting together."""
-    found: dict[str, tuple[Job, list[records.Run]]] = {}
+    found: dict[str, tuple[PlannedRun, list[records.Run]]] = {}
     for job, done in pairs:
         found.setdefault(job.place.rpartition("/")[0], (job, []))[1].append(done)
     return list(found.values())
@@ -311,7 +314,7 @@ def _best(found: list[tuple[dict, list[records.Run]]], measure: str) -> tuple[di
 
 
 def run_all(
-    jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
+    jobs: Sequence[PlannedRun], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
 ) -> list[records.Run]:
     """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused."""
     check(jobs, folder, overwrite)
@@ -325,22 +328,22 @@ def run_all(
                 held.enter_context(folders.writing(folder, "plan"))
             begun = True
 
-        batches: dict[Any, list[Member]] = {}
+        batches: dict[Any, list[RunSpec]] = {}
         for job in jobs:
             seen = None if watch is None else partial(watch, job)
-            member = Member(job.config, folder / job.place, job.label, seen, overwrite)
-            batches.setdefault((job.label, _apart_on_this_device(job)), []).append(member)
-        for members in batches.values():
-            if not all(member.done for member in members):
-                run_batch(members, problems, begin)
-            since_cleared += len(members)
+            spec = RunSpec(job.config, folder / job.place, job.label, seen, overwrite)
+            batches.setdefault((job.label, _apart_on_this_device(job)), []).append(spec)
+        for specs in batches.values():
+            if not all(is_done(spec) for spec in specs):
+                run_batch(specs, problems, begin)
+            since_cleared += len(specs)
             if since_cleared >= 100:
                 since_cleared = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
     return [records.read(folder / job.place) for job in jobs]
 
 
-def _apart_on_this_device(job: Job) -> str:
+def _apart_on_this_device(job: PlannedRun) -> str:
     """Equal for federations that are filled up to one shape, so that a method is compiled once for all of them.
 
     A GPU compiles for longer than it computes. On a CPU it pays for seeds only, which are alike in size.
@@ -349,7 +352,7 @@ def _apart_on_this_device(job: Job) -> str:
 
 
 def run_path(
-    jobs: Sequence[Job], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
+    jobs: Sequence[PlannedRun], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
 ) -> list[records.Run]:
     """As `run_all`, of jobs on the same data, one after the other: each starts from the model of the one before."""
     check(jobs, folder, overwrite)
@@ -361,22 +364,22 @@ def run_path(
             if not overwrite and records.finished(place):
                 done.append(records.read(place))
                 continue
-            with build.precision(job.config):
+            with precision(job.config):
                 if first is None:
-                    first = build.problem(job.config)
+                    first = build_problem(job.config)
                     held.enter_context(folders.writing(folder, "plan"))
                 model = done[-1].path / records.MODEL if done else None
                 problem = first if model is None or not model.is_file() else first.starting_from(artifact.load(model))
-            how: dict[str, Any] = {"label": job.label, "problem": problem}
-            how["watch"] = None if watch is None else partial(watch, job)
+            options: dict[str, Any] = {"label": job.label, "problem": problem}
+            options["watch"] = None if watch is None else partial(watch, job)
             if not overwrite and (place / records.CONFIG).is_file():
-                done.append(run.resume(place, **how))
+                done.append(run.resume(place, **options))
             else:
-                done.append(run.run(job.config, place, overwrite=overwrite, **how))
+                done.append(run.run(job.config, place, overwrite=overwrite, **options))
     return done
 
 
-def check(jobs: Sequence[Job], folder: Path, overwrite: bool) -> None:
+def check(jobs: Sequence[PlannedRun], folder: Path, overwrite: bool) -> None:
     """Nothing is begun where something would be mixed up."""
     folders.check(folder, "plan", overwrite=overwrite)
     remedy = "give another --out, or --overwrite to replace it"

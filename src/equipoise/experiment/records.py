@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from equipoise import files
+from equipoise import files, tensors
 from equipoise.errors import InputError, require
 from equipoise.files import write_whole
 
@@ -38,7 +36,7 @@ AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
 STATUS, LOG = "status.json", "log.jsonl"
 
 
-class Record(BaseModel):
+class JsonRecord(BaseModel):
     """Read and written as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
@@ -55,7 +53,7 @@ PerClient = tuple[Number, ...]  # an entry per client, in the federation's order
 Kind = Literal["run", "plan"]
 
 
-class Marker(Record):
+class Marker(JsonRecord):
     """What a folder is: one run, or a plan, whose runs have folders of their own below it."""
 
     equipoise: str  # version that began it
@@ -64,7 +62,7 @@ class Marker(Record):
     settings: str = ""  # a digest of those that a run was begun with
 
 
-class Row(Record):
+class Row(JsonRecord):
     """One evaluated round; counts, bytes and seconds are totals since the start."""
 
     round: int
@@ -82,7 +80,7 @@ class Row(Record):
     distance: Number = None  # |x - x*|^2, where the saddle point is known
 
 
-class Member(Record):
+class ClientRecord(JsonRecord):
     """One client of the federation."""
 
     name: str
@@ -90,20 +88,20 @@ class Member(Record):
     test: int
 
 
-class Federation(Record):
+class FederationRecord(JsonRecord):
     """Whom a model was trained on."""
 
     what: str  # one sentence
     task: str  # "classification" or "regression"
     classes: tuple[str, ...]  # empty for a regression
-    members: tuple[Member, ...]
+    members: tuple[ClientRecord, ...]
     held_out: bool  # False: the scores are of the training rows, none having been held out
     parameters: int  # numbers of the model
     exchanges: tuple[str, ...]  # of the algorithm's round
     notes: tuple[str, ...] = ()  # what was left out, what was measured instead of chosen
 
 
-class Environment(Record):
+class Environment(JsonRecord):
     """Where a run took place."""
 
     equipoise: str
@@ -119,7 +117,7 @@ class Environment(Record):
     started: str  # UTC, ISO 8601
 
 
-class Outcome(Record):
+class RunResult(JsonRecord):
     """How a run ended. The clients' values are in the last row."""
 
     label: str  # what to call the run beside others
@@ -153,12 +151,12 @@ class Run(NamedTuple):
     path: Path
     config: dict[str, Any]
     environment: Environment
-    federation: Federation
+    federation: FederationRecord
     rows: list[Row]
-    outcome: Outcome | None  # None: not finished
+    outcome: RunResult | None  # None: not finished
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=JsonRecord)
 
 
 def marker(folder: Path) -> Marker | None:
@@ -187,9 +185,9 @@ def read(path: str | Path) -> Run:
         path,
         read_toml(path / CONFIG),
         read_record(path / ENVIRONMENT, Environment),
-        read_record(path / FEDERATION, Federation),
+        read_record(path / FEDERATION, FederationRecord),
         read_rows(path / HISTORY),
-        read_record(path / RESULT, Outcome) if finished(path) else None,
+        read_record(path / RESULT, RunResult) if finished(path) else None,
     )
     _check_fit(read)
     return read
@@ -239,7 +237,7 @@ def find(path: str | Path) -> list[Path]:
     return runs
 
 
-def write_record(path: Path, record: Record) -> None:
+def write_record(path: Path, record: JsonRecord) -> None:
     write_whole(path, record.model_dump_json(indent=1) + "\n")
 
 
@@ -266,9 +264,7 @@ def append_row(path: Path, row: Row) -> str:
 
 def write_row_scores(path: Path, found: RowScores) -> None:
     values = found.values.astype(np.uint8 if found.score == "accuracy" else np.float32)
-    # One key: safetensors writes several in any order, and files of equal runs are equal.
-    about = json.dumps({"score": found.score, "rows": found.rows})
-    write_whole(path, safetensors.numpy.save({"values": values}, metadata={"equipoise": about}))
+    tensors.write(path, {"values": values}, json.dumps({"score": found.score, "rows": found.rows}))
 
 
 def read_row_scores(path: Path) -> RowScores | None:
@@ -276,10 +272,10 @@ def read_row_scores(path: Path) -> RowScores | None:
     if not path.is_file():
         return None
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            told = json.loads((file.metadata() or {})["equipoise"])
-            return RowScores(told["score"], told["rows"], file.get_tensor("values"))
-    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        arrays, text = tensors.read(path)
+        about = json.loads(text)
+        return RowScores(about["score"], about["rows"], arrays["values"])
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}); it is damaged: remove it to report without it") from None
 
 

@@ -14,8 +14,16 @@ from equipoise.models.losses import squared_error as squared_error
 from equipoise.models.mlp import mlp as mlp
 from equipoise.models.model import Model as Model
 from equipoise.models.resnet import resnet as resnet
+from equipoise.models.torch_module import torch_module as torch_module
 
-MODELS: dict[str, Callable[..., Model]] = {"linear": linear, "mlp": mlp, "cnn": cnn, "resnet": resnet, "gru": gru}
+MODELS: dict[str, Callable[..., Model]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet": resnet,
+    "gru": gru,
+    "torch": torch_module,
+}
 
 
 def build(name: str, arguments: Mapping[str, Any]) -> Model:

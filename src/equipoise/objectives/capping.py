@@ -19,7 +19,7 @@ def cap_weights(dual: Dual, cap: float) -> Dual:
     prox(v, step) = argmin_{lam in that set} psi(lam) + |lam - v|^2/(2 step). A site can then move the objective by
     `cap` times its loss at most. For duals that treat all clients alike, as all those on the simplex do.
     """
-    require(dual.simplex, f"weights of {dual.name} are no shares; cap those of an objective on the simplex")
+    require(dual.simplex, f"weights of {dual.name} are not shares; cap those of an objective on the simplex")
     require(
         1 / dual.n < cap <= 1,
         f"no weights of {dual.n} clients are below {cap} and add up to 1; give one above {1 / dual.n:.3g}, up to 1",

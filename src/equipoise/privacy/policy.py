@@ -9,12 +9,13 @@ losses = false           # its own loss and scores are told to nobody
 min_count = 10           # a text that occurs less often in a column is not told
 epsilon = 3.0            # the budget of all runs together, see docs/privacy.md
 delta = 1e-5
+outside_budget = ["statistics"]  # with a budget, what no noise covers is refused unless it stands here
 """
 
 import hashlib
 import tomllib
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -41,6 +42,7 @@ class Policy(BaseModel):
     min_count: int = Field(1, ge=1)
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=1)
+    outside_budget: tuple[Literal["statistics", "evaluation"], ...] = ()  # told though no noise covers it
 
     @property
     def asks(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from equipoise.evaluation.rules import worst_count
-from equipoise.experiment.records import Member
+from equipoise.experiment.records import ClientRecord
 from equipoise.report import numbers, svg
 from equipoise.report.markup import Safe, tag
 from equipoise.report.numbers import Entry
@@ -80,7 +80,7 @@ def _tick(entry: Entry) -> Callable[[float], str]:
     return (lambda v: f"{100 * v:g}%") if entry.measure == "accuracy" else numbers.compact
 
 
-def _name(member: Member, top: float, height: float) -> Safe:
+def _name(member: ClientRecord, top: float, height: float) -> Safe:
     """Cut off where the bars begin; the hint has all of it."""
     text = tag("text", member.name, x="0", y=height / 2 + 4.5, class_="name")
     return tag("svg", text, x="0", y=float(top), width=svg.cent(NAME), height=float(height), overflow="hidden")
@@ -183,7 +183,7 @@ def dots(entries: Sequence[Entry], order: Sequence[int]) -> Safe:
     return svg.chart("Each client across the runs", bottom + 30, *parts, class_="chart dots")
 
 
-def sizes(members: Sequence[Member]) -> Safe:
+def sizes(members: Sequence[ClientRecord]) -> Safe:
     """Training rows of the clients, from the largest to the smallest, as one shape."""
     rows = sorted((m.train for m in members), reverse=True)
     each = math.ceil(len(rows) / COLUMNS)

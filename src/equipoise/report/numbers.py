@@ -13,7 +13,7 @@ from equipoise.evaluation.intervals import Paired
 from equipoise.evaluation.predictions import ROOTS
 from equipoise.evaluation.rules import higher_is_better, main_score, worst_mean
 from equipoise.experiment import records
-from equipoise.experiment.records import Number, Outcome, PerClient, Row, Run
+from equipoise.experiment.records import Number, PerClient, Row, Run, RunResult
 
 NAMES = {"rmse": "RMSE", "auroc": "AUROC", "r2": "R²"}
 NONE = "–"
@@ -180,14 +180,14 @@ def _entry(run: Run, label: str) -> Entry:
     return Entry(run, label, measure, up, values, low, high, told, _worst(out, told), _mean(out, told, low, high))
 
 
-def _worst(out: Outcome, told: dict[str, float]) -> Bounds:
+def _worst(out: RunResult, told: dict[str, float]) -> Bounds:
     """Of a run from before there was an estimate the bounds are stretched: no number stands outside of its own."""
     low, high = number(out.worst_low), number(out.worst_high)
     estimate = told["worst20"] if out.worst_estimate is None else number(out.worst_estimate)
     return Bounds(min(low, estimate), estimate, max(high, estimate)) if math.isfinite(low + high) else UNKNOWN
 
 
-def _mean(out: Outcome, told: dict[str, float], low: np.ndarray, high: np.ndarray) -> Bounds:
+def _mean(out: RunResult, told: dict[str, float], low: np.ndarray, high: np.ndarray) -> Bounds:
     """Of a run from before there were bounds of it: each client's half interval is an independent error."""
     mean = told["mean"]
     if out.mean_low is not None and out.mean_high is not None:

@@ -9,8 +9,8 @@ from equipoise.steps.measure import rule_for as rule_for
 from equipoise.steps.measure import smoothness as smoothness
 from equipoise.steps.measure import tuned as tuned
 from equipoise.steps.rules import Constants as Constants
-from equipoise.steps.rules import Now as Now
 from equipoise.steps.rules import Rule as Rule
+from equipoise.steps.rules import StepSizes as StepSizes
 from equipoise.steps.rules import accelerated as accelerated
 from equipoise.steps.rules import auto as auto
 from equipoise.steps.rules import constant as constant

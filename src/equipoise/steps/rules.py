@@ -32,7 +32,7 @@ from equipoise.objectives.dual import Dual
 Scalar = Float[Array, ""]
 
 
-class Now(NamedTuple):
+class StepSizes(NamedTuple):
     """The step sizes of one round."""
 
     tau: Scalar
@@ -40,11 +40,11 @@ class Now(NamedTuple):
     theta: Scalar
 
 
-class Steps(NamedTuple):
+class RuleState(NamedTuple):
     """A rule's state."""
 
-    now: Now  # of the open round
-    ahead: Now  # of the round after it
+    now: StepSizes  # of the open round
+    following: StepSizes  # of the round after it
 
 
 class Rule(NamedTuple):
@@ -94,9 +94,9 @@ def accelerated(*, tau: float, sigma: float, mu: float) -> Rule:
     positive("sigma", sigma)
     require(mu >= 0, f"mu is {mu}; give a number from zero up")
 
-    def after(now: Now) -> Now:
+    def after(now: StepSizes) -> StepSizes:
         theta = 1 / jnp.sqrt(1 + mu * now.tau)
-        return Now(theta * now.tau, now.sigma / theta, theta)
+        return StepSizes(theta * now.tau, now.sigma / theta, theta)
 
     return _rule(tau, sigma, 1.0, after)
 
@@ -149,9 +149,9 @@ def sharp_accelerated(constants: Constants, *, a: float | None = None) -> Rule:
 class Guarded(NamedTuple):
     """The state of `auto`."""
 
-    now: Now  # of the open round
-    before: Now  # of the round before it
-    ahead: tuple[Scalar, Scalar]  # tau and sigma of the round after it, as planned
+    now: StepSizes  # of the open round
+    before: StepSizes  # of the round before it
+    following: tuple[Scalar, Scalar]  # tau and sigma of the round after it, as planned
 
 
 def auto(constants: Constants, dual: Dual) -> Rule:
@@ -203,28 +203,28 @@ def auto(constants: Constants, dual: Dual) -> Rule:
     def after(tau: Scalar, sigma: Scalar) -> tuple[Scalar, Scalar]:
         return at(jnp.minimum(sigma / tau * (1 + mu_x * tau), limit))
 
-    def extrapolated(tau: Scalar, sigma: Scalar, before: Now) -> Now:
+    def extrapolated(tau: Scalar, sigma: Scalar, before: StepSizes) -> StepSizes:
         dual_side = before.sigma / sigma / (1 + mu * before.sigma)
         theta = jnp.maximum(dual_side, before.tau / tau * (1 - mu_x * tau))
-        return Now(tau, sigma, jnp.minimum(theta, jnp.minimum(before.sigma / sigma, 1)))
+        return StepSizes(tau, sigma, jnp.minimum(theta, jnp.minimum(before.sigma / sigma, 1)))
 
     def init(dtype: DTypeLike) -> Guarded:
         tau, sigma = (jnp.asarray(value, dtype) for value in at(start))
-        first = Now(tau, sigma, jnp.ones((), dtype))
+        first = StepSizes(tau, sigma, jnp.ones((), dtype))
         return Guarded(first, first._replace(sigma=jnp.zeros((), dtype)), (tau, sigma))
 
     def advance(state: Guarded) -> Guarded:
         started = state.before.sigma > 0  # before the first round there is nothing to extrapolate from
-        now = extrapolated(*state.ahead, state.now)
+        now = extrapolated(*state.following, state.now)
         now = now._replace(theta=jnp.where(started, now.theta, 1))
-        return Guarded(now, state.now, after(*state.ahead))
+        return Guarded(now, state.now, after(*state.following))
 
     def guard(state: Guarded, coupling: Scalar) -> Guarded:
         most = L_xx / (9 * jnp.maximum(coupling, jnp.finfo(coupling.dtype).tiny))
         sigma = jnp.minimum(state.now.sigma, jnp.maximum(most, star * state.now.tau))
         held = sigma < state.now.sigma
         now = extrapolated(state.now.tau, sigma, state.before)
-        return state._replace(now=Now(*(jnp.where(held, a, b) for a, b in zip(now, state.now, strict=True))))
+        return state._replace(now=StepSizes(*(jnp.where(held, a, b) for a, b in zip(now, state.now, strict=True))))
 
     return Rule(init, advance, guard)
 
@@ -247,7 +247,7 @@ def sampled(constants: Constants, dual: Dual, *, share: float) -> Rule:
 class Stage(NamedTuple):
     """The state of `restarted`."""
 
-    now: Now
+    now: StepSizes
     left: Float[Array, ""]  # rounds of this stage after the open one
 
 
@@ -264,7 +264,7 @@ def restarted(constants: Constants, dual: Dual, *, length: float = 4.0) -> Rule:
     first = max(half + math.sqrt(half**2 + L_lx**2 / (mu_x * mu_lam)), 1.001)
 
     def stage(omega: Any) -> Stage:
-        now = Now(1 / (mu_x * omega), 1 / (mu_lam * (omega - 1)), 1 - 1 / omega)
+        now = StepSizes(1 / (mu_x * omega), 1 / (mu_lam * (omega - 1)), 1 - 1 / omega)
         return Stage(now, jnp.ceil(length * omega))
 
     def init(dtype: DTypeLike) -> Stage:
@@ -273,7 +273,7 @@ def restarted(constants: Constants, dual: Dual, *, length: float = 4.0) -> Rule:
     def advance(state: Stage) -> Stage:
         longer = stage(2 / (1 - state.now.theta))
         over = state.left <= 0
-        now = Now(*(jnp.where(over, new, old) for new, old in zip(longer.now, state.now, strict=True)))
+        now = StepSizes(*(jnp.where(over, new, old) for new, old in zip(longer.now, state.now, strict=True)))
         return Stage(now, jnp.where(over, longer.left, state.left) - 1)
 
     return Rule(init, advance)
@@ -296,12 +296,12 @@ def _checked(constants: Constants, dual: Dual | None = None) -> tuple[float, flo
     return L_xx, mu_x, L_lx, dual.modulus
 
 
-def _rule(tau: float, sigma: float, theta: float, after: Callable[[Now], Now]) -> Rule:
-    def init(dtype: DTypeLike) -> Steps:
-        first = Now(*(jnp.asarray(value, dtype) for value in (tau, sigma, theta)))
-        return Steps(first, first)
+def _rule(tau: float, sigma: float, theta: float, after: Callable[[StepSizes], StepSizes]) -> Rule:
+    def init(dtype: DTypeLike) -> RuleState:
+        first = StepSizes(*(jnp.asarray(value, dtype) for value in (tau, sigma, theta)))
+        return RuleState(first, first)
 
-    def advance(steps: Steps) -> Steps:
-        return Steps(steps.ahead, after(steps.ahead))
+    def advance(steps: RuleState) -> RuleState:
+        return RuleState(steps.following, after(steps.following))
 
     return Rule(init, advance)

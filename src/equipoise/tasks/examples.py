@@ -1,8 +1,10 @@
 """Losses that are a mean over a client's examples: any model, and softmax regression."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -12,7 +14,7 @@ from jaxtyping import Float, PyTree
 from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, known, require
-from equipoise.protocol import RandomKey, Vector
+from equipoise.protocol import RandomKey, Vector, as_key
 from equipoise.tasks.task import Scalar, Task, zeros
 
 
@@ -23,15 +25,17 @@ def over_examples(
     *,
     l2: float = 0.0,
     batch: int | None = None,
-    init: Callable[[RandomKey], Vector] | None = None,
+    init: Callable[[RandomKey | int], Vector] | None = None,
     predict: Callable[[Vector, Array], Array] | None = None,
     expects: Callable[[Shards], None] | None = None,
     convex: bool = False,
+    random: bool = False,
 ) -> Task:
     """f_i(x) = mean over the client's examples of `example_losses` + l2/2 |x|^2.
 
     `convex`: each of `example_losses` is convex in x, whatever the example. With l2 above zero the task then promises
-    strong convexity, on which certificates rest; leave it where you are not sure.
+    strong convexity, on which certificates rest; leave it where you are not sure. `random`: `example_losses` takes a
+    key as its fourth argument, another one in every step; None: nothing is left to chance.
     """
     require(size >= 1, f"a model of {size} parameters cannot be trained; give at least one")
     require(batch is None or batch >= 1, f"batch is {batch}; give at least 1, or None for all examples")
@@ -40,12 +44,16 @@ def over_examples(
     def penalised(mean_loss: Scalar, x: Vector) -> Scalar:
         return mean_loss if known(l2) and not l2 else mean_loss + l2 / 2 * (x @ x)
 
-    def on_rows(x: Vector, shard: Shards, rows: Array) -> Scalar:
-        return penalised(jnp.mean(example_losses(x, shard.inputs[rows], shard.labels[rows])), x)
+    def each_loss(x: Vector, inputs: Array, labels: Array, key: RandomKey | None) -> Float[Array, " b"]:
+        return example_losses(x, inputs, labels, key) if random else example_losses(x, inputs, labels)  # type: ignore[call-arg]
 
-    def on_all(x: Vector, shard: Shards) -> Scalar:
+    def on_rows(x: Vector, shard: Shards, draw: tuple[Array, RandomKey | None]) -> Scalar:
+        rows, key = draw
+        return penalised(jnp.mean(each_loss(x, shard.inputs[rows], shard.labels[rows], key)), x)
+
+    def on_all(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
         real = jnp.arange(shard.labels.shape[0], dtype=shard.sizes.dtype) < shard.sizes
-        each = jnp.where(real, example_losses(x, shard.inputs, shard.labels), 0)
+        each = jnp.where(real, each_loss(x, shard.inputs, shard.labels, key), 0)
         return penalised(jnp.sum(each) / shard.sizes.astype(each.dtype), x)
 
     def draw(key: RandomKey, shard: Shards, shape: tuple[int, ...]) -> Array:
@@ -54,17 +62,18 @@ def over_examples(
 
     def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
         if key is None or batch is None:
-            return on_all(x, shard)
-        return on_rows(x, shard, draw(key, shard, (batch,)))
+            return on_all(x, shard, key)
+        return on_rows(x, shard, (draw(key, shard, (batch,)), jax.random.fold_in(key, 1) if random else None))
 
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
         return jax.grad(loss)(x, shard, key)
 
     def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **options: Any) -> Any:
+        keys = jax.random.split(jax.random.fold_in(key, 1), steps) if random else None
         if batch is None:
-            return local.descend(lambda u, _: grad(u, shard), x, None, steps=steps, **options)
-        rows = draw(key, shard, (steps, batch))
-        return local.descend(lambda u, r: jax.grad(on_rows)(u, shard, r), x, rows, steps=steps, **options)
+            return local.descend(lambda u, k: jax.grad(on_all)(u, shard, k), x, keys, steps=steps, **options)
+        draws = (draw(key, shard, (steps, batch)), keys)
+        return local.descend(lambda u, d: jax.grad(on_rows)(u, shard, d), x, draws, steps=steps, **options)
 
     def prepare(shard: Shards) -> Shards:
         if expects is not None:
@@ -90,8 +99,8 @@ def features_of(features: int) -> Callable[[Any], None]:
 
 
 def task_of(
-    init: Callable[[RandomKey], PyTree[Array]],
-    apply: Callable[[PyTree[Array], Array], Array],
+    init: Callable[[RandomKey], PyTree],
+    apply: Callable[..., Array],
     loss: Callable[[Array, Array], Float[Array, " b"]],
     *,
     l2: float = 0.0,
@@ -100,18 +109,28 @@ def task_of(
     convex: bool = False,
 ) -> Task:
     """Any model: `init(key)` makes its parameters, `apply(params, inputs [b, ...])` its outputs [b, ...],
-    `loss(outputs, labels)` one number per example. The parameters travel as one flat vector. `convex`: the loss is
-    convex in the parameters, as it is for outputs linear in them and a loss convex in the outputs.
+    `loss(outputs, labels)` one number per example. `convex`: the loss is convex in the parameters, as it is for outputs
+    linear in them and a loss convex in the outputs.
+
+    Parameters are any tree, an equinox module with functions and sizes in it too; its floating-point arrays travel as
+    one flat vector, and `task.unravel(x)` is the tree again. An `apply` with an argument `key` gets one in every local
+    step, for dropout and the like, and None where nothing is left to chance.
     """
-    shapes = jax.eval_shape(init, jax.random.key(0))
-    flat, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+    start, unravel = _raveler(init)
+    keyed = "key" in inspect.signature(apply).parameters
+
+    def outputs(x: Vector, inputs: Array, key: RandomKey | None) -> Array:
+        return apply(unravel(x), inputs, key=key) if keyed else apply(unravel(x), inputs)
 
     def predict(x: Vector, inputs: Array) -> Array:
-        return apply(unravel(x), inputs)
+        return outputs(x, inputs, None)
+
+    def example_losses(x: Vector, inputs: Array, labels: Array, key: RandomKey | None = None) -> Float[Array, " b"]:
+        return loss(outputs(x, inputs, key), labels)
 
     def fits(shard: Shards) -> None:
         try:
-            each = jax.eval_shape(lambda x, s: loss(predict(x, s.inputs), s.labels), flat, shard)
+            each = jax.eval_shape(lambda x, s: loss(predict(x, s.inputs), s.labels), start, shard)
         except (TypeError, ValueError) as error:
             raise InputError(
                 f"the model cannot be applied to examples of shape {shard.inputs.shape[1:]} with labels of shape "
@@ -122,17 +141,37 @@ def task_of(
             f"the loss gives shape {each.shape} for {shard.labels.shape[0]} examples; give one number per example",
         )
 
-    return over_examples(
+    task = over_examples(
         name,
-        flat.size,
-        lambda x, inputs, labels: loss(predict(x, inputs), labels),
+        start.size,
+        example_losses,
         l2=l2,
         batch=batch,
-        init=lambda key: ravel_pytree(init(key))[0],
+        init=lambda key: _ravel(init(as_key(key))),
         predict=predict,
         expects=fits,
         convex=convex,
+        random=keyed,
     )
+    return task._replace(ravel=_ravel, unravel=unravel)
+
+
+def _ravel(params: PyTree) -> Vector:
+    return ravel_pytree(eqx.filter(params, eqx.is_inexact_array))[0]
+
+
+def _raveler(init: Callable[[RandomKey], PyTree]) -> tuple[Vector, Callable[[Vector], PyTree]]:
+    """A vector like the parameters that `init` makes, and the way back to their tree."""
+    shapes = eqx.filter_eval_shape(init, jax.random.key(0))
+
+    def learned(leaf: Any) -> bool:
+        return isinstance(leaf, jax.ShapeDtypeStruct) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+    floats, rest = eqx.partition(shapes, learned)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(rest)):  # whole numbers, masks
+        rest = eqx.filter(init(jax.random.key(0)), eqx.is_inexact_array, inverse=True)
+    start, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), floats))
+    return start, lambda x: eqx.combine(unravel(x), rest)
 
 
 def softmax_regression(features: int, classes: int, *, l2: float = 0.0, batch: int | None = None) -> Task:

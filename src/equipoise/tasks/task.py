@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from equipoise.protocol import Data, RandomKey, Vector
 
@@ -25,10 +25,12 @@ class Task(NamedTuple):
     loss: Callable[..., Scalar]  # loss(x, shard, key=None) = f_i(x)
     grad: Callable[..., Vector]  # grad(x, shard, key=None) = g_i(x)
     descend: Callable[..., Any]  # descend(x, shard, key, *, steps, lr, shift, pull, snapshot), see local.py
-    init: Callable[[RandomKey], Vector]  # a start
+    init: Callable[[RandomKey | int], Vector]  # a start
     predict: Callable[[Vector, Array], Array] | None  # model outputs [b, ...] of inputs [b, ...]
     prepare: Callable[[Data], Data]  # run once per client, on its own data
     strong_convexity: float | None = None  # every f_i is that strongly convex, whatever the data; None: no such promise
+    ravel: Callable[[PyTree], Vector] = lambda params: params  # parameters as they were given -> the flat vector
+    unravel: Callable[[Vector], PyTree] = lambda x: x  # and back
 
 
 def losses(task: Task, x: Vector, data: Any) -> Float[Array, " n"]:
@@ -36,5 +38,5 @@ def losses(task: Task, x: Vector, data: Any) -> Float[Array, " n"]:
     return jax.lax.map(lambda i: task.loss(x, data.client(i)), jnp.arange(data.n))
 
 
-def zeros(size: int) -> Callable[[RandomKey], Vector]:
+def zeros(size: int) -> Callable[[RandomKey | int], Vector]:
     return lambda key: jnp.zeros(size)

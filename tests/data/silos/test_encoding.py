@@ -168,7 +168,7 @@ def test_new_rows_unknown_categories_missing_label_extra_columns_other_order():
     with pytest.raises(InputError, match=r"column 'x', data row 1: inf is infinite"):
         encoding.apply(pl.DataFrame({"x": [math.inf], "c": ["a"]}))
     with pytest.raises(
-        InputError, match=r"column 'y', data row 2: 'class 7' is none of the classes 'class 0', 'class 1'"
+        InputError, match=r"column 'y', data row 2: 'class 7' is not one of the classes 'class 0', 'class 1'"
     ):
         encoding.apply(pl.DataFrame({"x": [1, 1], "c": ["a", "a"], "y": ["class 1", "class 7"]}))
 
@@ -266,7 +266,7 @@ def test_the_encoding_survives_json():
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 2}', '{"version": 1, "target": 3}', "[" * 100_000])
 def test_what_is_no_encoding(text):
-    with pytest.raises(InputError, match="this is no encoding"):
+    with pytest.raises(InputError, match="this is not an encoding"):
         Encoding.from_json(text)
 
 

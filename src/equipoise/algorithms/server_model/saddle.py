@@ -112,7 +112,7 @@ def solve(
 
     def residuals(at: Iterate) -> Residuals:
         models = A @ at.a
-        slopes = f + (G + models / 2) @ at.a - Q @ at.w - penalty_slopes(at.w)[0] + on_weights(at.price, -1) - at.nu
+        slopes = f + (G + models / 2) @ at.a - Q @ at.w - penalty_slopes(at.w)[0] + on_weights(at.price, -1.0) - at.nu
         models, lacking = G + models, zero
         if ball:
             slopes, lacking = slopes - 2 * at.price[-1] * (at.w - p), of_ball(at.w) - at.slack[-1]
@@ -124,7 +124,7 @@ def solve(
 
     def system(at: Iterate, r: Residuals) -> Array:
         """The matrix of a Newton step, of which the steps in all slacks and prices but the ball's are eliminated."""
-        bend = penalty_slopes(at.w)[1] + on_weights(at.price / at.slack, 1) + rounding
+        bend = penalty_slopes(at.w)[1] + on_weights(at.price / at.slack, 1.0) + rounding
         bend = bend + 2 * at.price[-1] if ball else bend
         in_a = jnp.tensordot(at.w, A, 1) + rounding * jnp.eye(k)
         below = jnp.concatenate([r.models, jnp.full((m, 1), -1.0)], axis=1)
@@ -150,7 +150,7 @@ def solve(
             """First the predictor, then the corrector, whose target and second order the predictor gives."""
             target, second = carry[:2]
             up = (target - second) / at.slack - at.price
-            right = [-(r.slopes + on_weights(up, -1)), -r.rest]
+            right = [-(r.slopes + on_weights(up, -1.0)), -r.rest]
             right += [jnp.atleast_1d(up[-1] * at.slack[-1] / at.price[-1] - r.ball)] if ball else []
             b = jnp.concatenate(right)
             y = jax.scipy.linalg.lu_solve(factors, b)

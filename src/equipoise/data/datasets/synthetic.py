@@ -10,13 +10,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Key
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from equipoise.data.shards import Shards
 from equipoise.errors import EquipoiseError, positive, require
+from equipoise.protocol import RandomKey, as_key
 
 
 class Saddle(NamedTuple):
@@ -34,7 +34,7 @@ def regression(
     samples: int | Sequence[int] = 100,
     scale: float = 1.0,
     shift: float = 0.1,
-    key: Key[Array, ""],
+    key: RandomKey | int,
     dtype: DTypeLike | None = None,
 ) -> Shards:
     """Robust regression, SCAFF-PD section 6.1: y = <a, x_hat + delta_i>, a different truth on every client.
@@ -45,7 +45,7 @@ def regression(
         samples: m_i, one number for all clients or one per client.
         scale: c, of the common truth x_hat ~ N(0, c^2 I).
         shift: the paper's sigma, of the clients' own delta_i ~ N(0, shift^2 I).
-        key: the same key gives the same data.
+        key: a jax.random key, or an integer seed; the same gives the same data.
         dtype: float32 or float64; JAX's default float if not given.
     """
     sizes = list(samples) if isinstance(samples, Sequence) else [samples] * n
@@ -57,7 +57,7 @@ def regression(
     require(min(sizes) > 0, f"samples is {samples}; every client needs at least one")
     require(scale >= 0 and shift >= 0, f"scale is {scale} and shift is {shift}; give numbers from zero up")
     dtype = _float(dtype)
-    k_a, k_truth, k_delta = jax.random.split(key, 3)
+    k_a, k_truth, k_delta = jax.random.split(as_key(key), 3)
     a = jax.random.normal(k_a, (n, max(sizes), dim), dtype)  # a_i^j ~ N(0, I)
     x_hat = scale * jax.random.normal(k_truth, (1, dim), dtype)
     delta = shift * jax.random.normal(k_delta, (n, dim), dtype)

@@ -152,7 +152,7 @@ def read_idx(path: Path) -> NDArray[Any]:
         )
         kind, axes = int(raw[2]), int(raw[3])
         if raw[0] or raw[1] or kind not in IDX_TYPES:
-            raise ValueError(f"it begins with {bytes(raw[:4]).hex()}, which is no idx magic number")
+            raise ValueError(f"it begins with {bytes(raw[:4]).hex()}, which is not an idx magic number")
         shape = tuple(int(s) for s in raw[4 : 4 + 4 * axes].view(">u4"))
         body, dtype = raw[4 + 4 * axes :], np.dtype(IDX_TYPES[kind])
         announced = math.prod(shape) * dtype.itemsize

@@ -16,10 +16,10 @@ MANY = "it looks like an identifier (too many different texts); name it in `cate
 def agree(statistics: Sequence[Statistics], options: Options) -> Encoding:
     """The encoding that all silos use. A pure function of what they told; their order does not matter."""
     require(len(statistics) > 0, "no silo told its statistics; give those of at least one")
-    told = sorted(statistics, key=lambda s: s.site)
-    for one, two in pairwise(s.site for s in told):
+    ordered = sorted(statistics, key=lambda s: s.site)
+    for one, two in pairwise(s.site for s in ordered):
         require(one != two, f"two silos are called {one!r}; give each its own name")
-    tables = {s.site: {c.name: c for c in s.columns} for s in told}
+    tables = {s.site: {c.name: c for c in s.columns} for s in ordered}
     (site, first), *others = tables.items()
     for other, columns in others:
         _same_columns(site, first, other, columns)
@@ -32,7 +32,7 @@ def agree(statistics: Sequence[Statistics], options: Options) -> Encoding:
         not arrays or len(features) == 1,
         f"the column {listing(arrays)} holds arrays and has to be the only input; drop the other columns",
     )
-    target = _target({s.site: s.label for s in told}, options)
+    target = _target({s.site: s.label for s in ordered}, options)
     task = "classification" if target.classes else "regression"
     return Encoding(task, target, features, tuple(options.missing), dropped)
 
@@ -93,10 +93,10 @@ def _feature(name: str, columns: dict[str, Column], options: Options) -> Feature
         math.isfinite(m2),
         f"column {name!r} differs too widely between silos to be standardised; say drop=[{name!r}]",
     )
-    told = missing and options.indicators  # then even a constant says something: whether it is there
-    if m2 == 0.0 and not told:
+    indicated = missing and options.indicators  # then even a constant says something: whether it is there
+    if m2 == 0.0 and not indicated:
         return CONSTANT
-    return Feature(name, kind, mean, math.sqrt(m2 / n) or 1.0, missing=told)
+    return Feature(name, kind, mean, math.sqrt(m2 / n) or 1.0, missing=indicated)
 
 
 def _array_feature(name: str, columns: dict[str, Column]) -> Feature:
@@ -114,8 +114,8 @@ def _target(labels: dict[str, Column], options: Options) -> Target:
     name = options.label
     kind = _common_kind(name, labels, "task='classification'")
     values = {v for c in labels.values() for v in c.categories or ()}
-    told = all(c.categories is not None for c in labels.values())
-    if kind == "text" or (options.task is None and told and len(values) <= CLASSES):
+    complete = all(c.categories is not None for c in labels.values())
+    if kind == "text" or (options.task is None and complete and len(values) <= CLASSES):
         classes = sorted(values, key=_class_order)
         require(
             len(classes) > 1,

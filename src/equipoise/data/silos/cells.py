@@ -1,10 +1,11 @@
 """A table's cells read as names, numbers and dates: one reading for training and for prediction."""
 
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
+from pydantic import Field, TypeAdapter, ValidationError
 
 from equipoise.errors import InputError, require
 
@@ -38,7 +39,7 @@ class Table(NamedTuple):
         return Cells(seen.is_not_null(), pl.col(f"{i} text"), pl.col(f"{i} number"), pl.col(f"{i} date"))
 
 
-def table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[str]) -> Table:
+def open_table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[str]) -> Table:
     lazy = frame.lazy()
     try:
         schema = lazy.collect_schema()
@@ -113,3 +114,18 @@ def listing(names: Iterable[str], most: int = 8) -> str:
 
 def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+Natural = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+J = TypeVar("J")
+
+
+def read_json(kind: type[J], text: str | bytes, what: str) -> J:
+    """A NamedTuple from JSON, every field of its type; `what` begins the sentence where it is not."""
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except (ValidationError, RecursionError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "nested too deep"}
+        where = ".".join(map(str, first["loc"])) or "all of it"
+        raise InputError(f"{what} ({where}: {first['msg']}); send what `to_json` wrote") from None

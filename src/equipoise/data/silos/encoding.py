@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from jax.typing import DTypeLike
 
-from equipoise.data.silos.cells import Table, label_names, listing, table
+from equipoise.data.silos.cells import Table, label_names, listing, open_table
 from equipoise.errors import InputError, require
 
 KINDS = {"number", "date", "text", "array"}
@@ -88,42 +88,42 @@ class Encoding(NamedTuple):
         self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Inputs [m, ...] in `dtype` (JAX's default float) and labels [m]; None without a label column."""
-        this = table(frame, file, self.missing)
-        labels = self._labels(this, dtype) if self.target.name in this.columns else None
-        return self._inputs(this, dtype), labels
+        table = open_table(frame, file, self.missing)
+        labels = self._labels(table, dtype) if self.target.name in table.columns else None
+        return self._inputs(table, dtype), labels
 
     def apply_inputs(
         self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
     ) -> np.ndarray:
         """The inputs alone, as at prediction: what stands in a label column does not matter."""
-        return self._inputs(table(frame, file, self.missing), dtype)
+        return self._inputs(open_table(frame, file, self.missing), dtype)
 
-    def _inputs(self, this: Table, dtype: DTypeLike | None) -> np.ndarray:
-        gone = [f.name for f in self.features if f.name not in this.columns]
-        require(not gone, f"{this.file} lacks the column {listing(gone)}, which the model was trained with")
+    def _inputs(self, table: Table, dtype: DTypeLike | None) -> np.ndarray:
+        gone = [f.name for f in self.features if f.name not in table.columns]
+        require(not gone, f"{table.file} lacks the column {listing(gone)}, which the model was trained with")
         if self.features[0].kind == "array":
-            return _array(this, self.features[0])
-        columns = this.collect(*(_coded(this, f).alias(str(i)) for i, f in enumerate(self.features)))
+            return _array(table, self.features[0])
+        columns = table.collect(*(_coded(table, f).alias(str(i)) for i, f in enumerate(self.features)))
         out = np.zeros((len(columns), len(self.inputs)), _float(dtype))
         start = 0
         for feature, column in zip(self.features, columns.iter_columns(), strict=True):
             stop = start + len(feature.inputs)
-            _fill(out[:, start:stop], feature, column, this)
+            _fill(out[:, start:stop], feature, column, table)
             start = stop
         return out
 
-    def _labels(self, this: Table, dtype: DTypeLike | None) -> np.ndarray:
+    def _labels(self, table: Table, dtype: DTypeLike | None) -> np.ndarray:
         name, classes, mean, scale = self.target
-        cells = this.cells(name)
+        cells = table.cells(name)
         if self.task == "classification":
             code = label_names(cells).replace_strict(classes, range(len(classes)), default=-1, return_dtype=pl.Int32)
-            labels = this.collect(code).to_series().to_numpy()
-            bad, why = labels < 0, f"is none of the classes {listing(classes)}"
+            labels = table.collect(code).to_series().to_numpy()
+            bad, why = labels < 0, f"is not one of the classes {listing(classes)}"
         else:
-            labels = ((this.collect(cells.number).to_series().to_numpy() - mean) / scale).astype(_float(dtype))
+            labels = ((table.collect(cells.number).to_series().to_numpy() - mean) / scale).astype(_float(dtype))
             bad, why = ~np.isfinite(labels), "is not a number"
         if bad.any():
-            raise _bad_cell(this, name, int(bad.argmax()), why)
+            raise _bad_cell(table, name, int(bad.argmax()), why)
         return labels
 
     def decode(self, outputs: np.ndarray) -> pl.Series:
@@ -162,7 +162,7 @@ class Encoding(NamedTuple):
             if not _sound(read):
                 raise ValueError("a field has a wrong value")
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise InputError(f"this is no encoding that `to_json` wrote ({error})") from error
+            raise InputError(f"this is not an encoding that `to_json` wrote ({error})") from error
         return read
 
 
@@ -214,9 +214,9 @@ def _or_nan(value: pl.Expr, present: pl.Expr) -> pl.Expr:
     return pl.when(present & value.is_null()).then(math.nan).otherwise(value)
 
 
-def _coded(this: Table, feature: Feature) -> pl.Expr:
+def _coded(table: Table, feature: Feature) -> pl.Expr:
     """A value, or the index of the input that is 1 (null: none of them)."""
-    cells = this.cells(feature.name)
+    cells = table.cells(feature.name)
     if feature.kind == "text":
         known = cells.text.replace_strict(
             feature.categories, range(len(feature.categories)), default=None, return_dtype=pl.Int32
@@ -227,7 +227,7 @@ def _coded(this: Table, feature: Feature) -> pl.Expr:
     return _or_nan(value, cells.present)
 
 
-def _fill(out: np.ndarray, feature: Feature, column: pl.Series, this: Table) -> None:
+def _fill(out: np.ndarray, feature: Feature, column: pl.Series, table: Table) -> None:
     if feature.kind == "text":
         rows = np.flatnonzero(column.is_not_null().to_numpy())
         out[rows, column.drop_nulls().to_numpy()] = 1
@@ -240,32 +240,34 @@ def _fill(out: np.ndarray, feature: Feature, column: pl.Series, this: Table) -> 
     bad = ~np.isfinite(out[:, 0])
     if bad.any():
         row = int(bad.argmax())
-        raise _bad_cell(this, feature.name, row, f"is not a {feature.kind}" if np.isnan(out[row, 0]) else "is infinite")
+        raise _bad_cell(
+            table, feature.name, row, f"is not a {feature.kind}" if np.isnan(out[row, 0]) else "is infinite"
+        )
 
 
-def _bad_cell(this: Table, name: str, row: int, why: str) -> InputError:
-    cell = this.collect(pl.col(this.columns[name][0]).filter(pl.col("row") == row + 1)).item()
-    return InputError(f"{this.file}, column {name!r}, data row {row + 1}: {cell!r} {why}; correct the cell")
+def _bad_cell(table: Table, name: str, row: int, why: str) -> InputError:
+    cell = table.collect(pl.col(table.columns[name][0]).filter(pl.col("row") == row + 1)).item()
+    return InputError(f"{table.file}, column {name!r}, data row {row + 1}: {cell!r} {why}; correct the cell")
 
 
-def _array(this: Table, feature: Feature) -> np.ndarray:
-    safe, dtype = this.columns[feature.name]
+def _array(table: Table, feature: Feature) -> np.ndarray:
+    safe, dtype = table.columns[feature.name]
     shape = getattr(dtype, "shape", ())
     require(
         tuple(shape) == feature.shape,
-        f"{this.file}, column {feature.name!r} holds examples of shape {tuple(shape)}, not {feature.shape}",
+        f"{table.file}, column {feature.name!r} holds examples of shape {tuple(shape)}, not {feature.shape}",
     )
-    column = this.collect(pl.col(safe)).to_series()
+    column = table.collect(pl.col(safe)).to_series()
     gaps = column.is_null().arg_true()
     if len(gaps):
-        raise _bad_cell(this, feature.name, gaps[0], "is no array")
+        raise _bad_cell(table, feature.name, gaps[0], "is not an array")
     array = column.to_numpy()
     if array.dtype.kind == "f":
         bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
         row = int(bad.argmax()) + 1
         require(
             not bad.any(),
-            f"{this.file}, column {feature.name!r}, data row {row}: the array holds NaN or infinity",
+            f"{table.file}, column {feature.name!r}, data row {row}: the array holds NaN or infinity",
         )
     if (feature.mean, feature.scale) != (0.0, 1.0):  # such as pixels; tokens are left as they are
         return ((array - feature.mean) / feature.scale).astype(_float(None))

@@ -25,14 +25,14 @@ def is_separator(text: str) -> bool:
     return len(text) == 1 and text.isascii() and text not in '"\r\n\0'
 
 
-def silo_files(directory: Path) -> tuple[list[Path], list[str]]:
-    """The silo files, by name, and a sentence about the files that are none."""
+def silo_files(directory: Path, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[list[Path], list[str]]:
+    """The silo files, by name, and a sentence about the files that are none; without `suffixes` all files are some."""
     require(directory.is_dir(), f"{directory} is not a directory; give the one that holds a file per silo")
     visible = sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith("."))
-    paths = sorted((p for p in visible if p.suffix.lower() in SUFFIXES), key=lambda p: p.stem)
+    paths = sorted((p for p in visible if not suffixes or p.suffix.lower() in suffixes), key=lambda p: p.stem)
     require(
         paths,
-        f"{directory} holds no silo files; put one file per silo there ({', '.join(SUFFIXES)})",
+        f"{directory} holds no silo files; put one file per silo there ({', '.join(suffixes) or 'of any kind'})",
     )
     for one, other in pairwise(paths):
         require(

@@ -13,12 +13,23 @@ Rows in messages are data rows: row 1 is the first one under the header, blank l
 import json
 import math
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from pydantic import Field
 
-from equipoise.data.silos.cells import DATES, TEXTS, Table, first_line, label_names, listing, table
+from equipoise.data.silos.cells import (
+    DATES,
+    TEXTS,
+    Finite,
+    Natural,
+    Table,
+    label_names,
+    listing,
+    open_table,
+    read_json,
+)
 from equipoise.errors import InputError, require
 
 MISSING = ("", "NA", "N/A", "NaN", "null", "None", "?")  # compared without regard to case
@@ -44,16 +55,16 @@ class Column(NamedTuple):
     """What one silo tells about one column. Fields that do not fit its kind keep their defaults."""
 
     name: str
-    kind: str  # "number", "date", "text", "array"; "empty" where no cell is filled
-    row: int = 0  # the first row that shows the kind, for messages
-    missing: int = 0
-    n: int = 0  # number, date (days since 1970-01-01): cells, their mean, their sum of squared deviations
-    mean: float = 0.0
-    rest: float = 0.0  # mean + rest is the mean to more digits than one float holds
-    m2: float = 0.0
+    kind: Annotated[str, Field(pattern="^(number|date|text|array|empty)$")]  # "empty": no cell is filled
+    row: Natural = 0  # the first row that shows the kind, for messages
+    missing: Natural = 0
+    n: Natural = 0  # number, date (days since 1970-01-01): cells, their mean, their sum of squared deviations
+    mean: Finite = 0.0
+    rest: Finite = 0.0  # mean + rest is the mean to more digits than one float holds
+    m2: Annotated[Finite, Field(ge=0)] = 0.0
     categories: tuple[str, ...] | None = ()  # text, a label of classes: the values; None: not told
-    rare: bool = False  # some values were not told because of min_count
-    shape: tuple[int, ...] = ()  # array: of one example
+    rare: Annotated[bool, Field(strict=True)] = False  # some values were not told because of min_count
+    shape: tuple[Natural, ...] = ()  # array: of one example
     dtype: str = ""
 
 
@@ -61,7 +72,7 @@ class Statistics(NamedTuple):
     """All that leaves a silo before training."""
 
     site: str
-    rows: int
+    rows: Natural
     label: Column
     columns: tuple[Column, ...]
 
@@ -76,41 +87,7 @@ class Statistics(NamedTuple):
     @classmethod
     def from_json(cls, text: str | bytes) -> "Statistics":
         """Checks what it reads: a site may send anything."""
-        try:
-            fields = json.loads(text)
-            site, rows, label, columns = (fields[name] for name in cls._fields)
-            told = cls(site, rows, _column(label), tuple(_column(c) for c in columns))
-            sound = isinstance(site, str) and _natural(rows) and set(fields) == set(cls._fields)
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise InputError(
-                f"these statistics cannot be read ({first_line(error)}); send what `to_json` wrote"
-            ) from error
-        require(sound, f"the statistics of site {site!r} have fields of a wrong type; send what `to_json` wrote")
-        return told
-
-
-def _natural(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
-
-
-def _column(fields: dict[str, Any]) -> Column:
-    categories, shape = fields["categories"], fields["shape"]
-    column = Column(
-        **{**fields, "categories": None if categories is None else tuple(categories), "shape": tuple(shape)}
-    )
-    sound = (
-        isinstance(column.name, str)
-        and column.kind in ("number", "date", "text", "array", "empty")
-        and all(_natural(v) for v in (column.row, column.missing, column.n, *column.shape))
-        and all(isinstance(v, int | float) and math.isfinite(v) for v in (column.mean, column.rest, column.m2))
-        and column.m2 >= 0
-        and isinstance(column.rare, bool)
-        and isinstance(column.dtype, str)
-        and all(isinstance(v, str) for v in column.categories or ())
-    )
-    if not sound:
-        raise ValueError(f"a field of column {column.name!r} has a wrong type or value")
-    return column
+        return read_json(cls, text, "these statistics cannot be read")
 
 
 def statistics(
@@ -125,46 +102,46 @@ def statistics(
     With `train` (a boolean per row) means, categories and missing counts are of those rows only; kinds are
     checked, and the label's values collected, over all rows.
     """
-    this, features = _opened(frame, options, site)
-    shown, cells = _label(this, options)
-    label = _label_column(this, options, shown, cells, train)
+    table, features = _opened(frame, options, site)
+    shown, cells = _label(table, options)
+    label = _label_column(table, options, shown, cells, train)
     rows = len(cells) if train is None else int(train.sum())
-    kinds = _kinds(this, features, options.categorical)
-    return Statistics(site, rows, label, _columns(this, kinds, options, rows, train))
+    kinds = _kinds(table, features, options.categorical)
+    return Statistics(site, rows, label, _columns(table, kinds, options, rows, train))
 
 
 def strata(frame: pl.DataFrame | pl.LazyFrame, options: Options, *, site: str = "the table") -> pl.Series:
     """The class of every row as this silo sees it, to split within classes; a single one for a quantity."""
-    this, _ = _opened(frame, options, site)
-    (kind, _), cells = _label(this, options)
+    table, _ = _opened(frame, options, site)
+    (kind, _), cells = _label(table, options)
     classes = kind == "text" or (options.task is None and _few(cells))
     return cells["name"] if classes else pl.repeat("", len(cells), eager=True)
 
 
 def _opened(frame: pl.DataFrame | pl.LazyFrame, options: Options, site: str) -> tuple[Table, list[str]]:
     """The table and the names of its input columns."""
-    this = table(frame, site, options.missing)
+    table = open_table(frame, site, options.missing)
     require(
         options.task in (None, "classification", "regression"),
         f"task is {options.task!r}; say 'classification' or 'regression', or leave it out",
     )
     require(
-        options.label in this.columns,
-        f"{site} has no column {options.label!r}, the label; its columns are {listing(this.columns)}",
+        options.label in table.columns,
+        f"{site} has no column {options.label!r}, the label; its columns are {listing(table.columns)}",
     )
     for what, names in (("categorical", options.categorical), ("drop", options.drop)):
         require(not isinstance(names, str), f"{what} is the text {names!r}; give a list of column names")
         for name in names:
             require(
-                name in this.columns,
-                f"{site} has no column {name!r}, which {what} names; its columns are {listing(this.columns)}",
+                name in table.columns,
+                f"{site} has no column {name!r}, which {what} names; its columns are {listing(table.columns)}",
             )
             require(
                 name != options.label,
                 f"{what} names the label {name!r}; take it out, or say which task it is",
             )
-    require(this.collect(pl.len()).item() > 0, f"{site} has no rows; leave this silo out or give it data")
-    return this, [name for name in this.columns if name != options.label and name not in options.drop]
+    require(table.collect(pl.len()).item() > 0, f"{site} has no rows; leave this silo out or give it data")
+    return table, [name for name in table.columns if name != options.label and name not in options.drop]
 
 
 class _Kind(NamedTuple):
@@ -173,32 +150,32 @@ class _Kind(NamedTuple):
 
 
 def _ask(
-    this: Table, questions: dict[tuple[str, str], pl.Expr], rows: np.ndarray | None = None
+    table: Table, questions: dict[tuple[str, str], pl.Expr], rows: np.ndarray | None = None
 ) -> dict[str, dict[str, Any]]:
     """All questions (column, what) in one pass over the file."""
     answers: dict[str, dict[str, Any]] = {}
     if questions:
-        row = this.collect(*(e.alias(str(i)) for i, e in enumerate(questions.values())), rows=rows).row(0)
+        row = table.collect(*(e.alias(str(i)) for i, e in enumerate(questions.values())), rows=rows).row(0)
         for (name, what), answer in zip(questions, row, strict=True):
             answers.setdefault(name, {})[what] = answer
     return answers
 
 
 def _kinds(
-    this: Table, names: Iterable[str], categorical: Collection[str], remedy: str = "categorical=[{!r}]"
+    table: Table, names: Iterable[str], categorical: Collection[str], remedy: str = "categorical=[{!r}]"
 ) -> dict[str, _Kind]:
     questions: dict[tuple[str, str], pl.Expr] = {}
     kinds = {}
     for name in names:
-        dtype = this.columns[name][1]
+        dtype = table.columns[name][1]
         if isinstance(dtype, pl.Array):
             kinds[name] = _Kind("array", 1)
             continue
         require(
             dtype.is_numeric() or dtype in TEXTS or dtype in DATES,
-            f"{this.file}, column {name!r} holds {dtype}, not numbers, dates or names; say drop=[{name!r}]",
+            f"{table.file}, column {name!r} holds {dtype}, not numbers, dates or names; say drop=[{name!r}]",
         )
-        cells = this.cells(name)
+        cells = table.cells(name)
         questions |= {
             (name, "cells"): cells.present.sum(),
             (name, "first"): _first_row(cells.present),
@@ -211,9 +188,9 @@ def _kinds(
                 (name, "not a number"): _first_row(cells.present & cells.number.is_null()),
                 (name, "not a date"): _first_row(cells.present & cells.date.is_null()),
             }
-    answers = _ask(this, questions)
+    answers = _ask(table, questions)
     return kinds | {
-        name: _kind(this, name, found, name in categorical, remedy.format(name)) for name, found in answers.items()
+        name: _kind(table, name, found, name in categorical, remedy.format(name)) for name, found in answers.items()
     }
 
 
@@ -221,7 +198,7 @@ def _first_row(condition: pl.Expr) -> pl.Expr:
     return pl.when(condition).then(pl.col("row")).min()
 
 
-def _kind(this: Table, name: str, found: dict[str, Any], categorical: bool, remedy: str) -> _Kind:
+def _kind(table: Table, name: str, found: dict[str, Any], categorical: bool, remedy: str) -> _Kind:
     """By the cells: more than half of them numbers (dates) and the rest text is an error, not a guess."""
     if not found["cells"]:
         return _Kind("empty")
@@ -229,10 +206,10 @@ def _kind(this: Table, name: str, found: dict[str, Any], categorical: bool, reme
         return _Kind("text", found["first"])
     for kind in ("number", "date"):
         if found[kind] * 2 > found["cells"]:
-            where = f"{this.file}, column {name!r}, data row"
+            where = f"{table.file}, column {name!r}, data row"
             bad, infinite = found.get(f"not a {kind}"), found["infinite"]
             if bad is not None:
-                cell = this.collect(pl.col(this.columns[name][0]).filter(pl.col("row") == bad)).item()
+                cell = table.collect(pl.col(table.columns[name][0]).filter(pl.col("row") == bad)).item()
                 raise InputError(
                     f"{where} {bad}: {cell!r} is not a {kind} although most of the column is; "
                     f"correct the cell, or say {remedy}"
@@ -242,54 +219,54 @@ def _kind(this: Table, name: str, found: dict[str, Any], categorical: bool, reme
     return _Kind("text", found["not a number"])
 
 
-def _moments(this: Table, columns: dict[str, pl.Expr], train: np.ndarray | None) -> dict[str, dict[str, Any]]:
+def _moments(table: Table, columns: dict[str, pl.Expr], train: np.ndarray | None) -> dict[str, dict[str, Any]]:
     """n, mean, rest and m2 of each column: the mean first, then the deviations from it, corrected."""
-    told: dict[str, dict[str, Any]] = {}
+    moments: dict[str, dict[str, Any]] = {}
     looks = {"n": pl.Expr.count, "low": pl.Expr.min, "high": pl.Expr.max, "mean": pl.Expr.mean}
-    first = _ask(this, {(name, what): f(x) for name, x in columns.items() for what, f in looks.items()}, train)
+    first = _ask(table, {(name, what): f(x) for name, x in columns.items() for what, f in looks.items()}, train)
     spread: dict[tuple[str, str], pl.Expr] = {}
     for name, found in first.items():
         constant = found["n"] == 0 or found["low"] == found["high"]  # exactly, whatever the mean is rounded to
-        told[name] = {"n": found["n"], "mean": found["low"] or 0.0, "rest": 0.0, "m2": 0.0}
+        moments[name] = {"n": found["n"], "mean": found["low"] or 0.0, "rest": 0.0, "m2": 0.0}
         if not constant:
             off = columns[name] - found["mean"]
             spread |= {(name, "off"): off.sum(), (name, "squares"): (off * off).sum()}
-    for name, found in _ask(this, spread, train).items():
+    for name, found in _ask(table, spread, train).items():
         n, centre, off = first[name]["n"], first[name]["mean"], found["off"] / first[name]["n"]
         mean, m2 = centre + off, max(found["squares"] - n * off * off, 0.0)
         require(
             math.isfinite(mean) and math.isfinite(m2),
-            f"{this.file}, column {name!r} holds values too large to standardise; rescale it or leave it out",
+            f"{table.file}, column {name!r} holds values too large to standardise; rescale it or leave it out",
         )
-        told[name] = {"n": n, "mean": mean, "rest": (centre - mean) + off, "m2": m2}
-    return told
+        moments[name] = {"n": n, "mean": mean, "rest": (centre - mean) + off, "m2": m2}
+    return moments
 
 
 def _columns(
-    this: Table, kinds: dict[str, _Kind], options: Options, rows: int, train: np.ndarray | None
+    table: Table, kinds: dict[str, _Kind], options: Options, rows: int, train: np.ndarray | None
 ) -> tuple[Column, ...]:
     texts: dict[tuple[str, str], pl.Expr] = {}
     numbers: dict[str, pl.Expr] = {}
     for name, (kind, _) in kinds.items():
         if kind == "text":
-            values = this.cells(name).text.drop_nulls().alias("value").value_counts(sort=True)
+            values = table.cells(name).text.drop_nulls().alias("value").value_counts(sort=True)
             most = max(options.max_categories, IDS) + 1  # enough to see that there are too many
             texts[name, "values"] = (values if name in options.categorical else values.head(most)).implode()
-            texts[name, "missing"] = (~this.cells(name).present).sum()
+            texts[name, "missing"] = (~table.cells(name).present).sum()
         elif kind in ("number", "date"):
-            numbers[name] = this.cells(name).number if kind == "number" else this.cells(name).date
-    found = _ask(this, texts, train) | _moments(this, numbers, train)
+            numbers[name] = table.cells(name).number if kind == "number" else table.cells(name).date
+    found = _ask(table, texts, train) | _moments(table, numbers, train)
     return tuple(
-        _column_of(this, name, kinds[name], rows, found.get(name, {}), options)
-        for name in this.columns
+        _column_of(table, name, kinds[name], rows, found.get(name, {}), options)
+        for name in table.columns
         if name in kinds
     )
 
 
-def _column_of(this: Table, name: str, shown: _Kind, rows: int, found: dict[str, Any], options: Options) -> Column:
+def _column_of(table: Table, name: str, shown: _Kind, rows: int, found: dict[str, Any], options: Options) -> Column:
     kind, row = shown
     if kind == "array":
-        dtype: Any = this.columns[name][1]
+        dtype: Any = table.columns[name][1]
         shape = dtype.shape
         while isinstance(dtype, pl.Array):
             dtype = dtype.inner
@@ -302,18 +279,18 @@ def _column_of(this: Table, name: str, shown: _Kind, rows: int, found: dict[str,
     ids = len(counts) >= IDS and max(counts.values()) == 1
     if name not in options.categorical and (ids or len(counts) > options.max_categories):
         return Column(name, kind, row, found["missing"], categories=None)
-    told = tuple(sorted(v for v, count in counts.items() if count >= options.min_count))
-    return Column(name, kind, row, found["missing"], categories=told, rare=len(told) < len(counts))
+    common = tuple(sorted(v for v, count in counts.items() if count >= options.min_count))
+    return Column(name, kind, row, found["missing"], categories=common, rare=len(common) < len(counts))
 
 
-def _label(this: Table, options: Options) -> tuple[_Kind, pl.DataFrame]:
+def _label(table: Table, options: Options) -> tuple[_Kind, pl.DataFrame]:
     """The label's kind, and its cells as (name, number)."""
-    name, (safe, dtype) = options.label, this.columns[options.label]
-    column = this.collect(pl.col(rf"^(row|{safe}( \w+)?)$"))  # with its readings, in one pass over the file
-    alone = Table(this.file, column.lazy(), {name: (safe, dtype)})
+    name, (safe, dtype) = options.label, table.columns[options.label]
+    column = table.collect(pl.col(rf"^(row|{safe}( \w+)?)$"))  # with its readings, in one pass over the file
+    alone = Table(table.file, column.lazy(), {name: (safe, dtype)})
     forced = (name,) if options.task == "classification" else ()
     shown = _kinds(alone, [name], forced, "task='classification'")[name]
-    where = f"{this.file}, column {name!r}, data row"
+    where = f"{table.file}, column {name!r}, data row"
     allowed = ("number",) if options.task == "regression" else ("number", "text")
     require(
         shown.kind in (*allowed, "empty"),
@@ -338,18 +315,20 @@ def _few(cells: pl.DataFrame) -> bool:
     return bool((numbers == numbers.round()).all()) and numbers.n_unique() <= CLASSES
 
 
-def _label_column(this: Table, options: Options, shown: _Kind, cells: pl.DataFrame, train: np.ndarray | None) -> Column:
+def _label_column(
+    table: Table, options: Options, shown: _Kind, cells: pl.DataFrame, train: np.ndarray | None
+) -> Column:
     (kind, row), label = shown, options.label
     names = tuple(cells["name"].unique().sort())
     if kind == "text":
         many = len(names) > options.max_categories or len(names) == len(cells) >= IDS
         require(
             options.task == "classification" or not many,
-            f"{this.file}, column {label!r} has {len(names)} different texts as labels; choose another "
+            f"{table.file}, column {label!r} has {len(names)} different texts as labels; choose another "
             "label, or say task='classification' if these are classes",
         )
         return Column(label, kind, row, categories=names)
-    alone = Table(this.file, cells.lazy(), {})
+    alone = Table(table.file, cells.lazy(), {})
     moments = _moments(alone, {label: pl.col("number")}, train)[label]
-    told = names if options.task is None and _few(cells) else None
-    return Column(label, kind, row, categories=told, **moments)
+    values = names if options.task is None and _few(cells) else None
+    return Column(label, kind, row, categories=values, **moments)

@@ -6,7 +6,6 @@ how its bytes are read, and nothing is ever unpickled.
 """
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,14 +19,9 @@ from jaxtyping import PyTree
 
 from equipoise.errors import Refusal as Refusal
 from equipoise.errors import refuse_unless as refuse_unless
+from equipoise.tensors import named
 
 RAW = "equipoise.raw"  # Flower's name for how bytes were made; not "numpy.ndarray", which would be read by np.load
-
-
-def named(tree: PyTree) -> Iterator[tuple[str, Any]]:
-    """The leaves of a tree with the names they travel under."""
-    for path, leaf in jax.tree.flatten_with_path(tree)[0]:
-        yield jax.tree_util.keystr(path) or ".", leaf
 
 
 def pack(tree: PyTree) -> ArrayRecord:

@@ -153,7 +153,9 @@ def register(settings: ServerSettings, more: Mapping[str, str], why: str, say: S
     )
     for path in public:
         public_key = load_ssh_public_key(path.read_bytes())
-        require(isinstance(public_key, EllipticCurvePublicKey), f"{path} is no EC key; make one: ssh-keygen -t ecdsa")
+        require(
+            isinstance(public_key, EllipticCurvePublicKey), f"{path} is not an EC key; make one: ssh-keygen -t ecdsa"
+        )
         assert isinstance(public_key, EllipticCurvePublicKey)
         key = internals.public_key_to_bytes(public_key)
         try:
@@ -262,14 +264,18 @@ def run_local(
     say: Say,
     *,
     processes: int,
+    torch: Mapping[str, str] | None = None,
 ) -> None:
-    """A server and a site for every file, on this machine; ends when a site cannot start."""
+    """A server and a site for every file, on this machine; ends when a site cannot start.
+
+    `torch` is what names the sites' PyTorch module in their configuration.
+    """
     require(settings.keys is not None, "")
     assert settings.keys is not None
     made.make(settings.keys, files)
     homes = settings.state / "sites"
     sites = [
-        Site(name, homes / name, node_config(name, homes / name, {"data": str(path.resolve())}))
+        Site(name, homes / name, node_config(name, homes / name, {"data": str(path.resolve()), **(torch or {})}))
         for name, path in sorted(files.items())
     ]
     server, stop = f"{settings.local}:{settings.port}", threading.Event()

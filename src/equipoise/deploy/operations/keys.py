@@ -57,7 +57,7 @@ def make(folder: Path, sites: Iterable[str], *, hosts: Sequence[str] = (), days:
 
 def _check_name(folder: Path, site: str) -> None:
     plain = re.fullmatch(r"[^/\\\0]{1,200}", site) and site not in (".", "..") and not site.endswith(".pub")
-    require(plain, f"{site!r} is no name for the file of a key; give another, such as north")
+    require(plain, f"{site!r} cannot name the file of a key; give another name, such as north")
     path, public = folder / site, folder / f"{site}.pub"
     require(not path.is_dir(), f"{path} is a folder; give the site another name")
     require(

@@ -18,8 +18,8 @@ SUPERLINK = str(Path(network.__file__).with_name("superlink.py"))
 NAME = "equipoise"  # of the connection and of the app
 CLIENT, SERVER = "equipoise.deploy.entry_points:client", "equipoise.deploy.entry_points:server"
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-# Flower looks for apps to start once a second.
-QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+# Flower looks for apps to start once a second, as long as it runs.
+QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3"}
 
 
 def app(folder: Path, config: Config, out: Path, *, client: str = CLIENT, stock: bool = False) -> Path:

@@ -13,14 +13,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from equipoise import programs
+from equipoise._jax import keep_programs
 from equipoise.deploy.operations.processes import REFUSED
 from equipoise.deploy.status import JsonLines
 from equipoise.errors import EquipoiseError
-from equipoise.experiment.records import Record
+from equipoise.experiment.records import JsonRecord
 
 
-class SiteWork(Record):
+class SiteWork(JsonRecord):
     """One site."""
 
     name: str
@@ -29,7 +29,7 @@ class SiteWork(Record):
     key: str | None  # its private key; None: no authentication
 
 
-class Work(Record):
+class Work(JsonRecord):
     """What a worker does."""
 
     server: str  # HOST:PORT
@@ -57,7 +57,7 @@ def main() -> int:
     console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger.addHandler(console)
     try:
-        programs.keep(Path(work.compiled))
+        keep_programs(Path(work.compiled))
         Path(work.sites[0].folder).mkdir(parents=True, exist_ok=True)
         logger.addHandler(JsonLines(Path(work.sites[0].folder) / "log.jsonl"))
         from equipoise.deploy import entry_points  # noqa: F401 - JAX and all that a message needs, before it comes

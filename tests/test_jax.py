@@ -4,14 +4,14 @@ import sys
 
 import jax
 
-from equipoise import programs
+from equipoise import _jax
 
 CODE = """
 import sys
 from pathlib import Path
 import jax, jax.numpy as jnp
-from equipoise import programs
-programs.keep(Path(sys.argv[1]))
+from equipoise import keep_programs
+keep_programs(Path(sys.argv[1]))
 jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones(7))
 print(jax.config.jax_compilation_cache_dir)
 """
@@ -32,9 +32,21 @@ def test_programs_are_kept_where_it_is_said_unless_the_user_says_otherwise(tmp_p
     assert not (tmp_path / "b").exists()
 
 
+def test_the_programs_that_were_used_longest_ago_go_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(_jax, "BYTES", 100)
+    programs = [f"jit_f-{letter * 64}" for letter in "abcd"]
+    for age, name in enumerate(programs):
+        (tmp_path / f"{name}-cache").write_bytes(bytes(20))
+        (tmp_path / f"{name}-atime").write_bytes(bytes(8))
+        for kind in ("cache", "atime"):
+            os.utime(tmp_path / f"{name}-{kind}", (1e9, 1e9 - (age if kind == "atime" else 100)))
+    _jax._remove_oldest(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{programs[0]}-{kind}" for kind in ("atime", "cache")]
+
+
 def test_only_programs_are_ever_thrown_away(tmp_path, monkeypatch):
     """A folder that grew too large was once removed whole, with whatever else lay in it."""
-    monkeypatch.setattr(programs, "MOST", 10)
+    monkeypatch.setattr(_jax, "BYTES", 10)
     before = jax.config.jax_compilation_cache_dir
     names = [f"jit_f-{'a' * 64}-cache", f"jit_f-{'b' * 64}-atime", "my-thesis", "notes.txt", "my-files/jit-cache"]
     try:
@@ -42,7 +54,7 @@ def test_only_programs_are_ever_thrown_away(tmp_path, monkeypatch):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text("years of work")
         jax.config.update("jax_compilation_cache_dir", None)
-        programs.keep(tmp_path)
+        _jax.keep_programs(tmp_path)
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
     assert [name for name in names if (tmp_path / name).exists()] == names[2:]

@@ -1,34 +1,31 @@
-"""From settings to the objects that they name: a federation, a task, an objective, an algorithm."""
+"""From settings to a problem: whose data, which model, from where."""
 
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import Partial
 
-from equipoise import algorithms, cohorts, models, objectives, steps, tasks
-from equipoise.algorithms.scaffpd_sums import MOST_TILT
+from equipoise import evaluation, models, steps, tasks
 from equipoise.artifact import Artifact
 from equipoise.data import partition, pool, silos
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue, synthetic
 from equipoise.data.silos.encoding import Encoding, Feature, Target
-from equipoise.engines import kernel
 from equipoise.errors import InputError, require
-from equipoise.experiment import choice
-from equipoise.experiment.config import Config, Steps
+from equipoise.evaluation import MainScore, PerClient
+from equipoise.evaluation.predictions import Score
+from equipoise.experiment.config import Config
 from equipoise.models import Model
-from equipoise.objectives import Dual
-from equipoise.protocol import Algorithm, Vector, wire
+from equipoise.protocol import Vector
 from equipoise.tasks import Task
 
 
@@ -50,6 +47,7 @@ class Problem:
     notes: tuple[str, ...] = ()
     curvature: float | None = None  # L, where the clients have measured it themselves
     slope: float | None = None  # and a bound on L_lx at the start
+    score: MainScore | None = None  # that runs are summed up by; None: the one that says most
 
     @property
     def n(self) -> int:
@@ -80,6 +78,19 @@ class Problem:
             )
         return self._constants[local_steps]
 
+    @cached_property
+    def scores(self) -> dict[str, Score]:
+        """What models are scored by, where the rows are at hand."""
+        found = evaluation.suited(self.task.predict, self.x, jax.eval_shape(self.train.client, 0))
+        return found if self.score is None or self.score.own is None else found | {self.score.name: self.score.own}
+
+    def main_score(self, table: PerClient) -> MainScore:
+        """The score of an evaluated model that sums it up."""
+        if self.score is not None:
+            return self.score
+        name = evaluation.chosen(table, None)
+        return MainScore(name, evaluation.higher_is_better(name))
+
     def artifact_vector(self, x: Vector) -> np.ndarray:
         """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
         size = sum(a.size for a in jax.tree.leaves(jax.eval_shape(self.model.init, jax.random.key(0))))
@@ -98,8 +109,24 @@ def precision(config: Config) -> Iterator[None]:
         yield
 
 
-def problem(config: Config) -> Problem:
+def build_problem(config: Config) -> Problem:
     """Reads and divides the data, and builds the task on it; call it under `precision`."""
+    problem = _of_data(config)
+    if config.run.score is None:
+        return problem
+    score, there = evaluation.main_score_named(config.run.score), [*problem.scores, "loss"]
+    require(
+        score.own is not None or score.name in there,
+        f"run.score is '{score.name}', which this problem does not have; give {', '.join(there)}, or module:name",
+    )
+    require(
+        score.own is None or score.name not in there,
+        f"run.score is '{config.run.score}', but '{score.name}' is a score of the library; rename the function",
+    )
+    return replace(problem, score=score)
+
+
+def _of_data(config: Config) -> Problem:
     if config.data.silos is not None:
         return _of_silos(config)
     require(
@@ -125,10 +152,10 @@ def _of_silos(config: Config) -> Problem:
             seed=config.run.seed,
         )
     what = f"{len(found.names)} silos of the folder {Path(str(settings.silos)).name}, predicting {settings.label}"
-    return of_encoding(config, what, found.names, found.train, found.test, found.encoding, found.warnings)
+    return problem_of_encoding(config, what, found.names, found.train, found.test, found.encoding, found.warnings)
 
 
-def of_encoding(
+def problem_of_encoding(
     config: Config,
     what: str,
     names: tuple[str, ...],
@@ -293,217 +320,3 @@ def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> 
     integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
     require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
     return models.gru(outputs, settings.hidden[0])
-
-
-def dual(config: Config, n: int) -> Dual:
-    settings = config.objective.model_dump(exclude_none=True)
-    name, cap = settings.pop("name"), config.federation.cap if config.federation else None
-    hashable = all(isinstance(value, Hashable) for value in settings.values())
-    return (_dual if hashable else _dual.__wrapped__)(name, n, cap, **settings)
-
-
-@lru_cache(maxsize=64)  # the same object for the same settings: what is compiled for it is compiled once
-def _dual(name: str, n: int, cap: float | None, **settings: Any) -> Dual:
-    psi = objectives.named(name)(n, **settings)
-    require(isinstance(psi, Dual), f"objective.name is '{name}', which makes no Dual; see docs/experiments.md")
-    return psi if cap is None else objectives.cap_weights(psi, cap)
-
-
-def dual_family(config: Config, n: int) -> tuple[Callable[..., Dual], dict[str, Any]]:
-    """What makes the dual, and the numbers that it takes: operands of the programs that it is made in."""
-    settings = config.objective.model_dump(exclude_none=True)
-    name, number = settings.pop("name"), TRACED.get(config.objective.name)
-    if number is None or config.federation is not None:
-        return _always(dual(config, n)), {}
-    value = settings.pop(number)
-    return _dual_of(name, n, number, **settings), {number: value}
-
-
-@lru_cache(maxsize=64)
-def _always(psi: Dual) -> Callable[[], Dual]:
-    return lambda: psi
-
-
-@lru_cache(maxsize=64)
-def _dual_of(name: str, n: int, number: str, **settings: Any) -> Callable[..., Dual]:
-    return lambda **given: objectives.named(name)(n, **settings, **given)
-
-
-class Method(NamedTuple):
-    """A method on a problem."""
-
-    algorithm: Algorithm
-    notes: tuple[str, ...]  # what was measured instead of chosen
-    family: Algorithm | Partial  # for `simulate`: the algorithm; or what makes it, and its numbers, which are operands
-
-
-def method(config: Config, problem: Problem) -> tuple[Algorithm, tuple[str, ...]]:
-    """The algorithm on the problem, and what was measured instead of chosen."""
-    found = method_of(config, problem)
-    return found.algorithm, found.notes
-
-
-def method_of(config: Config, problem: Problem) -> Method:
-    settings = {name: value for name, value in config.algorithm if value is not None}
-    record = algorithms.named(settings.pop("name"))
-    cohort, coin = settings.pop("cohort", None), settings.pop("coin", None)
-    psi, notes = dual(config, problem.n), []
-    sample = _sample(record, problem.n, cohort, coin)
-    alone = config.model_dump(exclude_none=True) | {"algorithm": {"cohort": cohort}}  # whatever is set of it
-    best = choice.best_algorithm(alone)
-    if best.name == record.name:
-        notes.append(f"{best.name} is the method of choice: {best.why}")
-    rule: Any = settings.pop("rule", None)
-    if rule == "tuned":
-        _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }")
-        share = 1.0 if cohort is None else cohort / problem.n
-        constants, local_lr = problem.constants(settings["steps"])
-        rule = steps.rule_for(constants, psi, share=share)
-        how = "were measured, see `steps.tuned`" if problem.slope is None else "are of what every site has measured"
-        notes.append(f"the step sizes tau, sigma and theta {how}")
-        if settings["local_lr"] == "auto":
-            settings["local_lr"] = float(local_lr)
-            notes.append(f"local_lr was measured: {settings['local_lr']:.4g}")
-    for key in ("local_lr", "lr"):
-        if settings.get(key) == "auto":
-            _must_be_convex(problem, f"algorithm.{key} is 'auto'", "a number")
-            settings[key] = 1 / problem.smoothness
-            notes.append(f"{key} was measured: 1/L = {settings[key]:.4g}")
-    if isinstance(rule, Steps):
-        tau = settings["steps"] * settings["local_lr"] if rule.tau == "auto" else rule.tau
-        rule = rule.model_copy(update={"tau": tau})
-    if config.federation and config.federation.secure and "tilt_cap" in record.arguments:
-        settings.setdefault("tilt_cap", MOST_TILT)
-    if settings.get("mu") == "auto":
-        settings["mu"] = problem.l2
-    if record.minibatch_form is not None and config.model.batch is not None:
-        notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
-    family = _family(config, problem, record, cohort, coin, rule, settings)
-    if family is not None:
-        return Method(family.func(**family.keywords), tuple(notes), family)
-    if isinstance(rule, Steps):
-        rule = steps.constant(**rule.model_dump())
-    algorithm = record.build(problem.task, psi, sample, rule, **settings)
-    require(
-        isinstance(algorithm, Algorithm),
-        f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
-    )
-    if config.federation and config.federation.clip is not None:
-        algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
-    if config.federation and config.federation.compress is not None:
-        prepared = jax.eval_shape(algorithm.prepare, problem.train.client(0))
-        crossing = wire(algorithm, problem.x, prepared)
-        algorithm = algorithms.compress_replies(algorithm, crossing, dtype=config.federation.compress)
-    return Method(algorithm, tuple(notes), algorithm)
-
-
-TRACED = {"chi2": "rho", "kl": "rho", "tv": "rho", "propfair": "bound"}  # numbers of objectives that may be operands
-
-
-def _family(
-    config: Config,
-    problem: Problem,
-    record: algorithms.Record,
-    cohort: int | None,
-    coin: float | None,
-    rule: Any,
-    settings: dict[str, Any],
-) -> Partial | None:
-    """One of the library's own methods, whose numbers are operands of its program; None: of others it is not known."""
-    objective = config.objective.model_dump(exclude_none=True)
-    known = record.name in algorithms.ALGORITHMS and objective["name"] in objectives.DUALS
-    fixed = {name: value for name, value in settings.items() if not isinstance(value, float)}
-    hashable = all(isinstance(value, Hashable) for value in (*fixed.values(), *objective.values()))
-    if not (known and hashable and config.federation is None and (rule is None or isinstance(rule, Steps))):
-        return None
-    numbers: dict[str, Any] = {
-        f"algorithm.{name}": value for name, value in settings.items() if isinstance(value, float)
-    }
-    if rule is not None:
-        numbers |= {"rule.tau": rule.tau, "rule.sigma": rule.sigma, "rule.theta": rule.theta}
-    name = objective.pop("name")
-    if TRACED.get(name) in objective:
-        numbers[f"objective.{TRACED[name]}"] = objective.pop(TRACED[name])
-    frozen = tuple(objective.items()), tuple(fixed.items())
-    maker = _maker(problem.task, problem.n, record.name, cohort, coin, name, *frozen)
-    return Partial(maker, **numbers) if _takes_operands(maker, numbers, problem) else None
-
-
-def _takes_operands(maker: Callable[..., Algorithm], numbers: dict[str, Any], problem: Problem) -> bool:
-    """Whether the method can be made inside a program, where its numbers are not known; nothing is computed."""
-    x = problem.x
-    operands = {name: jnp.asarray(value, x.dtype) for name, value in numbers.items()}
-    try:
-        jax.eval_shape(_one_round(maker), operands, x, problem.train)
-    except (InputError, TypeError, ValueError):  # JAX's errors about tracers are TypeErrors; one that stays comes again
-        return False
-    return True
-
-
-@lru_cache(maxsize=64)
-def _one_round(maker: Callable[..., Algorithm]) -> Callable:
-    def one_round(numbers: dict[str, Any], x: Vector, data: Any) -> Any:
-        algorithm = maker(**numbers)
-        state, key = kernel.init(algorithm, x), jax.random.key(0)
-        return kernel.step(algorithm, state, kernel.prepare(algorithm, data), key)
-
-    return jax.jit(one_round)  # so that it is traced once for all numbers and all data of these shapes
-
-
-@lru_cache(maxsize=64)
-def _maker(
-    task: Task,
-    n: int,
-    method: str,
-    cohort: int | None,
-    coin: float | None,
-    objective: str,
-    of_objective: tuple,
-    of_method: tuple,
-) -> Callable[..., Algorithm]:
-    record = algorithms.named(method)
-    sample = _sample(record, n, cohort, coin)
-
-    def make(**numbers: Any) -> Algorithm:
-        given: dict[str, dict[str, Any]] = {"algorithm": dict(of_method), "objective": dict(of_objective), "rule": {}}
-        for name, value in numbers.items():
-            section, _, key = name.partition(".")
-            given[section][key] = value
-        psi = objectives.named(objective)(n, **given["objective"])
-        rule = steps.constant(**given["rule"]) if given["rule"] else None
-        return record.build(task, psi, sample, rule, **given["algorithm"])
-
-    return make
-
-
-def _sample(record: algorithms.Record, n: int, cohort: int | None, coin: float | None) -> cohorts.Sample:
-    if coin is not None:
-        return cohorts.coin(n, coin)
-    if cohort is None:
-        return cohorts.everyone(n)
-    require(cohort <= n, f"algorithm.cohort is {cohort} of {n} clients; give at most {n}")
-    return cohorts.by_weight(cohort) if record.cohorts == "by_weight" else cohorts.uniform(n, cohort)
-
-
-def _must_be_convex(problem: Problem, given: str, instead: str) -> None:
-    require(
-        problem.convex,
-        f"{given}, which is measured for linear models only, and this is a {problem.model.name}; give {instead}",
-    )
-
-
-def saddle(config: Config, problem: Problem) -> np.ndarray | None:
-    """x*, where it is known from another solver.
-
-    Synthetic regression with the chi2, CVaR, agnostic or average objective, and quadratics with the average.
-    """
-    if config.data.name == "quadratics" and config.objective.name == "average":
-        return synthetic.quadratics_solution(problem.train)
-    caps = {"chi2": 1.0, "agnostic": 1.0, "average": 1 / problem.n}
-    settings = config.objective
-    if settings.name == "cvar":
-        caps["cvar"] = 1 / (settings.alpha * problem.n)
-    if config.data.name != "synthetic" or settings.name not in caps:
-        return None
-    rho = settings.rho if settings.name == "chi2" else 0.0
-    return synthetic.saddle_point(problem.train, mu=problem.l2, rho=rho, cap=caps[settings.name]).x

@@ -12,7 +12,7 @@ from equipoise.data.shards import ClientData, Shards
 from equipoise.protocol import Algorithm, Data
 
 
-class Stacked(NamedTuple):
+class StackedData(NamedTuple):
     """One row per client in every array."""
 
     tree: PyTree[Array]
@@ -25,8 +25,8 @@ class Stacked(NamedTuple):
         return jax.tree.map(lambda a: a[i], self.tree)
 
 
-class Spread(NamedTuple):
-    """As `Stacked`, over devices that hold a share each, with rows at the end that are no client's."""
+class SpreadData(NamedTuple):
+    """As `StackedData`, over devices that hold a share each, with rows at the end that belong to nobody."""
 
     tree: PyTree[Array]
 
@@ -35,8 +35,8 @@ class Spread(NamedTuple):
         return np.array_equal(ids, np.arange(len(ids))) and jax.tree.leaves(self.tree)[0].shape[0] == rows
 
 
-class Feed(NamedTuple):
-    """The clients' prepared data: `Stacked`, `Spread`, or what the user gave, if its tasks take it as it is."""
+class PreparedData(NamedTuple):
+    """The clients' prepared data: `StackedData`, `SpreadData`, or what the user gave, if its tasks take it as it is."""
 
     source: Any
 
@@ -46,24 +46,28 @@ class Feed(NamedTuple):
 
     def rows(self, ids: Any) -> Data:
         """The data of the clients `ids`, one row each."""
-        if isinstance(self.source, Stacked) and isinstance(ids, np.ndarray) and np.array_equal(ids, np.arange(self.n)):
+        if (
+            isinstance(self.source, StackedData)
+            and isinstance(ids, np.ndarray)
+            and np.array_equal(ids, np.arange(self.n))
+        ):
             return self.source.tree  # everyone, in order: nothing to gather
         return jax.vmap(self.source.client)(jnp.asarray(ids))
 
 
-def feed(algorithm: Algorithm, data: ClientData) -> Feed:
+def prepare_data(algorithm: Algorithm, data: ClientData) -> PreparedData:
     """Every client's shard through `algorithm.prepare`."""
     data = jax.tree.map(jnp.asarray, data)
     prepared = prepare(algorithm, data)
     return as_given(data) if prepared is None else prepared
 
 
-def as_given(data: ClientData) -> Feed:
+def as_given(data: ClientData) -> PreparedData:
     """For an algorithm that takes the shards as they are."""
-    return Feed(Stacked(data) if isinstance(data, Shards) else data)
+    return PreparedData(StackedData(data) if isinstance(data, Shards) else data)
 
 
-def prepare(algorithm: Algorithm, data: ClientData) -> Feed | None:
+def prepare(algorithm: Algorithm, data: ClientData) -> PreparedData | None:
     """What `algorithm.prepare` makes of every shard, one client at a time; None: it leaves them as they are."""
     untouched = False
 
@@ -77,4 +81,4 @@ def prepare(algorithm: Algorithm, data: ClientData) -> Feed | None:
     jax.eval_shape(look, data)
     if untouched:
         return None
-    return Feed(Stacked(jax.lax.map(lambda i: algorithm.prepare(data.client(i)), jnp.arange(data.n))))
+    return PreparedData(StackedData(jax.lax.map(lambda i: algorithm.prepare(data.client(i)), jnp.arange(data.n))))

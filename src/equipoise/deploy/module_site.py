@@ -1,0 +1,147 @@
+"""A site of a run whose model is a PyTorch module: its own function makes the module and reads its own data.
+
+The node's configuration, which is the site's own, names it:
+
+    torch   "module:function": called with the site's name and its file, it returns (module, loss, loader) or (module,
+            loss, loader, held_out); `path` may say where the Python module is
+    data    the site's file, of any kind; may be left out
+
+The server is told the names and shapes of the module's parameters, and how many examples there are. In the site's
+folder stand model.pt, the state_dict of the last model that was evaluated there, and the module's buffers, which no
+message carries.
+"""
+
+import io
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from equipoise.deploy import agreement
+from equipoise.deploy.agreement import Setup
+from equipoise.deploy.client import Job, Participant
+from equipoise.deploy.modules import ModuleSpec, first_model
+from equipoise.deploy.scoring import SiteRows
+from equipoise.deploy.site import SiteStatistics, keep_agreement, own_function, read_agreement
+from equipoise.deploy.torch_site import TorchSite, seeded, torch_site
+from equipoise.errors import require
+from equipoise.experiment.config import Config
+from equipoise.experiment.problems import precision
+from equipoise.files import write_whole
+
+MODEL = "model.pt"
+
+
+def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> Participant:
+    """The site, its module made when it is first needed."""
+
+    @cache
+    def home() -> tuple[TorchSite, bool]:
+        """The module and its data, and whether examples were held out."""
+        return made(config, name, node)
+
+    def setup() -> Setup:
+        return agreement.setup(config, read_agreement(folder, name), home()[0].task)
+
+    def statistics(_: str) -> str:
+        site, held_out = home()
+        test = int(site.test.sizes) if held_out and site.test is not None else 0
+        spec = described(site).model_dump_json()
+        return SiteStatistics(statistics=spec, train=int(site.shard.sizes), test=test).model_dump_json()
+
+    def settle(text: str) -> str:
+        keep_agreement(folder, name, text)
+        return ""
+
+    def start() -> Job:
+        site, now = home()[0], setup()
+        return site.job(first_model(now.problem.n, site.x), config=now.digest)
+
+    def train() -> Job:
+        site, now = home()[0], setup()
+        buffers = Buffers(site.module, folder / f"buffers-{read_agreement(folder, name).run}.pt")
+        buffers.restore()
+        return site.job(now.algorithm, config=now.digest, then=lambda message: buffers.keep())
+
+    def judge() -> Job:
+        site, now = home()[0], setup()
+        assert site.test is not None
+        Buffers(site.module, folder / f"buffers-{read_agreement(folder, name).run}.pt").restore()
+        rows = SiteRows(site.shard, site.test)
+        keep = site.job(now.scoring, config=now.digest, then=lambda message: site.save(message[0], folder / MODEL))
+        return keep._replace(shard=rows)
+
+    jobs: dict[str, Callable[[], Job]] = {"start": start, "train": train, "judge": judge}
+    answers = {"statistics": statistics, "settle": settle}
+    return Participant(name, folder, jobs, answers, within=lambda: precision(config))
+
+
+def made(config: Config, name: str, node: Mapping[str, Any]) -> tuple[TorchSite, bool]:
+    """What the site's own function makes; all sites draw the same random numbers in it."""
+    where = node.get("torch")
+    require(
+        where,
+        f"the model of this run is a PyTorch module and '{name}' names none; start it with --torch module:function",
+    )
+    data = Path(str(node["data"])) if node.get("data") else None
+    function = own_function(str(where), str(node.get("path", "")))
+    with seeded([config.run.seed]):
+        found = function(name, data)
+    require(
+        isinstance(found, tuple) and len(found) in (3, 4) and isinstance(found[0], torch.nn.Module),
+        f"{where} returns no (module, loss, loader) and no (module, loss, loader, held_out)",
+    )
+    module, loss, loader, *rest = found
+    held_out = rest[0] if rest else None
+    batch = config.model.batch
+    if batch is not None:
+        largest = max(len(labels) for _, labels in loader)
+        require(
+            largest == batch,
+            f"model.batch is {batch} and the loader of '{name}' gives batches of {largest}; give both the same",
+        )
+    site = torch_site(
+        module,
+        loss,
+        loader,
+        held_out=list(loader) if held_out is None else held_out,
+        l2=config.model.l2,
+        stochastic=batch is not None,
+    )
+    return site, held_out is not None
+
+
+def described(site: TorchSite) -> ModuleSpec:
+    named = [(name, p) for name, p in site.module.named_parameters() if p.requires_grad]
+    label = site.shard.labels
+    return ModuleSpec(
+        parameters=tuple((name, tuple(p.shape)) for name, p in named),
+        dtype=str(named[0][1].dtype).removeprefix("torch."),
+        outputs=site.outputs,
+        label=tuple(label.shape[1:]),
+        classes=bool(np.issubdtype(label.dtype, np.integer)),
+    )
+
+
+class Buffers:
+    """A module's buffers in a file: Flower's own nodes start a process for every message."""
+
+    def __init__(self, module: torch.nn.Module, path: Path):
+        self.module, self.path = module, path
+
+    def keep(self) -> None:
+        buffers = dict(self.module.named_buffers())
+        if buffers:
+            content = io.BytesIO()
+            torch.save(buffers, content)
+            write_whole(self.path, content.getvalue())
+
+    def restore(self) -> None:
+        if self.path.is_file():
+            saved = torch.load(self.path, weights_only=True)
+            with torch.no_grad():
+                for name, buffer in self.module.named_buffers():
+                    buffer.copy_(saved[name])

@@ -1,0 +1,243 @@
+"""From settings to a method: an objective, step sizes, an algorithm."""
+
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from equipoise import algorithms, cohorts, objectives, steps
+from equipoise.algorithms.private import one_release
+from equipoise.algorithms.scaffpd_sums import MOST_TILT
+from equipoise.data.datasets import synthetic
+from equipoise.engines import kernel
+from equipoise.errors import InputError, require
+from equipoise.experiment import choice
+from equipoise.experiment.config import Config, RuleSettings
+from equipoise.experiment.private import noise_of, promise
+from equipoise.experiment.problems import Problem
+from equipoise.objectives import Dual
+from equipoise.protocol import Algorithm, Vector, wire
+from equipoise.tasks import Task
+from equipoise.tasks.private import Draw, normal, private_task
+
+
+def build_dual(config: Config, n: int) -> Dual:
+    settings = config.objective.model_dump(exclude_none=True)
+    name, cap = settings.pop("name"), config.federation.cap if config.federation else None
+    hashable = all(isinstance(value, Hashable) for value in settings.values())
+    return (_dual if hashable else _dual.__wrapped__)(name, n, cap, **settings)
+
+
+@lru_cache(maxsize=64)  # the same object for the same settings: what is compiled for it is compiled once
+def _dual(name: str, n: int, cap: float | None, **settings: Any) -> Dual:
+    psi = objectives.named(name)(n, **settings)
+    require(isinstance(psi, Dual), f"objective.name is '{name}', which makes no Dual; see docs/experiments.md")
+    return psi if cap is None else objectives.cap_weights(psi, cap)
+
+
+def dual_family(config: Config, n: int) -> tuple[Callable[..., Dual], dict[str, Any]]:
+    """What makes the dual, and the numbers that it takes: operands of the programs that it is made in."""
+    settings = config.objective.model_dump(exclude_none=True)
+    name, number = settings.pop("name"), TRACED.get(config.objective.name)
+    if number is None or config.federation is not None:
+        return _always(build_dual(config, n)), {}
+    value = settings.pop(number)
+    return _dual_of(name, n, number, **settings), {number: value}
+
+
+@lru_cache(maxsize=64)
+def _always(psi: Dual) -> Callable[[], Dual]:
+    return lambda: psi
+
+
+@lru_cache(maxsize=64)
+def _dual_of(name: str, n: int, number: str, **settings: Any) -> Callable[..., Dual]:
+    return lambda **given: objectives.named(name)(n, **settings, **given)
+
+
+class Method(NamedTuple):
+    """A method on a problem."""
+
+    algorithm: Algorithm
+    notes: tuple[str, ...]  # what was measured instead of chosen
+    family: Algorithm | Partial  # for `simulate`: the algorithm; or what makes it, and its numbers, which are operands
+
+
+def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Method:
+    """`draw`: where noise comes from, if the run has some."""
+    settings = {name: value for name, value in config.algorithm if value is not None}
+    record = algorithms.named(settings.pop("name"))
+    cohort, coin = settings.pop("cohort", None), settings.pop("coin", None)
+    psi, notes = build_dual(config, problem.n), []
+    sample = _sample(record, problem.n, cohort, coin)
+    alone = config.model_dump(exclude_none=True) | {"algorithm": {"cohort": cohort}}  # whatever is set of it
+    best = choice.best_algorithm(alone)
+    if best.name == record.name:
+        notes.append(f"{best.name} is the method of choice: {best.why}")
+    rule: Any = settings.pop("rule", None)
+    if rule == "tuned":
+        _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }")
+        share = 1.0 if cohort is None else cohort / problem.n
+        constants, local_lr = problem.constants(settings["steps"])
+        rule = steps.rule_for(constants, psi, share=share)
+        how = "were measured, see `steps.tuned`" if problem.slope is None else "are of what every site has measured"
+        notes.append(f"the step sizes tau, sigma and theta {how}")
+        if settings["local_lr"] == "auto":
+            settings["local_lr"] = float(local_lr)
+            notes.append(f"local_lr was measured: {settings['local_lr']:.4g}")
+    for key in ("local_lr", "lr"):
+        if settings.get(key) == "auto":
+            _must_be_convex(problem, f"algorithm.{key} is 'auto'", "a number")
+            settings[key] = 1 / problem.smoothness
+            notes.append(f"{key} was measured: 1/L = {settings[key]:.4g}")
+    if isinstance(rule, RuleSettings):
+        tau = settings["steps"] * settings["local_lr"] if rule.tau == "auto" else rule.tau
+        rule = rule.model_copy(update={"tau": tau})
+    if config.federation and config.federation.secure and "tilt_cap" in record.arguments:
+        settings.setdefault("tilt_cap", MOST_TILT)
+    if settings.get("mu") == "auto":
+        settings["mu"] = problem.l2
+    if record.minibatch_form is not None and config.model.batch is not None:
+        notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
+    family = _family(config, problem, record, cohort, coin, rule, settings)
+    if family is not None:
+        return Method(family.func(**family.keywords), tuple(notes), family)
+    if isinstance(rule, RuleSettings):
+        rule = steps.constant(**rule.model_dump())
+    task = problem.task
+    if config.privacy is not None:
+        task = private_task(task, noise_of(config), l2=problem.l2, draw=draw)
+        notes.append(promise(config))
+    algorithm = record.build(task, psi, sample, rule, **settings)
+    if config.privacy is not None and record.name == "scaffpd":
+        algorithm = one_release(algorithm, task)
+    require(
+        isinstance(algorithm, Algorithm),
+        f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
+    )
+    if config.federation and config.federation.clip is not None:
+        algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
+    if config.federation and config.federation.compress is not None:
+        prepared = jax.eval_shape(algorithm.prepare, problem.train.client(0))
+        crossing = wire(algorithm, problem.x, prepared)
+        algorithm = algorithms.compress_replies(
+            algorithm, crossing, dtype=config.federation.compress, sums=config.federation.compress_sums
+        )
+    return Method(algorithm, tuple(notes), algorithm)
+
+
+TRACED = {"chi2": "rho", "kl": "rho", "tv": "rho", "propfair": "bound"}  # numbers of objectives that may be operands
+
+
+def _family(
+    config: Config,
+    problem: Problem,
+    record: algorithms.Record,
+    cohort: int | None,
+    coin: float | None,
+    rule: Any,
+    settings: dict[str, Any],
+) -> Partial | None:
+    """One of the library's own methods, whose numbers are operands of its program; None: of others it is not known."""
+    objective = config.objective.model_dump(exclude_none=True)
+    known = record.name in algorithms.ALGORITHMS and objective["name"] in objectives.DUALS
+    fixed = {name: value for name, value in settings.items() if not isinstance(value, float)}
+    hashable = all(isinstance(value, Hashable) for value in (*fixed.values(), *objective.values()))
+    alone = config.federation is None and config.privacy is None
+    if not (known and hashable and alone and (rule is None or isinstance(rule, RuleSettings))):
+        return None
+    numbers: dict[str, Any] = {
+        f"algorithm.{name}": value for name, value in settings.items() if isinstance(value, float)
+    }
+    if rule is not None:
+        numbers |= {"rule.tau": rule.tau, "rule.sigma": rule.sigma, "rule.theta": rule.theta}
+    name = objective.pop("name")
+    if TRACED.get(name) in objective:
+        numbers[f"objective.{TRACED[name]}"] = objective.pop(TRACED[name])
+    frozen = tuple(objective.items()), tuple(fixed.items())
+    maker = _maker(problem.task, problem.n, record.name, cohort, coin, name, *frozen)
+    return Partial(maker, **numbers) if _takes_operands(maker, numbers, problem) else None
+
+
+def _takes_operands(maker: Callable[..., Algorithm], numbers: dict[str, Any], problem: Problem) -> bool:
+    """Whether the method can be made inside a program, where its numbers are not known; nothing is computed."""
+    x = problem.x
+    operands = {name: jnp.asarray(value, x.dtype) for name, value in numbers.items()}
+    try:
+        jax.eval_shape(_one_round(maker), operands, x, problem.train)
+    except (InputError, TypeError, ValueError):  # JAX's errors about tracers are TypeErrors; one that stays comes again
+        return False
+    return True
+
+
+@lru_cache(maxsize=64)
+def _one_round(maker: Callable[..., Algorithm]) -> Callable:
+    def one_round(numbers: dict[str, Any], x: Vector, data: Any) -> Any:
+        algorithm = maker(**numbers)
+        state, key = kernel.init(algorithm, x), jax.random.key(0)
+        return kernel.step(algorithm, state, kernel.prepare(algorithm, data), key)
+
+    return jax.jit(one_round)  # so that it is traced once for all numbers and all data of these shapes
+
+
+@lru_cache(maxsize=64)
+def _maker(
+    task: Task,
+    n: int,
+    method: str,
+    cohort: int | None,
+    coin: float | None,
+    objective: str,
+    of_objective: tuple,
+    of_method: tuple,
+) -> Callable[..., Algorithm]:
+    record = algorithms.named(method)
+    sample = _sample(record, n, cohort, coin)
+
+    def make(**numbers: Any) -> Algorithm:
+        given: dict[str, dict[str, Any]] = {"algorithm": dict(of_method), "objective": dict(of_objective), "rule": {}}
+        for name, value in numbers.items():
+            section, _, key = name.partition(".")
+            given[section][key] = value
+        psi = objectives.named(objective)(n, **given["objective"])
+        rule = steps.constant(**given["rule"]) if given["rule"] else None
+        return record.build(task, psi, sample, rule, **given["algorithm"])
+
+    return make
+
+
+def _sample(record: algorithms.Record, n: int, cohort: int | None, coin: float | None) -> cohorts.Sample:
+    if coin is not None:
+        return cohorts.coin(n, coin)
+    if cohort is None:
+        return cohorts.everyone(n)
+    require(cohort <= n, f"algorithm.cohort is {cohort} of {n} clients; give at most {n}")
+    return cohorts.by_weight(cohort) if record.cohorts == "by_weight" else cohorts.uniform(n, cohort)
+
+
+def _must_be_convex(problem: Problem, given: str, instead: str) -> None:
+    require(
+        problem.convex,
+        f"{given}, which is measured for linear models only, and this is a {problem.model.name}; give {instead}",
+    )
+
+
+def known_saddle(config: Config, problem: Problem) -> np.ndarray | None:
+    """x*, where it is known from another solver.
+
+    Synthetic regression with the chi2, CVaR, agnostic or average objective, and quadratics with the average.
+    """
+    if config.data.name == "quadratics" and config.objective.name == "average":
+        return synthetic.quadratics_solution(problem.train)
+    caps = {"chi2": 1.0, "agnostic": 1.0, "average": 1 / problem.n}
+    settings = config.objective
+    if settings.name == "cvar":
+        caps["cvar"] = 1 / (settings.alpha * problem.n)
+    if config.data.name != "synthetic" or settings.name not in caps:
+        return None
+    rho = settings.rho if settings.name == "chi2" else 0.0
+    return synthetic.saddle_point(problem.train, mu=problem.l2, rho=rho, cap=caps[settings.name]).x

@@ -1,0 +1,154 @@
+"""What a run leaves behind at its end, and the records of what it is about."""
+
+import hashlib
+import platform
+import subprocess
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import equipoise
+from equipoise import artifact, evaluation, files
+from equipoise.engines.simulator import Result
+from equipoise.errors import FileError
+from equipoise.evaluation import PerClient, standing
+from equipoise.experiment import records
+from equipoise.experiment.config import Config
+from equipoise.experiment.problems import Problem
+from equipoise.protocol import Algorithm, Vector
+
+
+def in_units(problem: Problem, table: PerClient) -> PerClient:
+    """RMSE in the label's own units."""
+    if problem.encoding is None or problem.encoding.task != "regression":
+        return table
+    unit = problem.encoding.target.scale
+
+    def scaled(part: dict[str, Any], power: int) -> dict[str, Any]:
+        return {name: v * unit**power if name == "rmse" else v for name, v in part.items()}
+
+    return table._replace(
+        scores=scaled(table.scores, 1), resampled=scaled(table.resampled, 1), squares=scaled(table.squares, 4)
+    )
+
+
+def write_row_scores(folder: Path, problem: Problem, x: Vector, score: str) -> None:
+    """What each scored row adds to the score, so that a report can compare two models row by row.
+
+    Only where the rows are at hand: over a network they stay with their owners.
+    """
+    test = problem.train if problem.test is None else problem.test
+    values = evaluation.of_rows(problem.task, x, test, score)
+    if values is None or not np.isfinite(values).all():
+        return
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in jax.tree.leaves(test):
+        digest.update(np.ascontiguousarray(leaf).data)
+    records.write_row_scores(folder / records.ROW_SCORES, records.RowScores(score, digest.hexdigest(), values))
+
+
+def write_result(
+    config: Config,
+    folder: Path,
+    problem: Problem,
+    x: Vector,
+    result: Result,
+    table: PerClient,
+    label: str,
+    events: list[str],
+    *,
+    asked: bool = True,
+) -> None:
+    """The model, then the result: whoever sees the result sees a whole run. `asked`: clients told their own scores."""
+    measure, up, _ = problem.main_score(table)
+    known = bool(np.isfinite(np.asarray(table.scores[measure])).any())
+    if np.isfinite(np.asarray(x)).all():
+        metadata = {"config": config.used(), "clients": list(problem.names)}
+        artifact.save(
+            folder / records.MODEL,
+            problem.artifact_vector(x),
+            problem.model,
+            problem.encoding,
+            loss=problem.loss,
+            metadata=metadata,
+        )
+        if asked and not known:
+            events.append("no client could score the model at the end")
+    else:
+        events.append("the model is not finite: the step sizes are too large")
+    nothing: tuple[None, ...] = (None,) * problem.n
+    found = standing(table, measure, up=up) if known else None
+    outcome = records.RunResult(
+        label=label,
+        rounds=result.rounds,
+        seconds=result.seconds,
+        compile_seconds=result.compile_seconds,
+        measure=measure,
+        higher_is_better=up,
+        summary=dict(found.summary) if found else {},
+        low=floats(found.low) if found else nothing,
+        high=floats(found.high) if found else nothing,
+        worst_low=found.worst.low if found else None,
+        worst_high=found.worst.high if found else None,
+        worst_estimate=found.worst.estimate if found else None,
+        mean_low=found.mean.low if found else None,
+        mean_high=found.mean.high if found else None,
+        events=tuple(events),
+    )
+    records.write_record(folder / records.RESULT, outcome)
+    with suppress(FileError):
+        files.remove(folder / records.CHECKPOINT)  # with a result there is nothing to resume
+
+
+def federation_record(problem: Problem, algorithm: Algorithm, notes: tuple[str, ...]) -> records.FederationRecord:
+    train = np.asarray(problem.train.sizes)
+    test = np.zeros_like(train) if problem.test is None else np.asarray(problem.test.sizes)
+    return records.FederationRecord(
+        what=problem.what,
+        task="classification" if problem.classes else "regression",
+        classes=problem.classes,
+        members=tuple(
+            records.ClientRecord(name=name, train=int(a), test=int(b))
+            for name, a, b in zip(problem.names, train, test, strict=True)
+        ),
+        held_out=problem.test is not None,
+        parameters=problem.x.size,
+        exchanges=tuple(exchange.name for exchange in algorithm.round),
+        notes=problem.notes + notes,
+    )
+
+
+def environment_record(config: Config, files: dict[str, str]) -> records.Environment:
+    """`files` are the digests of those that the rows were read from."""
+    devices = jax.local_devices()
+    return records.Environment(
+        equipoise=equipoise.__version__,
+        python=platform.python_version(),
+        jax=jax.__version__,
+        numpy=np.__version__,
+        platform=f"{platform.system()} {platform.machine()}",
+        device=devices[0].device_kind,
+        devices=len(devices),
+        precision=config.run.precision,
+        git=_git(),
+        files=files,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _git() -> str | None:
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        return ask("rev-parse", "HEAD") + ("+" if ask("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def floats(values: Any) -> tuple[float, ...]:
+    return tuple(np.asarray(values, np.float64).tolist())

@@ -1,0 +1,79 @@
+"""Sites with PyTorch: their files, and functions of theirs that make the module, the loss and the loaders."""
+
+import numpy as np
+
+DIM = 3
+
+
+def write(folder, sites):
+    """A file for each site: 40 rows, whose labels depend on them in another way at each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for k, site in enumerate(sites):
+        rng = np.random.default_rng(k)
+        inputs = rng.normal(size=(40, DIM))
+        np.savez(folder / f"{site}.npz", inputs=inputs, labels=inputs @ [1.0, k, -1.0] + 0.1 * rng.normal(size=40))
+    return folder
+
+
+def read(site, path):
+    with np.load(path) as file:
+        return file["inputs"], file["labels"]
+
+
+def settings(**sections):
+    """SCAFF-PD, few rounds, exact; what `sections` say goes over it."""
+    base = {
+        "name": "modules",
+        "model": {"name": "torch", "l2": 0.1},
+        "algorithm": {"name": "scaffpd", "steps": 3, "local_lr": 0.05, "rule": {"sigma": 0.5, "theta": 0.5}},
+        "run": {"rounds": 4, "precision": "float64", "evaluate_every": 2},
+        "federation": {"sites": ["east", "north"], "heavy": 1.0},
+    }
+    base |= {key: {**base.get(key, {}), **value} for key, value in sections.items()}
+    if base["algorithm"]["name"] != "scaffpd":
+        del base["algorithm"]["rule"]
+    return base
+
+
+def module():
+    import torch
+
+    return torch.nn.Linear(DIM, 1, bias=False, dtype=torch.float64)
+
+
+def loaders(site, path, kind):
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    inputs, labels = (torch.tensor(a) for a in read(site, path))
+    inputs, labels = inputs.to(kind), labels.to(kind) if kind == torch.float64 else (labels > 0).long()
+    parts = [TensorDataset(inputs[:30], labels[:30]), TensorDataset(inputs[30:], labels[30:])]
+    return DataLoader(parts[0], batch_size=10, shuffle=True), DataLoader(parts[1], batch_size=7, shuffle=True)
+
+
+def regression(site, path):
+    import torch
+
+    model = module()
+    train, test = loaders(site, path, torch.float64)
+    return model, lambda made, wanted: torch.nn.functional.mse_loss(made[:, 0], wanted), train, test
+
+
+def classification(site, path):
+    import torch
+
+    model = torch.nn.Sequential(
+        torch.nn.BatchNorm1d(DIM), torch.nn.Linear(DIM, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+    )
+    return model, torch.nn.CrossEntropyLoss(), *loaders(site, path, torch.float32)
+
+
+def different(site, path):
+    import torch
+
+    _, loss, *rest = regression(site, path)
+    return torch.nn.Linear(DIM, 1, bias=site == "east", dtype=torch.float64), loss, *rest
+
+
+def wrong(site, path):
+    return read(site, path)

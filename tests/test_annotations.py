@@ -1,0 +1,56 @@
+"""The shapes and types that the core's annotations promise hold in every algorithm and every objective.
+
+In a process of its own, whose import of the package checks them (jaxtyping and beartype). Programs are traced, not
+compiled. Factories are given what their annotations say; elsewhere they also take traced numbers and whole ones.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+CODE = """
+from jaxtyping import install_import_hook
+
+CORE = ("protocol", "cohorts", "local", "certificates", "objectives", "steps", "tasks", "algorithms", "engines.kernel")
+install_import_hook([f"equipoise.{name}" for name in CORE], "beartype.beartype")
+
+import jax
+import jax.numpy as jnp
+
+jax.config.update("jax_enable_x64", True)
+
+import equipoise as eq
+from equipoise.algorithms import ALGORITHMS
+from equipoise.engines import kernel
+from equipoise.objectives import DUALS
+from tests.problems import build, start, unequal
+
+data, checked = unequal(), []
+for name in ALGORITHMS:
+    for algorithm in (build(name), build(name, batch=2)):
+        state = kernel.init(algorithm, start())
+        round = lambda state, data: kernel.step(algorithm, state, kernel.prepare(algorithm, data), jax.random.key(0))
+        jax.eval_shape(round, state, data)
+    checked.append(name)
+for name, record in DUALS.items():
+    dual, losses = record(5, **record.example), jnp.linspace(0.1, 0.5, 5)
+    weights = dual.best_response(losses)
+    dual.prox(weights, 0.5), dual.value(losses), dual.penalty(weights)
+    checked.append(name)
+task = eq.tasks.ridge(4, 0.1)
+eq.certificates.certify(task, eq.objectives.chi2(5, 0.1), data, start(), None)
+try:
+    eq.cohorts.everyone("five")
+except Exception as error:
+    checked.append(type(error).__name__)  # so that a hook that checks nothing is noticed
+print(*checked)
+"""
+
+
+def test_what_annotations_promise_holds():
+    root = Path(__file__).parents[1]
+    out = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, cwd=root, check=False)
+    assert out.returncode == 0, out.stderr[-3000:]
+    names = out.stdout.split()
+    assert names[-1] == "TypeCheckError"
+    assert len(names) > 25
