@@ -12,7 +12,7 @@ from equipoise.cli import app
 from equipoise.deploy.operations import keys
 from equipoise.errors import EquipoiseError, InputError
 from equipoise.experiment import config, records
-from equipoise.privacy import audit, policy
+from equipoise.privacy import audit, ledger, policy
 from equipoise.report.html import write as write_report
 from tests.deploy.test_federated_run import both, settings
 from tests.flower.silos import SITES
@@ -28,10 +28,10 @@ def node(tmp_path):
     return own
 
 
-def told(**sections):
+def told(federation=None, **sections):
     method = {"name": "scaffpd_sums", "steps": 3, "local_lr": 0.2, "rule": {"sigma": 0.5, "theta": 0.5}}
     base = {"algorithm": method, "objective": {"name": "kl", "rho": 0.3}, "model": {"l2": 0.1}}
-    return settings(federation={"secure": True}, **{**base, **sections})
+    return settings(federation=federation or {"secure": True}, **{**base, **sections})
 
 
 def test_masked_as_on_one_machine_with_a_certificate_and_no_site_s_own_number(tmp_path):
@@ -94,3 +94,44 @@ def test_a_site_decides_for_itself_and_keeps_its_own_log(tmp_path):
     assert any("gradient" in name for name in sent[0])
     shown = CliRunner().invoke(app, ["flower", "audit", str(homes / "north")])
     assert f"{len(chain.entries)} messages, each as it was written" in " ".join(shown.output.split())
+
+
+def test_projections_are_on_where_they_cost_nothing_and_exclude_masks(tmp_path):
+    """A regression with measured steps: the same model as without, and the report says what is bounded."""
+    method = {"name": "scaffpd", "steps": 3, "local_lr": "auto", "rule": {"sigma": 0.5, "theta": 0.5}}
+    plain = settings(algorithm=method, run={"rounds": 3})
+    models = []
+    for name, more in (("on", {}), ("off", {"project": False})):
+        of = {**plain, "federation": {**plain["federation"], **more}}
+        over, _ = both(tmp_path / name, of, task="regression")
+        models.append(jax.tree.leaves(artifact.load(over.path / records.MODEL).params))
+        assert any("cannot move where it ends" in note for note in over.federation.notes) == (name == "on")
+    for a, b in zip(*models, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    with pytest.raises(InputError, match="looks at every site's update, which"):
+        config.parse(told(federation={"secure": True, "project": True}))
+
+
+def test_a_private_run_spends_its_budget_and_a_site_refuses_what_goes_beyond(tmp_path):
+    method = {"name": "scaffpd", "steps": 1, "local_lr": 0.2, "rule": {"sigma": 0.5, "theta": 0.0}}
+    plan = settings(algorithm=method, run={"rounds": 3}, privacy={"epsilon": 2.0, "delta": 1e-5})
+    homes, own = tmp_path / "homes", node(tmp_path)
+    (homes / "north").mkdir(parents=True)
+    (homes / "north" / policy.FILE).write_text('epsilon = 2.5\noutside_budget = ["statistics"]\n')
+    over, local = both(tmp_path, plan, node=own)
+    assert ledger.epsilon_spent(homes / "north", 1e-5) == pytest.approx(2.0, rel=1e-6)
+    assert any("epsilon 2 at delta 1e-05 over all 3 rounds" in note for note in over.federation.notes)
+    assert any("does not cover evaluation" in event for event in over.outcome.events)  # north's scores stay there
+    assert over.rows[-1].scores["accuracy"][1] is None
+    mine, other = (jax.tree.leaves(artifact.load(r.path / records.MODEL).params) for r in (over, local))
+    assert not np.allclose(mine[0], other[0])  # noise of the sites' own, not of the run's key
+
+    # Another run of the same: north has 0.5 left, and says no; the others go on.
+    (tmp_path / "flower").rename(tmp_path / "first")
+    (tmp_path / "local").rename(tmp_path / "at-home")
+    over, _ = both(tmp_path, plan, node=own)
+    refused = [event for event in over.outcome.events if "this site, over all runs" in event]
+    assert refused
+    assert all("'north' refused" in event for event in refused)
+    assert ledger.epsilon_spent(homes / "north", 1e-5) <= 2.5
+    assert any("over all runs" in entry.get("why", "") for entry in audit.verify(homes / "north").entries)

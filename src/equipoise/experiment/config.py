@@ -160,6 +160,11 @@ class FederationSettings(Section):
         False, description="updates and other sums too; the server then sees and keeps a vector of every site"
     )
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
+    project: bool | None = Field(
+        None,
+        description="updates of scaffpd that no honest site could have sent are moved to where one could; default: "
+        "where that costs honest sites nothing",
+    )
     secure: bool = Field(False, description="totals are masked: the server learns sums over sites, see docs/privacy.md")
     secure_bound: float = Field(2.0**20, gt=0, le=1e15, description="no site sends a larger number in a masked total")
     threshold: int | None = Field(
@@ -372,9 +377,21 @@ def _check_together(source: str, config: Config) -> None:
     )
     if config.federation and config.federation.secure:
         require(
+            not config.federation.project,
+            f"{source}: federation.project looks at every site's update, which federation.secure hides; leave one of "
+            "them out",
+        )
+        require(
             not config.federation.compress_sums,
             f"{source}: federation.compress_sums shows the server every site's sums, which federation.secure is there "
             "to hide; leave one of them out",
+        )
+    if config.federation and config.federation.project:
+        of = config.algorithm
+        require(
+            of.name == "scaffpd" and of.cohort is None and of.coin is None and config.model.batch is None,
+            f"{source}: federation.project is for scaffpd with everybody in every round and without minibatches; leave "
+            "it out",
         )
     if config.privacy is not None:
         _check_private(source, config)

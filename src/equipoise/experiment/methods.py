@@ -119,6 +119,10 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         isinstance(algorithm, Algorithm),
         f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
     )
+    if config.federation and _projects(config, problem, settings):
+        quadratic = problem.loss in QUADRATIC
+        algorithm = algorithms.project_updates(algorithm, quadratic=quadratic)
+        notes.append(BOUNDED if quadratic else BOUNDED_CONVEX)
     if config.federation and config.federation.clip is not None:
         algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
     if config.federation and config.federation.compress is not None:
@@ -128,6 +132,33 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
             algorithm, crossing, dtype=config.federation.compress, sums=config.federation.compress_sums
         )
     return Method(algorithm, tuple(notes), algorithm)
+
+
+QUADRATIC = ("squared", "squared_error")
+BOUNDED = (
+    "every site's update is moved into the ball of those that an honest site could have sent: a site that lies about "
+    "its update can slow the run and cannot move where it ends; honest updates stay as they are"
+)
+BOUNDED_CONVEX = (
+    "every site's update is cut to the length of the longest that an honest site could have sent: sites that lie about "
+    "their updates cannot move where the run ends while their weight is small (docs/privacy.md)"
+)
+
+
+def _projects(config: Config, problem: Problem, settings: dict[str, Any]) -> bool:
+    """Whether updates are projected: where it was asked for, or where honest sites are not touched by it.
+
+    Those are quadratic losses, whose curvature is the same everywhere, with steps that are no longer than 1/L.
+    """
+    of = config.federation
+    assert of is not None
+    if of.project is not None or of.secure or config.privacy is not None:
+        return bool(of.project)
+    exact = config.model.batch is None and of.compress is None and config.model.name == "linear"
+    everybody = config.algorithm.cohort is None and config.algorithm.coin is None
+    if not (config.algorithm.name == "scaffpd" and exact and everybody and problem.loss in QUADRATIC):
+        return False
+    return problem.curvature is not None and settings["local_lr"] * problem.curvature <= 1 + 1e-6
 
 
 TRACED = {"chi2": "rho", "kl": "rho", "tv": "rho", "propfair": "bound"}  # numbers of objectives that may be operands
