@@ -11,7 +11,9 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'equipo
 
 from equipoise.deploy.operations.processes import free_port
 from equipoise.engines.simulator import simulate
-from equipoise.experiment import build, config, records
+from equipoise.experiment import config, records
+from equipoise.experiment.methods import build_method
+from equipoise.experiment.problems import build_problem, precision
 from equipoise.privacy import fixed_point
 from tests.flower.federation import LONG, parameters
 from tests.flower.processes import Command, kill
@@ -87,9 +89,9 @@ def test_two_of_five_are_killed_and_the_sums_are_the_simulator_s_and_nobody_s_nu
     )
 
     here = config.parse({**settings(), "data": {"silos": str(tmp_path / "silos")}})
-    with build.precision(here):
-        problem = build.problem(here)
-        algorithm, _ = build.method(here, problem)
+    with precision(here):
+        problem = build_problem(here)
+        algorithm = build_method(here, problem).algorithm
         lost = lambda round, exchange, ids: gone[round, exchange][jnp.asarray(ids)]  # noqa: E731
         expected = simulate(algorithm, problem.x, problem.train, here.run.seed, rounds=ROUNDS, lost=lost)
         x = problem.artifact_vector(algorithm.model(expected.server))
