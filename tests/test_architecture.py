@@ -16,7 +16,7 @@ LEVELS = [
     {"data"},
     {"cohorts", "tasks", "objectives", "steps", "local", "models"},
     {"algorithms", "certificates", "artifact"},
-    {"engines"},
+    {"engines", "privacy"},
     {"evaluation"},
     {"experiment", "report"},
     {"deploy"},

@@ -23,6 +23,10 @@ class FileError(EquipoiseError, OSError):
     """A file or a folder cannot be read or written."""
 
 
+class Refusal(EquipoiseError):
+    """What somebody else sent is not what was agreed, or more than is allowed; the sentence says how."""
+
+
 class LostReplies(UserWarning):
     """Some clients' replies were not finite; they were counted and left out."""
 
@@ -45,6 +49,11 @@ def require(condition: Any, sentence: str) -> None:
     """Raises InputError(sentence) unless `condition` holds, or is not known yet (see `known`)."""
     if known(condition) and not condition:
         raise InputError(sentence)
+
+
+def refuse_unless(condition: Any, sentence: str) -> None:
+    if not condition:
+        raise Refusal(sentence)
 
 
 def positive(name: str, value: Any) -> None:

@@ -22,8 +22,11 @@ class LockWarning(UserWarning):
     """The file system has no locks: a second writer would not be noticed."""
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
-    """A reader sees the old file or the new one, never half of it, even if this process is killed."""
+def write_whole(path: Path, content: bytes | str, *, secret: bool = False) -> None:
+    """A reader sees the old file or the new one, never half of it, even if this process is killed.
+
+    `secret`: nobody but its owner can read it, at no moment.
+    """
     try:
         data = content.encode() if isinstance(content, str) else content
     except UnicodeEncodeError as error:
@@ -32,7 +35,8 @@ def write_whole(path: Path, content: bytes | str) -> None:
     temporary = path.parent / f".{uuid4().hex}.part"
     with _told(path):
         try:
-            with temporary.open("xb") as file:
+            mode = 0o600 if secret else 0o666
+            with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

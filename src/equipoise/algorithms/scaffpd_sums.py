@@ -53,6 +53,8 @@ from equipoise.steps import Rule, constant
 from equipoise.tasks import Task
 
 MOST = 2.0**10  # p_i above which a client does not answer
+MOST_TILT = 2.0**16  # what exp(L_i / rho - level) is cut to where it has to fit into a masked sum
+LEAST_TILT = 2.0**-10  # a sum below it has too few digits in a masked sum
 Scalar = Float[Array, ""]
 
 
@@ -116,8 +118,14 @@ class Correction(NamedTuple):
     c: Vector
 
 
-def scaffpd_sums(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float) -> Algorithm:
-    """SCAFF-PD from sums alone, for the kl penalty; arguments as for `scaffpd`."""
+def scaffpd_sums(
+    task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float, tilt_cap: float | None = None
+) -> Algorithm:
+    """SCAFF-PD from sums alone, for the kl penalty; arguments as for `scaffpd`.
+
+    `tilt_cap`: what exp(L_i / rho - level) is cut to, which costs the certificates of rounds where it is; None: what
+    the numbers can hold. Sums of fixed point need MOST_TILT.
+    """
     n, rho = dual.n, dual.modulus
     require(
         dual.name == "kl" and uniform_reference(dual),
@@ -145,7 +153,8 @@ def scaffpd_sums(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: i
         w = (mine.w + sigma * ((1 + theta) * loss - theta * before)) / (1 + rho * sigma)
         p = jnp.exp(w - shift)
         p = jnp.where(p <= MOST, p, jnp.nan)  # not finite: no reply
-        exponent, most = loss / rho - level, jnp.log(jnp.finfo(x.dtype).max) / 2
+        largest = jnp.log(jnp.finfo(x.dtype).max) / 2 if tilt_cap is None else math.log(tilt_cap)
+        exponent, most = loss / rho - level, largest
         tilted = jnp.exp(jnp.minimum(exponent, most))
         beyond = jnp.where(exponent > most, jnp.ones_like(p), 0)
         answer = Answer(p, p * c_i, p * loss, p * w, tilted, beyond)
@@ -165,13 +174,17 @@ def scaffpd_sums(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: i
         shift = (server.shift + drift + sigma * loss) / (1 + rho * sigma)
         entropy = w - server.shift - log_p  # sum_i lam_i log lam_i
         log_tilted = jnp.log(jnp.where(total.tilted > 0, total.tilted, 1)) + server.level
+        in_range = total.tilted > (0 if tilt_cap is None else LEAST_TILT)
+        # Out of range, a bound from below: no mean of the losses is above the largest of them.
+        level = jnp.where(total.beyond == 0, log_tilted, jnp.maximum(log_tilted, loss / rho))
+        level = jnp.where(in_range, level, loss / rho)
         evidence = Evidence(
             robust=rho * (log_tilted - math.log(n)),
             value=loss - rho * (entropy + math.log(n)),
             gradient=c,
-            complete=everybody & (total.beyond == 0) & (total.tilted > 0),
+            complete=everybody & (total.beyond == 0) & in_range,
         )
-        new = server._replace(c=c, shift=shift, level=log_tilted, begun=jnp.array(True), evidence=evidence)
+        new = server._replace(c=c, shift=shift, level=level, begun=jnp.array(True), evidence=evidence)
         # `steps` is the same in both; nobody there: nothing is learned.
         new = jax.tree.map(lambda a, b: jnp.where(heard, a, b), new, server)
         return new._replace(answered=answered)

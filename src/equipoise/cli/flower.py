@@ -134,6 +134,9 @@ def site(
     folder: Annotated[
         Path | None, typer.Option(help="Where the site keeps what it must not forget; default: flower-sites/NAME.")
     ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="What the site agrees to; default: site.toml in its folder, if it is there.")
+    ] = None,
     stock: Stock = False,
     insecure: Insecure = False,
 ) -> None:
@@ -157,6 +160,12 @@ def site(
         rows = {"data": str(data.resolve())} if data else {}
         rows |= {"loader": loader, "path": str(Path.cwd())} if loader else {}
         rows |= _named(torch)
+        if policy is not None:
+            from equipoise.privacy import policy as policies
+
+            require(policy.is_file(), f"there is no file {policy}")
+            policies.load(policy)  # what is wrong with it is said before anything starts
+            rows["policy"] = str(policy.resolve())
         run_site(
             Site(name, home, node_config(name, home, rows), key), server, None if insecure else keys, say, stock=stock
         )
@@ -231,6 +240,70 @@ def local(
         at = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
         run_local(told, folder, files, at, say, processes=len(files) if stock else processes, torch=of_module)
         _show([records.read(folder)], folder)
+
+
+Home = Annotated[Path, typer.Option("--site", help="The site's folder, such as flower-sites/north.")]
+
+
+@flower_app.command()
+def approve(
+    digest: Annotated[str, typer.Argument(help="The configuration, by the beginning of its digest.")],
+    site: Home,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Show what a run would reveal of this site, and approve it.
+
+    A site whose site.toml has `ask = true` keeps the configurations that it refused for want of approval.
+
+    Example: equipoise flower approve 3f0c9a --site flower-sites/north
+    """
+    with in_sentences():
+        _need_flower()
+        from equipoise.deploy.oversight import would_reveal
+        from equipoise.experiment import config
+        from equipoise.files import append
+        from equipoise.privacy import policy
+
+        pending = sorted((site / policy.PENDING).glob("*.toml"))
+        found = [path for path in pending if path.stem.startswith(digest)] if len(digest) >= 6 else []
+        waiting = ", ".join(path.stem[:16] for path in pending) or "none"
+        require(
+            len(found) == 1,
+            f"{len(found)} configurations that wait at {site} begin with '{digest}'; give six letters or more of one "
+            f"of: {waiting}",
+        )
+        settings = config.read(found[0])
+        run = config.parse(settings, source=str(found[0]), own_code=False)
+        require(policy.digest_of(run.toml()) == found[0].stem, f"{found[0]} was changed; it is not approved")
+        say(f"{found[0].stem}: '{run.name}', {run.algorithm.name}, {run.run.rounds} rounds")
+        for sentence in would_reveal(run):
+            say(f"- {sentence}")
+        say(run.toml())
+        if yes or typer.confirm("Approve it for this site?"):
+            append(site / policy.APPROVED, found[0].stem + "\n")
+            say("approved; the site takes part when it is asked again")
+        else:
+            say("not approved")
+
+
+@flower_app.command()
+def audit(
+    site: Annotated[Path, typer.Argument(help="The site's folder, such as flower-sites/north.")],
+    last: Annotated[int, typer.Option(min=0, help="How many of the last messages to show.")] = 10,
+) -> None:
+    """Verify a site's own log of the messages that it answered, and show the last of them.
+
+    Example: equipoise flower audit flower-sites/north
+    """
+    with in_sentences():
+        from equipoise.privacy import audit as log
+
+        require(site.is_dir(), f"there is no folder {site}")
+        chain = log.verify(site)
+        for entry in chain.entries[len(chain.entries) - min(last, len(chain.entries)) :]:
+            what = f"{entry['kind']} {entry.get('exchange', '')}".strip()
+            say(f"{entry['number']} {entry['time'][:19]} {what}: {entry['answer']} {entry.get('why', '')}".rstrip())
+        say(f"{len(chain.entries)} messages, each as it was written; the last line's digest is {chain.head}")
 
 
 @flower_app.command()

@@ -4,6 +4,8 @@
     exchanges.py   what an algorithm exchanges, read off its functions
     rounds.py      the server's side of the rounds; sites.py who is connected; events.py what happened
     client.py      a site's side: one message in, one reply out; memory.py what it must not forget
+    secure.py      masked sums: the server relays keys and shares, and learns sums
+    oversight.py   around every answer of a site: its policy before, its own log after
     apps.py        Flower's two apps, made from plain functions
     torch_site.py  a site whose model, loss and data are PyTorch's, by callback_task.py
     network/       how messages travel, and sites that stay connected

@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.data.shards import Shards
 from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy.modules import ModuleSpec, module_problem
-from equipoise.deploy.scoring import scoring
+from equipoise.deploy.scoring import Tilt, scoring
 from equipoise.errors import require
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_method
@@ -19,6 +19,7 @@ from equipoise.experiment.problems import Problem, problem_of_encoding
 from equipoise.experiment.records import AGREEMENT, JsonRecord
 from equipoise.protocol import Algorithm
 from equipoise.tasks import Task
+from equipoise.tasks.private import Draw, normal
 
 FILE = AGREEMENT  # in a run folder and in a site's own
 
@@ -58,6 +59,13 @@ class Setup(NamedTuple):
     scoring: Algorithm  # how its models are evaluated
     notes: tuple[str, ...]
     digest: str  # of all that has to be the same
+    sums: Tilt | None = None  # evaluations tell sums only, weighed so
+
+
+def tilt_of(config: Config) -> Tilt:
+    """How sites weigh their own losses in a sum, so that the objective is one of sums."""
+    name = config.objective.name
+    return Tilt(known=name in ("kl", "average"), rho=config.objective.rho if name == "kl" else None)
 
 
 def remote_problem(config: Config, agreed: Agreement) -> Problem:
@@ -81,13 +89,15 @@ def remote_problem(config: Config, agreed: Agreement) -> Problem:
     return replace(problem, curvature=agreed.curvature, slope=agreed.slope)
 
 
-def setup(config: Config, agreed: Agreement, task: Task | None = None) -> Setup:
-    """The problem and the algorithm on it; `task` where only a site can compute with its own."""
+def setup(config: Config, agreed: Agreement, task: Task | None = None, draw: Draw = normal) -> Setup:
+    """The problem and the algorithm on it; `task` where only a site can compute with its own, `draw` its noise."""
+    assert config.federation is not None
     problem = remote_problem(config, agreed)
     problem = problem if task is None else replace(problem, task=task)
-    algorithm, notes = build_method(config, problem)[:2]
+    algorithm, notes = build_method(config, problem, draw)[:2]
     text = config.toml() + agreed.model_dump_json()
-    return Setup(problem, algorithm, scoring(problem, algorithm), notes, hashlib.sha256(text.encode()).hexdigest()[:16])
+    digest, sums = hashlib.sha256(text.encode()).hexdigest()[:16], tilt_of(config) if config.federation.secure else None
+    return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, digest, sums)
 
 
 def shape_of(encoding: Encoding) -> Shards:

@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from equipoise._jax import keep_programs
+from equipoise.deploy import secure
 from equipoise.deploy.client import (
     Open,
     Participant,
@@ -18,6 +19,7 @@ from equipoise.deploy.client import (
     check_participant,
     guarded,
     prepare,
+    take_step,
     work,
 )
 from equipoise.deploy.network.envelope import greeting, read_text, text
@@ -69,21 +71,22 @@ def client_app(
         log.warning("the server says: %s", read_text(message.content, "question"))
         return Message(text("answer", ""), reply_to=message)
 
-    def replying(answer: Callable[[Participant, dict[str, Open], RecordDict], RecordDict]) -> Callable:
+    def replying(kind: str, answer: Callable[[Participant, dict[str, Open], RecordDict], RecordDict]) -> Callable:
         def handle(message: Message, context: Context) -> Message:
             def answered() -> RecordDict:
                 site, opened = site_of(context)
                 with site.within():
-                    return answer(site, opened, message.content)
+                    return site.guard(kind, message.content, lambda: answer(site, opened, message.content))
 
             return Message(guarded(site_name(context), answered), reply_to=message)
 
         return handle
 
-    app.train("exchange")(replying(work))
-    app.query("prepare")(replying(prepare))
+    app.train("exchange")(replying("exchange", work))
+    app.query("prepare")(replying("prepare", prepare))
+    app.query(secure.QUESTION)(replying(secure.QUESTION, take_step))
     for question in questions:
-        app.query(question)(replying(partial(answer_question, question)))
+        app.query(question)(replying(question, partial(answer_question, question)))
     return app
 
 

@@ -21,6 +21,7 @@ from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fing
 from equipoise.deploy.memory import Memory, check_order
 from equipoise.deploy.network.envelope import START, Address, mark, read_address, read_text, text
 from equipoise.deploy.network.wire import Refusal, pack, refuse_unless, unpack
+from equipoise.deploy.secure import SecureSite, answer_step, check_masked, masked
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Client, Data, Message, Vector
 from equipoise.tensors import named
@@ -47,6 +48,9 @@ class Participant(NamedTuple):
     jobs: Mapping[str, Callable[[], Job]]  # part -> what to do there, opened when the first message comes
     answers: Mapping[str, Callable[[str], str]] = {}  # to questions that are not exchanges
     within: Callable[[], AbstractContextManager[None]] = nullcontext  # around every answer: the precision of the run
+    secure: SecureSite | None = None  # its totals leave masked, or not at all
+    # Around every answer, with the message's kind and content: a Refusal keeps it from being worked out.
+    guard: Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict] = lambda kind, content, answer: answer()
 
 
 class Open(NamedTuple):
@@ -123,6 +127,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     )
     refuse_unless(at.exchange in job.specs, f"there is no exchange {at.exchange[:40]!r} in {job.job.algorithm.name}")
     spec = job.specs[at.exchange]
+    check_masked(site.secure, spec, content)
     message = unpack(content.get("message"), spec.message)
     memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
     mine = recall(site, job, spec, at, memory)
@@ -130,12 +135,19 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     if not job.job.compiled:  # which would make them JAX's
         message, mine = jax.tree.map(jnp.asarray, (message, mine))
     new, reply = jax.tree.map(np.asarray, job.work[at.exchange](message, mine, job.data, key))
+    if "mask" in content and site.secure is not None:
+        reply = masked(site.secure, spec, at, content, reply)
     answer = RecordDict({"reply": pack(reply)})
     if spec.exchange.writes:  # last of all, so that whatever fails leaves the memory as it was
         memory.keep(at, spec.at, new)
     if job.job.then is not None:
         job.job.then(message)
     return answer
+
+
+def take_step(site: Participant, _: dict[str, Open], content: RecordDict) -> RecordDict:
+    """A step of a masked sum, which no row is needed for."""
+    return answer_step(site.secure, content)
 
 
 def recall(site: Participant, job: Open, spec: ExchangeSpec, at: Address, memory: Memory) -> Client:

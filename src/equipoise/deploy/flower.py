@@ -14,6 +14,8 @@ from equipoise.deploy.rounds import Demands as Demands
 from equipoise.deploy.rounds import Prepared as Prepared
 from equipoise.deploy.rounds import prepare as prepare
 from equipoise.deploy.rounds import serve as serve
+from equipoise.deploy.secure import SecureSite as SecureSite
+from equipoise.deploy.secure import SecureSums as SecureSums
 from equipoise.deploy.sites import ConnectedSites as ConnectedSites
 from equipoise.deploy.sites import FederationWarning as FederationWarning
 from equipoise.deploy.sites import Patience as Patience

@@ -25,12 +25,14 @@ from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fing
 from equipoise.deploy.network.envelope import NAME, START, Address, address, mark
 from equipoise.deploy.network.transport import INLINE
 from equipoise.deploy.network.wire import Refusal, check_values, content_bytes, framing, pack, refuse_unless, unpack
+from equipoise.deploy.secure import MaskedExchange, Masking, SecureSums
 from equipoise.deploy.sites import ConnectedSites, Delivery, Limit, why_not
 from equipoise.engines.checks import check_start
 from equipoise.engines.fold import Collected
 from equipoise.engines.simulator import Progress, Result, Tally
 from equipoise.engines.summation import Summation
 from equipoise.errors import Stopped, require
+from equipoise.privacy.site_masks import FEWEST
 from equipoise.protocol import (
     Algorithm,
     Data,
@@ -103,6 +105,7 @@ class Setup(NamedTuple):
     demands: Demands
     timeouts: Mapping[str, float]
     summation: Summation | None
+    masking: Masking | None
     note_under: int | None
 
 
@@ -138,6 +141,7 @@ def serve(
     demands: Demands | None = None,
     timeouts: Mapping[str, float] | None = None,
     summation: Summation | None = None,
+    secure: SecureSums | None = None,
     progress: Progress | None = None,
     pause: Callable[[Outcome], None] | None = None,
     every: int = 1,
@@ -162,6 +166,7 @@ def serve(
         demands: when a round counts.
         timeouts: seconds for the replies of an exchange, by its name; `federation.patience.exchange` for others.
         summation: how totals become a sum; the plain one unless given.
+        secure: totals are masked, and the server learns their sums only; sites have to have the same.
         progress: called after every round with (rounds done, rounds in all, the last record).
         pause: called after every `every` rounds and after the last with the outcome so far: for checkpoints. A run
             can be resumed from the newest of them only, for sites remember no further back.
@@ -181,7 +186,10 @@ def serve(
     _, specs, steps, digest = prepared or prepare(algorithm, x, shard, config)
     demands = demands or Demands()
     require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
-    setup = Setup(federation, specs, steps, key, part, run, digest, demands, timeouts or {}, summation, note_under)
+    masking = None if secure is None else Masking(federation, run, secure)
+    setup = Setup(
+        federation, specs, steps, key, part, run, digest, demands, timeouts or {}, summation, masking, note_under
+    )
     keep = jax.jit(record) if record else lambda server: ()
 
     past, done, before, old = (*resume.result[2:4], resume.result.seconds, resume.ledger.events) if resume else BLANK
@@ -283,7 +291,10 @@ def one_exchange(
     needed = min(demands.least, asked)
     federation.find([federation.sites[i] for i in {*clients.values()}], needed=needed, seconds=timeout)
 
-    traffic = Count(state.traffic[name], nbytes(spec.message), nbytes(spec.reply))
+    masked = begin_masked(setup, spec, state, clients, timeout)
+    shapes = spec.reply if masked is None else masked.reply
+
+    traffic = Count(state.traffic[name], nbytes(spec.message), nbytes(shapes))
     send, words = setup.compiled[name, "send"], key_words(working, jnp.arange(len(ids))).tolist()
 
     def messages() -> Iterator[tuple[int, Message]]:
@@ -291,20 +302,23 @@ def one_exchange(
         for s, i in clients.items():
             site, since = federation.sites[i], state.counted[i]
             node = federation.nodes.get(site)
-            if node is None:
+            if node is None or (masked is not None and site not in masked.batch.members):
                 federation.note(site, "absent", f"'{site}' is not there")
                 continue
             keep = [*{*marks[i]} - {since}]
             at = Address(setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.digest)
             arrays = pack(send(server, jnp.int32(i))) if alike is None else alike
             content = RecordDict({"at": address(at), "message": arrays})
+            if masked is not None:
+                content["mask"] = masked.header
+                masked.sent(at, alike)
             message = federation.message(content, node, round=r, ttl=timeout)
             traffic.sent(message, node in federation.inline and content_bytes(message) <= INLINE)
             yield s, message
 
     tally, seconds, start = jax.tree.map(np.copy, state.tally), {}, time.monotonic()
     past = federation.times.setdefault(f"{setup.part}/{name}", [])
-    replies = Collected(spec.reply, cohort, setup.summation)
+    replies = Collected(spec.reply, cohort, setup.summation if masked is None else masked.summation)
     there = sum(federation.sites[i] in federation.nodes for i in clients.values())
     limit = deadline(demands, timeout, past, there)
 
@@ -313,10 +327,10 @@ def one_exchange(
         return federation.sites[clients[s]] not in federation.nodes
 
     hopeless = None if setup.note_under is None else left_out
-    for s, delivery in federation.deliver(messages(), limit, reply_bytes=nbytes(spec.reply), hopeless=hopeless):
+    for s, delivery in federation.deliver(messages(), limit, reply_bytes=nbytes(shapes), hopeless=hopeless):
         site = federation.sites[clients[s]]
         try:
-            reply = accepted(delivery, spec.reply)
+            reply = accepted(delivery, shapes)
         except Refusal as refusal:
             held = delivery.content is not None and "reply" in delivery.content
             found: tuple[What, str] = ("broken", str(refusal)) if held else why_not(delivery)
@@ -327,7 +341,7 @@ def one_exchange(
                 federation.suspect(site)
             continue
         seconds[site] = time.monotonic() - start
-        inside = federation.nodes.get(site) in federation.inline and nbytes(spec.reply) <= INLINE
+        inside = federation.nodes.get(site) in federation.inline and nbytes(shapes) <= INLINE
         traffic.received(delivery.message, inside)
         replies.add(s, reply)
     past += seconds.values()
@@ -349,6 +363,10 @@ def one_exchange(
     heard = len({clients[s] for s in replies.slots})
     if heard < needed:
         raise TooFew(f"{heard} of {asked} sites answered and {needed} are needed", state)
+    if masked is not None:
+        why = masked.open([federation.sites[clients[s]] for s in replies.slots], timeout)
+        if why:
+            raise TooFew(why, state)
 
     tally.asked[k] += len(clients)
     tally.answered[k] += len(replies.slots)
@@ -358,6 +376,26 @@ def one_exchange(
         for s in replies.slots:
             counted[clients[s]] = mark(attempt, r, k)
     return state._replace(server=server, counted=tuple(counted))
+
+
+def begin_masked(
+    setup: Setup, spec: ExchangeSpec, state: State, clients: Mapping[int, int], timeout: float
+) -> MaskedExchange | None:
+    """The masks of an exchange; None where nothing is to be masked."""
+    if setup.masking is None or not jax.tree.leaves(spec.reply.total):
+        return None
+    asked = [setup.federation.sites[i] for i in clients.values()]
+    require(
+        len({*asked}) == len(asked),
+        f"the exchange '{spec.exchange.name}' asks a site twice, which a masked sum cannot; draw cohorts without "
+        "repetition, or leave out federation.secure",
+    )
+    everybody = len(asked) == len(setup.federation.sites)
+    ahead = setup.masking.settings.exchanges if everybody else len(setup.specs)
+    masked = setup.masking.begin(spec, asked, timeout, ahead=ahead)
+    if masked is None:
+        raise TooFew(f"fewer than {FEWEST} sites could prepare a masked sum", state)
+    return masked
 
 
 @jax.jit

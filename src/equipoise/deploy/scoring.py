@@ -4,15 +4,28 @@ down    the model, and the site's weight lam_i
 up      each: the scores of its held-out rows (`equipoise.evaluation`), and its training loss f_i(x)
         total: lam_i grad f_i(x), for methods with a dual and a strongly convex task: the sum certifies the gap
         (`certificates.py`)
+
+Where totals are masked, a site tells nothing but its part of sums:
+
+down    the model, and a level m
+up      total: 1, f_i(x), its scores, and for the objectives rho log 1/n sum exp(f_i/rho) and 1/n sum f_i
+        t_i = exp(f_i/rho - m) or 1, and t_i grad f_i(x)
+
+The gradient of those objectives at x is sum t_i grad f_i / sum t_i, and they are as strongly convex as the f_i, so that
+|gradient|^2 / (2 mu) bounds how far the objective is from its optimum: a certificate from sums alone.
 """
 
+import math
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
 from equipoise import evaluation
+from equipoise.algorithms.scaffpd_sums import LEAST_TILT, MOST_TILT
 from equipoise.cohorts import everyone
 from equipoise.data.shards import Shards
 from equipoise.evaluation import PerClient
@@ -27,6 +40,13 @@ class SiteRows(NamedTuple):
     test: Shards  # the same where none were held out
 
 
+class Tilt(NamedTuple):
+    """Which objective sums can tell: rho log 1/n sum exp(f_i/rho), or the mean where rho is None."""
+
+    known: bool  # whether the run's objective is one of them
+    rho: float | None
+
+
 class Server(NamedTuple):
     """The model, the weights, and what was heard."""
 
@@ -34,13 +54,27 @@ class Server(NamedTuple):
     weights: Float[Array, " n"]  # lam
     losses: Float[Array, " n"]  # NaN: not heard
     gradient: Vector  # sum_i lam_i grad f_i(x); NaN unless all were heard
+    level: Float[Array, ""]  # m; near log sum exp(f_i/rho)
+    sums: Any = None  # a SumTable, where sites tell sums only
 
     @property
     def table(self) -> PerClient:
         return self.inner.heard
 
 
-def scoring(problem: Problem, method: Algorithm) -> Algorithm:
+class SumTable(NamedTuple):
+    """What sites tell where no site's own number may be seen; in the server's state, of all that answered."""
+
+    sites: Float[Array, ""]  # that answered
+    loss: Float[Array, ""]
+    scores: dict[str, Array]
+    defined: dict[str, Array]  # sites where a score is defined
+    tilted: Float[Array, ""]  # t_i
+    gradient: Vector  # t_i grad f_i
+    beyond: Float[Array, ""]  # sites whose t_i is out of range
+
+
+def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) -> Algorithm:
     """An algorithm of one round; the server's weights are zero unless they are put into its state."""
     task, n = problem.task, problem.n
     shard = problem.train.client(0)
@@ -50,8 +84,12 @@ def scoring(problem: Problem, method: Algorithm) -> Algorithm:
     certified = task.strong_convexity is not None and method.dual is not None
 
     def init(x: Vector) -> Server:
-        unknown = jnp.full(n, jnp.nan, x.dtype)
-        return Server(inner.init(x), jnp.zeros_like(unknown), unknown, jnp.full_like(x, jnp.nan))
+        unknown, zero = jnp.full(n, jnp.nan, x.dtype), jnp.zeros((), x.dtype)
+        blank = None
+        if sums is not None:
+            nothing = dict.fromkeys(scores, zero)
+            blank = SumTable(zero, zero, nothing, nothing, zero, jnp.zeros_like(x), zero)
+        return Server(inner.init(x), jnp.zeros_like(unknown), unknown, jnp.full_like(x, jnp.nan), zero, blank)
 
     def prepare(rows: SiteRows) -> SiteRows:
         return rows._replace(test=inner.prepare(rows.test))
@@ -77,7 +115,57 @@ def scoring(problem: Problem, method: Algorithm) -> Algorithm:
         gradient = jnp.where(everybody, replies.total, jnp.nan) if certified else server.gradient
         return server._replace(inner=inner_server, losses=heard, gradient=gradient)
 
-    exchange = Exchange("judge", choose, send, work, close)
+    def send_level(server: Server, i: Int[Array, ""]) -> tuple[Vector, Array]:
+        return judge.send(server.inner, i), server.level
+
+    def work_in_sums(message: tuple[Vector, Array], _: None, rows: SiteRows, key: RandomKey) -> tuple[None, Reply]:
+        assert sums is not None
+        x, level = message
+        _, reply = judge.work(x, None, rows.test, key)
+        _, _, (values, known), *_ = reply.each
+        loss, one = task.loss(x, rows.train).astype(x.dtype), jnp.ones((), x.dtype)
+        exponent = jnp.zeros_like(loss) if sums.rho is None else loss / sums.rho - level
+        tilted = jnp.exp(jnp.minimum(exponent, math.log(MOST_TILT)))
+        beyond = jnp.where(exponent > math.log(MOST_TILT), one, 0)
+        numbers = {name: known[name].astype(x.dtype) for name in values}
+        total = SumTable(one, loss, values, numbers, tilted, tilted * task.grad(x, rows.train), beyond)
+        return None, Reply(total=total)
+
+    def close_sums(server: Server, replies: Replies) -> Server:
+        return server._replace(sums=replies.total)
+
+    if sums is None:
+        exchange = Exchange("judge", choose, send, work, close)
+    else:
+        exchange = Exchange("judge", choose, send_level, work_in_sums, close_sums)
     return Algorithm(
         "scoring", n, task.size, prepare, init, lambda x: None, (exchange,), lambda server: inner.model(server.inner)
     )
+
+
+class Summed(NamedTuple):
+    """What the sums of an evaluation say."""
+
+    objective: float  # NaN: not known
+    gap: float
+    scores: dict[str, float]  # the mean over sites
+    level: float  # to send next time
+
+
+def read_sums(table: SumTable, tilt: Tilt, level: float, *, n: int, mu: float | None) -> Summed:
+    """The objective and its certificate are those of all n sites, or not known."""
+    told: Any = jax.tree.map(lambda a: np.asarray(a, np.float64), table)
+    count = round(float(told.sites))
+    if count == 0:
+        return Summed(np.nan, np.nan, {}, level)
+    loss, defined = float(told.loss) / count, told.defined
+    scores = {name: float(v / defined[name]) if defined[name] > 0 else np.nan for name, v in told.scores.items()}
+    scores["loss"] = loss
+    objective, new, in_range = loss, level, bool(told.tilted > LEAST_TILT and told.beyond == 0)
+    if tilt.rho is not None:
+        log_sum = math.log(float(told.tilted)) + level if told.tilted > LEAST_TILT else -math.inf
+        objective, new = tilt.rho * (log_sum - math.log(n)), max(log_sum, loss / tilt.rho)
+    if not tilt.known or count < n or not in_range:
+        return Summed(np.nan, np.nan, scores, new)
+    slope = told.gradient / told.tilted
+    return Summed(objective, float(slope @ slope / (2 * mu)) if mu else np.nan, scores, new)

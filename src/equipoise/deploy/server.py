@@ -24,7 +24,8 @@ from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.events import GivenUp, Outcome, ledger
 from equipoise.deploy.modules import agreed_module, first_model
 from equipoise.deploy.rounds import Demands, prepare, serve
-from equipoise.deploy.scoring import SiteRows
+from equipoise.deploy.scoring import SiteRows, Summed, read_sums
+from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.site import SiteStatistics, settings
 from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
@@ -39,6 +40,7 @@ from equipoise.experiment.problems import precision
 from equipoise.experiment.results import environment_record, federation_record, in_units, write_result
 from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, crossing_of, until_certified
 from equipoise.files import remove, write_whole
+from equipoise.privacy.disclosure import disclosed
 from equipoise.protocol import Vector
 
 OWNER = "server.txt"  # says which process writes the folder
@@ -75,12 +77,15 @@ def run_federation(
             federation.ask("prepare", "train judge", everyone=False, warm=True)  # Flower's own nodes keep nothing
             if agreed.module is not None and not (folder / records.CHECKPOINT).is_file():
                 setup = started(config, setup, federation)
-            about = federation_record(setup.problem, setup.algorithm, setup.notes)
+            revealed = reveals(config, setup)
+            print("\n".join(f"what the server learns: {sentence}" for sentence in revealed), flush=True)
+            about = federation_record(setup.problem, setup.algorithm, (*setup.notes, *revealed))
             records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}))
             records.write_record(folder / records.FEDERATION, about)
             writer = FederatedRun(config, folder, setup, federation, watch)
             outcome = writer.train(agreed.run)
-            about = about.model_copy(update={"notes": (*about.notes, sentences.framing(outcome.ledger.traffic))})
+            more = (sentences.framing(outcome.ledger.traffic), *writer.averages())
+            about = about.model_copy(update={"notes": (*about.notes, *more)})
             records.write_record(folder / records.FEDERATION, about)
             writer.finish(outcome)
         state = "finished"
@@ -152,6 +157,22 @@ def settled(config: Config, federation: ConnectedSites) -> Agreement:
     return agreed
 
 
+def reveals(config: Config, setup: Setup) -> tuple[str, ...]:
+    """What the server learns of single sites."""
+    of, problem = config.federation, setup.problem
+    assert of is not None
+    return tuple(
+        disclosed(
+            crossing_of(setup.algorithm, setup.algorithm, problem),
+            masked=of.secure,
+            sums_only=setup.sums is not None,
+            measured=agreement.needs_curvature(config),
+            n=problem.n,
+            bound=of.secure_bound,
+        )
+    )
+
+
 def renewed(folder: Path, federation: ConnectedSites, known: Agreement) -> Agreement:
     """The agreement of the run to resume, sent again to the sites that are there."""
     done = checkpoint.rounds(folder / records.CHECKPOINT)
@@ -220,6 +241,7 @@ class FederatedRun:
         self.dual = build_dual(config, setup.problem.n)
         of = config.federation
         assert of is not None
+        self.secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
         self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
@@ -229,6 +251,7 @@ class FederatedRun:
         self.round = 0  # of the model that is evaluated
         self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
         self.table: Any = None  # of the last model
+        self.summed: Summed | None = None  # the same, where sites tell sums only
 
     def train(self, name: str) -> Outcome:
         config, setup = self.config, self.setup
@@ -245,6 +268,7 @@ class FederatedRun:
                 config=setup.digest,
                 run=name,
                 demands=self.demands,
+                secure=self.secure,
                 pause=self.pause,
                 resume=start,
             )
@@ -323,20 +347,31 @@ class FederatedRun:
         lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))
         start = self.judge.algorithm.init(x)
         start = start if lam is None else start._replace(weights=jnp.asarray(lam, x.dtype))
-        found = serve(
-            self.judge.algorithm,
-            x,
-            federation,
-            self.config.run.seed,
-            shard=self.rows,
-            rounds=1,
-            part="judge",
-            demands=self.demands._replace(least=0, tries=1),
-            note_under=self.round,
-            prepared=self.judge,
-            start=start,
-        ).result.server
+        if self.summed is not None:
+            start = start._replace(level=jnp.asarray(self.summed.level, x.dtype))
+        try:
+            found = serve(
+                self.judge.algorithm,
+                x,
+                federation,
+                self.config.run.seed,
+                shard=self.rows,
+                rounds=1,
+                part="judge",
+                demands=self.demands._replace(least=0, tries=1),
+                secure=self.secure,
+                note_under=self.round,
+                prepared=self.judge,
+                start=start,
+            ).result.server
+        except GivenUp:  # too few for a masked sum; what led to it is noted
+            found = start
         self.table = in_units(problem, found.table)
+        if self.setup.sums is not None:
+            level = 0.0 if self.summed is None else self.summed.level
+            mu = problem.task.strong_convexity
+            self.summed = read_sums(found.sums, self.setup.sums, level, n=problem.n, mu=mu)
+            return Evaluation(found.losses, self.summed.objective, self.summed.gap, self.table)
         losses, gap = found.losses, np.nan
         complete = bool(np.isfinite(losses).all())
         objective = float(self.dual.value(losses)) if complete else np.nan
@@ -344,6 +379,13 @@ class FederatedRun:
         if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
             gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
         return Evaluation(losses, objective, gap, self.table)
+
+    def averages(self) -> tuple[str, ...]:
+        """What is known of the last model where no site tells its own scores."""
+        if self.summed is None or not self.summed.scores:
+            return ()
+        said = ", ".join(f"{name} {value:.4g}" for name, value in sorted(self.summed.scores.items()))
+        return (f"no site told its own scores; the mean over the sites that answered at the end: {said}",)
 
     def finish(self, outcome: Outcome) -> None:
         self.check_owner()
@@ -354,9 +396,8 @@ class FederatedRun:
             self.round = outcome.rounds
             self.evaluated(x, None)
         events = list(sentences.of(outcome.ledger.events))
-        write_result(
-            self.config, self.folder, problem, x, self.timed(outcome.result), self.table, self.config.name, events
-        )
+        result, asked = self.timed(outcome.result), self.setup.sums is None
+        write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, asked=asked)
         (self.folder / OWNER).unlink()
 
 

@@ -9,6 +9,8 @@ Where they are stands in the node's configuration, which is the site's own:
             Polars frame; `path` may say where the module is
     torch   "module:function", where the model is a PyTorch module (`module_site.py`)
     compiled  a folder for compiled programs, for the next process
+    policy  what it agrees to, a file; default: site.toml in its folder
+    key, roster  its private key, and a folder with the public ones of all sites: for masked sums
 """
 
 import importlib.util
@@ -36,7 +38,9 @@ from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.apps import site_name
 from equipoise.deploy.client import Job, Participant
+from equipoise.deploy.oversight import overseen
 from equipoise.deploy.scoring import SiteRows
+from equipoise.deploy.secure import SecureSite
 from equipoise.errors import InputError, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import records
@@ -44,6 +48,9 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.problems import precision
 from equipoise.experiment.records import JsonRecord
 from equipoise.files import write_whole
+from equipoise.privacy import identity, policy
+from equipoise.privacy.noise import own_noise
+from equipoise.privacy.site_masks import SiteMasks
 
 QUESTIONS = ("statistics", "settle")
 
@@ -64,7 +71,9 @@ def open_site(context: Context) -> Participant:
     if "compiled" in node:
         keep_programs(Path(str(node["compiled"])))
     if config.model.name == "torch":
-        return _open_module_site(config, name, node, folder)
+        opened = _open_module_site(config, name, node, folder)
+        secure, guard = secure_site(config, name, node, folder), overseen(config, folder, policy_file(node, folder))
+        return opened._replace(secure=secure, guard=guard)
 
     @cache
     def at(version: Any) -> Site:
@@ -108,7 +117,22 @@ def open_site(context: Context) -> Participant:
 
     jobs = {"train": train, "judge": judge}
     answers = {"statistics": statistics, "settle": settle}
-    return Participant(name, folder, jobs, answers, within=lambda: precision(config))
+    secure = secure_site(config, name, node, folder)
+    guard = overseen(config, folder, policy_file(node, folder))
+    return Participant(name, folder, jobs, answers, lambda: precision(config), secure, guard)
+
+
+def policy_file(node: Mapping[str, Any], folder: Path) -> Path:
+    return Path(str(node["policy"])) if node.get("policy") else folder / policy.FILE
+
+
+def secure_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> SecureSite | None:
+    """The site's part in masked sums, where the run has them."""
+    if config.federation is None or not config.federation.secure:
+        return None
+    key, roster = (Path(str(_given(node, word, "keys: masked sums need authentication"))) for word in ("key", "roster"))
+    least = policy.load(policy_file(node, folder)).least_cohort
+    return SecureSite(SiteMasks(identity.load(name, key, roster), folder, least), config.federation.secure_bound)
 
 
 def _open_module_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> Participant:
@@ -139,7 +163,8 @@ def keep_agreement(folder: Path, name: str, text: str) -> None:
 
 @lru_cache(maxsize=4)
 def planned(toml: str, agreed: str) -> Setup:
-    return agreement.setup(settings({"settings": toml}), Agreement.model_validate_json(agreed))
+    config = settings({"settings": toml})
+    return agreement.setup(config, Agreement.model_validate_json(agreed), draw=own_noise)
 
 
 def settings(run_config: Mapping[str, Any]) -> Config:

@@ -160,6 +160,25 @@ class FederationSettings(Section):
         False, description="updates and other sums too; the server then sees and keeps a vector of every site"
     )
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
+    project: bool | None = Field(
+        None,
+        description="updates of scaffpd that no honest site could have sent are moved to where one could; default: "
+        "where that costs honest sites nothing",
+    )
+    secure: bool = Field(False, description="totals are masked: the server learns sums over sites, see docs/privacy.md")
+    secure_bound: float = Field(2.0**20, gt=0, le=1e15, description="no site sends a larger number in a masked total")
+    threshold: int | None = Field(
+        None, ge=2, description="sites that open a masked sum together; default: more than half of them"
+    )
+
+
+class PrivacySettings(Section):
+    """Differential privacy of every record, against everybody who sees what leaves a site (docs/privacy.md)."""
+
+    epsilon: float = Field(gt=0, description="of the whole run; 1 is strong, 10 is weak")
+    delta: float = Field(1e-5, gt=0, lt=1, description="below 1 / (rows of a site)")
+    clip: float = Field(1.0, gt=0, description="what one record can add to a gradient, as a length")
+    loss_bound: float = Field(4.0, gt=0, description="what one record can add to a loss (SCAFF-PD)")
 
 
 WORDS = {
@@ -229,6 +248,7 @@ SECTIONS: dict[str, type[Section]] = {
     "model": ModelSettings,
     "run": RunSettings,
     "federation": FederationSettings,
+    "privacy": PrivacySettings,
 }
 KEYS = ("name", *SECTIONS, "objective", "algorithm", "compare", "sweep")
 
@@ -246,6 +266,7 @@ class Config(BaseModel):
     algorithm: Any = None  # an `algorithm_section`
     run: RunSettings = RunSettings()
     federation: FederationSettings | None = None  # None: on one machine
+    privacy: PrivacySettings | None = None  # None: no noise
 
     @field_validator("objective", "algorithm", mode="before")
     @classmethod
@@ -338,6 +359,12 @@ def _check_together(source: str, config: Config) -> None:
         isinstance(sites, int) or (all(sites) and len(set(sites)) == len(sites) > 0),
         f"{source}: federation.sites is {sites!r}; give the sites' names, each once, or their number",
     )
+    if config.federation and config.federation.secure:
+        count = sites if isinstance(sites, int) else len(sites)
+        require(
+            count >= 3,
+            f"{source}: federation.secure hides a site among others, which takes 3 sites at least, not {count}",
+        )
     require(
         config.model.name != "torch" or (config.federation is not None and config.data.silos is None),
         f"{source}: model.name is 'torch', a module at each site of a federation; train it with `equipoise flower "
@@ -348,6 +375,26 @@ def _check_together(source: str, config: Config) -> None:
         f"{source}: federation.compress_sums is true but federation.compress names no type; give 'float32' or "
         "'bfloat16'",
     )
+    if config.federation and config.federation.secure:
+        require(
+            not config.federation.project,
+            f"{source}: federation.project looks at every site's update, which federation.secure hides; leave one of "
+            "them out",
+        )
+        require(
+            not config.federation.compress_sums,
+            f"{source}: federation.compress_sums shows the server every site's sums, which federation.secure is there "
+            "to hide; leave one of them out",
+        )
+    if config.federation and config.federation.project:
+        of = config.algorithm
+        require(
+            of.name == "scaffpd" and of.cohort is None and of.coin is None and config.model.batch is None,
+            f"{source}: federation.project is for scaffpd with everybody in every round and without minibatches; leave "
+            "it out",
+        )
+    if config.privacy is not None:
+        _check_private(source, config)
     algorithm = config.algorithm
     require(
         algorithm.cohort is None or algorithm.coin is None,
@@ -359,6 +406,30 @@ def _check_together(source: str, config: Config) -> None:
             algorithm.cohort <= clients,
             f"{source}: algorithm.cohort is {algorithm.cohort} of {clients} clients; give at most {clients}",
         )
+
+
+def _check_private(source: str, config: Config) -> None:
+    """What is accounted for exactly: whole gradients, and nothing that is measured without noise."""
+    algorithm = config.algorithm
+    require(
+        algorithm.name in ("scaffpd", "fedavg"),
+        f"{source}: [privacy] is for scaffpd and fedavg, not for {algorithm.name}; give one of them, or leave it out",
+    )
+    require(
+        config.model.batch is None and config.model.name != "torch",
+        f"{source}: [privacy] counts releases of all rows, by JAX; leave out model.batch and PyTorch modules",
+    )
+    require(
+        algorithm.name != "scaffpd" or (algorithm.steps == 1 and algorithm.cohort is None and algorithm.coin is None),
+        f"{source}: [privacy] with scaffpd takes one local step of everybody, whose update is known without another "
+        "release; set algorithm.steps = 1",
+    )
+    measured = [key for key in ("local_lr", "rule") if getattr(algorithm, key, None) in ("auto", "tuned")]
+    require(
+        not measured,
+        f"{source}: algorithm.{measured[0] if measured else ''} would be measured on the rows, without noise; give "
+        "numbers",
+    )
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -449,10 +520,11 @@ def template() -> str:
             value = getattr(section, name)
             line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too
             parts.append(line + (f"  # {field.description}" if field.description else ""))
-    parts.append(f"\n# [federation]  # {inspect.getdoc(FederationSettings)}")
-    for name, field in FederationSettings.model_fields.items():
-        start_value = "..." if field.is_required() or field.default is None else json.dumps(field.default)
-        parts.append(f"# {name} = {start_value}  # {field.description}")
+    for key, optional in (("federation", FederationSettings), ("privacy", PrivacySettings)):
+        parts.append(f"\n# [{key}]  # {inspect.getdoc(optional)}")
+        for name, field in optional.model_fields.items():
+            start_value = "..." if field.is_required() or field.default is None else json.dumps(field.default)
+            parts.append(f"# {name} = {start_value}  # {field.description}")
     parts.append(COMPARE_HELP)
     return "\n".join(parts)
 

@@ -10,15 +10,19 @@ import numpy as np
 from jax.tree_util import Partial
 
 from equipoise import algorithms, cohorts, objectives, steps
+from equipoise.algorithms.private import one_release
+from equipoise.algorithms.scaffpd_sums import MOST_TILT
 from equipoise.data.datasets import synthetic
 from equipoise.engines import kernel
 from equipoise.errors import InputError, require
 from equipoise.experiment import choice
 from equipoise.experiment.config import Config, RuleSettings
+from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem
 from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Vector, wire
 from equipoise.tasks import Task
+from equipoise.tasks.private import Draw, normal, private_task
 
 
 def build_dual(config: Config, n: int) -> Dual:
@@ -63,7 +67,8 @@ class Method(NamedTuple):
     family: Algorithm | Partial  # for `simulate`: the algorithm; or what makes it, and its numbers, which are operands
 
 
-def build_method(config: Config, problem: Problem) -> Method:
+def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Method:
+    """`draw`: where noise comes from, if the run has some."""
     settings = {name: value for name, value in config.algorithm if value is not None}
     record = algorithms.named(settings.pop("name"))
     cohort, coin = settings.pop("cohort", None), settings.pop("coin", None)
@@ -92,6 +97,8 @@ def build_method(config: Config, problem: Problem) -> Method:
     if isinstance(rule, RuleSettings):
         tau = settings["steps"] * settings["local_lr"] if rule.tau == "auto" else rule.tau
         rule = rule.model_copy(update={"tau": tau})
+    if config.federation and config.federation.secure and "tilt_cap" in record.arguments:
+        settings.setdefault("tilt_cap", MOST_TILT)
     if settings.get("mu") == "auto":
         settings["mu"] = problem.l2
     if record.minibatch_form is not None and config.model.batch is not None:
@@ -101,11 +108,21 @@ def build_method(config: Config, problem: Problem) -> Method:
         return Method(family.func(**family.keywords), tuple(notes), family)
     if isinstance(rule, RuleSettings):
         rule = steps.constant(**rule.model_dump())
-    algorithm = record.build(problem.task, psi, sample, rule, **settings)
+    task = problem.task
+    if config.privacy is not None:
+        task = private_task(task, noise_of(config), l2=problem.l2, draw=draw)
+        notes.append(promise(config))
+    algorithm = record.build(task, psi, sample, rule, **settings)
+    if config.privacy is not None and record.name == "scaffpd":
+        algorithm = one_release(algorithm, task)
     require(
         isinstance(algorithm, Algorithm),
         f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
     )
+    if config.federation and _projects(config, problem, settings):
+        quadratic = problem.loss in QUADRATIC
+        algorithm = algorithms.project_updates(algorithm, quadratic=quadratic)
+        notes.append(BOUNDED if quadratic else BOUNDED_CONVEX)
     if config.federation and config.federation.clip is not None:
         algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
     if config.federation and config.federation.compress is not None:
@@ -115,6 +132,33 @@ def build_method(config: Config, problem: Problem) -> Method:
             algorithm, crossing, dtype=config.federation.compress, sums=config.federation.compress_sums
         )
     return Method(algorithm, tuple(notes), algorithm)
+
+
+QUADRATIC = ("squared", "squared_error")
+BOUNDED = (
+    "every site's update is moved into the ball of those that an honest site could have sent: a site that lies about "
+    "its update can slow the run and cannot move where it ends; honest updates stay as they are"
+)
+BOUNDED_CONVEX = (
+    "every site's update is cut to the length of the longest that an honest site could have sent: sites that lie about "
+    "their updates cannot move where the run ends while their weight is small (docs/privacy.md)"
+)
+
+
+def _projects(config: Config, problem: Problem, settings: dict[str, Any]) -> bool:
+    """Whether updates are projected: where it was asked for, or where honest sites are not touched by it.
+
+    Those are quadratic losses, whose curvature is the same everywhere, with steps that are no longer than 1/L.
+    """
+    of = config.federation
+    assert of is not None
+    if of.project is not None or of.secure or config.privacy is not None:
+        return bool(of.project)
+    exact = config.model.batch is None and of.compress is None and config.model.name == "linear"
+    everybody = config.algorithm.cohort is None and config.algorithm.coin is None
+    if not (config.algorithm.name == "scaffpd" and exact and everybody and problem.loss in QUADRATIC):
+        return False
+    return problem.curvature is not None and settings["local_lr"] * problem.curvature <= 1 + 1e-6
 
 
 TRACED = {"chi2": "rho", "kl": "rho", "tv": "rho", "propfair": "bound"}  # numbers of objectives that may be operands
@@ -134,7 +178,8 @@ def _family(
     known = record.name in algorithms.ALGORITHMS and objective["name"] in objectives.DUALS
     fixed = {name: value for name, value in settings.items() if not isinstance(value, float)}
     hashable = all(isinstance(value, Hashable) for value in (*fixed.values(), *objective.values()))
-    if not (known and hashable and config.federation is None and (rule is None or isinstance(rule, RuleSettings))):
+    alone = config.federation is None and config.privacy is None
+    if not (known and hashable and alone and (rule is None or isinstance(rule, RuleSettings))):
         return None
     numbers: dict[str, Any] = {
         f"algorithm.{name}": value for name, value in settings.items() if isinstance(value, float)

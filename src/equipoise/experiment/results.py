@@ -60,8 +60,10 @@ def write_result(
     table: PerClient,
     label: str,
     events: list[str],
+    *,
+    asked: bool = True,
 ) -> None:
-    """The model, then the result: whoever sees the result sees a whole run."""
+    """The model, then the result: whoever sees the result sees a whole run. `asked`: clients told their own scores."""
     measure, up, _ = problem.main_score(table)
     known = bool(np.isfinite(np.asarray(table.scores[measure])).any())
     if np.isfinite(np.asarray(x)).all():
@@ -74,7 +76,7 @@ def write_result(
             loss=problem.loss,
             metadata=metadata,
         )
-        if not known:
+        if asked and not known:
             events.append("no client could score the model at the end")
     else:
         events.append("the model is not finite: the step sizes are too large")

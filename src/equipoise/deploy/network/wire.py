@@ -17,19 +17,11 @@ from flwr.common.serde import message_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from jaxtyping import PyTree
 
-from equipoise.errors import EquipoiseError
+from equipoise.errors import Refusal as Refusal
+from equipoise.errors import refuse_unless as refuse_unless
 from equipoise.tensors import named
 
 RAW = "equipoise.raw"  # Flower's name for how bytes were made; not "numpy.ndarray", which would be read by np.load
-
-
-class Refusal(EquipoiseError):
-    """What arrived is not what was agreed; the sentence says how."""
-
-
-def refuse_unless(condition: Any, sentence: str) -> None:
-    if not condition:
-        raise Refusal(sentence)
 
 
 def pack(tree: PyTree) -> ArrayRecord:

@@ -181,6 +181,14 @@ def node_config(name: str, folder: Path, rows: Mapping[str, str]) -> dict[str, s
     return {"site": name, "folder": str(folder.resolve()), "compiled": str((folder / "compiled").resolve()), **rows}
 
 
+def identified(site: Site, keys: Path | None) -> dict[str, str]:
+    """The node's configuration, with its own key and those by which it knows the others, for masked sums."""
+    if keys is None:
+        return site.config
+    private = launch.private_key(keys, site.name, site.key)
+    return {**site.config, "key": str(private.resolve()), "roster": str((keys / made.SITES).resolve())}
+
+
 def begin_sites(
     sites: Sequence[Site],
     server: str,
@@ -206,7 +214,7 @@ def begin_sites(
             SiteWork(
                 name=site.name,
                 folder=str(site.folder),
-                config=site.config,
+                config=identified(site, keys),
                 key=None if keys is None else str(launch.private_key(keys, site.name, site.key)),
             )
             for site in sites
@@ -230,7 +238,7 @@ def _supernode(site: Site, server: str, keys: Path | None, say: Say) -> Iterator
     from equipoise.deploy.operations.processes import free_port
 
     more = launch.environment(site.folder / "flower")
-    command = launch.supernode(server, free_port(), site.config, keys, site.key)
+    command = launch.supernode(server, free_port(), identified(site, keys), keys, site.key)
     say(shown(command, more))
     with process(command, more) as child:
         yield child

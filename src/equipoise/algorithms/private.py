@@ -1,0 +1,29 @@
+"""SCAFF-PD with one release of every client in a round: its noisy loss and gradient, and nothing computed from rows
+after that.
+
+With one local step du_i = (g_i(x) - c_i + c) and g_i(x) is c_i again, so du_i = c: the second exchange needs no row.
+Computed anew it would be another noisy gradient, and cost as much privacy as the first.
+"""
+
+from equipoise.algorithms.messages import LossAndGradient, ModelMessage
+from equipoise.algorithms.scaffpd import Client, Correction
+from equipoise.errors import require
+from equipoise.protocol import Algorithm, Data, RandomKey, Reply, weighted
+from equipoise.tasks import Task
+
+
+def one_release(algorithm: Algorithm, task: Task) -> Algorithm:
+    """`scaffpd` with one local step, whose clients tell losses and gradients of `task` (`tasks.private_task`)."""
+    require(algorithm.name == "scaffpd", f"the private form is of scaffpd, not of {algorithm.name}")
+    collect, improve = algorithm.round
+
+    def tell(message: ModelMessage, _: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        x = message.x
+        # One key for both, which the task splits: the loss and the gradient have noise of their own.
+        loss, c_i = task.loss(x, data, key), task.grad(x, data, key)
+        return Client(x, c_i), Reply(each=LossAndGradient(loss, c_i))
+
+    def step(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        return mine, Reply(total=weighted(message.lam_i, message.c))
+
+    return algorithm._replace(round=(collect._replace(work=tell), improve._replace(work=step)))

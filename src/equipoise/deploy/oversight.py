@@ -1,0 +1,163 @@
+"""What stands around every answer of a configured site: its policy before, its own log after."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from equipoise import algorithms, objectives, tasks
+from equipoise.algorithms.clipping import has_loss
+from equipoise.data.shards import Shards
+from equipoise.deploy import agreement
+from equipoise.errors import Refusal, refuse_unless
+from equipoise.experiment.config import Config
+from equipoise.experiment.private import costs, promise
+from equipoise.files import make_folder, write_whole
+from equipoise.privacy import audit, policy
+from equipoise.privacy.disclosure import disclosed
+from equipoise.privacy.ledger import Budget, spend
+from equipoise.privacy.policy import Plan
+from equipoise.protocol import Wire, wire
+
+Guard = Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict]
+FEW = 3  # sites, where a configuration does not say how many
+
+
+def sites_of(config: Config) -> int:
+    assert config.federation is not None
+    sites = config.federation.sites
+    return sites if isinstance(sites, int) else len(sites)
+
+
+def plan_of(config: Config) -> Plan:
+    """What the policy of a site is about, of a configuration."""
+    assert config.federation is not None
+    private = config.privacy
+    tells = any(has_loss(w.reply.each) for w in crossing(config)) or not config.federation.secure
+    return Plan(
+        digest=policy.digest_of(config.toml()),
+        algorithm=config.algorithm.name,
+        sites=sites_of(config),
+        secure=config.federation.secure,
+        tells_losses=tells,
+        min_count=config.data.min_count,
+        epsilon=private.epsilon if private else None,
+        delta=private.delta if private else None,
+    )
+
+
+def crossing(config: Config) -> list[Wire]:
+    """What the algorithm of a configuration sends, by name: of a small problem, as the sizes are not known yet."""
+    n = max(sites_of(config), FEW)
+    record, task = algorithms.named(config.algorithm.name), tasks.ridge(3, 0.1)
+    settings = config.objective.model_dump(exclude_none=True)
+    dual = objectives.named(settings.pop("name"))(n, **settings)
+    algorithm = record.build_example(task, dual)
+    shape = jax.ShapeDtypeStruct
+    like = cast(Any, Shards)(shape((1, 3), float), shape((1,), float), shape((), int))
+    x = jax.eval_shape(lambda: jax.numpy.zeros(3))
+    return wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
+
+
+def would_reveal(config: Config) -> tuple[str, ...]:
+    """In plain words, for whoever approves."""
+    assert config.federation is not None
+    of = config.federation
+    promised = () if config.privacy is None else (promise(config),)
+    return promised + tuple(
+        disclosed(
+            crossing(config),
+            masked=of.secure,
+            sums_only=of.secure,
+            measured=agreement.needs_curvature(config),
+            n=sites_of(config),
+            bound=of.secure_bound,
+        )
+    )
+
+
+def overseen(config: Config, folder: Path, file: Path) -> Guard:
+    """Looks at the policy of `file` before each answer and writes each into the log of `folder`."""
+    plan = plan_of(config)
+
+    def guard(kind: str, content: RecordDict, answer: Callable[[], RecordDict]) -> RecordDict:
+        entry: dict[str, Any] = {"kind": kind, "plan": plan.digest, **asked(content)}
+        try:
+            rules = policy.load(file)
+            try:
+                policy.check(rules, plan, policy.approved_here(folder))
+            except Refusal:
+                keep_pending(config, folder, plan.digest)
+                raise
+            account(config, rules, folder, kind, content)
+            reply = answer()
+        except Refusal as refusal:
+            audit.record(folder, {**entry, "answer": "refused", "why": str(refusal)})
+            raise
+        except Exception as error:
+            audit.record(folder, {**entry, "answer": "failed", "why": type(error).__name__})
+            raise
+        audit.record(folder, {**entry, "answer": "replied", **told(reply)})
+        return reply
+
+    return guard
+
+
+def account(config: Config, rules: policy.Policy, folder: Path, kind: str, content: RecordDict) -> None:
+    """Counts a reply that is about to be made, or refuses it; what no noise covers is refused under a budget."""
+    at: Any = content.get("at")
+    training = kind == "exchange" and isinstance(at, ConfigRecord) and at.get("part") == "train"
+    if rules.epsilon is not None:
+        what = "statistics" if kind == "statistics" else "evaluation" if kind == "exchange" and not training else ""
+        refuse_unless(
+            not what or what in rules.outside_budget,
+            f"this site has a budget of privacy, which does not cover {what}; its site.toml may allow it: "
+            f'outside_budget = ["{what}"]',
+        )
+    if config.privacy is not None and training:
+        cost, run = costs(config).get(str(at.get("exchange")), 0.0), at.get("run")
+        refuse_unless(isinstance(run, str), "the message names no run")
+        site = None if rules.epsilon is None else Budget(rules.epsilon, rules.delta)
+        if cost:
+            spend(folder, run, cost, Budget(config.privacy.epsilon, config.privacy.delta), site)
+
+
+def keep_pending(config: Config, folder: Path, digest: str) -> None:
+    """So that it can be looked at, and approved."""
+    make_folder(folder / policy.PENDING)
+    write_whole(folder / policy.PENDING / f"{digest}.toml", config.toml())
+
+
+def asked(content: RecordDict) -> dict[str, Any]:
+    """Which message it was, without its arrays."""
+    found: dict[str, Any] = {}
+    at = content.get("at")
+    if isinstance(at, ConfigRecord):
+        found |= {key: at.get(key) for key in ("part", "run", "attempt", "round", "exchange")}
+    for name in ("question", "mask"):
+        record = content.get(name)
+        if isinstance(record, ConfigRecord):
+            keys = ("step", "run", "batch", "exchange", "members", "answered", "missing")
+            found[name] = {key: record[key] for key in keys if key in record}
+    return found
+
+
+def told(reply: RecordDict) -> dict[str, Any]:
+    """What left: names and sizes, and a digest by which it is known again; no number of it."""
+    digest, names, size = hashlib.sha256(), [], 0
+    for of, record in sorted(reply.items()):
+        if isinstance(record, ArrayRecord):
+            for name, array in record.items():
+                names.append(f"{name}: {array.dtype}{list(array.shape)}")
+                size += len(array.data)
+                digest.update(array.data)
+        elif isinstance(record, ConfigRecord):
+            for key, value in sorted(record.items()):
+                names.append(f"{of}.{key}")
+                said = repr(value).encode()
+                size += len(said)
+                digest.update(said)
+    return {"sent": names, "bytes": size, "sha256": digest.hexdigest()}

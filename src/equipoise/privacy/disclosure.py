@@ -1,0 +1,68 @@
+"""What a run tells the server about single sites, in sentences: printed before it starts, in the report, and shown to
+a site that is asked for its approval."""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+from jaxtyping import PyTree
+
+from equipoise.privacy.fixed_point import largest_error
+from equipoise.protocol import Wire
+
+WORDS = {"p": "weight", "w": "log weight", "value": "weight times update", "x": "model"}
+PLAIN = "the server is trusted not to read single ones"
+
+
+def fields(tree: PyTree) -> list[str]:
+    """The names of what crosses, each once."""
+    names = []
+    for path, _ in jax.tree.flatten_with_path(tree)[0]:
+        words = [str(getattr(p, "name", getattr(p, "key", ""))) for p in path]
+        last = next((word for word in reversed(words) if word), "values")
+        names.append(WORDS.get(last, last.replace("_", " ")))
+    return list(dict.fromkeys(names))
+
+
+def disclosed(
+    crossing: Sequence[Wire],
+    *,
+    masked: bool,
+    sums_only: bool,
+    measured: bool,
+    n: int | None = None,
+    bound: float = 1.0,
+) -> Iterator[str]:
+    """Of a run whose exchanges are `crossing`.
+
+    Args:
+        crossing: what the algorithm's exchanges send.
+        masked: totals are masked.
+        sums_only: evaluations tell sums instead of each site's scores.
+        measured: sites tell the curvature and the slope of their loss before the first round.
+        n: sites, where it is known.
+        bound: of the masked numbers.
+    """
+    yield (
+        "before the first round the server learns of each site: its name, its number of rows, statistics of its columns"
+        + (", the largest curvature of its loss and the slope at the start" if measured else "")
+    )
+    for exchange in crossing:
+        each, total = fields(exchange.reply.each), fields(exchange.reply.total)
+        if each:
+            yield f"in every round, {exchange.exchange}: the server sees each site's {', '.join(each)}"
+        if total and masked:
+            yield (
+                f"in every round, {exchange.exchange}: of {', '.join(total)} the server learns the sum over the sites "
+                "that answered, at least three, and no site's own"
+            )
+        elif total:
+            yield f"in every round, {exchange.exchange}: the server is sent each site's {', '.join(total)}; {PLAIN}"
+    if sums_only:
+        yield "when the model is evaluated: the server learns sums of the sites' losses and scores, and no site's own"
+    else:
+        yield "when the model is evaluated: the server sees each site's scores and its training loss"
+    if masked and n is not None:
+        yield (
+            f"masked sums are exact to {largest_error(n, bound):.1g}; more than half of the sites together, or the "
+            "server with all but one of the sites that answered, could read a single site's part"
+        )

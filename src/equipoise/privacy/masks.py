@@ -1,0 +1,116 @@
+"""Keys, seeds and the streams that hide a site's integers (Bonawitz et al. 2017, "Practical secure aggregation for
+privacy-preserving machine learning").
+
+    y_i = q(total_i) + stream(b_i) + sum_{j > i} stream(s_ij) - sum_{j < i} stream(s_ij)      modulo 2^64
+
+s_ij is known to the sites i and j alone, b_i to i alone. In the sum over all sites the s_ij cancel; for a site that is
+missing they are taken off with its key, for one that answered b_i is: never both of one site.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from equipoise.privacy.fixed_point import Integers
+
+SEED = 32  # bytes of every seed and key
+NONCE = 12  # of AES-GCM
+TAG = 16
+
+
+def joined(*parts: bytes | str | int) -> bytes:
+    """Parts in a row, each with its length, so that no two rows of parts give the same bytes."""
+    coded = [p if isinstance(p, bytes) else str(p).encode() for p in parts]
+    return b"".join(len(p).to_bytes(8, "big") + p for p in coded)
+
+
+def new_seed() -> bytes:
+    return os.urandom(SEED)
+
+
+def commitment(seed: bytes) -> bytes:
+    """By which everybody knows a seed again that is opened later; of 32 random bytes it says nothing."""
+    return hashlib.sha256(joined("equipoise seed", seed)).digest()
+
+
+def public_of(private: bytes) -> bytes:
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agreed(private: bytes, public: bytes, *purpose: bytes | str | int) -> bytes:
+    """The 32 bytes that two sites have in common, for one purpose; a ValueError where `public` is no key."""
+    shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    return HKDF(hashes.SHA256(), SEED, salt=None, info=joined("equipoise", *purpose)).derive(shared)
+
+
+def pair_seed(private: bytes, public: bytes, context: bytes, one: str, other: str) -> bytes:
+    """s_ij; `context` is what both were sent, so that masks of sites that were sent different things do not cancel."""
+    return agreed(private, public, "pair mask", context, *sorted((one, other)))
+
+
+def stream(seed: bytes, count: int) -> Integers:
+    """`count` integers of AES-256 in counter mode; the seed is used once, so the counter starts at zero."""
+    encryptor = Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(encryptor.update(bytes(8 * count)), "<u8").astype(np.uint64, copy=False)
+
+
+def add_pair_masks(integers: Integers, name: str, private: bytes, publics: Mapping[str, bytes], context: bytes) -> None:
+    """Adds, in place, what `name` adds for the others."""
+    for other, public in publics.items():
+        if other != name:
+            mask = stream(pair_seed(private, public, context, name, other), len(integers))
+            if name < other:
+                integers += mask
+            else:
+                integers -= mask
+
+
+def hidden(
+    integers: Integers, name: str, private: bytes, seed: bytes, publics: Mapping[str, bytes], context: bytes
+) -> Integers:
+    """y_i."""
+    out = integers + stream(seed, len(integers))
+    add_pair_masks(out, name, private, publics, context)
+    return out
+
+
+def uncovered(
+    total: Integers,
+    seeds: Mapping[str, bytes],
+    privates: Mapping[str, bytes],
+    publics: Mapping[str, bytes],
+    context: bytes,
+) -> Integers:
+    """The sum of q(total_i) over the sites of `seeds`, from that of their y_i; `privates`: of those missing."""
+    out = total.copy()
+    for seed in seeds.values():
+        out -= stream(seed, len(out))
+    answered = {name: publics[name] for name in seeds}
+    for name, private in privates.items():
+        add_pair_masks(out, name, private, answered, context)  # the missing site's own sum would have cancelled them
+    return out
+
+
+def seal(key: bytes, plain: bytes, context: bytes) -> bytes:
+    nonce = os.urandom(NONCE)
+    return nonce + AESGCM(key).encrypt(nonce, plain, context)
+
+
+def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
+    """cryptography.exceptions.InvalidTag where it was sealed for something else, or changed."""
+    return AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], context)
+
+
+def digest_of(parts: Iterable[bytes | str | int]) -> bytes:
+    return hashlib.sha256(joined(*parts)).digest()
+
+
+def cut(data: bytes, size: int) -> Sequence[bytes]:
+    return [data[k : k + size] for k in range(0, len(data), size)]

@@ -1,0 +1,296 @@
+"""A site's side of masked sums: what it answers, and what it refuses whatever the server says.
+
+A batch prepares `count` exchanges among `members`, in three steps:
+
+    keys     up: a one-time key for every exchange and one to seal with, and what commits to its seeds; signed
+    shares   down: those of all, whose signatures are checked; up: its secrets in shares, sealed for each member
+    deliver  down: what all have sealed for this site
+
+Then, per exchange,
+
+    mask     the total of a reply, once: the same masks are never used again
+    open     down: who answered and who is missing; up: its shares of the seeds of the former and the keys of the latter
+
+With the shares of both of one site the server could read that site's total. So a site opens an exchange once, only if
+those who answered and those who are missing are all members and nobody is both, only if it has answered itself, and
+only for at least `least` that answered. Secrets of an exchange are gone once it has been opened.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cryptography.exceptions import InvalidTag
+
+from equipoise.errors import Refusal, refuse_unless
+from equipoise.files import locked, make_folder, write_whole
+from equipoise.privacy import masks, shamir
+from equipoise.privacy.fixed_point import Integers
+from equipoise.privacy.identity import Identity
+
+FEWEST = 3  # of a sum over two, each of the two could read the other's part
+MOST_MEMBERS = 200
+MOST_EXCHANGES = 256
+KEPT = 8  # batches that a site remembers
+SHARE = 2 * shamir.BYTES  # of a seed and of a key
+WORD = re.compile(r"[\w.-]{1,64}", re.ASCII)  # it becomes part of a file's name
+Question = Mapping[str, Any]
+Answer = dict[str, Any]
+_changing = threading.RLock()  # one state of a batch at a time, whatever the threads of this process do
+
+
+def least_threshold(n: int) -> int:
+    """The fewest shares that may open a secret: two sets of so many have a site in common, which answers once."""
+    return n // 2 + 1
+
+
+def keys_length(count: int) -> int:
+    return (1 + 2 * count) * masks.SEED
+
+
+def signed_keys(run: str, batch: str, members: list[str], threshold: int, count: int, name: str, keys: bytes) -> bytes:
+    return masks.joined("equipoise keys", run, batch, threshold, count, name, keys, *members)
+
+
+def sealing(run: str, batch: str, sender: str, receiver: str) -> bytes:
+    return masks.joined("equipoise shares", run, batch, sender, receiver)
+
+
+class SiteMasks(NamedTuple):
+    """One site's part in the masked sums of all runs; what it must not forget is in files of its own."""
+
+    identity: Identity
+    folder: Path
+    least: int = FEWEST  # sites that a sum must be over
+
+    @property
+    def name(self) -> str:
+        return self.identity.name
+
+    def answer(self, question: Question) -> Answer:
+        """To one of the steps; a Refusal to everything else."""
+        steps: dict[Any, Callable[[Question], Answer]] = {
+            "keys": self.keys,
+            "shares": self.shares,
+            "deliver": self.deliver,
+            "open": self.open,
+        }
+        step = question.get("step")
+        refuse_unless(isinstance(step, str) and step in steps, "the message is no step of a masked sum")
+        return steps[step](question)
+
+    def keys(self, question: Question) -> Answer:
+        run, batch = _word(question, "run"), _word(question, "batch")
+        members, threshold, count = (
+            _names(question, "members"),
+            _whole(question, "threshold"),
+            _whole(question, "count"),
+        )
+        refuse_unless(self.name in members, f"'{self.name}' is none of the members of this sum")
+        fewest = max(self.least, FEWEST)
+        refuse_unless(
+            fewest <= len(members) <= MOST_MEMBERS,
+            f"'{self.name}' takes part in sums over {fewest} to {MOST_MEMBERS} sites, and this one is over "
+            f"{len(members)}",
+        )
+        strangers = [name for name in members if name not in self.identity.roster]
+        refuse_unless(not strangers, f"'{self.name}' does not know the key of {', '.join(map(repr, strangers[:3]))}")
+        lowest = least_threshold(len(members))
+        refuse_unless(
+            lowest <= threshold <= len(members),
+            f"{threshold} shares would open a secret; of {len(members)} sites it has to be {lowest} or more",
+        )
+        refuse_unless(1 <= count <= MOST_EXCHANGES, f"a batch is of 1 to {MOST_EXCHANGES} exchanges, not {count}")
+        with self._changing(run, batch) as path:
+            refuse_unless(not path.exists(), "this batch has been prepared already")
+            self._forget_old()
+            privates = [masks.new_seed() for _ in range(count + 1)]
+            seeds = [masks.new_seed() for _ in range(count)]
+            keys = b"".join([*map(masks.public_of, privates), *map(masks.commitment, seeds)])
+            state = {
+                "step": "keys",
+                "members": members,
+                "threshold": threshold,
+                "count": count,
+                "sealing": privates[0].hex(),
+                "privates": [p.hex() for p in privates[1:]],
+                "seeds": [s.hex() for s in seeds],
+                "mine": keys.hex(),
+                "used": [],
+                "opened": [],
+            }
+            _write(path, state)
+        said = signed_keys(run, batch, members, threshold, count, self.name, keys)
+        return {"keys": keys, "signature": self.identity.sign(said)}
+
+    def shares(self, question: Question) -> Answer:
+        run, batch = _word(question, "run"), _word(question, "batch")
+        keys, signatures = _bytes(question, "keys"), _bytes(question, "signatures")
+        with self._changing(run, batch) as path:
+            state = _read(path, "keys")
+            members, threshold, count = state["members"], state["threshold"], state["count"]
+            refuse_unless(len(keys) == len(signatures) == len(members), "there are not as many keys as members")
+            for name, theirs, signature in zip(members, keys, signatures, strict=True):
+                refuse_unless(len(theirs) == keys_length(count), f"the keys of '{name}' have another length")
+                said = signed_keys(run, batch, members, threshold, count, name, theirs)
+                self.identity.check(name, said, signature)
+            at = members.index(self.name)
+            refuse_unless(keys[at].hex() == state["mine"], f"the keys of '{self.name}' are not those that it sent")
+            split = [
+                [shamir.split(int.from_bytes(bytes.fromhex(secret)), threshold, len(members)) for secret in pair]
+                for pair in zip(state["seeds"], state["privates"], strict=True)
+            ]
+            sealed = []
+            for k, name in enumerate(members):
+                plain = b"".join(s[k].to_bytes(shamir.BYTES) for pair in split for s in pair)
+                if name == self.name:
+                    state["own"] = plain.hex()
+                    sealed.append(b"")
+                    continue
+                key = self._sealing_key(state, keys[k], run, batch)
+                sealed.append(masks.seal(key, plain, sealing(run, batch, self.name, name)))
+            state |= {"step": "shares", "keys": [k.hex() for k in keys]}
+            _write(path, state)
+        return {"sealed": sealed}
+
+    def deliver(self, question: Question) -> Answer:
+        run, batch = _word(question, "run"), _word(question, "batch")
+        sealed = _bytes(question, "sealed")
+        with self._changing(run, batch) as path:
+            state = _read(path, "shares")
+            members = state["members"]
+            refuse_unless(len(sealed) == len(members), "there are not as many shares as members")
+            opened = []
+            for k, name in enumerate(members):
+                if name == self.name:
+                    opened.append(state.pop("own"))
+                    continue
+                key = self._sealing_key(state, bytes.fromhex(state["keys"][k]), run, batch)
+                try:
+                    plain = masks.unseal(key, sealed[k], sealing(run, batch, name, self.name))
+                except (InvalidTag, ValueError):
+                    raise Refusal(f"the shares of '{name}' are not those that it sealed for '{self.name}'") from None
+                refuse_unless(len(plain) == SHARE * state["count"], f"the shares of '{name}' have another length")
+                opened.append(plain.hex())
+            del state["sealing"]
+            state |= {"step": "ready", "shares": opened}
+            _write(path, state)
+        return {}
+
+    def mask(self, question: Question, encode: Callable[[int], Integers], context: bytes) -> Integers:
+        """The integers that `encode` makes for a sum of so many members, hidden; each exchange of a batch once."""
+        run, batch, exchange = _word(question, "run"), _word(question, "batch"), _whole(question, "exchange")
+        with self._changing(run, batch) as path:
+            state = _read(path, "ready")
+            refuse_unless(exchange < state["count"], "the batch has no such exchange")
+            refuse_unless(exchange not in state["used"], "this exchange has been answered already")
+            members = state["members"]
+            integers = encode(len(members))
+            state["used"].append(exchange)
+            _write(path, state)  # before anything leaves: the masks are used up, whatever happens now
+        at = (1 + exchange) * masks.SEED
+        publics = {
+            name: bytes.fromhex(keys)[at : at + masks.SEED] for name, keys in zip(members, state["keys"], strict=True)
+        }
+        private, seed = bytes.fromhex(state["privates"][exchange]), bytes.fromhex(state["seeds"][exchange])
+        try:
+            return masks.hidden(integers, self.name, private, seed, publics, context)
+        except ValueError:
+            raise Refusal("a member's key is none") from None
+
+    def open(self, question: Question) -> Answer:
+        run, batch, exchange = _word(question, "run"), _word(question, "batch"), _whole(question, "exchange")
+        answered, missing = _names(question, "answered"), _names(question, "missing")
+        with self._changing(run, batch) as path:
+            state = _read(path, "ready")
+            members = state["members"]
+            both = sorted({*answered} & {*missing})
+            refuse_unless(not both, f"both shares of {', '.join(map(repr, both[:3]))} were asked for")
+            refuse_unless({*answered, *missing} == {*members}, "who answered and who is missing are not the members")
+            refuse_unless(self.name in answered, f"'{self.name}' is said to be missing, or was not asked")
+            refuse_unless(exchange in state["used"], f"'{self.name}' has not answered in this exchange")
+            refuse_unless(exchange not in state["opened"], "this exchange has been opened already")
+            fewest = max(self.least, FEWEST, state["threshold"])
+            refuse_unless(
+                len(answered) >= fewest,
+                f"'{self.name}' opens sums over at least {fewest} sites, and this one is over {len(answered)}",
+            )
+            given, at = [], exchange * SHARE
+            for k, name in enumerate(members):
+                pair = bytes.fromhex(state["shares"][k])[at : at + SHARE]
+                given.append(pair[: shamir.BYTES] if name in answered else pair[shamir.BYTES :])
+            gone = "00" * SHARE
+            for k, shares in enumerate(state["shares"]):
+                state["shares"][k] = shares[: 2 * at] + gone + shares[2 * (at + SHARE) :]
+            state["privates"][exchange] = state["seeds"][exchange] = ""
+            state["opened"].append(exchange)
+            _write(path, state)
+        return {"shares": given}
+
+    def _sealing_key(self, state: dict[str, Any], theirs: bytes, run: str, batch: str) -> bytes:
+        try:
+            return masks.agreed(bytes.fromhex(state["sealing"]), theirs[: masks.SEED], "sealing", run, batch)
+        except ValueError:
+            raise Refusal("a member's key is none") from None
+
+    @contextmanager
+    def _changing(self, run: str, batch: str) -> Iterator[Path]:
+        """The file of a batch, while nobody else changes it."""
+        path = self.folder / f"masks-{run}-{batch}.json"
+        with _changing:
+            make_folder(self.folder)
+            with locked(self.folder / "masks.lock", f"the masks of {self.name}", wait=30.0):
+                yield path
+
+    def _forget_old(self) -> None:
+        found = sorted(self.folder.glob("masks-*.json"), key=lambda path: path.stat().st_mtime_ns)
+        for path in found[: -(KEPT - 1)]:
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path, step: str) -> dict[str, Any]:
+    refuse_unless(path.is_file(), "this batch has not been prepared here, or is forgotten")
+    try:
+        state = json.loads(path.read_text())
+    except (OSError, ValueError):
+        raise Refusal("what this site remembered of the batch cannot be read") from None
+    refuse_unless(state["step"] == step, f"the batch is at the step '{state['step']}', not '{step}'")
+    return state
+
+
+def _write(path: Path, state: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(state), secret=True)
+
+
+# What a question holds, or a Refusal.
+
+
+def _word(question: Question, key: str) -> str:
+    value = question.get(key)
+    refuse_unless(isinstance(value, str) and WORD.fullmatch(value), f"the message's {key} is none")
+    return str(value)
+
+
+def _whole(question: Question, key: str) -> int:
+    value = question.get(key)
+    refuse_unless(type(value) is int and value >= 0, f"the message's {key} is no number")
+    assert isinstance(value, int)
+    return value
+
+
+def _names(question: Question, key: str) -> list[str]:
+    value = question.get(key)
+    fine = isinstance(value, list | tuple) and all(isinstance(v, str) and 0 < len(v) <= 200 for v in value)
+    refuse_unless(fine and len({*value}) == len(value) <= MOST_MEMBERS, f"the message's {key} are no names")  # type: ignore[misc,arg-type]
+    return list(value)  # type: ignore[arg-type]
+
+
+def _bytes(question: Question, key: str) -> list[bytes]:
+    value = question.get(key)
+    fine = isinstance(value, list | tuple) and all(isinstance(v, bytes) for v in value)
+    refuse_unless(fine, f"the message's {key} are no bytes")
+    return list(value)  # type: ignore[arg-type]

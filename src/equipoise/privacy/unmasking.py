@@ -1,0 +1,69 @@
+"""The server's side of masked sums: from the sum of hidden integers to the sum, with the shares of enough sites."""
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations, islice
+from typing import NamedTuple
+
+from equipoise.errors import refuse_unless
+from equipoise.privacy import masks, shamir
+from equipoise.privacy.fixed_point import Integers
+
+TRIES = 500  # sets of shares that are tried where some are wrong
+
+
+class Batch(NamedTuple):
+    """What the server knows of a batch of exchanges that the members have prepared."""
+
+    run: str
+    batch: str
+    members: tuple[str, ...]
+    threshold: int
+    exchanges: int
+    keys: Mapping[str, bytes]  # as each member sent them
+
+    def publics(self, exchange: int) -> dict[str, bytes]:
+        at = (1 + exchange) * masks.SEED
+        return {name: keys[at : at + masks.SEED] for name, keys in self.keys.items()}
+
+    def commitment(self, name: str, exchange: int) -> bytes:
+        at = (1 + self.exchanges + exchange) * masks.SEED
+        return self.keys[name][at : at + masks.SEED]
+
+
+class Secrets(NamedTuple):
+    """What takes the masks off a sum."""
+
+    seeds: Mapping[str, bytes]  # of those who answered
+    privates: Mapping[str, bytes]  # of those who are missing
+
+
+def recover(batch: Batch, exchange: int, answered: Iterable[str], shares: Mapping[str, list[bytes]]) -> Secrets:
+    """From each opener's shares, in the order of the members; a Refusal where too few of them are right."""
+    answered, publics = {*answered}, batch.publics(exchange)
+    holders = {name: k + 1 for k, name in enumerate(batch.members)}
+    seeds, privates = {}, {}
+    for k, name in enumerate(batch.members):
+        given = {holders[who]: int.from_bytes(theirs[k]) for who, theirs in shares.items()}
+        if name in answered:
+            known = batch.commitment(name, exchange)
+            seeds[name] = _joined(given, batch.threshold, lambda s, known=known: masks.commitment(s) == known, name)  # type: ignore[misc]
+        else:
+            key = publics[name]
+            privates[name] = _joined(given, batch.threshold, lambda s, key=key: masks.public_of(s) == key, name)  # type: ignore[misc]
+    return Secrets(seeds, privates)
+
+
+def _joined(given: Mapping[int, int], threshold: int, right: Callable[[bytes], bool], name: str) -> bytes:
+    """The secret of which these are shares, some of them possibly wrong."""
+    refuse_unless(len(given) >= threshold, f"{len(given)} sites gave shares and {threshold} are needed")
+    for some in islice(combinations(given.items(), threshold), TRIES):
+        secret = shamir.join(dict(some))
+        if secret < 1 << 256 and right(secret.to_bytes(masks.SEED)):
+            return secret.to_bytes(masks.SEED)
+    refuse_unless(False, f"the shares of what '{name}' keeps secret do not fit: a site sent wrong ones")
+    raise AssertionError
+
+
+def unmasked(total: Integers, batch: Batch, exchange: int, secrets: Secrets, context: bytes) -> Integers:
+    """The sum over those who answered."""
+    return masks.uncovered(total, secrets.seeds, secrets.privates, batch.publics(exchange), context)
