@@ -106,7 +106,8 @@ def squares(
             wide_a, wide_y = a.astype(jnp.float64), y.astype(jnp.float64)
             w = 2 * scale / shard.sizes.astype(jnp.float64)
             sums = (w * (wide_a.T @ wide_a), w * (wide_y.T @ wide_a), w / 2 * jnp.sum(wide_y**2))
-            return Gram(*(total.astype(a.dtype) for total in sums), shard.sizes)
+            gram, cross, energy = (total.astype(a.dtype) for total in sums)
+            return Gram(gram, cross, energy, shard.sizes)
 
     def loss(x: Vector, data: Any, key: RandomKey | None = None) -> Scalar:
         big_x = x.reshape(outputs, features)
