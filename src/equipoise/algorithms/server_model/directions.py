@@ -18,6 +18,8 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
+from equipoise.algorithms.server_model.each_client import for_each
+
 TINY = 1e-300  # where a quotient of two zeros must be zero
 
 
@@ -59,7 +61,7 @@ def within(memory: Memory, floor: Float[Array, ""]) -> Float[Array, "n k k"]:
     used = memory.used
     count = jnp.maximum(jnp.sum(used, dtype=A.dtype), 1)
     floor = jnp.maximum(floor, 1e-8 * jnp.max(traces) / count)
-    values, vectors = jnp.linalg.eigh((A + A.mT) / 2)
+    values, vectors = for_each(jnp.linalg.eigh, (A + A.mT) / 2)
     raised = jnp.einsum("nij,nj,nkj->nik", vectors, jnp.maximum(values, floor), vectors)
     both = used[:, None] & used[None, :]
     spare = jnp.where(used, 0, jnp.maximum(jnp.mean(traces) / count, floor))
@@ -69,7 +71,7 @@ def within(memory: Memory, floor: Float[Array, ""]) -> Float[Array, "n k k"]:
 def cautious(memory: Memory, A: Float[Array, "n k k"]) -> Float[Array, "n k k"]:
     """`A` with the largest curvature added where the images are uncertain."""
     both = jnp.einsum("j,k->jk", memory.used.astype(A.dtype), memory.used.astype(A.dtype))
-    top = jnp.linalg.eigvalsh(A * both[None])[:, -1]
+    top = for_each(jnp.linalg.eigvalsh, A * both[None])[:, -1]
     return A + top[:, None, None] * memory.U
 
 

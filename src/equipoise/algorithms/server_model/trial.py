@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from equipoise.algorithms.server_model import directions, saddle
 from equipoise.algorithms.server_model.directions import TINY
+from equipoise.algorithms.server_model.each_client import for_each
 from equipoise.algorithms.server_model.precision import joined, pairs
 from equipoise.algorithms.server_model.state import Server, Trial
 from equipoise.objectives.dual import Dual
@@ -47,7 +48,7 @@ def next_trial(server: Server, dual: Dual, interior: Any, d: Vector) -> Server:
     slope = jnp.maximum(-(c @ d), TINY)
 
     cross = memory.Y @ d
-    explained = jnp.einsum("ni,ni->n", cross, jnp.linalg.solve(A, cross[:, :, None])[:, :, 0])
+    explained = jnp.einsum("ni,ni->n", cross, for_each(jnp.linalg.solve, A, cross))
     along = jnp.maximum(shape.kappa * slope, explained + 0.1 * shape.kappa * slope) * (1 + shape.nu)
     E = jnp.concatenate(
         [jnp.concatenate([A, cross[:, :, None]], 2), jnp.concatenate([cross, along[:, None]], 1)[:, None, :]], 1
