@@ -35,8 +35,9 @@ def write_whole(path: Path, content: bytes | str, *, secret: bool = False) -> No
     temporary = path.parent / f".{uuid4().hex}.part"
     with _told(path):
         try:
-            mode = 0o600 if secret else 0o666
-            with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            if secret:
+                temporary.touch(mode=0o600, exist_ok=False)
+            with temporary.open("r+b" if secret else "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

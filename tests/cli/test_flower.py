@@ -227,7 +227,7 @@ def test_what_a_site_lacks_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text("x,label\n1,2\n")
     for words, sentence in [
-        (["a"], "give the site's file, or --loader module:function"),
+        (["a"], "give the site's file, --loader module:function, or --torch module:function"),
         (["a", "b.csv"], "there is no file b.csv"),
         (["a", "a.csv"], "there is no key keys/sites/a"),
     ]:

