@@ -11,7 +11,7 @@ which no bound improves (Balle and Wang 2018). No subsampling: every record take
 
 import math
 
-from scipy.special import log_ndtr, ndtr
+import scipy  # its parts load when they are used
 
 from equipoise.errors import require
 
@@ -20,8 +20,8 @@ def delta_of(epsilon: float, mu: float) -> float:
     """The least delta with which mu is (epsilon, delta)-differentially private."""
     if mu == 0:
         return 0.0
-    second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
-    return max(float(ndtr(mu / 2 - epsilon / mu)) - math.exp(second), 0.0)
+    second = epsilon + float(scipy.special.log_ndtr(-mu / 2 - epsilon / mu))
+    return max(float(scipy.special.ndtr(mu / 2 - epsilon / mu)) - math.exp(second), 0.0)
 
 
 def epsilon_of(mu: float, delta: float) -> float:

@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy  # its parts load when they are used
 from jax.experimental import io_callback
-from scipy.special import ndtri
 
 
 def normal(shape: tuple[int, ...]) -> np.ndarray:
     count = int(np.prod(shape))
     bits = np.frombuffer(os.urandom(8 * count), np.uint64) >> np.uint64(11)
-    return ndtri((bits.astype(np.float64) + 0.5) / 2.0**53).reshape(shape)
+    return scipy.special.ndtri((bits.astype(np.float64) + 0.5) / 2.0**53).reshape(shape)
 
 
 def own_noise(key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
