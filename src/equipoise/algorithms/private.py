@@ -1,8 +1,9 @@
 """SCAFF-PD with one release of every client in a round: its noisy loss and gradient, and nothing computed from rows
 after that.
 
-With one local step du_i = (g_i(x) - c_i + c) and g_i(x) is c_i again, so du_i = c: the second exchange needs no row.
-Computed anew it would be another noisy gradient, and cost as much privacy as the first.
+Beyond the paper, which has no privacy: with one local step du_i = (g_i(x) - c_i + c), and g_i(x) is c_i again, so
+du_i = c and the second exchange needs no row. Computed again it would be another noisy gradient, and cost as much privacy
+as the first.
 """
 
 from equipoise.algorithms.messages import LossAndGradient, ModelMessage

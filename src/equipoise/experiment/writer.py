@@ -155,7 +155,6 @@ class RunWriter:
             self.save(result)
 
     def write(self, x: Vector, lam: Any, **counts: Any) -> None:
-        problem = self.problem
         # Only weights of the run's own objective certify anything about it.
         found = self.evaluate(x, lam if self.algorithm.dual is not None else None)
         row = Row(
@@ -174,7 +173,7 @@ class RunWriter:
         self.written += len(line)
         self.digest.update(line)
         if self.board is not None:
-            _add_to_board(self.board, row, problem.names)
+            _add_to_board(self.board, row, self.problem.names)
         if self.watch is not None:
             self.watch(row.round, self.config.run.rounds, row)
 
