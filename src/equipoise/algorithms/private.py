@@ -2,8 +2,8 @@
 after that.
 
 Beyond the paper, which has no privacy: with one local step du_i = (g_i(x) - c_i + c), and g_i(x) is c_i again, so
-du_i = c and the second exchange needs no row. Computed again it would be another noisy gradient, and cost as much privacy
-as the first.
+du_i = c and the second exchange needs no row. Computed again it would be another noisy gradient, and cost as much
+privacy as the first.
 """
 
 from equipoise.algorithms.messages import LossAndGradient, ModelMessage
