@@ -20,7 +20,11 @@ print(jax.config.jax_compilation_cache_dir)
 def python(*arguments, **env):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     out = subprocess.run(
-        [sys.executable, "-c", CODE, *map(str, arguments)], capture_output=True, text=True, check=True, env=clean | env
+        [sys.executable, "-W", "error:Error", "-c", CODE, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=clean | env,
     )
     return out.stdout.strip()
 
@@ -30,6 +34,16 @@ def test_programs_are_kept_where_it_is_said_unless_the_user_says_otherwise(tmp_p
     assert any((tmp_path / "a").iterdir())
     assert python(tmp_path / "b", JAX_COMPILATION_CACHE_DIR=str(tmp_path / "mine")) == str(tmp_path / "mine")
     assert not (tmp_path / "b").exists()
+
+
+def test_a_program_that_is_half_written_is_compiled_again_without_a_word(tmp_path):
+    """By another process at this moment, or before a kill: JAX writes its programs in place."""
+    python(tmp_path)
+    programs = list(tmp_path.glob("*-cache"))
+    assert programs
+    for program in programs:
+        program.write_bytes(program.read_bytes()[:-7])
+    assert python(tmp_path) == str(tmp_path)
 
 
 def test_the_programs_that_were_used_longest_ago_go_first(tmp_path, monkeypatch):

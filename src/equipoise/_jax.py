@@ -8,6 +8,7 @@ The commands do both by themselves; in Python they are a call each, before anyth
 
 import os
 import re
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,6 +45,9 @@ def keep_programs(folder: Path | str | None = None) -> None:
 
         folder = Path(pooch.os_cache("equipoise")) / "programs"
     folder = Path(folder)
+    # JAX writes a program in place: one that another process is writing, or that a kill left half written, cannot be
+    # read, JAX then compiles it as if it were not there, and a warning would only frighten.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
     with suppress(OSError):  # another process may remove them at the same time
