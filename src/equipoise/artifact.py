@@ -35,6 +35,10 @@ class Artifact(NamedTuple):
     loss: str  # the name of the loss it was trained with
     metadata: dict[str, Any]
 
+    def with_parameters(self, params: Params) -> "Artifact":
+        """The same model with others, which may be a flat vector."""
+        return self._replace(params=jax.tree.map(jnp.asarray, _tree(params, self.model)))
+
     def outputs(self, inputs: np.ndarray) -> np.ndarray:
         """The model's raw outputs [m, outputs] for encoded inputs [m, ...]."""
         apply = jax.jit(self.model.apply)
@@ -145,9 +149,9 @@ _DAMAGE: tuple[type[Exception], ...] = (
 )
 
 
-def predict(path: str | PathLike[str], file: str | PathLike[str], *, separator: str = ",") -> pl.DataFrame:
-    """What the model saved at `path` says about the rows of a CSV, Parquet or NPZ file."""
-    saved = load(path)
+def predict(model: Artifact | str | PathLike[str], file: str | PathLike[str], *, separator: str = ",") -> pl.DataFrame:
+    """What a model, or the one saved at a path, says about the rows of a CSV, Parquet or NPZ file."""
+    saved = model if isinstance(model, Artifact) else load(model)
     label = "label" if saved.encoding is None else saved.encoding.target.name
     return saved.predict(silos.scan(file, label=label, separator=separator), file=Path(file).name)
 

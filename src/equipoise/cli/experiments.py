@@ -167,6 +167,9 @@ def predict(
     file: Annotated[Path, typer.Argument(help="New rows: .csv, .parquet or .npz.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV there, not to the terminal.")] = None,
     separator: Annotated[str, typer.Option(help="Between the cells of a CSV.")] = ",",
+    owner: Annotated[
+        str | None, typer.Option(help="With this owner's own model, of a run folder with [personal].")
+    ] = None,
 ) -> None:
     """Apply a trained model to new rows: a prediction each, and the probability of each class.
 
@@ -180,7 +183,13 @@ def predict(
         require(not same, f"{out} is what is read; give another --out")
         if out is not None:
             check_own(out, lambda content: content.startswith(b"prediction"), "a file of predictions")
-        predicted = artifact.predict(where, file, separator=separator).write_csv()
+        chosen: Any = where
+        if owner is not None:
+            from equipoise.experiment import personal
+
+            require(model.is_dir(), f"--owner is for a run folder, which {model} is not")
+            chosen = personal.own_model(model, owner)
+        predicted = artifact.predict(chosen, file, separator=separator).write_csv()
         if out is None:
             typer.echo(predicted, nl=False)
         else:
@@ -363,12 +372,15 @@ def _standing(row: Any) -> str:
 def _show(done: list, folder: Path) -> None:
     from equipoise.experiment import records
     from equipoise.experiment.folders import PAGE
-    from equipoise.report import numbers, tables, wording
+    from equipoise.report import numbers, personal, tables, wording
 
     console = Console()
     for note in dict.fromkeys(note for run in done for note in run.federation.notes if "measured" not in note):
         say(f"note: {note}")
     console.print(tables.comparison(done) if len(done) > 1 else tables.per_client(done[0]))
+    for run in done:
+        if (own := personal.table(run)) is not None:
+            console.print(own)
     if len(done) > 1:
         for group in numbers.comparable(numbers.reported(done)):
             cost = wording.cost_of_fairness(group)

@@ -15,7 +15,8 @@ from equipoise.deploy.scoring import Tilt, scoring
 from equipoise.errors import require
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_method
-from equipoise.experiment.problems import Problem, problem_of_encoding
+from equipoise.experiment.personal import own_models
+from equipoise.experiment.problems import Problem, problem_of_encoding, with_own_models
 from equipoise.experiment.records import AGREEMENT, JsonRecord
 from equipoise.protocol import Algorithm
 from equipoise.tasks import Task
@@ -60,6 +61,7 @@ class Setup(NamedTuple):
     notes: tuple[str, ...]
     digest: str  # of all that has to be the same
     sums: Tilt | None = None  # evaluations tell sums only, weighed so
+    personal: Algorithm | None = None  # how sites make models of their own, after training
 
 
 def tilt_of(config: Config) -> Tilt:
@@ -93,11 +95,12 @@ def setup(config: Config, agreed: Agreement, task: Task | None = None, draw: Dra
     """The problem and the algorithm on it; `task` where only a site can compute with its own, `draw` its noise."""
     assert config.federation is not None
     problem = remote_problem(config, agreed)
-    problem = problem if task is None else replace(problem, task=task)
+    problem = with_own_models(config, problem if task is None else replace(problem, task=task))
     algorithm, notes = build_method(config, problem, draw)[:2]
     text = config.toml() + agreed.model_dump_json()
     digest, sums = hashlib.sha256(text.encode()).hexdigest()[:16], tilt_of(config) if config.federation.secure else None
-    return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, digest, sums)
+    personal = None if config.personal is None else own_models(config, problem)
+    return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, digest, sums, personal)
 
 
 def shape_of(encoding: Encoding) -> Shards:
@@ -126,4 +129,5 @@ def needs_curvature(config: Config) -> bool:
     if config.model.name == "torch":
         return False
     measured = any(getattr(config.algorithm, key, None) == "auto" for key in ("local_lr", "lr"))
+    measured = measured or (config.personal is not None and config.personal.lr == "auto")
     return measured or getattr(config.algorithm, "rule", None) == "tuned"

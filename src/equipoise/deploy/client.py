@@ -37,7 +37,8 @@ class Job(NamedTuple):
     shard: Data
     config: str = ""  # what else the server has to have the same, such as a digest of the settings
     compiled: bool = True  # not where the task calls back into another library
-    then: Callable[[Message], None] | None = None  # sees every message that was answered: to save the final model
+    # Sees every message that was answered, and the site's state after it: to save models.
+    then: Callable[[Message, Client], None] | None = None
 
 
 class Participant(NamedTuple):
@@ -141,7 +142,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     if spec.exchange.writes:  # last of all, so that whatever fails leaves the memory as it was
         memory.keep(at, spec.at, new)
     if job.job.then is not None:
-        job.job.then(message)
+        job.job.then(message, new)
     return answer
 
 

@@ -64,15 +64,18 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
         site, now = home()[0], setup()
         buffers = Buffers(site.module, folder / f"buffers-{read_agreement(folder, name).run}.pt")
         buffers.restore()
-        return site.job(now.algorithm, config=now.digest, then=lambda message: buffers.keep())
+        return site.job(now.algorithm, config=now.digest, then=lambda message, state: buffers.keep())
 
     def judge() -> Job:
         site, now = home()[0], setup()
         assert site.test is not None
         Buffers(site.module, folder / f"buffers-{read_agreement(folder, name).run}.pt").restore()
         rows = SiteRows(site.shard, site.test)
-        keep = site.job(now.scoring, config=now.digest, then=lambda message: site.save(message[0], folder / MODEL))
-        return keep._replace(shard=rows)
+
+        def save(message: Any, state: Any) -> None:
+            site.save(message[0], folder / MODEL)
+
+        return site.job(now.scoring, config=now.digest, then=save)._replace(shard=rows)
 
     jobs: dict[str, Callable[[], Job]] = {"start": start, "train": train, "judge": judge}
     answers = {"statistics": statistics, "settle": settle}

@@ -75,6 +75,7 @@ def would_reveal(config: Config) -> tuple[str, ...]:
             measured=agreement.needs_curvature(config),
             n=sites_of(config),
             bound=of.secure_bound,
+            own_models=config.personal is not None,
         )
     )
 

@@ -79,7 +79,7 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
     task, n = problem.task, problem.n
     shard = problem.train.client(0)
     scores = evaluation.suited(task.predict, problem.x, shard)
-    inner = evaluation.evaluation(task, everyone(n), None, scores=scores)
+    inner = evaluation.evaluation(problem.plain_task, everyone(n), None, scores=scores)
     judge = inner.round[0]
     certified = task.strong_convexity is not None and method.dual is not None
 

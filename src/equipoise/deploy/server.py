@@ -31,7 +31,7 @@ from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
 from equipoise.engines.simulator import Result
 from equipoise.errors import InputError, require
-from equipoise.experiment import checkpoint, folders, origin, records
+from equipoise.experiment import checkpoint, folders, origin, personal, records
 from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_dual
@@ -83,7 +83,7 @@ def run_federation(
             records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}))
             records.write_record(folder / records.FEDERATION, about)
             writer = FederatedRun(config, folder, setup, federation, watch)
-            outcome = writer.train(agreed.run)
+            outcome = writer.own_models(writer.train(agreed.run))
             more = (sentences.framing(outcome.ledger.traffic), *writer.averages())
             about = about.model_copy(update={"notes": (*about.notes, *more)})
             records.write_record(folder / records.FEDERATION, about)
@@ -169,6 +169,7 @@ def reveals(config: Config, setup: Setup) -> tuple[str, ...]:
             measured=agreement.needs_curvature(config),
             n=problem.n,
             bound=of.secure_bound,
+            own_models=setup.personal is not None,
         )
     )
 
@@ -379,6 +380,29 @@ class FederatedRun:
         if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
             gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
         return Evaluation(losses, objective, gap, self.table)
+
+    def own_models(self, outcome: Outcome) -> Outcome:
+        """Every site makes a model of its own, if the run says so, and tells how it fares with it; it stays there."""
+        setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
+        if setup.personal is None or not np.isfinite(np.asarray(x)).all():
+            return outcome
+        found = serve(
+            setup.personal,
+            x,
+            self.federation,
+            self.config.run.seed,
+            shard=self.rows,
+            rounds=1,
+            part="personal",
+            config=setup.digest,
+            run=outcome.ledger.run,
+            demands=self.demands._replace(least=0, tries=1),
+            note_under=outcome.rounds,
+        ).result.server
+        personal.write(self.folder, setup.problem, personal.recorded(self.config, setup.problem, found), None)
+        events = (*outcome.ledger.events, *self.federation.events[self.federation.reported :])
+        self.federation.reported = len(self.federation.events)
+        return outcome._replace(ledger=outcome.ledger._replace(events=events))
 
     def averages(self) -> tuple[str, ...]:
         """What is known of the last model where no site tells its own scores."""

@@ -45,6 +45,7 @@ from equipoise.errors import InputError, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
+from equipoise.experiment.personal import save_own_model
 from equipoise.experiment.problems import precision
 from equipoise.experiment.records import JsonRecord
 from equipoise.files import write_whole
@@ -53,6 +54,7 @@ from equipoise.privacy.noise import own_noise
 from equipoise.privacy.site_masks import SiteMasks
 
 QUESTIONS = ("statistics", "settle")
+OWN_MODEL = "own-model.safetensors"  # for `equipoise predict`; it leaves the site with nobody's message
 
 
 class SiteStatistics(JsonRecord):
@@ -98,6 +100,17 @@ def open_site(context: Context) -> Participant:
         setup = planned(config.toml(), known.model_dump_json())
         return Job(setup.scoring, setup.problem.x, rows(known), config=setup.digest)
 
+    def personal() -> Job:
+        known = read_agreement(folder, name)
+        setup = planned(config.toml(), known.model_dump_json())
+        require(setup.personal is not None, "this run makes no models of the sites' own")
+        assert setup.personal is not None
+
+        def save(message: Any, own: Any) -> None:
+            save_own_model(folder / OWN_MODEL, setup.problem, own, {"site": name, "config": config.used()})
+
+        return Job(setup.personal, setup.problem.x, rows(known), config=setup.digest, then=save)
+
     def statistics(_: str) -> str:
         held_out = home().held_out
         found = home().statistics(config.data.silo_options).to_json()
@@ -115,7 +128,7 @@ def open_site(context: Context) -> Participant:
         slope = jnp.linalg.norm(problem.task.grad(problem.x, problem.task.prepare(shard)))
         return json.dumps([steps.smoothness(problem.task, alone, problem.x), float(slope)])
 
-    jobs = {"train": train, "judge": judge}
+    jobs = {"train": train, "judge": judge} | ({} if config.personal is None else {"personal": personal})
     answers = {"statistics": statistics, "settle": settle}
     secure = secure_site(config, name, node, folder)
     guard = overseen(config, folder, policy_file(node, folder))

@@ -34,7 +34,7 @@ def is_done(spec: RunSpec) -> bool:
 
 def data_of(spec: RunSpec) -> str:
     """All that `build_problem` looks at."""
-    settings = spec.config.model_dump(mode="json", include={"data", "partition", "model"})
+    settings = spec.config.model_dump(mode="json", include={"data", "partition", "model", "personal"})
     run = spec.config.run
     return json.dumps([settings, run.seed, run.precision, run.score])
 

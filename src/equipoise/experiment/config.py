@@ -181,6 +181,23 @@ class PrivacySettings(Section):
     loss_bound: float = Field(4.0, gt=0, description="what one record can add to a loss (SCAFF-PD)")
 
 
+class PersonalSettings(Section):
+    """A model of each owner's own, beside the shared one (docs/personal.md)."""
+
+    kind: Literal["fine_tuning", "moreau"] = Field(
+        "fine_tuning", description="fine_tuning: after training; moreau: the shared model is trained for it"
+    )
+    mu: float = Field(1.0, gt=0, description="moreau: how strongly own models are held to the shared one")
+    pulls: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (0.1, 1.0, 10.0), min_length=1, description="fine_tuning: the same, tried one by one"
+    )
+    validation: float = Field(
+        0.2, gt=0, lt=1, description="fine_tuning: share of an owner's training rows by which it chooses"
+    )
+    steps: Count = Field(100, description="towards an own model; moreau of squared losses is exact and takes none")
+    lr: Annotated[float, Field(gt=0)] | Auto = Field("auto", description="their size; auto: measured (linear models)")
+
+
 WORDS = {
     "steps": "local steps in a round",
     "memory": "directions that the server remembers; with a cohort about 2 * clients / cohort",
@@ -249,6 +266,7 @@ SECTIONS: dict[str, type[Section]] = {
     "run": RunSettings,
     "federation": FederationSettings,
     "privacy": PrivacySettings,
+    "personal": PersonalSettings,
 }
 KEYS = ("name", *SECTIONS, "objective", "algorithm", "compare", "sweep")
 
@@ -267,6 +285,7 @@ class Config(BaseModel):
     run: RunSettings = RunSettings()
     federation: FederationSettings | None = None  # None: on one machine
     privacy: PrivacySettings | None = None  # None: no noise
+    personal: PersonalSettings | None = None  # None: the shared model alone
 
     @field_validator("objective", "algorithm", mode="before")
     @classmethod
@@ -395,6 +414,8 @@ def _check_together(source: str, config: Config) -> None:
         )
     if config.privacy is not None:
         _check_private(source, config)
+    if config.personal is not None:
+        _check_personal(source, config)
     algorithm = config.algorithm
     require(
         algorithm.cohort is None or algorithm.coin is None,
@@ -424,11 +445,34 @@ def _check_private(source: str, config: Config) -> None:
         f"{source}: [privacy] with scaffpd takes one local step of everybody, whose update is known without another "
         "release; set algorithm.steps = 1",
     )
-    measured = [key for key in ("local_lr", "rule") if getattr(algorithm, key, None) in ("auto", "tuned")]
+    measured = [f"algorithm.{k}" for k in ("local_lr", "rule") if getattr(algorithm, k, None) in ("auto", "tuned")]
+    measured += ["personal.lr"] if config.personal is not None and config.personal.lr == "auto" else []
     require(
         not measured,
-        f"{source}: algorithm.{measured[0] if measured else ''} would be measured on the rows, without noise; give "
-        "numbers",
+        f"{source}: {measured[0] if measured else ''} would be measured on the rows, without noise; give numbers",
+    )
+
+
+def _check_personal(source: str, config: Config) -> None:
+    require(
+        not (config.federation and config.federation.secure),
+        f"{source}: [personal] tells each site's scores with both models, which federation.secure is there to hide; "
+        "leave one of them out",
+    )
+    require(
+        config.model.name != "torch" and config.data.name != "quadratics",
+        f"{source}: [personal] is for models that JAX trains on rows; leave it out with PyTorch modules and quadratics",
+    )
+    assert config.personal is not None
+    require(
+        config.personal.kind != "moreau" or config.privacy is None,
+        f"{source}: [privacy] counts releases of plain losses, and personal.kind is 'moreau', which trains on others; "
+        "give 'fine_tuning', which releases nothing more",
+    )
+    require(
+        config.personal.lr != "auto" or config.model.name == "linear",
+        f"{source}: personal.lr is 'auto', which is measured for linear models only, and this is a "
+        f"{config.model.name}; give a number",
     )
 
 
@@ -520,7 +564,11 @@ def template() -> str:
             value = getattr(section, name)
             line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too
             parts.append(line + (f"  # {field.description}" if field.description else ""))
-    for key, optional in (("federation", FederationSettings), ("privacy", PrivacySettings)):
+    for key, optional in (
+        ("federation", FederationSettings),
+        ("privacy", PrivacySettings),
+        ("personal", PersonalSettings),
+    ):
         parts.append(f"\n# [{key}]  # {inspect.getdoc(optional)}")
         for name, field in optional.model_fields.items():
             start_value = "..." if field.is_required() or field.default is None else json.dumps(field.default)

@@ -27,6 +27,8 @@ MADE: dict[Kind, tuple[str, ...]] = {
         records.HISTORY,
         records.MODEL,
         records.ROW_SCORES,
+        records.PERSONAL,
+        records.OWN_MODELS,
         records.FEDERATION,
         records.ENVIRONMENT,
         records.AGREEMENT,

@@ -35,9 +35,10 @@ def promise(config: Config) -> str:
     """For the report."""
     assert config.privacy is not None
     epsilon, delta = config.privacy.epsilon, config.privacy.delta
+    times = f"{math.exp(epsilon):.3g}" if epsilon < 100 else f"e^{epsilon:g}"
     return (
         f"differential privacy of every record in what sites send for training: epsilon {epsilon:g} at delta {delta:g} "
         f"over all {config.run.rounds} rounds. Whatever else is known, anything that is concluded from it is at most "
-        f"{math.exp(epsilon):.3g} times as likely with a record as without it, but for a chance of {delta:g}; "
+        f"{times} times as likely with a record as without it, but for a chance of {delta:g}; "
         "statistics of columns and evaluations are not covered"
     )

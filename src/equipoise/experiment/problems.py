@@ -26,7 +26,9 @@ from equipoise.evaluation.predictions import Score
 from equipoise.experiment.config import Config
 from equipoise.models import Model
 from equipoise.protocol import Vector
-from equipoise.tasks import Task
+from equipoise.tasks import Task, moreau_envelope
+from equipoise.tasks.moreau import Personal
+from equipoise.tasks.squares import Gram, Kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,7 @@ class Problem:
     curvature: float | None = None  # L, where the clients have measured it themselves
     slope: float | None = None  # and a bound on L_lx at the start
     score: MainScore | None = None  # that runs are summed up by; None: the one that says most
+    envelope: "Envelope | None" = None  # of which `task` is, where owners have models of their own
 
     @property
     def n(self) -> int:
@@ -60,9 +63,15 @@ class Problem:
     @cached_property
     def smoothness(self) -> float:
         """L: the largest curvature of any client's loss."""
-        if self.curvature is not None:
-            return self.curvature
-        return steps.smoothness(self.task, self.train, self.x)
+        largest = self.curvature
+        if largest is None:
+            largest = steps.smoothness(self.plain_task, self.train, self.x)
+        return largest if self.envelope is None else self.envelope.damped(largest)
+
+    @property
+    def plain_task(self) -> Task:
+        """With which models are scored; `task` is trained, and may be its envelope."""
+        return self.task if self.envelope is None else self.envelope.plain
 
     @cached_property
     def _constants(self) -> dict[int, tuple[steps.Constants, float]]:
@@ -102,6 +111,34 @@ class Problem:
         return replace(self, x=jnp.asarray(flat[: self.x.size], self.x.dtype))
 
 
+@dataclass(frozen=True, eq=False)
+class Envelope:
+    """The Moreau envelope that is trained instead of a task."""
+
+    plain: Task
+    personal: Personal
+    mu: float
+
+    def damped(self, curvature: float) -> float:
+        """What a curvature of the plain task becomes."""
+        return self.mu * curvature / (self.mu + curvature)
+
+
+def with_own_models(config: Config, problem: Problem) -> Problem:
+    """The problem whose shared model is trained for the models that owners make of it, where the settings say so."""
+    of = config.personal
+    if of is None or of.kind != "moreau":
+        return problem
+    task, mu = problem.task, of.mu
+    if isinstance(jax.eval_shape(lambda train: task.prepare(train.client(0)), problem.train), Gram | Kernel):
+        personal = moreau_envelope(task, mu)
+    else:
+        lr = 1 / (problem.smoothness + mu) if of.lr == "auto" else of.lr
+        personal = moreau_envelope(task, mu, steps=of.steps, lr=lr)
+    envelope = Envelope(task, personal, mu)
+    return replace(problem, task=personal.task, l2=envelope.damped(problem.l2), envelope=envelope)
+
+
 @contextmanager
 def precision(config: Config) -> Iterator[None]:
     """The arrays that are made in here have the precision of the run."""
@@ -111,7 +148,7 @@ def precision(config: Config) -> Iterator[None]:
 
 def build_problem(config: Config) -> Problem:
     """Reads and divides the data, and builds the task on it; call it under `precision`."""
-    problem = _of_data(config)
+    problem = with_own_models(config, _of_data(config))
     if config.run.score is None:
         return problem
     score, there = evaluation.main_score_named(config.run.score), [*problem.scores, "loss"]

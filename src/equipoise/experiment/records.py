@@ -8,6 +8,8 @@
     checkpoint.safetensors  where to go on (`checkpoint.py`)
     model.safetensors       the trained model (`equipoise.artifact`)
     result.json             how it ended; its presence says that the run is finished
+    personal.json           how every owner fares with the shared model and with its own, where it has one
+    personal.safetensors    those models, where they were made here; over Flower each stays with its owner
     rows.safetensors        what each scored row adds to the score, where the rows were at hand: for comparisons
     agreement.json          of a run over Flower: its sites, and how they read their tables
     status.json, log.jsonl  of a run over Flower: how it stands, and all that happened
@@ -34,6 +36,7 @@ CONFIG, ENVIRONMENT, FEDERATION = "config.toml", "environment.json", "federation
 HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint.safetensors", "model.safetensors"
 AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
 STATUS, LOG = "status.json", "log.jsonl"
+PERSONAL, OWN_MODELS = "personal.json", "personal.safetensors"
 
 
 class JsonRecord(BaseModel):
@@ -137,6 +140,17 @@ class RunResult(JsonRecord):
     events: tuple[str, ...] = ()  # what went wrong on the way, a sentence each
 
 
+class PersonalRecord(JsonRecord):
+    """Every owner with the shared model and with its own, on the same rows as the scores of the last row."""
+
+    kind: str  # "fine_tuning" or "moreau"
+    measure: str
+    higher_is_better: bool
+    shared: PerClient
+    own: PerClient
+    pull: PerClient | None = None  # with which an own model was tuned; 0: the owner keeps the shared one
+
+
 class RowScores(NamedTuple):
     """What each scored row adds to a score, client after client: 1 or 0 to an accuracy, a squared error to an RMSE."""
 
@@ -154,6 +168,7 @@ class Run(NamedTuple):
     federation: FederationRecord
     rows: list[Row]
     outcome: RunResult | None  # None: not finished
+    personal: PersonalRecord | None = None  # None: owners have no models of their own
 
 
 R = TypeVar("R", bound=JsonRecord)
@@ -188,6 +203,7 @@ def read(path: str | Path) -> Run:
         read_record(path / FEDERATION, FederationRecord),
         read_rows(path / HISTORY),
         read_record(path / RESULT, RunResult) if finished(path) else None,
+        read_record(path / PERSONAL, PersonalRecord) if finished(path) and (path / PERSONAL).is_file() else None,
     )
     _check_fit(read)
     return read
@@ -217,6 +233,11 @@ def _check_fit(read: Run) -> None:
         and rounds
         and rounds[-1] == read.outcome.rounds
         and read.outcome.measure in read.rows[-1].scores
+    )
+    own = read.personal
+    require(
+        own is None or len(own.shared) == len(own.own) == len(own.pull or own.own) == n,
+        f"{read.path / PERSONAL} is not of the {n} clients of {FEDERATION}; one of the files is of another run",
     )
     require(fits, f"{read.path / RESULT} does not fit {HISTORY}; one of them is damaged or of another run")
 

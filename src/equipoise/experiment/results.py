@@ -42,7 +42,7 @@ def write_row_scores(folder: Path, problem: Problem, x: Vector, score: str) -> N
     Only where the rows are at hand: over a network they stay with their owners.
     """
     test = problem.train if problem.test is None else problem.test
-    values = evaluation.of_rows(problem.task, x, test, score)
+    values = evaluation.of_rows(problem.plain_task, x, test, score)
     if values is None or not np.isfinite(values).all():
         return
     digest = hashlib.blake2b(digest_size=16)

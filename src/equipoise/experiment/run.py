@@ -17,7 +17,7 @@ from equipoise.engines.simulator import Lost, Result, broken_replies, simulate
 from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
 from equipoise.evaluation import PerClient
-from equipoise.experiment import folders, origin, records
+from equipoise.experiment import folders, origin, personal, records
 from equipoise.experiment.config import Config, load_config
 from equipoise.experiment.methods import Method, build_method
 from equipoise.experiment.problems import Problem, build_problem, precision
@@ -69,7 +69,7 @@ class ClientRows:
     @cached_property
     def scorer(self) -> Callable[[Vector], PerClient]:
         """Scores models, one after the other."""
-        return evaluation.evaluator(self.problem.task, self.scored, scores=self.problem.scores)
+        return evaluation.evaluator(self.problem.plain_task, self.scored, scores=self.problem.scores)
 
 
 class Session(NamedTuple):
@@ -237,7 +237,7 @@ def complete(session: Session, result: Result) -> None:
     x = session.algorithm.model(result.server)
     with warnings.catch_warnings(action="ignore", category=LostReplies):  # a model that is not finite is an event
         table = evaluation.evaluate(
-            problem.task,
+            problem.plain_task,
             x,
             session.data.scored,
             scores=problem.scores,
@@ -246,6 +246,9 @@ def complete(session: Session, result: Result) -> None:
         )
     table = in_units(problem, table)
     write_row_scores(folder, problem, x, problem.main_score(table).name)
+    if config.personal is not None and bool(jnp.all(jnp.isfinite(x))):
+        own, models = personal.made(config, problem, x, session.data.train, session.data.scored)
+        personal.write(folder, problem, own, models)
     events = [sentence] if (sentence := broken_replies(result.tally)) else []
     write_result(config, folder, problem, x, result, table, label, events)
 

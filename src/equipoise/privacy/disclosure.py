@@ -31,6 +31,7 @@ def disclosed(
     measured: bool,
     n: int | None = None,
     bound: float = 1.0,
+    own_models: bool = False,
 ) -> Iterator[str]:
     """Of a run whose exchanges are `crossing`.
 
@@ -41,6 +42,7 @@ def disclosed(
         measured: sites tell the curvature and the slope of their loss before the first round.
         n: sites, where it is known.
         bound: of the masked numbers.
+        own_models: sites make models of their own, after training.
     """
     yield (
         "before the first round the server learns of each site: its name, its number of rows, statistics of its columns"
@@ -61,6 +63,11 @@ def disclosed(
         yield "when the model is evaluated: the server learns sums of the sites' losses and scores, and no site's own"
     else:
         yield "when the model is evaluated: the server sees each site's scores and its training loss"
+    if own_models:
+        yield (
+            "after training: the server sees each site's scores with the shared model and with its own, which stays at "
+            "the site"
+        )
     if masked and n is not None:
         yield (
             f"masked sums are exact to {largest_error(n, bound):.1g}; more than half of the sites together, or the "

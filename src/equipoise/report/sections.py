@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from equipoise.evaluation.rules import worst_count
 from equipoise.experiment.records import CONFIG
-from equipoise.report import bars, formats, numbers, plots, tables, wording
+from equipoise.report import bars, formats, numbers, personal, plots, tables, wording
 from equipoise.report.formats import capitalized
 from equipoise.report.numbers import ReportedRun
 
@@ -36,6 +36,7 @@ def shown(runs: Sequence[ReportedRun]) -> list[Section]:
         Section("numbers", f"The run{'s' if len(runs) > 1 else ''} in numbers", table(runs)),
         Section("tradeoff", "Average against worst-served", tradeoff(runs)),
         Section("clients", "Who is served how", clients(runs)),
+        Section("personal", "The shared model against each owner's own", own_models(runs)),
         Section("convergence", "How training went", convergence(runs)),
         Section("weights", "Whose loss counted how much", weights(runs)),
         Section("troubles", "What went wrong", found, f" ({broken})" if broken else ""),
@@ -140,6 +141,29 @@ def _bars_caption(run: ReportedRun, other: ReportedRun | None) -> str:
         bounds, comparison = "shade around the line is", "The dashed line is, in its own order,"
     text += f" The {bounds} the bounds that each client's rows allow." if known else " No bounds are known."
     return text + (f" {comparison} {other.label}." if other else "")
+
+
+def own_models(runs: Sequence[ReportedRun]) -> Content | None:
+    parts = []
+    for run in _leading_first(runs):
+        own = personal.with_own(run)
+        if own is None or run.record.personal is None:
+            continue
+        shared = personal.with_shared(run)
+        listed = shared.worst_first()[: tables.MOST_CLIENTS]
+        caption = f"{capitalized(run.score_name)} of each client with its own model, the worst served first. "
+        sign = "The sign is" if run.n <= bars.NAMED else "The dashed line is, in its own order,"
+        parts.append(
+            {
+                "sentence": personal.sentence(shared, own),
+                "chart": bars.clients(own, bars.scale([shared, own]), shared),
+                "caption": f"{caption}{sign} the shared model.",
+                "table_title": f"{len(listed):,} of {run.n:,} owners as a table, the worst served first",
+                "headings": personal.headings(run.record.personal),
+                "rows": [(i, personal.cells(shared, own, i)) for i in listed],
+            }
+        )
+    return {"parts": parts} if parts else None
 
 
 def convergence(runs: Sequence[ReportedRun]) -> Content | None:

@@ -111,7 +111,7 @@ def comparison(runs: Sequence[Run]) -> Any:
     for group in _groups(runs):
         heads, grid = cells(group)
         kept = [k for k, head in enumerate(heads) if head.narrow_title]
-        table = _narrow_table(f"{measured(group)}; floats: sent to and from a client, all rounds")
+        table = narrow_table(f"{measured(group)}; floats: sent to and from a client, all rounds")
         table.add_column("method", overflow="fold", min_width=8)
         for k in kept:
             words = [word for row in grid for word in row[k].text.split(" (")]  # a cell is folded between words only
@@ -128,7 +128,7 @@ def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Any:
     found = []
     for group in _groups(runs):
         order, note = clients_shown(group, limit)
-        table = _narrow_table("; ".join(filter(None, (measured(group), note))))
+        table = narrow_table("; ".join(filter(None, (measured(group), note))))
         table.add_column("client", overflow="fold", min_width=8)
         table.add_column("rows", justify="right")
         for run in group:
@@ -143,7 +143,7 @@ def _groups(runs: Sequence[Run]) -> list[list[ReportedRun]]:
     return numbers.comparable(numbers.reported(runs))
 
 
-def _narrow_table(caption: str) -> Table:
+def narrow_table(caption: str) -> Table:
     """A table for eighty columns, which folds long cells and cuts nothing off."""
     look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 0, 0, 1)}
     return Table(caption=Text(caption), caption_justify="left", **look)

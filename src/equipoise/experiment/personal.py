@@ -1,0 +1,211 @@
+"""Models of the owners' own, beside the shared one: one exchange after training, which sets both side by side.
+
+    fine_tuning   each owner takes steps from the shared model and keeps what does better on rows that it left out
+    moreau        the shared model was trained for this: the own model is v_i(x) of the Moreau envelope
+
+down    the shared model
+up      its scores and those of the own model, on the owner's held-out rows; and the pull that was chosen
+
+The own model stays with its owner, as the client's state.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from equipoise import artifact, evaluation, tensors
+from equipoise.algorithms import Split, fine_tuning
+from equipoise.algorithms.messages import ModelMessage
+from equipoise.cohorts import everyone
+from equipoise.data.shards import Shards
+from equipoise.engines.simulator import simulate
+from equipoise.errors import InputError, require
+from equipoise.experiment import records
+from equipoise.experiment.config import Config
+from equipoise.experiment.problems import Problem
+from equipoise.experiment.results import floats, in_units
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
+
+
+class OwnerRows(NamedTuple):
+    """The rows to make an own model of, and those to score it on; of all owners, or of one."""
+
+    train: Any
+    test: Any
+
+    @property
+    def n(self) -> int:
+        return self.train.n
+
+    @property
+    def sizes(self) -> Array:
+        return self.train.sizes
+
+    def client(self, i: Any) -> "OwnerRows":
+        return OwnerRows(self.train.client(i), self.test.client(i))
+
+
+class Server(NamedTuple):
+    """What was heard of each owner."""
+
+    x: Vector
+    shared: Any  # of `evaluation`
+    own: Any
+    pull: Float[Array, " n"]  # NaN: not heard
+
+
+Keep = Callable[[Vector, Data, RandomKey], tuple[Vector, Array]]  # (shared model, rows, key) -> own model, pull
+
+
+def own_models(config: Config, problem: Problem) -> Algorithm:
+    """An algorithm of one round, for any engine: clients end with the models that they keep."""
+    n, plain = problem.n, problem.plain_task
+    prepare_rows, keep = _fine_tuned(config, problem) if problem.envelope is None else _of_envelope(problem)
+    scores = evaluation.suited(plain.predict, problem.x, problem.train.client(0)) if plain.predict else {}
+    if problem.score is not None and problem.score.own is not None:
+        scores = scores | {problem.score.name: problem.score.own}
+    inner = evaluation.evaluation(plain, everyone(n), None, scores=scores)
+    judge = inner.round[0]
+
+    def init(x: Vector) -> Server:
+        return Server(x, inner.init(x), inner.init(x), jnp.full(n, jnp.nan, x.dtype))
+
+    def ask(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server, everyone(n)(key)
+
+    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
+        return ModelMessage(server.x)
+
+    def make(message: ModelMessage, _: Vector, rows: OwnerRows, key: RandomKey) -> tuple[Vector, Reply]:
+        v, pull = keep(message.x, rows.train, key)
+        both = (judge.work(model, None, rows.test, key)[1].each for model in (message.x, v))
+        return v, Reply(each=(*both, pull))
+
+    def note(server: Server, replies: Replies) -> Server:
+        shared, own, pull = replies.each
+        return server._replace(
+            shared=judge.close(server.shared, Replies(None, shared, replies.cohort)),
+            own=judge.close(server.own, Replies(None, own, replies.cohort)),
+            pull=replies.cohort.put(server.pull, pull),
+        )
+
+    return Algorithm(
+        name="own_models",
+        n=n,
+        size=plain.size,
+        prepare=lambda rows: rows._replace(train=prepare_rows(rows.train), test=inner.prepare(rows.test)),
+        init=init,
+        init_client=lambda x: x,
+        round=(Exchange("own", ask, send, make, note, writes=True),),
+        model=lambda server: server.x,
+    )
+
+
+def _of_envelope(problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
+    assert problem.envelope is not None
+    personal = problem.envelope.personal
+
+    def keep(x: Vector, data: Data, key: RandomKey) -> tuple[Vector, Array]:
+        return personal.model(x, data, key), jnp.full((), problem.envelope.mu, x.dtype)  # type: ignore[union-attr]
+
+    return personal.task.prepare, keep
+
+
+def _fine_tuned(config: Config, problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
+    of, task = config.personal, problem.task
+    assert of is not None
+    lr = 1 / (problem.smoothness + max(of.pulls)) if of.lr == "auto" else of.lr
+    tuning = fine_tuning(task, problem.n, steps=of.steps, lr=lr, pulls=of.pulls)
+
+    def prepare(shard: Shards) -> Split:
+        return tuning.prepare(divided(shard, of.validation))
+
+    def keep(x: Vector, data: Split, key: RandomKey) -> tuple[Vector, Array]:
+        v, reply = tuning.round[0].work(ModelMessage(x), x, data, key)
+        return v, reply.each.pull
+
+    return prepare, keep
+
+
+def divided(shard: Shards, share: float) -> Split:
+    """An owner's rows, of which a share of at least one is left out by chance, the same every time."""
+    rows, size = shard.labels.shape[0], shard.sizes
+    real = jnp.arange(rows, dtype=size.dtype) < size
+    order = jnp.argsort(jnp.where(real, jax.random.uniform(jax.random.key(0), (rows,)), 2.0))
+    left_out = jnp.clip(jnp.rint(share * size.astype(jnp.float32)).astype(size.dtype), 1, jnp.maximum(size - 1, 1))
+    kept = jnp.maximum(size - left_out, 0)
+
+    def part(order: Array, count: Array) -> Shards:
+        mine = jnp.arange(rows, dtype=size.dtype) < count
+
+        def taken(a: Array) -> Array:
+            return jnp.where(mine.reshape(-1, *[1] * (a.ndim - 1)), a[order], 0)
+
+        return Shards(taken(shard.inputs), taken(shard.labels), count)
+
+    return Split(part(order, kept), part(jnp.roll(order, -kept), left_out))
+
+
+def made(config: Config, problem: Problem, x: Vector, train: Any, scored: Any) -> tuple[records.PersonalRecord, Any]:
+    """Where all rows are at hand: how every owner fares, and the own models [n, d]."""
+    algorithm = own_models(config, problem)
+    end = simulate(
+        algorithm,
+        x,
+        OwnerRows(train, scored),
+        config.run.seed,
+        rounds=1,
+        clients_per_batch=config.run.clients_per_batch,
+        devices=config.run.devices,
+    )
+    return recorded(config, problem, end.server), end.clients
+
+
+def recorded(config: Config, problem: Problem, server: Server) -> records.PersonalRecord:
+    assert config.personal is not None
+    shared, own = (in_units(problem, table.heard) for table in (server.shared, server.own))
+    measure, up, _ = problem.main_score(shared)
+    return records.PersonalRecord(
+        kind=config.personal.kind,
+        measure=measure,
+        higher_is_better=up,
+        shared=floats(shared.scores[measure]),
+        own=floats(own.scores[measure]),
+        pull=floats(server.pull) if config.personal.kind == "fine_tuning" else None,
+    )
+
+
+def save_own_model(path: Path, problem: Problem, v: Any, metadata: dict[str, Any]) -> None:
+    vector = problem.artifact_vector(v)
+    artifact.save(path, vector, problem.model, problem.encoding, loss=problem.loss, metadata=metadata)
+
+
+def own_model(folder: Path, owner: str) -> artifact.Artifact:
+    """An owner's model, of a run folder that has them."""
+    path = folder / records.OWN_MODELS
+    require(
+        path.is_file(),
+        f"{folder} has no models of the owners' own: set [personal] for the run; over Flower they stay at the sites",
+    )
+    try:
+        arrays, about = tensors.read(path)
+        owners, models = list(json.loads(about)["owners"]), arrays["models"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}); it is damaged") from None
+    require(owner in owners, f"{folder} has no owner '{owner}'; it has {', '.join(map(str, owners[:10]))}")
+    return artifact.load(folder / records.MODEL).with_parameters(models[owners.index(owner)])
+
+
+def write(folder: Path, problem: Problem, record: records.PersonalRecord, models: Any | None) -> None:
+    """The models first: whoever sees the record sees them too."""
+    if models is not None:
+        vectors = np.stack([problem.artifact_vector(v) for v in np.asarray(models)])
+        tensors.write(folder / records.OWN_MODELS, {"models": vectors}, json.dumps({"owners": list(problem.names)}))
+    records.write_record(folder / records.PERSONAL, record)
