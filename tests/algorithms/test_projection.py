@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.algorithms import project_updates
+from equipoise.algorithms import clip_gradients, project_updates
 from equipoise.algorithms.messages import LossAndGradient
 from equipoise.data import synthetic
 from equipoise.errors import InputError
@@ -64,7 +64,7 @@ def test_the_ball_of_convex_losses_holds_a_light_liar():
 
 
 def test_gradients_are_clipped_at_a_multiple_of_the_median():
-    collect, _ = project_updates(PLAIN, quadratic=True, gradient_factor=2.0).round
+    collect, _ = clip_gradients(project_updates(PLAIN, quadratic=True), factor=2.0).round
     server, cohort = collect.open(PLAIN.init(jnp.zeros(D)), jax.random.key(0))
     gradient = jnp.asarray(np.diag([1.0, 1.0, 1.0, 0.0])[:, :3]).at[3].set(jnp.array([0.0, 0.0, 50.0]))
     each = LossAndGradient(jnp.ones(N), gradient)
@@ -75,5 +75,5 @@ def test_gradients_are_clipped_at_a_multiple_of_the_median():
 def test_says_what_is_wrong():
     with pytest.raises(InputError, match="not for scaffpd_secure"):
         project_updates(build("scaffpd_secure"), quadratic=True)
-    with pytest.raises(InputError, match=r"gradient_factor is 0\.5"):
-        project_updates(PLAIN, quadratic=True, gradient_factor=0.5)
+    with pytest.raises(InputError, match=r"factor is 0\.5; give at least 1, how many times the median"):
+        clip_gradients(PLAIN, factor=0.5)

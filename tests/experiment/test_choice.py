@@ -7,6 +7,8 @@ from equipoise.experiment.choice import best_algorithm
 from equipoise.experiment.methods import build_method
 from equipoise.experiment.problems import build_problem, precision
 
+SECURE = {"federation": {"sites": 3, "secure": True}}
+
 
 @pytest.mark.parametrize(
     ("settings", "name", "why"),
@@ -19,7 +21,14 @@ from equipoise.experiment.problems import build_problem, precision
         ({"algorithm": {"rule": {"sigma": 1.0}}}, "scaffpd", "rule is given"),
         ({"model": {"name": "mlp"}}, "scaffpd", "a mlp is not convex"),
         ({"objective": {"name": "qffl"}}, "scaffpd", "the weights of 'qffl' need not be shares"),
-        ({"federation": {"sites": 3, "clip": 2.0}}, "scaffpd", "clipped losses"),
+        ({"federation": {"sites": 3, "clip": 2.0}}, "scaffpd", "are clipped do not fit"),
+        ({"federation": {"sites": 3, "clip_gradients": 2.0}}, "scaffpd", "are clipped do not fit"),
+        (SECURE | {"objective": {"name": "kl"}}, "scaffpd_sums", "sends the server nothing else"),
+        (SECURE | {"objective": {"name": "kl"}, "algorithm": {"local_lr": 0.1}}, "scaffpd_sums", "masks sums"),
+        (SECURE | {"objective": {"name": "average"}}, "scaffold", "sends the server nothing else"),
+        (SECURE, "scaffpd_secure", "each site's loss beside them; set objective.name = 'kl'"),
+        (SECURE | {"algorithm": {"memory": 3}}, "scaffpd_model", "nothing to tune"),
+        ({"federation": {"sites": 3, "secure": False}}, "scaffpd_model", "nothing to tune"),
     ],
 )
 def test_the_best_algorithm_for_the_settings(settings, name, why):
@@ -40,3 +49,9 @@ def test_a_run_that_names_none_takes_it_and_says_why():
     named = config.parse(settings | {"algorithm": {"name": "fedavg", "local_lr": 0.1}})
     with precision(named):
         assert build_method(named, build_problem(named))[1] == ()
+
+
+def test_masked_runs_say_why_they_take_it_too():
+    told = config.parse(SECURE | {"objective": {"name": "kl"}, "data": {"name": "digits"}})
+    assert told.algorithm.name == "scaffpd_sums"
+    assert config.parse(SECURE).algorithm.name == "scaffpd_secure"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import equipoise as eq
-from equipoise.algorithms.private import one_release
+from equipoise.algorithms.private import private_scaffpd
 from equipoise.errors import InputError, Refusal
 from equipoise.experiment import config, private
 from equipoise.privacy import ledger, noise
@@ -59,10 +59,13 @@ def test_as_dp_accounting_has_it():
 
 
 def test_a_run_s_noise_costs_what_it_promises():
-    for method in ({"name": "fedavg", "steps": 3, "local_lr": 0.1}, SCAFFPD):
+    for method in ({"name": "fedavg", "steps": 3, "local_lr": 0.1}, SCAFFPD, {**SCAFFPD, "steps": 4}):
         told = config.parse({"algorithm": method, "run": {"rounds": 40}, "privacy": {"epsilon": 2.0, "delta": 1e-6}})
         mu2 = 40 * sum(private.costs(told).values())
         assert epsilon_of(math.sqrt(mu2), 1e-6) == pytest.approx(2.0, rel=1e-6)
+    four = {**SCAFFPD, "steps": 4}
+    told = config.parse({"algorithm": four, "run": {"rounds": 1}, "privacy": {"epsilon": 2.0}})
+    assert private.releases(told) == {"collect": (1, 1), "improve": (4, 0)}
 
 
 SCAFFPD = {"name": "scaffpd", "steps": 1, "local_lr": 0.1, "rule": {"sigma": 0.5, "theta": 0.0}}
@@ -124,15 +127,34 @@ def test_one_release_in_a_round():
     task = private_task(TASK, Noise(50.0, 1e-9, 50.0, 1e-9), l2=0.1)  # hardly any noise
     rule = eq.steps.constant(tau=0.1, sigma=0.5, theta=0.0)
     sample = eq.cohorts.everyone(n)
-    plain = eq.algorithms.scaffpd(TASK, dual, sample, rule, steps=1, local_lr=0.1)
-    hidden = one_release(eq.algorithms.scaffpd(task, dual, sample, rule, steps=1, local_lr=0.1), task)
-    big = eq.simulate(hidden, TASK.init(jax.random.key(0)), data, 0, rounds=3)
-    same = eq.simulate(plain, TASK.init(jax.random.key(0)), data, 0, rounds=3)
-    np.testing.assert_allclose(big.server.x, same.server.x, atol=1e-6)  # nobody's gradient is longer than the clip here
+    for steps in (3, 1):
+        plain = eq.algorithms.scaffpd(TASK, dual, sample, rule, steps=steps, local_lr=0.1)
+        noisy = eq.algorithms.scaffpd(task, dual, sample, rule, steps=steps, local_lr=0.1)
+        hidden = private_scaffpd(noisy, task, steps=steps)
+        big = eq.simulate(hidden, TASK.init(jax.random.key(0)), data, 0, rounds=3)
+        same = eq.simulate(plain, TASK.init(jax.random.key(0)), data, 0, rounds=3)
+        np.testing.assert_allclose(big.server.x, same.server.x, atol=1e-6)  # nobody's gradient is as long as the clip
     improve = hidden.round[1]
     used = jax.make_jaxpr(lambda rows: improve.work(*improve_message(), rows, jax.random.key(0))[1])(data.client(0))
     rows = used.jaxpr.invars
     assert not any(v is r for e in used.jaxpr.eqns for v in e.invars for r in rows)
+
+
+def test_every_local_step_is_a_release_with_noise_of_its_own():
+    """The second exchange with two steps: two noisy gradients, whose mean the update is, in the stated strength."""
+    noise = Noise(1.0, 2.0, 4.0, 8.0)
+    task = private_task(TASK, noise, l2=0.1)
+    rule, sample = eq.steps.constant(tau=0.1, sigma=0.5, theta=0.0), eq.cohorts.everyone(3)
+    inner = eq.algorithms.scaffpd(task, eq.objectives.chi2(3, 0.1), sample, rule, steps=2, local_lr=1e-9)
+    improve = private_scaffpd(inner, task, steps=2).round[1]
+    keys = jax.random.split(jax.random.key(1), 3000)
+    total = jax.lax.map(lambda key: improve.work(*improve_message(), SHARD, key)[1].total.value / 0.3, keys)
+    np.testing.assert_allclose(np.asarray(total).std(0), 2 / 70 / math.sqrt(2), rtol=0.1)
+
+
+def test_a_promise_that_is_none_is_still_a_sentence():
+    told = config.parse({"algorithm": SCAFFPD, "privacy": {"epsilon": 1e6}})
+    assert "e^1e+06 times as likely" in private.promise(told)
 
 
 def improve_message():
@@ -170,7 +192,7 @@ def test_the_ledger_counts_every_reply_and_refuses_the_one_too_many(tmp_path):
     ("told", "sentence"),
     [
         ({"algorithm": {"name": "drfa"}}, "is for scaffpd and fedavg, not for drfa"),
-        ({"algorithm": {**SCAFFPD, "steps": 2}}, "set algorithm.steps = 1"),
+        ({"algorithm": {**SCAFFPD, "cohort": 2}}, "takes everybody in every round"),
         ({"algorithm": {"name": "fedavg"}}, "algorithm.local_lr would be measured on the rows"),
         ({"algorithm": SCAFFPD, "model": {"batch": 5}}, "leave out model.batch"),
     ],

@@ -1,6 +1,6 @@
-"""Losses that cannot be made up beyond bounds: what keeps a hostile or broken client from moving all the weight.
+"""Losses and gradients that cannot be made up beyond bounds: what keeps a hostile or broken client from moving all.
 
-It changes what is optimised where honest clients are beyond the bound, so it is off unless asked for.
+Both change what is optimised where honest clients are beyond the bound, so they are off unless asked for.
 """
 
 from typing import Any
@@ -42,6 +42,37 @@ def clip_losses(algorithm: Algorithm, *, factor: float = 10.0, quantile: float =
     return algorithm._replace(round=tuple(guarded(e) for e in algorithm.round))
 
 
+def clip_gradients(algorithm: Algorithm, *, factor: float = 3.0) -> Algorithm:
+    """`algorithm`, to which no client's gradient counts for more than `factor` times the median length of its cohort's.
+
+    It holds for gradients that the server sees (`Reply.each`), as long as fewer than half of a cohort lie. Medians of
+    the gradients themselves, or trimmed means, would throw away the minority that a robust objective is there for.
+    """
+    require(factor >= 1, f"factor is {factor}; give at least 1, how many times the median a gradient may be long")
+
+    def clipped(rows: Float[Array, "m d"], present: Bool[Array, " m"]) -> Float[Array, "m d"]:
+        length = jnp.linalg.norm(rows, axis=1)
+        most = factor * jnp.nanmedian(jnp.where(present, length, jnp.nan))
+        scale = jnp.where(length > most, most / jnp.where(length > 0, length, 1), 1)
+        return rows * scale[:, None]
+
+    def guarded(exchange: Exchange) -> Exchange:
+        def close(server: Server, replies: Replies) -> Server:
+            if has_gradient(replies.each):
+                gradient = clipped(replies.each.gradient, jnp.asarray(replies.cohort.present))
+                replies = replies._replace(each=replies.each._replace(gradient=gradient))
+            return exchange.close(server, replies)
+
+        return exchange._replace(close=close)
+
+    return algorithm._replace(round=tuple(guarded(e) for e in algorithm.round))
+
+
 def has_loss(each: Any) -> bool:
     """Whether clients report their loss by itself."""
     return "loss" in getattr(each, "_fields", ())
+
+
+def has_gradient(each: Any) -> bool:
+    """Whether clients report their gradient by itself."""
+    return "gradient" in getattr(each, "_fields", ())

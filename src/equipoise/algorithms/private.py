@@ -1,9 +1,9 @@
-"""SCAFF-PD with one release of every client in a round: its noisy loss and gradient, and nothing computed from rows
-after that.
+"""SCAFF-PD whose clients release noisy losses and gradients only, and as few of them as can be.
 
-Beyond the paper, which has no privacy: with one local step du_i = (g_i(x) - c_i + c), and g_i(x) is c_i again, so
-du_i = c and the second exchange needs no row. Computed again it would be another noisy gradient, and cost as much
-privacy as the first.
+Beyond the paper, which has no privacy. A round releases a loss and a gradient c_i = g_i(x). With one local step
+du_i = g_i(x) - c_i + c, and g_i(x) is c_i again, so du_i = c and the second exchange needs no row; computed again it
+would be another noisy gradient, and cost as much privacy as the first. With J > 1 local steps each of them is one more
+release, at a model that nobody has asked about before.
 """
 
 from equipoise.algorithms.messages import LossAndGradient, ModelMessage
@@ -13,8 +13,8 @@ from equipoise.protocol import Algorithm, Data, RandomKey, Reply, weighted
 from equipoise.tasks import Task
 
 
-def one_release(algorithm: Algorithm, task: Task) -> Algorithm:
-    """`scaffpd` with one local step, whose clients tell losses and gradients of `task` (`tasks.private_task`)."""
+def private_scaffpd(algorithm: Algorithm, task: Task, *, steps: int) -> Algorithm:
+    """`scaffpd` with `steps` local steps, whose clients tell losses and gradients of `task` (`tasks.private_task`)."""
     require(algorithm.name == "scaffpd", f"the private form is of scaffpd, not of {algorithm.name}")
     collect, improve = algorithm.round
 
@@ -27,4 +27,5 @@ def one_release(algorithm: Algorithm, task: Task) -> Algorithm:
     def step(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         return mine, Reply(total=weighted(message.lam_i, message.c))
 
-    return algorithm._replace(round=(collect._replace(work=tell), improve._replace(work=step)))
+    improve = improve._replace(work=step) if steps == 1 else improve
+    return algorithm._replace(round=(collect._replace(work=tell), improve))

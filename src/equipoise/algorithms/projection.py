@@ -9,45 +9,31 @@ Projecting onto that ball leaves honest runs as they are, up to rounding. In the
 the descent and cannot move where it ends, for c = 0 there leaves nothing but du_i = 0. In the second it ends there as
 long as b liars of weight at most kappa have b kappa < m/(1 + m), m = (1 - (1 - eta_l L)^J)/(J eta_l L).
 
-A lie in the loss or gradient looks like another f_i; `clip_losses`, a cap on weights and `gradient_factor` bound what
-it can do. No trimmed means or medians of gradients: they throw away the minority that the objective is there for.
+A lie in the loss or gradient looks like another f_i; `clip_losses`, `clip_gradients` and a cap on weights bound what it
+can do. No trimmed means or medians of gradients: they throw away the minority that the objective is there for.
 
 The server has to see every update, so this excludes masked sums.
 """
 
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Bool, Float
 
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Client, Data, Message, RandomKey, Replies, Reply, Server, Weighted
 
 
-def project_updates(algorithm: Algorithm, *, quadratic: bool, gradient_factor: float | None = None) -> Algorithm:
+def project_updates(algorithm: Algorithm, *, quadratic: bool) -> Algorithm:
     """`scaffpd`, whose server projects every client's update onto the ball of honest ones.
 
     Args:
         algorithm: from `scaffpd` with exact gradients and everyone in the cohort; eta_l <= 1/L (2/L if not quadratic).
         quadratic: all losses are; the smaller ball then holds.
-        gradient_factor: no gradient counts for more than so many times the cohort's median norm. This changes honest
-            runs where honest gradients are longer, so it is off unless given.
     """
     require(
         algorithm.name == "scaffpd",
         f"the projection is for scaffpd, whose updates the server can bound and see one by one, not for "
         f"{algorithm.name}; give scaffpd(..., sample=everyone(n)), or leave the projection out",
     )
-    require(
-        gradient_factor is None or gradient_factor >= 1,
-        f"gradient_factor is {gradient_factor}; give at least 1, how many times the median a gradient may be long",
-    )
     collect, improve = algorithm.round
-
-    def update_dual(server: Server, replies: Replies) -> Server:
-        if gradient_factor is not None:
-            gradient = clipped(replies.each.gradient, jnp.asarray(replies.cohort.present), gradient_factor)
-            replies = replies._replace(each=replies.each._replace(gradient=gradient))
-        return collect.close(server, replies)
 
     def work(message: Message, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         mine, reply = improve.work(message, mine, data, key)
@@ -66,13 +52,4 @@ def project_updates(algorithm: Algorithm, *, quadratic: bool, gradient_factor: f
         total = Weighted(jnp.sum(lam), lam @ du)
         return improve.close(server, replies._replace(total=total, each=None))
 
-    exchanges = (collect._replace(close=update_dual), improve._replace(work=work, close=update_primal))
-    return algorithm._replace(round=exchanges)
-
-
-def clipped(rows: Float[Array, "m d"], present: Bool[Array, " m"], factor: float) -> Float[Array, "m d"]:
-    """The rows, none longer than `factor` times the median length of the present ones."""
-    length = jnp.linalg.norm(rows, axis=1)
-    most = factor * jnp.nanmedian(jnp.where(present, length, jnp.nan))
-    scale = jnp.where(length > most, most / jnp.where(length > 0, length, 1), 1)
-    return rows * scale[:, None]
+    return algorithm._replace(round=(collect, improve._replace(work=work, close=update_primal)))

@@ -9,15 +9,16 @@ import jax
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from equipoise import algorithms, objectives, tasks
-from equipoise.algorithms.clipping import has_loss
 from equipoise.data.shards import Shards
 from equipoise.deploy import agreement
 from equipoise.errors import Refusal, refuse_unless
 from equipoise.experiment.config import Config
+from equipoise.experiment.methods import may_project
 from equipoise.experiment.private import costs, promise
+from equipoise.experiment.problems import precision
 from equipoise.files import make_folder, write_whole
 from equipoise.privacy import audit, policy
-from equipoise.privacy.disclosure import disclosed
+from equipoise.privacy.disclosure import disclosed, fields
 from equipoise.privacy.ledger import Budget, spend
 from equipoise.privacy.policy import Plan
 from equipoise.protocol import Wire, wire
@@ -36,7 +37,7 @@ def plan_of(config: Config) -> Plan:
     """What the policy of a site is about, of a configuration."""
     assert config.federation is not None
     private = config.privacy
-    tells = any(has_loss(w.reply.each) for w in crossing(config)) or not config.federation.secure
+    tells = any("loss" in fields(w.reply.each) for w in crossing(config)) or not config.federation.secure
     return Plan(
         digest=policy.digest_of(config.toml()),
         algorithm=config.algorithm.name,
@@ -50,16 +51,28 @@ def plan_of(config: Config) -> Plan:
 
 
 def crossing(config: Config) -> list[Wire]:
-    """What the algorithm of a configuration sends, by name: of a small problem, as the sizes are not known yet."""
+    """What the algorithm of a configuration sends, by name: of a small problem, as the sizes are not known yet.
+
+    Updates count as projected, and so as seen one by one, where that depends on the rows.
+    """
+    of = config.federation
+    assert of is not None
     n = max(sites_of(config), FEW)
     record, task = algorithms.named(config.algorithm.name), tasks.ridge(3, 0.1)
     settings = config.objective.model_dump(exclude_none=True)
     dual = objectives.named(settings.pop("name"))(n, **settings)
-    algorithm = record.build_example(task, dual)
-    shape = jax.ShapeDtypeStruct
-    like = cast(Any, Shards)(shape((1, 3), float), shape((1,), float), shape((), int))
-    x = jax.eval_shape(lambda: jax.numpy.zeros(3))
-    return wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
+    with precision(config):
+        algorithm = record.build_example(task, dual)
+        x = jax.eval_shape(lambda: jax.numpy.zeros(3))
+        shape = jax.ShapeDtypeStruct
+        like = cast(Any, Shards)(shape((1, 3), x.dtype), shape((1,), x.dtype), shape((), jax.numpy.int32))
+        if may_project(config):
+            algorithm = algorithms.project_updates(algorithm, quadratic=True)
+        found = wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
+        if of.compress is None:
+            return found
+        algorithm = algorithms.compress_replies(algorithm, found, dtype=of.compress, sums=of.compress_sums)
+        return wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
 
 
 def would_reveal(config: Config) -> tuple[str, ...]:

@@ -27,17 +27,36 @@ def best_algorithm(settings: Mapping[str, Any]) -> Choice:
     record = ALGORITHMS["scaffpd_model"]
     foreign = sorted(own - {argument.name for argument in record.settings} - {"name", "cohort", "coin"})
     objective, model = given("objective", "name", "chi2"), given("model", "name", "linear")
+    if given("federation", "secure") is True and (masked := _for_masks(objective, own)) is not None:
+        return masked
     if foreign:
         return Choice("scaffpd", f"{', '.join(foreign)} is given, which SCAFF-PD with a model does not need")
     if model != "linear":
         return Choice("scaffpd", f"a {model} is not convex, which SCAFF-PD with a model counts on")
     if not _on_simplex(objective):
         return Choice("scaffpd", f"the weights of '{objective}' need not be shares, which SCAFF-PD with a model needs")
-    if given("federation", "clip") is not None:
-        return Choice("scaffpd", "clipped losses do not fit the gradients, which SCAFF-PD with a model compares")
+    if given("federation", "clip") is not None or given("federation", "clip_gradients") is not None:
+        return Choice(
+            "scaffpd",
+            "losses and gradients that are clipped do not fit each other, which SCAFF-PD with a model compares",
+        )
     few = given("algorithm", "cohort") is not None
     how = "a few clients in a round are enough for it, " if few else ""
     return Choice("scaffpd_model", f"the model is linear, {how}it has nothing to tune and needs the fewest rounds")
+
+
+def _for_masks(objective: Any, own: set[str]) -> Choice | None:
+    """Of what needs sums, which masks hide; None: the settings are of something else."""
+    form = {"kl": "scaffpd_sums", "average": "scaffold"}.get(objective, "scaffpd_secure")
+    known = {"name", "rule", *(argument.name for argument in ALGORITHMS[form].settings)}
+    if own - known or (form == "scaffpd_secure" and not _on_simplex(objective)):
+        return None
+    whole = "federation.secure masks sums, and it sends the server nothing else of a site"
+    part = (
+        f"federation.secure masks sums, and for '{objective}' it sends the server each site's loss beside them; set "
+        "objective.name = 'kl', for which scaffpd_sums sends nothing but sums"
+    )
+    return Choice(form, part if form == "scaffpd_secure" else whole)
 
 
 def _on_simplex(objective: Any) -> bool:

@@ -160,6 +160,9 @@ class FederationSettings(Section):
         False, description="updates and other sums too; the server then sees and keeps a vector of every site"
     )
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
+    clip_gradients: float | None = Field(
+        None, ge=1, description="a gradient counts for at most so many times the cohort's median length"
+    )
     project: bool | None = Field(
         None,
         description="updates of scaffpd that no honest site could have sent are moved to where one could; default: "
@@ -441,9 +444,9 @@ def _check_private(source: str, config: Config) -> None:
         f"{source}: [privacy] counts releases of all rows, by JAX; leave out model.batch and PyTorch modules",
     )
     require(
-        algorithm.name != "scaffpd" or (algorithm.steps == 1 and algorithm.cohort is None and algorithm.coin is None),
-        f"{source}: [privacy] with scaffpd takes one local step of everybody, whose update is known without another "
-        "release; set algorithm.steps = 1",
+        algorithm.name != "scaffpd" or (algorithm.cohort is None and algorithm.coin is None),
+        f"{source}: [privacy] with scaffpd takes everybody in every round; leave out algorithm.cohort and "
+        "algorithm.coin",
     )
     measured = [f"algorithm.{k}" for k in ("local_lr", "rule") if getattr(algorithm, k, None) in ("auto", "tuned")]
     measured += ["personal.lr"] if config.personal is not None and config.personal.lr == "auto" else []

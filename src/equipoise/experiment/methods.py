@@ -10,7 +10,8 @@ import numpy as np
 from jax.tree_util import Partial
 
 from equipoise import algorithms, cohorts, objectives, steps
-from equipoise.algorithms.private import one_release
+from equipoise.algorithms.clipping import has_gradient
+from equipoise.algorithms.private import private_scaffpd
 from equipoise.algorithms.scaffpd_sums import MOST_TILT
 from equipoise.data.datasets import synthetic
 from equipoise.engines import kernel
@@ -20,7 +21,7 @@ from equipoise.experiment.config import Config, RuleSettings
 from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem
 from equipoise.objectives import Dual
-from equipoise.protocol import Algorithm, Vector, wire
+from equipoise.protocol import Algorithm, Vector, Wire, wire
 from equipoise.tasks import Task
 from equipoise.tasks.private import Draw, normal, private_task
 
@@ -114,7 +115,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         notes.append(promise(config))
     algorithm = record.build(task, psi, sample, rule, **settings)
     if config.privacy is not None and record.name == "scaffpd":
-        algorithm = one_release(algorithm, task)
+        algorithm = private_scaffpd(algorithm, task, steps=settings["steps"])
     require(
         isinstance(algorithm, Algorithm),
         f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
@@ -125,9 +126,16 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         notes.append(BOUNDED if quadratic else BOUNDED_CONVEX)
     if config.federation and config.federation.clip is not None:
         algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
+    if config.federation and config.federation.clip_gradients is not None:
+        shows = any(has_gradient(w.reply.each) for w in _crossing(algorithm, problem))
+        require(
+            shows,
+            f"federation.clip_gradients looks at every site's gradient, which {record.name} does not show; leave it "
+            "out, or take scaffpd",
+        )
+        algorithm = algorithms.clip_gradients(algorithm, factor=config.federation.clip_gradients)
     if config.federation and config.federation.compress is not None:
-        prepared = jax.eval_shape(algorithm.prepare, problem.train.client(0))
-        crossing = wire(algorithm, problem.x, prepared)
+        crossing = _crossing(algorithm, problem)
         algorithm = algorithms.compress_replies(
             algorithm, crossing, dtype=config.federation.compress, sums=config.federation.compress_sums
         )
@@ -145,18 +153,33 @@ BOUNDED_CONVEX = (
 )
 
 
-def _projects(config: Config, problem: Problem, settings: dict[str, Any]) -> bool:
-    """Whether updates are projected: where it was asked for, or where honest sites are not touched by it.
+def _crossing(algorithm: Algorithm, problem: Problem) -> list[Wire]:
+    return wire(algorithm, problem.x, jax.eval_shape(algorithm.prepare, problem.train.client(0)))
 
-    Those are quadratic losses, whose curvature is the same everywhere, with steps that are no longer than 1/L.
-    """
+
+def may_project(config: Config) -> bool:
+    """Whether updates are projected if the losses turn out to be quadratic and the steps short, or anyway."""
     of = config.federation
     assert of is not None
     if of.project is not None or of.secure or config.privacy is not None:
         return bool(of.project)
     exact = config.model.batch is None and of.compress is None and config.model.name == "linear"
+    exact = exact and (config.personal is None or config.personal.kind != "moreau")
     everybody = config.algorithm.cohort is None and config.algorithm.coin is None
-    if not (config.algorithm.name == "scaffpd" and exact and everybody and problem.loss in QUADRATIC):
+    classes = config.data.task == "classification" and config.model.loss == "auto"
+    quadratic = config.model.loss != "cross_entropy" and not classes
+    return config.algorithm.name == "scaffpd" and exact and everybody and quadratic
+
+
+def _projects(config: Config, problem: Problem, settings: dict[str, Any]) -> bool:
+    """Whether updates are projected: where it was asked for, or where honest sites are not touched by it.
+
+    Those are quadratic losses, whose curvature is the same everywhere, with steps that are no longer than 1/L.
+    """
+    assert config.federation is not None
+    if config.federation.project or not may_project(config):
+        return bool(config.federation.project)
+    if problem.loss not in QUADRATIC:
         return False
     return problem.curvature is not None and settings["local_lr"] * problem.curvature <= 1 + 1e-6
 

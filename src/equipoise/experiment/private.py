@@ -12,7 +12,8 @@ LOSS_NOISE = 4.0  # times that of gradients: losses then cost 6% of what gradien
 def releases(config: Config) -> dict[str, tuple[int, int]]:
     """Gradients and losses that a site tells in every exchange."""
     if config.algorithm.name == "scaffpd":
-        return {"collect": (1, 1), "improve": (0, 0)}  # with one local step the second needs no row
+        steps = config.algorithm.steps
+        return {"collect": (1, 1), "improve": (0 if steps == 1 else steps, 0)}  # see algorithms/private.py
     return {"train": (config.algorithm.steps, 0)}
 
 

@@ -9,7 +9,13 @@ from jaxtyping import PyTree
 from equipoise.privacy.fixed_point import largest_error
 from equipoise.protocol import Wire
 
-WORDS = {"p": "weight", "w": "log weight", "value": "weight times update", "x": "model"}
+WORDS = {
+    "summed": "part of every sum, of which it keeps the whole",
+    "p": "weight",
+    "w": "log weight",
+    "value": "weight times update",
+    "x": "model",
+}
 PLAIN = "the server is trusted not to read single ones"
 
 
@@ -59,6 +65,11 @@ def disclosed(
             )
         elif total:
             yield f"in every round, {exchange.exchange}: the server is sent each site's {', '.join(total)}; {PLAIN}"
+    if masked and any(fields(exchange.reply.each) for exchange in crossing):
+        yield (
+            "masks hide sums only, and not what the server sees of each site: of scaffpd_sums (objective kl), scaffold "
+            "and fedavg it sees nothing"
+        )
     if sums_only:
         yield "when the model is evaluated: the server learns sums of the sites' losses and scores, and no site's own"
     else:
