@@ -35,7 +35,7 @@ def federate(algorithm, folder, fault=None, who=IDENTITIES, secure=True, least=3
     def open_site(context):
         name = flower.site_name(context)
         job = flower.Job(algorithm, start(), data.client(SITES.index(name)))
-        masks = SecureSite(SiteMasks(who[name], folder / name, least)) if secure else None
+        masks = SecureSite(SiteMasks(who[name], folder / name, lambda: least)) if secure else None
         return flower.Participant(name, folder / name, {"train": lambda: job}, secure=masks)
 
     grid = InProcess(flower.client_app(open_site), SITES, fault)

@@ -17,7 +17,7 @@ from equipoise.experiment import config, private
 from equipoise.privacy import ledger, noise
 from equipoise.privacy.accounting import delta_of, epsilon_of, mu_for
 from equipoise.privacy.ledger import Budget, spend
-from equipoise.tasks.private import Noise, clipped_sums, private_task
+from equipoise.tasks.private import Noise, clipped_sums, noisy_releases, private_task
 
 TASK = eq.tasks.softmax_regression(3, 2, l2=0.1)
 RNG = np.random.default_rng(0)
@@ -124,13 +124,14 @@ def test_one_release_in_a_round():
     """The second exchange touches no row, and the step is that of the sum of noisy gradients."""
     n, dual = 3, eq.objectives.chi2(3, 0.1)
     data = eq.data.stack([(RNG.normal(size=(20, 3)), RNG.integers(0, 2, 20)) for _ in range(n)])
-    task = private_task(TASK, Noise(50.0, 1e-9, 50.0, 1e-9), l2=0.1)  # hardly any noise
+    noise = Noise(50.0, 1e-9, 50.0, 1e-9)  # hardly any
+    task = private_task(TASK, noise, l2=0.1)
     rule = eq.steps.constant(tau=0.1, sigma=0.5, theta=0.0)
     sample = eq.cohorts.everyone(n)
     for steps in (3, 1):
         plain = eq.algorithms.scaffpd(TASK, dual, sample, rule, steps=steps, local_lr=0.1)
         noisy = eq.algorithms.scaffpd(task, dual, sample, rule, steps=steps, local_lr=0.1)
-        hidden = private_scaffpd(noisy, task, steps=steps)
+        hidden = private_scaffpd(noisy, noisy_releases(TASK, noise, l2=0.1), steps=steps)
         big = eq.simulate(hidden, TASK.init(jax.random.key(0)), data, 0, rounds=3)
         same = eq.simulate(plain, TASK.init(jax.random.key(0)), data, 0, rounds=3)
         np.testing.assert_allclose(big.server.x, same.server.x, atol=1e-6)  # nobody's gradient is as long as the clip
@@ -146,7 +147,7 @@ def test_every_local_step_is_a_release_with_noise_of_its_own():
     task = private_task(TASK, noise, l2=0.1)
     rule, sample = eq.steps.constant(tau=0.1, sigma=0.5, theta=0.0), eq.cohorts.everyone(3)
     inner = eq.algorithms.scaffpd(task, eq.objectives.chi2(3, 0.1), sample, rule, steps=2, local_lr=1e-9)
-    improve = private_scaffpd(inner, task, steps=2).round[1]
+    improve = private_scaffpd(inner, noisy_releases(TASK, noise, l2=0.1), steps=2).round[1]
     keys = jax.random.split(jax.random.key(1), 3000)
     total = jax.lax.map(lambda key: improve.work(*improve_message(), SHARD, key)[1].total.value / 0.3, keys)
     np.testing.assert_allclose(np.asarray(total).std(0), 2 / 70 / math.sqrt(2), rtol=0.1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from equipoise.errors import InputError, Refusal
 from equipoise.privacy import fixed_point, masks, shamir
 from equipoise.privacy.identity import Identity
-from equipoise.privacy.site_masks import SiteMasks
+from equipoise.privacy.site_masks import KEPT, SiteMasks
 from equipoise.privacy.unmasking import Batch, recover, unmasked
 
 NAMES = ("ada", "ben", "cyd", "dan", "eve")
@@ -32,7 +32,7 @@ IDENTITIES = identities()
 
 
 def sites_in(folder, names=NAMES, who=IDENTITIES, least=3):
-    return {name: SiteMasks(who[name], folder / name, least) for name in names}
+    return {name: SiteMasks(who[name], folder / name, lambda: least) for name in names}
 
 
 def head(step, batch="b", **more):
@@ -335,6 +335,33 @@ def test_keys_that_the_server_made_up_or_changed_are_refused(tmp_path):
 
     with pytest.raises(Refusal, match="the shares of 'eve' are not those that it sealed for 'ada'"):
         prepared(sites_in(tmp_path / "4"), change=resealed)
+
+
+def test_sites_that_were_shown_different_keys_of_one_site_never_begin(tmp_path):
+    """A server makes a site forget a batch and prepare it again, and shows others its first or its second keys.
+
+    Each of these is signed. If both were taken, the keys of different times could be opened at different sites, and in
+    the end both secrets of one site; so sites unseal only what was sealed by somebody who was shown the same keys.
+    """
+    sites, asked = sites_in(tmp_path), head("keys", members=list(NAMES), threshold=T, count=1)
+    keys = {name: site.answer(asked) for name, site in sites.items()}
+    for k in range(KEPT):
+        sites["eve"].answer({**asked, "batch": f"other{k}"})
+    again = {**keys, "eve": sites["eve"].answer(asked)}
+    assert again["eve"]["keys"] != keys["eve"]["keys"]
+
+    def shown(found):
+        return head(
+            "shares", keys=[k["keys"] for k in found.values()], signatures=[k["signature"] for k in found.values()]
+        )
+
+    views = {"ada": keys, "ben": again, "cyd": again, "dan": again, "eve": again}
+    sealed = {name: sites[name].answer(shown(views[name]))["sealed"] for name in NAMES}
+    for k, name in enumerate(NAMES[:4]):
+        # ada and the others have the same keys of each other, and differ in eve's alone.
+        with pytest.raises(Refusal, match="are not those that it sealed for"):
+            sites[name].answer(head("deliver", sealed=[sealed[of][k] for of in NAMES]))
+        assert json.loads((tmp_path / name / "masks-r-b.json").read_text())["step"] == "shares"
 
 
 def test_steps_out_of_order_are_refused(tmp_path):

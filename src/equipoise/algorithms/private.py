@@ -6,22 +6,25 @@ would be another noisy gradient, and cost as much privacy as the first. With J >
 release, at a model that nobody has asked about before.
 """
 
+from collections.abc import Callable
+
 from equipoise.algorithms.messages import LossAndGradient, ModelMessage
 from equipoise.algorithms.scaffpd import Client, Correction
 from equipoise.errors import require
-from equipoise.protocol import Algorithm, Data, RandomKey, Reply, weighted
-from equipoise.tasks import Task
+from equipoise.protocol import Algorithm, Data, RandomKey, Reply, Vector, weighted
+from equipoise.tasks.task import Scalar
+
+Release = Callable[[Vector, Data, RandomKey], tuple[Scalar, Vector]]  # as `tasks.private.noisy_releases` makes it
 
 
-def private_scaffpd(algorithm: Algorithm, task: Task, *, steps: int) -> Algorithm:
-    """`scaffpd` with `steps` local steps, whose clients tell losses and gradients of `task` (`tasks.private_task`)."""
+def private_scaffpd(algorithm: Algorithm, release: Release, *, steps: int) -> Algorithm:
+    """`scaffpd` with `steps` local steps on a private task, of which `release` tells a loss and a gradient at once."""
     require(algorithm.name == "scaffpd", f"the private form is of scaffpd, not of {algorithm.name}")
     collect, improve = algorithm.round
 
     def tell(message: ModelMessage, _: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         x = message.x
-        # One key for both, which the task splits: the loss and the gradient have noise of their own.
-        loss, c_i = task.loss(x, data, key), task.grad(x, data, key)
+        loss, c_i = release(x, data, key)
         return Client(x, c_i), Reply(each=LossAndGradient(loss, c_i))
 
     def step(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:

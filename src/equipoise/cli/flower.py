@@ -261,7 +261,6 @@ def approve(
         _need_flower()
         from equipoise.deploy.oversight import would_reveal
         from equipoise.experiment import config
-        from equipoise.files import append
         from equipoise.privacy import policy
 
         pending = sorted((site / policy.PENDING).glob("*.toml"))
@@ -280,7 +279,7 @@ def approve(
             say(f"- {sentence}")
         say(run.toml())
         if yes or typer.confirm("Approve it for this site?"):
-            append(site / policy.APPROVED, found[0].stem + "\n")
+            policy.approve(site, found[0].stem)
             say("approved; the site takes part when it is asked again")
         else:
             say("not approved")

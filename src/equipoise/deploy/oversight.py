@@ -21,10 +21,12 @@ from equipoise.privacy import audit, policy
 from equipoise.privacy.disclosure import disclosed, fields
 from equipoise.privacy.ledger import Budget, spend
 from equipoise.privacy.policy import Plan
+from equipoise.privacy.site_masks import MOST_MEMBERS
 from equipoise.protocol import Wire, wire
 
 Guard = Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict]
 FEW = 3  # sites, where a configuration does not say how many
+LONGEST = 200  # letters of a name in the log
 
 
 def sites_of(config: Config) -> int:
@@ -150,13 +152,20 @@ def asked(content: RecordDict) -> dict[str, Any]:
     found: dict[str, Any] = {}
     at = content.get("at")
     if isinstance(at, ConfigRecord):
-        found |= {key: at.get(key) for key in ("part", "run", "attempt", "round", "exchange")}
+        found |= {key: short(at.get(key)) for key in ("part", "run", "attempt", "round", "exchange")}
     for name in ("question", "mask"):
         record = content.get(name)
         if isinstance(record, ConfigRecord):
             keys = ("step", "run", "batch", "exchange", "members", "answered", "missing")
-            found[name] = {key: record[key] for key in keys if key in record}
+            found[name] = {key: short(record[key]) for key in keys if key in record}
     return found
+
+
+def short(value: Any) -> Any:
+    """What a server has sent, so long as a log of it does not fill the disk."""
+    if isinstance(value, list):
+        return [short(v) for v in value[:MOST_MEMBERS]]
+    return value[:LONGEST] if isinstance(value, str | bytes) else value
 
 
 def told(reply: RecordDict) -> dict[str, Any]:

@@ -144,7 +144,10 @@ def secure_site(config: Config, name: str, node: Mapping[str, Any], folder: Path
     if config.federation is None or not config.federation.secure:
         return None
     key, roster = (Path(str(_given(node, word, "keys: masked sums need authentication"))) for word in ("key", "roster"))
-    least = policy.load(policy_file(node, folder)).least_cohort
+
+    def least() -> int:
+        return policy.load(policy_file(node, folder)).least_cohort
+
     return SecureSite(SiteMasks(identity.load(name, key, roster), folder, least), config.federation.secure_bound)
 
 

@@ -23,7 +23,7 @@ from equipoise.experiment.problems import Problem
 from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Vector, Wire, wire
 from equipoise.tasks import Task
-from equipoise.tasks.private import Draw, normal, private_task
+from equipoise.tasks.private import Draw, noisy_releases, normal, private_task
 
 
 def build_dual(config: Config, n: int) -> Dual:
@@ -111,11 +111,12 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         rule = steps.constant(**rule.model_dump())
     task = problem.task
     if config.privacy is not None:
+        release = noisy_releases(task, noise_of(config), l2=problem.l2, draw=draw)
         task = private_task(task, noise_of(config), l2=problem.l2, draw=draw)
         notes.append(promise(config))
     algorithm = record.build(task, psi, sample, rule, **settings)
     if config.privacy is not None and record.name == "scaffpd":
-        algorithm = private_scaffpd(algorithm, task, steps=settings["steps"])
+        algorithm = private_scaffpd(algorithm, release, steps=settings["steps"])
     require(
         isinstance(algorithm, Algorithm),
         f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",

@@ -17,6 +17,7 @@ from equipoise.files import append, locked, make_folder, read_text, sync, write_
 
 FILE, HEAD = "audit.jsonl", "audit.head"
 FIRST = "0" * 64
+LONGEST = 1 << 20  # bytes of a line
 _writing = threading.RLock()
 
 
@@ -69,26 +70,31 @@ def verify(folder: Path) -> Chain:
 
 def _mend(path: Path) -> None:
     """Takes off a line without an end: the site was killed while it wrote, so that reply was never sent."""
-    content = read_text(path) if path.is_file() else ""
-    if content and not content.endswith("\n"):
+    if not _tail(path).endswith(b"\n"):
+        content = read_text(path) if path.is_file() else ""
         write_whole(path, content[: content.rfind("\n") + 1])
 
 
 def _end(folder: Path) -> tuple[int, str]:
     """The number and digest of the last line; where the head was not written any more, those of the log itself."""
     number, digest = _head(folder)
-    path = folder / FILE
-    lines = read_text(path).split("\n")[:-1] if path.is_file() else []
-    if len(lines) == number + 1 and _previous(lines[-1]) == digest:  # killed between the two
-        return len(lines), _digest(lines[-1])
-    return number, digest
-
-
-def _previous(line: str) -> str:
+    lines = _tail(folder / FILE).decode("utf-8", "replace").split("\n")
+    line = lines[-2] if len(lines) > 1 else ""
     try:
-        return str(json.loads(line).get("previous"))
-    except (ValueError, AttributeError):
-        return ""
+        last = json.loads(line)
+        killed_between = last["number"] == number + 1 and last["previous"] == digest
+    except (ValueError, TypeError, KeyError):
+        killed_between = False
+    return (number + 1, _digest(line)) if killed_between else (number, digest)
+
+
+def _tail(path: Path) -> bytes:
+    """Of a log that may be long, enough to hold the last line."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LONGEST))
+        return file.read()
 
 
 def _head(folder: Path) -> tuple[int, str]:

@@ -4,11 +4,12 @@ mu^2 adds up (accounting.py); the file says of how many replies, in each run and
 """
 
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from equipoise.errors import Refusal, refuse_unless
+from equipoise.errors import InputError, Refusal, refuse_unless
 from equipoise.files import locked, make_folder, read_text, write_whole
 from equipoise.privacy.accounting import epsilon_of, mu_for
 
@@ -35,8 +36,12 @@ def spent(folder: Path) -> dict[str, Any]:
         return {"mu2": 0.0, "replies": 0, "runs": {}}
     try:
         found = json.loads(read_text(path))
-        return {"mu2": float(found["mu2"]), "replies": int(found["replies"]), "runs": dict(found["runs"])}
-    except (ValueError, KeyError, TypeError):
+        runs = {str(run): float(mu2) for run, mu2 in found["runs"].items()}
+        total, replies = float(found["mu2"]), int(found["replies"])
+        sound = all(0 <= mu2 < math.inf for mu2 in (total, *runs.values()))
+        refuse_unless(sound and sum(runs.values()) <= total * ROUNDING, "it is damaged")
+        return {"mu2": total, "replies": replies, "runs": runs}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, InputError, Refusal):
         raise Refusal("what this site has spent of its privacy cannot be read") from None
 
 

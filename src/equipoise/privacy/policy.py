@@ -20,7 +20,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from equipoise.errors import InputError, refuse_unless
-from equipoise.files import read_text
+from equipoise.files import append, read_text
 
 FILE = "site.toml"
 APPROVED = "approved.txt"  # digests that were approved here, a line each
@@ -73,7 +73,7 @@ def load(path: Path) -> Policy:
         return Policy()
     try:
         return Policy.model_validate(tomllib.loads(read_text(path)))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
@@ -84,6 +84,13 @@ def load(path: Path) -> Policy:
 def approved_here(folder: Path) -> set[str]:
     path = folder / APPROVED
     return set(read_text(path).split()) if path.is_file() else set()
+
+
+def approve(folder: Path, digest: str) -> None:
+    """Adds to the list, whatever the last line of it looks like."""
+    path = folder / APPROVED
+    before = read_text(path) if path.is_file() else ""
+    append(path, ("" if before.endswith("\n") or not before else "\n") + digest + "\n")
 
 
 def check(policy: Policy, plan: Plan, also_approved: set[str]) -> None:

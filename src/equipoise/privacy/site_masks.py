@@ -56,8 +56,13 @@ def signed_keys(run: str, batch: str, members: list[str], threshold: int, count:
     return masks.joined("equipoise keys", run, batch, threshold, count, name, keys, *members)
 
 
-def sealing(run: str, batch: str, sender: str, receiver: str) -> bytes:
-    return masks.joined("equipoise shares", run, batch, sender, receiver)
+def sealing(run: str, batch: str, keys: list[bytes], sender: str, receiver: str) -> bytes:
+    """What shares are sealed with: only somebody who was shown the same `keys` of all members opens them.
+
+    A site that has forgotten a batch may prepare it again, and signs other keys for it. Members that know it by
+    different keys would each open one exchange of it, the server would have both, and so both secrets of a site.
+    """
+    return masks.joined("equipoise shares", run, batch, masks.digest_of(keys), sender, receiver)
 
 
 class SiteMasks(NamedTuple):
@@ -65,7 +70,7 @@ class SiteMasks(NamedTuple):
 
     identity: Identity
     folder: Path
-    least: int = FEWEST  # sites that a sum must be over
+    least: Callable[[], int] = lambda: FEWEST  # sites that a sum must be over; asked before every answer
 
     @property
     def name(self) -> str:
@@ -91,7 +96,7 @@ class SiteMasks(NamedTuple):
             _whole(question, "count"),
         )
         refuse_unless(self.name in members, f"'{self.name}' is none of the members of this sum")
-        fewest = max(self.least, FEWEST)
+        fewest = max(self.least(), FEWEST)
         refuse_unless(
             fewest <= len(members) <= MOST_MEMBERS,
             f"'{self.name}' takes part in sums over {fewest} to {MOST_MEMBERS} sites, and this one is over "
@@ -152,7 +157,7 @@ class SiteMasks(NamedTuple):
                     sealed.append(b"")
                     continue
                 key = self._sealing_key(state, keys[k], run, batch)
-                sealed.append(masks.seal(key, plain, sealing(run, batch, self.name, name)))
+                sealed.append(masks.seal(key, plain, sealing(run, batch, keys, self.name, name)))
             state |= {"step": "shares", "keys": [k.hex() for k in keys]}
             _write(path, state)
         return {"sealed": sealed}
@@ -164,14 +169,14 @@ class SiteMasks(NamedTuple):
             state = _read(path, "shares")
             members = state["members"]
             refuse_unless(len(sealed) == len(members), "there are not as many shares as members")
-            opened = []
+            keys, opened = [bytes.fromhex(k) for k in state["keys"]], []
             for k, name in enumerate(members):
                 if name == self.name:
                     opened.append(state.pop("own"))
                     continue
-                key = self._sealing_key(state, bytes.fromhex(state["keys"][k]), run, batch)
+                key = self._sealing_key(state, keys[k], run, batch)
                 try:
-                    plain = masks.unseal(key, sealed[k], sealing(run, batch, name, self.name))
+                    plain = masks.unseal(key, sealed[k], sealing(run, batch, keys, name, self.name))
                 except (InvalidTag, ValueError):
                     raise Refusal(f"the shares of '{name}' are not those that it sealed for '{self.name}'") from None
                 refuse_unless(len(plain) == SHARE * state["count"], f"the shares of '{name}' have another length")
@@ -214,7 +219,7 @@ class SiteMasks(NamedTuple):
             refuse_unless(self.name in answered, f"'{self.name}' is said to be missing, or was not asked")
             refuse_unless(exchange in state["used"], f"'{self.name}' has not answered in this exchange")
             refuse_unless(exchange not in state["opened"], "this exchange has been opened already")
-            fewest = max(self.least, FEWEST, state["threshold"])
+            fewest = max(self.least(), FEWEST, state["threshold"])
             refuse_unless(
                 len(answered) >= fewest,
                 f"'{self.name}' opens sums over at least {fewest} sites, and this one is over {len(answered)}",

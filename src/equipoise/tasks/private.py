@@ -20,7 +20,7 @@ from equipoise.errors import InputError, positive, require
 from equipoise.protocol import RandomKey, Vector
 from equipoise.tasks.task import Scalar, Task
 
-AT_ONCE = 64  # rows whose gradients are in memory at a time
+AT_ONCE, NUMBERS = 256, 1 << 24  # rows whose gradients are in memory at a time, or fewer with so many numbers
 Draw = Callable[[Any, tuple[int, ...], Any], Array]  # normal numbers, as jax.random.normal
 
 
@@ -52,8 +52,8 @@ def clipped_sums(
         gradient = jnp.where(jnp.isfinite(length), gradient * scale, 0)
         return jnp.where(jnp.isnan(loss), 0, jnp.clip(loss, 0, bound)).astype(x.dtype), gradient
 
-    rows = shard.labels.shape[0]
-    at = jnp.arange(-(-rows // AT_ONCE) * AT_ONCE, dtype=jnp.int32).reshape(-1, AT_ONCE)
+    rows, few = shard.labels.shape[0], max(1, min(AT_ONCE, NUMBERS // x.size))
+    at = jnp.arange(-(-rows // few) * few, dtype=jnp.int32).reshape(-1, few)
 
     def add(sums: tuple[Scalar, Vector], some: Array) -> tuple[tuple[Scalar, Vector], None]:
         kept = jnp.minimum(some, rows - 1)
@@ -65,8 +65,10 @@ def clipped_sums(
     return jax.lax.scan(add, (jnp.zeros((), x.dtype), jnp.zeros_like(x)), at)[0]
 
 
-def private_task(task: Task, noise: Noise, *, l2: float, draw: Draw = normal) -> Task:
-    """`task`, whose every gradient and loss is a release with noise; both need a key, each time another one.
+def noisy_releases(
+    task: Task, noise: Noise, *, l2: float, draw: Draw = normal
+) -> Callable[[Vector, Shards, RandomKey | None], tuple[Scalar, Vector]]:
+    """A loss and a gradient of `task` at once, each with noise; both need a key, each time another one.
 
     `l2` is the task's own, which says nothing about records. `draw` is where noise comes from.
     """
@@ -83,6 +85,13 @@ def private_task(task: Task, noise: Noise, *, l2: float, draw: Draw = normal) ->
         loss = loss + noise.loss * noise.loss_bound * draw(other, (), x.dtype)
         count = shard.sizes.astype(x.dtype)
         return loss / count + l2 / 2 * (x @ x), gradient / count + l2 * x
+
+    return released
+
+
+def private_task(task: Task, noise: Noise, *, l2: float, draw: Draw = normal) -> Task:
+    """`task`, whose every gradient and loss is a release, see `noisy_releases`."""
+    released = noisy_releases(task, noise, l2=l2, draw=draw)
 
     def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
         return released(x, shard, key)[0]
