@@ -18,7 +18,7 @@ from equipoise.experiment import config, run
 CLIPPED = 1e6  # an epsilon without noise to speak of: what clipping alone does
 EPSILONS = (1.0, 3.0, 10.0, CLIPPED, None)
 SETS = {"digits": 5, "adult": 10}  # clients
-STEPS = (0.5, 1.0, 2.0, 4.0)
+STEPS = {"digits": (0.5, 1.0, 2.0, 4.0), "adult": (0.5, 4.0)}
 TUNE, SEEDS = 100, (0, 1, 2)
 HEAD = ("data", "method", "epsilon", "step", "mean accuracy", "worst client")
 
@@ -47,7 +47,7 @@ def accuracy(*what) -> np.ndarray:
 
 
 def measured(data: str, method: str, epsilon: float | None, data_dir: str | None) -> tuple[str, ...]:
-    tried = {lr: accuracy(data, method, epsilon, lr, TUNE, data_dir).mean() for lr in STEPS}
+    tried = {lr: accuracy(data, method, epsilon, lr, TUNE, data_dir).mean() for lr in STEPS[data]}
     lr = max(tried, key=lambda step: tried[step])
     found = [accuracy(data, method, epsilon, lr, seed, data_dir) for seed in SEEDS]
     mean, worst = np.mean([f.mean() for f in found]), np.mean([f.min() for f in found])

@@ -259,27 +259,16 @@ def approve(
     """
     with in_sentences():
         _need_flower()
-        from equipoise.deploy.oversight import would_reveal
-        from equipoise.experiment import config
+        from equipoise.deploy.oversight import pending, would_reveal
         from equipoise.privacy import policy
 
-        pending = sorted((site / policy.PENDING).glob("*.toml"))
-        found = [path for path in pending if path.stem.startswith(digest)] if len(digest) >= 6 else []
-        waiting = ", ".join(path.stem[:16] for path in pending) or "none"
-        require(
-            len(found) == 1,
-            f"{len(found)} configurations that wait at {site} begin with '{digest}'; give six letters or more of one "
-            f"of: {waiting}",
-        )
-        settings = config.read(found[0])
-        run = config.parse(settings, source=str(found[0]), own_code=False)
-        require(policy.digest_of(run.toml()) == found[0].stem, f"{found[0]} was changed; it is not approved")
-        say(f"{found[0].stem}: '{run.name}', {run.algorithm.name}, {run.run.rounds} rounds")
+        whole, run = pending(site, digest)
+        say(f"{whole}: '{run.name}', {run.algorithm.name}, {run.run.rounds} rounds")
         for sentence in would_reveal(run):
             say(f"- {sentence}")
         say(run.toml())
         if yes or typer.confirm("Approve it for this site?"):
-            policy.approve(site, found[0].stem)
+            policy.approve(site, whole)
             say("approved; the site takes part when it is asked again")
         else:
             say("not approved")

@@ -11,7 +11,8 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from equipoise import algorithms, objectives, tasks
 from equipoise.data.shards import Shards
 from equipoise.deploy import agreement
-from equipoise.errors import Refusal, refuse_unless
+from equipoise.errors import Refusal, refuse_unless, require
+from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import may_project
 from equipoise.experiment.private import costs, promise
@@ -59,7 +60,7 @@ def crossing(config: Config) -> list[Wire]:
     """
     of = config.federation
     assert of is not None
-    n = max(sites_of(config), FEW)
+    n = min(max(sites_of(config), FEW), MOST_MEMBERS)  # whatever the server says: names do not depend on it
     record, task = algorithms.named(config.algorithm.name), tasks.ridge(3, 0.1)
     settings = config.objective.model_dump(exclude_none=True)
     dual = objectives.named(settings.pop("name"))(n, **settings)
@@ -145,6 +146,20 @@ def keep_pending(config: Config, folder: Path, digest: str) -> None:
     """So that it can be looked at, and approved."""
     make_folder(folder / policy.PENDING)
     write_whole(folder / policy.PENDING / f"{digest}.toml", config.toml())
+
+
+def pending(folder: Path, digest: str) -> tuple[str, Config]:
+    """The configuration that waits for approval and begins with that digest: its whole digest, and what it says."""
+    waiting = sorted((folder / policy.PENDING).glob("*.toml"))
+    found = [path for path in waiting if path.stem.startswith(digest)] if len(digest) >= 6 else []
+    require(
+        len(found) == 1,
+        f"{len(found)} configurations that wait at {folder} begin with '{digest}'; give six letters or more of one of: "
+        f"{', '.join(path.stem[:16] for path in waiting) or 'none'}",
+    )
+    config = configuration.parse(configuration.read(found[0]), source=str(found[0]), own_code=False)
+    require(policy.digest_of(config.toml()) == found[0].stem, f"{found[0]} was changed; it is not approved")
+    return found[0].stem, config
 
 
 def asked(content: RecordDict) -> dict[str, Any]:
