@@ -22,7 +22,7 @@ from equipoise.deploy import oversight
 from equipoise.deploy.oversight import plan_of, would_reveal
 from equipoise.deploy.server import run_federation
 from equipoise.errors import Refusal
-from equipoise.experiment import config, private
+from equipoise.experiment import config, private, reading
 from equipoise.privacy import audit, ledger, policy
 from equipoise.privacy.ledger import Budget
 from tests.deploy.test_federated_run import grid, settings
@@ -326,7 +326,7 @@ def test_odd_approvals(tmp_path, monkeypatch):
             approved += 1
             assert asked in (digest, digest[:8])
             text = (pending / f"{digest}.toml").read_text()
-            assert policy.digest_of(config.parse(config.read(pending / f"{digest}.toml")).toml()) == digest, text
+            assert policy.digest_of(config.parse(reading.read(pending / f"{digest}.toml")).toml()) == digest, text
     assert approved > MANY / 20
 
 

@@ -13,6 +13,7 @@ from equipoise.data.shards import Shards
 from equipoise.deploy import agreement
 from equipoise.errors import Refusal, refuse_unless, require
 from equipoise.experiment import config as configuration
+from equipoise.experiment import reading
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import may_project
 from equipoise.experiment.private import costs, promise
@@ -157,7 +158,7 @@ def pending(folder: Path, digest: str) -> tuple[str, Config]:
         f"{len(found)} configurations that wait at {folder} begin with '{digest}'; give six letters or more of one of: "
         f"{', '.join(path.stem[:16] for path in waiting) or 'none'}",
     )
-    config = configuration.parse(configuration.read(found[0]), source=str(found[0]), own_code=False)
+    config = configuration.parse(reading.read(found[0]), source=str(found[0]), own_code=False)
     require(policy.digest_of(config.toml()) == found[0].stem, f"{found[0]} was changed; it is not approved")
     return found[0].stem, config
 
