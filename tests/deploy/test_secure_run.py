@@ -10,7 +10,8 @@ pytest.importorskip("flwr")
 from equipoise import artifact
 from equipoise.cli import app
 from equipoise.deploy.operations import keys
-from equipoise.errors import EquipoiseError, InputError
+from equipoise.deploy.oversight import plan_of, would_reveal
+from equipoise.errors import EquipoiseError, InputError, Refusal
 from equipoise.experiment import config, records
 from equipoise.privacy import audit, ledger, policy
 from equipoise.report.html import write as write_report
@@ -50,8 +51,10 @@ def test_masked_as_on_one_machine_with_a_certificate_and_no_site_s_own_number(tm
     assert "sees each site's" not in said
     mean = np.mean(local.rows[-1].scores["accuracy"])
     assert f"the mean over the sites that answered at the end: accuracy {mean:.4g}" in said
-    page = write_report([over], tmp_path / "report.html")
-    assert "No site told its own scores" in page.read_text()
+    page = write_report([over], tmp_path / "report.html").read_text()
+    assert "No site told its own scores: federation.secure masks evaluations too" in page
+    assert "The scores of single clients are not shown, because nobody but they themselves knows them" in page
+    assert "clients have no accuracy at the end" not in page  # which would read as if something had gone wrong
     assert over.outcome.events == ()
 
 
@@ -61,6 +64,58 @@ def test_what_the_server_sees_is_said_of_a_plain_run_too(tmp_path):
     assert "collect: the server sees each site's loss, gradient" in said
     assert "improve: the server is sent each site's weight, weight times update" in said
     assert "when the model is evaluated: the server sees each site's scores and its training loss" in said
+
+
+REVEALED = {
+    "plain": ({}, "improve: the server is sent each site's weight, weight times update; the server is trusted"),
+    "projected": (
+        {"federation": {"project": True}},
+        "improve: the server sees each site's weight, weight times update",
+    ),
+    "perhaps projected": (
+        {"algorithm": {"local_lr": "auto"}, "data": {"task": "regression"}},
+        "improve: the server sees each site's weight, weight times update",
+    ),
+    "compressed": ({"federation": {"compress": "bfloat16"}}, "collect: the server sees each site's loss, gradient"),
+    "compressed sums": (
+        {"federation": {"compress": "bfloat16", "compress_sums": True}},
+        "improve: the server sees each site's part of every sum, of which it keeps the whole",
+    ),
+    "masked losses": (
+        {"federation": {"secure": True}, "algorithm": {"name": "scaffpd_secure"}},
+        "masks hide sums only, and not what the server sees of each site",
+    ),
+    "own models": ({"personal": {"lr": 0.1}}, "scores with the shared model and with its own, which stays at the site"),
+}
+
+
+@pytest.mark.parametrize("case", REVEALED)
+def test_whoever_approves_is_told_what_the_server_would_see(case):
+    """Projection and compression change it, and the site's policy goes by the same."""
+    sections, sentence = REVEALED[case]
+    here = config.parse(settings(**{"data": {"task": "classification"}, **sections}))
+    assert sentence in "\n".join(would_reveal(here))
+    plan = plan_of(here)
+    assert plan.tells_losses
+    with pytest.raises(Refusal, match="tells its own loss and scores to nobody"):
+        policy.check(policy.Policy(losses=False), plan, set())
+
+
+def test_gradients_are_clipped_from_a_file(tmp_path):
+    """At the median itself the run is another one; where no gradient is shown it is refused."""
+    plain = settings(run={"rounds": 2, "evaluate_every": 2}, model={"l2": 0.1})
+    ends = []
+    for name, of in (("off", {}), ("far", {"clip_gradients": 1e6}), ("on", {"clip_gradients": 1.0})):
+        told = {**plain, "federation": {**plain["federation"], **of}}
+        ends.append(np.array(both(tmp_path / name, told)[0].rows[-1].loss))
+    np.testing.assert_allclose(ends[1], ends[0], rtol=1e-12)
+    assert not np.allclose(ends[2], ends[0], rtol=1e-6)
+    with pytest.raises(InputError, match="looks at every site's gradient, which scaffpd_sums does not show"):
+        both(tmp_path / "sums", told_plain({"clip_gradients": 2.0}))
+
+
+def told_plain(federation):
+    return told(federation={"secure": False, **federation})
 
 
 def test_masked_sums_need_keys_and_company(tmp_path):

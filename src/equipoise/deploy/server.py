@@ -409,7 +409,8 @@ class FederatedRun:
         if self.summed is None or not self.summed.scores:
             return ()
         said = ", ".join(f"{name} {value:.4g}" for name, value in sorted(self.summed.scores.items()))
-        return (f"no site told its own scores; the mean over the sites that answered at the end: {said}",)
+        why = "federation.secure masks evaluations too, so that the server learns sums and nothing of a single site"
+        return (f"no site told its own scores: {why}; the mean over the sites that answered at the end: {said}",)
 
     def finish(self, outcome: Outcome) -> None:
         self.check_owner()

@@ -118,6 +118,7 @@ def clients(runs: Sequence[ReportedRun]) -> Content:
     listed, note = tables.clients_shown(columns)
     return {
         "leading": lead,
+        "note": wording.NO_SCORES if any(wording.masked(run) for run in runs) else "",
         "charts": [
             (bars.clients(run, scale, other), _bars_caption(run, other))
             for run, other in zip(runs, others, strict=True)

@@ -223,6 +223,17 @@ def certified(run: ReportedRun) -> str:
     return sentence(f"{run.label} is certified after {last.round:,} rounds: {best}")
 
 
+def masked(run: ReportedRun) -> bool:
+    """Whether its sites told sums only, so that no client's score can be shown."""
+    return numbers.setting(run.record, "federation", "secure") == "True"
+
+
+NO_SCORES = (
+    "The scores of single clients are not shown, because nobody but they themselves knows them: federation.secure "
+    "masks evaluations too, and the server learned sums over the sites. The mean stands under 'What was trained, on whom'."
+)
+
+
 def worst_served(runs: Sequence[ReportedRun]) -> str:
     """Whom each run serves worst, by client; nothing where no client has a score."""
     by_client: dict[int, list[str]] = {}
@@ -263,7 +274,7 @@ def problems(run: ReportedRun) -> list[str]:
         if lost > 0:
             out.append(f"{lost:,} of {sum(last.asked):,} messages had no answer that counted.")
         missing = int(np.sum(~np.isfinite(run.values)))
-        if missing:
+        if missing and not masked(run):
             who = "client has" if missing == 1 else "clients have"
             out.append(f"{missing:,} {who} no {run.score_name} at the end; the averages are over the others.")
     return out
