@@ -12,14 +12,14 @@ ROOT = Path(__file__).parents[2]
 PRIVACY, PERSONAL = ((ROOT / "docs" / name).read_text() for name in ("privacy.md", "personal.md"))
 
 
-def tests_of(path):
+def functions_of(path):
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
 def test_every_named_test_exists():
     """By name and by file, in every row of every table; there is no promise without a test."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
-    known = {name for path in files for name in tests_of(path)}
+    known = {name for path in files for name in functions_of(path)}
     named = set(re.findall(r"`(test_\w+)`", PRIVACY + PERSONAL))
     assert len(named) > 25
     assert sorted(named - known) == []

@@ -230,7 +230,8 @@ def masked(run: ReportedRun) -> bool:
 
 NO_SCORES = (
     "The scores of single clients are not shown, because nobody but they themselves knows them: federation.secure "
-    "masks evaluations too, and the server learned sums over the sites. The mean stands under 'What was trained, on whom'."
+    "masks evaluations too, so that the server learned sums over the sites. Their mean stands above, with what was "
+    "trained."
 )
 
 
