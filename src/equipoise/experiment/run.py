@@ -29,7 +29,7 @@ from equipoise.experiment.results import (
     write_result,
     write_row_scores,
 )
-from equipoise.experiment.writer import RunWriter, Watch, crossing_of, local_evaluator, until_certified
+from equipoise.experiment.writer import RunWriter, Watch, crossing_of, local_evaluator, until_certified, weights_of
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key
 
@@ -165,7 +165,8 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     begin()
     crossing = crossing_of(family, algorithm, problem)
     evaluate = local_evaluator(config, problem, data.train, data.scorer)
-    writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate)
+    weights = weights_of(family, problem.x.dtype)
+    writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate, weights)
     try:
         start = writer.start()  # before anything is written: a run that is not this one is left as it is
         records.write_record(folder / records.ENVIRONMENT, environment_record(config, source.files))
