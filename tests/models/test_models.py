@@ -170,7 +170,7 @@ def test_group_norm_is_equinox_own():
 
 
 def test_all_forms_of_a_convolution_are_one():
-    module = sys.modules["equipoise.models.cnn"]  # `models.cnn` is the factory
+    module = sys.modules["equipoise.models.convolution"]  # `models.cnn` is the factory
     x = jax.random.normal(jax.random.key(0), (2, 6, 5, 3))
     weight = jax.random.normal(jax.random.key(1), (4, 3, module.KERNEL, module.KERNEL))
     found = {

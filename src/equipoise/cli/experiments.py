@@ -314,7 +314,7 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
                     while len(rows) >= 12:  # a sweep has many: only the last ones stay in sight
                         bar.remove_task(rows.pop(next(iter(rows))))
                     rows[label] = bar.add_task(label, total=of, standing="")
-                bar.update(rows[label], completed=at, standing=_standing(row))
+                bar.update(rows[label], completed=at, total=of, standing=_standing(row))
 
             return update
 

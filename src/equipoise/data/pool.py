@@ -55,17 +55,20 @@ class Pool:
         inputs, labels = (
             jax.lax.dynamic_slice_in_dim(a, self.starts[i], self.capacity) for a in (self.inputs, self.labels)
         )
-        if self.scale is not None and self.offset is not None:
-            scale, offset = (jnp.broadcast_to(a, inputs.shape) for a in (self.scale, self.offset))
-            inputs = inputs.astype(self.dtype) * scale + offset
-        elif jnp.issubdtype(inputs.dtype, jnp.floating):
-            inputs = inputs.astype(self.dtype)
+        inputs = self.as_seen(inputs)
         real = jnp.arange(self.capacity, dtype=size.dtype) < size
 
         def masked(a: Array) -> Array:
             return jnp.where(real.reshape(-1, *[1] * (a.ndim - 1)), a, 0)
 
         return Shards(masked(inputs), masked(labels), size)
+
+    def as_seen(self, inputs: Array) -> Array:
+        """Rows of `inputs` as a client sees them."""
+        if self.scale is not None and self.offset is not None:
+            scale, offset = (jnp.broadcast_to(a, inputs.shape) for a in (self.scale, self.offset))
+            return inputs.astype(self.dtype) * scale + offset
+        return inputs.astype(self.dtype) if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs
 
     def padded(self) -> Shards:
         """All clients side by side, each padded to the largest: n * capacity examples of memory."""

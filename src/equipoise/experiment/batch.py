@@ -20,7 +20,7 @@ from equipoise.errors import InputError
 from equipoise.experiment import records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import Method, build_method
-from equipoise.experiment.problems import Problem, build_problem, precision
+from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.run import ClientRows, RunSpec, Session, Shared
 from equipoise.protocol import nbytes
 
@@ -33,8 +33,8 @@ def is_done(spec: RunSpec) -> bool:
 
 
 def data_of(spec: RunSpec) -> str:
-    """All that `build_problem` looks at."""
-    settings = spec.config.model_dump(mode="json", include={"data", "partition", "model"})
+    """All that `run.problem_of` looks at."""
+    settings = spec.config.model_dump(mode="json", include={"data", "partition", "model", "convexify"})
     run = spec.config.run
     return json.dumps([settings, run.seed, run.precision, run.score])
 
@@ -47,7 +47,7 @@ def run_batch(specs: Sequence[RunSpec], problems: dict[str, Problem], begin: Cal
     with precision(specs[0].config):
 
         def keep_only(divisions: Sequence[RunSpec]) -> None:
-            found = {data_of(m): problems.get(data_of(m)) or build_problem(m.config) for m in divisions}
+            found = {data_of(m): problems.get(data_of(m)) or run.problem_of(m, begin) for m in divisions}
             problems.clear()
             problems.update(found)
 

@@ -29,7 +29,7 @@ def best_algorithm(settings: Mapping[str, Any]) -> Choice:
     objective, model = given("objective", "name", "chi2"), given("model", "name", "linear")
     if foreign:
         return Choice("scaffpd", f"{', '.join(foreign)} is given, which SCAFF-PD with a model does not need")
-    if model != "linear":
+    if model != "linear" and settings.get("convexify") is None:
         return Choice("scaffpd", f"a {model} is not convex, which SCAFF-PD with a model counts on")
     if not _on_simplex(objective):
         return Choice("scaffpd", f"the weights of '{objective}' need not be shares, which SCAFF-PD with a model needs")
@@ -37,7 +37,7 @@ def best_algorithm(settings: Mapping[str, Any]) -> Choice:
         return Choice("scaffpd", "clipped losses do not fit the gradients, which SCAFF-PD with a model compares")
     few = given("algorithm", "cohort") is not None
     how = "a few clients in a round are enough for it, " if few else ""
-    return Choice("scaffpd_model", f"the model is linear, {how}it has nothing to tune and needs the fewest rounds")
+    return Choice("scaffpd_model", f"the model is convex, {how}it has nothing to tune and needs the fewest rounds")
 
 
 def _on_simplex(objective: Any) -> bool:

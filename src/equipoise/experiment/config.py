@@ -1,4 +1,4 @@
-"""A run, described in TOML: [data] [partition] [model] [objective] [algorithm] [run].
+"""A run, described in TOML: [data] [partition] [model] [convexify] [objective] [algorithm] [run].
 
 The settings of an algorithm or objective are the arguments of its own function, so a new one can be configured as
 soon as it is listed. [compare.LABEL] and [sweep] make several runs of one file, see `plan.py`.
@@ -111,6 +111,35 @@ class ModelSettings(Section):
     l2: float = Field(0.01, ge=0, description="coefficient of |x|^2/2; above zero the gap is certified")
     batch: int | None = Field(None, ge=1, description="examples of a local step; default: all")
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
+
+
+class ConvexifySettings(Section):
+    """Train the network of [model] first, then a convex model on its gradients (docs/deep_models.md)."""
+
+    kind: Literal["sketch", "coordinates", "last", "linearised"] = Field(
+        "sketch", description="sketch, coordinates or last: features; linearised: the network's first-order expansion"
+    )
+    features: int = Field(5000, ge=1, description="how many, of a sketch or of coordinates")
+    l2: float = Field(1e-5, ge=0, description="of the convex model, as model.l2 of the network")
+    batch: int | None = Field(None, ge=1, description="examples of a local step of the convex model; default: all")
+    rounds: int = Field(50, ge=0, lt=2**31, description="in which the network is trained; 0: it stays as it begins")
+    network: str | None = Field(None, description="a run folder or a model of the trained network, instead")
+    algorithm: Any = Field(None, validate_default=True, description="that trains the network, as [algorithm]; FedAvg")
+    objective: Any = Field(None, validate_default=True, description="that the network is trained for; the average")
+    seed: Seed | None = Field(None, description="of the random layer and of the features; default: the run's")
+
+    @field_validator("algorithm", "objective", mode="before")
+    @classmethod
+    def _known(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name == "objective":
+            return objective_section((value or {}).get("name", "average")).model_validate(value or {})
+        given = {"name": "fedavg", **(value or {})}
+        section = algorithm_section(given["name"])
+        start = {key: size for key, size in NETWORK_STEPS.items() if key in section.model_fields}
+        return section.model_validate(start | given)
+
+
+NETWORK_STEPS = {"steps": 20, "local_lr": 0.1}  # nothing can be measured before a network is trained
 
 
 class RunSettings(Section):
@@ -246,6 +275,7 @@ SECTIONS: dict[str, type[Section]] = {
     "data": DataSettings,
     "partition": PartitionSettings,
     "model": ModelSettings,
+    "convexify": ConvexifySettings,
     "run": RunSettings,
     "federation": FederationSettings,
     "privacy": PrivacySettings,
@@ -262,6 +292,7 @@ class Config(BaseModel):
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
     model: ModelSettings = ModelSettings()
+    convexify: ConvexifySettings | None = None  # None: the model is trained as it is
     objective: Any = None  # an `objective_section`
     algorithm: Any = None  # an `algorithm_section`
     run: RunSettings = RunSettings()
@@ -273,6 +304,11 @@ class Config(BaseModel):
     def _known(cls, value: Any, info: ValidationInfo) -> Any:
         of = {"objective": objective_section, "algorithm": algorithm_section}[str(info.field_name)]
         return of(value["name"]).model_validate(value)
+
+    @property
+    def batch(self) -> int | None:
+        """Examples of a local step of [algorithm]."""
+        return self.model.batch if self.convexify is None else self.convexify.batch
 
     def used(self) -> dict[str, Any]:
         """The settings that this run has a use for: owners' own files have no name of a data set and no partition."""
@@ -393,6 +429,10 @@ def _check_together(source: str, config: Config) -> None:
             f"{source}: federation.project is for scaffpd with everybody in every round and without minibatches; leave "
             "it out",
         )
+    require(
+        config.convexify is None or (config.federation is None and config.privacy is None),
+        f"{source}: [convexify] trains on this machine, without [federation] and [privacy]; leave it out, or them",
+    )
     if config.privacy is not None:
         _check_private(source, config)
     algorithm = config.algorithm
@@ -520,7 +560,12 @@ def template() -> str:
             value = getattr(section, name)
             line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too
             parts.append(line + (f"  # {field.description}" if field.description else ""))
-    for key, optional in (("federation", FederationSettings), ("privacy", PrivacySettings)):
+    optional: type[Section]
+    for key, optional in (
+        ("convexify", ConvexifySettings),
+        ("federation", FederationSettings),
+        ("privacy", PrivacySettings),
+    ):
         parts.append(f"\n# [{key}]  # {inspect.getdoc(optional)}")
         for name, field in optional.model_fields.items():
             start_value = "..." if field.is_required() or field.default is None else json.dumps(field.default)
@@ -549,6 +594,8 @@ def _fields(sections: list[str], settings: Any) -> list[str]:
     if not sections:
         return list(KEYS)
     first = sections[0]
+    if first == "convexify" and len(sections) > 1:
+        return _fields(sections[1:], settings[first])
     if first in SECTIONS:
         return list(SECTIONS[first].model_fields)
     if len(sections) > 1:

@@ -101,7 +101,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         settings.setdefault("tilt_cap", MOST_TILT)
     if settings.get("mu") == "auto":
         settings["mu"] = problem.l2
-    if record.minibatch_form is not None and config.model.batch is not None:
+    if record.minibatch_form is not None and config.batch is not None:
         notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
     family = _family(config, problem, record, cohort, coin, rule, settings)
     if family is not None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,19 @@ from equipoise.evaluation import MainScore, PerClient
 from equipoise.evaluation.predictions import Score
 from equipoise.experiment.config import Config
 from equipoise.models import Model
+from equipoise.models.model import Params
 from equipoise.protocol import Vector
 from equipoise.tasks import Task
+
+
+class Network(NamedTuple):
+    """What a convex problem was made of (`convexify.py`)."""
+
+    train: Any  # the rows themselves
+    test: Any
+    fixed: Params  # of the model, what is not trained any more
+    insert: Callable[[Vector], Params]  # x -> all parameters of the model
+    extract: Callable[[Params], Vector]  # and back
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +58,7 @@ class Problem:
     notes: tuple[str, ...] = ()
     curvature: float | None = None  # L, where the clients have measured it themselves
     slope: float | None = None  # and a bound on L_lx at the start
+    network: Network | None = None  # None: it was not made of one
     score: MainScore | None = None  # that runs are summed up by; None: the one that says most
 
     @property
@@ -55,7 +67,7 @@ class Problem:
 
     @property
     def convex(self) -> bool:
-        return self.model.name == "linear"
+        return self.model.name == "linear" or self.network is not None
 
     @cached_property
     def smoothness(self) -> float:
@@ -91,14 +103,16 @@ class Problem:
         name = evaluation.chosen(table, None)
         return MainScore(name, evaluation.higher_is_better(name))
 
-    def artifact_vector(self, x: Vector) -> np.ndarray:
+    def artifact_params(self, x: Vector) -> Params:
         """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
+        if self.network is not None:
+            return self.network.insert(x)
         size = sum(a.size for a in jax.tree.leaves(jax.eval_shape(self.model.init, jax.random.key(0))))
         return np.concatenate([np.asarray(x), np.zeros(size - x.size, np.asarray(x).dtype)])
 
     def starting_from(self, model: Artifact) -> "Problem":
         """The same problem from another first model, of its own kind."""
-        flat, _ = ravel_pytree(model.params)
+        flat = ravel_pytree(model.params)[0] if self.network is None else self.network.extract(model.params)
         return replace(self, x=jnp.asarray(flat[: self.x.size], self.x.dtype))
 
 
@@ -290,17 +304,17 @@ def _problem(
         score = models.LOSSES[loss]
         task = tasks.task_of(model.init, model.apply, score, name=settings.name, convex=convex, **options)
     elif loss == "cross_entropy":
-        task = _cached(tasks.softmax_regression)(features, outputs, **options)
+        task = cached(tasks.softmax_regression)(features, outputs, **options)
     elif loss == "squared":
-        task = _cached(tasks.least_squares)(features, outputs, centred=True, **options)
+        task = cached(tasks.least_squares)(features, outputs, centred=True, **options)
     else:
-        task = _cached(tasks.ridge)(features, settings.l2, settings.batch)
+        task = cached(tasks.ridge)(features, settings.l2, settings.batch)
     x = task.init(jax.random.key(config.run.seed))
     return Problem(what, names, train, test, classes, model, loss, encoding, task, settings.l2, x, notes)
 
 
 @cache
-def _cached(factory: Callable[..., Task]) -> Callable[..., Task]:
+def cached(factory: Callable[..., Task]) -> Callable[..., Task]:
     """The same task for the same shape, so that what is compiled for it serves other divisions of the data."""
     return lru_cache(maxsize=16)(factory)
 

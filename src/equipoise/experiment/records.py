@@ -8,6 +8,7 @@
     checkpoint.safetensors  where to go on (`checkpoint.py`)
     model.safetensors       the trained model (`equipoise.artifact`)
     result.json             how it ended; its presence says that the run is finished
+    stage.1/                with [convexify], the run that trained the network: a run folder of its own
     rows.safetensors        what each scored row adds to the score, where the rows were at hand: for comparisons
     agreement.json          of a run over Flower: its sites, and how they read their tables
     status.json, log.jsonl  of a run over Flower: how it stands, and all that happened
@@ -34,6 +35,7 @@ CONFIG, ENVIRONMENT, FEDERATION = "config.toml", "environment.json", "federation
 HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint.safetensors", "model.safetensors"
 AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
 STATUS, LOG = "status.json", "log.jsonl"
+STAGE_1 = "stage.1"  # a folder; no label of a run is called so (`folders.name`)
 
 
 class JsonRecord(BaseModel):
@@ -232,7 +234,8 @@ def find(path: str | Path) -> list[Path]:
     found = marker(path)
     if found is not None and found.kind == "run":
         return [path]
-    runs = sorted(file.parent for file in path.rglob(FEDERATION))
+    inside = (file.parent for file in path.rglob(FEDERATION))
+    runs = sorted(run for run in inside if STAGE_1 not in run.relative_to(path).parts)
     require(runs, f"{path} holds no runs; give a folder that `equipoise run`, `compare` or `sweep` made")
     return runs
 

@@ -43,6 +43,8 @@ def write_row_scores(folder: Path, problem: Problem, x: Vector, score: str) -> N
     """
     test = problem.train if problem.test is None else problem.test
     values = evaluation.of_rows(problem.task, x, test, score)
+    if problem.network is not None:  # the rows themselves, which other models are scored on too
+        test = problem.network.train if problem.network.test is None else problem.network.test
     if values is None or not np.isfinite(values).all():
         return
     digest = hashlib.blake2b(digest_size=16)
@@ -70,7 +72,7 @@ def write_result(
         metadata = {"config": config.used(), "clients": list(problem.names)}
         artifact.save(
             folder / records.MODEL,
-            problem.artifact_vector(x),
+            problem.artifact_params(x),
             problem.model,
             problem.encoding,
             loss=problem.loss,

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from equipoise.errors import LostReplies, Stopped, require
 from equipoise.evaluation import PerClient
 from equipoise.experiment import folders, origin, records
 from equipoise.experiment.config import Config, load_config
+from equipoise.experiment.convexify import convexify, load_network, network_config
 from equipoise.experiment.methods import Method, build_method
 from equipoise.experiment.problems import Problem, build_problem, precision
 from equipoise.experiment.results import (
@@ -30,6 +31,7 @@ from equipoise.experiment.results import (
 )
 from equipoise.experiment.writer import RunWriter, Watch, crossing_of, local_evaluator, until_certified
 from equipoise.files import write_whole
+from equipoise.models.model import Params
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key
 
 DRAWS = 200  # of each client's rows, for the bounds of a score that was asked for
@@ -43,6 +45,7 @@ class RunSpec(NamedTuple):
     label: str
     watch: Watch | None = None
     overwrite: bool = False  # whatever run is in the folder
+    network: Path | None = None  # where the network of [convexify] is trained; None: in the folder
 
 
 class Shared(NamedTuple):
@@ -112,6 +115,49 @@ def resume(
     return records.read(folder)
 
 
+def problem_of(spec: RunSpec, begin: Callable[[], None]) -> Problem:
+    """The problem of a run; with [convexify], once its network is trained.
+
+    `begin` is called before anything is written, when the data and the settings of the network make sense.
+    """
+    config = spec.config
+    problem = build_problem(config)
+    settings = config.convexify
+    if settings is None:
+        return problem
+    if settings.network is not None:
+        theta, how = load_network(settings.network, problem.model), f"from {Path(settings.network).name}"
+    elif settings.rounds == 0:
+        theta, how = problem.model.init(jax.random.key(config.run.seed)), "that is not trained"
+    else:
+        stage = network_config(config)
+        build_method(stage, problem)  # a mistake in it leaves no folder behind
+        begin()
+        theta, how = _trained_network(spec, stage, problem)
+    return convexify(config, problem, theta, how)
+
+
+def _trained_network(spec: RunSpec, stage: Config, problem: Problem) -> tuple[Params, str]:
+    """Stage 1: trained, resumed, or only read, where another run of a plan has trained it."""
+    folder = spec.network or spec.folder / records.STAGE_1
+    overwrite = spec.overwrite and spec.network is None
+    if not overwrite and records.finished(folder):
+        done = records.read(folder)
+    elif not overwrite and (folder / records.CONFIG).is_file():
+        done = resume(folder, watch=spec.watch, problem=problem)
+    else:
+        done = run(stage, folder, watch=spec.watch, overwrite=overwrite, problem=problem)
+    assert done.outcome is not None
+    require(
+        (folder / records.MODEL).is_file(),
+        f"the network of [convexify] did not end with a model: {'; '.join(done.outcome.events)}; see {folder}",
+    )
+    last = done.rows[-1]
+    per_client = (last.bytes_down + last.bytes_up) / problem.n / 1e6
+    how = f"trained by {done.outcome.rounds} rounds of {stage.algorithm.name}, {per_client:,.1f} MB per client"
+    return load_network(folder, problem.model), how
+
+
 def share(problem: Problem) -> Shared:
     """For runs on one problem."""
     return Shared(problem, ClientRows(problem, problem.train, problem.test))
@@ -123,6 +169,7 @@ def begun(spec: RunSpec, shared: Shared | None = None) -> Iterator[Session]:
     folders.check(spec.folder, "run", overwrite=spec.overwrite)
     with precision(spec.config), ExitStack() as held:
 
+        @cache
         def begin() -> None:
             settings = origin.digest_of_settings(spec.config)
             held.enter_context(folders.writing(spec.folder, "run", overwrite=spec.overwrite, settings=settings))
@@ -158,7 +205,7 @@ def resumed(
 @contextmanager
 def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) -> Iterator[Session]:
     config, folder = spec.config, spec.folder
-    problem, data, method = shared or share(build_problem(config))
+    problem, data, method = shared or share(problem_of(spec, begin))
     algorithm, notes, family = method or build_method(config, problem)
     source = origin.of(config, problem)
     begin()
