@@ -26,7 +26,7 @@ from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.experiment.problems import Network, Problem, cached
+from equipoise.experiment.problems import Network, Problem, Sent, cached
 from equipoise.models.convexified import saved
 from equipoise.models.gradient_features import GradientFeatures, gradient_features, rows_at_once, scaling
 from equipoise.models.model import Model, Params
@@ -65,19 +65,25 @@ def _words(model: dict) -> str:
     return f"{model['name']} of {', '.join(f'{key} {value}' for key, value in model['arguments'].items())}"
 
 
-def convexify(config: Config, problem: Problem, theta: Params, how: str) -> Problem:
-    """The convex problem at theta of the network that `problem` is about; `how` it was trained is for the notes."""
+class Trained(NamedTuple):
+    """A network, and how it came about."""
+
+    theta: Params
+    how: str  # for the notes
+    sent: Sent = Sent()
+
+
+def convexify(config: Config, problem: Problem, trained: Trained) -> Problem:
+    """The convex problem at the network that `problem` is about."""
     assert config.convexify is not None
-    theta = jax.tree.map(lambda a: jnp.asarray(a, problem.x.dtype), theta)
-    if config.convexify.kind == "linearised":
-        return _linearised(config, problem, theta, how)
-    return _on_features(config, problem, theta, how)
+    trained = trained._replace(theta=jax.tree.map(lambda a: jnp.asarray(a, problem.x.dtype), trained.theta))
+    return (_linearised if config.convexify.kind == "linearised" else _on_features)(config, problem, trained)
 
 
-def _linearised(config: Config, problem: Problem, theta: Params, how: str) -> Problem:
+def _linearised(config: Config, problem: Problem, trained: Trained) -> Problem:
     settings = config.convexify
     assert settings is not None
-    network = problem.model
+    network, (theta, how, sent) = problem.model, trained
     task = tasks.linearised(theta, network.apply, models.LOSSES[problem.loss], l2=settings.l2, batch=settings.batch)
     _, unravel = ravel_pytree(theta)
 
@@ -91,12 +97,14 @@ def _linearised(config: Config, problem: Problem, theta: Params, how: str) -> Pr
         l2=settings.l2,
         x=jnp.zeros(task.size, problem.x.dtype),
         notes=(*problem.notes, f"the model is the first-order expansion of a {network.name} {how}"),
-        network=Network(problem.train, problem.test, theta, insert, lambda params: ravel_pytree(params["change"])[0]),
+        network=Network(
+            problem.train, problem.test, theta, insert, lambda params: ravel_pytree(params["change"])[0], sent
+        ),
     )
 
 
-def _on_features(config: Config, problem: Problem, theta: Params, how: str) -> Problem:
-    settings, dtype = config.convexify, problem.x.dtype
+def _on_features(config: Config, problem: Problem, trained: Trained) -> Problem:
+    settings, dtype, (theta, how, sent) = config.convexify, problem.x.dtype, trained
     assert settings is not None
     assert settings.kind != "linearised"
     seed = config.run.seed if settings.seed is None else settings.seed
@@ -121,10 +129,11 @@ def _on_features(config: Config, problem: Problem, theta: Params, how: str) -> P
     made = models.convexified(network, outputs, settings.kind, settings.features, seed)
     full = {"sketch": "a sketch", "coordinates": "coordinates", "last": "the last layer's inputs"}[settings.kind]
     of = "" if settings.kind == "last" else f" of its {programs.features.parameters:,} gradients"
-    notes = (
+    note = (
         f"the model is linear in {p:,} features of a {network.name} {how}: {full}{of}, standardised by one exchange of "
-        f"sums ({16 * p + 8:,} bytes up per client)",
+        "sums; what crossed for both is counted"
     )
+    sums = problem.n * 8 * (2 * p + 1)  # of `Moments`, up
     return replace(
         problem,
         train=train,
@@ -134,13 +143,14 @@ def _on_features(config: Config, problem: Problem, theta: Params, how: str) -> P
         task=task,
         l2=settings.l2,
         x=jnp.zeros(task.size, dtype),
-        notes=problem.notes + notes,
+        notes=(*problem.notes, note),
         network=Network(
             problem.train,
             problem.test,
             fixed,
             lambda x: {**fixed, "head": jnp.asarray(x).reshape(outputs, p)},
             lambda params: params["head"].ravel(),
+            sent._replace(up=sent.up + sums),
         ),
     )
 

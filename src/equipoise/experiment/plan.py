@@ -342,6 +342,10 @@ def run_all(
             held.enter_context(folders.writing(folder, "plan"))
 
         batches: dict[Any, list[RunSpec]] = {}
+        for (where, network), first in _networks(jobs, folder).items():
+            seen = None if watch is None else partial(watch, first)
+            stage = RunSpec(network_config(first.config), network, "network", seen)
+            batches.setdefault(("", where), []).append(stage)
         for job in jobs:
             seen = None if watch is None else partial(watch, job)
             spec = RunSpec(job.config, folder / job.place, job.label, seen, overwrite, _network(job.config, folder))
@@ -356,9 +360,20 @@ def run_all(
     return [records.read(folder / job.place) for job in jobs]
 
 
+def _networks(jobs: Sequence[PlannedRun], folder: Path) -> dict[tuple[str, Path], PlannedRun]:
+    """The networks that [convexify] trains, each with the first run that it is for; together they compile once."""
+    found: dict[tuple[str, Path], PlannedRun] = {}
+    for job in jobs:
+        place = _network(job.config, folder)
+        if place is not None:
+            found.setdefault((_apart_on_this_device(job), place), job)
+    return found
+
+
 def _network(parsed: Config, folder: Path) -> Path | None:
-    """Where the network of [convexify] is trained, once for all runs that begin with the same."""
-    if parsed.convexify is None:
+    """Where a network of [convexify] is trained, once for all runs that begin with the same; None: it needs none."""
+    settings = parsed.convexify
+    if settings is None or settings.network is not None or settings.rounds == 0:
         return None
     return folder / records.STAGE_1 / origin.digest_of_settings(network_config(parsed))[:10]
 

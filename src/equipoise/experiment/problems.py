@@ -30,6 +30,13 @@ from equipoise.protocol import Vector
 from equipoise.tasks import Task
 
 
+class Sent(NamedTuple):
+    """Bytes between the server and all clients."""
+
+    down: int = 0
+    up: int = 0
+
+
 class Network(NamedTuple):
     """What a convex problem was made of (`convexify.py`)."""
 
@@ -38,6 +45,7 @@ class Network(NamedTuple):
     fixed: Params  # of the model, what is not trained any more
     insert: Callable[[Vector], Params]  # x -> all parameters of the model
     extract: Callable[[Params], Vector]  # and back
+    sent: Sent  # until the convex problem was there
 
 
 @dataclass(frozen=True, eq=False)

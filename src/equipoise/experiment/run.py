@@ -19,9 +19,9 @@ from equipoise.errors import LostReplies, Stopped, require
 from equipoise.evaluation import PerClient
 from equipoise.experiment import folders, origin, records
 from equipoise.experiment.config import Config, load_config
-from equipoise.experiment.convexify import convexify, load_network, network_config
+from equipoise.experiment.convexify import Trained, convexify, load_network, network_config
 from equipoise.experiment.methods import Method, build_method
-from equipoise.experiment.problems import Problem, build_problem, precision
+from equipoise.experiment.problems import Problem, Sent, build_problem, precision
 from equipoise.experiment.results import (
     environment_record,
     federation_record,
@@ -31,7 +31,6 @@ from equipoise.experiment.results import (
 )
 from equipoise.experiment.writer import RunWriter, Watch, crossing_of, local_evaluator, until_certified
 from equipoise.files import write_whole
-from equipoise.models.model import Params
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key
 
 DRAWS = 200  # of each client's rows, for the bounds of a score that was asked for
@@ -126,19 +125,19 @@ def problem_of(spec: RunSpec, begin: Callable[[], None]) -> Problem:
     if settings is None:
         return problem
     if settings.network is not None:
-        theta, how = load_network(settings.network, problem.model), f"from {Path(settings.network).name}"
+        trained = Trained(load_network(settings.network, problem.model), f"from {Path(settings.network).name}")
     elif settings.rounds == 0:
-        theta, how = problem.model.init(jax.random.key(config.run.seed)), "that is not trained"
+        trained = Trained(problem.model.init(jax.random.key(config.run.seed)), "that is not trained")
     else:
         stage = network_config(config)
         build_method(stage, problem)  # a mistake in it leaves no folder behind
         begin()
-        theta, how = _trained_network(spec, stage, problem)
-    return convexify(config, problem, theta, how)
+        trained = _trained_network(spec, stage, problem)
+    return convexify(config, problem, trained)
 
 
-def _trained_network(spec: RunSpec, stage: Config, problem: Problem) -> tuple[Params, str]:
-    """Stage 1: trained, resumed, or only read, where another run of a plan has trained it."""
+def _trained_network(spec: RunSpec, stage: Config, problem: Problem) -> Trained:
+    """Stage 1: trained, resumed, or only read, where a plan has trained it."""
     folder = spec.network or spec.folder / records.STAGE_1
     overwrite = spec.overwrite and spec.network is None
     if not overwrite and records.finished(folder):
@@ -152,10 +151,8 @@ def _trained_network(spec: RunSpec, stage: Config, problem: Problem) -> tuple[Pa
         (folder / records.MODEL).is_file(),
         f"the network of [convexify] did not end with a model: {'; '.join(done.outcome.events)}; see {folder}",
     )
-    last = done.rows[-1]
-    per_client = (last.bytes_down + last.bytes_up) / problem.n / 1e6
-    how = f"trained by {done.outcome.rounds} rounds of {stage.algorithm.name}, {per_client:,.1f} MB per client"
-    return load_network(folder, problem.model), how
+    how = f"trained by {done.outcome.rounds} rounds of {stage.algorithm.name}"
+    return Trained(load_network(folder, problem.model), how, Sent(done.rows[-1].bytes_down, done.rows[-1].bytes_up))
 
 
 def share(problem: Problem) -> Shared:

@@ -20,7 +20,7 @@ from equipoise.experiment import checkpoint, folders, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import dual_family, known_saddle
 from equipoise.experiment.origin import Origin
-from equipoise.experiment.problems import Problem
+from equipoise.experiment.problems import Problem, Sent
 from equipoise.experiment.records import Row
 from equipoise.experiment.results import floats, in_units
 from equipoise.objectives import Dual
@@ -100,6 +100,7 @@ class RunWriter:
         self.evaluate = evaluate
         self.saddle = known_saddle(config, problem)
         self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
+        self.sent = problem.network.sent if problem.network is not None else Sent()  # before the first round
         self.saved = time.monotonic()
         self.board = _tensorboard(folder) if config.run.tensorboard else None
         self.certified: float | None = None  # the relative gap, once it is as small as `run.until_gap` asks
@@ -121,8 +122,9 @@ class RunWriter:
         """A history with the first model only."""
         files.remove(self.folder / records.HISTORY)
         exchanges = (0,) * len(self.algorithm.round)
-        counts = {"asked": exchanges, "answered": exchanges, "broken": 0, "bytes_down": 0, "bytes_up": 0}
-        self.write(self.problem.x, None, round=0, seconds=0.0, **counts)
+        counts = {"asked": exchanges, "answered": exchanges, "broken": 0}
+        sent = {"bytes_down": self.sent.down, "bytes_up": self.sent.up}
+        self.write(self.problem.x, None, round=0, seconds=0.0, **counts, **sent)
 
     def save(self, result: Result, more: dict[str, Any] | None = None) -> None:
         """A checkpoint; what it counts on is on the disk before."""
@@ -141,8 +143,8 @@ class RunWriter:
             "asked": asked,
             "answered": answered,
             "broken": int(tally.broken.sum()),
-            "bytes_down": int(np.dot(asked, self.down)),
-            "bytes_up": int(np.dot(answered, self.up)),
+            "bytes_down": self.sent.down + int(np.dot(asked, self.down)),
+            "bytes_up": self.sent.up + int(np.dot(answered, self.up)),
         }
         self.write(self.algorithm.model(server), self.algorithm.weights(server), **counted | counts)
 
