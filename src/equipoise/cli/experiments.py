@@ -376,6 +376,8 @@ def _show(done: list, folder: Path) -> None:
                 if sentence:
                     say(sentence)
     for run in done:
+        for sentence in wording.kept(run):
+            say(f"note: {sentence}")
         for event in run.outcome.events if run.outcome else ():
             say(f"note: {run.outcome.label}: {event}")
     if len(done) == 1:

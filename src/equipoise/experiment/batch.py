@@ -36,7 +36,8 @@ def data_of(spec: RunSpec) -> str:
     """All that `run.problem_of` looks at."""
     settings = spec.config.model_dump(mode="json", include={"data", "partition", "model", "convexify"})
     run = spec.config.run
-    return json.dumps([settings, run.seed, run.precision, run.score])
+    held = run.validation if run.keep_best else None
+    return json.dumps([settings, run.seed, run.precision, run.score, held])
 
 
 def run_batch(specs: Sequence[RunSpec], problems: dict[str, Problem], begin: Callable[[], None]) -> None:
@@ -111,7 +112,8 @@ def _of_one_shape(problems: dict[str, Problem]) -> dict[str, ClientRows]:
 def _may_share(config: Config) -> bool:
     """Whether a run may go side by side with others: it ends when they do, and nothing is measured for it first."""
     measured = getattr(config.algorithm, "rule", None) == "tuned"
-    return config.run.until_gap is None and config.run.devices in (None, 1) and not measured
+    ends_early = config.run.until_gap is not None or config.run.patience is not None
+    return not ends_early and config.run.devices in (None, 1) and not measured
 
 
 def _family(spec: RunSpec, method: Method | None, alone: int) -> Any:

@@ -17,7 +17,18 @@ class Choice(NamedTuple):
 
 def best_algorithm(settings: Mapping[str, Any]) -> Choice:
     """The algorithm for settings as they stand in a file, checked or not."""
+    found, record = _for_exact_gradients(settings), ALGORITHMS["scaffpd_minibatch"]
+    convexify, model, table = (settings.get(key) for key in ("convexify", "model", "algorithm"))
+    last = model if convexify is None else convexify  # what [algorithm] trains
+    batch = last.get("batch") if isinstance(last, Mapping) else None
+    own = {key for key, value in (table.items() if isinstance(table, Mapping) else ()) if value is not None}
+    known = {argument.name for argument in record.settings} | {"name", "rule", "server_optimizer", "schedule"}
+    if found.name != "scaffpd" or batch is None or own - known:
+        return found
+    return Choice(record.name, f"{found.why}, and with minibatches its control variates are means of local gradients")
 
+
+def _for_exact_gradients(settings: Mapping[str, Any]) -> Choice:
     def given(section: str, key: str, default: Any = None) -> Any:
         table = settings.get(section)
         return table.get(key, default) if isinstance(table, Mapping) else default
@@ -37,7 +48,7 @@ def best_algorithm(settings: Mapping[str, Any]) -> Choice:
         return Choice("scaffpd", "clipped losses do not fit the gradients, which SCAFF-PD with a model compares")
     few = given("algorithm", "cohort") is not None
     how = "a few clients in a round are enough for it, " if few else ""
-    return Choice("scaffpd_model", f"the model is convex, {how}it has nothing to tune and needs the fewest rounds")
+    return Choice("scaffpd_model", f"the model is linear, {how}it has nothing to tune and needs the fewest rounds")
 
 
 def _on_simplex(objective: Any) -> bool:

@@ -116,9 +116,11 @@ def _on_features(config: Config, problem: Problem, trained: Trained) -> Problem:
     def raw_features(data: Any) -> Any:
         return on_features(data, lambda rows: programs.apply(params, projection, rows), programs.at_once)
 
-    train, test = (None if data is None else raw_features(data) for data in (problem.train, problem.test))
+    sets = problem.train, problem.test, problem.validation
+    train, test, validation = (None if data is None else raw_features(data) for data in sets)
     mean, scale = (jnp.asarray(part, dtype) for part in agreed_scaling(train))
-    train, test = (None if data is None else _scaled(data, mean, scale) for data in (train, test))
+    sets = train, test, validation
+    train, test, validation = (None if data is None else _scaled(data, mean, scale) for data in sets)
     p = programs.features.size
     options = {"l2": settings.l2, "batch": settings.batch}
     if problem.classes:
@@ -138,6 +140,7 @@ def _on_features(config: Config, problem: Problem, trained: Trained) -> Problem:
         problem,
         train=train,
         test=test,
+        validation=validation,
         model=made,
         loss="squared" if problem.classes else "squared_error",
         task=task,

@@ -19,6 +19,8 @@ from equipoise.artifact import Artifact
 from equipoise.data import partition, pool, silos
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue, synthetic
+from equipoise.data.pool import Pool
+from equipoise.data.shards import Shards
 from equipoise.data.silos.encoding import Encoding, Feature, Target
 from equipoise.errors import InputError, require
 from equipoise.evaluation import MainScore, PerClient
@@ -64,6 +66,7 @@ class Problem:
     l2: float
     x: Vector
     notes: tuple[str, ...] = ()
+    validation: Any | None = None  # rows to choose the best round by, with `run.keep_best`
     curvature: float | None = None  # L, where the clients have measured it themselves
     slope: float | None = None  # and a bound on L_lx at the start
     network: Network | None = None  # None: it was not made of one
@@ -134,6 +137,8 @@ def precision(config: Config) -> Iterator[None]:
 def build_problem(config: Config) -> Problem:
     """Reads and divides the data, and builds the task on it; call it under `precision`."""
     problem = _of_data(config)
+    if config.run.keep_best:
+        problem = _with_validation(config, problem)
     if config.run.score is None:
         return problem
     score, there = evaluation.main_score_named(config.run.score), [*problem.scores, "loss"]
@@ -146,6 +151,18 @@ def build_problem(config: Config) -> Problem:
         f"run.score is '{config.run.score}', but '{score.name}' is a score of the library; rename the function",
     )
     return replace(problem, score=score)
+
+
+def _with_validation(config: Config, problem: Problem) -> Problem:
+    """Some training rows are set aside, to choose a round by: no test row has a say in it."""
+    require(
+        isinstance(problem.train, Pool | Shards),
+        "run.keep_best needs examples to set aside, which this data has none of; leave it out",
+    )
+    share = config.run.validation
+    train, validation = pool.set_aside(problem.train, share=share, key=division_seed(config))
+    note = f"{share:.0%} of every client's training rows are set aside, to choose the best round by"
+    return replace(problem, train=train, validation=validation, notes=(*problem.notes, note))
 
 
 def _of_data(config: Config) -> Problem:
@@ -233,7 +250,13 @@ def _of_dataset(config: Config) -> Problem:
         dataset = dataset.flat()
     divided, test_parts = divide(config, dataset)
     train, test = pool.pools(
-        dataset, divided.parts, key=key, test=settings.test, test_parts=test_parts, thin=division.thin
+        dataset,
+        divided.parts,
+        key=key,
+        test=settings.test,
+        test_parts=test_parts,
+        max_size=division.max_size,
+        thin=division.thin,
     )
     names = tuple(divided.summary.clients)
     names = names if division.kind == "natural" else tuple(f"client {name}" for name in names)
@@ -241,6 +264,7 @@ def _of_dataset(config: Config) -> Problem:
     by |= {"similarity": f"similarity {division.similarity:g}", "k_classes": f"{division.classes} classes each"}
     by |= {"one_class": "one class each", "quantity": f"quantities of Dirichlet({division.alpha:g})"}
     what = f"{dataset.name} over {len(names)} clients, divided by {by[division.kind]}"
+    what += f", at most {division.max_size} rows each" if division.max_size else ""
     what += f", {division.thin[0]:.0%} of them without {division.thin[1]:.0%} of their rows" if division.thin else ""
     shape = dataset.inputs.shape[1:]
     return _problem(config, what, names, train, test, dataset.classes, shape, _encoding_of(dataset), ())
@@ -329,16 +353,22 @@ def cached(factory: Callable[..., Task]) -> Callable[..., Task]:
 
 def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> Model:
     settings = config.model
+    arguments: tuple[Any, ...]
     match settings.name:
         case "linear":
-            return models.linear(math.prod(shape), outputs)
+            arguments = (math.prod(shape), outputs)
         case "mlp":
-            return models.mlp(math.prod(shape), settings.hidden, outputs)
+            arguments = (math.prod(shape), settings.hidden, outputs)
         case "cnn" | "resnet" as name:
             require(
                 len(shape) == 3, f"a {name} needs images [height, width, channels]; the examples have shape {shape}"
             )
-            return {"cnn": models.cnn, "resnet": models.resnet}[name](shape, outputs)
-    integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
-    require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
-    return models.gru(outputs, settings.hidden[0])
+            arguments = (shape, outputs)
+        case _:
+            integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
+            require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
+            arguments = (outputs, settings.hidden[0])
+    try:
+        return models.MODELS[settings.name](*arguments, **settings.options)
+    except TypeError as error:
+        raise InputError(f"model.options does not fit a {settings.name} ({error}); see equipoise.models") from None

@@ -64,6 +64,7 @@ def write_result(
     events: list[str],
     *,
     asked: bool = True,
+    best_round: int | None = None,
 ) -> None:
     """The model, then the result: whoever sees the result sees a whole run. `asked`: clients told their own scores."""
     measure, up, _ = problem.main_score(table)
@@ -99,6 +100,7 @@ def write_result(
         worst_estimate=found.worst.estimate if found else None,
         mean_low=found.mean.low if found else None,
         mean_high=found.mean.high if found else None,
+        best_round=best_round,
         events=tuple(events),
     )
     records.write_record(folder / records.RESULT, outcome)

@@ -29,7 +29,7 @@ from equipoise.experiment.results import (
     write_result,
     write_row_scores,
 )
-from equipoise.experiment.writer import RunWriter, Watch, crossing_of, local_evaluator, until_certified
+from equipoise.experiment.writer import RunWriter, Watch, crossing_of, local_evaluator, until_certified, validator
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key
 
@@ -208,7 +208,8 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     begin()
     crossing = crossing_of(family, algorithm, problem)
     evaluate = local_evaluator(config, problem, data.train, data.scorer)
-    writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate)
+    judge = validator(problem)
+    writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate, judge)
     try:
         start = writer.start()  # before anything is written: a run that is not this one is left as it is
         records.write_record(folder / records.ENVIRONMENT, environment_record(config, source.files))
@@ -278,7 +279,8 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
 def complete(session: Session, result: Result) -> None:
     """Scores the model where a run ended, and writes what it leaves behind."""
     (config, folder, label, *_), problem = session.spec, session.problem
-    x = session.algorithm.model(result.server)
+    best = session.writer.best
+    x = session.algorithm.model(result.server) if best is None else jnp.asarray(best.x)
     with warnings.catch_warnings(action="ignore", category=LostReplies):  # a model that is not finite is an event
         table = evaluation.evaluate(
             problem.task,
@@ -291,7 +293,8 @@ def complete(session: Session, result: Result) -> None:
     table = in_units(problem, table)
     write_row_scores(folder, problem, x, problem.main_score(table).name)
     events = [sentence] if (sentence := broken_replies(result.tally)) else []
-    write_result(config, folder, problem, x, result, table, label, events)
+    best_round = None if best is None else best.round
+    write_result(config, folder, problem, x, result, table, label, events, best_round=best_round)
 
 
 def _lost(config: Config) -> Lost | None:
