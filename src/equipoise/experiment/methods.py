@@ -127,7 +127,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     def build(**changes: Any) -> Algorithm:
         given = settings | changes
         now = _with_tau(rule, given)
-        now = steps.constant(**now.model_dump()) if isinstance(now, RuleSettings) else now
+        now = steps.constant(**dict(now)) if isinstance(now, RuleSettings) else now  # its tau may be traced
         made = record.build(task, psi, sample, now, **given)
         require(
             isinstance(made, Algorithm),
