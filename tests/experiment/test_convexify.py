@@ -16,7 +16,7 @@ from equipoise.cohorts import everyone
 from equipoise.data.shards import stack
 from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, Stopped
-from equipoise.experiment import config, convexify, plan, records, run
+from equipoise.experiment import config, convexify, plan, reading, records, run
 from equipoise.experiment.problems import build_problem
 from equipoise.experiment.run import RunSpec, problem_of
 from equipoise.models.gradient_features import scaling
@@ -47,11 +47,11 @@ checkpoint_seconds = 0.0
 precision = "float64"
 """
 SETTINGS = tomllib.loads(FILE)
-MLP = config.override(SETTINGS, ["model.name='mlp'", "model.hidden=[6]", "convexify.features=60"])
+MLP = reading.override(SETTINGS, ["model.name='mlp'", "model.hidden=[6]", "convexify.features=60"])
 
 
 def parsed(settings, *assignments):
-    return config.parse(config.override(settings, assignments))
+    return config.parse(reading.override(settings, assignments))
 
 
 def nothing():
@@ -253,7 +253,7 @@ def test_overwriting_leaves_nothing_of_the_network(finished, tmp_path):
 
 
 def test_the_method_of_choice_is_that_of_convex_models():
-    settings = config.override(MLP, [])
+    settings = reading.override(MLP, [])
     del settings["algorithm"]
     assert config.parse(settings).algorithm.name == "scaffpd_model"
     del settings["convexify"]

@@ -13,7 +13,7 @@ from equipoise.data import pool
 from equipoise.data.shards import stack
 from equipoise.errors import InputError, Stopped
 from equipoise.evaluation.rules import worst_mean
-from equipoise.experiment import config, records, run
+from equipoise.experiment import config, reading, records, run
 from equipoise.experiment.problems import build_problem
 from equipoise.report import numbers, wording
 
@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 def parsed(*assignments):
-    return config.parse(config.override(SETTINGS, assignments))
+    return config.parse(reading.override(SETTINGS, assignments))
 
 
 @pytest.fixture(scope="module")

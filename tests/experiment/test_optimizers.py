@@ -8,7 +8,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.errors import InputError
-from equipoise.experiment import config
+from equipoise.experiment import config, reading
 from equipoise.experiment.methods import build_method
 from equipoise.experiment.problems import build_problem
 
@@ -22,7 +22,7 @@ SETTINGS = {
 
 
 def parsed(*assignments):
-    return config.parse(config.override(SETTINGS, assignments))
+    return config.parse(reading.override(SETTINGS, assignments))
 
 
 def trained(settings):
@@ -112,14 +112,14 @@ def test_models_take_options():
     assert isinstance(stem, eqx.nn.Conv2d)
     assert stem.weight.shape == (2, 1, 3, 3)
     with pytest.raises(InputError, match=r"model\.options does not fit a resnet"):
-        build_problem(config.parse(config.override(settings, ["model.options={widht=3}"])))
+        build_problem(config.parse(reading.override(settings, ["model.options={widht=3}"])))
 
 
 def test_at_most_so_many_rows():
     settings = {"data": {"name": "digits"}, "partition": {"clients": 4, "max_size": 50}}
     problem = build_problem(config.parse(settings))
     assert np.asarray(problem.train.sizes).max() == 50
-    whole = build_problem(config.parse(config.override(settings, ["partition.max_size=100000"])))
+    whole = build_problem(config.parse(reading.override(settings, ["partition.max_size=100000"])))
     jax.tree.map(np.testing.assert_array_equal, problem.test, whole.test)
 
 
@@ -130,8 +130,8 @@ def test_minibatches_take_their_own_form():
     method = build_method(parsed, build_problem(parsed))
     assert any("control variates are means of local gradients" in note for note in method.notes)
     assert any("sigma 0.02, theta 0" in note for note in method.notes)
-    assert config.parse(config.override(settings, ["algorithm.cohort=3"])).algorithm.name == "scaffpd"
+    assert config.parse(reading.override(settings, ["algorithm.cohort=3"])).algorithm.name == "scaffpd"
     exact = {key: value for key, value in settings.items() if key != "model"} | {"model": {"name": "mlp"}}
     assert config.parse(exact).algorithm.name == "scaffpd"
-    named = config.parse(config.override(settings, ["algorithm.name='scaffpd'", "algorithm.rule={sigma=0.1}"]))
+    named = config.parse(reading.override(settings, ["algorithm.name='scaffpd'", "algorithm.rule={sigma=0.1}"]))
     assert named.algorithm.name == "scaffpd"
