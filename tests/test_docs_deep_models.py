@@ -1,6 +1,7 @@
 """What docs/deep_models.md says is planned, not believed."""
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def test_every_setting_is_named():
 
 def test_the_small_size_is_one():
     (command,) = re.findall(r"    equipoise reproduce (tct-fashion --set.*?)\n\n", DOC, re.DOTALL)
-    name, *words = command.replace("\\\n", " ").split()
+    name, *words = shlex.split(command.replace("\\\n", " "))
     assignments = [word for word in words if word != "--set"]
     assert assignments
     study = plan.sweep(library.settings(name, assignments), source=name)

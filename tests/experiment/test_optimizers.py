@@ -80,7 +80,7 @@ def test_a_scheduled_primal_step_is_as_long_as_the_local_ones():
     x = problem.x
     for lr in (0.05, 0.0375, 0.025, 0.0125):
         x = x - lr * problem.task.grad(x, problem.train.client(0))
-    np.testing.assert_allclose(method.algorithm.model(result.server), x, rtol=1e-10)
+    np.testing.assert_allclose(method.algorithm.model(result.server), x, rtol=1e-6)  # schedules are in float32
 
 
 @pytest.mark.parametrize(
