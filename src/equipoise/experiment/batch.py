@@ -20,7 +20,7 @@ from equipoise.errors import InputError
 from equipoise.experiment import records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import Method, build_method
-from equipoise.experiment.problems import Problem, build_problem, precision
+from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.run import ClientRows, RunSpec, Session, Shared
 from equipoise.protocol import nbytes
 
@@ -33,10 +33,11 @@ def is_done(spec: RunSpec) -> bool:
 
 
 def data_of(spec: RunSpec) -> str:
-    """All that `build_problem` looks at."""
-    settings = spec.config.model_dump(mode="json", include={"data", "partition", "model"})
+    """All that `run.problem_of` looks at."""
+    settings = spec.config.model_dump(mode="json", include={"data", "partition", "model", "convexify"})
     run = spec.config.run
-    return json.dumps([settings, run.seed, run.precision, run.score])
+    held = run.validation if run.keep_best else None
+    return json.dumps([settings, run.seed, run.precision, run.score, held])
 
 
 def run_batch(
@@ -51,7 +52,7 @@ def run_batch(
     with precision(specs[0].config):
 
         def keep_only(divisions: Sequence[RunSpec]) -> None:
-            found = {data_of(m): problems.get(data_of(m)) or build_problem(m.config) for m in divisions}
+            found = {data_of(m): problems.get(data_of(m)) or run.problem_of(m, begin) for m in divisions}
             problems.clear()
             problems.update(found)
 
@@ -117,7 +118,8 @@ def _of_one_shape(problems: dict[str, Problem]) -> dict[str, ClientRows]:
 def _may_share(config: Config) -> bool:
     """Whether a run may go side by side with others: it ends when they do, and nothing is measured for it first."""
     measured = getattr(config.algorithm, "rule", None) == "tuned"
-    return config.run.until_gap is None and config.run.devices in (None, 1) and not measured
+    ends_early = config.run.until_gap is not None or config.run.patience is not None
+    return not ends_early and config.run.devices in (None, 1) and not measured
 
 
 def _family(spec: RunSpec, method: Method | None, alone: int) -> Any:

@@ -74,7 +74,13 @@ def constant(*, tau: float, sigma: float, theta: float) -> Rule:
     positive("tau", tau)
     positive("sigma", sigma)
     within("theta", theta, 0, 1)
-    return _rule(tau, sigma, theta, lambda now: now)
+
+    def init(dtype: DTypeLike) -> RuleState:
+        first = StepSizes(*(jnp.asarray(value, dtype) for value in (tau, sigma, theta)))
+        return RuleState(first, first)
+
+    # Not those of the round before: a schedule builds the rule anew, with its numbers of the round.
+    return Rule(init, lambda steps: init(steps.now.tau.dtype))
 
 
 def accelerated(*, tau: float, sigma: float, mu: float) -> Rule:
