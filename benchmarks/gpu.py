@@ -83,7 +83,7 @@ def softmax(n: int, m: int, samples: int, features: int, batch: int, steps: int,
 
 def images(n: int, rounds: int, products: str) -> None:
     """The library's CNN: 10 local steps of batch 50 on 32 x 32 x 3 images, in each form of convolution."""
-    module = sys.modules["equipoise.models.cnn"]
+    module = sys.modules["equipoise.models.convolution"]
     key = jax.random.key(2)
     inputs = jax.random.randint(key, (n, 200, 32, 32, 3), 0, 256, jnp.uint8)
     data = eq.data.Shards(inputs, jax.random.randint(key, (n, 200), 0, 10), jnp.full(n, 200, jnp.int32))

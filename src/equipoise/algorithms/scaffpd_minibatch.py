@@ -219,4 +219,5 @@ SCAFFPD_MINIBATCH = Record(
     example={"rule": constant(tau=0.1, sigma=0.5, theta=0.0), **LOCAL_EXAMPLE},
     defaults=LOCAL_DEFAULTS,
     cohorts="everyone",
+    network_rule={"sigma": 0.02, "theta": 0.0},
 )

@@ -323,7 +323,7 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
                     while len(rows) >= 12:  # a sweep has many: only the last ones stay in sight
                         bar.remove_task(rows.pop(next(iter(rows))))
                     rows[label] = bar.add_task(label, total=of, standing="")
-                bar.update(rows[label], completed=at, standing=_standing(row))
+                bar.update(rows[label], completed=at, total=of, standing=_standing(row))
 
             return update
 
@@ -388,6 +388,8 @@ def _show(done: list, folder: Path) -> None:
                 if sentence:
                     say(sentence)
     for run in done:
+        for sentence in wording.kept(run):
+            say(f"note: {sentence}")
         for event in run.outcome.events if run.outcome else ():
             say(f"note: {run.outcome.label}: {event}")
     if len(done) == 1:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, Int
 
 from equipoise import artifact, evaluation, tensors
@@ -183,8 +184,8 @@ def recorded(config: Config, problem: Problem, server: Server) -> records.Person
 
 
 def save_own_model(path: Path, problem: Problem, v: Any, metadata: dict[str, Any]) -> None:
-    vector = problem.artifact_vector(v)
-    artifact.save(path, vector, problem.model, problem.encoding, loss=problem.loss, metadata=metadata)
+    params = problem.artifact_params(v)
+    artifact.save(path, params, problem.model, problem.encoding, loss=problem.loss, metadata=metadata)
 
 
 def own_model(folder: Path, owner: str) -> artifact.Artifact:
@@ -206,6 +207,6 @@ def own_model(folder: Path, owner: str) -> artifact.Artifact:
 def write(folder: Path, problem: Problem, record: records.PersonalRecord, models: Any | None) -> None:
     """The models first: whoever sees the record sees them too."""
     if models is not None:
-        vectors = np.stack([problem.artifact_vector(v) for v in np.asarray(models)])
+        vectors = np.stack([np.asarray(ravel_pytree(problem.artifact_params(v))[0]) for v in np.asarray(models)])
         tensors.write(folder / records.OWN_MODELS, {"models": vectors}, json.dumps({"owners": list(problem.names)}))
     records.write_record(folder / records.PERSONAL, record)

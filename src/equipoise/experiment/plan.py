@@ -3,6 +3,7 @@
     [compare.DRFA]            # a table per method: settings of [algorithm]
     name = "drfa"             # what [algorithm] says and the method knows is inherited
     objective = { name = "agnostic" }
+    model = { name = "mlp" }  # and convexify, run: over those of the file; convexify = false leaves it out
     grid = { dual_lr = [0.001, 0.01] }    # of this method, for `sweep`; "objective.rho" = [...] works too
 
     [sweep]
@@ -25,7 +26,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -37,10 +38,12 @@ from equipoise.errors import InputError, require
 from equipoise.experiment import config, folders, measures, mistakes, origin, reading, records, run
 from equipoise.experiment.batch import is_done, run_batch
 from equipoise.experiment.config import Config, Section, Seed
+from equipoise.experiment.convexify import network_config
 from equipoise.experiment.measures import Measure
-from equipoise.experiment.problems import Problem, build_problem, precision
+from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.run import RunSpec
 
+OWN_SECTIONS = ("model", "convexify", "run")  # of which a method may have its own settings, besides its objective
 PENALTIES = ("chi2", "kl")  # whose rho leads from the average to the worst client
 UNTIL_GAP = 1e-3  # where a run of a path ends
 
@@ -145,7 +148,7 @@ def methods(settings: Settings, source: str) -> dict[str, Method]:
         where = _named(source, label)
         require(isinstance(method, Mapping), f"{where} is {method!r}; give a table of settings")
         require("name" in method, f"{where} has no name; give the algorithm's, such as name = 'drfa'")
-        own = {key: value for key, value in method.items() if key not in ("objective", "grid")}
+        own = {key: value for key, value in method.items() if key not in (*OWN_SECTIONS, "objective", "grid")}
         mine = reading.override(base, [])
         reading.put(mine, "algorithm.name", method["name"])
         mine["algorithm"] |= own
@@ -156,6 +159,8 @@ def methods(settings: Settings, source: str) -> dict[str, Method]:
                 f"{where}.objective is {given!r}; give a table, such as objective = {{ name = 'kl' }}",
             )
             mine["objective"] = dict(given)
+        for section in OWN_SECTIONS:
+            _overlay(mine, section, method.get(section, {}), where)
         config.parse(mine, source=where)
         grid = _checked_grid(f"{where}.grid", method.get("grid", {}))
         out[label] = Method(
@@ -164,6 +169,16 @@ def methods(settings: Settings, source: str) -> dict[str, Method]:
             frozenset(f"algorithm.{key}" for key in own),
         )
     return out
+
+
+def _overlay(settings: dict[str, Any], section: str, own: Any, where: str) -> None:
+    """A method's own [model], [convexify] or [run], over those of the file; convexify = false leaves it out."""
+    if own is False and section == "convexify":
+        settings.pop(section, None)
+        return
+    require(isinstance(own, Mapping), f"{where}.{section} is {own!r}; give a table of settings")
+    if own:
+        settings[section] = {**settings.get(section, {}), **own}
 
 
 def sweep_of(settings: Settings, source: str) -> Sweep:
@@ -273,6 +288,8 @@ def _shared(grid: Mapping[str, list], method: Method) -> dict[str, list]:
 def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:
     """Runs what is not there yet, chooses, and runs the chosen settings on the seeds."""
     plan = study.sweep
+    # The runs that choose and those that are shown differ in how many share their data; in turn, one program is theirs.
+    options["in_turn"] = study.tuned_apart and jax.default_backend() != "cpu"
     done = run_all(study.trials, folder, **options)
     points: dict[tuple[str, str], list[tuple[dict, list[records.Run]]]] = {}
     for job, runs in _grouped(zip(study.trials, done, strict=True)):
@@ -314,33 +331,60 @@ def _best(found: list[tuple[dict, list[records.Run]]], measure: str) -> tuple[di
 
 
 def run_all(
-    jobs: Sequence[PlannedRun], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
+    jobs: Sequence[PlannedRun],
+    folder: Path,
+    *,
+    watch: Watch | None = None,
+    overwrite: bool = False,
+    in_turn: bool = False,
 ) -> list[records.Run]:
-    """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused."""
+    """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused.
+
+    `in_turn`: none side by side.
+    """
     check(jobs, folder, overwrite)
     with ExitStack() as held:
         problems: dict[str, Problem] = {}  # neighbours often have the same data
-        begun, since_cleared = False, 0
+        since_cleared = 0
 
+        @cache
         def begin() -> None:  # once the first data is known to make sense
-            nonlocal begun
-            if not begun:
-                held.enter_context(folders.writing(folder, "plan"))
-            begun = True
+            held.enter_context(folders.writing(folder, "plan"))
 
         batches: dict[Any, list[RunSpec]] = {}
+        for (where, network), first in _networks(jobs, folder).items():
+            seen = None if watch is None else partial(watch, first)
+            stage = RunSpec(network_config(first.config), network, "network", seen)
+            batches.setdefault(("", where), []).append(stage)
         for job in jobs:
             seen = None if watch is None else partial(watch, job)
-            spec = RunSpec(job.config, folder / job.place, job.label, seen, overwrite)
+            spec = RunSpec(job.config, folder / job.place, job.label, seen, overwrite, _network(job.config, folder))
             batches.setdefault((job.label, _apart_on_this_device(job)), []).append(spec)
         for specs in batches.values():
             if not all(is_done(spec) for spec in specs):
-                run_batch(specs, problems, begin)
-            since_cleared += len(specs)
+                since_cleared += run_batch(specs, problems, begin, in_turn=in_turn)
             if since_cleared >= 100:
                 since_cleared = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
     return [records.read(folder / job.place) for job in jobs]
+
+
+def _networks(jobs: Sequence[PlannedRun], folder: Path) -> dict[tuple[str, Path], PlannedRun]:
+    """The networks that [convexify] trains, each with the first run that it is for; together they compile once."""
+    found: dict[tuple[str, Path], PlannedRun] = {}
+    for job in jobs:
+        place = _network(job.config, folder)
+        if place is not None:
+            found.setdefault((_apart_on_this_device(job), place), job)
+    return found
+
+
+def _network(parsed: Config, folder: Path) -> Path | None:
+    """Where a network of [convexify] is trained, once for all runs that begin with the same; None: it needs none."""
+    settings = parsed.convexify
+    if settings is None or settings.network is not None or settings.rounds == 0:
+        return None
+    return folder / records.STAGE_1 / origin.digest_of_settings(network_config(parsed))[:10]
 
 
 def _apart_on_this_device(job: PlannedRun) -> str:
@@ -359,6 +403,11 @@ def run_path(
     done: list[records.Run] = []
     first: Problem | None = None
     with ExitStack() as held:
+
+        @cache
+        def begin() -> None:
+            held.enter_context(folders.writing(folder, "plan"))
+
         for job in jobs:
             place = folder / job.place
             if not overwrite and records.finished(place):
@@ -366,8 +415,10 @@ def run_path(
                 continue
             with precision(job.config):
                 if first is None:
-                    first = build_problem(job.config)
-                    held.enter_context(folders.writing(folder, "plan"))
+                    first = run.problem_of(
+                        RunSpec(job.config, place, job.label, network=_network(job.config, folder)), begin
+                    )
+                    begin()
                 model = done[-1].path / records.MODEL if done else None
                 problem = first if model is None or not model.is_file() else first.starting_from(artifact.load(model))
             options: dict[str, Any] = {"label": job.label, "problem": problem}

@@ -4,14 +4,7 @@ import inspect
 import json
 
 from equipoise.algorithms import ALGORITHMS
-from equipoise.experiment.config import (
-    OBJECTIVES,
-    SECTIONS,
-    FederationSettings,
-    PersonalSettings,
-    PrivacySettings,
-    parse,
-)
+from equipoise.experiment.config import OBJECTIVES, SECTIONS, parse
 
 
 def template() -> str:
@@ -32,11 +25,8 @@ def template() -> str:
             value = getattr(section, name)
             line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too
             parts.append(line + (f"  # {field.description}" if field.description else ""))
-    for key, optional in (
-        ("federation", FederationSettings),
-        ("privacy", PrivacySettings),
-        ("personal", PersonalSettings),
-    ):
+    for key in ("convexify", "federation", "privacy", "personal"):
+        optional = SECTIONS[key]
         parts.append(f"\n# [{key}]  # {inspect.getdoc(optional)}")
         for name, field in optional.model_fields.items():
             start_value = "..." if field.is_required() or field.default is None else json.dumps(field.default)
@@ -47,7 +37,8 @@ def template() -> str:
 
 COMPARE_HELP = """
 # Several methods on one federation, for `equipoise compare`: each table holds settings of [algorithm], what
-# [algorithm] says above and the method knows too is inherited; objective = {...} gives it another objective.
+# [algorithm] says above and the method knows too is inherited; objective = {...} gives it another objective,
+# model, convexify and run = {...} other settings of those sections.
 # [compare.DRFA]
 # name = "drfa"
 # dual_lr = 0.01
