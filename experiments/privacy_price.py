@@ -4,7 +4,7 @@ Digits over 5 clients, Adult over 10, divided by Dirichlet(1); linear models, 50
 delta 1e-5. The mean and the worst client's accuracy on held-out rows, mean over three seeds. Every row has the step
 size of a few that is best for the average client on a seed of its own: clipped gradients bear longer steps than others,
 so that one step size for all rows would measure that instead of noise. Choosing it looks at the rows without noise,
-which epsilon does not cover. `--svg FILE` draws the curves, of a table that is read from `--table FILE` if it is given.
+which epsilon does not cover. A row of the table is a curve: mean / worst client (step size), epsilon by epsilon.
 """
 
 import argparse
@@ -20,7 +20,7 @@ EPSILONS = (1.0, 3.0, 10.0, CLIPPED, None)
 SETS = {"digits": 5, "adult": 10}  # clients
 STEPS = {"digits": (0.5, 1.0, 2.0, 4.0), "adult": (0.5, 4.0)}
 TUNE, SEEDS = 100, (0, 1, 2)
-HEAD = ("data", "method", "epsilon", "step", "mean accuracy", "worst client")
+NAMES = {CLIPPED: "clipped, no noise", None: "neither"}
 
 
 def settings(data: str, method: str, epsilon: float | None, lr: float, seed: int, data_dir: str | None) -> dict:
@@ -46,17 +46,11 @@ def accuracy(*what) -> np.ndarray:
     return np.array(done.rows[-1].scores["accuracy"], float)
 
 
-def measured(data: str, method: str, epsilon: float | None, data_dir: str | None) -> tuple[str, ...]:
+def measured(data: str, method: str, epsilon: float | None, data_dir: str | None) -> str:
     tried = {lr: accuracy(data, method, epsilon, lr, TUNE, data_dir).mean() for lr in STEPS[data]}
     lr = max(tried, key=lambda step: tried[step])
     found = [accuracy(data, method, epsilon, lr, seed, data_dir) for seed in SEEDS]
-    mean, worst = np.mean([f.mean() for f in found]), np.mean([f.min() for f in found])
-    said = {None: "none", CLIPPED: "clipped only"}.get(epsilon, f"{epsilon:g}" if epsilon else "")
-    return data, method, said, f"{lr:g}", f"{mean:.3f}", f"{worst:.3f}"
-
-
-def line(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"{np.mean([f.mean() for f in found]):.3f} / {np.mean([f.min() for f in found]):.3f} ({lr:g})"
 
 
 def main() -> None:
@@ -64,11 +58,14 @@ def main() -> None:
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--sets", nargs="+", default=list(SETS))
     given = parser.parse_args()
-    print(line(HEAD), "|---|---|---:|---:|---:|---:|", sep="\n", flush=True)
+    heads = [NAMES.get(epsilon, f"epsilon {epsilon:g}" if epsilon else "") for epsilon in EPSILONS]
+    print(f"| data | method | {' | '.join(heads)} |", "|---|---|" + "---:|" * len(heads), sep="\n", flush=True)
     for data in given.sets:
         for method in ("scaffpd", "fedavg"):
+            print(f"| {data} | {method} |", end="", flush=True)
             for epsilon in EPSILONS:
-                print(line(measured(data, method, epsilon, given.data_dir)), flush=True)
+                print(f" {measured(data, method, epsilon, given.data_dir)} |", end="", flush=True)
+            print()
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ def test_the_log_is_a_chain(tmp_path):
         (lambda lines: lines[:-1], "ends after 4 lines, and audit.head says 5"),
         (lambda lines: [*lines[:-1], lines[-1].replace("replied", "refused")], "cut off, or changed"),
         (lambda lines: [*lines[:3], "{", *lines[3:]], "line 4 is not what"),
+        (lambda lines: [*lines[:3], "[" * 100_000, *lines[3:]], "line 4 is not what"),
     ],
 )
 def test_whatever_is_changed_in_the_log_is_noticed(change, sentence, tmp_path):

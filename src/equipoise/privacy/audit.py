@@ -54,7 +54,7 @@ def verify(folder: Path) -> Chain:
     for k, line in enumerate(lines[:-1], 1):
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             entry = None
         sound = isinstance(entry, dict) and entry.get("number") == k and entry.get("previous") == previous
         require(sound, f"{path}: line {k} is not what was written there: it, or a line before it, was changed")
@@ -83,7 +83,7 @@ def _end(folder: Path) -> tuple[int, str]:
     try:
         last = json.loads(line)
         killed_between = last["number"] == number + 1 and last["previous"] == digest
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         killed_between = False
     return (number + 1, _digest(line)) if killed_between else (number, digest)
 
@@ -104,7 +104,7 @@ def _head(folder: Path) -> tuple[int, str]:
     try:
         found = json.loads(read_text(path))
         return int(found["number"]), str(found["digest"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return -1, ""
 
 
