@@ -242,5 +242,11 @@ def test_odd_masks_on_a_message_are_refused(tmp_path):
         odd.metadata.__dict__["_message_id"] = "1"
         answer = federation.grid.app(odd, context).content
         assert set(answer) == {"refused"}
+    for words in ([], [1], [1, 2, 3]):
+        at = ConfigRecord({**message.content["at"], "key": words})
+        content = RecordDict({**message.content, "at": at})
+        odd = Message(content, message.metadata.dst_node_id, message.metadata.message_type)
+        odd.metadata.__dict__["_message_id"] = "1"
+        assert set(federation.grid.app(odd, context).content) == {"refused"}
     again = federation.grid.app(message, context).content  # a message that is sent again
     assert set(again) == {"refused"}

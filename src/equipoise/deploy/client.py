@@ -27,6 +27,7 @@ from equipoise.protocol import Algorithm, Client, Data, Message, Vector
 from equipoise.tensors import named
 
 log = logging.getLogger("equipoise.flower")
+KEY_WORDS = 2  # of a random key of JAX
 
 
 class Job(NamedTuple):
@@ -132,6 +133,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     message = unpack(content.get("message"), spec.message)
     memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
     mine = recall(site, job, spec, at, memory)
+    refuse_unless(len(at.key) == KEY_WORDS, "the message's random key is none")
     key = jax.random.wrap_key_data(jnp.asarray(at.key, jnp.uint32))
     if not job.job.compiled:  # which would make them JAX's
         message, mine = jax.tree.map(jnp.asarray, (message, mine))
