@@ -52,9 +52,9 @@ def test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing(tmp_path):
     exchanges = [line for line in lines if line["kind"] == "exchange"]
     ends = [datetime.fromisoformat(line["time"]).timestamp() for line in exchanges]
     spans = [(line["part"], end - line["seconds"], end) for line, end in zip(exchanges, ends, strict=True)]
-    trained, judged = ([span[1:] for span in spans if (span[0] == "train") is of] for of in (True, False))
+    trained, evaluated = ([span[1:] for span in spans if (span[0] == "train") is of] for of in (True, False))
     # Evaluations go out beside the next exchange.
-    assert any(begin < other_end and other < end for begin, end in judged for other, other_end in trained)
+    assert any(begin < other_end and other < end for begin, end in evaluated for other, other_end in trained)
 
 
 def test_a_site_that_cannot_start_ends_all_of_it(tmp_path):

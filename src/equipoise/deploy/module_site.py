@@ -39,43 +39,43 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
     """The site, its module made when it is first needed."""
 
     @cache
-    def home() -> tuple[TorchSite, bool]:
+    def load_module() -> tuple[TorchSite, bool]:
         """The module and its data, and whether examples were held out."""
         return made(config, name, node)
 
     def setup() -> Setup:
-        return agreement.setup(config, read_agreement(folder, name), home()[0].task)
+        return agreement.setup(config, read_agreement(folder, name), load_module()[0].task)
 
     def statistics(_: str) -> str:
-        site, held_out = home()
+        site, held_out = load_module()
         test = int(site.test.sizes) if held_out and site.test is not None else 0
         spec = described(site).model_dump_json()
         return SiteStatistics(statistics=spec, train=int(site.shard.sizes), test=test).model_dump_json()
 
-    def settle(text: str) -> str:
+    def accept_agreement(text: str) -> str:
         keep_agreement(folder, name, text)
         return ""
 
     def start() -> Job:
-        site, now = home()[0], setup()
+        site, now = load_module()[0], setup()
         return site.job(first_model(now.problem.n, site.x), config=now.digest)
 
     def train() -> Job:
-        site, now = home()[0], setup()
+        site, now = load_module()[0], setup()
         buffers = Buffers(site.module, folder / f"buffers-{read_agreement(folder, name).run}.pt")
         buffers.restore()
         return site.job(now.algorithm, config=now.digest, then=lambda message: buffers.keep())
 
-    def judge() -> Job:
-        site, now = home()[0], setup()
+    def evaluate() -> Job:
+        site, now = load_module()[0], setup()
         assert site.test is not None
         Buffers(site.module, folder / f"buffers-{read_agreement(folder, name).run}.pt").restore()
         rows = SiteRows(site.shard, site.test)
         keep = site.job(now.scoring, config=now.digest, then=lambda message: site.save(message[0], folder / MODEL))
         return keep._replace(shard=rows)
 
-    jobs: dict[str, Callable[[], Job]] = {"start": start, "train": train, "judge": judge}
-    answers = {"statistics": statistics, "settle": settle}
+    jobs: dict[str, Callable[[], Job]] = {"start": start, "train": train, "evaluate": evaluate}
+    answers = {"statistics": statistics, "agreement": accept_agreement}
     return Participant(name, folder, jobs, answers, within=lambda: precision(config))
 
 

@@ -273,15 +273,15 @@ def run_local(
     require(settings.keys is not None, "")
     assert settings.keys is not None
     made.make(settings.keys, files)
-    homes = settings.state / "sites"
+    folders = settings.state / "sites"
     sites = [
-        Site(name, homes / name, node_config(name, homes / name, {"data": str(path.resolve()), **(torch or {})}))
+        Site(name, folders / name, node_config(name, folders / name, {"data": str(path.resolve()), **(torch or {})}))
         for name, path in sorted(files.items())
     ]
     server, stop = f"{settings.local}:{settings.port}", threading.Event()
     groups = [sites[k::processes] for k in range(min(processes, len(sites)))]
     begins = [
-        begin_sites(group, server, settings.keys, say, stock=settings.stock, compiled=homes / "compiled")
+        begin_sites(group, server, settings.keys, say, stock=settings.stock, compiled=folders / "compiled")
         for group in groups
     ]
     failed: list[Exception] = []
