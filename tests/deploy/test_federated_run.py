@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from equipoise import artifact
-from equipoise.deploy import agreement, server
+from equipoise.deploy import agreement, federated_run
 from equipoise.deploy.flower import GivenUp, client_app
 from equipoise.deploy.server import begin_or_go_on, run_federation
 from equipoise.deploy.site import QUESTIONS, open_site
@@ -198,7 +198,7 @@ def test_a_server_that_was_killed_goes_on(when, tmp_path, monkeypatch):
 
     network.fault = fault
     if when == "end":
-        monkeypatch.setattr(server, "write_result", lambda *args, **options: exec("raise SystemExit"))
+        monkeypatch.setattr(federated_run, "write_result", lambda *args, **options: exec("raise SystemExit"))
     with pytest.raises(SystemExit):
         run_federation(here, tmp_path / "flower", network)
     monkeypatch.undo()

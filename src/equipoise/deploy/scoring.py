@@ -78,7 +78,7 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
     """An algorithm of one round; the server's weights are zero unless they are put into its state."""
     task, n = problem.task, problem.n
     shard = problem.train.client(0)
-    scores = evaluation.suited(task.predict, problem.x, shard)
+    scores = evaluation.suited(task.predict, problem.x, shard) | dict(problem.site_scores)
     inner = evaluation.evaluation(task, everyone(n), None, scores=scores)
     evaluate = inner.round[0]
     certified = task.strong_convexity is not None and method.dual is not None
