@@ -155,8 +155,8 @@ def test_a_server_names_no_code_that_sites_would_run(way, tmp_path, monkeypatch)
     code, text = said("server", "f.toml", *more)
     assert code == 2
     assert text == (
-        "error: f.toml: model.torch names code that sites would have to run because a server says so; leave it out, and "
-        "let each site name its own: equipoise flower site NAME --torch module:function\n"
+        "error: f.toml: model.torch names code that sites would have to run because a server says so; leave it out, "
+        "and let each site name its own: equipoise flower site NAME --torch module:function\n"
     )
     assert not (tmp_path / "runs").exists()
     settings["model"]["torch"] = "hospital:make"

@@ -206,7 +206,13 @@ def begin_sites(
         say(f"{names}: Flower's SuperNode, a process for every message ({why})")
         return lambda: _supernode(sites[0], server, keys, say)
     say(f"{names}: one process that stays (warm)")
-    work = Work(
+    work = work_of(sites, server, keys, compiled)
+    return lambda: _worker(work)
+
+
+def work_of(sites: Sequence[Site], server: str, keys: Path | None, compiled: Path | None = None) -> Work:
+    """What the process of these sites has to know."""
+    return Work(
         server=server,
         certificates=None if keys is None else str(keys / made.CA),
         compiled=str(compiled or sites[0].folder / "compiled"),
@@ -220,7 +226,6 @@ def begin_sites(
             for site in sites
         ),
     )
-    return lambda: _worker(work)
 
 
 @contextmanager
