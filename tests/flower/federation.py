@@ -80,6 +80,10 @@ class SharedProcess(Command):
         self.process.stdin.write(worker.line(commands.work_of(made, server, folder / "keys")))
         self.process.stdin.flush()
 
+    def stop(self, patience=20):
+        super().stop(patience)
+        self.process.stdin.close()
+
 
 class ServedRun:
     """A run of a federation, whose server is started when it is needed, and again when a test has ended it."""
