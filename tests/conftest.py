@@ -52,6 +52,7 @@ def group(item):
     return marker.args[0] if marker else item.nodeid.split("::")[0]
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items):
     """A group runs in one process (`--dist loadgroup`), one test after the other."""
     places = {}
