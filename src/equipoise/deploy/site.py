@@ -22,6 +22,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import polars as pl
@@ -107,13 +108,11 @@ def open_site(context: Context) -> Participant:
     def accept_agreement(text: str) -> str:
         """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
         known = Agreement.model_validate_json(text)
-        problem, shard = agreement.remote_problem(config, known), rows(known).train
+        measure, shard = curvature_and_slope(config.toml(), text), rows(known).train
         keep_agreement(folder, name, text)
         if known.curvature is not None or not agreement.needs_curvature(config):
             return ""
-        alone = Shards(*(jnp.asarray(a)[None] for a in shard))
-        slope = jnp.linalg.norm(problem.task.grad(problem.x, problem.task.prepare(shard)))
-        return json.dumps([steps.smoothness(problem.task, alone, problem.x), float(slope)])
+        return json.dumps(measure(shard))
 
     jobs = {"train": train, "evaluate": evaluate}
     answers = {"statistics": statistics, "agreement": accept_agreement}
@@ -165,6 +164,20 @@ def keep_agreement(folder: Path, name: str, text: str) -> None:
 def planned(toml: str, agreed: str) -> Setup:
     config = settings({"settings": toml})
     return agreement.setup(config, Agreement.model_validate_json(agreed), draw=own_noise)
+
+
+@lru_cache(maxsize=4)
+def curvature_and_slope(toml: str, agreed: str) -> Callable[[Shards], tuple[float, float]]:
+    """How a site measures the largest curvature of its loss and the slope at the start."""
+    problem = agreement.remote_problem(settings({"settings": toml}), Agreement.model_validate_json(agreed))
+    task, x = problem.task, problem.x
+    slope = jax.jit(lambda shard: jnp.linalg.norm(task.grad(x, task.prepare(shard))))
+
+    def measure(shard: Shards) -> tuple[float, float]:
+        alone = Shards(*(jnp.asarray(a)[None] for a in shard))
+        return steps.smoothness(task, alone, x), float(slope(shard))
+
+    return measure
 
 
 def settings(run_config: Mapping[str, Any]) -> Config:
