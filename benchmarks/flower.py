@@ -99,7 +99,7 @@ def federation(folder: Path, way: str, size: str, n: int, each: float, most: int
                     break
         finally:
             failed = child.poll() is not None
-            child.send_signal(signal.SIGINT)
+            child.terminate()  # as Ctrl-C would; that is not heeded in the background of a shell
             child.wait()
     total = time.perf_counter() - clock
     if failed:
