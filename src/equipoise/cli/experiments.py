@@ -193,11 +193,11 @@ def config(file: File = None, set_: Set = None) -> None:
     Example: equipoise config > mine.toml
     """
     with in_sentences():
-        from equipoise.experiment import config as configs
         from equipoise.experiment import plan
+        from equipoise.experiment.template import template
 
         if file is None and not set_:
-            typer.echo(configs.template(), nl=False)
+            typer.echo(template(), nl=False)
             return
         settings = _settings(file, None, None, set_)
         jobs = plan.compare(settings, source=_source(file))
@@ -247,11 +247,11 @@ def _settings(
 ) -> dict[str, Any]:
     import tomllib
 
-    from equipoise.experiment import config as configs
+    from equipoise.experiment import reading
 
     settings: dict[str, Any] = {}
     if file is not None:
-        settings = configs.read(file)
+        settings = reading.read(file)
     elif default is not None:
         settings = tomllib.loads((resources.files("equipoise.experiment") / "defaults" / default).read_text())
     if silos is not None:
@@ -265,7 +265,7 @@ def _settings(
         given = settings.get("data", {})
         require(isinstance(given, dict) and "silos" in given, "--label is for silo files; give --silos too")
         settings["data"]["label"] = label
-    return configs.override(settings, set_ or ())
+    return reading.override(settings, set_ or ())
 
 
 def _source(file: Path | None) -> str:

@@ -19,7 +19,7 @@ from equipoise.deploy.site import settings
 from equipoise.deploy.status import StatusWriter
 from equipoise.errors import require
 from equipoise.experiment import config as configuration
-from equipoise.experiment import folders, origin, records
+from equipoise.experiment import folders, origin, reading, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import precision
 from equipoise.experiment.results import environment_record, federation_record
@@ -78,7 +78,7 @@ def run_federation(
 def begin_or_go_on(config: Config, folder: Path) -> None:
     file = folder / records.CONFIG
     if folders.marker(folder) is not None and file.is_file() and not records.finished(folder):
-        there = configuration.parse(configuration.read(file), source=str(file))
+        there = configuration.parse(reading.read(file), source=str(file))
         changed = list(origin.of_settings(origin.flat(there), origin.flat(config)))
         require(
             not changed,

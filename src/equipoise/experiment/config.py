@@ -5,12 +5,8 @@ soon as it is listed. [compare.LABEL] and [sweep] make several runs of one file,
 """
 
 import inspect
-import json
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
+from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
@@ -31,7 +27,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.data.silos import SEPARATOR, Options, is_separator
 from equipoise.data.silos.statistics import MISSING
 from equipoise.errors import InputError, require
-from equipoise.experiment import choice, mistakes, records
+from equipoise.experiment import choice, mistakes
 from equipoise.extensions import is_reference, load
 from equipoise.objectives import DUALS
 
@@ -323,7 +319,7 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         config = Config.model_validate(given)
     except ValidationError as error:
         raise mistakes.mistake(source, error, given, _fields) from None
-    checked(source, config.model_dump())
+    mistakes.checked(source, config.model_dump())
     _check_together(source, config)
     return config
 
@@ -430,119 +426,6 @@ def _check_private(source: str, config: Config) -> None:
         f"{source}: algorithm.{measured[0] if measured else ''} would be measured on the rows, without noise; give "
         "numbers",
     )
-
-
-def read(path: str | Path) -> dict[str, Any]:
-    """The settings of a file, not yet checked."""
-    path = Path(path)
-    require(path.is_file(), f"there is no file {path}; `equipoise config > {path.name}` writes one to begin with")
-    return checked(str(path), records.read_toml(path))
-
-
-def load_config(path: Path) -> Config:
-    """The configuration of one run, from its file."""
-    return parse(read(path), source=str(path))
-
-
-def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """`settings` with "section.key=value" set; the value is TOML, or else a text."""
-    out = deepcopy(dict(settings))
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        require(equals and key.strip(), f"--set {assignment!r} says nothing to set; write section.key=value")
-        try:
-            parsed = tomllib.loads(f"v = {text}")
-        except (tomllib.TOMLDecodeError, RecursionError, ValueError):
-            parsed = {}
-        value = parsed["v"] if parsed.keys() == {"v"} else text.strip()  # a new line would set more than one
-        put(out, key.strip(), value)
-    return checked("--set", out)
-
-
-def checked(source: str, settings: Any, key: str = "") -> Any:
-    """`settings`, whose values all are what a run folder can hold: texts, numbers, lists and tables."""
-    where = f"{source}: {key or 'it'}"
-    if isinstance(settings, Mapping):
-        for name, value in settings.items():
-            below = f"{key}.{name}" if key else str(name)
-            checked(source, str(name), below)
-            checked(source, value, below)
-    elif isinstance(settings, list | tuple):
-        for value in settings:
-            checked(source, value, key)
-    elif isinstance(settings, str):
-        surrogates = any("\ud800" <= letter <= "\udfff" for letter in settings)  # bytes that are not UTF-8
-        require(not surrogates, f"{where} is {settings!r}, which is not a Unicode text; give one")
-    elif isinstance(settings, int) and not isinstance(settings, bool):
-        require(abs(settings) < 2**63, f"{where} is {_few(settings)}; give a number below 2^63")
-    else:
-        require(
-            isinstance(settings, bool | float) or settings is None,
-            f"{where} is {settings}, a date or a time, which no setting is; give it as a text, in quotes",
-        )
-    return settings
-
-
-def _few(number: int) -> str:
-    return f"a number of {int(abs(number).bit_length() * 0.30103) + 1} digits"
-
-
-def put(settings: dict[str, Any], key: str, value: Any) -> None:
-    """Sets "section.key". Another algorithm or objective keeps of the settings before only those that it knows."""
-    *sections, last = key.split(".")
-    table = settings
-    for section in sections:
-        table = table.setdefault(section, {})
-        require(isinstance(table, dict), f"{key} cannot be set: {section} is not a table")
-    table[last] = value
-    sections_of = {"algorithm.name": (algorithm_section, ALGORITHMS), "objective.name": (objective_section, OBJECTIVES)}
-    if key in sections_of:
-        section_of, known = sections_of[key]
-        if isinstance(value, str) and (value in known or is_reference(value)):
-            settings[sections[0]] = {k: v for k, v in table.items() if k in section_of(value).model_fields}
-
-
-def template() -> str:
-    """A file with every setting, its default and what it means."""
-    start = parse({})
-    parts = [
-        "# Every setting and its default. Delete what you do not change.",
-        f'name = "{start.name}"  # of the run folder',
-    ]
-    for key in ("data", "partition", "model", "objective", "algorithm", "run"):
-        section = getattr(start, key)
-        head = (inspect.getdoc(type(section)) or "").split("\n")[0] if key in SECTIONS else ""
-        others = {"objective": OBJECTIVES, "algorithm": tuple(ALGORITHMS)}.get(key)
-        parts.append(f"\n[{key}]" + (f"  # {head}" if head else ""))
-        if others:
-            parts.append(f"# one of {', '.join(others)}")
-        for name, field in type(section).model_fields.items():
-            value = getattr(section, name)
-            line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too
-            parts.append(line + (f"  # {field.description}" if field.description else ""))
-    for key, optional in (("federation", FederationSettings), ("privacy", PrivacySettings)):
-        parts.append(f"\n# [{key}]  # {inspect.getdoc(optional)}")
-        for name, field in optional.model_fields.items():
-            start_value = "..." if field.is_required() or field.default is None else json.dumps(field.default)
-            parts.append(f"# {name} = {start_value}  # {field.description}")
-    parts.append(COMPARE_HELP)
-    return "\n".join(parts)
-
-
-COMPARE_HELP = """
-# Several methods on one federation, for `equipoise compare`: each table holds settings of [algorithm], what
-# [algorithm] says above and the method knows too is inherited; objective = {...} gives it another objective.
-# [compare.DRFA]
-# name = "drfa"
-# dual_lr = 0.01
-
-# Many runs, for `equipoise sweep`: all combinations of the grid, the best by a measure, over several seeds.
-# [sweep]
-# seeds = [0, 1, 2]
-# measure = "worst20"          # mean, worst20, best20, min, std, ...
-# [sweep.grid]
-# "algorithm.local_lr" = [0.01, 0.1]
-"""
 
 
 def _fields(sections: list[str], settings: Any) -> list[str]:

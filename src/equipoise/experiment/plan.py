@@ -34,7 +34,7 @@ from pydantic import Field, ValidationError
 
 from equipoise import artifact
 from equipoise.errors import InputError, require
-from equipoise.experiment import config, folders, measures, mistakes, origin, records, run
+from equipoise.experiment import config, folders, measures, mistakes, origin, reading, records, run
 from equipoise.experiment.batch import is_done, run_batch
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.measures import Measure
@@ -113,10 +113,10 @@ def path(settings: Settings, values: Sequence[float], *, source: str = "the conf
     )
     jobs = []
     for rho in sorted(values, reverse=True):
-        mine = config.override(base, [])
-        config.put(mine, "objective.rho", rho)
+        mine = reading.override(base, [])
+        reading.put(mine, "objective.rho", rho)
         if first.run.until_gap is None:
-            config.put(mine, "run.until_gap", UNTIL_GAP)
+            reading.put(mine, "run.until_gap", UNTIL_GAP)
         parsed = config.parse(mine, source=source)
         chosen = {"objective.rho": rho}
         jobs.append(PlannedRun(f"rho {rho:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
@@ -146,8 +146,8 @@ def methods(settings: Settings, source: str) -> dict[str, Method]:
         require(isinstance(method, Mapping), f"{where} is {method!r}; give a table of settings")
         require("name" in method, f"{where} has no name; give the algorithm's, such as name = 'drfa'")
         own = {key: value for key, value in method.items() if key not in ("objective", "grid")}
-        mine = config.override(base, [])
-        config.put(mine, "algorithm.name", method["name"])
+        mine = reading.override(base, [])
+        reading.put(mine, "algorithm.name", method["name"])
         mine["algorithm"] |= own
         if "objective" in method:
             given = method["objective"]
@@ -255,9 +255,9 @@ def _jobs(
                 if only is not None and only.get((_place(over), label)) != point:
                     continue
                 for seed in seeds:
-                    full = config.override(method.settings, [])
+                    full = reading.override(method.settings, [])
                     for key, value in {**over, **point, "run.seed": seed}.items():
-                        config.put(full, key, value)
+                        reading.put(full, key, value)
                     parsed = config.parse(full, source=_named(source, label))
                     place = "/".join(part for part in (_place(over), folders.name(label), _place(point)) if part)
                     yield PlannedRun(label, f"{place}/seed-{seed}", parsed, over, point, seed)
@@ -388,7 +388,7 @@ def check(jobs: Sequence[PlannedRun], folder: Path, overwrite: bool) -> None:
         place = folder / job.place
         if overwrite or not (place / records.CONFIG).is_file():
             continue
-        there = config.parse(config.read(place / records.CONFIG), source=str(place / records.CONFIG))
+        there = config.parse(reading.read(place / records.CONFIG), source=str(place / records.CONFIG))
         changed = list(origin.of_settings(origin.flat(there), origin.flat(job.config)))
         require(not changed, f"{place} holds a run with other settings ({'; '.join(changed[:3])}); {remedy}")
         silos = job.config.data.silos

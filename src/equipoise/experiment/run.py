@@ -18,9 +18,10 @@ from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
 from equipoise.evaluation import PerClient
 from equipoise.experiment import folders, origin, records
-from equipoise.experiment.config import Config, load_config
+from equipoise.experiment.config import Config
 from equipoise.experiment.methods import Method, build_method
 from equipoise.experiment.problems import Problem, build_problem, precision
+from equipoise.experiment.reading import load_config
 from equipoise.experiment.results import (
     environment_record,
     federation_record,
