@@ -20,7 +20,7 @@ from tests.searches import tiny
 
 SOURCE = Path(eq.__file__).parent
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
-MOST = {"simulator": 10, "flower": 22, "compare": 35}
+MOST = {"simulator": 10, "flower": 20, "compare": 35}
 
 
 def walk(name):
