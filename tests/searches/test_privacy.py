@@ -33,7 +33,7 @@ from tests.searches import tiny
 MANY = 100 * tiny.LONGER  # ten thousand of each kind with EQUIPOISE_SEARCH=100
 SITE = "north"
 JUNK = [
-    True, False, -1, 0, 1, 3, 2**31, 2**40, 0.5, float("nan"), float("inf"), -1e300, "", "r", "train", "judge", "../x",
+    True, False, -1, 0, 1, 3, 2**31, 2**40, 0.5, float("nan"), float("inf"), -1e300, "", "r", "train", "evaluate", "../x",
     "[1, 0, 0]", "null", "x" * 5000, b"", b"x" * 32, b"\xff" * 66, [], [0], [1, 2], ["north"], ["north", "north"],
     [""], [b""], [b"x" * 33] * 3, [0.5], ["east", "north", "south"], "\x00\n\u202e",
 ]  # fmt: skip
@@ -202,7 +202,7 @@ def test_odd_steps_of_a_masked_sum(step, masked):
     assert {path: path.read_bytes() for path in masked.home.glob("masks-*.json")} == real
 
 
-@pytest.mark.parametrize("part", ["train", "judge"])
+@pytest.mark.parametrize("part", ["train", "evaluate"])
 def test_odd_exchanges_of_a_masked_run(part, masked):
     """Nothing plain leaves, and no mask is used twice; one that was not used yet may be asked for."""
     used = {(path.name, k) for path in masked.home.glob("masks-*.json") for k in json.loads(path.read_text())["used"]}
@@ -237,7 +237,7 @@ def test_a_site_with_a_budget_of_its_own_is_never_talked_out_of_it(noisy):
     file = noisy.home / policy.FILE
     file.write_text("epsilon = 2.0\n")
     try:
-        for kind in ("train", "judge", "statistics"):
+        for kind in ("train", "evaluate", "statistics"):
             bombard(noisy, kind, random.Random(f"budget {kind}"), lambda content, answer: None)
         assert ledger.epsilon_spent(noisy.home, 1e-5) <= 2.0 * (1 + 1e-6)
     finally:
