@@ -33,7 +33,8 @@ from tests.searches import tiny
 MANY = 100 * tiny.LONGER  # ten thousand of each kind with EQUIPOISE_SEARCH=100
 SITE = "north"
 JUNK = [
-    True, False, -1, 0, 1, 3, 2**31, 2**40, 0.5, float("nan"), float("inf"), -1e300, "", "r", "train", "evaluate", "../x",
+    True, False, -1, 0, 1, 3, 2**31, 2**40, 0.5, float("nan"), float("inf"), -1e300, "", "r", "train", "evaluate",
+    "../x",
     "[1, 0, 0]", "null", "x" * 5000, b"", b"x" * 32, b"\xff" * 66, [], [0], [1, 2], ["north"], ["north", "north"],
     [""], [b""], [b"x" * 33] * 3, [0.5], ["east", "north", "south"], "\x00\n\u202e",
 ]  # fmt: skip
