@@ -192,6 +192,11 @@ def test_a_plan_trains_a_network_once_and_methods_differ_in_sections(tmp_path):
     for label in ("on features", "also", "last"):
         ours = safetensors.numpy.load_file(done[label].path / records.MODEL)
         np.testing.assert_array_equal(ours["['network'][0].weight"], theta["[0].weight"])
+    before = (network / records.RESULT).stat().st_mtime_ns
+    plan.run_all(jobs[:1], tmp_path / "plan")
+    assert (network / records.RESULT).stat().st_mtime_ns == before
+    plan.run_all(jobs[:1], tmp_path / "plan", overwrite=True)
+    assert (network / records.RESULT).stat().st_mtime_ns > before  # the rows of silo files may be others now
     rows = {records.read_row_scores(one.path / records.ROW_SCORES).rows for label, one in done.items()}
     assert len(rows) == 1  # the same, whatever was made of them: methods can be compared row by row
 
