@@ -177,8 +177,9 @@ def _overlay(settings: dict[str, Any], section: str, own: Any, where: str) -> No
         settings.pop(section, None)
         return
     require(isinstance(own, Mapping), f"{where}.{section} is {own!r}; give a table of settings")
-    if own:
-        settings[section] = {**settings.get(section, {}), **own}
+    before = settings.get(section, {})
+    if own and isinstance(before, Mapping):  # what else it may be is a mistake that parsing names
+        settings[section] = {**before, **own}
 
 
 def sweep_of(settings: Settings, source: str) -> Sweep:
