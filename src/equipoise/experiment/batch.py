@@ -40,11 +40,15 @@ def data_of(spec: RunSpec) -> str:
     return json.dumps([settings, run.seed, run.precision, run.score, held])
 
 
-def run_batch(specs: Sequence[RunSpec], problems: dict[str, Problem], begin: Callable[[], None]) -> None:
+def run_batch(
+    specs: Sequence[RunSpec], problems: dict[str, Problem], begin: Callable[[], None], *, in_turn: bool = False
+) -> int:
     """Runs those that are not done, all of one precision; `begin` is called when the first data makes sense.
 
-    `problems` are those that an earlier batch has built; afterwards, those of this one.
+    `problems` are those that an earlier batch has built; afterwards, those of this one. `in_turn`: never side by side.
+    Returns how many programs were made for one run only.
     """
+    unshared = 0
     with precision(specs[0].config):
 
         def keep_only(divisions: Sequence[RunSpec]) -> None:
@@ -58,7 +62,8 @@ def run_batch(specs: Sequence[RunSpec], problems: dict[str, Problem], begin: Cal
         for part in _parts(specs, nbytes((first.train, first.test))):
             if not all(is_done(spec) for spec in part):
                 keep_only(list({data_of(spec): spec for spec in part}.values()))
-                _run_part(part, problems)
+                unshared += _run_part(part, problems, in_turn)
+    return unshared
 
 
 def _parts(specs: Sequence[RunSpec], size: int) -> Iterator[Sequence[RunSpec]]:
@@ -70,7 +75,7 @@ def _parts(specs: Sequence[RunSpec], size: int) -> Iterator[Sequence[RunSpec]]:
             yield group[k : k + MOST]
 
 
-def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem]) -> None:
+def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem], in_turn: bool) -> int:
     rows = _of_one_shape(problems)
 
     def opened(spec: RunSpec, method: Method | None) -> AbstractContextManager[Session]:
@@ -85,7 +90,7 @@ def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem]) -> None:
         families.setdefault(_family(spec, method, len(families)), []).append((spec, method))
     for family in families.values():
         left = [(spec, method) for spec, method in family if not is_done(spec)]
-        width = _width(family, problems, rows) if len(family) > 1 else 1
+        width = _width(family, problems, rows) if len(family) > 1 and not in_turn else 1
         if width == 1:
             for spec, method in left:
                 with opened(spec, method) as session:
@@ -93,6 +98,7 @@ def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem]) -> None:
         elif left:
             with ExitStack() as held:
                 run.run_together([held.enter_context(opened(*one)) for one in left], width)
+    return sum(len(family) == 1 for family in families.values())
 
 
 def _of_one_shape(problems: dict[str, Problem]) -> dict[str, ClientRows]:

@@ -82,6 +82,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     if best.name == record.name:
         notes.append(f"{best.name} is the method of choice: {best.why}")
     rule: Any = settings.pop("rule", None)
+    measured: steps.Coefficients | None = None  # the numbers of a rule that was measured
     if rule == "tuned" and record.network_rule is not None and not problem.convex:
         rule = RuleSettings(**record.network_rule)
         numbers = ", ".join(f"{name} {value:g}" for name, value in record.network_rule.items())
@@ -91,6 +92,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         share = 1.0 if cohort is None else cohort / problem.n
         constants, local_lr = problem.constants(settings["steps"])
         rule = steps.rule_for(constants, psi, share=share)
+        measured = steps.coefficients(constants, psi) if share == 1 else None
         how = "were measured, see `steps.tuned`" if problem.slope is None else "are of what every site has measured"
         notes.append(f"the step sizes tau, sigma and theta {how}")
         if settings["local_lr"] == "auto":
@@ -116,7 +118,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     if record.minibatch_form is not None and config.batch is not None:
         notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
     if server_steps is None and schedule is None:
-        family = _family(config, problem, task, record, cohort, coin, _with_tau(rule, settings), settings)
+        family = _family(config, problem, task, record, cohort, coin, measured or _with_tau(rule, settings), settings)
         if family is not None:
             return Method(family.func(**family.keywords), tuple(notes), family)
     if config.privacy is not None:
@@ -211,13 +213,15 @@ def _family(
     fixed = {name: value for name, value in settings.items() if not isinstance(value, float)}
     hashable = all(isinstance(value, Hashable) for value in (*fixed.values(), *objective.values()))
     alone = config.federation is None and config.privacy is None
-    if not (known and hashable and alone and (rule is None or isinstance(rule, RuleSettings))):
+    of_numbers = rule is None or isinstance(rule, RuleSettings | steps.Coefficients)
+    if not (known and hashable and alone and of_numbers):
         return None
     numbers: dict[str, Any] = {
         f"algorithm.{name}": value for name, value in settings.items() if isinstance(value, float)
     }
     if rule is not None:
-        numbers |= {"rule.tau": rule.tau, "rule.sigma": rule.sigma, "rule.theta": rule.theta}
+        of_rule = rule._asdict() if isinstance(rule, steps.Coefficients) else rule.model_dump()
+        numbers |= {f"rule.{name}": value for name, value in of_rule.items()}
     name = objective.pop("name")
     if TRACED.get(name) in objective:
         numbers[f"objective.{TRACED[name]}"] = objective.pop(TRACED[name])
@@ -267,7 +271,10 @@ def _maker(
             section, _, key = name.partition(".")
             given[section][key] = value
         psi = objectives.named(objective)(n, **given["objective"])
-        rule = steps.constant(**given["rule"]) if given["rule"] else None
+        rule = None
+        if given["rule"]:
+            constant = given["rule"].keys() == RuleSettings.model_fields.keys()
+            rule = steps.constant(**given["rule"]) if constant else steps.guarded(steps.Coefficients(**given["rule"]))
         return record.build(task, psi, sample, rule, **given["algorithm"])
 
     return make

@@ -289,6 +289,8 @@ def _shared(grid: Mapping[str, list], method: Method) -> dict[str, list]:
 def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:
     """Runs what is not there yet, chooses, and runs the chosen settings on the seeds."""
     plan = study.sweep
+    # The runs that choose and those that are shown differ in how many share their data; in turn, one program is theirs.
+    options["in_turn"] = study.tuned_apart and jax.default_backend() != "cpu"
     done = run_all(study.trials, folder, **options)
     points: dict[tuple[str, str], list[tuple[dict, list[records.Run]]]] = {}
     for job, runs in _grouped(zip(study.trials, done, strict=True)):
@@ -330,9 +332,17 @@ def _best(found: list[tuple[dict, list[records.Run]]], measure: str) -> tuple[di
 
 
 def run_all(
-    jobs: Sequence[PlannedRun], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
+    jobs: Sequence[PlannedRun],
+    folder: Path,
+    *,
+    watch: Watch | None = None,
+    overwrite: bool = False,
+    in_turn: bool = False,
 ) -> list[records.Run]:
-    """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused."""
+    """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused.
+
+    `in_turn`: none side by side.
+    """
     check(jobs, folder, overwrite)
     with ExitStack() as held:
         problems: dict[str, Problem] = {}  # neighbours often have the same data
@@ -351,8 +361,7 @@ def run_all(
             batches.setdefault((job.label, _apart_on_this_device(job)), []).append(spec)
         for specs in batches.values():
             if not all(is_done(spec) for spec in specs):
-                run_batch(specs, problems, begin)
-            since_cleared += len(specs)
+                since_cleared += run_batch(specs, problems, begin, in_turn=in_turn)
             if since_cleared >= 100:
                 since_cleared = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever

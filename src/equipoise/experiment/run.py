@@ -30,7 +30,15 @@ from equipoise.experiment.results import (
     write_result,
     write_row_scores,
 )
-from equipoise.experiment.writer import RunWriter, Watch, crossing_of, local_evaluator, until_certified, validator
+from equipoise.experiment.writer import (
+    RunWriter,
+    Watch,
+    crossing_of,
+    local_evaluator,
+    until_certified,
+    validator,
+    weights_of,
+)
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key
 
@@ -209,8 +217,8 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     begin()
     crossing = crossing_of(family, algorithm, problem)
     evaluate = local_evaluator(config, problem, data.train, data.scorer)
-    judge = validator(problem)
-    writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate, judge)
+    judge, weights = validator(problem), weights_of(family, problem.x.dtype)
+    writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate, judge, weights)
     try:
         start = writer.start()  # before anything is written: a run that is not this one is left as it is
         records.write_record(folder / records.ENVIRONMENT, environment_record(config, source.files))

@@ -113,12 +113,13 @@ class RunWriter:
         watch: Watch | None,
         evaluate: Evaluate,
         judge: Judge | None = None,
+        weights: Callable[[Any], Any] | None = None,  # of a server, where not the algorithm's own: compiled once
     ):
         self.source = source
         self.written, self.digest = 0, hashlib.sha256()  # of the history: its length in bytes, and its digest
         self.config, self.folder, self.problem, self.algorithm, self.watch = config, folder, problem, algorithm, watch
         self.every = config.run.evaluate_every or max(1, config.run.rounds // ROWS)
-        self.evaluate, self.judge = evaluate, judge
+        self.evaluate, self.judge, self.weights = evaluate, judge, weights or algorithm.weights
         self.best: checkpoint.Best | None = None  # with a judge, from the first model on
         self.saddle = known_saddle(config, problem)
         self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
@@ -169,7 +170,7 @@ class RunWriter:
             "bytes_down": self.sent.down + int(np.dot(asked, self.down)),
             "bytes_up": self.sent.up + int(np.dot(answered, self.up)),
         }
-        self.write(self.algorithm.model(server), self.algorithm.weights(server), **counted | counts)
+        self.write(self.algorithm.model(server), self.weights(server), **counted | counts)
 
     def pause(self, result: Result) -> None:
         self.record(result)
@@ -218,6 +219,19 @@ class RunWriter:
     def close(self) -> None:
         if self.board is not None:
             self.board.close()
+
+
+def weights_of(family: Algorithm | Partial, dtype: Any) -> Callable[[Any], Any]:
+    """The clients' weights of a server, by a program that all numbers of a family share."""
+    if not isinstance(family, Partial):
+        return family.weights
+    numbers = {name: jnp.asarray(value, dtype) for name, value in family.keywords.items()}
+    return lambda server: _weights(family.func)(numbers, server)
+
+
+@lru_cache(maxsize=64)
+def _weights(maker: Callable[..., Algorithm]) -> Callable:
+    return jax.jit(lambda numbers, server: maker(**numbers).weights(server))
 
 
 def crossing_of(family: Algorithm | Partial, algorithm: Algorithm, problem: Problem) -> Sequence[Wire]:
