@@ -53,14 +53,11 @@ def group(item):
 
 
 def pytest_collection_modifyitems(items):
-    """A group runs in one process (`--dist loadgroup`), one test after the other."""
+    """A file runs in one process (`--dist loadfile`), and in it the tests of a group one after the other."""
     places = {}
     for item in items:
         places.setdefault(group(item), len(places))
     items.sort(key=lambda item: places[group(item)])
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(group(item)))
 
 
 last = None

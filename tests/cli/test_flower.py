@@ -142,6 +142,32 @@ def test_what_a_server_lacks_is_said_before_anything_starts(settings, sentence, 
 
 
 @needs_flower
+@pytest.mark.parametrize("way", ["in the file", "on the command line"])
+def test_a_server_names_no_code_that_sites_would_run(way, tmp_path, monkeypatch):
+    """Neither by its command nor, where that is gone around, in the settings that a site is sent."""
+    from equipoise.deploy.site import settings as settings_at_a_site
+
+    monkeypatch.chdir(tmp_path)
+    settings = silos.settings(model={"name": "torch"})
+    more = ["--set", "model.torch=hospital:make"] if way == "on the command line" else []
+    settings["model"] |= {"torch": "hospital:make"} if way == "in the file" else {}
+    (tmp_path / "f.toml").write_text(tomli_w.dumps(settings))
+    code, text = said("server", "f.toml", *more)
+    assert code == 2
+    assert text == (
+        "error: f.toml: model.torch names code that sites would have to run because a server says so; leave it out, "
+        "and let each site name its own: equipoise flower site NAME --torch module:function\n"
+    )
+    assert not (tmp_path / "runs").exists()
+    settings["model"]["torch"] = "hospital:make"
+    with pytest.raises(InputError, match=r"the run's settings: \[model\] has no key 'torch'"):
+        settings_at_a_site({"settings": tomli_w.dumps(settings)})
+    scored = tomli_w.dumps(silos.settings(run={"score": "hospital:f1"}))
+    with pytest.raises(InputError, match=r"run.score is 'hospital:f1', which sites would have to import"):
+        settings_at_a_site({"settings": scored})
+
+
+@needs_flower
 def test_what_a_local_federation_lacks_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f.toml").write_text(tomli_w.dumps(silos.settings(federation={"sites": ["east", "west"]})))

@@ -36,3 +36,20 @@ def test_who_sees_what():
         assert (said[entry.name] == "nothing") == (entry.seen == "0"), entry.name
         parts = said[entry.name].split(", ")
         assert ("gradient" in parts or "update" in parts) == ("d" in entry.seen), entry.name
+
+
+def test_every_fault_of_the_table_is_seen_in_a_test():
+    """By its name, which is in the tests of federations or, where those cannot do it, in the tests of faults."""
+    (table,) = re.findall(r"^\| what happens \|.*?\n\n", DOC, re.MULTILINE | re.DOTALL)
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:] if line]
+    assert len(rows) >= 18
+    tests = Path(__file__).parents[1]
+    there = {}
+    for file in (*(tests / "flower").glob("test_*.py"), tests / "deploy" / "test_faults.py"):
+        there |= dict.fromkeys(re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE), file.parent.name)
+    for what, *_, names in rows:
+        found = re.findall(r"`(test_\w+)`", names)
+        assert found, what
+        assert [name for name in found if name not in there] == [], what
+        real = "flower" in {there[name] for name in found}
+        assert real or what in ("an old message reaches a site late", "Flower's network fails"), what

@@ -213,13 +213,13 @@ def test_too_few_answers_repeat_the_round_from_its_beginning(tmp_path):
     assert_same(outcome.result.server, expected.server)
     assert_same(outcome.result.tally, expected.tally)
     assert [(e.round, e.what) for e in outcome.ledger.events if not e.site] == [(2, "repeated")]
-    attempts = [m.content["at"]["attempt"] for m in fault_letters(once, 2)]
+    attempts = [m.content["at"]["attempt"] for m in exchange_messages(once, 2)]
     assert len(set(attempts)) == 2
 
 
-def fault_letters(fault, round):
-    letters = [m for m in fault.grid.asked if m.metadata.message_type == "train.exchange"]
-    return [m for m in letters if m.content["at"]["round"] == round]
+def exchange_messages(fault, round):
+    messages = [m for m in fault.grid.asked if m.metadata.message_type == "train.exchange"]
+    return [m for m in messages if m.content["at"]["round"] == round]
 
 
 @pytest.mark.parametrize("name", ["scaffpd", "scaffpd_secure", "scaffpd_ls"])
@@ -353,8 +353,8 @@ def test_a_stale_message_changes_nothing(tmp_path):
     serve(algorithm, federation, KEY, rounds=3, run="r")
     file = tmp_path / "b" / "train-r.safetensors"
     before = file.read_bytes()
-    letters = [m for m in federation.grid.asked if m.metadata.message_type == "train.exchange"]
-    old = next(m for m in letters if federation.grid.site(m) == "b")
+    messages = [m for m in federation.grid.asked if m.metadata.message_type == "train.exchange"]
+    old = next(m for m in messages if federation.grid.site(m) == "b")
     reply = federation.grid.app(old, federation.grid.contexts[old.metadata.dst_node_id])
     assert reply.content["refused"]["text"] == "this message came too late: a later one has been answered already"
     assert file.read_bytes() == before

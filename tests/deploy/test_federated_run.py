@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from equipoise import artifact
-from equipoise.deploy import agreement, server
+from equipoise.deploy import agreement, federated_run
 from equipoise.deploy.flower import GivenUp, client_app
 from equipoise.deploy.server import begin_or_go_on, run_federation
 from equipoise.deploy.site import QUESTIONS, open_site
@@ -162,7 +162,7 @@ def test_faults_are_told_by_name_and_cost_one_reply_each(tmp_path):
         where = network.site(message), at["part"], at["round"], at["exchange"]
         if where == ("north", "train", 1, "collect"):
             raise ZeroDivisionError("patient Smith")
-        return None if where in (("south", "train", 2, "improve"), ("east", "judge", 0, "judge")) else reply
+        return None if where in (("south", "train", 2, "improve"), ("east", "evaluate", 0, "evaluate")) else reply
 
     network.fault = fault
     with warnings.catch_warnings():
@@ -181,16 +181,16 @@ def test_faults_are_told_by_name_and_cost_one_reply_each(tmp_path):
     assert done.rows[-1].answered == (11, 10)
 
 
-@pytest.mark.parametrize("when", [(1, "improve"), (2, "judge"), "end"])
+@pytest.mark.parametrize("when", [(1, "improve"), (2, "evaluate"), "end"])
 def test_a_server_that_was_killed_goes_on(when, tmp_path, monkeypatch):
     data, here = silos.write(tmp_path / "silos"), config.parse(settings())
     network, killed = grid(here, data, tmp_path / "homes"), []
 
     def fault(message, reply):
         at = message.content.get("at", {"round": -1, "exchange": ""})
-        judged = sum(m.content.get("at", {}).get("exchange") == "judge" for m in network.asked)
+        evaluated = sum(m.content.get("at", {}).get("exchange") == "evaluate" for m in network.asked)
         every = here.run.evaluate_every
-        now = every * ((judged - 1) // 3) if at["exchange"] == "judge" else at["round"], at["exchange"]
+        now = every * ((evaluated - 1) // 3) if at["exchange"] == "evaluate" else at["round"], at["exchange"]
         if now == when and not killed:
             killed.append(message)
             raise SystemExit
@@ -198,7 +198,7 @@ def test_a_server_that_was_killed_goes_on(when, tmp_path, monkeypatch):
 
     network.fault = fault
     if when == "end":
-        monkeypatch.setattr(server, "write_result", lambda *args, **options: exec("raise SystemExit"))
+        monkeypatch.setattr(federated_run, "write_result", lambda *args, **options: exec("raise SystemExit"))
     with pytest.raises(SystemExit):
         run_federation(here, tmp_path / "flower", network)
     monkeypatch.undo()
@@ -207,7 +207,7 @@ def test_a_server_that_was_killed_goes_on(when, tmp_path, monkeypatch):
     local = run.run(config.parse(settings(data={"silos": str(data)})), tmp_path / "local")
     assert_the_same(over, local)
     asked = [m.content["at"]["round"] for m in again.asked if m.content.get("at", {}).get("exchange") == "collect"]
-    expected = {(1, "improve"): [1, 2, 3], (2, "judge"): [2, 3], "end": []}[when]  # an evaluation holds nothing up
+    expected = {(1, "improve"): [1, 2, 3], (2, "evaluate"): [2, 3], "end": []}[when]  # an evaluation holds nothing up
     assert asked == [round for round in expected for _ in SITES]
 
 

@@ -74,6 +74,23 @@ def test_a_module_is_trained_as_a_task_of_jax_is(tmp_path):
         artifact.load(done.path / records.MODEL).outputs(np.zeros((1, torch_silos.DIM)))
 
 
+def test_scores_of_the_sites_own_sum_up_the_run(tmp_path):
+    """The site's function gives them, so that no server names code; `run.score` says which sums up the run."""
+    done = trained(tmp_path, torch_silos.settings(run={"score": "worst_error"}), "with_scores")
+    model = torch_silos.module()
+    eq.deploy.torch_site.load_weights(model, done.path / records.MODEL)
+    errors = []
+    for site in SITES:
+        x, y = torch_silos.read(site, tmp_path / f"{site}.npz")
+        errors.append(np.abs(x[30:] @ model.weight.detach().numpy()[0] - y[30:]))
+    found = done.rows[-1].scores
+    assert found.keys() == {"loss", "rmse", "r2", "within_half", "worst_error"}
+    np.testing.assert_allclose(found["worst_error"], [e.max() for e in errors], rtol=1e-9)
+    np.testing.assert_allclose(found["within_half"], [np.mean(e < 0.5) for e in errors], rtol=1e-9)
+    assert (done.outcome.measure, done.outcome.higher_is_better) == ("worst_error", False)
+    assert done.outcome.summary["max"] == pytest.approx(max(e.max() for e in errors))
+
+
 def test_a_network_for_classes_in_minibatches_with_buffers_that_stay(tmp_path):
     settings = torch_silos.settings(
         algorithm={"name": "scaffold", "steps": 4, "local_lr": 0.3},
@@ -148,6 +165,8 @@ def test_a_run_that_was_stopped_resumes_without_asking_for_the_start(tmp_path, m
         ("nothing", {}, "'east' did not answer 'statistics': InputError"),
         ("wrong", {}, "'east' did not answer 'statistics': InputError"),
         ("different", {}, "the modules of 'east' and 'north' differ in parameters; all sites need the same module"),
+        ("wrong_scores", {}, "'east' did not answer 'statistics': InputError"),
+        ("regression", {"run": {"score": "f1"}}, "run.score is 'f1', which this problem does not have; give rmse, r2"),
         ("regression", {"model": {"batch": 7}}, "'east' did not answer 'statistics': InputError"),
         ("regression", {"run": {"precision": "float32"}}, "the sites' modules are float64 and the run is float32"),
         ("regression", {"algorithm": {"local_lr": "auto"}}, "measured for linear models only, and this is a torch"),

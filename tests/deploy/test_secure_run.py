@@ -89,7 +89,7 @@ def test_a_site_decides_for_itself_and_keeps_its_own_log(tmp_path):
     assert over.outcome is not None
     chain = audit.verify(homes / "north")
     kinds = {(e["kind"], e["answer"]) for e in chain.entries}
-    assert {("statistics", "refused"), ("settle", "replied"), ("exchange", "replied")} <= kinds
+    assert {("statistics", "refused"), ("agreement", "replied"), ("exchange", "replied")} <= kinds
     sent = [e["sent"] for e in chain.entries if e.get("exchange") == "collect"]
     assert any("gradient" in name for name in sent[0])
     shown = CliRunner().invoke(app, ["flower", "audit", str(homes / "north")])

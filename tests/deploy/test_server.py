@@ -25,14 +25,14 @@ def test_bytes_are_those_of_the_protocol_plus_framing(name, tmp_path):
     algorithm, rounds = build(name), 2
     federation = federate(algorithm, tmp_path)
     outcome = serve(algorithm, federation, KEY, rounds=rounds)
-    letters = [m for m in federation.grid.asked if m.metadata.message_type == "train.exchange"]
+    messages = [m for m in federation.grid.asked if m.metadata.message_type == "train.exchange"]
     for w, t, asked in zip(
         wire(algorithm, start(), algorithm.prepare(unequal().client(0))),
         outcome.ledger.traffic,
         outcome.result.tally.asked,
         strict=True,
     ):
-        sent = [m for m in letters if m.content["at"]["exchange"] == w.exchange]
+        sent = [m for m in messages if m.content["at"]["exchange"] == w.exchange]
         assert t.sent == t.received == len(sent) == asked
         assert (t.down, t.up) == (w.down * len(sent), w.up * len(sent))
         assert sum(len(a.data) for m in sent for a in m.content["message"].values()) == t.down

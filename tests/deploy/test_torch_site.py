@@ -103,11 +103,11 @@ def test_a_site_can_keep_the_final_model(tmp_path):
     from equipoise.evaluation import evaluation
 
     site, models = ridge_by_torch(0), start()[None]
-    judge = evaluation(site.task, eq.cohorts.everyone(1), models, scores={})
-    job = site.job(judge, then=lambda x: site.save(x, tmp_path / "final.pt"))
+    scoring = evaluation(site.task, eq.cohorts.everyone(1), models, scores={})
+    job = site.job(scoring, then=lambda x: site.save(x, tmp_path / "final.pt"))
     application = flower.client_app(lambda context: flower.Participant("a", tmp_path, {"test": lambda: job}))
     federation = flower.gather(InProcess(application, ["a"]), n=1, patience=HASTY)
-    outcome = flower.serve(judge, start(), federation, KEY, shard=site.shard, rounds=1, part="test")
+    outcome = flower.serve(scoring, start(), federation, KEY, shard=site.shard, rounds=1, part="test")
     assert isinstance(outcome.result.server.heard.scores["loss"], jax.Array)
     saved = torch.load(tmp_path / "final.pt", weights_only=True)
     np.testing.assert_array_equal(saved["0.weight"].numpy().ravel(), start())

@@ -3,17 +3,18 @@
 import json
 import os
 import socket
+import subprocess
 
 import numpy as np
 import tomli_w
 
 from equipoise import artifact
-from equipoise.deploy.operations import keys
+from equipoise.deploy.operations import commands, keys, worker
 from equipoise.deploy.operations.processes import free_port
 from equipoise.experiment import checkpoint, config, records, run
 from equipoise.files import write_whole
 from tests.flower import silos
-from tests.flower.processes import PATH, ROOT, Command
+from tests.flower.processes import PATH, ROOT, Command, until
 from tests.flower.silos import SITES
 
 LONG = 240.0  # seconds after which a run hangs, on a machine that is busy with other things
@@ -68,7 +69,60 @@ class Federation:
         return processes
 
 
-def at_home(folder, settings, name):
+class SharedProcess(Command):
+    """The process that several sites share, with their files in silos/ and their keys in keys/."""
+
+    def __init__(self, sites, server, *, folder, log, env=None):
+        self.log = folder / log
+        files = {site: {"data": str(folder / "silos" / f"{site}.csv")} for site in sites}
+        made = [commands.Site(s, folder / s, commands.node_config(s, folder / s, files[s])) for s in sites]
+        self.start(commands.WORKER, folder, env, stdin=subprocess.PIPE)
+        self.process.stdin.write(worker.line(commands.work_of(made, server, folder / "keys")))
+        self.process.stdin.flush()
+
+    def stop(self, patience=20):
+        super().stop(patience)
+        self.process.stdin.close()
+
+
+class ServedRun:
+    """A run of a federation, whose server is started when it is needed, and again when a test has ended it."""
+
+    def __init__(self, federation, name, settings):
+        self.federation, self.name, self.settings = federation, name, settings
+        self.folder, self.servers = federation.folder / name, []
+
+    def running(self):
+        """The server, which has finished a round since it was asked for."""
+        if not self.servers or self.servers[-1].process.poll() is not None:
+            self.servers.append(self.federation.serve(self.name, self.settings))
+        self.await_rounds(1)
+        return self.servers[-1]
+
+    def rounds(self):
+        return self.federation.rounds(self.name)
+
+    def await_rounds(self, more):
+        before = self.rounds()
+        self.until(lambda: self.rounds() >= before + more)
+
+    def until(self, condition):
+        until(condition, LONG, self.servers[-1])
+
+    def events(self, site, what, why=""):
+        """The reasons of a site's events of a kind."""
+        return [
+            said for of, kind, said in self.federation.events(self.name) if (of, kind) == (site, what) and why in said
+        ]
+
+    def await_event(self, site, what, why="", more_than=0):
+        self.until(lambda: len(self.events(site, what, why)) > more_than)
+
+    def rows(self):
+        return records.read_rows(self.folder / records.HISTORY)
+
+
+def on_one_machine(folder, settings, name):
     return run.run(config.parse({**settings, "data": {"silos": str(folder / "silos")}}), folder / name)
 
 
@@ -79,7 +133,7 @@ def parameters(done):
     return np.concatenate([np.ravel(a) for a in jax.tree.leaves(saved.params)])
 
 
-def assert_as_at_home(over, here):
+def assert_as_on_one_machine(over, here):
     np.testing.assert_allclose(parameters(over), parameters(here), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(over.rows[-1].lam, here.rows[-1].lam, rtol=1e-9)
     np.testing.assert_allclose(over.rows[-1].loss, here.rows[-1].loss, rtol=1e-9)

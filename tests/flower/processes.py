@@ -19,14 +19,18 @@ class Command:
 
     def __init__(self, *words, folder, log, env=None):
         self.log = folder / log
+        self.start([sys.executable, "-m", "equipoise", "flower", *map(str, words)], folder, env)
+
+    def start(self, command, folder, env, **options):
         with self.log.open("a") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "equipoise", "flower", *map(str, words)],
+                command,
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": PATH, "COLUMNS": "200", MARK: str(folder), **(env or {})},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                **options,
             )
 
     def wait(self, seconds, code=0):

@@ -1,7 +1,9 @@
 """Real federations: a SuperLink and sites as processes, TLS and authentication on, faults included.
 
-The sites stay up from run to run, as they would; the clock of one is an hour ahead, that of another an hour behind.
-Every wait is for something and bounded, and whatever is started is ended.
+Two runs of the same three sites, which stay up all the while, as they would: one whose server is ended in every way,
+and one whose sites do whatever sites may do. A test disturbs the run and waits for what must come of it; the run goes
+on. The clock of one site is an hour ahead, that of another an hour behind. Every wait is for something and bounded, and
+whatever is started is ended.
 """
 
 import json
@@ -25,10 +27,11 @@ from tests.flower.federation import (
     BEHIND,
     LONG,
     Federation,
-    assert_as_at_home,
-    at_home,
+    ServedRun,
+    assert_as_on_one_machine,
     bytes_of,
     nobody_listens,
+    on_one_machine,
 )
 from tests.flower.processes import kill, left, started_in, until
 from tests.flower.silos import SITES
@@ -46,64 +49,75 @@ def federation(tmp_path_factory):
         kill(found.stop())
 
 
-@pytest.fixture(autouse=True)
-def no_server_is_left(request):
-    """Whatever a test was doing when it failed, the next one starts without its server."""
-    yield
-    if "federation" in request.fixturenames:
-        for server in request.getfixturevalue("federation").servers:
-            server.stop()
+# A server that is ended.
 
 
-def test_whatever_ends_a_server_the_same_command_resumes_and_the_numbers_are_those_of_one_machine(federation):
-    """Ctrl-C, a SuperLink that is killed, a server that is killed with -9: the sites stay all the while."""
+@pytest.fixture(scope="module")
+def steady(federation):
+    """A run in which all sites have to answer in every round."""
     settings = silos.settings(
-        run={"rounds": 60, "evaluate_every": 30}, federation={"least": 3, "gather": 90.0, "exchange": 60.0}
+        run={"rounds": 50, "evaluate_every": 25}, federation={"least": 3, "gather": 90.0, "exchange": 60.0}
     )
-    folder = federation.folder / "steady"
+    run = ServedRun(federation, "steady", settings)
+    yield run
+    for server in run.servers:
+        server.stop()
 
-    def until_more_rounds(server):
-        before = federation.rounds("steady")
-        until(lambda: federation.rounds("steady") > before, LONG, server)
 
-    def nothing_is_left_but_the_sites(tree):
-        assert left(tree) == []
-        assert nobody_listens(federation.port)
-        assert not records.finished(folder), "too fast for this test: give the run more rounds"
-        assert all(site.process.poll() is None for site in federation.sites.values())
+def nothing_is_left_but_the_sites(run, tree):
+    assert left(tree) == []
+    assert nobody_listens(run.federation.port)
+    assert not records.finished(run.folder), "too fast for this test: give the run more rounds"
+    assert all(site.process.poll() is None for site in run.federation.sites.values())
 
-    # Ctrl-C: everything of the server ends, and the same command resumes.
-    server = federation.serve("steady", settings)
-    until_more_rounds(server)
+
+def test_ctrl_c_ends_all_of_a_server_and_the_sites_stay(steady):
+    server = steady.running()
     tree = server.tree()
     os.kill(server.process.pid, signal.SIGINT)
     server.wait(30, code=130)
-    nothing_is_left_but_the_sites(tree)
+    nothing_is_left_but_the_sites(steady, tree)
 
-    # The SuperLink is killed: the command starts another, and the run resumes; the sites reconnect.
-    server = federation.serve("steady", settings)
-    until_more_rounds(server)
+
+def test_a_superlink_that_is_killed_is_started_again_and_the_run_resumes(steady):
+    server = steady.running()
     server.find("superlink.py").kill()
     until(lambda: "started again" in server.log.read_text(), 30, server)
+    steady.await_rounds(1)  # the sites have reconnected by themselves
 
-    # The server is killed with -9.
-    until_more_rounds(server)
-    nothing_is_left_but_the_sites(server.kill())
-    federation.serve("steady", settings).wait(LONG)
 
-    over = records.read(folder)
-    here = at_home(federation.folder, settings, "here")
-    assert_as_at_home(over, here)
-    assert bytes_of(over.rows[-1]) == bytes_of(here.rows[-1])  # what no checkpoint counted does not count
-    assert [event.split(" after")[0] for event in over.outcome.events] == ["the server was started again"] * 3
+def test_a_server_that_is_killed_leaves_nothing_and_the_sites_stay(steady):
+    nothing_is_left_but_the_sites(steady, steady.running().kill())
+
+
+def test_a_run_that_was_resumed_has_the_numbers_of_one_machine(steady, federation):
+    """Model, weights, losses and bytes: what no checkpoint counted does not count."""
+    steady.running().wait(LONG)
+    over, here = records.read(steady.folder), on_one_machine(federation.folder, steady.settings, "here")
+    assert_as_on_one_machine(over, here)
+    assert bytes_of(over.rows[-1]) == bytes_of(here.rows[-1])
+    restarts = steady.servers[-1].log.read_text().count("it is started again, and the run resumes")
+    resumed = [event.split(" after")[0] for event in over.outcome.events]
+    assert resumed == ["the server was started again"] * (len(steady.servers) - 1 + restarts)
     assert {site for site, *_ in federation.events("steady") if site} <= {*SITES}
-    # A clock that is an hour ahead or behind is no fault.
-    for site, ahead in (("east", "-"), ("south", "")):
-        assert re.search(rf"clock .* differ by {ahead}3[56]\d\d s", federation.sites[site].log.read_text())
 
 
-def test_whatever_sites_do_the_run_goes_on_and_says_so(federation):
-    """Everything that can go wrong at a site: each costs a reply or a few, and is told by the site's name."""
+def test_a_clock_that_is_an_hour_ahead_or_behind_is_no_fault(steady, federation):
+    """The run above went on with such sites; they have noticed."""
+    if not steady.servers:
+        steady.running()
+    logs = {site: federation.sites[site].log.read_text() for site in SITES}
+    assert re.search(r"clock .* differ by -3[56]\d\d s", logs["east"])
+    assert re.search(r"clock .* differ by 3[56]\d\d s", logs["south"])
+    assert "differ by" not in logs["north"]
+
+
+# Sites that go wrong.
+
+
+@pytest.fixture(scope="module")
+def wild(federation):
+    """A run without end, with everything on that bounds what a site can do."""
     settings = silos.settings(
         run={"rounds": 100_000, "evaluate_every": 5},
         # In float32 a site keeps what it has sent, so that it has something to forget.
@@ -116,87 +130,106 @@ def test_whatever_sites_do_the_run_goes_on_and_says_so(federation):
             "compress": "float32",
         },
     )
-    server, folder = federation.serve("wild", settings), federation.folder / "wild"
+    run = ServedRun(federation, "wild", settings)
+    run.running()
+    yield run
+    for server in run.servers:
+        server.stop()
 
-    def known(site, what, why=""):
-        return [
-            reason for of, kind, reason in federation.events("wild") if (of, kind) == (site, what) and why in reason
-        ]
 
-    def await_event(site, what, why="", more_than=0):
-        until(lambda: len(known(site, what, why)) > more_than, LONG, server)
+def away_and_back(run, site, fault, exchange, release):
+    """A site that does not answer is left out, the others go on, and it takes its place again."""
+    joined = len(run.events(site, "joined"))
+    run.federation.faults_are(**{site: [[0, exchange, fault]]})
+    run.until(lambda: run.events(site, "late") or run.events(site, "failed", "ended while it worked"))
+    run.await_rounds(1)
+    if fault != "die":
+        run.await_event(site, "absent")  # and nobody waits for it
+    release()
+    run.await_event(site, "joined", more_than=joined)
 
-    def away_and_back(site, fault, exchange, release):
-        """A site that does not answer is left out, and takes its place again."""
-        joined = len(known(site, "joined"))
-        federation.faults_are(**{site: [[0, exchange, fault]]})
-        until(lambda: known(site, "late") or known(site, "failed", "ended while it worked"), LONG, server)
-        at = federation.rounds("wild")
-        until(lambda: federation.rounds("wild") > at, LONG, server)  # the others go on
-        if fault != "die":
-            await_event(site, "absent")  # and do not wait for it
-        release()
-        await_event(site, "joined", more_than=joined)
 
-    federation.faults_are(east=[[0, "collect", "raise"]], south=[[0, "improve", "nan"]])
-    await_event("east", "failed", "error 2: ZeroDivisionError; the log of 'east' says more")
-    await_event("south", "broken", "is not finite")
-    federation.faults_are(north=[[0, "collect", "shape"]], south=[[0, "collect", "huge"]])
-    await_event("north", "broken", "[17])")
-    await_event("south", "heavy", "'south' has 50% of the weight")
+def test_a_site_that_raises(wild, federation):
+    federation.faults_are(east=[[0, "collect", "raise"]])
+    wild.await_event("east", "failed", "error 2: ZeroDivisionError; the log of 'east' says more")
+    assert "ZeroDivisionError" in federation.sites["east"].log.read_text()
+
+
+def test_replies_with_nan_or_a_wrong_shape_are_left_out(wild, federation):
+    federation.faults_are(north=[[0, "collect", "shape"]], south=[[0, "improve", "nan"]])
+    wild.await_event("south", "broken", "is not finite")
+    wild.await_event("north", "broken", "[17])")
+    wild.until(lambda: wild.rows() and wild.rows()[-1].broken == 2)
+
+
+def test_a_site_with_an_enormous_loss_is_named_and_capped(wild, federation):
+    federation.faults_are(south=[[0, "collect", "huge"]])
+    wild.await_event("south", "heavy", "'south' has 50% of the weight")
+    at = wild.rounds()
+    wild.until(lambda: wild.rows()[-1].round > at)
+    assert max(wild.rows()[-1].lam) <= 0.5 + 1e-12
+
+
+def test_a_site_whose_disk_is_full(wild, federation):
     federation.faults_are(east=[[0, "collect", "full"]])
-    await_event("east", "failed", "FileError; the log of 'east' says more")
-    until(lambda: federation.rounds("wild") >= 8, LONG, server)  # enough replies to make deadlines of
-    away_and_back("south", "hang", "collect", (federation.folder / "released").touch)
-    cut = federation.sites["east"].find("operations.worker")
-    away_and_back("east", "stop", "collect", lambda: os.kill(cut.pid, signal.SIGCONT))
-    away_and_back("north", "die", "improve", lambda: None)  # it is started again by itself
+    wild.await_event("east", "failed", "FileError; the log of 'east' says more")
 
-    # Killed with -9, and back without what it must not forget: it refuses, and the others go on.
+
+def test_a_site_that_hangs_in_its_work(wild, federation):
+    wild.until(lambda: wild.rounds() >= 8)  # enough replies to make deadlines of
+    away_and_back(wild, "south", "hang", "collect", (federation.folder / "released").touch)
+
+
+def test_a_network_that_is_cut_for_longer_than_the_deadline_and_comes_back(wild, federation):
+    wild.until(lambda: wild.rounds() >= 8)
+    cut = federation.sites["east"].find("operations.worker")
+    away_and_back(wild, "east", "stop", "collect", lambda: os.kill(cut.pid, signal.SIGCONT))
+
+
+def test_a_site_whose_process_dies_is_started_again(wild):
+    away_and_back(wild, "north", "die", "improve", lambda: None)
+
+
+def test_a_site_that_is_killed_leaves_nothing_and_without_its_memory_it_refuses(wild, federation):
     federation.faults_are()
     assert left(federation.sites["north"].kill()) == []  # no node without its command
     for file in (federation.folder / "flower-sites" / "north").glob("train-*.safetensors"):
         file.unlink()
     federation.start("north")
-    await_event("north", "refused", "'north' does not remember what it did in")
+    wild.await_event("north", "refused", "'north' does not remember what it did in")
+    now = wild.rows()[-1].round
+    wild.until(lambda: wild.rows()[-1].round > now and None not in wild.rows()[-1].loss)  # all are heard again
 
-    def rows():
-        return records.read_rows(folder / records.HISTORY)
 
-    now = rows()[-1].round
-    until(lambda: rows()[-1].round > now and None not in rows()[-1].loss, LONG, server)  # all are heard again
-    last = rows()[-1]
-    assert max(last.lam) <= 0.5 + 1e-12
-    assert last.broken == 2  # NaN and the shape; an enormous loss is a number
+def test_nobody_was_held_up_until_the_time_out(wild, federation):
+    assert [why for _, _, why in federation.events("wild") if "within 60 s" in why] == []
 
-    assert not [why for _, _, why in federation.events("wild") if "within 60 s" in why]  # nobody was held up
 
-    # All fail in every try of a round: the run stops with what is finished, and nothing is left.
-    tree = server.tree()
+def test_a_run_that_no_site_answers_stops_with_all_that_is_finished(wild, federation):
+    """All fail in every try of a round. Of the tests of this run it has to be the last."""
+    server = wild.servers[-1]
+    tree, done = server.tree(), wild.rounds()
     federation.faults_are(**{site: [[0, "collect", "fail"]] for site in SITES})
     server.wait(LONG, code=2)
     assert "0 of 3 sites answered and 1 are needed, 3 times over" in server.log.read_text()
     assert left(tree) == []
     assert nobody_listens(federation.port)
-    with safetensors.safe_open(folder / records.CHECKPOINT, framework="numpy") as saved:
+    with safetensors.safe_open(wild.folder / records.CHECKPOINT, framework="numpy") as saved:
         header = json.loads(saved.metadata()["equipoise"])
         for name in saved.keys():  # noqa: SIM118
             assert np.isfinite(saved.get_tensor(name)).all()
-    assert header["rounds"] >= last.round
-    told = "\n".join(sentences.of([Event(**event) for event in header["more"]["events"]]))
-    for expected in (
-        "'south' did not answer in time: no reply within",
-        "'east' did not answer in time: no reply within",
-        "'south' came back",
-        "'north' sent a reply that was left out: the array",
-        "'north' refused: 'north' does not remember",
-        "the round was repeated: 0 of 3 sites answered and 1 are needed",
-        "the run stopped: 0 of 3 sites answered and 1 are needed",
-    ):
-        assert expected in told, told
-    found = json.loads((folder / "status.json").read_text())
+    assert header["rounds"] >= done
+    found = json.loads((wild.folder / "status.json").read_text())
     assert {site: state["state"] for site, state in found["sites"].items()} == dict.fromkeys(SITES, "failed")
     assert found["state"] == "stopped"
+    told = "\n".join(sentences.of([Event(**event) for event in header["more"]["events"]]))
+    assert "the round was repeated: 0 of 3 sites answered and 1 are needed" in told
+    assert "the run stopped: 0 of 3 sites answered and 1 are needed" in told
+    kinds = {"late": "did not answer in time", "broken": "sent a reply that was left out", "refused": "refused"}
+    kinds |= {"failed": "failed", "absent": "was not there"}
+    for site, what, why in federation.events("wild"):  # the report tells each of them
+        if what in kinds:
+            assert f"'{site}' {kinds[what]}: {why}" in told
 
 
 def test_everything_ends_with_what_started_it(federation):

@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'equipo
 from equipoise.deploy.network import warm
 from equipoise.experiment import checkpoint, records
 from tests.flower import silos
-from tests.flower.federation import LONG, assert_as_at_home, at_home, bytes_of, nobody_listens
+from tests.flower.federation import LONG, assert_as_on_one_machine, bytes_of, nobody_listens, on_one_machine
 from tests.flower.processes import Command, left, started_in, until
 
 
@@ -25,7 +25,7 @@ def test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing(tmp_path):
     (tmp_path / "f.toml").write_text(tomli_w.dumps(settings))
     silos.write(tmp_path / "silos")
     (tmp_path / "silos" / "north.csv").unlink()  # two are enough
-    words = ("local", "f.toml", "--silos", "silos", "--out", "run")
+    words = ("local", "f.toml", "--silos", "silos", "--out", "run", "--processes", "1")
     command = Command(*words, folder=tmp_path, log="local.log", env={"PYTHONUNBUFFERED": "1"})
     try:
         until(lambda: checkpoint.rounds(tmp_path / "run" / records.CHECKPOINT) >= 1, LONG, command)
@@ -41,8 +41,8 @@ def test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing(tmp_path):
         command.stop()
     assert left(started_in(tmp_path)) == []
     over = records.read(tmp_path / "run")
-    here = at_home(tmp_path, {**settings, "federation": {"sites": ["east", "south"], "heavy": 1.0}}, "here")
-    assert_as_at_home(over, here)
+    here = on_one_machine(tmp_path, {**settings, "federation": {"sites": ["east", "south"], "heavy": 1.0}}, "here")
+    assert_as_on_one_machine(over, here)
     assert bytes_of(over.rows[-1]) == bytes_of(here.rows[-1])
     assert all("server was started again" in event for event in over.outcome.events)
     text = (tmp_path / "local.log").read_text()
@@ -52,9 +52,9 @@ def test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing(tmp_path):
     exchanges = [line for line in lines if line["kind"] == "exchange"]
     ends = [datetime.fromisoformat(line["time"]).timestamp() for line in exchanges]
     spans = [(line["part"], end - line["seconds"], end) for line, end in zip(exchanges, ends, strict=True)]
-    trained, judged = ([span[1:] for span in spans if (span[0] == "train") is of] for of in (True, False))
+    trained, evaluated = ([span[1:] for span in spans if (span[0] == "train") is of] for of in (True, False))
     # Evaluations go out beside the next exchange.
-    assert any(begin < other_end and other < end for begin, end in judged for other, other_end in trained)
+    assert any(begin < other_end and other < end for begin, end in evaluated for other, other_end in trained)
 
 
 def test_a_site_that_cannot_start_ends_all_of_it(tmp_path):

@@ -59,6 +59,27 @@ def regression(site, path):
     return model, lambda made, wanted: torch.nn.functional.mse_loss(made[:, 0], wanted), train, test
 
 
+def with_scores(site, path):
+    """Regression, and two scores of the site's own."""
+    import torch
+
+    from equipoise.evaluation import ScoreRecord
+
+    def within_half(outputs, labels):
+        assert labels.dtype == torch.float64
+        return (outputs[:, 0] - labels).abs().lt(0.5).double().mean()
+
+    def worst_error(outputs, labels):
+        return (outputs[:, 0] - labels).abs().max().item()
+
+    scores = {"within_half": within_half, "worst_error": ScoreRecord(worst_error, higher_is_better=False)}
+    return *regression(site, path), scores
+
+
+def wrong_scores(site, path):
+    return *regression(site, path), ["within_half"]
+
+
 def classification(site, path):
     import torch
 

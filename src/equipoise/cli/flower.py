@@ -156,7 +156,7 @@ def site(
         )
         require(data or loader or torch, "give the site's file, --loader module:function, or --torch module:function")
         require(data is None or data.is_file() or (torch and data.is_dir()), f"there is no file {data}")
-        home = folder or Path("flower-sites") / name
+        own = folder or Path("flower-sites") / name
         rows = {"data": str(data.resolve())} if data else {}
         rows |= {"loader": loader, "path": str(Path.cwd())} if loader else {}
         rows |= _named(torch)
@@ -167,7 +167,7 @@ def site(
             policies.load(policy)  # what is wrong with it is said before anything starts
             rows["policy"] = str(policy.resolve())
         run_site(
-            Site(name, home, node_config(name, home, rows), key), server, None if insecure else keys, say, stock=stock
+            Site(name, own, node_config(name, own, rows), key), server, None if insecure else keys, say, stock=stock
         )
 
 

@@ -10,7 +10,9 @@
     torch_site.py  a site whose model, loss and data are PyTorch's, by callback_task.py
     network/       how messages travel, and sites that stay connected
 
-    server.py      a configured run at the server: gathers the sites, agrees, trains, writes the run folder
+    server.py      a configured run at the server, from its settings to the run folder
+    reach_agreement.py  before the first round: who takes part, and what all agree on
+    federated_run.py  the rounds, evaluations beside them, history and checkpoints
     site.py        a configured run at a site: statistics, encoding, training and scoring on its own rows
     module_site.py  the same with a PyTorch module of the site's own; modules.py what the server knows of it
     agreement.py   what both know before the first round, and what both make of it; scoring.py the evaluation exchange

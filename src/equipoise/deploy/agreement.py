@@ -1,6 +1,7 @@
 """What the server and all sites know before the first round, and the algorithm that both make of it."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -8,14 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equipoise import evaluation
 from equipoise.data.shards import Shards
 from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy.modules import ModuleSpec, module_problem
 from equipoise.deploy.scoring import Tilt, scoring
 from equipoise.errors import require
+from equipoise.evaluation.predictions import Score
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_method
-from equipoise.experiment.problems import Problem, problem_of_encoding
+from equipoise.experiment.problems import Problem, problem_of_encoding, with_main_score
 from equipoise.experiment.records import AGREEMENT, JsonRecord
 from equipoise.protocol import Algorithm
 from equipoise.tasks import Task
@@ -76,7 +79,8 @@ def remote_problem(config: Config, agreed: Agreement) -> Problem:
         return train, test if all(agreed.test) else None
 
     if agreed.module is not None:
-        return module_problem(config, agreed.module, agreed.sites, *shards(agreed.module.like))
+        problem = module_problem(config, agreed.module, agreed.sites, *shards(agreed.module.like))
+        return summed_up(config, problem, dict(agreed.module.scores))
     encoding = Encoding.from_json(agreed.encoding)
     like = shape_of(encoding)
     what = f"{len(agreed.sites)} sites, predicting {encoding.target.name}"
@@ -86,14 +90,35 @@ def remote_problem(config: Config, agreed: Agreement) -> Problem:
         not jnp.issubdtype(given, jnp.floating) or given == problem.x.dtype,
         f"the sites' inputs are {given} and the run is {problem.x.dtype}; set run.precision = '{given}'",
     )
-    return replace(problem, curvature=agreed.curvature, slope=agreed.slope)
+    return summed_up(config, replace(problem, curvature=agreed.curvature, slope=agreed.slope), {})
 
 
-def setup(config: Config, agreed: Agreement, task: Task | None = None, draw: Draw = normal) -> Setup:
-    """The problem and the algorithm on it; `task` where only a site can compute with its own, `draw` its noise."""
+def summed_up(config: Config, problem: Problem, own: Mapping[str, bool]) -> Problem:
+    """By the score that the settings name, if they do; `own` are scores of the sites' own, and which way is better."""
+    suited = evaluation.suited(problem.task.predict, problem.x, problem.train.client(0))
+    problem = with_main_score(config, problem, [*suited, *own])
+    score = problem.score
+    if score is None or score.name not in own:
+        return problem
+    return replace(problem, score=score._replace(higher_is_better=own[score.name]))
+
+
+def setup(
+    config: Config,
+    agreed: Agreement,
+    task: Task | None = None,
+    scores: Mapping[str, Score] | None = None,
+    draw: Draw = normal,
+) -> Setup:
+    """The problem and the algorithm on it.
+
+    `task` and `scores` are a site's own, with which only it can compute, `draw` is its noise.
+    """
     assert config.federation is not None
     problem = remote_problem(config, agreed)
-    problem = problem if task is None else replace(problem, task=task)
+    if task is not None:
+        task = task if problem.task.predict is not None else task._replace(predict=None)
+        problem = replace(problem, task=task, site_scores=scores or {})
     algorithm, notes = build_method(config, problem, draw)[:2]
     text = config.toml() + agreed.model_dump_json()
     digest, sums = hashlib.sha256(text.encode()).hexdigest()[:16], tilt_of(config) if config.federation.secure else None

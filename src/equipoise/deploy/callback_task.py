@@ -14,6 +14,7 @@ from jax import Array
 
 from equipoise.data.shards import Shards
 from equipoise.errors import EquipoiseError
+from equipoise.evaluation.predictions import Score
 from equipoise.protocol import RandomKey, Vector
 from equipoise.tasks import Task
 
@@ -86,6 +87,15 @@ def callback_task(name: str, x: Vector, of: Callbacks, outputs: tuple[int, ...] 
         None if outputs is None else predict,
         lambda shard: shard,
     )
+
+
+def callback_score(called: Callable[[Any, Any], np.ndarray]) -> Score:
+    """A score of (outputs, labels) that another library computes: a number of the outputs' type."""
+
+    def score(outputs: Array, labels: Array, real: Array) -> Array:
+        return jax.pure_callback(called, jax.ShapeDtypeStruct((), outputs.dtype), outputs, labels)
+
+    return score
 
 
 def in_words(key: RandomKey | None) -> Array:

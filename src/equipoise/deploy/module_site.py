@@ -2,8 +2,8 @@
 
 The node's configuration, which is the site's own, names it:
 
-    torch   "module:function": called with the site's name and its file, it returns (module, loss, loader) or (module,
-            loss, loader, held_out); `path` may say where the Python module is
+    torch   "module:function": called with the site's name and its file, it returns (module, loss, loader), and then
+            held_out, a loader or None, and scores of the site's own; `path` may say where the Python module is
     data    the site's file, of any kind; may be left out
 
 The server is told the names and shapes of the module's parameters, and how many examples there are. In the site's
@@ -15,19 +15,21 @@ import io
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Setup
+from equipoise.deploy.callback_task import callback_score
 from equipoise.deploy.client import Job, Participant
 from equipoise.deploy.modules import ModuleSpec, first_model
 from equipoise.deploy.scoring import SiteRows
 from equipoise.deploy.site import SiteStatistics, keep_agreement, own_function, read_agreement
 from equipoise.deploy.torch_site import TorchSite, seeded, torch_site
 from equipoise.errors import require
+from equipoise.evaluation import ScoreRecord
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import precision
 from equipoise.files import write_whole
@@ -39,47 +41,56 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
     """The site, its module made when it is first needed."""
 
     @cache
-    def home() -> tuple[TorchSite, bool]:
-        """The module and its data, and whether examples were held out."""
+    def load_module() -> Made:
         return made(config, name, node)
 
     def setup() -> Setup:
-        return agreement.setup(config, read_agreement(folder, name), home()[0].task)
+        found = load_module()
+        scores = {name: callback_score(in_torch(score)) for name, score in found.scores.items()}
+        return agreement.setup(config, read_agreement(folder, name), found.site.task, scores)
 
     def statistics(_: str) -> str:
-        site, held_out = home()
+        site, held_out, scores = load_module()
         test = int(site.test.sizes) if held_out and site.test is not None else 0
-        spec = described(site).model_dump_json()
+        spec = described(site, scores).model_dump_json()
         return SiteStatistics(statistics=spec, train=int(site.shard.sizes), test=test).model_dump_json()
 
-    def settle(text: str) -> str:
+    def accept_agreement(text: str) -> str:
         keep_agreement(folder, name, text)
         return ""
 
     def start() -> Job:
-        site, now = home()[0], setup()
+        site, now = load_module().site, setup()
         return site.job(first_model(now.problem.n, site.x), config=now.digest)
 
     def train() -> Job:
-        site, now = home()[0], setup()
+        site, now = load_module().site, setup()
         buffers = Buffers(site.module, folder / f"buffers-{read_agreement(folder, name).run}.pt")
         buffers.restore()
         return site.job(now.algorithm, config=now.digest, then=lambda message: buffers.keep())
 
-    def judge() -> Job:
-        site, now = home()[0], setup()
+    def evaluate() -> Job:
+        site, now = load_module().site, setup()
         assert site.test is not None
         Buffers(site.module, folder / f"buffers-{read_agreement(folder, name).run}.pt").restore()
         rows = SiteRows(site.shard, site.test)
         keep = site.job(now.scoring, config=now.digest, then=lambda message: site.save(message[0], folder / MODEL))
         return keep._replace(shard=rows)
 
-    jobs: dict[str, Callable[[], Job]] = {"start": start, "train": train, "judge": judge}
-    answers = {"statistics": statistics, "settle": settle}
+    jobs: dict[str, Callable[[], Job]] = {"start": start, "train": train, "evaluate": evaluate}
+    answers = {"statistics": statistics, "agreement": accept_agreement}
     return Participant(name, folder, jobs, answers, within=lambda: precision(config))
 
 
-def made(config: Config, name: str, node: Mapping[str, Any]) -> tuple[TorchSite, bool]:
+class Made(NamedTuple):
+    """What a site's own function makes."""
+
+    site: TorchSite
+    held_out: bool  # whether examples were held out
+    scores: Mapping[str, Any]  # of (outputs, labels), as tensors; a ScoreRecord says which way is better
+
+
+def made(config: Config, name: str, node: Mapping[str, Any]) -> Made:
     """What the site's own function makes; all sites draw the same random numbers in it."""
     where = node.get("torch")
     require(
@@ -91,11 +102,15 @@ def made(config: Config, name: str, node: Mapping[str, Any]) -> tuple[TorchSite,
     with seeded([config.run.seed]):
         found = function(name, data)
     require(
-        isinstance(found, tuple) and len(found) in (3, 4) and isinstance(found[0], torch.nn.Module),
-        f"{where} returns no (module, loss, loader) and no (module, loss, loader, held_out)",
+        isinstance(found, tuple) and len(found) in (3, 4, 5) and isinstance(found[0], torch.nn.Module),
+        f"{where} returns no (module, loss, loader), nor one with held_out, or held_out and scores",
     )
     module, loss, loader, *rest = found
-    held_out = rest[0] if rest else None
+    held_out, scores = rest[0] if rest else None, rest[1] if len(rest) > 1 else {}
+    require(
+        isinstance(scores, Mapping) and all(isinstance(key, str) and callable(score) for key, score in scores.items()),
+        f"the scores of {where} are {scores!r}; give functions of (outputs, labels) by their names",
+    )
     batch = config.model.batch
     if batch is not None:
         largest = max(len(labels) for _, labels in loader)
@@ -111,10 +126,27 @@ def made(config: Config, name: str, node: Mapping[str, Any]) -> tuple[TorchSite,
         l2=config.model.l2,
         stochastic=batch is not None,
     )
-    return site, held_out is not None
+    require(
+        not scores or described(site, scores).scored,
+        f"{where} has scores of its own, which need outputs for each example and a label to compare them with",
+    )
+    return Made(site, held_out is not None, scores)
 
 
-def described(site: TorchSite) -> ModuleSpec:
+def in_torch(score: Any) -> Callable[[Any, Any], np.ndarray]:
+    """A score as JAX calls it back; classes are int64, as PyTorch has them."""
+    called: Any = score.score if isinstance(score, ScoreRecord) else score
+
+    def scored(outputs: Any, labels: Any) -> np.ndarray:
+        made, wanted = (torch.as_tensor(np.array(a)) for a in (outputs, labels))
+        with torch.no_grad():
+            value = called(made, wanted if wanted.is_floating_point() else wanted.long())
+        return np.asarray(float(value), np.asarray(outputs).dtype)
+
+    return scored
+
+
+def described(site: TorchSite, scores: Mapping[str, Any]) -> ModuleSpec:
     named = [(name, p) for name, p in site.module.named_parameters() if p.requires_grad]
     label = site.shard.labels
     return ModuleSpec(
@@ -123,6 +155,7 @@ def described(site: TorchSite) -> ModuleSpec:
         outputs=site.outputs,
         label=tuple(label.shape[1:]),
         classes=bool(np.issubdtype(label.dtype, np.integer)),
+        scores=tuple((name, getattr(score, "higher_is_better", True)) for name, score in sorted(scores.items())),
     )
 
 

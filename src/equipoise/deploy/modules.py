@@ -1,6 +1,7 @@
 """Runs whose model is a PyTorch module at every site: what the server knows of it. PyTorch itself it does not need."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from equipoise import models
 from equipoise.data.shards import Shards
-from equipoise.deploy.callback_task import ELSEWHERE, callback_task
+from equipoise.deploy.callback_task import ELSEWHERE, callback_score, callback_task
 from equipoise.errors import InputError, require
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
@@ -29,6 +30,12 @@ class ModuleSpec(JsonRecord):
     outputs: tuple[int, ...] | None  # of one example; None: no array, so the model has a loss and no other scores
     label: tuple[int, ...]  # the shape of one label
     classes: bool  # whether labels are numbers of classes
+    scores: tuple[tuple[str, bool], ...] = ()  # of the sites' own: their names, and whether more is better
+
+    @property
+    def scored(self) -> bool:
+        """Whether there are a row of outputs and a label to compare it with for every example."""
+        return self.outputs is not None and (not self.classes or (len(self.outputs) == 1 and not self.label))
 
     @property
     def like(self) -> Shards:
@@ -71,11 +78,12 @@ def module_problem(config: Config, spec: ModuleSpec, names: tuple[str, ...], tra
     model = models.torch_module(spec.parameters)
     shapes = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
     x = jnp.zeros(sum(a.size for a in shapes))
-    scored = spec.classes and spec.outputs is not None and len(spec.outputs) == 1 and not spec.label
-    classes = tuple(map(str, range(spec.outputs[0]))) if scored and spec.outputs else ()
-    task = callback_task("torch", x, ELSEWHERE, spec.outputs if scored or not spec.classes else None)
+    classes = tuple(map(str, range(spec.outputs[0]))) if spec.scored and spec.classes and spec.outputs else ()
+    task = callback_task("torch", x, ELSEWHERE, spec.outputs if spec.scored else None)
     what = f"{len(names)} sites with a PyTorch module of {x.size:,} parameters"
-    return Problem(what, names, train, test, classes, model, ITS_OWN, None, task, config.model.l2, x)
+    scores = {name: callback_score(ELSEWHERE.loss) for name, _ in spec.scores}
+    problem = Problem(what, names, train, test, classes, model, ITS_OWN, None, task, config.model.l2, x)
+    return replace(problem, site_scores=scores)
 
 
 def first_model(n: int, x: Vector) -> Algorithm:

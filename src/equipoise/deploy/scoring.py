@@ -78,9 +78,9 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
     """An algorithm of one round; the server's weights are zero unless they are put into its state."""
     task, n = problem.task, problem.n
     shard = problem.train.client(0)
-    scores = evaluation.suited(task.predict, problem.x, shard)
+    scores = evaluation.suited(task.predict, problem.x, shard) | dict(problem.site_scores)
     inner = evaluation.evaluation(task, everyone(n), None, scores=scores)
-    judge = inner.round[0]
+    evaluate = inner.round[0]
     certified = task.strong_convexity is not None and method.dual is not None
 
     def init(x: Vector) -> Server:
@@ -95,33 +95,33 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         return rows._replace(test=inner.prepare(rows.test))
 
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        opened, cohort = judge.open(server.inner, key)
+        opened, cohort = evaluate.open(server.inner, key)
         return server._replace(inner=opened), cohort
 
     def send(server: Server, i: Int[Array, ""]) -> tuple[Vector, Array]:
-        return judge.send(server.inner, i), server.weights[i]
+        return evaluate.send(server.inner, i), server.weights[i]
 
     def work(message: tuple[Vector, Array], _: None, rows: SiteRows, key: RandomKey) -> tuple[None, Reply]:
         x, lam_i = message
-        _, reply = judge.work(x, None, rows.test, key)
+        _, reply = evaluate.work(x, None, rows.test, key)
         slope = lam_i * task.grad(x, rows.train) if certified else None
         return None, Reply(total=slope, each=(reply.each, task.loss(x, rows.train).astype(x.dtype)))
 
     def close(server: Server, replies: Replies) -> Server:
         each, losses = replies.each
-        inner_server = judge.close(server.inner, Replies(None, each, replies.cohort))
+        inner_server = evaluate.close(server.inner, Replies(None, each, replies.cohort))
         heard = replies.cohort.put(server.losses, losses)
         everybody = jnp.all(jnp.isfinite(heard))
         gradient = jnp.where(everybody, replies.total, jnp.nan) if certified else server.gradient
         return server._replace(inner=inner_server, losses=heard, gradient=gradient)
 
     def send_level(server: Server, i: Int[Array, ""]) -> tuple[Vector, Array]:
-        return judge.send(server.inner, i), server.level
+        return evaluate.send(server.inner, i), server.level
 
     def work_in_sums(message: tuple[Vector, Array], _: None, rows: SiteRows, key: RandomKey) -> tuple[None, Reply]:
         assert sums is not None
         x, level = message
-        _, reply = judge.work(x, None, rows.test, key)
+        _, reply = evaluate.work(x, None, rows.test, key)
         _, _, (values, known), *_ = reply.each
         loss, one = task.loss(x, rows.train).astype(x.dtype), jnp.ones((), x.dtype)
         exponent = jnp.zeros_like(loss) if sums.rho is None else loss / sums.rho - level
@@ -135,9 +135,9 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         return server._replace(sums=replies.total)
 
     if sums is None:
-        exchange = Exchange("judge", choose, send, work, close)
+        exchange = Exchange("evaluate", choose, send, work, close)
     else:
-        exchange = Exchange("judge", choose, send_level, work_in_sums, close_sums)
+        exchange = Exchange("evaluate", choose, send_level, work_in_sums, close_sums)
     return Algorithm(
         "scoring", n, task.size, prepare, init, lambda x: None, (exchange,), lambda server: inner.model(server.inner)
     )

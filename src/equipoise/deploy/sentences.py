@@ -57,14 +57,14 @@ def _place(event: Event) -> str:
         return first
     if event.last_round == event.round:
         return f"{first}, {event.times} times"
-    last = event.last_round if event.exchange == "judge" else (event.last_round or 0) + 1
+    last = event.last_round if event.exchange == "evaluate" else (event.last_round or 0) + 1
     return f"{event.times} times from {first} to round {last}"
 
 
 def _first_place(event: Event) -> str:
-    if event.exchange == "judge":
+    if event.exchange == "evaluate":
         return f"evaluation after round {event.round}"
-    if event.exchange in ("", "statistics", "settle", "prepare", "start"):
+    if event.exchange in ("", "statistics", "agreement", "prepare", "start"):
         return "before the first round" if event.round == 0 else f"round {event.round + 1}"
     return f"round {event.round + 1}, {event.exchange}"
 

@@ -22,6 +22,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import polars as pl
@@ -52,7 +53,7 @@ from equipoise.privacy import identity, policy
 from equipoise.privacy.noise import own_noise
 from equipoise.privacy.site_masks import SiteMasks
 
-QUESTIONS = ("statistics", "settle")
+QUESTIONS = ("statistics", "agreement")
 
 
 class SiteStatistics(JsonRecord):
@@ -76,16 +77,16 @@ def open_site(context: Context) -> Participant:
         return opened._replace(secure=secure, guard=guard)
 
     @cache
-    def at(version: Any) -> Site:
+    def rows_of_version(version: Any) -> Site:
         return read(config, name, node)
 
-    def home() -> Site:
+    def current_rows() -> Site:
         """The rows, read once, and again when the file has changed."""
         path = Path(str(node.get("data", "")))
-        return at((path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None)
+        return rows_of_version((path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None)
 
     def rows(agreed: Agreement) -> SiteRows:
-        train, test = home().encode(Encoding.from_json(agreed.encoding))
+        train, test = current_rows().encode(Encoding.from_json(agreed.encoding))
         return SiteRows(_shard(*train), _shard(*(test or train)))
 
     def train() -> Job:
@@ -93,30 +94,28 @@ def open_site(context: Context) -> Participant:
         setup = planned(config.toml(), known.model_dump_json())
         return Job(setup.algorithm, setup.problem.x, rows(known).train, config=setup.digest)
 
-    def judge() -> Job:
+    def evaluate() -> Job:
         known = read_agreement(folder, name)
         setup = planned(config.toml(), known.model_dump_json())
         return Job(setup.scoring, setup.problem.x, rows(known), config=setup.digest)
 
     def statistics(_: str) -> str:
-        held_out = home().held_out
-        found = home().statistics(config.data.silo_options).to_json()
+        held_out = current_rows().held_out
+        found = current_rows().statistics(config.data.silo_options).to_json()
         test = int(held_out.sum())
         return SiteStatistics(statistics=found, train=len(held_out) - test, test=test).model_dump_json()
 
-    def settle(text: str) -> str:
+    def accept_agreement(text: str) -> str:
         """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
         known = Agreement.model_validate_json(text)
-        problem, shard = agreement.remote_problem(config, known), rows(known).train
+        measure, shard = curvature_and_slope(config.toml(), text), rows(known).train
         keep_agreement(folder, name, text)
         if known.curvature is not None or not agreement.needs_curvature(config):
             return ""
-        alone = Shards(*(jnp.asarray(a)[None] for a in shard))
-        slope = jnp.linalg.norm(problem.task.grad(problem.x, problem.task.prepare(shard)))
-        return json.dumps([steps.smoothness(problem.task, alone, problem.x), float(slope)])
+        return json.dumps(measure(shard))
 
-    jobs = {"train": train, "judge": judge}
-    answers = {"statistics": statistics, "settle": settle}
+    jobs = {"train": train, "evaluate": evaluate}
+    answers = {"statistics": statistics, "agreement": accept_agreement}
     secure = secure_site(config, name, node, folder)
     guard = overseen(config, folder, policy_file(node, folder))
     return Participant(name, folder, jobs, answers, lambda: precision(config), secure, guard)
@@ -165,6 +164,20 @@ def keep_agreement(folder: Path, name: str, text: str) -> None:
 def planned(toml: str, agreed: str) -> Setup:
     config = settings({"settings": toml})
     return agreement.setup(config, Agreement.model_validate_json(agreed), draw=own_noise)
+
+
+@lru_cache(maxsize=4)
+def curvature_and_slope(toml: str, agreed: str) -> Callable[[Shards], tuple[float, float]]:
+    """How a site measures the largest curvature of its loss and the slope at the start."""
+    problem = agreement.remote_problem(settings({"settings": toml}), Agreement.model_validate_json(agreed))
+    task, x = problem.task, problem.x
+    slope = jax.jit(lambda shard: jnp.linalg.norm(task.grad(x, task.prepare(shard))))
+
+    def measure(shard: Shards) -> tuple[float, float]:
+        alone = Shards(*(jnp.asarray(a)[None] for a in shard))
+        return steps.smoothness(task, alone, x), float(slope(shard))
+
+    return measure
 
 
 def settings(run_config: Mapping[str, Any]) -> Config:

@@ -85,7 +85,7 @@ def evaluation(
     def send(server: Server, i: Int[Array, ""]) -> Vector:
         return server.models[server.at]
 
-    def judge(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def score_model(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         own = {} if loss is None else {"loss": loss(x, data).astype(x.dtype)}
         if predict is None or not scores:
             return None, Reply(each=(data.sizes, own, ({}, {}), ({}, {}), ({}, {})))
@@ -134,7 +134,7 @@ def evaluation(
         prepare=prepare,
         init=init,
         init_client=lambda x: None,
-        round=(Exchange("judge", choose, send, judge, listen),),
+        round=(Exchange("evaluate", choose, send, score_model, listen),),
         model=lambda server: server.models[server.at],
     )
 

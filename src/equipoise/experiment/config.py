@@ -384,7 +384,7 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         require(
             own_code and "federation" not in given,
             f"{source}: run.score is '{score}', which sites would have to import because a server says so; in a "
-            "federation use one of accuracy, auroc, rmse, r2, loss",
+            "federation use one of accuracy, auroc, rmse, r2, loss, or a score that sites have of their own (--torch)",
         )
         check_reference(source, "run.score", score)
     try:

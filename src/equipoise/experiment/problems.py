@@ -2,9 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,6 +71,7 @@ class Problem:
     slope: float | None = None  # and a bound on L_lx at the start
     network: Network | None = None  # None: it was not made of one
     score: MainScore | None = None  # that runs are summed up by; None: the one that says most
+    site_scores: Mapping[str, Score] = field(default_factory=dict)  # that sites of a federation have of their own
 
     @property
     def n(self) -> int:
@@ -139,9 +140,14 @@ def build_problem(config: Config) -> Problem:
     problem = _of_data(config)
     if config.run.keep_best:
         problem = _with_validation(config, problem)
+    return problem if config.run.score is None else with_main_score(config, problem, problem.scores)
+
+
+def with_main_score(config: Config, problem: Problem, scores: Iterable[str]) -> Problem:
+    """The problem, summed up by the score that the settings name; `scores` are those that it has."""
     if config.run.score is None:
         return problem
-    score, there = evaluation.main_score_named(config.run.score), [*problem.scores, "loss"]
+    score, there = evaluation.main_score_named(config.run.score), [*scores, "loss"]
     require(
         score.own is not None or score.name in there,
         f"run.score is '{score.name}', which this problem does not have; give {', '.join(there)}, or module:name",

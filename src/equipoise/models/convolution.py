@@ -67,6 +67,6 @@ def natively(x: Array, weight: Float[Array, "k c i j"], stride: int = 1) -> Arra
     )
 
 
-LARGEST_BAND = 1 << 20  # numbers of a banded matrix
+LARGEST_BAND = 1 << 18  # numbers of a banded matrix; beyond, by count, its arithmetic takes longer than patches
 CONVOLUTIONS = {"rows": by_rows, "bands": by_bands, "native": natively}
 BY_BACKEND = {"cpu": "rows", "gpu": "bands"}  # `python -m benchmarks.gpu` measures them

@@ -206,7 +206,13 @@ def begin_sites(
         say(f"{names}: Flower's SuperNode, a process for every message ({why})")
         return lambda: _supernode(sites[0], server, keys, say)
     say(f"{names}: one process that stays (warm)")
-    work = Work(
+    work = work_of(sites, server, keys, compiled)
+    return lambda: _worker(work)
+
+
+def work_of(sites: Sequence[Site], server: str, keys: Path | None, compiled: Path | None = None) -> Work:
+    """What the process of these sites has to know."""
+    return Work(
         server=server,
         certificates=None if keys is None else str(keys / made.CA),
         compiled=str(compiled or sites[0].folder / "compiled"),
@@ -220,7 +226,6 @@ def begin_sites(
             for site in sites
         ),
     )
-    return lambda: _worker(work)
 
 
 @contextmanager
@@ -273,15 +278,15 @@ def run_local(
     require(settings.keys is not None, "")
     assert settings.keys is not None
     made.make(settings.keys, files)
-    homes = settings.state / "sites"
+    folders = settings.state / "sites"
     sites = [
-        Site(name, homes / name, node_config(name, homes / name, {"data": str(path.resolve()), **(torch or {})}))
+        Site(name, folders / name, node_config(name, folders / name, {"data": str(path.resolve()), **(torch or {})}))
         for name, path in sorted(files.items())
     ]
     server, stop = f"{settings.local}:{settings.port}", threading.Event()
     groups = [sites[k::processes] for k in range(min(processes, len(sites)))]
     begins = [
-        begin_sites(group, server, settings.keys, say, stock=settings.stock, compiled=homes / "compiled")
+        begin_sites(group, server, settings.keys, say, stock=settings.stock, compiled=folders / "compiled")
         for group in groups
     ]
     failed: list[Exception] = []

@@ -1,0 +1,229 @@
+"""The rounds of a configured run at the server: training, evaluations beside it, and what the run folder holds."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from equipoise.certificates import feasible, gap_bound
+from equipoise.deploy import sentences
+from equipoise.deploy.agreement import Setup
+from equipoise.deploy.events import GivenUp, Outcome, ledger
+from equipoise.deploy.rounds import Demands, prepare, serve
+from equipoise.deploy.scoring import SiteRows, Summed, read_sums
+from equipoise.deploy.secure import SecureSums
+from equipoise.deploy.sites import ConnectedSites
+from equipoise.engines.simulator import Result
+from equipoise.errors import require
+from equipoise.experiment import checkpoint, origin, records
+from equipoise.experiment.config import Config
+from equipoise.experiment.methods import build_dual
+from equipoise.experiment.origin import Origin
+from equipoise.experiment.problems import precision
+from equipoise.experiment.results import in_units, write_result
+from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, crossing_of, until_certified
+from equipoise.files import write_whole
+from equipoise.protocol import Vector
+
+OWNER = "server.txt"  # says which process writes the folder
+
+
+class FederatedRun:
+    """Trains, evaluates the model now and then, and keeps the folder; a checkpoint follows every round.
+
+    An evaluation goes out beside the next exchange of training, from a thread of its own; there is one at a time.
+    """
+
+    def __init__(self, config: Config, folder: Path, setup: Setup, federation: ConnectedSites, watch: Watch | None):
+        self.config, self.folder, self.setup, self.federation = config, folder, setup, federation
+        # The rows are at the sites, which know them by the digest of the agreement.
+        source = Origin(settings=origin.flat(config), files={}, data=setup.digest, code=origin.code(config))
+        crossing = crossing_of(setup.algorithm, setup.algorithm, setup.problem)
+        self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, crossing, source, watch, self.evaluated)
+        self.dual = build_dual(config, setup.problem.n)
+        of = config.federation
+        assert of is not None
+        self.secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
+        self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
+        self.mine = secrets.token_hex(8)
+        write_whole(folder / OWNER, self.mine)
+        self.rows = SiteRows(setup.problem.train.client(0), setup.problem.train.client(0))
+        self.scoring = prepare(setup.scoring, setup.problem.x, self.rows, setup.digest)
+        self.evaluation: Background | None = None
+        self.round = 0  # of the model that is evaluated
+        self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
+        self.table: Any = None  # of the last model
+        self.summed: Summed | None = None  # the same, where sites tell sums only
+
+    def train(self, name: str) -> Outcome:
+        config, setup = self.config, self.setup
+        start = self.start()
+        try:
+            return until_certified(
+                serve,
+                setup.algorithm,
+                setup.problem.x,
+                self.federation,
+                config.run.seed,
+                shard=setup.problem.train.client(0),
+                rounds=config.run.rounds,
+                config=setup.digest,
+                run=name,
+                demands=self.demands,
+                secure=self.secure,
+                pause=self.pause,
+                resume=start,
+            )
+        except GivenUp as up:
+            self.wait()
+            self.save(up.outcome)  # with what led to it
+            raise
+        finally:
+            self.writer.close()
+
+    def start(self) -> Outcome | None:
+        path = self.folder / records.CHECKPOINT
+        if not path.is_file():
+            self.evaluate(0, self.writer.begin)
+            return None
+        saved = checkpoint.load_server(path, self.setup.algorithm, self.setup.problem.x, self.writer.source)
+        result = self.writer.restore(saved).result
+        outcome = Outcome(result._replace(history=()), ledger(saved.more))
+        if self.due(result.rounds):  # its row follows the checkpoint, so it is written again
+            self.record(outcome)
+        return outcome
+
+    def due(self, rounds: int) -> bool:
+        return rounds > 0 and (rounds % self.writer.every == 0 or rounds == self.config.run.rounds)
+
+    def pause(self, outcome: Outcome) -> None:
+        self.check_owner()
+        self.wait()  # a checkpoint counts on the rows of the rounds before it
+        self.save(outcome)
+        if self.due(outcome.rounds):
+            self.record(outcome)
+        if outcome.rounds == self.config.run.rounds or self.config.run.until_gap is not None:
+            self.wait()  # whether this round was the last
+        if self.writer.certified is not None:
+            raise Enough(outcome)
+
+    def record(self, outcome: Outcome) -> None:
+        traffic = outcome.ledger.traffic
+        down, up = sum(t.down for t in traffic), sum(t.up for t in traffic)
+        result = self.timed(outcome.result)
+        self.evaluate(outcome.rounds, lambda: self.writer.record(result, bytes_down=down, bytes_up=up))
+
+    def evaluate(self, round: int, write: Callable[[], None]) -> None:
+        """Writes a row of the history beside the training of the next round."""
+        self.wait()
+        self.round = round
+
+        def work() -> None:
+            with precision(self.config):
+                write()
+
+        self.evaluation = Background(work)
+
+    def wait(self) -> None:
+        if self.evaluation is not None:
+            clock = time.perf_counter()
+            self.evaluation.result()
+            self.evaluation = None
+            self.aside += time.perf_counter() - clock
+
+    def check_owner(self) -> None:
+        """Flower may leave a server running that was taken for dead."""
+        owner = (self.folder / OWNER).read_text() if (self.folder / OWNER).is_file() else ""
+        require(owner == self.mine, f"another server has resumed {self.folder}; this one stops")
+
+    def save(self, outcome: Outcome) -> None:
+        self.check_owner()
+        self.writer.save(self.timed(outcome.result), outcome.ledger.to_json())
+
+    def timed(self, result: Result) -> Result:
+        return result._replace(seconds=max(result.seconds - self.aside, 0.0))
+
+    def evaluated(self, x: Vector, lam: Any) -> Evaluation:
+        """How the model fares at every site that answers."""
+        problem, federation = self.setup.problem, self.federation
+        lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))
+        start = self.scoring.algorithm.init(x)
+        start = start if lam is None else start._replace(weights=jnp.asarray(lam, x.dtype))
+        if self.summed is not None:
+            start = start._replace(level=jnp.asarray(self.summed.level, x.dtype))
+        try:
+            found = serve(
+                self.scoring.algorithm,
+                x,
+                federation,
+                self.config.run.seed,
+                shard=self.rows,
+                rounds=1,
+                part="evaluate",
+                demands=self.demands._replace(least=0, tries=1),
+                secure=self.secure,
+                note_under=self.round,
+                prepared=self.scoring,
+                start=start,
+            ).result.server
+        except GivenUp:  # too few for a masked sum; what led to it is noted
+            found = start
+        self.table = in_units(problem, found.table)
+        if self.setup.sums is not None:
+            level = 0.0 if self.summed is None else self.summed.level
+            mu = problem.task.strong_convexity
+            self.summed = read_sums(found.sums, self.setup.sums, level, n=problem.n, mu=mu)
+            return Evaluation(found.losses, self.summed.objective, self.summed.gap, self.table)
+        losses, gap = found.losses, np.nan
+        complete = bool(np.isfinite(losses).all())
+        objective = float(self.dual.value(losses)) if complete else np.nan
+        mu = problem.task.strong_convexity
+        if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
+            gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
+        return Evaluation(losses, objective, gap, self.table)
+
+    def averages(self) -> tuple[str, ...]:
+        """What is known of the last model where no site tells its own scores."""
+        if self.summed is None or not self.summed.scores:
+            return ()
+        said = ", ".join(f"{name} {value:.4g}" for name, value in sorted(self.summed.scores.items()))
+        return (f"no site told its own scores; the mean over the sites that answered at the end: {said}",)
+
+    def finish(self, outcome: Outcome) -> None:
+        self.check_owner()
+        problem, server = self.setup.problem, outcome.result.server
+        x = self.setup.algorithm.model(server)
+        self.wait()
+        if self.table is None:  # stopped between the last round and here
+            self.round = outcome.rounds
+            self.evaluated(x, None)
+        events = list(sentences.of(outcome.ledger.events))
+        result, asked = self.timed(outcome.result), self.setup.sums is None
+        write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, asked=asked)
+        (self.folder / OWNER).unlink()
+
+
+class Background:
+    """A function in a thread of its own; `result` waits for it and raises what it raised."""
+
+    def __init__(self, work: Callable[[], None]):
+        self.error: BaseException | None = None
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+
+    def result(self) -> None:
+        self.thread.join()
+        if self.error is not None:
+            raise self.error

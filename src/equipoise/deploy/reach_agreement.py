@@ -1,0 +1,141 @@
+"""Before the first round: the server gathers the sites, and all of them come to the same agreement."""
+
+import json
+import math
+import secrets
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import Grid
+from pydantic import ValidationError
+
+from equipoise.data.silos.agreement import agree
+from equipoise.data.silos.statistics import Statistics
+from equipoise.deploy import agreement
+from equipoise.deploy.agreement import Agreement, Setup
+from equipoise.deploy.modules import agreed_module, first_model
+from equipoise.deploy.rounds import Demands, serve
+from equipoise.deploy.site import SiteStatistics
+from equipoise.deploy.sites import ConnectedSites, Patience, gather
+from equipoise.deploy.status import StatusWriter
+from equipoise.errors import InputError, require
+from equipoise.experiment import checkpoint, records
+from equipoise.experiment.config import Config
+from equipoise.experiment.writer import crossing_of
+from equipoise.privacy.disclosure import disclosed
+
+
+def gather_sites(
+    config: Config, known: Agreement | None, grid: Grid, status: StatusWriter, stock: bool
+) -> ConnectedSites:
+    """Waits for the sites, numbered by name as the files of a folder are."""
+    of = config.federation
+    assert of is not None
+    patience = Patience(of.gather, of.hello, of.question, of.exchange, of.poll)
+    sites = known.sites if known else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
+    how: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
+    federation = gather(grid, patience=patience, observe=status.observe, stock=stock, **how)
+    status.observe({"kind": "started", "transport": federation.transport.about})
+    return federation
+
+
+def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
+    """From statistics to an encoding that all sites have taken; rows stay where they are."""
+    gone = [site for site in federation.sites if site not in federation.nodes]
+    require(
+        not gone,
+        f"{', '.join(gone)} did not come: all sites have to be there when the encoding is agreed; start the missing "
+        "ones, or leave them out of federation.sites",
+    )
+    answers = {site: _statistics(site, text) for site, text in federation.ask("statistics").items()}
+    known: dict[str, Any] = {}
+    if config.model.name == "torch":
+        known["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
+    else:
+        statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
+        known["encoding"] = agree(statistics, config.data.silo_options).to_json()
+    agreed = Agreement(
+        run=f"{int(time.time())}-{secrets.token_hex(4)}",
+        sites=federation.sites,
+        train=tuple(a.train for a in answers.values()),
+        test=tuple(a.test for a in answers.values()),
+        **known,
+    )
+    agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
+    replies = federation.ask("agreement", agreed.model_dump_json())
+    if agreement.needs_curvature(config):
+        curvatures, slopes = zip(*(_measured(site, text) for site, text in replies.items()), strict=True)
+        agreed = agreed.model_copy(update={"curvature": max(curvatures), "slope": math.hypot(*slopes)})
+        federation.ask("agreement", agreed.model_dump_json())
+    return agreed
+
+
+def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
+    """What the server learns of single sites."""
+    of, problem = config.federation, setup.problem
+    assert of is not None
+    return tuple(
+        disclosed(
+            crossing_of(setup.algorithm, setup.algorithm, problem),
+            masked=of.secure,
+            sums_only=setup.sums is not None,
+            measured=agreement.needs_curvature(config),
+            n=problem.n,
+            bound=of.secure_bound,
+        )
+    )
+
+
+def resend_agreement(folder: Path, federation: ConnectedSites, known: Agreement) -> Agreement:
+    """The agreement of the run to resume, sent again to the sites that are there."""
+    done = checkpoint.rounds(folder / records.CHECKPOINT)
+    federation.where = (done, "")
+    federation.events = [event._replace(round=done, last_round=done) for event in federation.events]
+    federation.note("", "resumed", f"the server was started again after {done} rounds")
+    federation.ask("agreement", known.model_dump_json(), everyone=False)
+    return known
+
+
+def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites) -> Setup:
+    """The run from the weights that the first site's module begins with."""
+    problem, shard = setup.problem, setup.problem.train.client(0)
+    algorithm = first_model(problem.n, problem.x)
+    demands = Demands(least=1, tries=config.federation.tries if config.federation else 1, heavy=1.0)
+    outcome = serve(
+        algorithm,
+        problem.x,
+        federation,
+        config.run.seed,
+        shard=shard,
+        rounds=1,
+        part="start",
+        config=setup.digest,
+        demands=demands,
+        note_under=0,
+    )
+    note = f"the model starts as the module of '{problem.names[0]}' does"
+    return setup._replace(problem=replace(problem, x=outcome.result.server), notes=(*setup.notes, note))
+
+
+def _statistics(site: str, text: str) -> SiteStatistics:
+    try:
+        return SiteStatistics.model_validate_json(text)
+    except ValidationError:
+        raise InputError(
+            f"'{site}' told statistics that cannot be read; give it the same version of Equipoise"
+        ) from None
+
+
+def _measured(site: str, text: str) -> tuple[float, float]:
+    """A site's curvature and slope at the start."""
+    try:
+        curvature, slope = map(float, json.loads(text))
+    except (ValueError, TypeError):
+        curvature = slope = math.nan
+    require(
+        0 < curvature < math.inf and 0 <= slope < math.inf,
+        f"'{site}' measured no curvature ({text[:40]!r}); give the step sizes as numbers",
+    )
+    return curvature, slope
