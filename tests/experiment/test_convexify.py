@@ -192,6 +192,11 @@ def test_a_plan_trains_a_network_once_and_methods_differ_in_sections(tmp_path):
     for label in ("on features", "also", "last"):
         ours = safetensors.numpy.load_file(done[label].path / records.MODEL)
         np.testing.assert_array_equal(ours["['network'][0].weight"], theta["[0].weight"])
+    before = (network / records.RESULT).stat().st_mtime_ns
+    plan.run_all(jobs[:1], tmp_path / "plan")
+    assert (network / records.RESULT).stat().st_mtime_ns == before
+    plan.run_all(jobs[:1], tmp_path / "plan", overwrite=True)
+    assert (network / records.RESULT).stat().st_mtime_ns > before  # the rows of silo files may be others now
     rows = {records.read_row_scores(one.path / records.ROW_SCORES).rows for label, one in done.items()}
     assert len(rows) == 1  # the same, whatever was made of them: methods can be compared row by row
 
@@ -226,7 +231,11 @@ def test_the_linearised_network_is_trained_by_its_own_loss(tmp_path):
         (["convexify.kind='ntk'"], "convexify.kind is 'ntk'; give 'sketch', 'coordinates', 'last' or 'linearised'"),
         (["convexify.featurs=5"], r"\[convexify\] has no key 'featurs'; did you mean 'features'"),
         (["convexify.algorithm={name='fedavg', step=5}"], "has no key 'step'; did you mean 'steps'"),
-        (["convexify.algorithm={name='fedag'}"], "there is no algorithm 'fedag'; did you mean 'fedavg'"),
+        (["convexify.algorithm={name='fedag'}"], "give the name of one of .*; did you mean 'fedavg'"),
+        (["convexify.algorithm={step=5}"], "has no key 'step'; did you mean 'steps'"),
+        (["convexify.algorithm=5"], "convexify.algorithm is 5; give a table"),
+        (["convexify.algorithm={name='os:system'}"], "'os:system'}; give the name of one of"),
+        (["convexify.objective={name=['chi2']}"], "give the name of one of average"),
         (["convexify.rounds=-1"], "convexify.rounds is -1; give a number at least 0"),
         (["federation.sites=3"], r"\[convexify\] trains on this machine"),
     ],

@@ -26,7 +26,7 @@ from equipoise import algorithms, objectives
 from equipoise.algorithms import ALGORITHMS
 from equipoise.data.silos import SEPARATOR, Options, is_separator
 from equipoise.data.silos.statistics import MISSING
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, nearest, require
 from equipoise.experiment import choice, mistakes
 from equipoise.extensions import is_reference, load
 from equipoise.objectives import DUALS
@@ -129,14 +129,21 @@ class ConvexifySettings(Section):
     @field_validator("algorithm", "objective", mode="before")
     @classmethod
     def _known(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.field_name == "objective":
-            return objective_section((value or {}).get("name", "average")).model_validate(value or {})
-        given = {"name": "fedavg", **(value or {})}
-        section = algorithm_section(given["name"])
+        value = {} if value is None else value
+        if not isinstance(value, Mapping):
+            raise ValueError("a table")
+        of, known = {"algorithm": (algorithm_section, ALGORITHMS), "objective": (objective_section, OBJECTIVES)}[
+            str(info.field_name)
+        ]
+        given = {"name": STAGE_1_NAMES[str(info.field_name)], **value}
+        if given["name"] not in tuple(known):  # not code of the user's own: a server could name it to its sites
+            raise ValueError(f"the name of one of {', '.join(known)}{nearest(given['name'], known)}")
+        section = of(given["name"])
         start = {key: size for key, size in NETWORK_STEPS.items() if key in section.model_fields}
         return section.model_validate(start | given)
 
 
+STAGE_1_NAMES = {"algorithm": "fedavg", "objective": "average"}
 NETWORK_STEPS = {"steps": 20, "local_lr": 0.1}  # nothing can be measured before a network is trained
 
 
@@ -578,4 +585,4 @@ def _fields(sections: list[str], settings: Any) -> list[str]:
     if len(sections) > 1:
         return list((RuleSettings if sections[1] == "rule" else OptimizerSettings).model_fields)
     section_of = algorithm_section if first == "algorithm" else objective_section
-    return list(section_of(settings[first]["name"]).model_fields)
+    return list(section_of(settings[first].get("name", STAGE_1_NAMES[first])).model_fields)

@@ -177,8 +177,9 @@ def _overlay(settings: dict[str, Any], section: str, own: Any, where: str) -> No
         settings.pop(section, None)
         return
     require(isinstance(own, Mapping), f"{where}.{section} is {own!r}; give a table of settings")
-    if own:
-        settings[section] = {**settings.get(section, {}), **own}
+    before = settings.get(section, {})
+    if own and isinstance(before, Mapping):  # what else it may be is a mistake that parsing names
+        settings[section] = {**before, **own}
 
 
 def sweep_of(settings: Settings, source: str) -> Sweep:
@@ -352,9 +353,7 @@ def run_all(
             held.enter_context(folders.writing(folder, "plan"))
 
         batches: dict[Any, list[RunSpec]] = {}
-        for (where, network), first in _networks(jobs, folder).items():
-            seen = None if watch is None else partial(watch, first)
-            stage = RunSpec(network_config(first.config), network, "network", seen)
+        for where, stage in _networks(jobs, folder, watch, overwrite):
             batches.setdefault(("", where), []).append(stage)
         for job in jobs:
             seen = None if watch is None else partial(watch, job)
@@ -369,14 +368,18 @@ def run_all(
     return [records.read(folder / job.place) for job in jobs]
 
 
-def _networks(jobs: Sequence[PlannedRun], folder: Path) -> dict[tuple[str, Path], PlannedRun]:
-    """The networks that [convexify] trains, each with the first run that it is for; together they compile once."""
-    found: dict[tuple[str, Path], PlannedRun] = {}
+def _networks(
+    jobs: Sequence[PlannedRun], folder: Path, watch: Watch | None, overwrite: bool
+) -> list[tuple[str, RunSpec]]:
+    """The runs that train the networks of [convexify], each once; those of one federation compile once."""
+    found: dict[Path, tuple[str, RunSpec]] = {}
     for job in jobs:
         place = _network(job.config, folder)
-        if place is not None:
-            found.setdefault((_apart_on_this_device(job), place), job)
-    return found
+        if place is not None and place not in found:
+            seen = None if watch is None else partial(watch, job)
+            stage = RunSpec(network_config(job.config), place, "network", seen, overwrite)
+            found[place] = (_apart_on_this_device(job), stage)
+    return list(found.values())
 
 
 def _network(parsed: Config, folder: Path) -> Path | None:
@@ -415,9 +418,10 @@ def run_path(
                 continue
             with precision(job.config):
                 if first is None:
-                    first = run.problem_of(
-                        RunSpec(job.config, place, job.label, network=_network(job.config, folder)), begin
-                    )
+                    for _, stage in _networks(jobs, folder, watch, overwrite):
+                        run_batch([stage], {}, begin)
+                    spec = RunSpec(job.config, place, job.label, network=_network(job.config, folder))
+                    first = run.problem_of(spec, begin)
                     begin()
                 model = done[-1].path / records.MODEL if done else None
                 problem = first if model is None or not model.is_file() else first.starting_from(artifact.load(model))

@@ -126,7 +126,7 @@ def gradient_features(network: Model, *, kind: Kind = "sketch", features: int = 
 def rows_at_once(parameters: int) -> int:
     """A power of two, so that the blocks that are worked on divide each other."""
     room = AT_ONCE * (1 if jax.default_backend() == "cpu" else 4) // parameters
-    return 1 << min(max(room, 1).bit_length() - 1, 12)
+    return 1 << min(max(room, 1).bit_length() - 1, 9)  # what the layers hold of small networks takes room too
 
 
 class Moments(NamedTuple):
