@@ -36,6 +36,7 @@ class Cell(NamedTuple):
 
 
 def columns(higher_is_better: bool) -> list[Column]:
+    """Those of a comparison, in their order."""
     better = max if higher_is_better else min
 
     def score(title: str, key: str) -> Column:
