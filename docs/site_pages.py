@@ -56,6 +56,7 @@ def on_config(config):
 
 
 def on_files(files, config):
+    """The pages themselves."""
     for name, record in _algorithms().items():
         files.append(File.generated(config, f"mathematics/{name}.md", content=_algorithm(name, record)))
     for path in _examples():
@@ -69,10 +70,7 @@ def _without_missing(entry, folder):
     ((title, value),) = entry.items()
     if not isinstance(value, list):
         return entry
-    there = [
-        child for child in value if _target(child).startswith("mathematics/") or (folder / _target(child)).exists()
-    ]
-    return {title: there}
+    return {title: [child for child in value if (folder / _target(child)).exists()]}
 
 
 def _target(child):
