@@ -175,13 +175,3 @@ def test_messages_without_an_answer(five):
     rows[-1] = rows[-1].model_copy(update={"answered": (rows[-1].asked[0] - 7,)})
     (text,) = wording.problems(numbers.reported([five[0]._replace(rows=rows)])[0])
     assert text == "7 of 1,200 messages had no answer that counted."
-
-
-def test_the_worst_served_are_named(five):
-    found = numbers.reported(five)
-    text = wording.worst_served(found)
-    assert text.startswith("worst served: ")
-    for run in found:
-        i = int(np.nanargmin(run.values))
-        assert f"{run.title} ({run.format(run.values[i])})" in text
-        assert run.members[i].name in text

@@ -27,6 +27,7 @@ MADE: dict[Kind, tuple[str, ...]] = {
         records.HISTORY,
         records.MODEL,
         records.ROW_SCORES,
+        records.ALONE,
         records.FEDERATION,
         records.ENVIRONMENT,
         records.AGREEMENT,

@@ -34,7 +34,7 @@ from pydantic import Field, ValidationError
 
 from equipoise import artifact
 from equipoise.errors import InputError, require
-from equipoise.experiment import config, folders, measures, mistakes, origin, records, run
+from equipoise.experiment import alone, config, folders, measures, mistakes, origin, records, run
 from equipoise.experiment.batch import is_done, run_batch
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.measures import Measure
@@ -314,9 +314,17 @@ def _best(found: list[tuple[dict, list[records.Run]]], measure: str) -> tuple[di
 
 
 def run_all(
-    jobs: Sequence[PlannedRun], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
+    jobs: Sequence[PlannedRun],
+    folder: Path,
+    *,
+    watch: Watch | None = None,
+    overwrite: bool = False,
+    beside_alone: bool = False,
 ) -> list[records.Run]:
-    """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused."""
+    """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused.
+
+    `beside_alone`: of jobs on the same data, also what each client gets from a model of its own rows (`alone.py`).
+    """
     check(jobs, folder, overwrite)
     with ExitStack() as held:
         problems: dict[str, Problem] = {}  # neighbours often have the same data
@@ -340,6 +348,11 @@ def run_all(
             if since_cleared >= 100:
                 since_cleared = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
+        if beside_alone and not all((folder / job.place / records.ALONE).is_file() for job in jobs):
+            with precision(jobs[0].config):
+                problem = next(iter(problems.values()), None) or build_problem(jobs[0].config)
+                begin()
+                alone.write([folder / job.place for job in jobs], problem)
     return [records.read(folder / job.place) for job in jobs]
 
 

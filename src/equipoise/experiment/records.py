@@ -8,6 +8,7 @@
     checkpoint.safetensors  where to go on (`checkpoint.py`)
     model.safetensors       the trained model (`equipoise.artifact`)
     result.json             how it ended; its presence says that the run is finished
+    alone.json              of a comparison: what each client gets from a model of its own rows alone
     rows.safetensors        what each scored row adds to the score, where the rows were at hand: for comparisons
     agreement.json          of a run over Flower: its sites, and how they read their tables
     status.json, log.jsonl  of a run over Flower: how it stands, and all that happened
@@ -37,6 +38,7 @@ CONFIG, ENVIRONMENT, FEDERATION = "config.toml", "environment.json", "federation
 HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint.safetensors", "model.safetensors"
 AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
 STATUS, LOG = "status.json", "log.jsonl"
+ALONE = "alone.json"
 
 
 class JsonRecord(BaseModel):
@@ -138,6 +140,15 @@ class RunResult(JsonRecord):
     mean_low: Number = None  # bounds of the mean over the clients
     mean_high: Number = None
     events: tuple[str, ...] = ()  # what went wrong on the way, a sentence each
+
+
+class AloneRecord(JsonRecord):
+    """How well each client is served by a model of its own rows alone."""
+
+    measure: str  # the score that the bounds are of
+    scores: dict[str, PerClient]  # on each client's held-out rows
+    low: PerClient  # bounds of each client's score
+    high: PerClient
 
 
 class RowScores(NamedTuple):
@@ -309,6 +320,12 @@ def read_row_scores(path: Path) -> RowScores | None:
         return RowScores(about["score"], about["rows"], arrays["values"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}); it is damaged: remove it to report without it") from None
+
+
+def read_alone(folder: Path) -> AloneRecord | None:
+    """None where there is none: of a run that was not part of a comparison, or of a network."""
+    path = folder / ALONE
+    return read_record(path, AloneRecord) if path.is_file() else None
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -58,11 +58,11 @@ def columns(higher_is_better: bool) -> list[Column]:
         Column("corrected (bounds)", "corrected\n(bounds)", lambda run: run.worst.estimate, corrected, better),
         score("best 20%", "best20"),
         score("worst client", "worst"),
-        Column("std", "std", lambda run: run.summary["std"], spread, min),
+        Column("std", "", lambda run: run.summary["std"], spread, min),
         amount("rounds", "", "rounds", formats.count, None),
         amount("floats per client", "floats", "floats_per_client", formats.with_unit),
         amount("bytes per client", "", "bytes_per_client", formats.byte_size),
-        amount("time", "time", "seconds", formats.duration),
+        amount("time", "", "seconds", formats.duration),
     ]
 
 
@@ -113,15 +113,40 @@ def comparison(runs: Sequence[Run]) -> Any:
         heads, grid = cells(group)
         kept = [k for k, head in enumerate(heads) if head.narrow_title]
         table = _narrow_table(f"{measured(group)}; floats: sent to and from a client, all rounds")
-        table.add_column("method", overflow="fold", min_width=8)
+        table.add_column("method", overflow="ellipsis", min_width=_longest_word([run.title for run in group]))
         for k in kept:
             words = [word for row in grid for word in row[k].text.split(" (")]  # a cell is folded between words only
             folds = len(words) > len(grid)
             table.add_column(heads[k].narrow_title, justify="right", no_wrap=not folds, min_width=max(map(len, words)))
-        for run, row in zip(group, grid, strict=True):
-            table.add_row(Text(run.title), *(Text(row[k].text, "bold green" if row[k].best else "") for k in kept))
+        served = [worst_served(run.members, run.worst_first()[0], run.values) for run in group]
+        table.add_column("worst\nserved", overflow="ellipsis", min_width=_longest_word(served))
+        for run, row, name in zip(group, grid, served, strict=True):
+            texts = (Text(row[k].text, "bold green" if row[k].best else "") for k in kept)
+            table.add_row(Text(run.title), *texts, Text(name))
+        alone = numbers.alone(group)
+        if alone is not None:
+            table.add_section()
+            by_title = alone_cells(group[0], alone)
+            name = worst_served(group[0].members, alone.worst(group[0].higher_is_better), alone.values)
+            table.add_row("each alone", *(by_title.get(heads[k].title, "") for k in kept), Text(name))
         found.append(table)
     return Group(*found)
+
+
+def _longest_word(texts: Iterable[str], most: int = 16) -> int:
+    """So that cells are folded between words; a word beyond `most` letters is cut instead of broken."""
+    return min(most, max((len(word) for text in texts for word in text.split()), default=1))
+
+
+def worst_served(members: Sequence[Any], i: int, values: Any) -> str:
+    return members[i].name if math.isfinite(values[i]) else formats.MISSING
+
+
+def alone_cells(run: ReportedRun, alone: numbers.Alone) -> dict[str, str]:
+    """What clients get alone, by the titles of the columns; they send nothing."""
+    keys = {"average": "mean", "worst 20%": "worst20", "best 20%": "best20", "worst client": "worst"}
+    found = {title: run.format(alone.summary[key]) for title, key in keys.items()}
+    return found | {"std": run.format(alone.summary["std"]).removesuffix("%"), "floats per client": "0"}
 
 
 def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Any:

@@ -95,6 +95,64 @@ def cost_of_fairness(runs: Sequence[ReportedRun]) -> Cost:
     return Cost(text, tuple(filter(None, (*doubt, _chosen(runs, old, new)))))
 
 
+def conclusion(runs: Sequence[ReportedRun]) -> str:
+    """What to conclude from a comparison, and how sure that is, in one sentence."""
+    old, new = reference(runs), fairest(runs)
+    if old is None or new is None:
+        cost = _no_comparison(runs, new)
+        why = cost.remarks[0].partition(";")[0] if cost.remarks else ""
+        return f"{cost.sentence.removesuffix('.')}; {why[:1].lower()}{why[1:]}." if why else cost.sentence
+    worst, mean = changes(old, new, numbers.paired(old, new))
+    if math.isnan(worst.low + worst.high):
+        verdict = f"{new.label} instead of {old.label}, how surely is not known"
+    elif not worst.clear:
+        verdict = f"For the worst-served fifth {new.label} and {old.label} cannot be told apart on these rows"
+    elif worst.gain <= 0:
+        verdict = f"Fairness did not help here: stay with {old.label} instead of {new.label}"
+    elif mean.clear and mean.gain < 0:
+        verdict = f"{new.label} instead of {old.label} is a trade"
+    else:
+        verdict = f"Take {new.label} instead of {old.label}"
+    parts = [
+        _bounded_change("the worst-served fifth", old, new, "worst20", "loses", worst),
+        _bounded_change("the average client", old, new, "mean", "gives up", mean),
+    ]
+    sure = "" if math.isnan(worst.low + worst.high) else ", 19 times in 20"
+    return f"{verdict}: {parts[0]}; {parts[1]}{sure}; {_price(old, new)}."
+
+
+def _bounded_change(who: str, old: ReportedRun, new: ReportedRun, key: str, down: str, change: Change) -> str:
+    """As `_change`, with the bounds of the difference instead of the two numbers, which the table has."""
+    before, after = (run.rounded(run.summary[key]) for run in (old, new))
+    verb = "gains" if (after > before) == new.higher_is_better else down
+    text = f"{who} stays" if before == after else f"{who} {verb} {new.format_difference(after - before)}"
+    if math.isnan(change.low + change.high):
+        return text
+    return f"{text} (corrected for chance {_between(change, new)})"
+
+
+def joining(runs: Sequence[ReportedRun], alone: numbers.Alone) -> str:
+    """Who is better served by the fairest run than by a model of its own, and who is not."""
+    run = fairest(runs) or leading(runs)
+    sign = 1 if run.higher_is_better else -1
+    gains = sign * (run.values - alone.values)
+    known = np.flatnonzero(np.isfinite(gains))
+    if not known.size:
+        return ""
+    better, worse = [i for i in known if gains[i] > 0], [i for i in known if gains[i] < 0]
+    text = f"Against a model of its own rows alone, {len(better):,} of {known.size:,} clients gain by {run.label}"
+    if better:
+        most = max(better, key=lambda i: gains[i])
+        text += f" ({run.members[most].name} most: {run.format_difference(gains[most])})"
+    if not worse:
+        return f"{text} and none loses."
+    least = min(worse, key=lambda i: gains[i])
+    name = run.members[least].name
+    verb = "loses" if len(worse) == 1 else f"lose, most of them {name}"
+    who = f"{name} {verb}" if len(worse) == 1 else f"{len(worse):,} {verb}"
+    return f"{text}, and {who} ({run.format_difference(gains[least])})."
+
+
 def _change(who: str, old: ReportedRun, new: ReportedRun, key: str, down: str) -> str:
     """By how much a number changed; the difference is that of the numbers as they are written."""
     before, after = (run.rounded(run.summary[key]) for run in (old, new))
@@ -221,19 +279,6 @@ def certified(run: ReportedRun) -> str:
     share = f"{last.gap / abs(last.objective):.2g}"
     best = f"the best possible robust objective is lower by at most {share} times this one"
     return sentence(f"{run.label} is certified after {last.round:,} rounds: {best}")
-
-
-def worst_served(runs: Sequence[ReportedRun]) -> str:
-    """Whom each run serves worst, by client; nothing where no client has a score."""
-    by_client: dict[int, list[str]] = {}
-    for run in runs:
-        i = run.worst_first()[0]
-        if math.isfinite(run.values[i]):
-            by_client.setdefault(i, []).append(f"{run.title} ({run.format(run.values[i])})")
-    if not by_client:
-        return ""
-    parts = [f"{runs[0].members[i].name} with {', '.join(found)}" for i, found in by_client.items()]
-    return f"worst served: {'; '.join(parts)}"
 
 
 def different_rows(runs: Sequence[ReportedRun]) -> str:
