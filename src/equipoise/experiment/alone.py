@@ -54,9 +54,8 @@ def scored_alone(problem: Problem) -> PerClient:
     """As `evaluation.evaluate`, of each client's own model."""
     test = problem.train if problem.test is None else problem.test
     scorer = _scorer(problem.task, tuple(problem.scores.items()))
-    with jax.numpy_dtype_promotion("standard"):  # of optax
-        scores, squares = jax.tree.map(np.asarray, scorer(problem.x, problem.train, test))
-    return PerClient(np.asarray(test.sizes), scores, {}, squares)
+    scores, squares = scorer(problem.x, problem.train, test)
+    return PerClient(test.sizes, scores, {}, squares)
 
 
 @lru_cache(maxsize=16)
@@ -101,5 +100,6 @@ def fitted(task: Task, x: Vector, shard: Any) -> Vector:
         _, _, t, slope = carry
         return (t < ITERATIONS) & (slope > enough)
 
-    start = (x, solver.init(x), jnp.int32(0), jnp.asarray(jnp.inf, x.dtype))
-    return jax.lax.while_loop(goes_on, step, start)[0]
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes integers of two sizes
+        start = (x, solver.init(x), jnp.int32(0), jnp.asarray(jnp.inf, x.dtype))
+        return jax.lax.while_loop(goes_on, step, start)[0]

@@ -300,10 +300,10 @@ def path(runs: Sequence[ReportedRun]) -> Path | None:
     if len(runs) < 3 or len(differing) != 1 or not next(iter(differing)).startswith("objective."):
         return None
     (key,) = differing
-    values = [table.get(key) for table in tables]
-    if not all(isinstance(value, int | float) for value in values):
+    values = [float(value) for table in tables if isinstance(value := table.get(key), int | float)]
+    if len(values) < len(runs):
         return None
-    points = sorted(zip(map(float, values), runs, strict=True), key=lambda point: -point[0])
+    points = sorted(zip(values, runs, strict=True), key=lambda point: -point[0])
     return Path(key.partition(".")[2], points, _chosen([run for _, run in points if run.finished]))
 
 

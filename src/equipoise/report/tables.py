@@ -112,14 +112,14 @@ def comparison(runs: Sequence[Run]) -> Any:
     for group in _groups(runs):
         heads, grid = cells(group)
         kept = [k for k, head in enumerate(heads) if head.narrow_title]
-        table = _narrow_table(f"{measured(group)}; floats: sent to and from a client, all rounds")
-        table.add_column("method", overflow="ellipsis", min_width=_longest_word([run.title for run in group]))
+        table = narrow_table(f"{measured(group)}; floats: sent to and from a client, all rounds")
+        table.add_column("method", overflow="ellipsis", min_width=longest_word([run.title for run in group]))
         for k in kept:
             words = [word for row in grid for word in row[k].text.split(" (")]  # a cell is folded between words only
             folds = len(words) > len(grid)
             table.add_column(heads[k].narrow_title, justify="right", no_wrap=not folds, min_width=max(map(len, words)))
         served = [worst_served(run.members, run.worst_first()[0], run.values) for run in group]
-        table.add_column("worst\nserved", overflow="ellipsis", min_width=_longest_word(served))
+        table.add_column("worst\nserved", overflow="ellipsis", min_width=longest_word(served))
         for run, row, name in zip(group, grid, served, strict=True):
             texts = (Text(row[k].text, "bold green" if row[k].best else "") for k in kept)
             table.add_row(Text(run.title), *texts, Text(name))
@@ -133,7 +133,7 @@ def comparison(runs: Sequence[Run]) -> Any:
     return Group(*found)
 
 
-def _longest_word(texts: Iterable[str], most: int = 16) -> int:
+def longest_word(texts: Iterable[str], most: int = 16) -> int:
     """So that cells are folded between words; a word beyond `most` letters is cut instead of broken."""
     return min(most, max((len(word) for text in texts for word in text.split()), default=1))
 
@@ -154,7 +154,7 @@ def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Any:
     found = []
     for group in _groups(runs):
         order, note = clients_shown(group, limit)
-        table = _narrow_table("; ".join(filter(None, (measured(group), note))))
+        table = narrow_table("; ".join(filter(None, (measured(group), note))))
         table.add_column("client", overflow="fold", min_width=8)
         table.add_column("rows", justify="right")
         for run in group:
@@ -169,7 +169,7 @@ def _groups(runs: Sequence[Run]) -> list[list[ReportedRun]]:
     return numbers.comparable(numbers.reported(runs))
 
 
-def _narrow_table(caption: str) -> Table:
+def narrow_table(caption: str) -> Table:
     """A table for eighty columns, which folds long cells and cuts nothing off."""
     look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 0, 0, 1)}
     return Table(caption=Text(caption), caption_justify="left", **look)
