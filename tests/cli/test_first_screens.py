@@ -124,9 +124,7 @@ def test_what_cannot_be_told_apart_is_said_first(tmp_path):
     worse = folders.write(tmp_path, "Worse", end=(0.6, 0.05), seed=3)
     assert "cannot be told apart on these rows" in wording.conclusion(numbers.reported([plain, same]))
     assert "Fairness did not help here" in wording.conclusion(numbers.reported([plain, worse]))
-    uneven = folders.write(
-        tmp_path, "Uneven", algorithm="fedavg", end=(0.8, 0.12), weighted=False, exchanges=1, seed=5
-    )
+    uneven = folders.write(tmp_path, "Uneven", algorithm="fedavg", end=(0.8, 0.12), weighted=False, exchanges=1, seed=5)
     trade = folders.write(tmp_path, "Fair", end=(0.77, 0.001), seed=4)
     assert "Fair instead of Uneven is a trade" in wording.conclusion(numbers.reported([uneven, trade]))
 

@@ -1,9 +1,12 @@
 """The numbers of runs side by side, for a terminal (rich), for documents (Markdown) and for the page."""
 
+import csv
+import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from rich import box
 from rich.console import Group
@@ -202,6 +205,53 @@ def per_client_markdown(*runs: Run, limit: int = MOST_CLIENTS) -> str:
 def _markdown(headings: list[str], rows: Iterable[Iterable[str]], caption: str) -> str:
     rule = ["---", *["---:"] * (len(headings) - 1)]
     return "".join(f"| {' | '.join(row)} |\n" for row in (headings, rule, *rows)) + f"\n{escaped(caption)}\n"
+
+
+def csv_link(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as a CSV file inside a link: nothing is fetched to get it."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows([_csv_cell(cell) for cell in row] for row in rows)
+    return "data:text/csv;charset=utf-8," + quote(out.getvalue().encode("utf-8", "replace"), safe=" ,.-_+")
+
+
+def _csv_cell(cell: Any) -> Any:
+    """A number as it is, nothing where there is none; a text that a spreadsheet would compute stays a text."""
+    if isinstance(cell, float):
+        return f"{cell:.7g}" if math.isfinite(cell) else ""
+    if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + cell
+    return "" if cell is None else cell
+
+
+def runs_csv(runs: Sequence[ReportedRun]) -> str:
+    """All numbers of the comparison."""
+    keys = ("mean", "worst20", "best20", "worst", "std")
+    headings = ["method", *keys, "worst20_corrected", "worst20_low", "worst20_high", "rounds", "floats_per_client"]
+    rows = [
+        [run.title, *(run.summary[key] for key in keys), run.worst.estimate, run.worst.low, run.worst.high,
+         run.rounds, run.floats_per_client, run.seconds]
+        for run in runs
+    ]  # fmt: skip
+    return csv_link([*headings, "seconds"], rows)
+
+
+def clients_csv(runs: Sequence[ReportedRun]) -> str:
+    """Every client with every run: score, bounds and, where it has one, its last weight."""
+    headings, columns = ["client", "train_rows", "test_rows"], []
+    for run in runs:
+        lam = numbers.weights(run.record, limit=2)[1]
+        columns += [run.values, run.low, run.high]
+        headings += [run.title, f"{run.title}: low", f"{run.title}: high"]
+        if len(lam):
+            columns.append(lam[-1])
+            headings.append(f"{run.title}: weight")
+    rows = (
+        [member.name, member.train, member.test, *(float(column[i]) for column in columns)]
+        for i, member in enumerate(runs[0].members)
+    )
+    return csv_link(headings, rows)
 
 
 def escaped(text: str) -> str:

@@ -131,6 +131,22 @@ def _bounded_change(who: str, old: ReportedRun, new: ReportedRun, key: str, down
     return f"{text} (corrected for chance {_between(change, new)})"
 
 
+JOINING = (
+    "A model of its own rows is the same kind of model, fitted by the client alone and scored on the same held-out "
+    "rows; it is made for that client's mixture of labels and for no other."
+)
+NOT_ALONE = "What clients would get from models of their own rows is not known here; `equipoise compare` finds out."
+
+
+def chosen_of(path: numbers.Path) -> str:
+    """Which point of a path is marked, and why."""
+    if path.chosen is None:
+        return "No run of the path is finished yet."
+    value = next(value for value, run in path.points if run is path.chosen)
+    reason = "of those whose average is within the bounds of the best one, it serves the worst-served fifth best"
+    return f"Chosen: {path.setting} = {value:g}; {reason}. Another price of fairness is another point of the curve."
+
+
 def joining(runs: Sequence[ReportedRun], alone: numbers.Alone) -> str:
     """Who is better served by the fairest run than by a model of its own, and who is not."""
     run = fairest(runs) or leading(runs)
