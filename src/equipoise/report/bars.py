@@ -1,7 +1,7 @@
 """Drawings of clients: how each is served, and how large it is."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ def clients(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None = None) 
 
 def _rows(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Markup:
     frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * run.n)
-    parts = [_vertical_grid(frame, run)]
+    parts = [_vertical_grid(frame, run.format_tick)]
     for row, i in enumerate(run.worst_first()):
         member, top = run.members[i], 8 + ROW * row
         middle, value = top + ROW / 2, float(run.values[i])
@@ -55,12 +55,12 @@ def _class(run: ReportedRun) -> str:
     return f"chart bars {svg.colour(run.series)}"
 
 
-def _vertical_grid(frame: svg.Frame, run: ReportedRun) -> Markup:
+def _vertical_grid(frame: svg.Frame, write: Callable[[float], str]) -> Markup:
     lines = []
     for tick in frame.x.ticks:
         x = frame.x_at(tick)
         lines.append(svg.line(x, frame.top, x, frame.bottom, "grid"))
-        lines.append(svg.label(x, frame.bottom + 18, run.format_tick(tick), "middle", "tick"))
+        lines.append(svg.label(x, frame.bottom + 18, write(tick), "middle", "tick"))
     return tag("g", *lines)
 
 
@@ -139,7 +139,7 @@ def dots(runs: Sequence[ReportedRun], order: Sequence[int]) -> Markup:
     axis = svg.axis((float(run.values[i]) for run in runs for i in order), margin=0.04)
     bottom = 8 + DOT_ROW * len(order)
     frame = svg.Frame(axis, axis, BAR, 0.97, 8, bottom)
-    parts = [_vertical_grid(frame, runs[0])]
+    parts = [_vertical_grid(frame, runs[0].format_tick)]
     for row, i in enumerate(order):
         member, top = runs[0].members[i], 8 + DOT_ROW * row
         middle = top + DOT_ROW / 2
@@ -171,12 +171,12 @@ def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
     if len(order) > NAMED:
         return _gains_profile(run, main, other, order, axis)
     frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * len(order))
-    parts = [_vertical_grid(frame, run)]
+    parts = [_vertical_grid(frame, run.signed_tick)]
     zero = frame.x_at(0.0)
     parts.append(svg.line(zero, frame.top, zero, frame.bottom, "base"))
     for row, i in enumerate(order):
         top, value = 8 + ROW * row, float(main.values[i])
-        text = f"{'+' if value > 0 else '−' if value < 0 else ''}{run.format_difference(value)}"
+        text = run.signed(value)
         hint = f"{run.members[i].name}: {text} against {main.against}"
         inside: list[object] = [_bar(frame, value, top + 6, ROW - 12)]
         if other is not None and math.isfinite(other.values[i]):
@@ -196,7 +196,7 @@ def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
 def _gains_profile(run: ReportedRun, main: Gains, other: Gains | None, order: list[int], axis: svg.Axis) -> Markup:
     known = len(order)
     frame = svg.Frame(svg.Axis(0, known, ()), axis, 0.07, 1.0, 12, 272)
-    parts = frame.grid(str, run.format_tick, "clients, the largest loss first")
+    parts = frame.grid(str, run.signed_tick, "clients, the largest loss first")
     each = math.ceil(known / COLUMNS)
     ends = [(x, order[k : k + each]) for k in range(0, known, each) for x in (float(k), float(min(k + each, known)))]
     tops = [(x, _mean(main.values, part)) for x, part in ends]

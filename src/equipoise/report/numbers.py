@@ -101,6 +101,15 @@ class ReportedRun(NamedTuple):
         """How the difference of two of its scores is written, without a sign."""
         return formats.points if self.is_fraction else (lambda value: f"{abs(value):.3g}")
 
+    def signed(self, value: float) -> str:
+        """A gain or a loss."""
+        sign = "+" if value > 0 else "−" if value < 0 else ""
+        return f"{sign}{self.format_difference(value)}" if math.isfinite(value) else formats.MISSING
+
+    def signed_tick(self, value: float) -> str:
+        """The same on an axis, without its unit."""
+        return (f"{100 * value:+.3g}" if self.is_fraction else f"{value:+.3g}").replace("-", "−") if value else "0"
+
     def rounded(self, value: float) -> float:
         """As it is written, so that the differences add up for the reader."""
         if self.is_fraction:

@@ -83,15 +83,26 @@ def path(found: numbers.Path) -> Markup:
             )
             text, hint = f"{text}, chosen", f"{hint}; chosen"
         parts.append(svg.marker(x_at, y_at, 0, hint, scale=1.2, data_run=run.series))
-        parts.append(_label(text, x_at, y_at, taken, run.series))
+        parts.append(_label(text, x_at, y_at, taken, run.series, OFF_THE_LINE))
     return svg.chart(f"Worst-served fifth against the average client, along {found.setting}", HEIGHT, *parts)
 
 
-def _label(text: str, x_at: float, y_at: float, taken: list[tuple[float, float, float]], series: int) -> Markup:
-    """Beside its marker where there is room; otherwise the legend has to do."""
+BESIDE = ((10, 4, "start"), (-10, 4, "end"), (0, -11, "middle"), (0, 20, "middle"))
+OFF_THE_LINE = ((0, -15, "middle"), (0, 24, "middle"), *BESIDE)
+
+
+def _label(
+    text: str,
+    x_at: float,
+    y_at: float,
+    taken: list[tuple[float, float, float]],
+    series: int,
+    places: Sequence[tuple[int, int, str]] = BESIDE,
+) -> Markup:
+    """At its marker where there is room; otherwise the legend has to do."""
     shown = text if len(text) <= 22 else text[:21] + "…"
     width, x = 6.8 * len(shown), x_at * TYPICAL_WIDTH
-    for dx, dy, anchor in ((10, 4, "start"), (-10, 4, "end"), (0, -11, "middle"), (0, 20, "middle")):
+    for dx, dy, anchor in places:
         left = x + dx - {"start": 0, "end": width, "middle": width / 2}[anchor]
         centre = left + width / 2, y_at + dy - 4
         inside = left > LEFT * TYPICAL_WIDTH and left + width < TYPICAL_WIDTH

@@ -166,15 +166,16 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
     headings = ["client", "rows", *(f"with {name}" for name, _ in against), f"with {run.label}"]
     headings += [f"gain against {gains.against}" for gains in found]
 
-    def written(value: float) -> str:
-        if not math.isfinite(value):
-            return formats.MISSING
-        return f"{'+' if value > 0 else '−' if value < 0 else ''}{run.format_difference(value)}"
-
     def cells(i: int) -> list[str]:
         member = run.members[i]
         scores = [run.format(float(values[i])) for _, values in against]
-        return [member.name, f"{member.train:,}", *scores, run.client_score(i), *(written(g.values[i]) for g in found)]
+        return [
+            member.name,
+            f"{member.train:,}",
+            *scores,
+            run.client_score(i),
+            *(run.signed(float(g.values[i])) for g in found),
+        ]
 
     def numeric(i: int) -> list[Any]:
         scores = [float(values[i]) for _, values in against]

@@ -47,6 +47,14 @@ def fairest(runs: Sequence[ReportedRun]) -> ReportedRun | None:
     return _best([run for run in runs if not run.trains_for_average], "worst20")
 
 
+def compared(runs: Sequence[ReportedRun]) -> tuple[ReportedRun | None, ReportedRun | None]:
+    """The run for the average and the fair one; of a path, its beginning and the point that is chosen."""
+    path = numbers.path(runs)
+    if path is not None and path.chosen is not None and path.points[0][1] is not path.chosen:
+        return path.points[0][1], path.chosen
+    return reference(runs), fairest(runs)
+
+
 def _best(runs: Sequence[ReportedRun], key: str) -> ReportedRun | None:
     known = [run for run in runs if run.finished and math.isfinite(run.summary[key])]
     return max(known, key=lambda run: _merit(run, key), default=None)
@@ -83,7 +91,7 @@ class Cost(NamedTuple):
 
 def cost_of_fairness(runs: Sequence[ReportedRun]) -> Cost:
     """What the fairest run does for the worst-served fifth, for the average client, and for how many bytes."""
-    old, new = reference(runs), fairest(runs)
+    old, new = compared(runs)
     if old is None or new is None:
         return _no_comparison(runs, new)
     paired = numbers.paired(old, new)
@@ -97,7 +105,7 @@ def cost_of_fairness(runs: Sequence[ReportedRun]) -> Cost:
 
 def conclusion(runs: Sequence[ReportedRun]) -> str:
     """What to conclude from a comparison, and how sure that is, in one sentence."""
-    old, new = reference(runs), fairest(runs)
+    old, new = compared(runs)
     if old is None or new is None:
         cost = _no_comparison(runs, new)
         why = cost.remarks[0].partition(";")[0] if cost.remarks else ""
@@ -164,7 +172,7 @@ def joining(runs: Sequence[ReportedRun], alone: numbers.Alone) -> str:
         return f"{text} and none loses."
     least = min(worse, key=lambda i: gains[i])
     name = run.members[least].name
-    verb = "loses" if len(worse) == 1 else f"lose, most of them {name}"
+    verb = "loses" if len(worse) == 1 else f"lose, most of all {name}"
     who = f"{name} {verb}" if len(worse) == 1 else f"{len(worse):,} {verb}"
     return f"{text}, and {who} ({run.format_difference(gains[least])})."
 
@@ -219,6 +227,8 @@ def _between(change: Change, run: ReportedRun) -> str:
 
 def _chosen(runs: Sequence[ReportedRun], old: ReportedRun, new: ReportedRun) -> str:
     """Which of several runs were compared: the best of several looks better than it is."""
+    if numbers.path(runs) is not None:
+        return ""  # the caption of the path says how it was chosen
     fair = sum(not run.trains_for_average and run.finished for run in runs)
     average = sum(run.trains_for_average and run.finished for run in runs)
     sides = []
