@@ -11,7 +11,7 @@ setup: $(READY)
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Equipoise needs Python 3.11 or newer; $$($(PYTHON) --version) was found. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs,flower,tensorboard]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs,flower,mlflow,tensorboard]'
 	@touch $(READY)
 
 demo: setup
