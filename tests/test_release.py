@@ -63,7 +63,8 @@ def test_what_the_files_hold(built):
     assert experiments <= inside
     assert not [name for name in inside if "test" in name.split("/")[0] or name.endswith(".pyc")]
     assert wheel.stat().st_size < 2_000_000
-    packed = {name.partition("/")[2] for name in tarfile.open(sdist).getnames()}
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
     for name in ("pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "src/equipoise/py.typed"):
         assert name in packed
 
