@@ -23,16 +23,19 @@ print("training rows:", [int(size) for size in train.sizes])
 # The penalty rho of the chi-square objective is a number of the program, not a part of it: `eq.sweep` compiles once and
 # runs all of them. A large rho is for the average client, a small one for the worst.
 
-
 # %%
+x = task.init(jax.random.key(0))
+local_lr = 1 / eq.steps.smoothness(task, train, x)  # 1/L: the longest safe step
+rule = eq.steps.constant(tau=10 * local_lr, sigma=0.2, theta=1.0)
+
+
 def make(rho):
     dual = eq.objectives.chi2(N, rho)
-    return eq.algorithms.scaffpd_model(task, dual, eq.cohorts.everyone(N), steps=10)
+    return eq.algorithms.scaffpd(task, dual, eq.cohorts.everyone(N), rule, steps=10, local_lr=local_lr)
 
 
 rhos = (100.0, 0.1, 0.001)
-x = task.init(jax.random.key(0))
-results = eq.sweep(make, eq.grid({"rho": rhos}, x, train), rounds=8)
+results = eq.sweep(make, eq.grid({"rho": rhos}, x, train), rounds=400)
 
 # %% [markdown]
 # ## What each is worth

@@ -29,7 +29,7 @@ def test_objectives_side_by_side(tmp_path):
     assert effective == sorted(effective, reverse=True)  # the smaller rho, the fewer clients decide
     assert 4.9 < effective[0] <= 5
     assert all(float(row[1].rstrip("%")) > 80 for row in rows)
-    assert all(0 <= float(row[4]) < 0.2 for row in rows)
+    assert all(0 <= float(row[4]) < 1e-4 for row in rows)
 
 
 def test_from_files_to_a_decision(tmp_path):
