@@ -1,6 +1,6 @@
 """What importing costs beyond JAX's own: `python -m benchmarks.import_time`.
 
-User seconds of a process of its own, the median of seven; programs and bytecode are on the disk.
+User seconds of a process of its own, the median of three; programs and bytecode are on the disk.
 """
 
 import resource
@@ -26,7 +26,7 @@ def seconds(code: str) -> float:
 
 
 def main() -> None:
-    found = {name: statistics.median(seconds(code) for _ in range(7)) for name, code in IMPORTS.items()}
+    found = {name: statistics.median(seconds(code) for _ in range(3)) for name, code in IMPORTS.items()}
     for name, value in found.items():
         print(f"{name}: {value:.2f} s, {value - found['jax']:+.2f} s beyond JAX")
 
