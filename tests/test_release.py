@@ -113,7 +113,7 @@ def test_a_users_type_checker_sees_the_types(tmp_path):
     (tmp_path / "mine.py").write_text(USER)
     words = (sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", "mine.py")
     said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True).stdout
-    assert '"equipoise.protocol.Algorithm"' in said
+    assert "equipoise.protocol.Algorithm" in said
     assert "equipoise.engines.simulator.Result" in said
     assert "polars" in said
     assert re.search(r'mine.py:11: error: Argument "n" to "chi2" has incompatible type "str"; expected "int"', said)
