@@ -3,7 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import equipoise as eq
 from equipoise import cohorts
+from equipoise.algorithms import ALGORITHMS
 from equipoise.errors import InputError
 
 KEYS = jax.random.split(jax.random.key(0), 4000)
@@ -13,6 +15,15 @@ def test_everyone_is_everyone_in_order():
     cohort = cohorts.everyone(4)(jax.random.key(0))
     assert cohort.ids.tolist() == [0, 1, 2, 3]
     assert cohort.present.all()
+
+
+@pytest.mark.parametrize("record", [r for r in ALGORITHMS.values() if r.takes_dual], ids=lambda record: record.name)
+def test_who_has_a_dual_need_not_say_n_again(record):
+    task, dual = eq.tasks.ridge(2, mu=0.1), eq.objectives.DUALS[record.only_dual or "chi2"](3, rho=0.1)
+    algorithm = record.build_example(task, dual, sample=cohorts.everyone(3))
+    rule = {"rule": eq.steps.constant(tau=0.1, sigma=0.1, theta=0.0)} if record.takes_rule else {}
+    short = record.build(task, dual, cohorts.everyone(), **{**record.example, **rule})
+    assert short.n == algorithm.n == 3
 
 
 def test_uniform_draws_without_repeats_and_fairly():
@@ -103,6 +114,10 @@ def test_share_rescales_to_those_present():
         (lambda: cohorts.by_weight(0), "give m >= 1"),
         (lambda: cohorts.coin(4, 1.5), "give 0 < p <= 1"),
         (lambda: cohorts.by_weight(2)(jax.random.key(0)), "this algorithm has none"),
+        (
+            lambda: eq.algorithms.scaffold(eq.tasks.ridge(2, mu=0.1), cohorts.everyone(), steps=1, local_lr=0.1),
+            "does not say how many clients there are, .* give everyone\\(n\\)",
+        ),
     ],
 )
 def test_says_what_is_wrong(make, sentence):

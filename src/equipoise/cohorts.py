@@ -34,17 +34,29 @@ class Sample(NamedTuple):
     def __call__(self, key: RandomKey, weights: Weights | None = None) -> Cohort:
         return self.draw(key, weights)
 
+    def among(self, n: int) -> "Sample":
+        """Itself, where it says how many clients there are; `everyone()` becomes everyone(n)."""
+        return everyone(n) if self.m == 0 else self
+
     def weight(self, lam: Weights, i: Int[ArrayLike, ""]) -> Float[Array, ""]:
         """What client i's answer counts for so that the cohort's mean estimates the lam-weighted one."""
         return lam[i] if self.distinct else jnp.ones_like(lam[0])  # drawn by lam: counted already
 
 
-def everyone(n: int) -> Sample:
-    """All n clients, in order."""
+def everyone(n: int | None = None) -> Sample:
+    """All n clients, in order; without n, all those of the algorithm's dual."""
+    if n is None:
+        return Sample("everyone()", None, 0, True, _of_unknown_size)
     check_clients(n)
     # NumPy, not JAX: an engine that sees constants in the identity order need not gather rows.
     cohort = Cohort(np.arange(n, dtype=np.int32), np.ones(n, bool))
     return Sample(f"everyone({n})", n, n, True, lambda key, weights: cohort)
+
+
+def _of_unknown_size(key: RandomKey, weights: Weights | None) -> Cohort:
+    raise InputError(
+        "everyone() does not say how many clients there are, and nor does this algorithm; give everyone(n)"
+    )
 
 
 def uniform(n: int, m: int) -> Sample:
@@ -146,6 +158,8 @@ def check_clients(n: int) -> None:
 
 def check_distinct(sample: Sample, why: str) -> int:
     """The number of clients of a sample that an algorithm with client state may use."""
+    if sample.m == 0:
+        sample(jax.random.key(0))  # says what is missing
     if not sample.distinct or sample.n is None:
         raise InputError(
             f"{sample.name} may draw a client twice in one exchange, but {why}; "

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from equipoise.experiment import config, records, run
+from equipoise.experiment import config, reading, records, run
 
 LONGEST = 120  # seconds for one child
 
@@ -41,7 +41,7 @@ def rounds(folder):
 
 
 def main():
-    told, folder = config.parse(config.read(sys.argv[1])), Path(sys.argv[2])
+    told, folder = config.parse(reading.read(sys.argv[1])), Path(sys.argv[2])
     kills, rng = int(sys.argv[3]), random.Random(int(sys.argv[4]))
     seen, startup = [], 0.0
     while not records.finished(folder):

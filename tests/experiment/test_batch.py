@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
+import equipoise as eq
 from equipoise.experiment import batch, plan, records, run
+from equipoise.experiment.config import parse
+from equipoise.experiment.methods import build_method
+from equipoise.experiment.problems import build_problem
 from tests.experiment.test_run import assert_same_run
 
 STUDY = {
@@ -110,3 +114,31 @@ def test_federations_of_other_kinds_share_a_program_too_where_compiling_costs_mo
     for a, b in zip(plan.run_all(jobs, tmp_path / "shared"), apart, strict=True):
         np.testing.assert_allclose(a.rows[-1].loss, b.rows[-1].loss, rtol=1e-4)
     assert together == [{12}, {10}]
+
+
+def test_in_turn_none_runs_beside_another(jobs, tmp_path, monkeypatch):
+    alone = []
+    monkeypatch.setattr(run, "run_together", pytest.fail)
+    monkeypatch.setattr(run, "run_alone", alone.append)
+    monkeypatch.setattr(records, "read", lambda folder: None)
+    plan.run_all(jobs, tmp_path / "study", in_turn=True)
+    assert len(alone) == len(jobs)
+
+
+def test_methods_with_measured_steps_share_their_programs():
+    """What was measured is an operand: the rounds are those of the rule itself, and compiled once."""
+    settings = {**STUDY, "algorithm": {"name": "scaffpd", "steps": 2, "rule": "tuned", "local_lr": "auto"}}
+    del settings["sweep"]
+    problem, found = None, []
+    for rho in (0.1, 1.0):
+        config = parse({**settings, "objective": {"name": "chi2", "rho": rho}})
+        problem = problem or build_problem(config)
+        method = build_method(config, problem)
+        found.append(method.family.func)
+        dual = eq.objectives.chi2(problem.n, rho)
+        constants, local_lr = problem.constants(2)
+        rule = eq.steps.auto(constants, dual)
+        direct = eq.algorithms.scaffpd(problem.task, dual, eq.cohorts.everyone(), rule, steps=2, local_lr=local_lr)
+        ours, theirs = (eq.simulate(a, problem.x, problem.train, 0, rounds=4) for a in (method.family, direct))
+        np.testing.assert_allclose(ours.server.x, theirs.server.x, rtol=1e-4, atol=1e-6)
+    assert len(set(found)) == 1

@@ -39,17 +39,6 @@ def test_files_of_owners_have_no_data_set_and_no_partition(settings):
     assert config.parse(before) == told
 
 
-def test_the_template_is_the_defaults():
-    assert config.parse(tomllib.loads(config.template())) == config.parse({})
-
-
-def test_the_template_names_every_setting():
-    text = config.template()
-    for section in config.SECTIONS.values():
-        for name in section.model_fields:
-            assert f"{name} = " in text
-
-
 MISTAKES = [
     ({"algoritm": {}}, "the file has no key 'algoritm'; did you mean 'algorithm'?"),
     ({"algorithm": {"name": "scafpd"}}, "algorithm.name is 'scafpd'; did you mean 'scaffpd'?"),
@@ -103,32 +92,3 @@ def test_anything_else_is_a_configuration_or_a_sentence(settings):
     except InputError:
         return
     assert config.parse(tomllib.loads(told.toml())) == told
-
-
-def test_assignments_are_toml_or_text():
-    told = config.override({"run": {"rounds": 5}}, ["run.rounds=7", "data.name=adult", "partition.thin=[0.3, 0.7]",
-                                                    'algorithm.rule={sigma=1.0}'])  # fmt: skip
-    assert told == {
-        "run": {"rounds": 7},
-        "data": {"name": "adult"},
-        "partition": {"thin": [0.3, 0.7]},
-        "algorithm": {"rule": {"sigma": 1.0}},
-    }
-    for wrong in ("run.rounds", "=3"):
-        with pytest.raises(InputError, match="nothing to set"):
-            config.override({}, [wrong])
-    with pytest.raises(InputError, match="is not a table"):
-        config.override({"run": 3}, ["run.rounds=2"])
-
-
-def test_another_algorithm_keeps_what_it_knows():
-    told = config.override({"algorithm": {"name": "drfa", "dual_lr": 0.1, "steps": 3}}, ["algorithm.name=fedavg"])
-    assert told["algorithm"] == {"name": "fedavg", "steps": 3}
-
-
-def test_a_file_that_is_none(tmp_path):
-    with pytest.raises(InputError, match=r"there is no file .*mine.toml; `equipoise config > mine.toml`"):
-        config.read(tmp_path / "mine.toml")
-    (tmp_path / "bad.toml").write_text("[run\n")
-    with pytest.raises(InputError, match="is not TOML"):
-        config.read(tmp_path / "bad.toml")

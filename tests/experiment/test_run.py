@@ -18,7 +18,7 @@ import equipoise as eq
 from equipoise import artifact
 from equipoise.engines import simulator
 from equipoise.errors import InputError, Stopped
-from equipoise.experiment import config, records, run
+from equipoise.experiment import config, reading, records, run
 from equipoise.experiment.methods import build_dual, build_method, known_saddle
 from equipoise.experiment.problems import build_problem
 from tests.searches import tiny
@@ -34,7 +34,7 @@ SMALL = {
 
 
 def small(*assignments):
-    return config.parse(config.override(SMALL, assignments))
+    return config.parse(reading.override(SMALL, assignments))
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def assert_same_run(a, b):
 
 def test_kill_9_at_random_moments_changes_nothing(tmp_path):
     """Twenty times, anywhere: with control variates, minibatches, client sampling and lost replies."""
-    told = config.override(
+    told = reading.override(
         SMALL, ["run.rounds=400", "run.evaluate_every=1", "run.checkpoint_seconds=0", "model.batch=5", "run.lost=0.1"]
     )
     file = tmp_path / "killed.toml"
@@ -207,7 +207,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     with pytest.raises(KeyError):
         run.run(small("run.checkpoint_seconds=0"), tmp_path / "a", watch=stop_at(6))
     file = tmp_path / "a" / "config.toml"
-    file.write_text(config.parse(config.override(SMALL, ["algorithm.name=fedavg"])).toml())
+    file.write_text(config.parse(reading.override(SMALL, ["algorithm.name=fedavg"])).toml())
     with pytest.raises(InputError, match=r'since its checkpoint algorithm.name was "scaffold" and is "fedavg"'):
         run.resume(tmp_path / "a")
     file.write_text(small("run.checkpoint_seconds=0").toml())

@@ -94,7 +94,7 @@ def test_two_of_five_are_killed_and_the_sums_are_the_simulator_s_and_nobody_s_nu
         algorithm = build_method(here, problem).algorithm
         lost = lambda round, exchange, ids: gone[round, exchange][jnp.asarray(ids)]  # noqa: E731
         expected = simulate(algorithm, problem.x, problem.train, here.run.seed, rounds=ROUNDS, lost=lost)
-        x = problem.artifact_vector(algorithm.model(expected.server))
+        x = problem.artifact_params(algorithm.model(expected.server))
     error = fixed_point.largest_error(len(SITES), here.federation.secure_bound)
     assert error < 5e-12
     np.testing.assert_allclose(np.sort(parameters(done)), np.sort(x), rtol=0, atol=1e4 * error)

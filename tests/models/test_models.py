@@ -1,7 +1,6 @@
 """Every model: a batch in, a batch out, parameters that are arrays, gradients that descend."""
 
 import json
-import sys
 
 import equinox as eqx
 import jax
@@ -12,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from equipoise import models
 from equipoise.errors import InputError
+from equipoise.models.convolution import CONVOLUTIONS
 from equipoise.models.resnet import normalise
 
 KEY = jax.random.key(0)
@@ -25,6 +25,17 @@ CASES = {
         jnp.uint8,
     ),
     "gru": ({"vocabulary": 3, "hidden": 6, "embedding": 4, "layers": 2}, (5,), jnp.int32),
+    "convexified": (
+        {"network": {"name": "mlp", "arguments": {"features": 12, "hidden": [4], "outputs": 3}}, "outputs": 3}
+        | {"kind": "sketch", "features": 20, "seed": 1},
+        (12,),
+        jnp.float64,
+    ),
+    "linearised": (
+        {"network": {"name": "mlp", "arguments": {"features": 12, "hidden": [4], "outputs": 3}}},
+        (12,),
+        jnp.float64,
+    ),
 }
 
 
@@ -163,18 +174,27 @@ def test_group_norm_is_equinox_own():
     rng = np.random.default_rng(0)
     values = jnp.asarray(rng.normal(size=4)), jnp.asarray(rng.normal(size=4))
     layer = eqx.tree_at(lambda n: (n.weight, n.bias), layer, values)
-    x = jnp.asarray(rng.normal(size=(4, 3, 5)))
+    x = jnp.asarray(rng.normal(size=(2, 3, 5, 4)))
     with jax.numpy_rank_promotion("allow"):
-        want = layer(x)
-    np.testing.assert_allclose(normalise(layer, x), want, rtol=1e-10, atol=1e-10)
+        want = jax.vmap(layer)(jnp.moveaxis(x, -1, 1))
+    np.testing.assert_allclose(normalise(layer, x), jnp.moveaxis(want, 1, -1), rtol=1e-10, atol=1e-10)
 
 
-def test_all_forms_of_a_convolution_are_one():
-    module = sys.modules["equipoise.models.cnn"]  # `models.cnn` is the factory
+@pytest.mark.parametrize(("size", "stride"), [(5, 1), (3, 2), (1, 2)])
+def test_all_forms_of_a_convolution_are_one(size, stride):
+    """And they are equinox's own."""
+    layer = eqx.nn.Conv2d(3, 4, size, stride=stride, padding=size // 2, use_bias=False, key=KEY)
     x = jax.random.normal(jax.random.key(0), (2, 6, 5, 3))
-    weight = jax.random.normal(jax.random.key(1), (4, 3, module.KERNEL, module.KERNEL))
-    found = {
-        name: jax.jit(jax.value_and_grad(lambda x, w, form=form: jnp.sum(jnp.sin(form(x, w))), (0, 1)))(x, weight)
-        for name, form in module.CONVOLUTIONS.items()
-    }
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), found["rows"], found["native"])
+
+    def own(x, weight, stride):
+        there = eqx.tree_at(lambda l: l.weight, layer, weight)
+        return jnp.moveaxis(jax.vmap(there)(jnp.moveaxis(x, -1, 1)), 1, -1)
+
+    found = [
+        jax.jit(jax.value_and_grad(lambda x, w, form=form: jnp.sum(jnp.sin(form(x, w, stride))), (0, 1)))(
+            x, layer.weight
+        )
+        for form in (own, *CONVOLUTIONS.values())
+    ]
+    for one in found[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), one, found[0])

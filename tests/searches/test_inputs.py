@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from equipoise.experiment import config, folders, plan
+from equipoise.experiment import config, folders, mistakes, plan, reading
 from tests.searches import tiny
 
 many = settings(
@@ -158,7 +158,7 @@ def test_a_file_makes_runs_or_a_sentence(told):
 
 
 def checked(told):
-    return config.checked("mine.toml", told)
+    return mistakes.checked("mine.toml", told)
 
 
 @given(st.lists(st.one_of(
@@ -176,7 +176,7 @@ def checked(told):
 @many
 def test_values_of_the_command_line_make_runs_or_a_sentence(assignments):
     def make():
-        told = config.override(tiny.settings("silos"), assignments)
+        told = reading.override(tiny.settings("silos"), assignments)
         return [*plan.compare(told), *plan.sweep(told).trials, config.parse(told)]
 
     made, said = tiny.tried(make)

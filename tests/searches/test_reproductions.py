@@ -15,7 +15,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from equipoise.cli import app
-from equipoise.experiment import config, plan, run
+from equipoise.experiment import config, plan, reading, run
 from equipoise.report import sweeps
 from tests.searches import tiny
 
@@ -164,7 +164,7 @@ def test_numbers_that_agree_in_six_digits_are_runs_of_their_own(here):
     (cell,) = plan.run_study(plan.sweep(told), here / "out")
     assert cell.tried == 2
     files = (here / "out").rglob("config.toml")
-    rates = sorted(config.read(file)["algorithm"]["local_lr"] for file in files)
+    rates = sorted(reading.read(file)["algorithm"]["local_lr"] for file in files)
     assert rates == [0.1234567, 0.1234568]
 
 
@@ -272,7 +272,7 @@ def test_a_run_over_silo_files_can_be_resumed(here):
     stopped(here / "out", tiny.settings("silos"))
     done("resume", "out")
     done("run", "good.toml", "--out", "other")
-    assert config.parse(config.read(here / "other" / "config.toml")).data.silos == "silos"
+    assert config.parse(reading.read(here / "other" / "config.toml")).data.silos == "silos"
 
 
 # What a user typed is text.

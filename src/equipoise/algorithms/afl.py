@@ -96,6 +96,7 @@ def afl(
         averaged: ship x_bar, which Mohri's guarantee is about, not the last x, which is what converges to the last
             digit where there is curvature.
     """
+    sample = sample.among(dual.n)
     n = check_distinct(sample, "AFL would count it twice")
     require(n == dual.n, f"the dual is over {dual.n} clients and {sample.name} draws from {n}; give both the same")
     for name, value in (("local_lr", local_lr), ("dual_lr", dual_lr), ("steps", steps), ("server_lr", server_lr)):

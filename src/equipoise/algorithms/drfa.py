@@ -59,7 +59,7 @@ class Update(NamedTuple):
 
 def drfa(task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, dual_lr: float) -> Algorithm:
     """DRFA for `task`, robust over the client weights of `dual`; `sample` is by_weight(m), or everyone(n)."""
-    n = dual.n
+    n, sample = dual.n, sample.among(dual.n)
     full = sample.n is not None
     require(
         not full or (sample.n == n and sample.m == n),

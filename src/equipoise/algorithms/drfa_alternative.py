@@ -61,7 +61,7 @@ def drfa_alternative(
     task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, dual_lr: float
 ) -> Algorithm:
     """DRFA's alternative for `task`, robust over the weights of `dual`; `sample` is by_weight(m), or everyone(n)."""
-    n = dual.n
+    n, sample = dual.n, sample.among(dual.n)
     require(
         sample.n is None or (sample.n == n and sample.m == n),
         f"DRFA draws its clients by their weights: give by_weight(m), or everyone({n}), not {sample.name}",

@@ -93,7 +93,7 @@ def scaffpd(
         local_lr: eta_l, local step size.
         secure: three exchanges instead of two, so that of gradients and updates the server sees only weighted sums.
     """
-    n = dual.n
+    n, sample = dual.n, sample.among(dual.n)
     if sample.m < n and not secure:
         return scaffpd_partial(task, dual, sample, rule, steps=steps, local_lr=local_lr)
     require(

@@ -126,7 +126,7 @@ def scaffpd_ls(
         mu: mu_x, strong convexity of the losses; the task's l2 coefficient is a safe choice.
         tau: the first primal step to try; one that is a thousand times off costs a few rounds.
     """
-    n = dual.n
+    n, sample = dual.n, sample.among(dual.n)
     require(
         sample.n == n and sample.m == n,
         f"SCAFF-PD with a line search asks all {n} clients in every round: give everyone({n}), not {sample.name}",

@@ -100,7 +100,7 @@ def scaffpd_minibatch(
 
     On networks a sigma of about 0.02 and theta = 0 serve: extrapolation amplifies the noise.
     """
-    n = dual.n
+    n, sample = dual.n, sample.among(dual.n)
     require(
         sample.n == n and sample.m == n,
         f"SCAFF-PD with minibatches asks all {n} clients of its dual in every round: give everyone({n}), "
@@ -219,4 +219,5 @@ SCAFFPD_MINIBATCH = Record(
     example={"rule": constant(tau=0.1, sigma=0.5, theta=0.0), **LOCAL_EXAMPLE},
     defaults=LOCAL_DEFAULTS,
     cohorts="everyone",
+    network_rule={"sigma": 0.02, "theta": 0.0},
 )

@@ -133,6 +133,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         steps: J, local steps.
         memory: k, the directions kept: k + 2 tables of n d numbers at the server.
     """
+    sample = sample.among(dual.n)
     n = check_distinct(sample, "SCAFF-PD with a model keeps what every client said")
     require(
         n == dual.n, f"the cohorts are drawn from {n} clients but the dual is for {dual.n}; build both for the same"

@@ -70,6 +70,7 @@ class Correction(NamedTuple):
 
 def scaffpd_partial(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float) -> Algorithm:
     """SCAFF-PD with cohorts of `sample`, uniform(n, m); arguments as for `scaffpd`."""
+    sample = sample.among(dual.n)
     n = check_distinct(sample, "SCAFF-PD keeps one control variate per client")
     require(
         n == dual.n, f"the cohorts are drawn from {n} clients but the dual is for {dual.n}; build both for the same"

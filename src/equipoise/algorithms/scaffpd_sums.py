@@ -126,7 +126,7 @@ def scaffpd_sums(
     `tilt_cap`: what exp(L_i / rho - level) is cut to, which costs the certificates of rounds where it is; None: what
     the numbers can hold. Sums of fixed point need MOST_TILT.
     """
-    n, rho = dual.n, dual.modulus
+    n, rho, sample = dual.n, dual.modulus, sample.among(dual.n)
     require(
         dual.name == "kl" and uniform_reference(dual),
         f"the objective is {dual.name}, and only for kl with equal reference weights can each client keep its own "

@@ -196,11 +196,11 @@ def config(file: File = None, set_: Set = None) -> None:
     Example: equipoise config > mine.toml
     """
     with in_sentences():
-        from equipoise.experiment import config as configs
         from equipoise.experiment import plan
+        from equipoise.experiment.template import template
 
         if file is None and not set_:
-            typer.echo(configs.template(), nl=False)
+            typer.echo(template(), nl=False)
             return
         settings = _settings(file, None, None, set_)
         jobs = plan.compare(settings, source=_source(file))
@@ -250,11 +250,11 @@ def _settings(
 ) -> dict[str, Any]:
     import tomllib
 
-    from equipoise.experiment import config as configs
+    from equipoise.experiment import reading
 
     settings: dict[str, Any] = {}
     if file is not None:
-        settings = configs.read(file)
+        settings = reading.read(file)
     elif default is not None:
         settings = tomllib.loads((resources.files("equipoise.experiment") / "defaults" / default).read_text())
     if silos is not None:
@@ -268,7 +268,7 @@ def _settings(
         given = settings.get("data", {})
         require(isinstance(given, dict) and "silos" in given, "--label is for silo files; give --silos too")
         settings["data"]["label"] = label
-    return configs.override(settings, set_ or ())
+    return reading.override(settings, set_ or ())
 
 
 def _source(file: Path | None) -> str:
@@ -318,7 +318,7 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
                         bar.remove_task(rows.pop(next(iter(rows))))
                     rows[label] = bar.add_task(label, total=of, standing="")
                 # The first row is of the model before training; what follows it is compilation.
-                bar.update(rows[label], completed=at, standing=_standing(row) if at else "compiling")
+                bar.update(rows[label], completed=at, total=of, standing=_standing(row) if at else "compiling")
 
             return update
 
@@ -379,6 +379,8 @@ def _show(done: list, folder: Path) -> None:
         for group in numbers.comparable(numbers.reported(done)):
             sentence(wording.conclusion(group))
     for run in done:
+        for note in wording.kept(run):
+            say(f"note: {note}")
         for event in run.outcome.events if run.outcome else ():
             say(f"note: {run.outcome.label}: {event}")
     if len(done) == 1:

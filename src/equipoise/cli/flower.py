@@ -260,7 +260,7 @@ def approve(
     with in_sentences():
         _need_flower()
         from equipoise.deploy.oversight import would_reveal
-        from equipoise.experiment import config
+        from equipoise.experiment import config, reading
         from equipoise.files import append
         from equipoise.privacy import policy
 
@@ -272,7 +272,7 @@ def approve(
             f"{len(found)} configurations that wait at {site} begin with '{digest}'; give six letters or more of one "
             f"of: {waiting}",
         )
-        settings = config.read(found[0])
+        settings = reading.read(found[0])
         run = config.parse(settings, source=str(found[0]), own_code=False)
         require(policy.digest_of(run.toml()) == found[0].stem, f"{found[0]} was changed; it is not approved")
         say(f"{found[0].stem}: '{run.name}', {run.algorithm.name}, {run.run.rounds} rounds")

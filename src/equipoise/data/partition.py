@@ -196,6 +196,14 @@ def thin(parts: Sequence[Rows], key: Any, *, clients: float = 0.3, samples: floa
     return out
 
 
+def at_most(parts: Sequence[Rows], key: Any, most: int) -> Parts:
+    """Every client keeps `most` of its samples, drawn at random, or all if it has fewer."""
+    require(most >= 1, f"clients are to keep at most {most} samples; give at least 1")
+    rng = generator(key, "at most")
+    owned = [np.asarray(rows, np.int64) for rows in parts]
+    return [rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False)) for rows in owned]
+
+
 def split(parts: Sequence[Rows], labels: ArrayLike, *, test: float = 0.2, key: Any) -> tuple[Parts, Parts]:
     """(train parts, test parts): every client tests on a share of its own samples, see `stratified`."""
     require(0 < test < 1, f"the test share is {test}; give one between 0 and 1")

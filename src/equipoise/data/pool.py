@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from equipoise.data import partition
 from equipoise.data.dataset import Dataset
-from equipoise.data.shards import Shards
+from equipoise.data.shards import Shards, stack
 from equipoise.errors import require
 
 
@@ -55,17 +55,20 @@ class Pool:
         inputs, labels = (
             jax.lax.dynamic_slice_in_dim(a, self.starts[i], self.capacity) for a in (self.inputs, self.labels)
         )
-        if self.scale is not None and self.offset is not None:
-            scale, offset = (jnp.broadcast_to(a, inputs.shape) for a in (self.scale, self.offset))
-            inputs = inputs.astype(self.dtype) * scale + offset
-        elif jnp.issubdtype(inputs.dtype, jnp.floating):
-            inputs = inputs.astype(self.dtype)
+        inputs = self.as_seen(inputs)
         real = jnp.arange(self.capacity, dtype=size.dtype) < size
 
         def masked(a: Array) -> Array:
             return jnp.where(real.reshape(-1, *[1] * (a.ndim - 1)), a, 0)
 
         return Shards(masked(inputs), masked(labels), size)
+
+    def as_seen(self, inputs: Array) -> Array:
+        """Rows of `inputs` as a client sees them."""
+        if self.scale is not None and self.offset is not None:
+            scale, offset = (jnp.broadcast_to(a, inputs.shape) for a in (self.scale, self.offset))
+            return inputs.astype(self.dtype) * scale + offset
+        return inputs.astype(self.dtype) if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs
 
     def padded(self) -> Shards:
         """All clients side by side, each padded to the largest: n * capacity examples of memory."""
@@ -156,19 +159,39 @@ def pools(
     key: Any,
     test: float = 0.2,
     test_parts: Sequence[Any] | None = None,
+    max_size: int | None = None,
     thin: tuple[float, float] | None = None,
 ) -> tuple[Pool, Pool]:
     """(train, test) pools of a data set divided into `parts`.
 
     The test set is the official one, divided by `test_parts` or else as the training labels are; without an
-    official one each client gives up a share `test` of its own samples. `thin=(0.3, 0.7)` then thins the
-    training parts as `partition.thin` does.
+    official one each client gives up a share `test` of its own samples. `max_size` and `thin=(0.3, 0.7)` then
+    cut the training parts as `partition.at_most` and `partition.thin` do.
     """
-    train, tested = hold_out(dataset, parts, key=key, test=test, test_parts=test_parts, thin=thin)
+    train, tested = hold_out(dataset, parts, key=key, test=test, test_parts=test_parts, max_size=max_size, thin=thin)
     scaling = {"scale": dataset.scale, "offset": dataset.offset}
     official = dataset.test_inputs is not None and dataset.test_labels is not None
     tests = (dataset.test_inputs, dataset.test_labels) if official else (dataset.inputs, dataset.labels)
     return federate(dataset.inputs, dataset.labels, train, **scaling), federate(*tests, tested, **scaling)
+
+
+def set_aside(data: Pool | Shards, *, share: float, key: Any) -> tuple[Pool | Shards, Pool | Shards]:
+    """(the rest, a share of every client's rows), of examples that are divided already."""
+    sizes = np.asarray(data.sizes)
+    require(sizes.min() >= 2, "some client has one row, of which none can be set aside; leave it out")
+    if isinstance(data, Pool):
+        inputs, labels, starts = np.asarray(data.inputs), np.asarray(data.labels), np.asarray(data.starts)
+    else:
+        inputs, labels = (np.concatenate(np.asarray(a)) for a in (data.inputs, data.labels))
+        starts = np.arange(data.n) * data.labels.shape[1]
+    parts = [start + np.arange(size) for start, size in zip(starts, sizes, strict=True)]
+    strata = labels if labels.ndim == 1 else np.zeros(len(labels))
+    two = partition.split(parts, strata, test=share, key=key)
+    if isinstance(data, Pool):
+        options = {"scale": data.scale, "offset": data.offset, "dtype": data.dtype}
+        return federate(inputs, labels, two[0], **options), federate(inputs, labels, two[1], **options)
+    rest, aside = (stack([(inputs[rows], labels[rows]) for rows in part]) for part in two)
+    return rest, aside
 
 
 def hold_out(
@@ -178,6 +201,7 @@ def hold_out(
     key: Any,
     test: float = 0.2,
     test_parts: Sequence[Any] | None = None,
+    max_size: int | None = None,
     thin: tuple[float, float] | None = None,
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """(train, test) rows of every client, as `pools` takes them; test rows are of the official set if there is one."""
@@ -185,6 +209,8 @@ def hold_out(
         parts, test_parts = partition.split(parts, dataset.labels, test=test, key=key)
     elif test_parts is None:
         test_parts = partition.follow(parts, dataset.labels, dataset.test_labels, key=key)
+    if max_size is not None:
+        parts = partition.at_most(parts, key, max_size)
     if thin is not None:
         parts = partition.thin(parts, key, clients=thin[0], samples=thin[1])
     return parts, test_parts

@@ -31,7 +31,7 @@ from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
 from equipoise.engines.simulator import Result
 from equipoise.errors import InputError, require
-from equipoise.experiment import checkpoint, folders, origin, records
+from equipoise.experiment import checkpoint, folders, origin, reading, records
 from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_dual
@@ -97,7 +97,7 @@ def run_federation(
 def begin_or_go_on(config: Config, folder: Path) -> None:
     file = folder / records.CONFIG
     if folders.marker(folder) is not None and file.is_file() and not records.finished(folder):
-        there = configuration.parse(configuration.read(file), source=str(file))
+        there = configuration.parse(reading.read(file), source=str(file))
         changed = list(origin.of_settings(origin.flat(there), origin.flat(config)))
         require(
             not changed,

@@ -20,7 +20,7 @@ from equipoise.errors import InputError
 from equipoise.experiment import records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import Method, build_method
-from equipoise.experiment.problems import Problem, build_problem, precision
+from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.run import ClientRows, RunSpec, Session, Shared
 from equipoise.protocol import nbytes
 
@@ -33,21 +33,26 @@ def is_done(spec: RunSpec) -> bool:
 
 
 def data_of(spec: RunSpec) -> str:
-    """All that `build_problem` looks at."""
-    settings = spec.config.model_dump(mode="json", include={"data", "partition", "model"})
+    """All that `run.problem_of` looks at."""
+    settings = spec.config.model_dump(mode="json", include={"data", "partition", "model", "convexify"})
     run = spec.config.run
-    return json.dumps([settings, run.seed, run.precision, run.score])
+    held = run.validation if run.keep_best else None
+    return json.dumps([settings, run.seed, run.precision, run.score, held])
 
 
-def run_batch(specs: Sequence[RunSpec], problems: dict[str, Problem], begin: Callable[[], None]) -> None:
+def run_batch(
+    specs: Sequence[RunSpec], problems: dict[str, Problem], begin: Callable[[], None], *, in_turn: bool = False
+) -> int:
     """Runs those that are not done, all of one precision; `begin` is called when the first data makes sense.
 
-    `problems` are those that an earlier batch has built; afterwards, those of this one.
+    `problems` are those that an earlier batch has built; afterwards, those of this one. `in_turn`: never side by side.
+    Returns how many programs were made for one run only.
     """
+    unshared = 0
     with precision(specs[0].config):
 
         def keep_only(divisions: Sequence[RunSpec]) -> None:
-            found = {data_of(m): problems.get(data_of(m)) or build_problem(m.config) for m in divisions}
+            found = {data_of(m): problems.get(data_of(m)) or run.problem_of(m, begin) for m in divisions}
             problems.clear()
             problems.update(found)
 
@@ -57,7 +62,8 @@ def run_batch(specs: Sequence[RunSpec], problems: dict[str, Problem], begin: Cal
         for part in _parts(specs, nbytes((first.train, first.test))):
             if not all(is_done(spec) for spec in part):
                 keep_only(list({data_of(spec): spec for spec in part}.values()))
-                _run_part(part, problems)
+                unshared += _run_part(part, problems, in_turn)
+    return unshared
 
 
 def _parts(specs: Sequence[RunSpec], size: int) -> Iterator[Sequence[RunSpec]]:
@@ -69,7 +75,7 @@ def _parts(specs: Sequence[RunSpec], size: int) -> Iterator[Sequence[RunSpec]]:
             yield group[k : k + MOST]
 
 
-def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem]) -> None:
+def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem], in_turn: bool) -> int:
     rows = _of_one_shape(problems)
 
     def opened(spec: RunSpec, method: Method | None) -> AbstractContextManager[Session]:
@@ -84,7 +90,7 @@ def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem]) -> None:
         families.setdefault(_family(spec, method, len(families)), []).append((spec, method))
     for family in families.values():
         left = [(spec, method) for spec, method in family if not is_done(spec)]
-        width = _width(family, problems, rows) if len(family) > 1 else 1
+        width = _width(family, problems, rows) if len(family) > 1 and not in_turn else 1
         if width == 1:
             for spec, method in left:
                 with opened(spec, method) as session:
@@ -92,6 +98,7 @@ def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem]) -> None:
         elif left:
             with ExitStack() as held:
                 run.run_together([held.enter_context(opened(*one)) for one in left], width)
+    return sum(len(family) == 1 for family in families.values())
 
 
 def _of_one_shape(problems: dict[str, Problem]) -> dict[str, ClientRows]:
@@ -111,7 +118,8 @@ def _of_one_shape(problems: dict[str, Problem]) -> dict[str, ClientRows]:
 def _may_share(config: Config) -> bool:
     """Whether a run may go side by side with others: it ends when they do, and nothing is measured for it first."""
     measured = getattr(config.algorithm, "rule", None) == "tuned"
-    return config.run.until_gap is None and config.run.devices in (None, 1) and not measured
+    ends_early = config.run.until_gap is not None or config.run.patience is not None
+    return not ends_early and config.run.devices in (None, 1) and not measured
 
 
 def _family(spec: RunSpec, method: Method | None, alone: int) -> Any:

@@ -1,6 +1,7 @@
 """Where a run stands, in one file: the server's and the clients' state, the counts, and what the run comes from."""
 
 import hashlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from equipoise.experiment.origin import Origin
 from equipoise.experiment.records import JsonRecord
 from equipoise.protocol import Algorithm, Vector
 
+BEST = "best"  # the name of that array
 ANEW = "start over with --overwrite"
 
 
@@ -37,6 +39,15 @@ class Header(JsonRecord):
     history: Written
     origin: Origin
     more: dict[str, Any] = Field({})
+    best: tuple[int, float | None] | None = None  # round and value; the model is among the arrays
+
+
+class Best(NamedTuple):
+    """The best model so far, on validation rows."""
+
+    round: int
+    value: float  # the mean over the worst fifth of the clients
+    x: np.ndarray
 
 
 class Saved(NamedTuple):
@@ -45,11 +56,21 @@ class Saved(NamedTuple):
     result: Result
     history: Written
     more: dict[str, Any]  # what else was saved with it
+    best: Best | None
 
 
-def save(path: Path, result: Result, history: Written, origin: Origin, more: dict[str, Any] | None = None) -> None:
+def save(
+    path: Path,
+    result: Result,
+    history: Written,
+    origin: Origin,
+    more: dict[str, Any] | None = None,
+    best: Best | None = None,
+) -> None:
     """All of `result` but its history, bit for bit; and what else belongs to it, as JSON can hold it."""
     arrays = dict(tensors.named((result.server, result.clients))) | result.tally._asdict()
+    if best is not None:
+        arrays |= {BEST: best.x}
     header = Header(
         rounds=result.rounds,
         seconds=result.seconds,
@@ -57,6 +78,7 @@ def save(path: Path, result: Result, history: Written, origin: Origin, more: dic
         history=history,
         origin=origin,
         more=more or {},
+        best=None if best is None else (best.round, best.value),
     )
     tensors.write(path, arrays, header.model_dump_json())
 
@@ -104,6 +126,11 @@ def _load(path: Path, state: Callable[[Vector], Any], x: Vector, now: Origin) ->
         f"{path.parent} cannot be resumed, because since its checkpoint {'; '.join(changed)}. Restore that, or {ANEW}",
     )
     like = jax.eval_shape(state, x)
+    model = arrays.pop(BEST, None)
+    best = None
+    if header.best is not None and model is not None:
+        round, value = header.best
+        best = Best(round, math.nan if value is None else value, model)
     try:
         server, clients = jax.tree.map(jnp.asarray, tensors.tree_like(like, arrays))
         fits = arrays.keys() == {*dict(tensors.named(like)), *Tally._fields}
@@ -112,7 +139,7 @@ def _load(path: Path, state: Callable[[Vector], Any], x: Vector, now: Origin) ->
     require(fits, f"{path} is of another algorithm, model or federation; {ANEW}")
     tally = Tally(*(arrays[name] for name in Tally._fields))
     result = Result(server, clients, None, header.rounds, tally, header.seconds, header.compile_seconds)
-    return Saved(result, header.history, header.more)
+    return Saved(result, header.history, header.more, best)
 
 
 def _state(algorithm: Algorithm, x: Vector) -> Any:

@@ -17,7 +17,18 @@ class Choice(NamedTuple):
 
 def best_algorithm(settings: Mapping[str, Any]) -> Choice:
     """The algorithm for settings as they stand in a file, checked or not."""
+    found, record = _for_exact_gradients(settings), ALGORITHMS["scaffpd_minibatch"]
+    convexify, model, table = (settings.get(key) for key in ("convexify", "model", "algorithm"))
+    last = model if convexify is None else convexify  # what [algorithm] trains
+    batch = last.get("batch") if isinstance(last, Mapping) else None
+    own = {key for key, value in (table.items() if isinstance(table, Mapping) else ()) if value is not None}
+    known = {argument.name for argument in record.settings} | {"name", "rule", "server_optimizer", "schedule"}
+    if found.name != "scaffpd" or batch is None or own - known:
+        return found
+    return Choice(record.name, f"{found.why}, and with minibatches its control variates are means of local gradients")
 
+
+def _for_exact_gradients(settings: Mapping[str, Any]) -> Choice:
     def given(section: str, key: str, default: Any = None) -> Any:
         table = settings.get(section)
         return table.get(key, default) if isinstance(table, Mapping) else default
@@ -29,7 +40,7 @@ def best_algorithm(settings: Mapping[str, Any]) -> Choice:
     objective, model = given("objective", "name", "chi2"), given("model", "name", "linear")
     if foreign:
         return Choice("scaffpd", f"{', '.join(foreign)} is given, which SCAFF-PD with a model does not need")
-    if model != "linear":
+    if model != "linear" and settings.get("convexify") is None:
         return Choice("scaffpd", f"a {model} is not convex, which SCAFF-PD with a model counts on")
     if not _on_simplex(objective):
         return Choice("scaffpd", f"the weights of '{objective}' need not be shares, which SCAFF-PD with a model needs")

@@ -1,16 +1,12 @@
-"""A run, described in TOML: [data] [partition] [model] [objective] [algorithm] [run].
+"""A run, described in TOML: [data] [partition] [model] [convexify] [objective] [algorithm] [run].
 
 The settings of an algorithm or objective are the arguments of its own function, so a new one can be configured as
 soon as it is listed. [compare.LABEL] and [sweep] make several runs of one file, see `plan.py`.
 """
 
 import inspect
-import json
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
+from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
@@ -31,7 +27,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.data.silos import SEPARATOR, Options, is_separator
 from equipoise.data.silos.statistics import MISSING
 from equipoise.errors import InputError, require
-from equipoise.experiment import choice, mistakes, records
+from equipoise.experiment import choice, mistakes
 from equipoise.extensions import is_reference, load
 from equipoise.objectives import DUALS
 
@@ -93,6 +89,7 @@ class PartitionSettings(Section):
     similarity: float = Field(0.0, ge=0, le=1, description="similarity: the share that is dealt evenly")
     classes: int = Field(2, ge=1, description="k_classes: classes per client")
     min_size: int = Field(20, ge=1, description="dirichlet, quantity, natural: rows that every client has at least")
+    max_size: int | None = Field(None, ge=1, description="training rows that every client has at most")
     thin: tuple[float, float] | None = Field(
         None, description="[0.3, 0.7]: a share of clients loses a share of its rows"
     )
@@ -111,6 +108,36 @@ class ModelSettings(Section):
     l2: float = Field(0.01, ge=0, description="coefficient of |x|^2/2; above zero the gap is certified")
     batch: int | None = Field(None, ge=1, description="examples of a local step; default: all")
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
+    options: dict[str, Any] = Field({}, description="other arguments of the model's function, such as width = 16")
+
+
+class ConvexifySettings(Section):
+    """Train the network of [model] first, then a convex model on its gradients (docs/deep_models.md)."""
+
+    kind: Literal["sketch", "coordinates", "last", "linearised"] = Field(
+        "sketch", description="sketch, coordinates or last: features; linearised: the network's first-order expansion"
+    )
+    features: int = Field(5000, ge=1, description="how many, of a sketch or of coordinates")
+    l2: float = Field(1e-5, ge=0, description="of the convex model, as model.l2 of the network")
+    batch: int | None = Field(None, ge=1, description="examples of a local step of the convex model; default: all")
+    rounds: int = Field(50, ge=0, lt=2**31, description="in which the network is trained; 0: it stays as it begins")
+    network: str | None = Field(None, description="a run folder or a model of the trained network, instead")
+    algorithm: Any = Field(None, validate_default=True, description="that trains the network, as [algorithm]; FedAvg")
+    objective: Any = Field(None, validate_default=True, description="that the network is trained for; the average")
+    seed: Seed | None = Field(None, description="of the random layer and of the features; default: the run's")
+
+    @field_validator("algorithm", "objective", mode="before")
+    @classmethod
+    def _known(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name == "objective":
+            return objective_section((value or {}).get("name", "average")).model_validate(value or {})
+        given = {"name": "fedavg", **(value or {})}
+        section = algorithm_section(given["name"])
+        start = {key: size for key, size in NETWORK_STEPS.items() if key in section.model_fields}
+        return section.model_validate(start | given)
+
+
+NETWORK_STEPS = {"steps": 20, "local_lr": 0.1}  # nothing can be measured before a network is trained
 
 
 class RunSettings(Section):
@@ -126,6 +153,11 @@ class RunSettings(Section):
     until_gap: float | None = Field(
         None, gt=0, description="stop when the objective is certified to be within this share of the best possible"
     )
+    keep_best: bool = Field(
+        False, description="the model is that of the evaluated round whose worst fifth of the clients was best"
+    )
+    validation: float = Field(0.2, gt=0, lt=1, description="keep_best: share of each client's training rows for that")
+    patience: Count | None = Field(None, description="keep_best: stop when so many rounds have brought nothing better")
     score: str | None = Field(
         None, description="what the run is summed up by: accuracy, auroc, rmse, r2, loss, or your own, module:name"
     )
@@ -191,6 +223,10 @@ WORDS = {
     "server_lr": "step size of the server",
     "cohort": "clients drawn in a round; default: everyone",
     "coin": "the chance of each client to take part, instead",
+    "optimizer": "of the local steps: adam, or { name = .., clip = .., options = { b1 = .. } } of optax; local_lr is "
+    "its step size",
+    "server_optimizer": "of the server, on what a round would change: { name = .., learning_rate = .. } of optax",
+    "schedule": "how local_lr falls to zero over the rounds: linear or cosine",
     "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; tuned: measured (linear models)",
 }
 AUTO_WORDS = {"mu": "auto: the model's l2"}
@@ -204,6 +240,21 @@ class RuleSettings(Section):
     theta: float = Field(1.0, ge=0, le=1)
 
 
+Optimizer = Literal["sgd", "adam", "adamw", "yogi", "adagrad", "rmsprop", "lion"]
+
+
+class OptimizerSettings(Section):
+    """A step of optax."""
+
+    name: Optimizer
+    learning_rate: float = Field(1.0, gt=0)  # of clients: local_lr times it
+    clip: float | None = Field(None, gt=0)  # gradients to this length
+    options: dict[str, Any] = Field({})  # arguments of optax's own function, such as b1 = 0.9
+
+
+Steps = Annotated[OptimizerSettings, BeforeValidator(lambda v: {"name": v} if isinstance(v, str) else v)]
+
+
 @cache
 def algorithm_section(name: str) -> type[Section]:
     """The settings of an algorithm: what its own function takes, and who takes part."""
@@ -214,6 +265,9 @@ def algorithm_section(name: str) -> type[Section]:
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
     fields["cohort"] = (int | None, Field(None, ge=1, description=WORDS["cohort"]))
     fields["coin"] = (float | None, Field(None, gt=0, le=1, description=WORDS["coin"]))
+    for key in ("optimizer", "server_optimizer"):
+        fields[key] = (Steps | None, Field(None, description=WORDS[key]))
+    fields["schedule"] = (Literal["linear", "cosine"] | None, Field(None, description=WORDS["schedule"]))
     return create_model(f"algorithm.{name}", __base__=Section, **fields)
 
 
@@ -247,6 +301,7 @@ SECTIONS: dict[str, type[Section]] = {
     "data": DataSettings,
     "partition": PartitionSettings,
     "model": ModelSettings,
+    "convexify": ConvexifySettings,
     "run": RunSettings,
     "federation": FederationSettings,
     "privacy": PrivacySettings,
@@ -263,6 +318,7 @@ class Config(BaseModel):
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
     model: ModelSettings = ModelSettings()
+    convexify: ConvexifySettings | None = None  # None: the model is trained as it is
     objective: Any = None  # an `objective_section`
     algorithm: Any = None  # an `algorithm_section`
     run: RunSettings = RunSettings()
@@ -274,6 +330,11 @@ class Config(BaseModel):
     def _known(cls, value: Any, info: ValidationInfo) -> Any:
         of = {"objective": objective_section, "algorithm": algorithm_section}[str(info.field_name)]
         return of(value["name"]).model_validate(value)
+
+    @property
+    def batch(self) -> int | None:
+        """Examples of a local step of [algorithm]."""
+        return self.model.batch if self.convexify is None else self.convexify.batch
 
     def used(self) -> dict[str, Any]:
         """The settings that this run has a use for: owners' own files have no name of a data set and no partition."""
@@ -324,7 +385,7 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         config = Config.model_validate(given)
     except ValidationError as error:
         raise mistakes.mistake(source, error, given, _fields) from None
-    checked(source, config.model_dump())
+    mistakes.checked(source, config.model_dump())
     _check_together(source, config)
     return config
 
@@ -372,6 +433,10 @@ def _check_together(source: str, config: Config) -> None:
         "local` or `equipoise flower server`",
     )
     require(
+        config.model.name != "torch" or config.algorithm.optimizer is None,
+        f"{source}: algorithm.optimizer is of optax, and a PyTorch module takes its own steps; leave it out",
+    )
+    require(
         not (config.federation and config.federation.compress_sums and config.federation.compress is None),
         f"{source}: federation.compress_sums is true but federation.compress names no type; give 'float32' or "
         "'bfloat16'",
@@ -394,6 +459,19 @@ def _check_together(source: str, config: Config) -> None:
             f"{source}: federation.project is for scaffpd with everybody in every round and without minibatches; leave "
             "it out",
         )
+    require(
+        config.convexify is None or (config.federation is None and config.privacy is None),
+        f"{source}: [convexify] trains on this machine, without [federation] and [privacy]; leave it out, or them",
+    )
+    require(
+        config.run.keep_best or config.run.patience is None,
+        f"{source}: run.patience waits for a better model, which only run.keep_best looks for; set it to true",
+    )
+    require(
+        not config.run.keep_best or (config.federation is None and config.privacy is None),
+        f"{source}: run.keep_best looks at validation rows on this machine, without noise; leave it out with "
+        "[federation] and [privacy]",
+    )
     if config.privacy is not None:
         _check_private(source, config)
     algorithm = config.algorithm
@@ -425,6 +503,11 @@ def _check_private(source: str, config: Config) -> None:
         f"{source}: [privacy] with scaffpd takes one local step of everybody, whose update is known without another "
         "release; set algorithm.steps = 1",
     )
+    steps = [key for key in ("optimizer", "server_optimizer", "schedule") if getattr(algorithm, key) is not None]
+    require(
+        not steps,
+        f"{source}: [privacy] is accounted for plain steps of one size; leave out algorithm.{''.join(steps[:1])}",
+    )
     measured = [key for key in ("local_lr", "rule") if getattr(algorithm, key, None) in ("auto", "tuned")]
     require(
         not measured,
@@ -433,126 +516,15 @@ def _check_private(source: str, config: Config) -> None:
     )
 
 
-def read(path: str | Path) -> dict[str, Any]:
-    """The settings of a file, not yet checked."""
-    path = Path(path)
-    require(path.is_file(), f"there is no file {path}; `equipoise config > {path.name}` writes one to begin with")
-    return checked(str(path), records.read_toml(path))
-
-
-def load_config(path: Path) -> Config:
-    """The configuration of one run, from its file."""
-    return parse(read(path), source=str(path))
-
-
-def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """`settings` with "section.key=value" set; the value is TOML, or else a text."""
-    out = deepcopy(dict(settings))
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        require(equals and key.strip(), f"--set {assignment!r} says nothing to set; write section.key=value")
-        try:
-            parsed = tomllib.loads(f"v = {text}")
-        except (tomllib.TOMLDecodeError, RecursionError, ValueError):
-            parsed = {}
-        value = parsed["v"] if parsed.keys() == {"v"} else text.strip()  # a new line would set more than one
-        put(out, key.strip(), value)
-    return checked("--set", out)
-
-
-def checked(source: str, settings: Any, key: str = "") -> Any:
-    """`settings`, whose values all are what a run folder can hold: texts, numbers, lists and tables."""
-    where = f"{source}: {key or 'it'}"
-    if isinstance(settings, Mapping):
-        for name, value in settings.items():
-            below = f"{key}.{name}" if key else str(name)
-            checked(source, str(name), below)
-            checked(source, value, below)
-    elif isinstance(settings, list | tuple):
-        for value in settings:
-            checked(source, value, key)
-    elif isinstance(settings, str):
-        surrogates = any("\ud800" <= letter <= "\udfff" for letter in settings)  # bytes that are not UTF-8
-        require(not surrogates, f"{where} is {settings!r}, which is not a Unicode text; give one")
-    elif isinstance(settings, int) and not isinstance(settings, bool):
-        require(abs(settings) < 2**63, f"{where} is {_few(settings)}; give a number below 2^63")
-    else:
-        require(
-            isinstance(settings, bool | float) or settings is None,
-            f"{where} is {settings}, a date or a time, which no setting is; give it as a text, in quotes",
-        )
-    return settings
-
-
-def _few(number: int) -> str:
-    return f"a number of {int(abs(number).bit_length() * 0.30103) + 1} digits"
-
-
-def put(settings: dict[str, Any], key: str, value: Any) -> None:
-    """Sets "section.key". Another algorithm or objective keeps of the settings before only those that it knows."""
-    *sections, last = key.split(".")
-    table = settings
-    for section in sections:
-        table = table.setdefault(section, {})
-        require(isinstance(table, dict), f"{key} cannot be set: {section} is not a table")
-    table[last] = value
-    sections_of = {"algorithm.name": (algorithm_section, ALGORITHMS), "objective.name": (objective_section, OBJECTIVES)}
-    if key in sections_of:
-        section_of, known = sections_of[key]
-        if isinstance(value, str) and (value in known or is_reference(value)):
-            settings[sections[0]] = {k: v for k, v in table.items() if k in section_of(value).model_fields}
-
-
-def template() -> str:
-    """A file with every setting, its default and what it means."""
-    start = parse({})
-    parts = [
-        "# Every setting and its default. Delete what you do not change.",
-        f'name = "{start.name}"  # of the run folder',
-    ]
-    for key in ("data", "partition", "model", "objective", "algorithm", "run"):
-        section = getattr(start, key)
-        head = (inspect.getdoc(type(section)) or "").split("\n")[0] if key in SECTIONS else ""
-        others = {"objective": OBJECTIVES, "algorithm": tuple(ALGORITHMS)}.get(key)
-        parts.append(f"\n[{key}]" + (f"  # {head}" if head else ""))
-        if others:
-            parts.append(f"# one of {', '.join(others)}")
-        for name, field in type(section).model_fields.items():
-            value = getattr(section, name)
-            line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too
-            parts.append(line + (f"  # {field.description}" if field.description else ""))
-    for key, optional in (("federation", FederationSettings), ("privacy", PrivacySettings)):
-        parts.append(f"\n# [{key}]  # {inspect.getdoc(optional)}")
-        for name, field in optional.model_fields.items():
-            start_value = "..." if field.is_required() or field.default is None else json.dumps(field.default)
-            parts.append(f"# {name} = {start_value}  # {field.description}")
-    parts.append(COMPARE_HELP)
-    return "\n".join(parts)
-
-
-COMPARE_HELP = """
-# Several methods on one federation, for `equipoise compare`: each table holds settings of [algorithm], what
-# [algorithm] says above and the method knows too is inherited; objective = {...} gives it another objective.
-# [compare.DRFA]
-# name = "drfa"
-# dual_lr = 0.01
-
-# Many runs, for `equipoise sweep`: all combinations of the grid, the best by a measure, over several seeds.
-# [sweep]
-# seeds = [0, 1, 2]
-# measure = "worst20"          # mean, worst20, best20, min, std, ...
-# [sweep.grid]
-# "algorithm.local_lr" = [0.01, 0.1]
-"""
-
-
 def _fields(sections: list[str], settings: Any) -> list[str]:
     if not sections:
         return list(KEYS)
     first = sections[0]
+    if first == "convexify" and len(sections) > 1:
+        return _fields(sections[1:], settings[first])
     if first in SECTIONS:
         return list(SECTIONS[first].model_fields)
     if len(sections) > 1:
-        return list(RuleSettings.model_fields)
+        return list((RuleSettings if sections[1] == "rule" else OptimizerSettings).model_fields)
     section_of = algorithm_section if first == "algorithm" else objective_section
     return list(section_of(settings[first]["name"]).model_fields)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 import equipoise
 from equipoise.errors import require, unknown
-from equipoise.experiment import config
+from equipoise.experiment import reading
 
 PACKAGE = Path(equipoise.__file__).parent
 
@@ -35,7 +35,7 @@ def about(name: str) -> dict[str, str]:
 def settings(name: str, assignments: Iterable[str] = ()) -> dict[str, Any]:
     settings = _read(name)
     settings.pop("about")
-    return config.override({"name": name, **settings}, assignments)
+    return reading.override({"name": name, **settings}, assignments)
 
 
 def listing() -> Table:

@@ -45,7 +45,7 @@ class Measure(NamedTuple):
         if self.last is not None:
             return self._late(run)
         if self.name in LAST:
-            return _number(getattr(run.rows[-1], LAST[self.name]))
+            return _number(getattr(run.final, LAST[self.name]))
         summary = run.outcome.summary if run.outcome else {}
         return _number(summary.get("max" if self.name == "min" and not self._up(run) else self.name))
 

@@ -1,6 +1,6 @@
 """From settings to a method: an objective, step sizes, an algorithm."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from equipoise.engines import kernel
 from equipoise.errors import InputError, require
 from equipoise.experiment import choice
 from equipoise.experiment.config import Config, RuleSettings
+from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own_steps
 from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem
 from equipoise.objectives import Dual
@@ -72,6 +73,8 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     settings = {name: value for name, value in config.algorithm if value is not None}
     record = algorithms.named(settings.pop("name"))
     cohort, coin = settings.pop("cohort", None), settings.pop("coin", None)
+    own_steps = settings.pop("optimizer", None)
+    server_steps, schedule = settings.pop("server_optimizer", None), settings.pop("schedule", None)
     psi, notes = build_dual(config, problem.n), []
     sample = _sample(record, problem.n, cohort, coin)
     alone = config.model_dump(exclude_none=True) | {"algorithm": {"cohort": cohort}}  # whatever is set of it
@@ -79,11 +82,17 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     if best.name == record.name:
         notes.append(f"{best.name} is the method of choice: {best.why}")
     rule: Any = settings.pop("rule", None)
+    measured: steps.Coefficients | None = None  # the numbers of a rule that was measured
+    if rule == "tuned" and record.network_rule is not None and not problem.convex:
+        rule = RuleSettings(**record.network_rule)
+        numbers = ", ".join(f"{name} {value:g}" for name, value in record.network_rule.items())
+        notes.append(f"the step sizes of the weights were not given: {numbers}, which serve on networks")
     if rule == "tuned":
         _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }")
         share = 1.0 if cohort is None else cohort / problem.n
         constants, local_lr = problem.constants(settings["steps"])
         rule = steps.rule_for(constants, psi, share=share)
+        measured = steps.coefficients(constants, psi) if share == 1 else None
         how = "were measured, see `steps.tuned`" if problem.slope is None else "are of what every site has measured"
         notes.append(f"the step sizes tau, sigma and theta {how}")
         if settings["local_lr"] == "auto":
@@ -94,31 +103,48 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
             _must_be_convex(problem, f"algorithm.{key} is 'auto'", "a number")
             settings[key] = 1 / problem.smoothness
             notes.append(f"{key} was measured: 1/L = {settings[key]:.4g}")
-    if isinstance(rule, RuleSettings):
-        tau = settings["steps"] * settings["local_lr"] if rule.tau == "auto" else rule.tau
-        rule = rule.model_copy(update={"tau": tau})
+    task = problem.task
+    for key, given in (("optimizer", own_steps), ("schedule", schedule)):
+        require(
+            given is None or "local_lr" in settings,
+            f"algorithm.{key} is for local steps, of which {record.name} takes none of its own; leave it out",
+        )
+    if own_steps is not None:
+        task = with_own_steps(task, own_steps)
     if config.federation and config.federation.secure and "tilt_cap" in record.arguments:
         settings.setdefault("tilt_cap", MOST_TILT)
     if settings.get("mu") == "auto":
         settings["mu"] = problem.l2
-    if record.minibatch_form is not None and config.model.batch is not None:
+    if record.minibatch_form is not None and config.batch is not None:
         notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
-    family = _family(config, problem, record, cohort, coin, rule, settings)
-    if family is not None:
-        return Method(family.func(**family.keywords), tuple(notes), family)
-    if isinstance(rule, RuleSettings):
-        rule = steps.constant(**rule.model_dump())
-    task = problem.task
+    if server_steps is None and schedule is None:
+        family = _family(config, problem, task, record, cohort, coin, measured or _with_tau(rule, settings), settings)
+        if family is not None:
+            return Method(family.func(**family.keywords), tuple(notes), family)
     if config.privacy is not None:
         task = private_task(task, noise_of(config), l2=problem.l2, draw=draw)
         notes.append(promise(config))
-    algorithm = record.build(task, psi, sample, rule, **settings)
+    optimizer = None if server_steps is None else build_optimizer("algorithm.server_optimizer", server_steps)
+
+    def build(**changes: Any) -> Algorithm:
+        given = settings | changes
+        now = _with_tau(rule, given)
+        now = steps.constant(**dict(now)) if isinstance(now, RuleSettings) else now  # its tau may be traced
+        made = record.build(task, psi, sample, now, **given)
+        require(
+            isinstance(made, Algorithm),
+            f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
+        )
+        return made if optimizer is None else algorithms.with_server_optimizer(made, optimizer)
+
+    algorithm = build()
+    if schedule is not None:
+        falling = SCHEDULES[schedule](settings["local_lr"], config.run.rounds)
+        algorithm = algorithms.with_local_schedule(lambda local_lr: build(local_lr=local_lr), falling)
     if config.privacy is not None and record.name == "scaffpd":
         algorithm = one_release(algorithm, task)
-    require(
-        isinstance(algorithm, Algorithm),
-        f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
-    )
+    if own_steps is not None:  # where local steps are corrected it is a mistake, which shows when they are traced
+        wire(algorithm, problem.x, jax.eval_shape(lambda train: algorithm.prepare(train.client(0)), problem.train))
     if config.federation and _projects(config, problem, settings):
         quadratic = problem.loss in QUADRATIC
         algorithm = algorithms.project_updates(algorithm, quadratic=quadratic)
@@ -132,6 +158,13 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
             algorithm, crossing, dtype=config.federation.compress, sums=config.federation.compress_sums
         )
     return Method(algorithm, tuple(notes), algorithm)
+
+
+def _with_tau(rule: Any, settings: Mapping[str, Any]) -> Any:
+    """Numbers of a rule, its tau among them: the server takes the local steps as they are, unless told otherwise."""
+    if not isinstance(rule, RuleSettings) or rule.tau != "auto":
+        return rule
+    return rule.model_copy(update={"tau": settings["steps"] * settings["local_lr"]})
 
 
 QUADRATIC = ("squared", "squared_error")
@@ -167,6 +200,7 @@ TRACED = {"chi2": "rho", "kl": "rho", "tv": "rho", "propfair": "bound"}  # numbe
 def _family(
     config: Config,
     problem: Problem,
+    task: Task,
     record: algorithms.Record,
     cohort: int | None,
     coin: float | None,
@@ -179,18 +213,20 @@ def _family(
     fixed = {name: value for name, value in settings.items() if not isinstance(value, float)}
     hashable = all(isinstance(value, Hashable) for value in (*fixed.values(), *objective.values()))
     alone = config.federation is None and config.privacy is None
-    if not (known and hashable and alone and (rule is None or isinstance(rule, RuleSettings))):
+    of_numbers = rule is None or isinstance(rule, RuleSettings | steps.Coefficients)
+    if not (known and hashable and alone and of_numbers):
         return None
     numbers: dict[str, Any] = {
         f"algorithm.{name}": value for name, value in settings.items() if isinstance(value, float)
     }
     if rule is not None:
-        numbers |= {"rule.tau": rule.tau, "rule.sigma": rule.sigma, "rule.theta": rule.theta}
+        of_rule = rule._asdict() if isinstance(rule, steps.Coefficients) else rule.model_dump()
+        numbers |= {f"rule.{name}": value for name, value in of_rule.items()}
     name = objective.pop("name")
     if TRACED.get(name) in objective:
         numbers[f"objective.{TRACED[name]}"] = objective.pop(TRACED[name])
     frozen = tuple(objective.items()), tuple(fixed.items())
-    maker = _maker(problem.task, problem.n, record.name, cohort, coin, name, *frozen)
+    maker = _maker(task, problem.n, record.name, cohort, coin, name, *frozen)
     return Partial(maker, **numbers) if _takes_operands(maker, numbers, problem) else None
 
 
@@ -235,7 +271,10 @@ def _maker(
             section, _, key = name.partition(".")
             given[section][key] = value
         psi = objectives.named(objective)(n, **given["objective"])
-        rule = steps.constant(**given["rule"]) if given["rule"] else None
+        rule = None
+        if given["rule"]:
+            constant = given["rule"].keys() == RuleSettings.model_fields.keys()
+            rule = steps.constant(**given["rule"]) if constant else steps.guarded(steps.Coefficients(**given["rule"]))
         return record.build(task, psi, sample, rule, **given["algorithm"])
 
     return make

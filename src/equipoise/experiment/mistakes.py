@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from equipoise.errors import InputError, nearest
+from equipoise.errors import InputError, nearest, require
 
 
 def mistake(
@@ -83,3 +83,31 @@ def no_key(source: str, section: str, key: str, allowed: Iterable[str]) -> Input
 
 def no_value(source: str, key: str, value: Any, allowed: Iterable[str]) -> InputError:
     return InputError(f"{source}: {key} is {value!r}{nearest(value, allowed)} (known: {', '.join(allowed)})")
+
+
+def checked(source: str, settings: Any, key: str = "") -> Any:
+    """`settings`, whose values all are what a run folder can hold: texts, numbers, lists and tables."""
+    where = f"{source}: {key or 'it'}"
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            below = f"{key}.{name}" if key else str(name)
+            checked(source, str(name), below)
+            checked(source, value, below)
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            checked(source, value, key)
+    elif isinstance(settings, str):
+        surrogates = any("\ud800" <= letter <= "\udfff" for letter in settings)  # bytes that are not UTF-8
+        require(not surrogates, f"{where} is {settings!r}, which is not a Unicode text; give one")
+    elif isinstance(settings, int) and not isinstance(settings, bool):
+        require(abs(settings) < 2**63, f"{where} is {_few(settings)}; give a number below 2^63")
+    else:
+        require(
+            isinstance(settings, bool | float) or settings is None,
+            f"{where} is {settings}, a date or a time, which no setting is; give it as a text, in quotes",
+        )
+    return settings
+
+
+def _few(number: int) -> str:
+    return f"a number of {int(abs(number).bit_length() * 0.30103) + 1} digits"

@@ -46,7 +46,8 @@ class Origin(JsonRecord):
 
 def of(config: Config, this: Problem) -> Origin:
     if this not in _data:
-        leaves = jax.tree.leaves((this.train, this.test, this.x))
+        # Features follow from the rows and the network, and may be many times larger.
+        leaves = jax.tree.leaves(this.network[:3] if this.network is not None else (this.train, this.test, this.x))
         _data[this] = (digest_of_arrays(leaves), digests_of_silos(config))
     data, silo_files = _data[this]
     return Origin(settings=flat(config), files=silo_files, data=data, code=code(config))

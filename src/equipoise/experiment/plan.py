@@ -3,6 +3,7 @@
     [compare.DRFA]            # a table per method: settings of [algorithm]
     name = "drfa"             # what [algorithm] says and the method knows is inherited
     objective = { name = "agnostic" }
+    model = { name = "mlp" }  # and convexify, run: over those of the file; convexify = false leaves it out
     grid = { dual_lr = [0.001, 0.01] }    # of this method, for `sweep`; "objective.rho" = [...] works too
 
     [sweep]
@@ -25,7 +26,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -34,13 +35,15 @@ from pydantic import Field, ValidationError
 
 from equipoise import artifact
 from equipoise.errors import InputError, require
-from equipoise.experiment import alone, config, folders, measures, mistakes, origin, records, run
-from equipoise.experiment.batch import is_done, run_batch
+from equipoise.experiment import alone, config, folders, measures, mistakes, origin, reading, records, run
+from equipoise.experiment.batch import data_of, is_done, run_batch
 from equipoise.experiment.config import Config, Section, Seed
+from equipoise.experiment.convexify import network_config
 from equipoise.experiment.measures import Measure
 from equipoise.experiment.problems import Problem, build_problem, precision
 from equipoise.experiment.run import RunSpec
 
+OWN_SECTIONS = ("model", "convexify", "run")  # of which a method may have its own settings, besides its objective
 PENALTIES = ("chi2", "kl")  # whose rho leads from the average to the worst client
 UNTIL_GAP = 1e-3  # where a run of a path ends
 
@@ -113,10 +116,10 @@ def path(settings: Settings, values: Sequence[float], *, source: str = "the conf
     )
     jobs = []
     for rho in sorted(values, reverse=True):
-        mine = config.override(base, [])
-        config.put(mine, "objective.rho", rho)
+        mine = reading.override(base, [])
+        reading.put(mine, "objective.rho", rho)
         if first.run.until_gap is None:
-            config.put(mine, "run.until_gap", UNTIL_GAP)
+            reading.put(mine, "run.until_gap", UNTIL_GAP)
         parsed = config.parse(mine, source=source)
         chosen = {"objective.rho": rho}
         jobs.append(PlannedRun(f"rho {rho:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
@@ -145,9 +148,9 @@ def methods(settings: Settings, source: str) -> dict[str, Method]:
         where = _named(source, label)
         require(isinstance(method, Mapping), f"{where} is {method!r}; give a table of settings")
         require("name" in method, f"{where} has no name; give the algorithm's, such as name = 'drfa'")
-        own = {key: value for key, value in method.items() if key not in ("objective", "grid")}
-        mine = config.override(base, [])
-        config.put(mine, "algorithm.name", method["name"])
+        own = {key: value for key, value in method.items() if key not in (*OWN_SECTIONS, "objective", "grid")}
+        mine = reading.override(base, [])
+        reading.put(mine, "algorithm.name", method["name"])
         mine["algorithm"] |= own
         if "objective" in method:
             given = method["objective"]
@@ -156,6 +159,8 @@ def methods(settings: Settings, source: str) -> dict[str, Method]:
                 f"{where}.objective is {given!r}; give a table, such as objective = {{ name = 'kl' }}",
             )
             mine["objective"] = dict(given)
+        for section in OWN_SECTIONS:
+            _overlay(mine, section, method.get(section, {}), where)
         config.parse(mine, source=where)
         grid = _checked_grid(f"{where}.grid", method.get("grid", {}))
         out[label] = Method(
@@ -164,6 +169,16 @@ def methods(settings: Settings, source: str) -> dict[str, Method]:
             frozenset(f"algorithm.{key}" for key in own),
         )
     return out
+
+
+def _overlay(settings: dict[str, Any], section: str, own: Any, where: str) -> None:
+    """A method's own [model], [convexify] or [run], over those of the file; convexify = false leaves it out."""
+    if own is False and section == "convexify":
+        settings.pop(section, None)
+        return
+    require(isinstance(own, Mapping), f"{where}.{section} is {own!r}; give a table of settings")
+    if own:
+        settings[section] = {**settings.get(section, {}), **own}
 
 
 def sweep_of(settings: Settings, source: str) -> Sweep:
@@ -255,9 +270,9 @@ def _jobs(
                 if only is not None and only.get((_place(over), label)) != point:
                     continue
                 for seed in seeds:
-                    full = config.override(method.settings, [])
+                    full = reading.override(method.settings, [])
                     for key, value in {**over, **point, "run.seed": seed}.items():
-                        config.put(full, key, value)
+                        reading.put(full, key, value)
                     parsed = config.parse(full, source=_named(source, label))
                     place = "/".join(part for part in (_place(over), folders.name(label), _place(point)) if part)
                     yield PlannedRun(label, f"{place}/seed-{seed}", parsed, over, point, seed)
@@ -273,6 +288,8 @@ def _shared(grid: Mapping[str, list], method: Method) -> dict[str, list]:
 def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:
     """Runs what is not there yet, chooses, and runs the chosen settings on the seeds."""
     plan = study.sweep
+    # The runs that choose and those that are shown differ in how many share their data; in turn, one program is theirs.
+    options["in_turn"] = study.tuned_apart and jax.default_backend() != "cpu"
     done = run_all(study.trials, folder, **options)
     points: dict[tuple[str, str], list[tuple[dict, list[records.Run]]]] = {}
     for job, runs in _grouped(zip(study.trials, done, strict=True)):
@@ -319,41 +336,65 @@ def run_all(
     *,
     watch: Watch | None = None,
     overwrite: bool = False,
+    in_turn: bool = False,
     beside_alone: bool = False,
 ) -> list[records.Run]:
     """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused.
 
-    `beside_alone`: of jobs on the same data, also what each client gets from a model of its own rows (`alone.py`).
+    `in_turn`: none side by side. `beside_alone`: of jobs on the same data with linear models, also what clients get
+    from models of their own rows (`alone.py`).
     """
     check(jobs, folder, overwrite)
     with ExitStack() as held:
         problems: dict[str, Problem] = {}  # neighbours often have the same data
-        begun, since_cleared = False, 0
+        since_cleared = 0
 
+        @cache
         def begin() -> None:  # once the first data is known to make sense
-            nonlocal begun
-            if not begun:
-                held.enter_context(folders.writing(folder, "plan"))
-            begun = True
+            held.enter_context(folders.writing(folder, "plan"))
 
         batches: dict[Any, list[RunSpec]] = {}
+        for (where, network), first in _networks(jobs, folder).items():
+            seen = None if watch is None else partial(watch, first)
+            stage = RunSpec(network_config(first.config), network, "network", seen)
+            batches.setdefault(("", where), []).append(stage)
         for job in jobs:
             seen = None if watch is None else partial(watch, job)
-            spec = RunSpec(job.config, folder / job.place, job.label, seen, overwrite)
+            spec = RunSpec(job.config, folder / job.place, job.label, seen, overwrite, _network(job.config, folder))
             batches.setdefault((job.label, _apart_on_this_device(job)), []).append(spec)
         for specs in batches.values():
             if not all(is_done(spec) for spec in specs):
-                run_batch(specs, problems, begin)
-            since_cleared += len(specs)
+                since_cleared += run_batch(specs, problems, begin, in_turn=in_turn)
             if since_cleared >= 100:
                 since_cleared = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
-        if beside_alone and not all((folder / job.place / records.ALONE).is_file() for job in jobs):
-            with precision(jobs[0].config):
-                problem = next(iter(problems.values()), None) or build_problem(jobs[0].config)
+        linear = [job for job in jobs if job.config.model.name == "linear" and job.config.convexify is None]
+        missing = [job for job in linear if not (folder / job.place / records.ALONE).is_file()]
+        if beside_alone and missing:
+            with precision(missing[0].config):
+                spec = RunSpec(missing[0].config, folder / missing[0].place, missing[0].label)
+                problem = problems.get(data_of(spec)) or build_problem(spec.config)
                 begin()
-                alone.write([folder / job.place for job in jobs], problem)
+                alone.write([folder / job.place for job in missing], problem)
     return [records.read(folder / job.place) for job in jobs]
+
+
+def _networks(jobs: Sequence[PlannedRun], folder: Path) -> dict[tuple[str, Path], PlannedRun]:
+    """The networks that [convexify] trains, each with the first run that it is for; together they compile once."""
+    found: dict[tuple[str, Path], PlannedRun] = {}
+    for job in jobs:
+        place = _network(job.config, folder)
+        if place is not None:
+            found.setdefault((_apart_on_this_device(job), place), job)
+    return found
+
+
+def _network(parsed: Config, folder: Path) -> Path | None:
+    """Where a network of [convexify] is trained, once for all runs that begin with the same; None: it needs none."""
+    settings = parsed.convexify
+    if settings is None or settings.network is not None or settings.rounds == 0:
+        return None
+    return folder / records.STAGE_1 / origin.digest_of_settings(network_config(parsed))[:10]
 
 
 def _apart_on_this_device(job: PlannedRun) -> str:
@@ -372,6 +413,11 @@ def run_path(
     done: list[records.Run] = []
     first: Problem | None = None
     with ExitStack() as held:
+
+        @cache
+        def begin() -> None:
+            held.enter_context(folders.writing(folder, "plan"))
+
         for job in jobs:
             place = folder / job.place
             if not overwrite and records.finished(place):
@@ -379,8 +425,10 @@ def run_path(
                 continue
             with precision(job.config):
                 if first is None:
-                    first = build_problem(job.config)
-                    held.enter_context(folders.writing(folder, "plan"))
+                    first = run.problem_of(
+                        RunSpec(job.config, place, job.label, network=_network(job.config, folder)), begin
+                    )
+                    begin()
                 model = done[-1].path / records.MODEL if done else None
                 problem = first if model is None or not model.is_file() else first.starting_from(artifact.load(model))
             options: dict[str, Any] = {"label": job.label, "problem": problem}
@@ -401,7 +449,7 @@ def check(jobs: Sequence[PlannedRun], folder: Path, overwrite: bool) -> None:
         place = folder / job.place
         if overwrite or not (place / records.CONFIG).is_file():
             continue
-        there = config.parse(config.read(place / records.CONFIG), source=str(place / records.CONFIG))
+        there = config.parse(reading.read(place / records.CONFIG), source=str(place / records.CONFIG))
         changed = list(origin.of_settings(origin.flat(there), origin.flat(job.config)))
         require(not changed, f"{place} holds a run with other settings ({'; '.join(changed[:3])}); {remedy}")
         silos = job.config.data.silos

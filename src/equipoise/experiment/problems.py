@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,35 @@ from equipoise.artifact import Artifact
 from equipoise.data import partition, pool, silos
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue, synthetic
+from equipoise.data.pool import Pool
+from equipoise.data.shards import Shards
 from equipoise.data.silos.encoding import Encoding, Feature, Target
 from equipoise.errors import InputError, require
 from equipoise.evaluation import MainScore, PerClient
 from equipoise.evaluation.predictions import Score
 from equipoise.experiment.config import Config
 from equipoise.models import Model
+from equipoise.models.model import Params
 from equipoise.protocol import Vector
 from equipoise.tasks import Task
+
+
+class Sent(NamedTuple):
+    """Bytes between the server and all clients."""
+
+    down: int = 0
+    up: int = 0
+
+
+class Network(NamedTuple):
+    """What a convex problem was made of (`convexify.py`)."""
+
+    train: Any  # the rows themselves
+    test: Any
+    fixed: Params  # of the model, what is not trained any more
+    insert: Callable[[Vector], Params]  # x -> all parameters of the model
+    extract: Callable[[Params], Vector]  # and back
+    sent: Sent  # until the convex problem was there
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +66,10 @@ class Problem:
     l2: float
     x: Vector
     notes: tuple[str, ...] = ()
+    validation: Any | None = None  # rows to choose the best round by, with `run.keep_best`
     curvature: float | None = None  # L, where the clients have measured it themselves
     slope: float | None = None  # and a bound on L_lx at the start
+    network: Network | None = None  # None: it was not made of one
     score: MainScore | None = None  # that runs are summed up by; None: the one that says most
 
     @property
@@ -55,7 +78,7 @@ class Problem:
 
     @property
     def convex(self) -> bool:
-        return self.model.name == "linear"
+        return self.model.name == "linear" or self.network is not None
 
     @cached_property
     def smoothness(self) -> float:
@@ -91,14 +114,16 @@ class Problem:
         name = evaluation.chosen(table, None)
         return MainScore(name, evaluation.higher_is_better(name))
 
-    def artifact_vector(self, x: Vector) -> np.ndarray:
+    def artifact_params(self, x: Vector) -> Params:
         """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
+        if self.network is not None:
+            return self.network.insert(x)
         size = sum(a.size for a in jax.tree.leaves(jax.eval_shape(self.model.init, jax.random.key(0))))
         return np.concatenate([np.asarray(x), np.zeros(size - x.size, np.asarray(x).dtype)])
 
     def starting_from(self, model: Artifact) -> "Problem":
         """The same problem from another first model, of its own kind."""
-        flat, _ = ravel_pytree(model.params)
+        flat = ravel_pytree(model.params)[0] if self.network is None else self.network.extract(model.params)
         return replace(self, x=jnp.asarray(flat[: self.x.size], self.x.dtype))
 
 
@@ -112,6 +137,8 @@ def precision(config: Config) -> Iterator[None]:
 def build_problem(config: Config) -> Problem:
     """Reads and divides the data, and builds the task on it; call it under `precision`."""
     problem = _of_data(config)
+    if config.run.keep_best:
+        problem = _with_validation(config, problem)
     if config.run.score is None:
         return problem
     score, there = evaluation.main_score_named(config.run.score), [*problem.scores, "loss"]
@@ -124,6 +151,18 @@ def build_problem(config: Config) -> Problem:
         f"run.score is '{config.run.score}', but '{score.name}' is a score of the library; rename the function",
     )
     return replace(problem, score=score)
+
+
+def _with_validation(config: Config, problem: Problem) -> Problem:
+    """Some training rows are set aside, to choose a round by: no test row has a say in it."""
+    require(
+        isinstance(problem.train, Pool | Shards),
+        "run.keep_best needs examples to set aside, which this data has none of; leave it out",
+    )
+    share = config.run.validation
+    train, validation = pool.set_aside(problem.train, share=share, key=division_seed(config))
+    note = f"{share:.0%} of every client's training rows are set aside, to choose the best round by"
+    return replace(problem, train=train, validation=validation, notes=(*problem.notes, note))
 
 
 def _of_data(config: Config) -> Problem:
@@ -211,7 +250,13 @@ def _of_dataset(config: Config) -> Problem:
         dataset = dataset.flat()
     divided, test_parts = divide(config, dataset)
     train, test = pool.pools(
-        dataset, divided.parts, key=key, test=settings.test, test_parts=test_parts, thin=division.thin
+        dataset,
+        divided.parts,
+        key=key,
+        test=settings.test,
+        test_parts=test_parts,
+        max_size=division.max_size,
+        thin=division.thin,
     )
     names = tuple(divided.summary.clients)
     names = names if division.kind == "natural" else tuple(f"client {name}" for name in names)
@@ -219,6 +264,7 @@ def _of_dataset(config: Config) -> Problem:
     by |= {"similarity": f"similarity {division.similarity:g}", "k_classes": f"{division.classes} classes each"}
     by |= {"one_class": "one class each", "quantity": f"quantities of Dirichlet({division.alpha:g})"}
     what = f"{dataset.name} over {len(names)} clients, divided by {by[division.kind]}"
+    what += f", at most {division.max_size} rows each" if division.max_size else ""
     what += f", {division.thin[0]:.0%} of them without {division.thin[1]:.0%} of their rows" if division.thin else ""
     shape = dataset.inputs.shape[1:]
     return _problem(config, what, names, train, test, dataset.classes, shape, _encoding_of(dataset), ())
@@ -290,33 +336,39 @@ def _problem(
         score = models.LOSSES[loss]
         task = tasks.task_of(model.init, model.apply, score, name=settings.name, convex=convex, **options)
     elif loss == "cross_entropy":
-        task = _cached(tasks.softmax_regression)(features, outputs, **options)
+        task = cached(tasks.softmax_regression)(features, outputs, **options)
     elif loss == "squared":
-        task = _cached(tasks.least_squares)(features, outputs, centred=True, **options)
+        task = cached(tasks.least_squares)(features, outputs, centred=True, **options)
     else:
-        task = _cached(tasks.ridge)(features, settings.l2, settings.batch)
+        task = cached(tasks.ridge)(features, settings.l2, settings.batch)
     x = task.init(jax.random.key(config.run.seed))
     return Problem(what, names, train, test, classes, model, loss, encoding, task, settings.l2, x, notes)
 
 
 @cache
-def _cached(factory: Callable[..., Task]) -> Callable[..., Task]:
+def cached(factory: Callable[..., Task]) -> Callable[..., Task]:
     """The same task for the same shape, so that what is compiled for it serves other divisions of the data."""
     return lru_cache(maxsize=16)(factory)
 
 
 def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> Model:
     settings = config.model
+    arguments: tuple[Any, ...]
     match settings.name:
         case "linear":
-            return models.linear(math.prod(shape), outputs)
+            arguments = (math.prod(shape), outputs)
         case "mlp":
-            return models.mlp(math.prod(shape), settings.hidden, outputs)
+            arguments = (math.prod(shape), settings.hidden, outputs)
         case "cnn" | "resnet" as name:
             require(
                 len(shape) == 3, f"a {name} needs images [height, width, channels]; the examples have shape {shape}"
             )
-            return {"cnn": models.cnn, "resnet": models.resnet}[name](shape, outputs)
-    integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
-    require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
-    return models.gru(outputs, settings.hidden[0])
+            arguments = (shape, outputs)
+        case _:
+            integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
+            require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
+            arguments = (outputs, settings.hidden[0])
+    try:
+        return models.MODELS[settings.name](*arguments, **settings.options)
+    except TypeError as error:
+        raise InputError(f"model.options does not fit a {settings.name} ({error}); see equipoise.models") from None

@@ -9,6 +9,7 @@
     model.safetensors       the trained model (`equipoise.artifact`)
     result.json             how it ended; its presence says that the run is finished
     alone.json              of a comparison: what each client gets from a model of its own rows alone
+    stage.1/                with [convexify], the run that trained the network: a run folder of its own
     rows.safetensors        what each scored row adds to the score, where the rows were at hand: for comparisons
     agreement.json          of a run over Flower: its sites, and how they read their tables
     status.json, log.jsonl  of a run over Flower: how it stands, and all that happened
@@ -39,6 +40,7 @@ HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint
 AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
 STATUS, LOG = "status.json", "log.jsonl"
 ALONE = "alone.json"
+STAGE_1 = "stage.1"  # a folder; no label of a run is called so (`folders.name`)
 
 
 class JsonRecord(BaseModel):
@@ -79,6 +81,7 @@ class Row(JsonRecord):
     bytes_up: int
     loss: PerClient  # f_i of each client's training rows
     scores: dict[str, PerClient]  # on each client's held-out rows; "loss" among them
+    validation: Number = None  # the worst fifth on validation rows, with `run.keep_best`
     lam: PerClient | None = None  # the weights of the clients, for methods that have them
     objective: Number = None  # max_lam sum lam_i f_i - psi(lam), of the training losses above
     gap: Number = None  # a bound on how far the objective was from its optimum when the round began
@@ -123,7 +126,7 @@ class Environment(JsonRecord):
 
 
 class RunResult(JsonRecord):
-    """How a run ended. The clients' values are in the last row."""
+    """How a run ended. The clients' values are in the row of the model, see `Run.final`."""
 
     label: str  # what to call the run beside others
     rounds: int
@@ -139,6 +142,7 @@ class RunResult(JsonRecord):
     worst_estimate: Number = None  # that mean, corrected for chance: the worst of noisy scores look worse than they are
     mean_low: Number = None  # bounds of the mean over the clients
     mean_high: Number = None
+    best_round: int | None = None  # with `run.keep_best`, the round whose model this is; None: the last
     events: tuple[str, ...] = ()  # what went wrong on the way, a sentence each
 
 
@@ -168,6 +172,12 @@ class Run(NamedTuple):
     federation: FederationRecord
     rows: list[Row]
     outcome: RunResult | None  # None: not finished
+
+    @property
+    def final(self) -> Row:
+        """The row of the model that the run ended with: the last, or that of its best round."""
+        best = None if self.outcome is None else self.outcome.best_round
+        return self.rows[-1] if best is None else next(row for row in self.rows if row.round == best)
 
 
 R = TypeVar("R", bound=JsonRecord)
@@ -230,6 +240,7 @@ def _check_fit(read: Run) -> None:
         len(read.outcome.low) == len(read.outcome.high) == n
         and rounds
         and rounds[-1] == read.outcome.rounds
+        and read.outcome.best_round in (None, *rounds)
         and read.outcome.measure in read.rows[-1].scores
     )
     require(fits, f"{read.path / RESULT} does not fit {HISTORY}; one of them is damaged or of another run")
@@ -247,7 +258,8 @@ def find(path: str | Path) -> list[Path]:
     found = marker(path)
     if found is not None and found.kind == "run":
         return [path]
-    runs = sorted(file.parent for file in path.rglob(FEDERATION))
+    inside = (file.parent for file in path.rglob(FEDERATION))
+    runs = sorted(run for run in inside if STAGE_1 not in run.relative_to(path).parts)
     require(runs, f"{path} holds no runs; give a folder that `equipoise run`, `compare` or `sweep` made")
     return runs
 

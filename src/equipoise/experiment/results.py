@@ -43,6 +43,8 @@ def write_row_scores(folder: Path, problem: Problem, x: Vector, score: str) -> N
     """
     test = problem.train if problem.test is None else problem.test
     values = evaluation.of_rows(problem.task, x, test, score)
+    if problem.network is not None:  # the rows themselves, which other models are scored on too
+        test = problem.network.train if problem.network.test is None else problem.network.test
     if values is None or not np.isfinite(values).all():
         return
     digest = hashlib.blake2b(digest_size=16)
@@ -62,6 +64,7 @@ def write_result(
     events: list[str],
     *,
     asked: bool = True,
+    best_round: int | None = None,
 ) -> None:
     """The model, then the result: whoever sees the result sees a whole run. `asked`: clients told their own scores."""
     measure, up, _ = problem.main_score(table)
@@ -70,7 +73,7 @@ def write_result(
         metadata = {"config": config.used(), "clients": list(problem.names)}
         artifact.save(
             folder / records.MODEL,
-            problem.artifact_vector(x),
+            problem.artifact_params(x),
             problem.model,
             problem.encoding,
             loss=problem.loss,
@@ -97,6 +100,7 @@ def write_result(
         worst_estimate=found.worst.estimate if found else None,
         mean_low=found.mean.low if found else None,
         mean_high=found.mean.high if found else None,
+        best_round=best_round,
         events=tuple(events),
     )
     records.write_record(folder / records.RESULT, outcome)

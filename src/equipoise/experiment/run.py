@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +18,11 @@ from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
 from equipoise.evaluation import PerClient
 from equipoise.experiment import folders, origin, records
-from equipoise.experiment.config import Config, load_config
+from equipoise.experiment.config import Config
+from equipoise.experiment.convexify import Trained, convexify, load_network, network_config
 from equipoise.experiment.methods import Method, build_method
-from equipoise.experiment.problems import Problem, build_problem, precision
+from equipoise.experiment.problems import Problem, Sent, build_problem, precision
+from equipoise.experiment.reading import load_config
 from equipoise.experiment.results import (
     environment_record,
     federation_record,
@@ -28,7 +30,15 @@ from equipoise.experiment.results import (
     write_result,
     write_row_scores,
 )
-from equipoise.experiment.writer import RunWriter, Watch, crossing_of, local_evaluator, until_certified
+from equipoise.experiment.writer import (
+    RunWriter,
+    Watch,
+    crossing_of,
+    local_evaluator,
+    until_certified,
+    validator,
+    weights_of,
+)
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key
 
@@ -43,6 +53,7 @@ class RunSpec(NamedTuple):
     label: str
     watch: Watch | None = None
     overwrite: bool = False  # whatever run is in the folder
+    network: Path | None = None  # where the network of [convexify] is trained; None: in the folder
 
 
 class Shared(NamedTuple):
@@ -112,6 +123,47 @@ def resume(
     return records.read(folder)
 
 
+def problem_of(spec: RunSpec, begin: Callable[[], None]) -> Problem:
+    """The problem of a run; with [convexify], once its network is trained.
+
+    `begin` is called before anything is written, when the data and the settings of the network make sense.
+    """
+    config = spec.config
+    problem = build_problem(config)
+    settings = config.convexify
+    if settings is None:
+        return problem
+    if settings.network is not None:
+        trained = Trained(load_network(settings.network, problem.model), f"from {Path(settings.network).name}")
+    elif settings.rounds == 0:
+        trained = Trained(problem.model.init(jax.random.key(config.run.seed)), "that is not trained")
+    else:
+        stage = network_config(config)
+        build_method(stage, problem)  # a mistake in it leaves no folder behind
+        begin()
+        trained = _trained_network(spec, stage, problem)
+    return convexify(config, problem, trained)
+
+
+def _trained_network(spec: RunSpec, stage: Config, problem: Problem) -> Trained:
+    """Stage 1: trained, resumed, or only read, where a plan has trained it."""
+    folder = spec.network or spec.folder / records.STAGE_1
+    overwrite = spec.overwrite and spec.network is None
+    if not overwrite and records.finished(folder):
+        done = records.read(folder)
+    elif not overwrite and (folder / records.CONFIG).is_file():
+        done = resume(folder, watch=spec.watch, problem=problem)
+    else:
+        done = run(stage, folder, watch=spec.watch, overwrite=overwrite, problem=problem)
+    assert done.outcome is not None
+    require(
+        (folder / records.MODEL).is_file(),
+        f"the network of [convexify] did not end with a model: {'; '.join(done.outcome.events)}; see {folder}",
+    )
+    how = f"trained by {done.outcome.rounds} rounds of {stage.algorithm.name}"
+    return Trained(load_network(folder, problem.model), how, Sent(done.rows[-1].bytes_down, done.rows[-1].bytes_up))
+
+
 def share(problem: Problem) -> Shared:
     """For runs on one problem."""
     return Shared(problem, ClientRows(problem, problem.train, problem.test))
@@ -123,6 +175,7 @@ def begun(spec: RunSpec, shared: Shared | None = None) -> Iterator[Session]:
     folders.check(spec.folder, "run", overwrite=spec.overwrite)
     with precision(spec.config), ExitStack() as held:
 
+        @cache
         def begin() -> None:
             settings = origin.digest_of_settings(spec.config)
             held.enter_context(folders.writing(spec.folder, "run", overwrite=spec.overwrite, settings=settings))
@@ -158,13 +211,14 @@ def resumed(
 @contextmanager
 def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) -> Iterator[Session]:
     config, folder = spec.config, spec.folder
-    problem, data, method = shared or share(build_problem(config))
+    problem, data, method = shared or share(problem_of(spec, begin))
     algorithm, notes, family = method or build_method(config, problem)
     source = origin.of(config, problem)
     begin()
     crossing = crossing_of(family, algorithm, problem)
     evaluate = local_evaluator(config, problem, data.train, data.scorer)
-    writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate)
+    judge, weights = validator(problem), weights_of(family, problem.x.dtype)
+    writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate, judge, weights)
     try:
         start = writer.start()  # before anything is written: a run that is not this one is left as it is
         records.write_record(folder / records.ENVIRONMENT, environment_record(config, source.files))
@@ -234,7 +288,8 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
 def complete(session: Session, result: Result) -> None:
     """Scores the model where a run ended, and writes what it leaves behind."""
     (config, folder, label, *_), problem = session.spec, session.problem
-    x = session.algorithm.model(result.server)
+    best = session.writer.best
+    x = session.algorithm.model(result.server) if best is None else jnp.asarray(best.x)
     with warnings.catch_warnings(action="ignore", category=LostReplies):  # a model that is not finite is an event
         table = evaluation.evaluate(
             problem.task,
@@ -247,7 +302,8 @@ def complete(session: Session, result: Result) -> None:
     table = in_units(problem, table)
     write_row_scores(folder, problem, x, problem.main_score(table).name)
     events = [sentence] if (sentence := broken_replies(result.tally)) else []
-    write_result(config, folder, problem, x, result, table, label, events)
+    best_round = None if best is None else best.round
+    write_result(config, folder, problem, x, result, table, label, events, best_round=best_round)
 
 
 def _lost(config: Config) -> Lost | None:

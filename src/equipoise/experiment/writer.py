@@ -1,6 +1,7 @@
 """What a run writes while it runs: the history and the checkpoints."""
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -12,15 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
-from equipoise import certificates, files
+from equipoise import certificates, evaluation, files
 from equipoise.engines.simulator import Result
 from equipoise.evaluation import PerClient
+from equipoise.evaluation.rules import worst_mean
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.boards import boards
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import dual_family, known_saddle
 from equipoise.experiment.origin import Origin
-from equipoise.experiment.problems import Problem
+from equipoise.experiment.problems import Problem, Sent
 from equipoise.experiment.records import Row
 from equipoise.experiment.results import floats, in_units
 from equipoise.objectives import Dual
@@ -40,6 +42,8 @@ class Evaluation(NamedTuple):
     table: PerClient
 
 
+# The mean over the worst fifth of the clients on validation rows, and whether more is better.
+Judge = Callable[[Vector], tuple[float, bool]]
 # Of a model, and the clients' weights, if the method has those of the objective.
 Evaluate = Callable[[Vector, Any], Evaluation]
 
@@ -63,16 +67,32 @@ def certifier(task: Task, maker: Callable[..., Dual]) -> Callable:
     return jax.jit(lambda numbers, data, x, lam: certificates.certify(task, maker(**numbers), data, x, lam))
 
 
+def validator(problem: Problem) -> Judge | None:
+    """Scores models on the rows that were set aside; None: none were."""
+    if problem.validation is None:
+        return None
+    scorer = evaluation.evaluator(problem.task, problem.validation, scores=problem.scores)
+
+    def judge(x: Vector) -> tuple[float, bool]:
+        table = scorer(x)
+        name, up, _ = problem.main_score(table)
+        values = np.asarray(table.scores[name], np.float64)
+        known = values[np.isfinite(values)]
+        return (float(worst_mean(known, up)) if known.size else math.nan), up
+
+    return judge
+
+
 class Enough(Exception):
-    """The certificate is as good as `run.until_gap` asks; `result` is where the run stands."""
+    """`run.until_gap` or `run.patience` says that the run ends; `result` is where it stands."""
 
     def __init__(self, result: Any):
-        super().__init__("the objective is certified")
+        super().__init__("the run ends here")
         self.result = result
 
 
 def until_certified(engine: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What the engine returns, or where it stood when a pause found the objective certified."""
+    """What the engine returns, or where it stood when a pause found that it was enough."""
     try:
         return engine(*args, **options)
     except Enough as enough:
@@ -92,14 +112,18 @@ class RunWriter:
         source: Origin,
         watch: Watch | None,
         evaluate: Evaluate,
+        judge: Judge | None = None,
+        weights: Callable[[Any], Any] | None = None,  # of a server, where not the algorithm's own: compiled once
     ):
         self.source = source
         self.written, self.digest = 0, hashlib.sha256()  # of the history: its length in bytes, and its digest
         self.config, self.folder, self.problem, self.algorithm, self.watch = config, folder, problem, algorithm, watch
         self.every = config.run.evaluate_every or max(1, config.run.rounds // ROWS)
-        self.evaluate = evaluate
+        self.evaluate, self.judge, self.weights = evaluate, judge, weights or algorithm.weights
+        self.best: checkpoint.Best | None = None  # with a judge, from the first model on
         self.saddle = known_saddle(config, problem)
         self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
+        self.sent = problem.network.sent if problem.network is not None else Sent()  # before the first round
         self.saved = time.monotonic()
         self.boards = boards(config, folder, problem.names)
         self.certified: float | None = None  # the relative gap, once it is as small as `run.until_gap` asks
@@ -115,20 +139,22 @@ class RunWriter:
         """The history as the checkpoint knows it."""
         content = checkpoint.cut(self.folder / records.HISTORY, saved.history)
         self.written, self.digest = len(content), hashlib.sha256(content)
+        self.best = saved.best
         return saved
 
     def begin(self) -> None:
         """A history with the first model only."""
         files.remove(self.folder / records.HISTORY)
         exchanges = (0,) * len(self.algorithm.round)
-        counts = {"asked": exchanges, "answered": exchanges, "broken": 0, "bytes_down": 0, "bytes_up": 0}
-        self.write(self.problem.x, None, round=0, seconds=0.0, **counts)
+        counts = {"asked": exchanges, "answered": exchanges, "broken": 0}
+        sent = {"bytes_down": self.sent.down, "bytes_up": self.sent.up}
+        self.write(self.problem.x, None, round=0, seconds=0.0, **counts, **sent)
 
     def save(self, result: Result, more: dict[str, Any] | None = None) -> None:
         """A checkpoint; what it counts on is on the disk before."""
         files.sync(self.folder / records.HISTORY)
         written = checkpoint.Written(length=self.written, digest=self.digest.hexdigest())
-        checkpoint.save(self.folder / records.CHECKPOINT, result, written, self.source, more)
+        checkpoint.save(self.folder / records.CHECKPOINT, result, written, self.source, more, self.best)
         self.saved = time.monotonic()
 
     def record(self, result: Result, **counts: Any) -> None:
@@ -141,14 +167,16 @@ class RunWriter:
             "asked": asked,
             "answered": answered,
             "broken": int(tally.broken.sum()),
-            "bytes_down": int(np.dot(asked, self.down)),
-            "bytes_up": int(np.dot(answered, self.up)),
+            "bytes_down": self.sent.down + int(np.dot(asked, self.down)),
+            "bytes_up": self.sent.up + int(np.dot(answered, self.up)),
         }
-        self.write(self.algorithm.model(server), self.algorithm.weights(server), **counted | counts)
+        self.write(self.algorithm.model(server), self.weights(server), **counted | counts)
 
     def pause(self, result: Result) -> None:
         self.record(result)
-        if self.certified is not None and result.rounds < self.config.run.rounds:
+        patience = self.config.run.patience
+        waited = patience is not None and self.best is not None and result.rounds - self.best.round >= patience
+        if (self.certified is not None or waited) and result.rounds < self.config.run.rounds:
             raise Enough(result)
         due = time.monotonic() - self.saved >= self.config.run.checkpoint_seconds
         if due or result.rounds == self.config.run.rounds:
@@ -159,6 +187,7 @@ class RunWriter:
         found = self.evaluate(x, lam if self.algorithm.dual is not None else None)
         row = Row(
             **counts,
+            validation=self._validate(x, counts["round"]),
             loss=floats(found.losses),
             scores={name: floats(values) for name, values in found.table.scores.items()},
             lam=None if lam is None else floats(lam),
@@ -177,9 +206,32 @@ class RunWriter:
         if self.watch is not None:
             self.watch(row.round, self.config.run.rounds, row)
 
+    def _validate(self, x: Vector, round: int) -> float | None:
+        """The model's value on validation rows; it is kept if no earlier one was as good."""
+        if self.judge is None:
+            return None
+        value, up = self.judge(x)
+        before = math.nan if self.best is None else self.best.value
+        if self.best is None or math.isnan(before) or (value > before if up else value < before):
+            self.best = checkpoint.Best(round, value, np.asarray(x))
+        return value
+
     def close(self) -> None:
         for board in self.boards:
             board.close()
+
+
+def weights_of(family: Algorithm | Partial, dtype: Any) -> Callable[[Any], Any]:
+    """The clients' weights of a server, by a program that all numbers of a family share."""
+    if not isinstance(family, Partial):
+        return family.weights
+    numbers = {name: jnp.asarray(value, dtype) for name, value in family.keywords.items()}
+    return lambda server: _weights(family.func)(numbers, server)
+
+
+@lru_cache(maxsize=64)
+def _weights(maker: Callable[..., Algorithm]) -> Callable:
+    return jax.jit(lambda numbers, server: maker(**numbers).weights(server))
 
 
 def crossing_of(family: Algorithm | Partial, algorithm: Algorithm, problem: Problem) -> Sequence[Wire]:

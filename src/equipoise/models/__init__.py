@@ -5,6 +5,9 @@ from typing import Any
 
 from equipoise.errors import unknown
 from equipoise.models.cnn import cnn as cnn
+from equipoise.models.convexified import convexified as convexified
+from equipoise.models.convexified import linearised as linearised
+from equipoise.models.gradient_features import gradient_features as gradient_features
 from equipoise.models.gru import gru as gru
 from equipoise.models.linear import linear as linear
 from equipoise.models.losses import LOSSES as LOSSES
@@ -23,6 +26,8 @@ MODELS: dict[str, Callable[..., Model]] = {
     "resnet": resnet,
     "gru": gru,
     "torch": torch_module,
+    "convexified": convexified,
+    "linearised": linearised,
 }
 
 
@@ -30,4 +35,5 @@ def build(name: str, arguments: Mapping[str, Any]) -> Model:
     """The model that was saved as (name, arguments)."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
-    return MODELS[name](**arguments)
+    inside = {key: build(**value) if key == "network" else value for key, value in arguments.items()}
+    return MODELS[name](**inside)

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
 
 from equipoise.errors import positive, require
+from equipoise.models.convolution import convolve
 from equipoise.models.linear import affine
 from equipoise.models.model import Model, Params, as_floats
 
@@ -45,47 +44,14 @@ def cnn(shape: Sequence[int], outputs: int) -> Model:
             f"the images have shape {inputs.shape[1:]}; this model was made for {shape}",
         )
         x = as_floats(inputs, last.weight.dtype).reshape(-1, height, width, channels)
-        x = _pool(jax.nn.relu(_convolve(first, x)))
-        x = _pool(jax.nn.relu(_convolve(second, x)))
+        x = _pool(jax.nn.relu(convolve(first, x)))
+        x = _pool(jax.nn.relu(convolve(second, x)))
         x = x.reshape(x.shape[0], -1)
         for layer in layers:
             x = jax.nn.relu(affine(layer, x))
         return affine(last, x)
 
-    return Model(init, apply, "cnn", {"shape": list(shape), "outputs": outputs})
-
-
-def _convolve(layer: eqx.nn.Conv2d, x: Array) -> Array:
-    """[b, h, w, c] -> [b, h, w, channels], in the form that is fastest on this kind of device."""
-    assert layer.bias is not None
-    form = CONVOLUTIONS[BY_BACKEND.get(jax.default_backend(), "rows")]
-    return form(x, layer.weight) + layer.bias.reshape(1, 1, 1, -1)
-
-
-def by_rows(x: Array, weight: Float[Array, "k c i j"]) -> Array:
-    """One product with the image's patches, put together first along a row of pixels, then across rows.
-
-    Whole runs of channels are copied: pixel by pixel takes a CPU several times as long, and so does XLA's own
-    convolution, most of it in the gradient.
-    """
-    b, h, w, c = x.shape
-    around = KERNEL // 2
-    padded = jnp.pad(x, ((0, 0), (around, around), (around, around), (0, 0)))
-    row = jnp.concatenate([padded[:, :, j : j + w] for j in range(KERNEL)], axis=-1)  # [b, h + 4, w, 5 c]
-    patches = jnp.concatenate([row[:, i : i + h] for i in range(KERNEL)], axis=-1)  # [b, h, w, 25 c]
-    flat = weight.transpose(2, 3, 1, 0).reshape(c * KERNEL**2, -1)
-    return (patches.reshape(b * h * w, -1) @ flat).reshape(b, h, w, -1)
-
-
-def natively(x: Array, weight: Float[Array, "k c i j"]) -> Array:
-    """XLA's own convolution; with other weights for each client it becomes one of as many groups."""
-    return jax.lax.conv_general_dilated(
-        x, weight.transpose(2, 3, 1, 0), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-
-
-CONVOLUTIONS = {"rows": by_rows, "native": natively}
-BY_BACKEND = {"cpu": "rows", "gpu": "rows"}  # `python -m benchmarks.gpu` measures both
+    return Model(init, apply, "cnn", {"shape": list(shape), "outputs": outputs}, last=lambda params: params[-1])
 
 
 def _pool(x: Array) -> Array:

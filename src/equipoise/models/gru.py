@@ -43,6 +43,7 @@ def gru(vocabulary: int, hidden: int = 128, *, embedding: int = 8, layers: int =
         apply,
         "gru",
         {"vocabulary": vocabulary, "hidden": hidden, "embedding": embedding, "layers": layers},
+        last=lambda params: params["out"],
     )
 
 

@@ -26,4 +26,4 @@ def linear(features: int, outputs: int) -> Model:
     def apply(params: Params, inputs: Array) -> Array:
         return affine(params, flat(inputs, params.weight.dtype))
 
-    return Model(init, apply, "linear", {"features": features, "outputs": outputs})
+    return Model(init, apply, "linear", {"features": features, "outputs": outputs}, last=lambda params: params)

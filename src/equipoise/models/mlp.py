@@ -29,4 +29,10 @@ def mlp(features: int, hidden: int | Sequence[int], outputs: int) -> Model:
             x = jax.nn.relu(affine(layer, x))
         return affine(last, x)
 
-    return Model(init, apply, "mlp", {"features": features, "hidden": widths[1:-1], "outputs": outputs})
+    return Model(
+        init,
+        apply,
+        "mlp",
+        {"features": features, "hidden": widths[1:-1], "outputs": outputs},
+        last=lambda params: params[-1],
+    )

@@ -19,6 +19,7 @@ class Model(NamedTuple):
     apply: Callable[[Params, Array], Float[Array, "b outputs"]]  # params, inputs [b, ...]
     name: str = ""
     arguments: Mapping[str, Any] = {}
+    last: Callable[[Params], Any] | None = None  # where the last layer is, for `gradient_features`; it is linear
 
 
 def as_floats(inputs: Array, dtype: DTypeLike) -> Array:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from equipoise.errors import positive, require
+from equipoise.models.convolution import convolve
 from equipoise.models.linear import affine
 from equipoise.models.model import Model, Params, as_floats
 
@@ -62,35 +63,32 @@ def resnet(shape: Sequence[int], outputs: int, width: int = 16, blocks: int = 3,
 
     def on_block(params: Params, x: Array) -> Array:
         (first, second), (one, two), shortcut = params["convs"], params["norms"], params["shortcut"]
-        inside = jax.nn.relu(normalise(one, first(x)))
-        return jax.nn.relu(normalise(two, second(inside)) + (x if shortcut is None else shortcut(x)))
-
-    def on_image(params: Params, image: Array) -> Array:
-        stem, around = params["stem"]
-        x = jax.nn.relu(normalise(around, stem(jnp.moveaxis(image, -1, 0))))
-        for layer in params["body"]:
-            x = on_block(layer, x)
-        return jnp.mean(x, axis=(1, 2))
+        inside = jax.nn.relu(normalise(one, convolve(first, x)))
+        past = x if shortcut is None else convolve(shortcut, x)
+        return jax.nn.relu(normalise(two, convolve(second, inside)) + past)
 
     def apply(params: Params, inputs: Array) -> Array:
         require(
             inputs.shape[1:] in (shape, (height, wide, channels)),
             f"the images have shape {inputs.shape[1:]}; this model was made for {shape}",
         )
-        head = params["head"]
-        images = as_floats(inputs, head.weight.dtype).reshape(-1, height, wide, channels)
-        return affine(head, jax.vmap(lambda image: on_image(params, image))(images))
+        (stem, around), head = params["stem"], params["head"]
+        x = as_floats(inputs, head.weight.dtype).reshape(-1, height, wide, channels)
+        x = jax.nn.relu(normalise(around, convolve(stem, x)))
+        for layer in params["body"]:
+            x = on_block(layer, x)
+        return affine(head, jnp.mean(x, axis=(1, 2)))
 
     arguments = {"shape": list(shape), "outputs": outputs, "width": width, "blocks": blocks, "groups": groups}
-    return Model(init, apply, "resnet", arguments)
+    return Model(init, apply, "resnet", arguments, last=lambda params: params["head"])
 
 
 def normalise(layer: eqx.nn.GroupNorm, x: Array) -> Array:
-    """The layer on one image [channels, height, width], in its own precision."""
-    grouped = x.reshape(layer.groups, -1)
-    mean = jnp.mean(grouped, axis=1, keepdims=True)
-    spread = jnp.var(grouped, axis=1, keepdims=True)
+    """The layer on images [b, height, width, channels], in their precision."""
+    grouped = x.reshape(x.shape[0], -1, layer.groups, x.shape[-1] // layer.groups)
+    mean = jnp.mean(grouped, axis=(1, 3), keepdims=True)
+    spread = jnp.var(grouped, axis=(1, 3), keepdims=True)
     scaled = ((grouped - mean) * jax.lax.rsqrt(spread + layer.eps)).reshape(x.shape)
     assert layer.weight is not None
     assert layer.bias is not None
-    return scaled * layer.weight[:, None, None] + layer.bias[:, None, None]
+    return scaled * layer.weight[None, None, None] + layer.bias[None, None, None]

@@ -199,7 +199,7 @@ def trains_for_average(run: Run) -> bool:
 def _reported(run: Run, label: str) -> ReportedRun:
     n = len(run.federation.members)
     measure, higher = _main_measure(run)
-    values = scores(run.rows[-1], measure, n) if run.rows else np.full(n, np.nan)
+    values = scores(run.final, measure, n) if run.rows else np.full(n, np.nan)
     summary = summarize(values, higher)
     if run.outcome is None:
         missing = np.full(n, np.nan)

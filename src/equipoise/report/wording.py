@@ -8,6 +8,7 @@ import numpy as np
 
 from equipoise.evaluation import Bounds, intervals
 from equipoise.evaluation.intervals import Paired
+from equipoise.experiment.records import Run
 from equipoise.report import numbers
 from equipoise.report.formats import capitalized
 from equipoise.report.numbers import ReportedRun
@@ -294,12 +295,21 @@ def _listed(classes: Sequence[str], most: int = 6) -> str:
 
 def notes(runs: Sequence[ReportedRun]) -> list[str]:
     """What the records say was left out or measured, each once."""
-    return list(dict.fromkeys(sentence(note) for run in runs for note in run.record.federation.notes))
+    said = [note for run in runs for note in (*run.record.federation.notes, *kept(run.record))]
+    return list(dict.fromkeys(sentence(note) for note in said))
+
+
+def kept(run: Run) -> tuple[str, ...]:
+    """Which round the model is of, where it need not be the last."""
+    if run.outcome is None or run.outcome.best_round is None:
+        return ()
+    of = f"round {run.outcome.best_round:,} of {run.outcome.rounds:,}"
+    return (f"the model of {run.outcome.label} is that of {of}, the best on validation rows",)
 
 
 def certified(run: ReportedRun) -> str:
     """The most by which a run's objective can be above the optimum; empty where that is not certified."""
-    last = run.record.rows[-1] if run.record.rows else None
+    last = run.record.final if run.record.rows else None
     if last is None or last.gap is None or last.objective is None or not 0 <= last.gap < abs(last.objective):
         return ""
     share = f"{last.gap / abs(last.objective):.2g}"

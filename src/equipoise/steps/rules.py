@@ -74,7 +74,13 @@ def constant(*, tau: float, sigma: float, theta: float) -> Rule:
     positive("tau", tau)
     positive("sigma", sigma)
     within("theta", theta, 0, 1)
-    return _rule(tau, sigma, theta, lambda now: now)
+
+    def init(dtype: DTypeLike) -> RuleState:
+        first = StepSizes(*(jnp.asarray(value, dtype) for value in (tau, sigma, theta)))
+        return RuleState(first, first)
+
+    # Not those of the round before: a schedule builds the rule anew, with its numbers of the round.
+    return Rule(init, lambda steps: init(steps.now.tau.dtype))
 
 
 def accelerated(*, tau: float, sigma: float, mu: float) -> Rule:
@@ -186,6 +192,22 @@ def auto(constants: Constants, dual: Dual) -> Rule:
     than L_lx allows, the guard holds sigma_r at max(L_xx/(9 L_r^2), gamma* tau_r), L_r the coupling of the last step,
     and theta_r at sigma_{r-1}/sigma_r and at 1.
     """
+    return guarded(coefficients(constants, dual))
+
+
+class Coefficients(NamedTuple):
+    """The numbers in the formulas of `auto`."""
+
+    L_xx: float
+    mu_x: float
+    L_lx: float
+    mu: float  # all that bends the problem in lam
+    start: float  # gamma_c
+    star: float  # gamma*; infinite where nothing bends it
+
+
+def coefficients(constants: Constants, dual: Dual) -> Coefficients:
+    """What `auto` makes of measured constants."""
     L_xx, mu_x, L_lx, _ = _checked(constants)
     L_lx = max(L_lx, 1e-6 * L_xx)  # clients alike: lam does not matter, but sigma must be some number
     mu, start = dual.modulus + constants.mu_lx**2 / L_xx, L_xx**2 / (8.1 * L_lx**2)
@@ -194,14 +216,19 @@ def auto(constants: Constants, dual: Dual) -> Rule:
         k = L_xx / mu_x
         omega = max((k + 1) / 2 + math.sqrt((k - 1) ** 2 / 4 + L_lx**2 / (mu_x * mu)), 1.001)
         star = mu_x * omega / (mu * (omega - 1))
-    limit = max(star, start)
+    return Coefficients(L_xx, mu_x, L_lx, mu, start, star)
+
+
+def guarded(numbers: Coefficients) -> Rule:
+    """The rule `auto`; its numbers may be traced."""
+    L_xx, mu_x, L_lx, mu, start, star = numbers
 
     def at(gamma: Any) -> tuple[Any, Any]:
         tau = 2 / (L_xx + (L_xx**2 + 4 * L_lx**2 * gamma) ** 0.5)
         return tau, gamma * tau
 
     def after(tau: Scalar, sigma: Scalar) -> tuple[Scalar, Scalar]:
-        return at(jnp.minimum(sigma / tau * (1 + mu_x * tau), limit))
+        return at(jnp.minimum(sigma / tau * (1 + mu_x * tau), jnp.maximum(star, start)))
 
     def extrapolated(tau: Scalar, sigma: Scalar, before: StepSizes) -> StepSizes:
         dual_side = before.sigma / sigma / (1 + mu * before.sigma)

@@ -270,6 +270,27 @@ def test_what_is_no_encoding(text):
         Encoding.from_json(text)
 
 
+def test_an_encoding_with_a_wrong_field():
+    good = json.loads(agreed([with_labels({"x": [1.0, 2.0, 3.0], "c": ["a", "b", "b"]})]).to_json())
+    (x, c), target = good["features"], good["target"]
+    assert Encoding.from_json(json.dumps(good)).inputs
+    for wrong in (
+        {**good, "features": []},
+        {**good, "features": [x, x]},
+        {**good, "task": "regression"},
+        {**good, "missing": [3]},
+        {**good, "secret": 1},
+        {**good, "target": {**target, "scale": 0.0}},
+        {**good, "target": {**target, "classes": ["a", "a"]}},
+        *({**good, "features": [{**x, **bad}, c]} for bad in (
+            {"kind": "row"}, {"mean": math.nan}, {"scale": 0.0}, {"scale": "1"}, {"name": None}, {"missing": 1},
+            {"shape": [0]}, {"kind": "array"}, {"categories": ["a", "a"]}, {"extra": 1},
+        )),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="this is not an encoding"):
+            Encoding.from_json(json.dumps(wrong))
+
+
 def test_what_is_no_statistics():
     good = json.loads(sent(with_labels({"x": [1.0, 2.0], "c": ["a", "b"]})).to_json())
     column = good["columns"][0]

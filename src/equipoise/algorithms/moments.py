@@ -1,0 +1,48 @@
+"""One exchange of sums: how many rows all clients have together, their sum and the sum of their squares.
+
+Each client's own sums are in `Reply.total`: the server sees those over all clients, which secure aggregation can hide
+the parts of. Sums are in double precision; run it under jax.enable_x64(True).
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from equipoise.cohorts import Sample, check_distinct
+from equipoise.models.gradient_features import Moments
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
+
+
+def moments(features: int, sample: Sample) -> Algorithm:
+    """Of inputs [m, features]; the server's state after a round are their `Moments`."""
+    n = check_distinct(sample, "its rows would be counted twice")
+
+    def choose(server: Moments, key: RandomKey) -> tuple[Moments, Cohort]:
+        return server, sample(key)
+
+    def send(server: Moments, i: Any) -> tuple[()]:
+        return ()
+
+    def work(message: tuple[()], _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+        real = (jnp.arange(data.inputs.shape[0], dtype=data.sizes.dtype) < data.sizes)[:, None]
+        rows = jnp.where(real, data.inputs, 0).astype(jnp.float64)
+        sums = Moments(data.sizes.astype(jnp.float64), jnp.sum(rows, axis=0), jnp.sum(rows**2, axis=0))
+        return None, Reply(total=sums)
+
+    def close(server: Moments, replies: Replies) -> Moments:
+        return replies.total
+
+    def init(x: Vector) -> Moments:
+        nothing = jnp.zeros(features, jnp.float64)
+        return Moments(jnp.zeros((), jnp.float64), nothing, nothing)
+
+    return Algorithm(
+        name="moments",
+        n=n,
+        size=features,
+        prepare=lambda shard: shard,
+        init=init,
+        init_client=lambda x: None,
+        round=(Exchange("sums", choose, send, work, close),),
+        model=lambda server: server.total,
+    )

@@ -1,0 +1,213 @@
+"""Train-Convexify-Train (Yu et al. 2022): from a trained network to a convex problem on the same rows.
+
+Stage 1 trains the network of [model] by [convexify]'s algorithm, stage 2 makes features of its gradients at every
+client, stage 3 is the run itself: [algorithm] trains least squares on the features. The network's run has a folder of
+its own inside the run's (`run.py`); here is what stage 1 is, and what is made of its end.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from equipoise import artifact, cohorts, models, tasks
+from equipoise.algorithms.moments import moments
+from equipoise.data.pool import Pool
+from equipoise.data.shards import Shards
+from equipoise.engines.simulator import simulate
+from equipoise.errors import InputError, require
+from equipoise.experiment import records
+from equipoise.experiment.config import Config
+from equipoise.experiment.problems import Network, Problem, Sent, cached
+from equipoise.models.convexified import saved
+from equipoise.models.gradient_features import GradientFeatures, gradient_features, rows_at_once, scaling
+from equipoise.models.model import Model, Params
+
+
+def network_config(config: Config) -> Config:
+    """Stage 1 as a run of its own: [convexify]'s algorithm on the network."""
+    assert config.convexify is not None
+    settings = config.convexify
+    return config.model_copy(
+        update={
+            "name": "network",
+            "convexify": None,
+            "algorithm": settings.algorithm,
+            "objective": settings.objective,
+            "run": config.run.model_copy(update={"rounds": max(settings.rounds, 1), "until_gap": None}),
+        }
+    )
+
+
+def load_network(path: str | Path, model: Model) -> Params:
+    """The parameters of a network that was trained before: of a run folder, or of its model.safetensors."""
+    path = Path(path)
+    file = path / records.MODEL if path.is_dir() else path
+    require(file.is_file(), f"there is no model {file}; give the folder of a finished run, or a model.safetensors")
+    found = artifact.load(file)
+    given, wanted = saved(found.model), saved(model)
+    require(
+        json.dumps(given, sort_keys=True) == json.dumps(wanted, sort_keys=True),
+        f"{file} is a {_words(given)}, and [model] is a {_words(wanted)}; give the same [model] as that run had",
+    )
+    return found.params
+
+
+def _words(model: dict) -> str:
+    return f"{model['name']} of {', '.join(f'{key} {value}' for key, value in model['arguments'].items())}"
+
+
+class Trained(NamedTuple):
+    """A network, and how it came about."""
+
+    theta: Params
+    how: str  # for the notes
+    sent: Sent = Sent()
+
+
+def convexify(config: Config, problem: Problem, trained: Trained) -> Problem:
+    """The convex problem at the network that `problem` is about."""
+    assert config.convexify is not None
+    trained = trained._replace(theta=jax.tree.map(lambda a: jnp.asarray(a, problem.x.dtype), trained.theta))
+    return (_linearised if config.convexify.kind == "linearised" else _on_features)(config, problem, trained)
+
+
+def _linearised(config: Config, problem: Problem, trained: Trained) -> Problem:
+    settings = config.convexify
+    assert settings is not None
+    network, (theta, how, sent) = problem.model, trained
+    task = tasks.linearised(theta, network.apply, models.LOSSES[problem.loss], l2=settings.l2, batch=settings.batch)
+    _, unravel = ravel_pytree(theta)
+
+    def insert(x: Any) -> Params:
+        return {"network": theta, "change": unravel(jnp.asarray(x))}
+
+    return replace(
+        problem,
+        model=models.linearised(network),
+        task=task,
+        l2=settings.l2,
+        x=jnp.zeros(task.size, problem.x.dtype),
+        notes=(*problem.notes, f"the model is the first-order expansion of a {network.name} {how}"),
+        network=Network(
+            problem.train, problem.test, theta, insert, lambda params: ravel_pytree(params["change"])[0], sent
+        ),
+    )
+
+
+def _on_features(config: Config, problem: Problem, trained: Trained) -> Problem:
+    settings, dtype, (theta, how, sent) = config.convexify, problem.x.dtype, trained
+    assert settings is not None
+    assert settings.kind != "linearised"
+    seed = config.run.seed if settings.seed is None else settings.seed
+    network, outputs = problem.model, len(problem.classes) or 1
+    programs = _programs(json.dumps(saved(network)), settings.kind, settings.features)
+    params = programs.with_random_layer(theta, np.uint32(seed))
+    projection = programs.projection(np.uint32(seed))
+
+    def raw_features(data: Any) -> Any:
+        return on_features(data, lambda rows: programs.apply(params, projection, rows), programs.at_once)
+
+    sets = problem.train, problem.test, problem.validation
+    train, test, validation = (None if data is None else raw_features(data) for data in sets)
+    mean, scale = (jnp.asarray(part, dtype) for part in agreed_scaling(train))
+    sets = train, test, validation
+    train, test, validation = (None if data is None else _scaled(data, mean, scale) for data in sets)
+    p = programs.features.size
+    options = {"l2": settings.l2, "batch": settings.batch}
+    if problem.classes:
+        task = cached(tasks.least_squares)(p, outputs, centred=True, **options)
+    else:
+        task = cached(tasks.ridge)(p, settings.l2, settings.batch)
+    fixed = {"network": params, "mean": mean, "scale": scale}
+    made = models.convexified(network, outputs, settings.kind, settings.features, seed)
+    full = {"sketch": "a sketch", "coordinates": "coordinates", "last": "the last layer's inputs"}[settings.kind]
+    of = "" if settings.kind == "last" else f" of its {programs.features.parameters:,} gradients"
+    note = (
+        f"the model is linear in {p:,} features of a {network.name} {how}: {full}{of}, standardised by one exchange of "
+        "sums; what crossed for both is counted"
+    )
+    sums = problem.n * 8 * (2 * p + 1)  # of `Moments`, up
+    return replace(
+        problem,
+        train=train,
+        test=test,
+        validation=validation,
+        model=made,
+        loss="squared" if problem.classes else "squared_error",
+        task=task,
+        l2=settings.l2,
+        x=jnp.zeros(task.size, dtype),
+        notes=(*problem.notes, note),
+        network=Network(
+            problem.train,
+            problem.test,
+            fixed,
+            lambda x: {**fixed, "head": jnp.asarray(x).reshape(outputs, p)},
+            lambda params: params["head"].ravel(),
+            sent._replace(up=sent.up + sums),
+        ),
+    )
+
+
+class Programs(NamedTuple):
+    """Compiled once for a network, whatever its parameters and the seed."""
+
+    features: GradientFeatures
+    with_random_layer: Callable
+    projection: Callable
+    apply: Callable
+    at_once: int  # rows
+
+
+@lru_cache(maxsize=8)
+def _programs(network: str, kind: Any, features: int) -> Programs:
+    found = gradient_features(models.build(**json.loads(network)), kind=kind, features=features)
+    compiled = (jax.jit(found.with_random_layer), jax.jit(found.projection), jax.jit(found.apply))
+    return Programs(found, *compiled, at_once=rows_at_once(found.parameters))
+
+
+def on_features(data: Any, features: Callable[[Any], Any], at_once: int) -> Any:
+    """The clients' data with `features(inputs)` for inputs, `at_once` rows at a time."""
+    match data:
+        case Pool():
+            inputs = _in_blocks(data.inputs, lambda rows: features(data.as_seen(rows)), at_once)
+            return replace(data, inputs=inputs, scale=None, offset=None)
+        case Shards():
+            n, m = data.labels.shape[:2]
+            rows = data.inputs.reshape(n * m, *data.inputs.shape[2:])
+            return data._replace(inputs=_in_blocks(rows, features, at_once).reshape(n, m, -1))
+    raise InputError("[convexify] makes features of examples with inputs, which this data has none of; leave it out")
+
+
+def _in_blocks(rows: Any, features: Callable[[Any], Any], at_once: int) -> Any:
+    """One compiled program for all blocks: the last is filled up."""
+    found = []
+    for start in range(0, len(rows), at_once):
+        some = jnp.asarray(rows[start : start + at_once])
+        filled = jnp.pad(some, [(0, at_once - len(some))] + [(0, 0)] * (some.ndim - 1))
+        found.append(features(filled)[: len(some)])
+    return jnp.concatenate(found)
+
+
+def agreed_scaling(train: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(mean, scale) of the features of all clients, by one exchange of sums."""
+    like = jax.eval_shape(train.client, 0).inputs
+    with jax.enable_x64(True):
+        algorithm = moments(math.prod(like.shape[1:]), cohorts.everyone(train.n))
+        start = jnp.zeros(algorithm.size, like.dtype)
+        sums = simulate(algorithm, start, train, 0, rounds=1, clients_per_batch=1).server
+        return scaling(jax.tree.map(np.asarray, sums))
+
+
+def _scaled(data: Any, mean: Any, scale: Any) -> Any:
+    inputs = (data.inputs - jnp.broadcast_to(mean, data.inputs.shape)) * jnp.broadcast_to(scale, data.inputs.shape)
+    return data._replace(inputs=inputs) if isinstance(data, Shards) else replace(data, inputs=inputs)

@@ -1,0 +1,36 @@
+"""The steps of optax in a configuration: of the clients, of the server, and how the clients' step size falls."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import optax
+
+from equipoise.errors import InputError
+from equipoise.experiment.config import OptimizerSettings
+from equipoise.tasks import Task, with_local_optimizer
+
+SCHEDULES: dict[str, Callable[[float, int], optax.Schedule]] = {
+    "linear": lambda start, rounds: optax.linear_schedule(start, 0.0, rounds),
+    "cosine": lambda start, rounds: optax.cosine_decay_schedule(start, rounds),
+}
+
+
+def build_optimizer(key: str, settings: OptimizerSettings) -> optax.GradientTransformation:
+    """`key` is where the settings stand."""
+    try:
+        found = getattr(optax, settings.name)(settings.learning_rate, **settings.options)
+    except TypeError as error:
+        raise InputError(f"{key}.options does not fit optax.{settings.name} ({error}); see its documentation") from None
+    return found if settings.clip is None else optax.chain(optax.clip_by_global_norm(settings.clip), found)
+
+
+def with_own_steps(task: Task, settings: OptimizerSettings) -> Task:
+    """The task whose local steps are the optimizer's; the same object for the same settings, which compiles once."""
+    return _with_own_steps(task, settings.model_dump_json())
+
+
+@lru_cache(maxsize=16)
+def _with_own_steps(task: Task, settings: str) -> Task:
+    found: Any = OptimizerSettings.model_validate_json(settings)
+    return with_local_optimizer(task, build_optimizer("algorithm.optimizer", found))

@@ -1,0 +1,49 @@
+"""Models that are convex to train, made of a network: linear in its gradient features, or in its own parameters."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from equipoise.errors import positive
+from equipoise.models.gradient_features import FEATURES, Kind, gradient_features
+from equipoise.models.model import Model, Params
+
+
+def convexified(network: Model, outputs: int, kind: Kind = "sketch", features: int = FEATURES, seed: int = 0) -> Model:
+    """X (phi(a) - mean) * scale of raw inputs a, phi as in `gradient_features`; X = `head` is what is trained."""
+    positive("outputs", outputs)
+    found = gradient_features(network, kind=kind, features=features)
+
+    def init(key: Array) -> Params:
+        return {
+            "network": found.with_random_layer(network.init(key), seed),
+            "mean": jnp.zeros(found.size),
+            "scale": jnp.ones(found.size),
+            "head": jnp.zeros((outputs, found.size)),
+        }
+
+    def apply(params: Params, inputs: Array) -> Array:
+        phi = found.apply(params["network"], found.projection(seed), inputs)
+        return ((phi - params["mean"][None]) * params["scale"][None]) @ params["head"].T
+
+    arguments = {"network": saved(network), "outputs": outputs, "kind": kind, "features": features, "seed": seed}
+    return Model(init, apply, "convexified", arguments)
+
+
+def linearised(network: Model) -> Model:
+    """f(theta_0) + J(theta_0) delta: `network` is theta_0, and delta = `change` is what is trained."""
+
+    def init(key: Array) -> Params:
+        params = network.init(key)
+        return {"network": params, "change": jax.tree.map(jnp.zeros_like, params)}
+
+    def apply(params: Params, inputs: Array) -> Array:
+        value, change = jax.jvp(lambda theta: network.apply(theta, inputs), (params["network"],), (params["change"],))
+        return value + change
+
+    return Model(init, apply, "linearised", {"network": saved(network)})
+
+
+def saved(model: Model) -> dict:
+    """What `models.build` makes the model of again."""
+    return {"name": model.name, "arguments": dict(model.arguments)}

@@ -1,0 +1,150 @@
+"""A trained network as a fixed map from examples to features, on which training is convex.
+
+Train-Convexify-Train (Yu, Wei, Karimireddy, Ma and Jordan 2022), stage 2. The last layer is replaced by a random one of
+a single output, the same for all clients,
+
+    s(a) = w'h(a; theta_0) + b,     w, b ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in)),
+
+and the gradient g(a) of s by all P parameters, w and b among them, is made shorter. One phi serves all classes.
+
+    coordinates   phi = sqrt(P/p) g[idx], p coordinates at random                                     the papers'
+    sketch        phi_k = sum of xi_j g_j over the coordinates j of bucket k, xi_j = 1 or -1          beyond the papers
+    last          phi = h(a), the input of the last layer: the gradient by w alone
+
+With `sketch`, phi(a)'phi(a') has the mean g(a)'g(a') over the seeds. The buckets are columns of a random permutation,
+as even as can be: no bucket is empty, sums have one order, and a GPU computes them the same each time.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
+from jaxtyping import Float, Int
+
+from equipoise.errors import InputError, positive, require, unknown
+from equipoise.models.model import Model, Params
+
+Kind = Literal["sketch", "coordinates", "last"]
+KINDS: tuple[Kind, ...] = ("sketch", "coordinates", "last")
+FEATURES = 5000
+AT_ONCE = 1 << 24  # numbers of gradients in memory at a time; four times as many where the device is not a CPU
+
+
+class Projection(NamedTuple):
+    """phi_k = sum_r factors[r, k] g[order[r, k]]."""
+
+    order: Int[Array, "r p"]
+    factors: Float[Array, "r p"]
+
+
+class GradientFeatures(NamedTuple):
+    """From a network's parameters to the features of examples, in three steps."""
+
+    size: int  # p
+    parameters: int  # P
+    with_random_layer: Callable[[Params, ArrayLike], Params]  # theta, seed -> theta with w and b for its last layer
+    projection: Callable[[ArrayLike], Projection | None]  # of the seed; None: nothing is projected
+    apply: Callable[[Params, Projection | None, Array], Float[Array, "b p"]]
+
+
+def gradient_features(network: Model, *, kind: Kind = "sketch", features: int = FEATURES) -> GradientFeatures:
+    """`features` is p, cut to P; `last` has the width of the last layer instead. All clients use one seed."""
+    if kind not in KINDS:
+        raise unknown("kind of features", kind, KINDS)
+    positive("features", features)
+    last = network.last
+    if last is None:
+        raise InputError(
+            f"the model '{network.name}' does not say where its last layer is; build it as Model(..., last=...)"
+        )
+    shapes = jax.eval_shape(network.init, jax.random.key(0))
+    layer = last(shapes)
+    require(
+        isinstance(layer, eqx.nn.Linear),
+        f"the last layer of the model '{network.name}' is {type(layer).__name__}; only an equinox.nn.Linear is known",
+    )
+    fan_in = layer.weight.shape[1]
+    biased = layer.bias is not None
+    everything = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    parameters = everything - (layer.weight.shape[0] - 1) * (fan_in + biased)
+    p = fan_in if kind == "last" else min(features, parameters)
+
+    def keys(seed: ArrayLike) -> Array:
+        # Not a constant of the program, or XLA would sort a few hundred thousand numbers while it compiles.
+        return jax.random.split(jax.random.key(jax.lax.optimization_barrier(jnp.asarray(seed, jnp.uint32))))
+
+    def with_random_layer(params: Params, seed: ArrayLike) -> Params:
+        old = last(params)
+        bound = fan_in**-0.5
+        drawn = jax.random.uniform(keys(seed)[0], (fan_in + 1,), old.weight.dtype, -bound, bound)
+        new = eqx.tree_at(lambda l: l.weight, old, drawn[None, :fan_in])
+        if biased:
+            new = eqx.tree_at(lambda l: l.bias, new, drawn[fan_in:])
+        return eqx.tree_at(last, params, new)
+
+    def projection(seed: ArrayLike) -> Projection | None:
+        if kind == "last":
+            return None
+        dtype = jnp.result_type(float)
+        words = jax.random.bits(keys(seed)[1], (2, parameters), jnp.uint32)
+        order = jnp.argsort(words[0]).astype(jnp.int32)
+        if kind == "coordinates":
+            return Projection(order[None, :p], jnp.full((1, p), np.sqrt(parameters / p), dtype))
+        signs = jnp.where(words[1] % 2 == 0, 1, -1).astype(dtype)
+        empty = -parameters % p
+        both = jnp.pad(order, (0, empty)), jnp.pad(signs, (0, empty))  # factors of zero at the end
+        return Projection(*(a.reshape(-1, p) for a in both))
+
+    def gradient(params: Params, example: Array) -> Array:
+        """g(a), or of it what belongs to w."""
+        part = last(params).weight if kind == "last" else params
+        flat, unravel = ravel_pytree(part)
+
+        def score(v: Array) -> Array:
+            new = unravel(v)
+            whole = eqx.tree_at(lambda tree: last(tree).weight, params, new) if kind == "last" else new
+            return network.apply(whole, example[None])[0, 0]
+
+        return jax.grad(score)(flat)
+
+    def apply(params: Params, projected: Projection | None, inputs: Array) -> Float[Array, "b p"]:
+        def of_one(example: Array) -> Array:
+            g = gradient(params, example)
+            return g if projected is None else jnp.sum(projected.factors.astype(g.dtype) * g[projected.order], axis=0)
+
+        return jax.lax.map(of_one, inputs, batch_size=min(rows_at_once(parameters), len(inputs)))
+
+    return GradientFeatures(p, parameters, with_random_layer, projection, apply)
+
+
+def rows_at_once(parameters: int) -> int:
+    """A power of two, so that the blocks that are worked on divide each other."""
+    room = AT_ONCE * (1 if jax.default_backend() == "cpu" else 4) // parameters
+    return 1 << min(max(room, 1).bit_length() - 1, 12)
+
+
+class Moments(NamedTuple):
+    """Sums over examples, in double precision: all that the clients have to tell about their features."""
+
+    count: Any
+    total: Any  # [p]
+    squares: Any  # [p]
+
+
+def scaling(sums: Moments) -> tuple[np.ndarray, np.ndarray]:
+    """(mean, scale), with which (phi - mean) * scale has entries of variance 1/p: |phi|^2 is 1 on average.
+
+    A feature that hardly varies is left out: its scale is zero.
+    """
+    count, total, squares = (np.asarray(part, np.float64) for part in sums)
+    mean = total / count
+    spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    usual = np.median(spread[spread > 0]) if np.any(spread > 0) else 1.0
+    kept = spread > 1e-6 * usual
+    return mean, np.where(kept, 1 / np.where(kept, spread, 1) / np.sqrt(len(mean)), 0.0)
