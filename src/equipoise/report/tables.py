@@ -142,6 +142,7 @@ def longest_word(texts: Iterable[str], most: int = 16) -> int:
 
 
 def worst_served(members: Sequence[Any], i: int, values: Any) -> str:
+    """The name of client i, if it has a score."""
     return members[i].name if math.isfinite(values[i]) else formats.MISSING
 
 
