@@ -82,9 +82,16 @@ def test_from_a_flower_app_to_scaffpd(tmp_path, monkeypatch):
         exec(code, names)
     outcome = names["main"](InProcess(names["client_app"], ["north", "east", "southwest"]), SimpleNamespace())
     net = names["make_net"]()
-    before = sum(float(names["LOSS"](net(x), y)) for site in ("north", "east") for x, y in names["load_data"](site))
+
+    def lost():
+        with torch.no_grad():
+            return sum(
+                names["LOSS"](net(x), y).item() for site in ("north", "east") for x, y in names["load_data"](site)
+            )
+
+    before = lost()
     net.load_state_dict(torch.load("model.pt", weights_only=True))
-    after = sum(float(names["LOSS"](net(x), y)) for site in ("north", "east") for x, y in names["load_data"](site))
+    after = lost()
     assert outcome.rounds == 10
     assert after < 0.9 * before
     assert float(np.sum(outcome.result.server.lam)) == pytest.approx(1, abs=1e-5)
