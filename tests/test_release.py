@@ -116,7 +116,7 @@ def test_a_users_type_checker_sees_the_types(tmp_path):
     assert "equipoise.protocol.Algorithm" in said
     assert "equipoise.engines.simulator.Result" in said
     assert "polars" in said
-    assert re.search(r'mine.py:11: error: Argument "n" to "chi2" has incompatible type "str"; expected "int"', said)
+    assert re.search(r'mine.py:10: error: Argument "n" to "chi2" has incompatible type "str"; expected "int"', said)
     assert said.count("error:") == 1
 
 
