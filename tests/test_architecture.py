@@ -18,7 +18,7 @@ LEVELS = [
     {"algorithms", "certificates", "artifact"},
     {"engines", "privacy"},
     {"evaluation"},
-    {"experiment", "report"},
+    {"experiment", "report", "estimator"},
     {"deploy"},
     {"cli", "__init__", "__main__"},
 ]

@@ -25,5 +25,16 @@ def test_the_code_runs(tmp_path, monkeypatch, capsys):
 
 def test_the_files_it_names_are_those_of_a_run_folder():
     named = set(re.findall(r"^\| `([\w.]+)` \|", DOC, re.MULTILINE))
-    files = ("MARKER", "CONFIG", "ENVIRONMENT", "FEDERATION", "HISTORY", "CHECKPOINT", "MODEL", "RESULT", "ROW_SCORES")
+    files = (
+        "MARKER",
+        "CONFIG",
+        "ENVIRONMENT",
+        "FEDERATION",
+        "HISTORY",
+        "CHECKPOINT",
+        "MODEL",
+        "RESULT",
+        "ROW_SCORES",
+        "ALONE",
+    )
     assert named == {getattr(records, name) for name in files} | {"report.html"}

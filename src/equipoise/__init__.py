@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from equipoise.engines.debug import debug
     from equipoise.engines.simulator import Result, simulate
     from equipoise.engines.sweep import Trial, grid, sweep
+    from equipoise.estimator import Fitted, fit
     from equipoise.evaluation import fairness
 
 ENGINES = ("Result", "Trial", "debug", "grid", "kernel", "simulate", "sweep")
 SETUP = ("keep_programs", "use_all_cores")
+ESTIMATOR = ("Fitted", "fit")
 __all__ = [
+    "Fitted",
     "Result",
     "Trial",
     "algorithms",
@@ -42,6 +45,7 @@ __all__ = [
     "evaluation",
     "experiment",
     "fairness",
+    "fit",
     "grid",
     "keep_programs",
     "kernel",
@@ -62,6 +66,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'equipoise' has no attribute '{name}'")
     if name in ENGINES:
         return getattr(importlib.import_module("equipoise.engines"), name)
+    if name in ESTIMATOR:
+        return getattr(importlib.import_module("equipoise.estimator"), name)
     if name in SETUP:
         return getattr(importlib.import_module("equipoise._jax"), name)
     return importlib.import_module("equipoise.evaluation.fairness" if name == "fairness" else f"equipoise.{name}")

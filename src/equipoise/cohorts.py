@@ -152,6 +152,7 @@ def _first_above(u: Float[Array, "*m"], weights: Weights) -> Int[Array, "*m"]:
 
 
 def check_clients(n: int) -> None:
+    """A federation has at least one."""
     require(n >= 1, f"{n} clients cannot make a federation; give at least one")
 
 

@@ -52,6 +52,7 @@ def require(condition: Any, sentence: str) -> None:
 
 
 def refuse_unless(condition: Any, sentence: str) -> None:
+    """Raises Refusal(sentence) unless `condition` holds."""
     if not condition:
         raise Refusal(sentence)
 

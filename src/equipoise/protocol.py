@@ -61,6 +61,7 @@ class Weighted(NamedTuple):
 
 
 def weighted(weight: Float[Array, ""], value: PyTree[Array]) -> Weighted:
+    """A value with its weight, ready to be summed over a cohort."""
     return Weighted(weight, jax.tree.map(lambda v: weight * v, value))
 
 
@@ -158,6 +159,7 @@ class Wire(NamedTuple):
 
 
 def nbytes(tree: PyTree) -> int:
+    """Of all arrays of a message."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

@@ -1,10 +1,12 @@
 """A run folder: what is in it, and that nothing which happens on the way changes it."""
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -19,6 +21,7 @@ from equipoise.errors import InputError, Stopped
 from equipoise.experiment import config, reading, records, run
 from equipoise.experiment.methods import build_dual, build_method, known_saddle
 from equipoise.experiment.problems import build_problem
+from tests.searches import tiny
 
 SMALL = {
     "name": "small",
@@ -305,3 +308,32 @@ def test_lost_replies_are_drawn_from_the_configuration(tmp_path):
     assert done.rows[-1].bytes_up == answered * 72
     assert done.rows[-1].bytes_down == asked * 64
     assert jax.config.jax_enable_x64  # as the tests have it
+
+
+def test_mlflow_can_follow(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="the extra [mlflow] is not installed")
+    tiny.use(monkeypatch)
+    logged = []
+
+    class Client:
+        """As much of MLflow's as is used; the names and arguments are checked against the real one."""
+
+        def __getattr__(self, name):
+            return lambda *args, **kwargs: (
+                logged.append((name, args, kwargs))
+                or SimpleNamespace(experiment_id="7", info=SimpleNamespace(run_id="r"))
+            )
+
+    import mlflow
+
+    real = mlflow.MlflowClient
+    monkeypatch.setattr(mlflow, "MlflowClient", Client)
+    settings = tiny.settings(tiny.silos(tmp_path / "silos"), run={"mlflow": True})
+    run.run(config.parse(settings), tmp_path / "a")
+    for name, args, kwargs in logged:
+        inspect.signature(getattr(real, name)).bind(None, *args, **kwargs)
+    assert [name for name, *_ in logged][-1] == "set_terminated"
+    params = {p.key: p.value for _, _, kwargs in logged for p in kwargs.get("params", ())}
+    assert params["algorithm.name"] == "scaffold"
+    metrics = [(m.key, m.step) for _, _, kwargs in logged for m in kwargs.get("metrics", ())]
+    assert {("accuracy/mean", 0), ("accuracy/mean", 4), ("gap", 4)} <= set(metrics)

@@ -1,6 +1,9 @@
+import csv
 import html as escaping
+import io
 import json
 import re
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
@@ -215,13 +218,13 @@ def test_a_browser_runs_the_scripts(browser, page, five):
     assert re.search(r'data-tip="[^"]+: the average client [0-9.]+%', root)
     assert '<article id="p0" class="only choosing">' in seen
     assert 'aria-pressed="true"' in seen
-    table = re.search(r'<table class="sortable">.*?</table>', seen, re.DOTALL)[0]
+    table = re.search(r'<table class="sortable"[^>]*>.*?</table>', seen, re.DOTALL)[0]
     order = [float(v) for v in re.findall(r'<td data-value="([^"]+)"', table)[::10]]
     assert order == sorted(order, reverse=True)
     shown = re.search(r'<table class="one">.*?</table>', seen, re.DOTALL)[0]
     for run in five:
         assert f"{100 * run.rows[-1].scores['accuracy'][3]:.1f}%" in shown
-    assert len(re.findall('class="row chosen"', seen)) == 7  # a row in six bar charts, and across the runs
+    assert len(re.findall('class="row chosen"', seen)) == 8  # a row in six bar charts, across the runs, and of gains
 
 
 def test_a_browser_without_scripts_shows_everything(browser, page):
@@ -252,3 +255,152 @@ def test_on_a_phone_nothing_sticks_out_and_the_dark_is_dark(browser, page):
     root = re.search(r"<html[^>]*>", browser(page.replace("</body>", WIDTHS + "</body>"), *flags))[0]
     assert int(re.search(r'data-wide="(-?\d+)"', root)[1]) <= 0
     assert 'data-paper="rgb(21, 23, 27)"' in root
+
+
+def with_alone(runs, values=None):
+    """The runs, with what clients get alone: by default four points less than with the first run."""
+    for run in runs:
+        mine = runs[0].rows[-1].scores["accuracy"] if values is None else values
+        mine = tuple(v - 0.04 for v in mine) if values is None else mine
+        alone = records.AloneRecord(measure="accuracy", scores={"accuracy": mine}, low=mine, high=mine)
+        records.write_record(run.path / records.ALONE, alone)
+    return runs
+
+
+def test_who_gains_by_joining(tmp_path):
+    plain = folders.write(tmp_path, "FedAvg", n=4, algorithm="fedavg", weighted=False, end=(0.8, 0.1))
+    fair = folders.write(tmp_path, "SCAFF-PD", n=4, end=(0.79, 0.05), seed=1)
+    scores = fair.rows[-1].scores["accuracy"]
+    alone = (scores[0] - 0.05, scores[1] - 0.15, scores[2] + 0.02, scores[3])
+    page = html.page(with_alone([plain, fair], alone))
+    text = plain_text(page)
+    assert "2 of 4 clients gain by SCAFF-PD (hospital 2 most: 15.0 points), and hospital 3 loses (2.0 points)." in text
+    assert re.search(r"each alone\s+%.1f%%" % (100 * sum(alone) / 4), text)
+    gains = csv_of(page, "gains")
+    assert gains[0]["client"] == "hospital 3"
+    assert float(gains[-1]["gain against a model of its own rows"]) == pytest.approx(0.15)
+    for row, member in zip(gains, sorted(range(4), key=lambda i: scores[i] - alone[i]), strict=True):
+        expected = scores[member] - plain.rows[-1].scores["accuracy"][member]
+        assert float(row["gain against FedAvg"]) == pytest.approx(expected, abs=1e-6)
+    drawings(page)
+
+
+def csv_of(page, name):
+    link = re.search(rf'download="{name}.csv" href="data:text/csv;charset=utf-8,([^"]*)"', page)[1]
+    return list(csv.DictReader(io.StringIO(unquote(escaping.unescape(link)))))
+
+
+def test_every_table_can_be_downloaded(page, five):
+    tables = page.count("<table")
+    assert page.count('class="download"') == tables == 4
+    runs = csv_of(page, "runs")
+    assert [float(row["mean"]) for row in runs[:5]] == pytest.approx([run.outcome.summary["mean"] for run in five[:5]])
+    clients = csv_of(page, "clients")
+    assert len(clients) == 12
+    for i, row in enumerate(clients):
+        assert float(row["FedAvg"]) == pytest.approx(five[0].rows[-1].scores["accuracy"][i], abs=1e-6)
+        assert float(row["SCAFF-PD: weight"]) == pytest.approx(five[1].rows[-1].lam[i], abs=1e-6)
+
+
+def test_a_spreadsheet_computes_nothing_of_what_a_client_is_called(tmp_path):
+    page = html.page([folders.write(tmp_path, n=2, names=["=1+1", 'a,"b'])])
+    assert [row["client"] for row in csv_of(page, "clients")] == ["'=1+1", 'a,"b']
+
+
+def test_rounds_until_certified(five, page):
+    run = numbers.reported(five)[1]
+    for share in numbers.CERTIFIED:
+        first = next((r.round for r in run.record.rows if r.gap <= share * abs(r.objective)), None)
+        assert numbers.rounds_to_gap(run, share) == first
+    rows = {row["method"]: row for row in csv_of(page, "rounds-to-gap")}
+    assert rows["SCAFF-PD"]["within 10%"] == str(numbers.rounds_to_gap(run, 0.1))
+    assert "FedAvg" not in rows
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A path over rho: the fairer, the lower the average, beyond what its bounds allow from rho 0.1 on."""
+    root, runs = tmp_path_factory.mktemp("path"), []
+    for k, (rho, end) in enumerate(((10, (0.8, 0.12)), (1, (0.797, 0.06)), (0.1, (0.78, 0.04)), (0.01, (0.75, 0.02)))):
+        run = folders.write(root, f"rho {rho:g}", n=12, end=end, seed=k)
+        text = (run.path / records.CONFIG).read_text().replace("rho = 0.1", f"rho = {rho}")
+        (run.path / records.CONFIG).write_text(text)
+        runs.append(records.read(run.path))
+    return runs
+
+
+def test_a_path_has_its_curve_with_the_chosen_point(path, five):
+    found = numbers.path(numbers.reported(path))
+    assert found.setting == "rho"
+    assert [value for value, _ in found.points] == [10, 1, 0.1, 0.01]
+    assert found.chosen.label == "rho 1"  # its average is within the bounds of the best; those below are not
+    page = html.page(path)
+    assert "Chosen: rho = 1; of those whose average is within the bounds" in plain_text(page)
+    (curve,) = (d for d in drawings(page) if d.find("title").text.endswith("along rho"))
+    assert len([e for e in curve.iter("circle") if e.get("class") == "ring"]) == 1
+    assert [float(row["rho"]) for row in csv_of(page, "path")] == [10, 1, 0.1, 0.01]
+    assert numbers.path(numbers.reported(five)) is None
+    assert numbers.path(numbers.reported(path[:2])) is None
+
+
+CHECKS = """
+<script>
+  const bad = [];
+  const parse = (text) => (text.match(/[0-9.]+/g) || []).map(Number);
+  const luminance = ([r, g, b]) => {
+    const lin = [r, g, b].map((v) => v / 255).map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * lin[0] + 0.7152 * lin[1] + 0.0722 * lin[2];
+  };
+  const paperOf = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = parse(getComputedStyle(at).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0.99) return colour;
+    }
+    return [255, 255, 255];
+  };
+  let texts = 0;
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || element.closest("script, style, title, option, [hidden]")) continue;
+    const style = getComputedStyle(element), ink = parse(element instanceof SVGElement ? style.fill : style.color);
+    const [a, b] = [luminance(ink), luminance(paperOf(element))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    texts += 1;
+    if (contrast < 4.5) bad.push(`contrast ${contrast.toFixed(2)}: ${element.textContent.slice(0, 30)}`);
+  }
+  const nameOf = (e) => e.getAttribute("aria-label") || e.querySelector(":scope > title")?.textContent ||
+    (e.labels && [...e.labels].map((l) => l.textContent).join(" ")) || e.textContent;
+  let controls = 0;
+  for (const e of document.querySelectorAll("a, button, input, select, summary, [role], [tabindex], table")) {
+    controls += 1;
+    if (!e.hidden && !nameOf(e).trim()) bad.push(`no name: ${e.outerHTML.slice(0, 60)}`);
+  }
+  for (const e of document.querySelectorAll("a, button, input, select, summary, [role=button], .wide")) {
+    if (e.tabIndex < 0) bad.push(`no keyboard: ${e.outerHTML.slice(0, 60)}`);
+  }
+  const levels = [...document.querySelectorAll("h1, h2, h3")].map((h) => Number(h.tagName[1]));
+  levels.forEach((level, k) => { if (k && level > levels[k - 1] + 1) bad.push(`heading ${k} skips a level`); });
+  for (const t of document.querySelectorAll("th")) if (!t.scope) bad.push(`a heading of nothing: ${t.textContent}`);
+  const ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
+  if (new Set(ids).size !== ids.length) bad.push("an id twice");
+  const sign = document.querySelector(".legend li");
+  sign.focus();
+  sign.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+  const pressed = sign.getAttribute("aria-pressed");
+  if (document.activeElement !== sign || pressed !== "true") bad.push("the legend has no keyboard");
+  document.documentElement.dataset.checked = `${texts} ${controls}`;
+  document.documentElement.dataset.bad = bad.slice(0, 12).join("; ");
+</script>
+"""
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
+def test_screen_readers_keyboards_and_weak_eyes(browser, five, path, scheme):
+    """In a real browser: every text has contrast, every control a name and a way there by keyboard."""
+    text = html.page(with_alone([records.read(run.path) for run in path]))
+    flags = (f"--blink-settings=preferredColorScheme={scheme}",)
+    root = re.search(r"<html[^>]*>", browser(text.replace("</body>", CHECKS + "</body>"), *flags))[0]
+    texts, controls = map(int, re.search(r'data-checked="(\d+) (\d+)"', root).groups())
+    assert texts > 300
+    assert controls > 40
+    assert re.search(r'data-bad="([^"]*)"', root)[1] == ""

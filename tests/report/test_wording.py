@@ -177,11 +177,13 @@ def test_messages_without_an_answer(five):
     assert text == "7 of 1,200 messages had no answer that counted."
 
 
-def test_the_worst_served_are_named(five):
-    found = numbers.reported(five)
-    text = wording.worst_served(found)
-    assert text.startswith("worst served: ")
-    for run in found:
-        i = int(np.nanargmin(run.values))
-        assert f"{run.title} ({run.format(run.values[i])})" in text
-        assert run.members[i].name in text
+def test_along_a_path_the_chosen_point_is_compared_with_its_beginning(tmp_path):
+    runs = []
+    for k, (rho, end) in enumerate(((10, (0.8, 0.12)), (1, (0.797, 0.06)), (0.1, (0.75, 0.04)))):
+        run = folders.write(tmp_path, f"rho {rho:g}", end=end, seed=k)
+        text = (run.path / records.CONFIG).read_text().replace("rho = 0.1", f"rho = {rho}")
+        (run.path / records.CONFIG).write_text(text)
+        runs.append(records.read(run.path))
+    found = numbers.reported(runs)
+    assert wording.cost_of_fairness(found).sentence.startswith("With rho 1 instead of rho 10, the worst-served fifth")
+    assert wording.conclusion(found).startswith("Take rho 1 instead of rho 10: the worst-served fifth gains")

@@ -11,7 +11,7 @@ from equipoise import evaluation
 from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation import PerClient
-from equipoise.experiment import methods, results, run, writer
+from equipoise.experiment import alone, methods, results, run, writer
 from equipoise.protocol import wire
 
 # How many times longer the searches look than in `make test`.
@@ -77,6 +77,7 @@ def use(monkeypatch):
 
     monkeypatch.setattr(run, "simulate", simulate)
     monkeypatch.setattr(run, "local_evaluator", evaluator)
+    monkeypatch.setattr(alone, "scored_alone", lambda problem: table(problem.x, problem.n))
     monkeypatch.setattr(evaluation, "evaluate", lambda task, x, data, **_: table(x, data.n))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
     monkeypatch.setattr(methods, "_takes_operands", lambda maker, numbers, problem: maker(**numbers) is not None)

@@ -9,20 +9,44 @@ from rich.table import Table
 
 from equipoise._jax import use_all_cores
 from equipoise.cli.data import data_app
+from equipoise.cli.doctor import doctor
 from equipoise.cli.experiments import compare, config, path, predict, report, reproduce, resume, run, sweep
 from equipoise.cli.flower import flower_app
-from equipoise.cli.plainly import Commands, in_sentences
+from equipoise.cli.plainly import Commands, in_sentences, say
+
+FIRST = """\
+Equipoise trains one model for many data owners, and says how it serves each.
+
+To see it:
+  equipoise compare                     six methods on handwritten digits
+
+With your own data, a folder with one CSV, Parquet or NPZ file per owner:
+  equipoise compare --silos FOLDER --label COLUMN   who gains, what it costs
+  equipoise path --silos FOLDER --label COLUMN      how fair shall it be?
+  equipoise run --silos FOLDER --label COLUMN       one model
+  equipoise predict runs/NAME new.csv               the model on new rows
+
+Each ends with the path of a page to open in a browser.
+`equipoise --help` lists all commands, `equipoise doctor` what is installed.\
+"""
+
+
+def begin(context: typer.Context) -> None:
+    """One model that works for every data owner."""
+    use_all_cores()  # before any command starts JAX
+    if context.invoked_subcommand is None:
+        say(FIRST)
+
 
 app = Commands(
     name="equipoise",
-    help="One model that works for every data owner.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    callback=use_all_cores,  # before any command starts JAX
+    callback=begin,
 )
-for command in (run, compare, sweep, path, resume, report, predict, config, reproduce):
+for command in (run, compare, sweep, path, resume, report, predict, config, reproduce, doctor):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")

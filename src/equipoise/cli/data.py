@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.cli.plainly import Commands, in_sentences, say
+from equipoise.cli.plainly import Commands, busy, in_sentences, say
 from equipoise.data import partition, pool
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue
@@ -39,11 +39,15 @@ def list_(data_dir: Folder = None) -> None:
 
     Example: equipoise data list
     """
-    table = Table("name", "what", "licence", "found in")
+    places = {}
+    table = Table("name", "what", "licence", "found")
     for name, known in catalogue.CATALOGUE.items():
-        found = catalogue.where(name, data_dir) if known.files else "scikit-learn"
-        table.add_row(name, known.what, known.licence, escape(str(found or "-")))
+        places[name] = catalogue.where(name, data_dir) if known.files else "inside scikit-learn"
+        table.add_row(name, known.what, known.licence, "yes" if places[name] else "no")
     Console().print(table)
+    for name, place in places.items():
+        if place:
+            say(f"{name}: {place}")
 
 
 @data_app.command()
@@ -60,7 +64,9 @@ def info(
     """
     with in_sentences():
         table = Table(show_header=False)
-        for row in facts(name, data_dir, download, _parsed(option), label):
+        with busy(f"reading {name}"):
+            found = facts(name, data_dir, download, _parsed(option), label)
+        for row in found:
             table.add_row(*map(escape, row))
         Console().print(table)
 
@@ -97,13 +103,15 @@ def partition_(
             )
             check_own(out, lambda content: pictures.HEATMAP_TITLE.encode() in content, "a heat-map that Equipoise drew")
         if Path(name).is_dir():
-            summary = _of_silos(name, label)[0]
+            with busy(f"reading {name}"):
+                summary = _of_silos(name, label)[0]
         else:
             division = {"kind": how.replace("-", "_"), "clients": clients, "alpha": alpha, "similarity": similarity}
             division |= {"classes": classes, "min_size": min_size, "thin": [0.3, 0.7] if thin else None}
             config = parse({"partition": division, "run": {"seed": seed}}, source="the options")
-            dataset = catalogue.load(name, data_dir=data_dir, download=download, **_parsed(option))
-            summary = preview(config, dataset)
+            with busy(f"dividing {name}"):
+                dataset = catalogue.load(name, data_dir=data_dir, download=download, **_parsed(option))
+                summary = preview(config, dataset)
         Console().print(partition.table(summary, rows=rows))
         if out is not None:
             write_whole(out, pictures.heatmap(summary))

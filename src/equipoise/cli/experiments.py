@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from equipoise._jax import keep_programs
-from equipoise.cli.plainly import in_sentences, say
+from equipoise.cli.plainly import busy, in_sentences, say, sentence
 from equipoise.errors import FileError, InputError, require
 from equipoise.evaluation.rules import higher_is_better, main_score
 from equipoise.files import check_own, write_whole
@@ -70,7 +70,8 @@ def compare(
         jobs = plan.compare(settings, source=_source(file))
         folder = out or Path("runs") / folders.name(jobs[0].config.name)
         with _progress() as watch, _stoppable(folder, "the same command goes on"):
-            done = plan.run_all(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
+            seen = _by(lambda job: job.label, watch)
+            done = plan.run_all(jobs, folder, overwrite=overwrite, watch=seen, beside_alone=len(jobs) > 1)
         _show(done, folder)
 
 
@@ -153,7 +154,8 @@ def report(
         from equipoise.experiment.folders import check_page
 
         check_page(out)
-        found = [records.read(path) for folder in folders for path in records.find(folder)]
+        with busy("reading run folders"):
+            found = [records.read(path) for folder in folders for path in records.find(folder)]
         for run in found:
             if not run.rows:
                 say(f"note: {run.path} was stopped before its first model; it is left out", error=True)
@@ -189,7 +191,8 @@ def predict(
 
             require(model.is_dir(), f"--owner is for a run folder, which {model} is not")
             chosen = personal.own_model(model, owner)
-        predicted = artifact.predict(chosen, file, separator=separator).write_csv()
+        with busy(f"predicting the rows of {file.name}"):
+            predicted = artifact.predict(chosen, file, separator=separator).write_csv()
         if out is None:
             typer.echo(predicted, nl=False)
         else:
@@ -323,7 +326,8 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
                     while len(rows) >= 12:  # a sweep has many: only the last ones stay in sight
                         bar.remove_task(rows.pop(next(iter(rows))))
                     rows[label] = bar.add_task(label, total=of, standing="")
-                bar.update(rows[label], completed=at, total=of, standing=_standing(row))
+                # The first row is of the model before training; what follows it is compilation.
+                bar.update(rows[label], completed=at, total=of, standing=_standing(row) if at else "compiling")
 
             return update
 
@@ -377,19 +381,18 @@ def _show(done: list, folder: Path) -> None:
     console = Console()
     for note in dict.fromkeys(note for run in done for note in run.federation.notes if "measured" not in note):
         say(f"note: {note}")
-    console.print(tables.comparison(done) if len(done) > 1 else tables.per_client(done[0]))
+    with busy("comparing"):
+        table = tables.comparison(done) if len(done) > 1 else tables.per_client(done[0])
+    console.print(table)
     for run in done:
         if (own := personal.table(run)) is not None:
             console.print(own)
     if len(done) > 1:
         for group in numbers.comparable(numbers.reported(done)):
-            cost = wording.cost_of_fairness(group)
-            for sentence in (wording.worst_served(group), cost.sentence, *cost.remarks):
-                if sentence:
-                    say(sentence)
+            sentence(wording.conclusion(group))
     for run in done:
-        for sentence in wording.kept(run):
-            say(f"note: {sentence}")
+        for note in wording.kept(run):
+            say(f"note: {note}")
         for event in run.outcome.events if run.outcome else ():
             say(f"note: {run.outcome.label}: {event}")
     if len(done) == 1:
@@ -400,5 +403,6 @@ def _show(done: list, folder: Path) -> None:
 def _write_page(runs: list, path: Path) -> None:
     from equipoise.report import html
 
-    html.write(runs, path)
+    with busy("writing the page"):
+        html.write(runs, path)
     say(f"page:  {path}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 from typer.core import TyperCommand
 
 from equipoise.errors import EquipoiseError
@@ -32,6 +33,22 @@ def say(text: Any, *, error: bool = False) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     plain = str(text).encode(encoding, "backslashreplace").decode(encoding)
     Console(stderr=error).print(plain, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def sentence(text: str) -> None:
+    """As `say`, folded between words at the width of the terminal."""
+    Console().print(Text(text), soft_wrap=False)
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Says what is being done while it takes its time; nothing where nobody watches."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(Text(what)):
+        yield
 
 
 @contextmanager

@@ -57,18 +57,22 @@ def suited(predict: Predict | None, x: Vector, shard: Data) -> dict[str, Score]:
 
 
 def accuracy(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
+    """The share of the rows whose largest output is that of their label."""
     return scores.accuracy(jnp.argmax(outputs, axis=-1).astype(labels.dtype), labels, real)
 
 
 def auroc(outputs: Float[Array, "m 2"], labels: Array, real: Bool[Array, " m"]) -> Array:
+    """The chance that a row of class 1 ranks above one of class 0; NaN where one of them has no rows."""
     return scores.auroc(outputs[:, 1] - outputs[:, 0], labels, real)
 
 
 def rmse(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
+    """The root of the mean squared error."""
     return scores.rmse(*_numbers(outputs, labels, real))
 
 
 def r2(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
+    """The share of the labels' variance that is explained; NaN where they do not vary."""
     return scores.r2(*_numbers(outputs, labels, real))
 
 

@@ -15,6 +15,7 @@ SHARE = 0.2  # of the clients: the worst-served and the best-served fifth
 
 
 def higher_is_better(score: str) -> bool:
+    """Of every score but errors and losses."""
     return score not in LOWER
 
 

@@ -170,6 +170,7 @@ class RunSettings(Section):
     )
     lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
     tensorboard: bool = Field(False, description="write what TensorBoard shows beside the history")
+    mlflow: bool = Field(False, description="tell MLflow too, where its own settings (MLFLOW_TRACKING_URI) say")
 
 
 class FederationSettings(Section):

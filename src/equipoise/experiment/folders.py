@@ -29,6 +29,7 @@ MADE: dict[Kind, tuple[str, ...]] = {
         records.ROW_SCORES,
         records.PERSONAL,
         records.OWN_MODELS,
+        records.ALONE,
         records.FEDERATION,
         records.ENVIRONMENT,
         records.AGREEMENT,

@@ -39,10 +39,10 @@ def settings(name: str, assignments: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def listing() -> Table:
-    table = Table("name", "paper", "what it shows", "needs", title="equipoise reproduce NAME")
+    table = Table("name", "what it shows, and what it needs", title="equipoise reproduce NAME", show_lines=True)
     for name in files():
         described = about(name)
-        table.add_row(name, described["paper"], described["shows"], described["needs"])
+        table.add_row(name, f"{described['paper']}: {described['shows']}\nneeds: {described['needs']}")
     return table
 
 

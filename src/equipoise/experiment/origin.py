@@ -23,7 +23,15 @@ from equipoise.extensions import is_reference
 
 SOURCE = Path(equipoise.__file__).parent
 # What changes nothing in the numbers; where the silo files are is not what is in them.
-ANYWAY = ("name", "run.checkpoint_seconds", "run.tensorboard", "data.data_dir", "data.download", "data.silos")
+ANYWAY = (
+    "name",
+    "run.checkpoint_seconds",
+    "run.tensorboard",
+    "run.mlflow",
+    "data.data_dir",
+    "data.download",
+    "data.silos",
+)
 SHOWN = 5  # differences in a sentence
 
 

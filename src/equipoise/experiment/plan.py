@@ -35,12 +35,12 @@ from pydantic import Field, ValidationError
 
 from equipoise import artifact
 from equipoise.errors import InputError, require
-from equipoise.experiment import config, folders, measures, mistakes, origin, reading, records, run
-from equipoise.experiment.batch import is_done, run_batch
+from equipoise.experiment import alone, config, folders, measures, mistakes, origin, reading, records, run
+from equipoise.experiment.batch import data_of, is_done, run_batch
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.convexify import network_config
 from equipoise.experiment.measures import Measure
-from equipoise.experiment.problems import Problem, precision
+from equipoise.experiment.problems import Problem, build_problem, precision
 from equipoise.experiment.run import RunSpec
 
 OWN_SECTIONS = ("model", "convexify", "run")  # of which a method may have its own settings, besides its objective
@@ -338,10 +338,12 @@ def run_all(
     watch: Watch | None = None,
     overwrite: bool = False,
     in_turn: bool = False,
+    beside_alone: bool = False,
 ) -> list[records.Run]:
     """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused.
 
-    `in_turn`: none side by side.
+    `in_turn`: none side by side. `beside_alone`: of jobs on the same data with linear models, also what clients get
+    from models of their own rows (`alone.py`).
     """
     check(jobs, folder, overwrite)
     with ExitStack() as held:
@@ -365,6 +367,14 @@ def run_all(
             if since_cleared >= 100:
                 since_cleared = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
+        linear = [job for job in jobs if job.config.model.name == "linear" and job.config.convexify is None]
+        missing = [job for job in linear if not (folder / job.place / records.ALONE).is_file()]
+        if beside_alone and missing:
+            with precision(missing[0].config):
+                spec = RunSpec(missing[0].config, folder / missing[0].place, missing[0].label)
+                problem = problems.get(data_of(spec)) or build_problem(spec.config)
+                begin()
+                alone.write([folder / job.place for job in missing], problem)
     return [records.read(folder / job.place) for job in jobs]
 
 

@@ -10,6 +10,7 @@
     result.json             how it ended; its presence says that the run is finished
     personal.json           how every owner fares with the shared model and with its own, where it has one
     personal.safetensors    those models, where they were made here; over Flower each stays with its owner
+    alone.json              of a comparison: what each client gets from a model of its own rows alone
     stage.1/                with [convexify], the run that trained the network: a run folder of its own
     rows.safetensors        what each scored row adds to the score, where the rows were at hand: for comparisons
     agreement.json          of a run over Flower: its sites, and how they read their tables
@@ -23,7 +24,7 @@ import json
 import tomllib
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -32,12 +33,16 @@ from equipoise import files, tensors
 from equipoise.errors import InputError, require
 from equipoise.files import write_whole
 
+if TYPE_CHECKING:
+    import polars as pl
+
 MARKER, FORMAT = "equipoise.json", 1  # the format of the folders that this version writes
 CONFIG, ENVIRONMENT, FEDERATION = "config.toml", "environment.json", "federation.json"
 HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint.safetensors", "model.safetensors"
 AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
 STATUS, LOG = "status.json", "log.jsonl"
 PERSONAL, OWN_MODELS = "personal.json", "personal.safetensors"
+ALONE = "alone.json"
 STAGE_1 = "stage.1"  # a folder; no label of a run is called so (`folders.name`)
 
 
@@ -155,6 +160,15 @@ class PersonalRecord(JsonRecord):
     pull: PerClient | None = None  # with which an own model was tuned; 0: the owner keeps the shared one
 
 
+class AloneRecord(JsonRecord):
+    """How well each client is served by a model of its own rows alone."""
+
+    measure: str  # the score that the bounds are of
+    scores: dict[str, PerClient]  # on each client's held-out rows
+    low: PerClient  # bounds of each client's score
+    high: PerClient
+
+
 class RowScores(NamedTuple):
     """What each scored row adds to a score, client after client: 1 or 0 to an accuracy, a squared error to an RMSE."""
 
@@ -254,6 +268,7 @@ def _check_fit(read: Run) -> None:
 
 
 def finished(path: Path) -> bool:
+    """Whether a run folder has its result, which is written last."""
     return (path / RESULT).is_file()
 
 
@@ -270,11 +285,37 @@ def find(path: str | Path) -> list[Path]:
     return runs
 
 
+def frame(path: str | Path) -> "pl.DataFrame":
+    """Every run below a folder as one table: a row for each run, evaluated round and client."""
+    import polars as pl
+
+    tables = []
+    for folder in find(path):
+        run = read(folder)
+        names, sizes = [m.name for m in run.federation.members], [m.train for m in run.federation.members]
+        about = {"run": str(folder), "label": run.outcome.label if run.outcome else folder.name}
+        for row in run.rows:
+            lam: PerClient = (None,) * len(names) if row.lam is None else row.lam
+            # A score may be called "loss", which is that of the held-out rows then; the training loss comes last.
+            numbers = {"weight": lam, **{f"test_{n}" if n == "loss" else n: v for n, v in row.scores.items()}}
+            columns = {name: pl.Series(values, dtype=pl.Float64) for name, values in numbers.items()}
+            columns["loss"] = pl.Series(row.loss, dtype=pl.Float64)
+            tables.append(pl.DataFrame({"client": names, "train_rows": sizes, **columns}).with_columns(
+                **{key: pl.lit(value) for key, value in about.items()}, round=pl.lit(row.round)
+            ))  # fmt: skip
+    require(tables, f"{path}: nothing was trained there yet")
+    found = pl.concat(tables, how="diagonal")
+    first = ["run", "label", "round", "client", "train_rows", "weight", "loss"]
+    return found.select(*first, pl.exclude(first))
+
+
 def write_record(path: Path, record: JsonRecord) -> None:
+    """As JSON, whole or not at all."""
     write_whole(path, record.model_dump_json(indent=1) + "\n")
 
 
 def read_record(path: Path, kind: type[R]) -> R:
+    """What `write_record` wrote, checked."""
     require(
         path.is_file(), f"{path.parent} has no {path.name}: it is not a run folder, or it was stopped before it began"
     )
@@ -282,6 +323,7 @@ def read_record(path: Path, kind: type[R]) -> R:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """The settings of a file, unchecked."""
     try:
         return tomllib.loads(files.read_text(path))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -296,6 +338,7 @@ def append_row(path: Path, row: Row) -> str:
 
 
 def write_row_scores(path: Path, found: RowScores) -> None:
+    """Accuracies as bytes, errors in single precision."""
     values = found.values.astype(np.uint8 if found.score == "accuracy" else np.float32)
     tensors.write(path, {"values": values}, json.dumps({"score": found.score, "rows": found.rows}))
 
@@ -310,6 +353,12 @@ def read_row_scores(path: Path) -> RowScores | None:
         return RowScores(about["score"], about["rows"], arrays["values"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}); it is damaged: remove it to report without it") from None
+
+
+def read_alone(folder: Path) -> AloneRecord | None:
+    """None where there is none: of a run that was not part of a comparison, or of a network."""
+    path = folder / ALONE
+    return read_record(path, AloneRecord) if path.is_file() else None
 
 
 def read_rows(path: Path) -> list[Row]:

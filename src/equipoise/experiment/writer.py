@@ -1,4 +1,4 @@
-"""What a run writes while it runs: the history, the checkpoints, and what TensorBoard shows."""
+"""What a run writes while it runs: the history and the checkpoints."""
 
 import hashlib
 import math
@@ -15,10 +15,10 @@ from jax.tree_util import Partial
 
 from equipoise import certificates, evaluation, files
 from equipoise.engines.simulator import Result
-from equipoise.errors import InputError
 from equipoise.evaluation import PerClient
 from equipoise.evaluation.rules import worst_mean
-from equipoise.experiment import checkpoint, folders, records
+from equipoise.experiment import checkpoint, records
+from equipoise.experiment.boards import boards
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import dual_family, known_saddle
 from equipoise.experiment.origin import Origin
@@ -125,7 +125,7 @@ class RunWriter:
         self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
         self.sent = problem.network.sent if problem.network is not None else Sent()  # before the first round
         self.saved = time.monotonic()
-        self.board = _tensorboard(folder) if config.run.tensorboard else None
+        self.boards = boards(config, folder, problem.names)
         self.certified: float | None = None  # the relative gap, once it is as small as `run.until_gap` asks
 
     def start(self) -> Result | None:
@@ -201,8 +201,8 @@ class RunWriter:
         line = records.append_row(self.folder / records.HISTORY, row).encode()
         self.written += len(line)
         self.digest.update(line)
-        if self.board is not None:
-            _add_to_board(self.board, row, self.problem.names)
+        for board in self.boards:
+            board.add(row)
         if self.watch is not None:
             self.watch(row.round, self.config.run.rounds, row)
 
@@ -217,8 +217,8 @@ class RunWriter:
         return value
 
     def close(self) -> None:
-        if self.board is not None:
-            self.board.close()
+        for board in self.boards:
+            board.close()
 
 
 def weights_of(family: Algorithm | Partial, dtype: Any) -> Callable[[Any], Any]:
@@ -249,30 +249,6 @@ def crossing_of(family: Algorithm | Partial, algorithm: Algorithm, problem: Prob
 @lru_cache(maxsize=64)
 def _wires(maker: Callable[..., Algorithm]) -> dict[str, Sequence[Wire]]:
     return {}
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        raise InputError("run.tensorboard needs one more package: pip install 'equipoise[tensorboard]'") from None
-    return SummaryWriter(str(folder / folders.BOARD))
-
-
-def _add_to_board(board: Any, row: Row, names: tuple[str, ...]) -> None:
-    for score, values in row.scores.items():
-        known = [v for v in values if v is not None]
-        if known:
-            board.add_scalar(f"{score}/mean", float(np.mean(known)), row.round)
-            board.add_scalar(f"{score}/lowest", min(known), row.round)
-            board.add_scalar(f"{score}/highest", max(known), row.round)
-    for name, value in (("objective", row.objective), ("gap", row.gap), ("bytes", row.bytes_down + row.bytes_up)):
-        if value is not None:
-            board.add_scalar(name, value, row.round)
-    for name, weight in zip(names, row.lam or (), strict=False):
-        if len(names) <= 50:
-            board.add_scalar(f"lambda/{name}", weight, row.round)
-    board.flush()
 
 
 def _distance(x: Any, y: Any) -> float:

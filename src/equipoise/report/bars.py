@@ -1,7 +1,8 @@
 """Drawings of clients: how each is served, and how large it is."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -33,7 +34,7 @@ def clients(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None = None) 
 
 def _rows(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Markup:
     frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * run.n)
-    parts = [_vertical_grid(frame, run)]
+    parts = [_vertical_grid(frame, run.format_tick)]
     for row, i in enumerate(run.worst_first()):
         member, top = run.members[i], 8 + ROW * row
         middle, value = top + ROW / 2, float(run.values[i])
@@ -54,12 +55,12 @@ def _class(run: ReportedRun) -> str:
     return f"chart bars {svg.colour(run.series)}"
 
 
-def _vertical_grid(frame: svg.Frame, run: ReportedRun) -> Markup:
+def _vertical_grid(frame: svg.Frame, write: Callable[[float], str]) -> Markup:
     lines = []
     for tick in frame.x.ticks:
         x = frame.x_at(tick)
         lines.append(svg.line(x, frame.top, x, frame.bottom, "grid"))
-        lines.append(svg.label(x, frame.bottom + 18, run.format_tick(tick), "middle", "tick"))
+        lines.append(svg.label(x, frame.bottom + 18, write(tick), "middle", "tick"))
     return tag("g", *lines)
 
 
@@ -138,7 +139,7 @@ def dots(runs: Sequence[ReportedRun], order: Sequence[int]) -> Markup:
     axis = svg.axis((float(run.values[i]) for run in runs for i in order), margin=0.04)
     bottom = 8 + DOT_ROW * len(order)
     frame = svg.Frame(axis, axis, BAR, 0.97, 8, bottom)
-    parts = [_vertical_grid(frame, runs[0])]
+    parts = [_vertical_grid(frame, runs[0].format_tick)]
     for row, i in enumerate(order):
         member, top = runs[0].members[i], 8 + DOT_ROW * row
         middle = top + DOT_ROW / 2
@@ -153,6 +154,64 @@ def dots(runs: Sequence[ReportedRun], order: Sequence[int]) -> Markup:
         span = svg.line(ends[0], middle, ends[1], middle, "span-line")
         parts.append(_row(i, member.name, top, DOT_ROW, "", [span, *markers]))
     return svg.chart("Each client across the runs", bottom + 30, *parts, class_="chart dots")
+
+
+class Gains(NamedTuple):
+    """What a run gives each client beyond something else; above zero is better, NaN: not known."""
+
+    against: str
+    values: np.ndarray
+
+
+def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
+    """A bar for each client from zero to what it gains, the largest loss first; `other` as markers."""
+    order = [int(i) for i in np.argsort(main.values, kind="stable") if math.isfinite(main.values[i])]
+    known = [float(v) for g in (main, other) if g is not None for v in g.values if math.isfinite(v)]
+    axis = svg.axis([*known, 0.0], margin=0.05)
+    if len(order) > NAMED:
+        return _gains_profile(run, main, other, order, axis)
+    frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * len(order))
+    parts = [_vertical_grid(frame, run.signed_tick)]
+    zero = frame.x_at(0.0)
+    parts.append(svg.line(zero, frame.top, zero, frame.bottom, "base"))
+    for row, i in enumerate(order):
+        top, value = 8 + ROW * row, float(main.values[i])
+        text = run.signed(value)
+        hint = f"{run.members[i].name}: {text} against {main.against}"
+        inside: list[object] = [_bar(frame, value, top + 6, ROW - 12)]
+        if other is not None and math.isfinite(other.values[i]):
+            far = float(other.values[i])
+            hint += (
+                f"; {'+' if far > 0 else '−' if far < 0 else ''}{run.format_difference(far)} against {other.against}"
+            )
+            inside.append(svg.marker(frame.x_at(far), top + ROW / 2, 6))
+        inside.append(
+            svg.label(1, top + ROW / 2 + 4.5, text.replace(" points", "").replace(" point", ""), "end", "value")
+        )
+        parts.append(_row(i, run.members[i].name, top, ROW, tag("title", hint), inside))
+    title = f"What each client gains with {run.label} against {main.against}"
+    return svg.chart(title, frame.bottom + 30, *parts, class_=_class(run))
+
+
+def _gains_profile(run: ReportedRun, main: Gains, other: Gains | None, order: list[int], axis: svg.Axis) -> Markup:
+    known = len(order)
+    frame = svg.Frame(svg.Axis(0, known, ()), axis, 0.07, 1.0, 12, 272)
+    parts = frame.grid(str, run.signed_tick, "clients, the largest loss first")
+    each = math.ceil(known / COLUMNS)
+    ends = [(x, order[k : k + each]) for k in range(0, known, each) for x in (float(k), float(min(k + each, known)))]
+    tops = [(x, _mean(main.values, part)) for x, part in ends]
+    drawn: list[object] = [
+        tag("path", d=frame.band([(x, min(y, 0.0), max(y, 0.0)) for x, y in tops]), class_="area"),
+        tag("path", d=frame.path(tops), class_="edge"),
+    ]
+    if other is not None:
+        own = np.sort(other.values[np.isfinite(other.values)])
+        line = [((k + 0.5) * known / len(own), float(v)) for k, v in enumerate(own)][:: max(1, len(own) // COLUMNS)]
+        drawn.append(tag("path", d=frame.path(line), stroke_dasharray="5 4", class_=f"line {svg.colour(6)}"))
+    parts.append(frame.stretched(*drawn))
+    parts.append(svg.line(frame.left, frame.y_at(0.0), frame.right, frame.y_at(0.0), "base"))
+    title = f"What {known} clients gain with {run.label} against {main.against}"
+    return svg.chart(title, 320, *parts, class_=_class(run))
 
 
 def sizes(members: Sequence[ClientRecord]) -> Markup:

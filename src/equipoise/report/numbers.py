@@ -101,6 +101,15 @@ class ReportedRun(NamedTuple):
         """How the difference of two of its scores is written, without a sign."""
         return formats.points if self.is_fraction else (lambda value: f"{abs(value):.3g}")
 
+    def signed(self, value: float) -> str:
+        """A gain or a loss."""
+        sign = "+" if value > 0 else "−" if value < 0 else ""
+        return f"{sign}{self.format_difference(value)}" if math.isfinite(value) else formats.MISSING
+
+    def signed_tick(self, value: float) -> str:
+        """The same on an axis, without its unit."""
+        return (f"{100 * value:+.3g}" if self.is_fraction else f"{value:+.3g}").replace("-", "−") if value else "0"
+
     def rounded(self, value: float) -> float:
         """As it is written, so that the differences add up for the reader."""
         if self.is_fraction:
@@ -258,6 +267,75 @@ def paired(old: ReportedRun, new: ReportedRun) -> Paired | None:
         return None
     root = old.measure in ROOTS
     return intervals.correlations(first.values, second.values, np.array(sizes[0]), up=old.higher_is_better, root=root)
+
+
+class Alone(NamedTuple):
+    """What each client gets from a model of its own rows, by the score that runs are compared by."""
+
+    values: np.ndarray  # [n]; NaN: no score
+    low: np.ndarray  # [n]; NaN: not known
+    high: np.ndarray
+    summary: dict[str, float]
+
+    def worst(self, higher: bool) -> int:
+        """The client that is served worst."""
+        return int(np.nanargmin(self.values if higher else -self.values))
+
+
+def alone(runs: Sequence[ReportedRun]) -> Alone | None:
+    """Of the first of comparable runs that has it; None: they were not part of a comparison."""
+    for run in runs:
+        found = records.read_alone(run.record.path)
+        if found is not None and found.measure == run.measure and len(found.low) == run.n:
+            values = array(found.scores.get(found.measure, ()), run.n)
+            if np.isfinite(values).any():
+                low, high = array(found.low, run.n), array(found.high, run.n)
+                return Alone(values, low, high, summarize(values, run.higher_is_better))
+    return None
+
+
+class Path(NamedTuple):
+    """Runs that differ in one number of their objective only, from the average to the worst client."""
+
+    setting: str  # rho, alpha, ...
+    points: list[tuple[float, ReportedRun]]
+    chosen: ReportedRun | None  # the fairest whose average is not clearly below the best one
+
+
+def path(runs: Sequence[ReportedRun]) -> Path | None:
+    """The path that the runs make; None: they make none."""
+    tables = [_flat(run.record.config) for run in runs]
+    differing = {key for table in tables for key in table if any(t.get(key) != table[key] for t in tables)}
+    if len(runs) < 3 or len(differing) != 1 or not next(iter(differing)).startswith("objective."):
+        return None
+    (key,) = differing
+    values = [float(value) for table in tables if isinstance(value := table.get(key), int | float)]
+    if len(values) < len(runs):
+        return None
+    points = sorted(zip(values, runs, strict=True), key=lambda point: -point[0])
+    return Path(key.partition(".")[2], points, _chosen([run for _, run in points if run.finished]))
+
+
+def _chosen(runs: Sequence[ReportedRun]) -> ReportedRun | None:
+    known = [run for run in runs if math.isfinite(run.summary["mean"]) and math.isfinite(run.corrected_worst)]
+    if not known:
+        return None
+    sign = 1 if known[0].higher_is_better else -1
+    best = max(known, key=lambda run: sign * run.summary["mean"])
+    edge = best.mean.low if sign > 0 else best.mean.high
+    free = [run for run in known if sign * run.summary["mean"] >= sign * edge] if math.isfinite(edge) else [best]
+    return max(free, key=lambda run: sign * run.corrected_worst)
+
+
+CERTIFIED = (0.1, 0.01, 0.001)  # of the objective
+
+
+def rounds_to_gap(run: ReportedRun, share: float) -> int | None:
+    """The first recorded round in which the gap was certified to be within a share of the objective; None: none."""
+    for row in run.record.rows:
+        if row.gap is not None and row.objective is not None and 0 <= row.gap <= share * abs(row.objective):
+            return row.round
+    return None
 
 
 def scores(row: Row, measure: str, n: int) -> np.ndarray:

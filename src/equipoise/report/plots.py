@@ -50,11 +50,59 @@ def tradeoff(runs: Sequence[ReportedRun], other: str) -> Markup:
     return svg.chart(f"Worst-served fifth against {group}", HEIGHT, *parts)
 
 
-def _label(text: str, x_at: float, y_at: float, taken: list[tuple[float, float, float]], series: int) -> Markup:
-    """Beside its marker where there is room; otherwise the legend has to do."""
+def path(found: numbers.Path) -> Markup:
+    """Fairness against average along a path of objectives; the chosen point has a ring."""
+    known = [
+        (value, run)
+        for value, run in found.points
+        if math.isfinite(run.summary["mean"]) and math.isfinite(run.corrected_worst)
+    ]
+    first = found.points[0][1]
+    ends = [v for _, run in known for v in (run.corrected_worst, run.worst.low, run.worst.high) if math.isfinite(v)]
+    frame = _frame(
+        svg.axis((run.summary["mean"] for _, run in known), margin=0.12), svg.axis(ends, margin=0.06, steps=5)
+    )
+    right, up = ("→", "↑") if first.higher_is_better else ("←", "↓")
+    parts = frame.grid(
+        first.format_tick, first.format_tick, f"{first.score_name} of the average client (better {right})"
+    )
+    parts.append(svg.label(frame.left, frame.top - 14, f"worst-served fifth (better {up})", "start", "axis"))
+    line = [(run.summary["mean"], run.corrected_worst) for _, run in known]
+    name = f"from {found.setting} {known[0][0]:g} to {known[-1][0]:g}" if known else ""
+    parts.append(frame.stretched(frame.curve(line, 0, name)))
+    taken: list[tuple[float, float, float]] = [(frame.x_at(x) * TYPICAL_WIDTH, frame.y_at(y), 10) for x, y in line]
+    for value, run in known:
+        x_at, y_at = frame.x_at(run.summary["mean"]), frame.y_at(run.corrected_worst)
+        text = f"{found.setting} {value:g}"
+        hint = f"{text}: the average client {run.format(run.summary['mean'])}, worst-served fifth "
+        hint += formats.with_interval(run.corrected_worst, run.worst.low, run.worst.high, run.format)
+        if run is found.chosen:
+            ring = tag("circle", r="11", cx="0", cy="0", class_="ring")
+            parts.append(
+                tag("svg", ring, x=svg.percent(x_at), y=float(y_at), overflow="visible", class_="chosen-point")
+            )
+            text, hint = f"{text}, chosen", f"{hint}; chosen"
+        parts.append(svg.marker(x_at, y_at, 0, hint, scale=1.2, data_run=run.series))
+        parts.append(_label(text, x_at, y_at, taken, run.series, OFF_THE_LINE))
+    return svg.chart(f"Worst-served fifth against the average client, along {found.setting}", HEIGHT, *parts)
+
+
+BESIDE = ((10, 4, "start"), (-10, 4, "end"), (0, -11, "middle"), (0, 20, "middle"))
+OFF_THE_LINE = ((0, -15, "middle"), (0, 24, "middle"), *BESIDE)
+
+
+def _label(
+    text: str,
+    x_at: float,
+    y_at: float,
+    taken: list[tuple[float, float, float]],
+    series: int,
+    places: Sequence[tuple[int, int, str]] = BESIDE,
+) -> Markup:
+    """At its marker where there is room; otherwise the legend has to do."""
     shown = text if len(text) <= 22 else text[:21] + "…"
     width, x = 6.8 * len(shown), x_at * TYPICAL_WIDTH
-    for dx, dy, anchor in ((10, 4, "start"), (-10, 4, "end"), (0, -11, "middle"), (0, 20, "middle")):
+    for dx, dy, anchor in places:
         left = x + dx - {"start": 0, "end": width, "middle": width / 2}[anchor]
         centre = left + width / 2, y_at + dy - 4
         inside = left > LEFT * TYPICAL_WIDTH and left + width < TYPICAL_WIDTH

@@ -35,6 +35,7 @@ def shown(runs: Sequence[ReportedRun]) -> list[Section]:
         Section("who", "What was trained, on whom", who(runs)),
         Section("numbers", f"The run{'s' if len(runs) > 1 else ''} in numbers", table(runs)),
         Section("tradeoff", "Average against worst-served", tradeoff(runs)),
+        Section("joining", "What each client gains by joining", joining(runs)),
         Section("clients", "Who is served how", clients(runs)),
         Section("personal", "The shared model against each owner's own", own_models(runs)),
         Section("convergence", "How training went", convergence(runs)),
@@ -98,11 +99,110 @@ def table(runs: Sequence[ReportedRun]) -> Content:
         sentences.append(wording.CORRECTED)
     if len(runs) > 1:
         sentences.append("The best of each column is bold; unfinished runs do not compete.")
-    return {"columns": columns, "rows": list(zip(runs, cells, strict=True)), "sentences": sentences}
+    alone = numbers.alone(runs)
+    last = tables.alone_cells(runs[0], alone) if alone is not None else {}
+    if alone is not None:
+        sentences.append('"Each alone" is what clients get from models of their own rows, which send nothing.')
+    return {
+        "columns": columns,
+        "rows": list(zip(runs, cells, strict=True)),
+        "alone": [last.get(column.title, "") for column in columns] if last else [],
+        "sentences": sentences,
+        "csv": tables.runs_csv(runs),
+    }
 
 
 def tradeoff(runs: Sequence[ReportedRun]) -> Content | None:
-    return {} if len(runs) > 1 and any(math.isfinite(run.summary["worst20"]) for run in runs) else None
+    if len(runs) < 2 or not any(math.isfinite(run.summary["worst20"]) for run in runs):
+        return None
+    found = numbers.path(runs)
+    return {"path": None if found is None else _path(found)}
+
+
+def _path(found: numbers.Path) -> Content:
+    headings = [found.setting, "average", "worst 20%", "corrected (bounds)", "rounds"]
+    rows = []
+    for value, run in found.points:
+        bounds = formats.with_interval(run.worst.estimate, run.worst.low, run.worst.high, run.format)
+        mean, worst = (run.format(run.summary[key]) for key in ("mean", "worst20"))
+        rows.append((run is found.chosen, [f"{value:g}", mean, worst, bounds, f"{run.rounds:,}"]))
+    numeric = (
+        [
+            value,
+            run.summary["mean"],
+            run.summary["worst20"],
+            run.worst.estimate,
+            run.worst.low,
+            run.worst.high,
+            run.rounds,
+        ]
+        for value, run in found.points
+    )
+    columns = [found.setting, "mean", "worst20", "worst20_corrected", "worst20_low", "worst20_high", "rounds"]
+    return {
+        "found": found,
+        "note": wording.chosen_of(found),
+        "headings": headings,
+        "rows": rows,
+        "csv": tables.csv_link(columns, numeric),
+    }
+
+
+def joining(runs: Sequence[ReportedRun]) -> Content | None:
+    """What a run gives each client against a model of its own rows, and against the model for the average."""
+    run, average = wording.fairest(runs) or wording.leading(runs), wording.reference(runs)
+    alone = numbers.alone(runs)
+    sign = 1 if run.higher_is_better else -1
+    against = []
+    if alone is not None:
+        against.append(("a model of its own rows", alone.values))
+    if average is not None and average is not run:
+        against.append((average.label, average.values))
+    found = [bars.Gains(name, sign * (run.values - values)) for name, values in against]
+    found = [gains for gains in found if any(map(math.isfinite, gains.values))]
+    if not found:
+        return None
+    order = [int(i) for i in found[0].values.argsort(kind="stable")]
+    shown = order[: tables.MOST_CLIENTS]
+    headings = ["client", "rows", *(f"with {name}" for name, _ in against), f"with {run.label}"]
+    headings += [f"gain against {gains.against}" for gains in found]
+
+    def cells(i: int) -> list[str]:
+        member = run.members[i]
+        scores = [run.format(float(values[i])) for _, values in against]
+        return [
+            member.name,
+            f"{member.train:,}",
+            *scores,
+            run.client_score(i),
+            *(run.signed(float(g.values[i])) for g in found),
+        ]
+
+    def numeric(i: int) -> list[Any]:
+        scores = [float(values[i]) for _, values in against]
+        own = [run.members[i].name, run.members[i].train]
+        return [*own, *scores, float(run.values[i]), *(float(g.values[i]) for g in found)]
+
+    many = f"the {len(shown)} that gain least of {run.n:,}" if len(order) > len(shown) else f"all {run.n:,} clients"
+    sentences = [wording.joining(runs, alone)] if alone is not None else []
+    sentences.append(wording.JOINING if alone is not None else wording.NOT_ALONE)
+    return {
+        "sentences": sentences,
+        "chart": bars.gains(run, found[0], found[1] if len(found) > 1 else None),
+        "caption": _gains_caption(run, found),
+        "table_title": f"{capitalized(many)}, as a table",
+        "headings": headings,
+        "rows": [(i, cells(i)) for i in shown],
+        "csv": tables.csv_link(headings, (numeric(i) for i in order)),
+    }
+
+
+def _gains_caption(run: ReportedRun, found: Sequence[bars.Gains]) -> str:
+    text = f"What each client gains with {run.label} against {found[0].against}, the largest loss first."
+    if len(found) > 1:
+        sign = "sign" if run.n <= bars.NAMED else "dashed line, in its own order,"
+        text += f" The {sign} is the gain against {found[1].against}."
+    return text
 
 
 def clients(runs: Sequence[ReportedRun]) -> Content:
@@ -127,6 +227,7 @@ def clients(runs: Sequence[ReportedRun]) -> Content:
         "table_title": f"{capitalized(note) or f'All {lead.n:,} clients'}, as a table",
         "headings": ["client", "rows", *(run.title for run in columns)],
         "rows": [(i, tables.client_cells(columns, i)) for i in listed],
+        "csv": tables.clients_csv(columns),
     }
 
 
@@ -170,7 +271,18 @@ def own_models(runs: Sequence[ReportedRun]) -> Content | None:
 def convergence(runs: Sequence[ReportedRun]) -> Content | None:
     quantities = [quantity for quantity in plots.QUANTITIES if plots.has_data(runs, quantity)]
     certified = [sentence for run in runs if (sentence := wording.certified(run))]
-    return {"quantities": quantities, "certified": certified} if quantities else None
+    return {"quantities": quantities, "certified": certified, "gaps": _gaps(runs)} if quantities else None
+
+
+def _gaps(runs: Sequence[ReportedRun]) -> Content | None:
+    """Rounds until the objective was certified; None where nothing ever was."""
+    found = [(run, [numbers.rounds_to_gap(run, share) for share in numbers.CERTIFIED]) for run in runs]
+    found = [(run, rounds) for run, rounds in found if any(r is not None for r in rounds)]
+    if not found:
+        return None
+    headings = ["method", *(f"within {100 * share:g}%" for share in numbers.CERTIFIED)]
+    rows = [(run, ["never" if r is None else f"{r:,}" for r in rounds]) for run, rounds in found]
+    return {"headings": headings, "rows": rows, "csv": tables.csv_link(headings, ([r.title, *n] for r, n in found))}
 
 
 def _leading_first(runs: Sequence[ReportedRun]) -> list[ReportedRun]:

@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from equipoise.evaluation.rules import is_fraction
 from equipoise.experiment.measures import Measure, measure
 from equipoise.report.numbers import bytes_per_client, bytes_per_float
-from equipoise.report.tables import escaped
+from equipoise.report.tables import escaped, longest_word, narrow_table
 
 OTHER_UNITS = ("objective", "certificate", "distance", "jain")  # measures that are not in the unit of the score
 
@@ -20,14 +21,26 @@ def table(cells: Sequence[Any], show: Sequence[str]) -> Table:
     """`cells` are those of `experiment.plan`; the best of each federation and column is bold."""
     columns = [measure(name) for name in show]
     score = _measure(cells[0])
-    out = Table(title=f"{score}{': ' if score else ''}mean ± standard deviation over the seeds")
-    for heading in _headings(columns):
-        out.add_column(heading, justify="left" if heading in ("method", "chosen") else "right")
-    for federation, rows in _by_federation(cells):
+    seeds = {len(cell.runs) for cell in cells}
+    over = f"over {min(seeds)} seeds" if len(seeds) == 1 else "over the seeds"
+    out = narrow_table(f"{score}{': ' if score else ''}mean ± standard deviation {over}")
+    groups = [
+        (federation, [[cell.label, *texts, *_last_columns(cell)] for cell, texts in _with_texts(rows, columns)])
+        for federation, rows in _by_federation(cells)
+    ]
+    headings = _headings(columns)[: -1 if len(seeds) == 1 else None]  # one number of seeds stands in the caption
+    for k, heading in enumerate(headings):
+        words = [heading, *(row[k] for _, rows in groups for row in rows)]
+        side = "left" if heading in ("method", "chosen") else "right"
+        out.add_column(heading, justify=side, overflow="ellipsis", min_width=longest_word(words))  # type: ignore[arg-type]
+    for (federation, rows), (_, found) in zip(groups, _by_federation(cells), strict=True):
         if federation:
             out.add_row(f"[bold]{escape(federation)}[/bold]")
-        for cell, texts in zip(rows, _texts(rows, columns, "[bold]", "[/bold]"), strict=True):
-            out.add_row(escape(cell.label), *texts, *map(escape, _last_columns(cell)))
+        best = _best(found, columns)
+        for cell, row in zip(found, rows, strict=True):
+            bold = [len(found) > 1 and cell is first for first in best]
+            texts = [Text(text, "bold" if b else "") for text, b in zip(row[1:], bold, strict=False)]
+            out.add_row(Text(row[0]), *texts, *map(Text, row[1 + len(texts) : len(headings)]))
         out.add_section()
     return out
 
@@ -39,7 +52,10 @@ def markdown(cells: Sequence[Any], show: Sequence[str]) -> str:
         if federation:
             lines += [f"**{escaped(federation)}**", ""]
         lines += ["| " + " | ".join(_headings(columns)) + " |", "|---|" + "---:|" * len(columns) + "---:|---|---:|"]
-        for cell, texts in zip(rows, _texts(rows, columns, "**", "**"), strict=True):
+        best = _best(rows, columns)
+        for cell, numbers in _with_texts(rows, columns):
+            several = len(rows) > 1
+            texts = [f"**{t}**" if several and cell is b else t for t, b in zip(numbers, best, strict=True)]
             lines.append("| " + " | ".join([escaped(cell.label), *texts, *map(escaped, _last_columns(cell))]) + " |")
         lines.append("")
     return "\n".join(lines)
@@ -57,16 +73,14 @@ def _by_federation(cells: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     return list(found.items())
 
 
-def _texts(rows: Sequence[Any], columns: Sequence[Measure], before: str, after: str) -> list[list[str]]:
-    """The numbers of a federation's cells; the best of each column stands between `before` and `after`."""
-    best = [max(rows, key=partial(_rank, column)) for column in columns]
-    return [
-        [
-            f"{before}{_text(cell, column)}{after}" if cell is first and len(rows) > 1 else _text(cell, column)
-            for column, first in zip(columns, best, strict=True)
-        ]
-        for cell in rows
-    ]
+def _with_texts(rows: Sequence[Any], columns: Sequence[Measure]) -> list[tuple[Any, list[str]]]:
+    """A federation's cells and their numbers."""
+    return [(cell, [_text(cell, column) for column in columns]) for cell in rows]
+
+
+def _best(rows: Sequence[Any], columns: Sequence[Measure]) -> list[Any]:
+    """The best cell of each column."""
+    return [max(rows, key=partial(_rank, column)) for column in columns]
 
 
 def _rank(column: Measure, cell: Any) -> float:

@@ -1,9 +1,12 @@
 """The numbers of runs side by side, for a terminal (rich), for documents (Markdown) and for the page."""
 
+import csv
+import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from rich import box
 from rich.console import Group
@@ -36,6 +39,7 @@ class Cell(NamedTuple):
 
 
 def columns(higher_is_better: bool) -> list[Column]:
+    """Those of a comparison, in their order."""
     better = max if higher_is_better else min
 
     def score(title: str, key: str) -> Column:
@@ -57,11 +61,11 @@ def columns(higher_is_better: bool) -> list[Column]:
         Column("corrected (bounds)", "corrected\n(bounds)", lambda run: run.worst.estimate, corrected, better),
         score("best 20%", "best20"),
         score("worst client", "worst"),
-        Column("std", "std", lambda run: run.summary["std"], spread, min),
+        Column("std", "", lambda run: run.summary["std"], spread, min),
         amount("rounds", "", "rounds", formats.count, None),
         amount("floats per client", "floats", "floats_per_client", formats.with_unit),
         amount("bytes per client", "", "bytes_per_client", formats.byte_size),
-        amount("time", "time", "seconds", formats.duration),
+        amount("time", "", "seconds", formats.duration),
     ]
 
 
@@ -112,15 +116,41 @@ def comparison(runs: Sequence[Run]) -> Any:
         heads, grid = cells(group)
         kept = [k for k, head in enumerate(heads) if head.narrow_title]
         table = narrow_table(f"{measured(group)}; floats: sent to and from a client, all rounds")
-        table.add_column("method", overflow="fold", min_width=8)
+        table.add_column("method", overflow="ellipsis", min_width=longest_word([run.title for run in group]))
         for k in kept:
             words = [word for row in grid for word in row[k].text.split(" (")]  # a cell is folded between words only
             folds = len(words) > len(grid)
             table.add_column(heads[k].narrow_title, justify="right", no_wrap=not folds, min_width=max(map(len, words)))
-        for run, row in zip(group, grid, strict=True):
-            table.add_row(Text(run.title), *(Text(row[k].text, "bold green" if row[k].best else "") for k in kept))
+        served = [worst_served(run.members, run.worst_first()[0], run.values) for run in group]
+        table.add_column("worst\nserved", overflow="ellipsis", min_width=longest_word(served))
+        for run, row, name in zip(group, grid, served, strict=True):
+            texts = (Text(row[k].text, "bold green" if row[k].best else "") for k in kept)
+            table.add_row(Text(run.title), *texts, Text(name))
+        alone = numbers.alone(group)
+        if alone is not None:
+            table.add_section()
+            by_title = alone_cells(group[0], alone)
+            name = worst_served(group[0].members, alone.worst(group[0].higher_is_better), alone.values)
+            table.add_row("each alone", *(by_title.get(heads[k].title, "") for k in kept), Text(name))
         found.append(table)
     return Group(*found)
+
+
+def longest_word(texts: Iterable[str], most: int = 16) -> int:
+    """So that cells are folded between words; a word beyond `most` letters is cut instead of broken."""
+    return min(most, max((len(word) for text in texts for word in text.split()), default=1))
+
+
+def worst_served(members: Sequence[Any], i: int, values: Any) -> str:
+    """The name of client i, if it has a score."""
+    return members[i].name if math.isfinite(values[i]) else formats.MISSING
+
+
+def alone_cells(run: ReportedRun, alone: numbers.Alone) -> dict[str, str]:
+    """What clients get alone, by the titles of the columns; they send nothing."""
+    keys = {"average": "mean", "worst 20%": "worst20", "best 20%": "best20", "worst client": "worst"}
+    found = {title: run.format(alone.summary[key]) for title, key in keys.items()}
+    return found | {"std": run.format(alone.summary["std"]).removesuffix("%"), "floats per client": "0"}
 
 
 def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Any:
@@ -176,6 +206,53 @@ def per_client_markdown(*runs: Run, limit: int = MOST_CLIENTS) -> str:
 def _markdown(headings: list[str], rows: Iterable[Iterable[str]], caption: str) -> str:
     rule = ["---", *["---:"] * (len(headings) - 1)]
     return "".join(f"| {' | '.join(row)} |\n" for row in (headings, rule, *rows)) + f"\n{escaped(caption)}\n"
+
+
+def csv_link(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as a CSV file inside a link: nothing is fetched to get it."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows([_csv_cell(cell) for cell in row] for row in rows)
+    return "data:text/csv;charset=utf-8," + quote(out.getvalue().encode("utf-8", "replace"), safe=" ,.-_+")
+
+
+def _csv_cell(cell: Any) -> Any:
+    """A number as it is, nothing where there is none; a text that a spreadsheet would compute stays a text."""
+    if isinstance(cell, float):
+        return f"{cell:.7g}" if math.isfinite(cell) else ""
+    if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + cell
+    return "" if cell is None else cell
+
+
+def runs_csv(runs: Sequence[ReportedRun]) -> str:
+    """All numbers of the comparison."""
+    keys = ("mean", "worst20", "best20", "worst", "std")
+    headings = ["method", *keys, "worst20_corrected", "worst20_low", "worst20_high", "rounds", "floats_per_client"]
+    rows = [
+        [run.title, *(run.summary[key] for key in keys), run.worst.estimate, run.worst.low, run.worst.high,
+         run.rounds, run.floats_per_client, run.seconds]
+        for run in runs
+    ]  # fmt: skip
+    return csv_link([*headings, "seconds"], rows)
+
+
+def clients_csv(runs: Sequence[ReportedRun]) -> str:
+    """Every client with every run: score, bounds and, where it has one, its last weight."""
+    headings, columns = ["client", "train_rows", "test_rows"], []
+    for run in runs:
+        lam = numbers.weights(run.record, limit=2)[1]
+        columns += [run.values, run.low, run.high]
+        headings += [run.title, f"{run.title}: low", f"{run.title}: high"]
+        if len(lam):
+            columns.append(lam[-1])
+            headings.append(f"{run.title}: weight")
+    rows = (
+        [member.name, member.train, member.test, *(float(column[i]) for column in columns)]
+        for i, member in enumerate(runs[0].members)
+    )
+    return csv_link(headings, rows)
 
 
 def escaped(text: str) -> str:

@@ -48,6 +48,14 @@ def fairest(runs: Sequence[ReportedRun]) -> ReportedRun | None:
     return _best([run for run in runs if not run.trains_for_average], "worst20")
 
 
+def compared(runs: Sequence[ReportedRun]) -> tuple[ReportedRun | None, ReportedRun | None]:
+    """The run for the average and the fair one; of a path, its beginning and the point that is chosen."""
+    path = numbers.path(runs)
+    if path is not None and path.chosen is not None and path.points[0][1] is not path.chosen:
+        return path.points[0][1], path.chosen
+    return reference(runs), fairest(runs)
+
+
 def _best(runs: Sequence[ReportedRun], key: str) -> ReportedRun | None:
     known = [run for run in runs if run.finished and math.isfinite(run.summary[key])]
     return max(known, key=lambda run: _merit(run, key), default=None)
@@ -84,7 +92,7 @@ class Cost(NamedTuple):
 
 def cost_of_fairness(runs: Sequence[ReportedRun]) -> Cost:
     """What the fairest run does for the worst-served fifth, for the average client, and for how many bytes."""
-    old, new = reference(runs), fairest(runs)
+    old, new = compared(runs)
     if old is None or new is None:
         return _no_comparison(runs, new)
     paired = numbers.paired(old, new)
@@ -94,6 +102,80 @@ def cost_of_fairness(runs: Sequence[ReportedRun]) -> Cost:
     text = f"With {new.label} instead of {old.label}, {first}; {second}; {_price(old, new)}."
     doubt = (_doubt(worst, mean), _basis(worst, mean, paired is not None, new))
     return Cost(text, tuple(filter(None, (*doubt, _chosen(runs, old, new)))))
+
+
+def conclusion(runs: Sequence[ReportedRun]) -> str:
+    """What to conclude from a comparison, and how sure that is, in one sentence."""
+    old, new = compared(runs)
+    if old is None or new is None:
+        cost = _no_comparison(runs, new)
+        why = cost.remarks[0].partition(";")[0] if cost.remarks else ""
+        return f"{cost.sentence.removesuffix('.')}; {why[:1].lower()}{why[1:]}." if why else cost.sentence
+    worst, mean = changes(old, new, numbers.paired(old, new))
+    if math.isnan(worst.low + worst.high):
+        verdict = f"{new.label} instead of {old.label}, how surely is not known"
+    elif not worst.clear:
+        verdict = f"For the worst-served fifth {new.label} and {old.label} cannot be told apart on these rows"
+    elif worst.gain <= 0:
+        verdict = f"Fairness did not help here: stay with {old.label} instead of {new.label}"
+    elif mean.clear and mean.gain < 0:
+        verdict = f"{new.label} instead of {old.label} is a trade"
+    else:
+        verdict = f"Take {new.label} instead of {old.label}"
+    parts = [
+        _bounded_change("the worst-served fifth", old, new, "worst20", "loses", worst),
+        _bounded_change("the average client", old, new, "mean", "gives up", mean),
+    ]
+    sure = "" if math.isnan(worst.low + worst.high) else ", 19 times in 20"
+    return f"{verdict}: {parts[0]}; {parts[1]}{sure}; {_price(old, new)}."
+
+
+def _bounded_change(who: str, old: ReportedRun, new: ReportedRun, key: str, down: str, change: Change) -> str:
+    """As `_change`, with the bounds of the difference instead of the two numbers, which the table has."""
+    before, after = (run.rounded(run.summary[key]) for run in (old, new))
+    verb = "gains" if (after > before) == new.higher_is_better else down
+    text = f"{who} stays" if before == after else f"{who} {verb} {new.format_difference(after - before)}"
+    if math.isnan(change.low + change.high):
+        return text
+    return f"{text} (corrected for chance {_between(change, new)})"
+
+
+JOINING = (
+    "A model of its own rows is the same kind of model, fitted by the client alone and scored on the same held-out "
+    "rows; it is made for that client's mixture of labels and for no other."
+)
+NOT_ALONE = "What clients would get from models of their own rows is not known here; `equipoise compare` finds out."
+
+
+def chosen_of(path: numbers.Path) -> str:
+    """Which point of a path is marked, and why."""
+    if path.chosen is None:
+        return "No run of the path is finished yet."
+    value = next(value for value, run in path.points if run is path.chosen)
+    reason = "of those whose average is within the bounds of the best one, it serves the worst-served fifth best"
+    return f"Chosen: {path.setting} = {value:g}; {reason}. Another price of fairness is another point of the curve."
+
+
+def joining(runs: Sequence[ReportedRun], alone: numbers.Alone) -> str:
+    """Who is better served by the fairest run than by a model of its own, and who is not."""
+    run = fairest(runs) or leading(runs)
+    sign = 1 if run.higher_is_better else -1
+    gains = sign * (run.values - alone.values)
+    known = np.flatnonzero(np.isfinite(gains))
+    if not known.size:
+        return ""
+    better, worse = [i for i in known if gains[i] > 0], [i for i in known if gains[i] < 0]
+    text = f"Against a model of its own rows alone, {len(better):,} of {known.size:,} clients gain by {run.label}"
+    if better:
+        most = max(better, key=lambda i: gains[i])
+        text += f" ({run.members[most].name} most: {run.format_difference(gains[most])})"
+    if not worse:
+        return f"{text} and none loses."
+    least = min(worse, key=lambda i: gains[i])
+    name = run.members[least].name
+    verb = "loses" if len(worse) == 1 else f"lose, most of all {name}"
+    who = f"{name} {verb}" if len(worse) == 1 else f"{len(worse):,} {verb}"
+    return f"{text}, and {who} ({run.format_difference(gains[least])})."
 
 
 def _change(who: str, old: ReportedRun, new: ReportedRun, key: str, down: str) -> str:
@@ -146,6 +228,8 @@ def _between(change: Change, run: ReportedRun) -> str:
 
 def _chosen(runs: Sequence[ReportedRun], old: ReportedRun, new: ReportedRun) -> str:
     """Which of several runs were compared: the best of several looks better than it is."""
+    if numbers.path(runs) is not None:
+        return ""  # the caption of the path says how it was chosen
     fair = sum(not run.trains_for_average and run.finished for run in runs)
     average = sum(run.trains_for_average and run.finished for run in runs)
     sides = []
@@ -243,19 +327,6 @@ NO_SCORES = (
     "masks evaluations too, so that the server learned sums over the sites. Their mean stands above, with what was "
     "trained."
 )
-
-
-def worst_served(runs: Sequence[ReportedRun]) -> str:
-    """Whom each run serves worst, by client; nothing where no client has a score."""
-    by_client: dict[int, list[str]] = {}
-    for run in runs:
-        i = run.worst_first()[0]
-        if math.isfinite(run.values[i]):
-            by_client.setdefault(i, []).append(f"{run.title} ({run.format(run.values[i])})")
-    if not by_client:
-        return ""
-    parts = [f"{runs[0].members[i].name} with {', '.join(found)}" for i, found in by_client.items()]
-    return f"worst served: {'; '.join(parts)}"
 
 
 def different_rows(runs: Sequence[ReportedRun]) -> str:

@@ -1,0 +1,99 @@
+"""What others show of a run while it runs: TensorBoard beside the history, MLflow where its own settings say."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from equipoise.errors import InputError
+from equipoise.experiment import folders
+from equipoise.experiment.config import Config
+from equipoise.experiment.records import Row
+
+NAMED = 50  # clients whose weights are shown one by one
+
+
+class Board(NamedTuple):
+    """Takes every row of a history."""
+
+    add: Callable[[Row], None]
+    close: Callable[[], None]
+
+
+def boards(config: Config, folder: Path, names: tuple[str, ...]) -> list[Board]:
+    """Those that the run asks for."""
+    found = []
+    if config.run.tensorboard:
+        found.append(_tensorboard(folder, names))
+    if config.run.mlflow:
+        found.append(_mlflow(config, folder, names))
+    return found
+
+
+def numbers_of(row: Row, names: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    """What is shown of a row."""
+    for score, values in row.scores.items():
+        known = [v for v in values if v is not None]
+        if known:
+            yield f"{score}/mean", float(np.mean(known))
+            yield f"{score}/lowest", min(known)
+            yield f"{score}/highest", max(known)
+    for name, value in (("objective", row.objective), ("gap", row.gap), ("bytes", row.bytes_down + row.bytes_up)):
+        if value is not None:
+            yield name, value
+    if len(names) <= NAMED:
+        for name, weight in zip(names, row.lam or (), strict=False):
+            if weight is not None:
+                yield f"lambda/{name}", weight
+
+
+def _tensorboard(folder: Path, names: tuple[str, ...]) -> Board:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise InputError("run.tensorboard needs one more package: pip install 'equipoise[tensorboard]'") from None
+    writer = SummaryWriter(str(folder / folders.BOARD))
+
+    def add(row: Row) -> None:
+        for name, value in numbers_of(row, names):
+            writer.add_scalar(name, value, row.round)
+        writer.flush()
+
+    return Board(add, writer.close)
+
+
+def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
+    """A run of MLflow's, named after the folder; a run that is resumed is another one there, with the same name."""
+    try:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+    except ImportError:
+        raise InputError("run.mlflow needs one more package: pip install 'equipoise[mlflow]'") from None
+    import time
+
+    client, title = MlflowClient(), config.name
+    found = client.get_experiment_by_name(title)
+    experiment = client.create_experiment(title) if found is None else found.experiment_id
+    run = client.create_run(experiment, run_name=folder.name).info.run_id
+    client.log_batch(run, params=[Param(key, str(value)[:500]) for key, value in _flat(config.used())])
+
+    def add(row: Row) -> None:
+        now = int(1000 * time.time())
+        found = [Metric(_metric(name), value, now, row.round) for name, value in numbers_of(row, names)]
+        client.log_batch(run, metrics=found)
+
+    return Board(add, lambda: client.set_terminated(run))
+
+
+def _metric(name: str) -> str:
+    """Letters that MLflow takes."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_-. /") else "_" for c in name)
+
+
+def _flat(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield before + key, value

@@ -1,0 +1,73 @@
+"""Models of each client's own rows: against scikit-learn's, and where they are written."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from equipoise.data import stack
+from equipoise.experiment import alone, config, plan, records
+from equipoise.experiment.problems import build_problem, precision
+from equipoise.tasks import ridge, softmax_regression
+from tests.searches import tiny
+
+
+def clients():
+    rng = np.random.default_rng(0)
+    return [(rng.normal(size=(m, 3)), rng.normal(size=m)) for m in (20, 35)]
+
+
+def test_a_fit_is_the_optimum_of_ridge_regression():
+    rows = clients()
+    data, task = stack(rows), ridge(3, 0.1)
+    for i, (inputs, labels) in enumerate(rows):
+        exact = Ridge(alpha=0.1 * len(labels) / 2, fit_intercept=False).fit(inputs, labels).coef_
+        found = alone.fitted(task, jnp.zeros(3), data.client(i))
+        np.testing.assert_allclose(found, exact, rtol=0.02, atol=2e-3)
+
+
+def test_a_fit_is_the_optimum_of_softmax_regression():
+    rng = np.random.default_rng(1)
+    inputs = rng.normal(size=(60, 4))
+    labels = (inputs @ rng.normal(size=(4, 3)) + rng.gumbel(size=(60, 3))).argmax(1)
+    shard = stack([(inputs, labels.astype(np.int32))]).client(0)
+    task = softmax_regression(features=4, classes=3, l2=0.05)
+    found = alone.fitted(task, task.init(0), shard)
+    # scikit-learn does not penalise its intercept, so that the value is compared with that of a long descent
+    slow = task.descend(task.init(0), shard, None, steps=5000, lr=0.3)
+    assert float(task.loss(found, shard)) == pytest.approx(float(task.loss(slow, shard)), rel=1e-6)
+    unpenalised = LogisticRegression(C=1 / (0.05 * 60)).fit(inputs, labels)
+    agree = np.asarray(task.predict(found, jnp.asarray(inputs))).argmax(1) == unpenalised.predict(inputs)
+    assert agree.mean() > 0.95
+
+
+def test_every_client_is_scored_on_its_own_rows(tmp_path):
+    settings = config.parse(tiny.settings(tiny.silos(tmp_path / "silos"), model={"l2": 0.01}))
+    with precision(settings):
+        problem = build_problem(settings)
+        record = alone.record_of(problem)
+        table = alone.scored_alone(problem)
+    assert record.measure == "accuracy"
+    assert len(record.low) == problem.n == 2
+    for i in range(2):
+        model = alone.fitted(problem.task, problem.x, problem.train.client(i))
+        own = problem.test.client(i)
+        right = np.asarray(problem.task.predict(model, own.inputs)).argmax(1) == np.asarray(own.labels)
+        assert float(table.scores["accuracy"][i]) == pytest.approx(right[: int(own.sizes)].mean())
+
+
+def test_a_comparison_writes_them_beside_every_run_and_a_sweep_does_not(tmp_path, monkeypatch):
+    tiny.use(monkeypatch)
+    settings = tiny.settings(tiny.silos(tmp_path / "silos"))
+    settings["compare"] = {"A": {"name": "fedavg"}, "B": {"name": "scaffold"}}
+    plan.run_all(plan.compare(settings), tmp_path / "without")
+    assert not list((tmp_path / "without").rglob(records.ALONE))
+    runs = plan.run_all(plan.compare(settings), tmp_path / "out", beside_alone=True)
+    found = [records.read_alone(run.path) for run in runs]
+    assert found[0] == found[1]
+    assert found[0].scores["accuracy"]
+    (runs[0].path / records.ALONE).unlink()
+    plan.run_all(plan.compare(settings), tmp_path / "out", beside_alone=True)  # what is missing is made again
+    assert records.read_alone(runs[0].path) == found[1]
+    plan.run_all(plan.compare(settings), tmp_path / "out", overwrite=True)
+    assert not list((tmp_path / "out").rglob(records.ALONE))

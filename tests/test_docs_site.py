@@ -1,0 +1,137 @@
+"""The documentation site builds strictly and loads nothing from elsewhere; its own pages are run, not believed."""
+
+import logging
+import os
+import re
+import shlex
+import subprocess
+import sys
+import types
+import zlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import equipoise as eq
+from equipoise.cli import app
+from tests.problems import start, unequal
+from tests.searches import tiny
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def blocks(name, language):
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="the extra [docs] is not installed")
+    pytest.importorskip("mkdocstrings", reason="the extra [docs] is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 60
+    for page in pages:
+        loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?:)?//", page.read_text())
+        assert not loaded, page
+
+
+def test_every_algorithm_and_every_public_name_is_there(site):
+    from equipoise.algorithms import ALGORITHMS
+    from equipoise.objectives import DUALS
+
+    assert {page.stem for page in (site / "mathematics").glob("*.html")} == set(ALGORITHMS)
+    known = zlib.decompress((site / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
+    for name in ("equipoise.engines.simulator.simulate", "equipoise.protocol.Exchange", "equipoise.artifact.predict"):
+        assert f"\n{name} " in known
+    page = (site / "api" / "objectives.html").read_text()
+    assert all(f"eq.objectives.{name}" in page for name in DUALS)
+
+
+def test_a_public_name_without_a_docstring_is_a_warning(caplog, monkeypatch):
+    pytest.importorskip("mkdocs", reason="the extra [docs] is not installed")
+    monkeypatch.syspath_prepend(str(DOCS))
+    import site_pages
+
+    def silent():
+        pass
+
+    silent.__module__ = module = "equipoise.imaginary"
+    found = types.ModuleType(module, "A module.")
+    found.silent = silent
+    monkeypatch.setitem(sys.modules, module, found)
+    with caplog.at_level(logging.WARNING):
+        site_pages._api(module)
+    assert "equipoise.imaginary.silent is public and has no docstring" in caplog.text
+
+
+def test_the_first_five_minutes(tmp_path, monkeypatch):
+    """From an empty folder, with the stand-in for the engine of `tests/searches`."""
+    tiny.use(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    steps = re.findall(r"```(sh|python)\n(.*?)```", (DOCS / "start.md").read_text(), re.DOTALL)
+    assert {kind for kind, _ in steps} == {"sh", "python"}
+    for kind, text in steps:
+        if kind == "python":
+            exec(compile(text, "start.md", "exec"), {})
+            continue
+        for line in text.splitlines():
+            words = shlex.split(line, comments=True)
+            assert words[0] == "equipoise"
+            more = ["--set", "run.rounds=2"] if words[1:2] in (["compare"], ["run"], ["path"]) else []
+            done = CliRunner().invoke(app, [*words[1:], *more])
+            assert done.exit_code == 0, (line, done.output)
+    assert (tmp_path / "runs/clinics-model/model.safetensors").is_file()
+    assert (tmp_path / "runs/clinics/report.html").is_file()
+
+
+def test_an_algorithm_a_dual_and_an_engine_of_ones_own(capsys):
+    algorithm, dual, engine = blocks("extending.md", "python")
+    names: dict = {}
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        exec(compile(algorithm, "extending.md", "exec"), names)
+    assert np.isfinite(names["result"].server.x).all()
+    exec(compile(dual, "extending.md", "exec"), names)
+    psi, same = names["pull_to_equal"](5, 0.4), eq.objectives.chi2(5, 0.4 / 5)
+    losses = jnp.asarray([0.1, 0.5, 0.2, 0.9, 0.3])
+    np.testing.assert_allclose(psi.value(losses), same.value(losses), atol=1e-12)
+    np.testing.assert_allclose(psi.prox(losses, 0.7), same.prox(losses, 0.7), atol=1e-12)
+    exec(compile(engine, "extending.md", "exec"), names)
+    task = eq.tasks.ridge(4, 0.1)
+    fedavg = eq.algorithms.fedavg(task, eq.cohorts.everyone(5), steps=5, local_lr=0.02)
+    state = names["until_still"](fedavg, start(), unequal(), 0, least=1e-3)
+    assert 1 < int(state.round) < 500
+    moved = eq.kernel.step(fedavg, state, eq.kernel.prepare(fedavg, unequal()), jax.random.key(0))
+    assert float(jnp.linalg.norm(moved.server.x - state.server.x)) <= 1e-3
+
+
+def test_every_algorithm_and_objective_of_the_decision_table_exists():
+    text = (DOCS / "choosing.md").read_text()
+    from equipoise.algorithms import ALGORITHMS
+    from equipoise.algorithms.overview import entry
+
+    known = {*ALGORITHMS, *eq.objectives.DUALS, "average"}
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| ") and "`" in line]
+    named = {word for row in rows for word in re.findall(r"`([a-z_0-9]+)`", "|".join(row[1:4]))}
+    assert {name for name in named if name not in known} <= {"cohort", "compare"}
+    for row in rows:  # what crosses is what the algorithms' own functions say
+        found = re.search(r"^ (\S+(?: \+ \d+)?) down, (\S+(?: \+ \d+)?) up", row[4])
+        methods = re.findall(r"`([a-z_0-9]+)`", row[3])
+        if found and methods and methods[0] in ALGORITHMS:
+            summary = entry(ALGORITHMS[methods[0]])
+            assert (summary.down, summary.up) == found.groups(), methods[0]
