@@ -224,13 +224,16 @@ def test_a_model_with_something_odd_in_its_header_is_loaded_or_refused(place, da
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda h, t: h["encoding"]["target"].update(classes=["no", "no"]), "a field has a wrong value"),
+        (lambda h, t: h["encoding"]["target"].update(classes=["no", "no"]), "its fields contradict each other"),
         (lambda h, t: h.update(loss={"nested": [1]}), "a field of another type"),
         (lambda h, t: h["model"].update(arguments=[1, 2]), "is not a model that equipoise saved"),
         (lambda h, t: h["model"].update(name=["linear"]), "is not a model that equipoise saved"),
         (lambda h, t: t["weight"].fill(float("nan")), "hold what is not a finite number"),
         (lambda h, t: t.update(weight=t["weight"].astype("int64")), "hold what is not a finite number"),
-        (lambda h, t: h["encoding"]["features"].append(h["encoding"]["features"][0]), "a field has a wrong value"),
+        (
+            lambda h, t: h["encoding"]["features"].append(h["encoding"]["features"][0]),
+            "its fields contradict each other",
+        ),
     ],
 )
 def test_a_model_that_would_predict_nonsense_is_refused(place, tmp_path, change, sentence):

@@ -4,6 +4,7 @@ import copy
 import datetime
 import math
 import string
+import tomllib
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -94,7 +95,7 @@ def fits_together(jobs):
             assert part.isascii()
             assert part not in (".", "..")
             assert len(part) < 100
-        assert config.parse(config.tomllib.loads(job.config.toml())) == job.config or has_nan(job.config)
+        assert config.parse(tomllib.loads(job.config.toml())) == job.config or has_nan(job.config)
 
 
 def has_nan(told):
