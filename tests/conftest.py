@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,10 @@ def quick_to_compile():
     tried = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=flags, capture_output=True)
     return flags["XLA_FLAGS"] if tried.returncode == 0 else os.environ.get("XLA_FLAGS", "")
 
+
+# A shell has what it starts in its background ignore Ctrl-C, and so would the commands that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes depends on what else the machine does, and says nothing.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -1,7 +1,6 @@
 """`equipoise flower` as processes, which tests start, watch and end by their ids."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,11 +12,6 @@ import psutil
 MARK = "EQUIPOISE_TEST_OF"  # in the environment of all that a test starts, and of what that starts in turn
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-
-
-def _hears_ctrl_c():
-    """Also where the tests run in a shell's background, which has its processes ignore it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Command:
@@ -36,7 +30,6 @@ class Command:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_hears_ctrl_c,
                 **options,
             )
 
