@@ -163,3 +163,17 @@ def test_what_was_stopped_goes_on_and_what_is_of_other_settings_is_refused(tmp_p
     with pytest.raises(InputError, match=r"other settings \(run.rounds was 4 and is 5\); give another --out"):
         plan.run_all(other, tmp_path)
     assert plan.run_all(other, tmp_path, overwrite=True)[0].rows[-1].round == 5
+
+
+def test_a_method_without_noise_beside_one_with_it():
+    """So that a comparison shows what privacy costs."""
+    settings = {
+        "privacy": {"epsilon": 3.0, "clip": 1.0},
+        "compare": {
+            "private": {"name": "fedavg", "steps": 1, "local_lr": 0.5},
+            "open": {"name": "fedavg", "steps": 1, "local_lr": 0.5, "privacy": False},
+        },
+    }
+    private, plain = plan.compare(settings)
+    assert private.config.privacy.epsilon == 3.0
+    assert plain.config.privacy is None

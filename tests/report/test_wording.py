@@ -187,3 +187,19 @@ def test_along_a_path_the_chosen_point_is_compared_with_its_beginning(tmp_path):
     found = numbers.reported(runs)
     assert wording.cost_of_fairness(found).sentence.startswith("With rho 1 instead of rho 10, the worst-served fifth")
     assert wording.conclusion(found).startswith("Take rho 1 instead of rho 10: the worst-served fifth gains")
+
+
+def test_what_privacy_costs_is_said_where_the_same_method_without_noise_stands_beside_it(tmp_path):
+    plain = folders.write(tmp_path, "open", end=(0.8, 0.05))
+    noisy = folders.write(tmp_path, "private", end=(0.7, 0.05), seed=1)
+    file = noisy.path / records.CONFIG
+    file.write_text(file.read_text() + "\n[privacy]\nepsilon = 3.0\n")
+    both = numbers.reported([plain, records.read(noisy.path)])
+    (price,) = [note for note in wording.notes(both) if "epsilon" in note]
+    mean = [round(100 * run.outcome.summary["mean"], 1) for run in (plain, noisy)]
+    assert price.startswith(
+        "The price of epsilon 3.0, private instead of open: the average client gives up "
+        f"{mean[0] - mean[1]:.1f} points (from {mean[0]}% to {mean[1]}%); the worst-served fifth loses "
+    )
+    (unknown,) = [note for note in wording.notes(both[1:]) if "epsilon" in note]
+    assert "is not known" in unknown

@@ -43,7 +43,12 @@ from equipoise.experiment.measures import Measure
 from equipoise.experiment.problems import Problem, build_problem, precision
 from equipoise.experiment.run import RunSpec
 
-OWN_SECTIONS = ("model", "convexify", "run")  # of which a method may have its own settings, besides its objective
+OWN_SECTIONS = (
+    "model",
+    "convexify",
+    "privacy",
+    "run",
+)  # a method may have its own, and its objective
 PENALTIES = ("chi2", "kl")  # whose rho leads from the average to the worst client
 UNTIL_GAP = 1e-3  # where a run of a path ends
 
@@ -172,8 +177,8 @@ def methods(settings: Settings, source: str) -> dict[str, Method]:
 
 
 def _overlay(settings: dict[str, Any], section: str, own: Any, where: str) -> None:
-    """A method's own [model], [convexify] or [run], over those of the file; convexify = false leaves it out."""
-    if own is False and section == "convexify":
+    """A method's own sections over those of the file; convexify = false and privacy = false leave them out."""
+    if own is False and section in ("convexify", "privacy"):
         settings.pop(section, None)
         return
     require(isinstance(own, Mapping), f"{where}.{section} is {own!r}; give a table of settings")

@@ -296,7 +296,27 @@ def _listed(classes: Sequence[str], most: int = 6) -> str:
 def notes(runs: Sequence[ReportedRun]) -> list[str]:
     """What the records say was left out or measured, each once."""
     said = [note for run in runs for note in (*run.record.federation.notes, *kept(run.record))]
+    said += [price_of_privacy(run, runs) for run in runs if run.record.config.get("privacy")]
     return list(dict.fromkeys(sentence(note) for note in said))
+
+
+def price_of_privacy(private: ReportedRun, runs: Sequence[ReportedRun]) -> str:
+    """What the noise of a run costs, where the same method without it stands beside it."""
+
+    def method(run: ReportedRun) -> list[str | None]:
+        keys = (("algorithm", "name"), ("objective", "name"), ("model", "name"))
+        return [numbers.setting(run.record, *key) for key in keys]
+
+    what = f"epsilon {numbers.setting(private.record, 'privacy', 'epsilon')}"
+    plain = next((run for run in runs if method(run) == method(private) and not run.record.config.get("privacy")), None)
+    if plain is None:
+        return (
+            f"what {what} costs {private.label} in accuracy is not known: nothing here is the same without noise; "
+            "privacy = false in a [compare] method is"
+        )
+    first = _change("the average client", plain, private, "mean", "gives up")
+    second = _change("the worst-served fifth", plain, private, "worst20", "loses")
+    return f"the price of {what}, {private.label} instead of {plain.label}: {first}; {second}"
 
 
 def kept(run: Run) -> tuple[str, ...]:
