@@ -3,6 +3,7 @@
 Both change what is optimised where honest clients are beyond the bound, so they are off unless asked for.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,16 +31,7 @@ def clip_losses(algorithm: Algorithm, *, factor: float = 10.0, quantile: float =
         typical = jnp.where(heard > 0, ordered[at], 0)
         return jnp.minimum(losses, typical + (factor - 1) * jnp.abs(typical))
 
-    def guarded(exchange: Exchange) -> Exchange:
-        def close(server: Server, replies: Replies) -> Server:
-            if has_loss(replies.each):
-                losses = clipped(replies.each.loss, jnp.asarray(replies.cohort.present))
-                replies = replies._replace(each=replies.each._replace(loss=losses))
-            return exchange.close(server, replies)
-
-        return exchange._replace(close=close)
-
-    return algorithm._replace(round=tuple(guarded(e) for e in algorithm.round))
+    return _with_clipped(algorithm, "loss", clipped)
 
 
 def clip_gradients(algorithm: Algorithm, *, factor: float = 3.0) -> Algorithm:
@@ -56,11 +48,17 @@ def clip_gradients(algorithm: Algorithm, *, factor: float = 3.0) -> Algorithm:
         scale = jnp.where(length > most, most / jnp.where(length > 0, length, 1), 1)
         return rows * scale[:, None]
 
+    return _with_clipped(algorithm, "gradient", clipped)
+
+
+def _with_clipped(algorithm: Algorithm, field: str, clipped: Callable[[Array, Array], Array]) -> Algorithm:
+    """Where clients report such a field by itself, the server hears it clipped."""
+
     def guarded(exchange: Exchange) -> Exchange:
         def close(server: Server, replies: Replies) -> Server:
-            if has_gradient(replies.each):
-                gradient = clipped(replies.each.gradient, jnp.asarray(replies.cohort.present))
-                replies = replies._replace(each=replies.each._replace(gradient=gradient))
+            if _has(replies.each, field):
+                value = clipped(getattr(replies.each, field), jnp.asarray(replies.cohort.present))
+                replies = replies._replace(each=replies.each._replace(**{field: value}))
             return exchange.close(server, replies)
 
         return exchange._replace(close=close)
@@ -70,9 +68,13 @@ def clip_gradients(algorithm: Algorithm, *, factor: float = 3.0) -> Algorithm:
 
 def has_loss(each: Any) -> bool:
     """Whether clients report their loss by itself."""
-    return "loss" in getattr(each, "_fields", ())
+    return _has(each, "loss")
 
 
 def has_gradient(each: Any) -> bool:
     """Whether clients report their gradient by itself."""
-    return "gradient" in getattr(each, "_fields", ())
+    return _has(each, "gradient")
+
+
+def _has(each: Any, field: str) -> bool:
+    return field in getattr(each, "_fields", ())

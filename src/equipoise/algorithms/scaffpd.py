@@ -87,7 +87,7 @@ def scaffpd(
     Args:
         task: the clients' losses f_i and (stochastic) gradients g_i.
         dual: the set Lam and penalty psi, with the prox of Eq. (4.1).
-        sample: everyone(n), the paper's setting; with uniform(n, m) see scaffpd_partial.py.
+        sample: everyone(), the paper's setting; with uniform(n, m) see scaffpd_partial.py.
         rule: step sizes tau, sigma, theta of every round (Conditions 5.1 and 5.2), from `equipoise.steps`.
         steps: J, local steps.
         local_lr: eta_l, local step size.

@@ -120,7 +120,7 @@ def scaffpd_ls(
     Args:
         task: the clients' losses and gradients, over all of their data.
         dual: the set Lam and penalty psi.
-        sample: everyone(n).
+        sample: everyone().
         steps: J, local steps.
         local_lr: eta_l, up to 1 / L_xx (`steps.estimate_constants`); with one step it does not matter.
         mu: mu_x, strong convexity of the losses; the task's l2 coefficient is a safe choice.
