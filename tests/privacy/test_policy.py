@@ -1,6 +1,8 @@
 """What a site agrees to, and its own log."""
 
 import json
+import os
+import threading
 
 import pytest
 
@@ -95,6 +97,30 @@ def test_a_site_that_was_killed_while_it_wrote_goes_on(tmp_path):
     log(tmp_path, 1)
     (tmp_path / audit.HEAD).write_text(head)  # the line was written, its digest not any more
     log(tmp_path, 1)
+    assert len(audit.verify(tmp_path).entries) == 4
+    (tmp_path / audit.HEAD).write_text(
+        json.dumps({"number": 3, "digest": audit.verify(tmp_path).entries[-1]["previous"]})
+    )
+    assert len(audit.verify(tmp_path).entries) == 4  # nobody is accused before it has gone on
     path.write_text(path.read_text() + '{"number": 5, "ti')
     log(tmp_path, 1)
+    assert len(audit.verify(tmp_path).entries) == 5
+
+
+def test_a_log_is_sound_while_its_site_goes_on_answering(tmp_path):
+    log(tmp_path, 1)
+    writer = threading.Thread(target=log, args=(tmp_path, 60))
+    writer.start()
+    lengths = [len(audit.verify(tmp_path).entries)]
+    while writer.is_alive():
+        lengths.append(len(audit.verify(tmp_path).entries))
+    writer.join()
+    assert lengths == sorted(lengths)
+    assert len(audit.verify(tmp_path).entries) == 61
+
+
+def test_a_copy_that_cannot_be_written_is_verified(tmp_path, monkeypatch):
+    log(tmp_path)
+    monkeypatch.setattr(audit, "locked", lambda *_, **__: pytest.fail("a file was to be written there"))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # the tests may run as root, who may write everywhere
     assert len(audit.verify(tmp_path).entries) == 5

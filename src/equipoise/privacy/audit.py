@@ -7,7 +7,10 @@ so note the digest that `equipoise flower audit` prints somewhere else.
 
 import hashlib
 import json
+import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,20 +33,36 @@ class Chain(NamedTuple):
 
 def record(folder: Path, entry: dict[str, Any]) -> None:
     """Adds a line; it is on the disk when this returns."""
-    with _writing:
-        make_folder(folder)
-        with locked(folder / "audit.lock", f"the log of {folder.name}", wait=30.0):
-            _mend(folder / FILE)
-            number, previous = _end(folder)
-            whole = {"number": number + 1, "time": datetime.now(UTC).isoformat(), **entry, "previous": previous}
-            line = json.dumps(whole, separators=(",", ":"), default=str)
-            append(folder / FILE, line + "\n")
-            sync(folder / FILE)
-            write_whole(folder / HEAD, json.dumps({"number": number + 1, "digest": _digest(line)}))
+    make_folder(folder)
+    with _undisturbed(folder):
+        _mend(folder / FILE)
+        number, previous = _end(folder)
+        whole = {"number": number + 1, "time": datetime.now(UTC).isoformat(), **entry, "previous": previous}
+        line = json.dumps(whole, separators=(",", ":"), default=str)
+        append(folder / FILE, line + "\n")
+        sync(folder / FILE)
+        write_whole(folder / HEAD, json.dumps({"number": number + 1, "digest": _digest(line)}))
 
 
 def verify(folder: Path) -> Chain:
-    """The log, if every line stands where it was written; a sentence that says which does not."""
+    """The log, if every line stands where it was written; a sentence that says which does not.
+
+    The site may go on answering meanwhile. A copy in a folder that cannot be written is verified as it lies there.
+    """
+    if not os.access(folder, os.W_OK):
+        return _verified(folder)
+    with _undisturbed(folder):
+        return _verified(folder)
+
+
+@contextmanager
+def _undisturbed(folder: Path) -> Iterator[None]:
+    """The log and its head are two files: nobody reads them between the writing of one and of the other."""
+    with _writing, locked(folder / "audit.lock", f"the log of {folder.name}", wait=30.0):
+        yield
+
+
+def _verified(folder: Path) -> Chain:
     path = folder / FILE
     if not path.is_file():
         require(not (folder / HEAD).is_file(), f"{path} is gone, though {HEAD} says that there was one")
@@ -60,7 +79,7 @@ def verify(folder: Path) -> Chain:
         require(sound, f"{path}: line {k} is not what was written there: it, or a line before it, was changed")
         entries.append(entry)
         previous = _digest(line)
-    number, head = _head(folder)
+    number, head = _end(folder)
     require(
         (number, head) == (len(entries), previous),
         f"{path} ends after {len(entries)} lines, and {HEAD} says {number}: lines were cut off, or changed",
