@@ -117,7 +117,7 @@ def _typeset(formula, page):
     latex, block = formula.strip()[2:-2].strip(), formula.strip().startswith("\\[")
     try:
         found = convert(latex, display="block" if block else "inline")
-        left = re.search(r">[^<]*(\\|&amp;|&#x00026;|&#x0005C;)|<mo />", found)  # a command that it does not know
+        left = re.search(r">[^<]*(\\|&(?!#x)|&#x00026;|&#x0005C;)|<mo />", found)  # a command that it does not know
         problem = left and "holds what is not known"
     except Exception as error:  # whatever stops it, the build says where
         found, problem = html.escape(latex), repr(error)

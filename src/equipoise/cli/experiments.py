@@ -362,7 +362,9 @@ def _by(name: Callable[[Any], str], watch: Callable[[str], Watch]) -> Any:
 
 
 def _standing(row: Any) -> str:
-    """The average and the worst fifth of the score that says most."""
+    """The average and the worst fifth of the score that says most; nothing of models that are scored at the end."""
+    if row is None:
+        return ""
     from equipoise.report import numbers
 
     score = main_score(row.scores)
