@@ -384,7 +384,7 @@ def _show(done: list, folder: Path) -> None:
     for note in dict.fromkeys(note for run in done for note in run.federation.notes if "measured" not in note):
         say(f"note: {note}")
     with busy("comparing"):
-        table = tables.comparison(done) if len(done) > 1 else tables.per_client(done[0])
+        table = tables.comparison(done, console.width) if len(done) > 1 else tables.per_client(done[0])
     console.print(table)
     for run in done:
         if (own := personal.table(run)) is not None:
@@ -392,6 +392,8 @@ def _show(done: list, folder: Path) -> None:
     if len(done) > 1:
         for group in numbers.comparable(numbers.reported(done)):
             sentence(wording.conclusion(group))
+            if gains := wording.who_gains(group):
+                sentence(gains)
     for run in done:
         for note in wording.kept(run):
             say(f"note: {note}")

@@ -154,7 +154,7 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
     alone = numbers.alone(runs)
     against: list[tuple[str, ReportedRun | numbers.Alone]] = []
     if alone is not None:
-        against.append(("a model of its own rows", alone))
+        against.append((wording.OWN_ROWS, alone))
     if average is not None and average is not run:
         against.append((average.label, average))
     found = [numbers.gains(run, other, name) for name, other in against]
@@ -186,9 +186,9 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
     columns += [f"gain against {g.against}{end}" for g in found for end in ("", ": low", ": high")]
 
     many = f"the {len(shown)} that gain least of {run.n:,}" if len(order) > len(shown) else f"all {run.n:,} clients"
-    sentences = [wording.joining(run, found[0])] if alone is not None else []
-    sentences.append(wording.sure_of(run, found[0]))
-    sentences.append(wording.JOINING if alone is not None else wording.NOT_ALONE)
+    sentences = [wording.who_gains(runs), wording.JOINING]
+    if alone is None:
+        sentences = [wording.sure_of(run, found[0]), wording.NOT_ALONE]
     return {
         "sentences": sentences,
         "chart": bars.gains(run, found[0], found[1] if len(found) > 1 else None),

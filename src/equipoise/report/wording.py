@@ -156,6 +156,18 @@ def chosen_of(path: numbers.Path) -> str:
     return f"Chosen: {path.setting} = {value:g}; {reason}. Another price of fairness is another point of the curve."
 
 
+def who_gains(runs: Sequence[ReportedRun]) -> str:
+    """Whether joining pays for each client, and how sure that is; empty where it is not known what they get alone."""
+    run, alone = fairest(runs) or leading(runs), numbers.alone(runs)
+    if alone is None:
+        return ""
+    gains = numbers.gains(run, alone, OWN_ROWS)
+    return f"{joining(run, gains)} {sure_of(run, gains)}"
+
+
+OWN_ROWS = "a model of its own rows"
+
+
 def joining(run: ReportedRun, against_alone: numbers.Gains) -> str:
     """Who is better served by the run than by a model of its own, and who is not."""
     gains = against_alone.values
