@@ -74,6 +74,7 @@ def top(runs: Sequence[ReportedRun]) -> Content:
             score("Worst-served client", "worst", name),
             ("Sent per client", formats.byte_size(lead.bytes_per_client), f"in {lead.rounds:,} rounds", traffic),
         ),
+        "joining": wording.who_gains(runs),
         "note": " ".join((*cost.remarks, source + ".")),
     }
 
@@ -186,9 +187,7 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
     columns += [f"gain against {g.against}{end}" for g in found for end in ("", ": low", ": high")]
 
     many = f"the {len(shown)} that gain least of {run.n:,}" if len(order) > len(shown) else f"all {run.n:,} clients"
-    sentences = [wording.who_gains(runs), wording.JOINING]
-    if alone is None:
-        sentences = [wording.sure_of(run, found[0]), wording.NOT_ALONE]
+    sentences = [wording.JOINING] if alone is not None else [wording.sure_of(run, found[0]), wording.NOT_ALONE]
     return {
         "sentences": sentences,
         "chart": bars.gains(run, found[0], found[1] if len(found) > 1 else None),
@@ -208,10 +207,7 @@ def _with_bounds(run: ReportedRun, gains: numbers.Gains, i: int) -> str:
 def _gains_caption(run: ReportedRun, found: Sequence[numbers.Gains]) -> str:
     text = f"What each client gains with {run.label} against {found[0].against}, the largest loss first."
     if run.n <= bars.NAMED and any(math.isfinite(v) for v in found[0].low):
-        text += (
-            " Thin lines are the bounds that its rows allow: where one does not cross zero, the client's gain or loss "
-        )
-        text += "is more than chance."
+        text += " Thin lines are the bounds that its rows allow: a line that does not cross zero is more than chance."
     if len(found) > 1:
         sign = "sign" if run.n <= bars.NAMED else "dashed line, in its own order,"
         text += f" The {sign} is the gain against {found[1].against}."

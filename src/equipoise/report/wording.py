@@ -198,11 +198,12 @@ def sure_of(run: ReportedRun, gains: numbers.Gains) -> str:
         return "How sure that is for a single client is not known."
     up, down = (np.flatnonzero(gains.sure == sign) for sign in (1, -1))
     who = f" ({', '.join(run.members[i].name for i in down)})" if 0 < len(down) <= MOST_NAMES else ""
+    rows = "" if gains.paired else " The two models were not compared row by row, so that the bounds are wider."
+    if not len(up) and not len(down):
+        return f"For none of them is that more than chance: their rows leave both a gain and a loss possible.{rows}"
     text = f"The gain is more than chance for {_clients(len(up))}, the loss for {_clients(len(down))}{who}"
     left = bounded - len(up) - len(down)
-    others = "all" if left == bounded else "the other"
-    rest = f"; for {others} {left:,} their rows leave both possible" if left else ""
-    rows = "" if gains.paired else " The two models were not compared row by row, so that the bounds are wider."
+    rest = f"; for the other {left:,} their rows leave both possible" if left else ""
     return f"{text}, 19 times in 20 for each{rest}.{rows}"
 
 
@@ -326,10 +327,20 @@ def _listed(classes: Sequence[str], most: int = 6) -> str:
 
 
 def notes(runs: Sequence[ReportedRun]) -> list[str]:
-    """What the records say was left out or measured, each once."""
-    said = [note for run in runs for note in (*run.record.federation.notes, *kept(run.record))]
-    said += [price_of_privacy(run, runs) for run in runs if run.record.config.get("privacy")]
-    return list(dict.fromkeys(sentence(note) for note in said))
+    """What the records say was left out or measured, each once, and of which runs if not of all."""
+    said: dict[str, list[str]] = {}
+    for run in runs:
+        for note in run.record.federation.notes:
+            said.setdefault(note, []).append(run.label)
+    found = [note if len(of) == len(runs) else f"{_some(of)}: {note}" for note, of in said.items()]
+    found += [note for run in runs for note in kept(run.record)]
+    found += [price_of_privacy(run, runs) for run in runs if run.record.config.get("privacy")]
+    return list(dict.fromkeys(sentence(note) for note in found))
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def price_of_privacy(private: ReportedRun, runs: Sequence[ReportedRun]) -> str:
