@@ -91,7 +91,7 @@ def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
         found = [Metric(_metric(name), value, now, row.round) for name, value in numbers_of(row, names)]
         tell(lambda: client.log_batch(run, metrics=found))
 
-    def tell(do: Callable[[], None]) -> None:
+    def tell(do: Callable[[], object]) -> None:
         nonlocal lost
         try:
             if not lost:
