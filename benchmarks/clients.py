@@ -14,6 +14,7 @@ import numpy as np
 
 import equipoise as eq
 from benchmarks.timing import Row
+from equipoise.data.shards import aligned_zeros
 
 ASKED, ROUNDS = 100, 30
 METHODS = ("scaffold", "drfa", "scaffpd_partial")
@@ -31,9 +32,10 @@ def build(name: str, task: eq.tasks.Task, n: int) -> object:
 
 
 def measure(name: str, n: int) -> dict[str, float]:
-    rng = np.random.default_rng(0)
-    inputs = jnp.asarray(rng.standard_normal((n, 10, 32), dtype=np.float32))
-    data = eq.data.Shards(inputs, jnp.zeros((n, 10), jnp.int32), jnp.full(n, 10, jnp.int32))
+    inputs = aligned_zeros((n, 10, 32), np.float32)
+    np.random.default_rng(0).standard_normal(out=inputs, dtype=np.float32)
+    data = eq.data.Shards(jax.device_put(inputs), jnp.zeros((n, 10), jnp.int32), jnp.full(n, 10, jnp.int32))
+    del inputs
     task = eq.tasks.softmax_regression(32, 2, batch=5)
     algorithm, x = build(name, task, n), jnp.zeros(task.size, jnp.float32)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -7,38 +7,26 @@ import jax.numpy as jnp
 import numpy as np
 
 import equipoise as eq
+from benchmarks.numpy_averaging import (
+    BATCH,
+    CLASSES,
+    CLIENTS,
+    COHORT,
+    FEATURES,
+    LR,
+    SAMPLES,
+    STEPS,
+    make_data,
+    numpy_round,
+)
 from benchmarks.timing import Row, timed
 
-CLIENTS, SAMPLES, FEATURES, CLASSES, COHORT, BATCH, STEPS, LR = 100, 600, 784, 10, 20, 120, 25, 0.01
 ROUNDS = 40
-
-
-def numpy_round(
-    w: np.ndarray, b: np.ndarray, inputs: np.ndarray, labels: np.ndarray, rng: np.random.Generator
-) -> tuple:
-    dw, db, rows = np.zeros_like(w), np.zeros_like(b), np.arange(BATCH)
-    for i in rng.choice(CLIENTS, COHORT, replace=False):
-        u, v = w.copy(), b.copy()
-        for _ in range(STEPS):
-            drawn = rng.integers(0, SAMPLES, BATCH)
-            a, y = inputs[i][drawn], labels[i][drawn]
-            z = a @ u.T + v
-            z -= z.max(axis=1, keepdims=True)
-            np.exp(z, out=z)
-            z /= z.sum(axis=1, keepdims=True)
-            z[rows, y] -= 1
-            z *= LR / BATCH
-            u -= z.T @ a
-            v -= z.sum(axis=0)
-        dw += u - w
-        db += v - b
-    return w + dw / COHORT, b + db / COHORT
 
 
 def run() -> list[Row]:
     rng = np.random.default_rng(0)
-    inputs = rng.normal(size=(CLIENTS, SAMPLES, FEATURES)).astype(np.float32)
-    labels = rng.integers(0, CLASSES, (CLIENTS, SAMPLES)).astype(np.int32)
+    inputs, labels = make_data(rng)
     shards = eq.data.Shards(jnp.asarray(inputs), jnp.asarray(labels), jnp.full(CLIENTS, SAMPLES, jnp.int32))
     task = eq.tasks.softmax_regression(FEATURES, CLASSES, batch=BATCH)
     sample = eq.cohorts.uniform(CLIENTS, COHORT)

@@ -2,15 +2,25 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import ArrayLike
 
 from equipoise.errors import known, require
 from equipoise.protocol import Vector
+
+
+@runtime_checkable
+class Optimizer(Protocol):
+    """What optax calls a GradientTransformation. optax itself is imported only by those who use one of its own."""
+
+    @property
+    def init(self) -> Callable[..., Any]: ...
+
+    @property
+    def update(self) -> Callable[..., Any]: ...
 
 
 def descend(
@@ -23,7 +33,7 @@ def descend(
     shift: Vector | None = None,
     pull: ArrayLike = 0.0,
     snapshot: ArrayLike | None = None,
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: Optimizer | None = None,
 ) -> Any:
     """`steps` times u -= lr * (grad(u, draw) + shift + pull * (u - x)), from u = x.
 
@@ -63,9 +73,7 @@ def descend(
     return at[0], seen
 
 
-def optimizer_step(
-    optimizer: optax.GradientTransformation, gradient: Vector, state: Any, u: Vector
-) -> tuple[Vector, Any]:
+def optimizer_step(optimizer: Optimizer, gradient: Vector, state: Any, u: Vector) -> tuple[Vector, Any]:
     """The optimizer's update of u, in the precision of u; optax mixes its counts with floats."""
     with jax.numpy_dtype_promotion("standard"):
         updates, state = optimizer.update(gradient, state, u)

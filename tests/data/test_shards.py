@@ -1,7 +1,9 @@
+import jax
 import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.data.shards import aligned_zeros
 from equipoise.errors import InputError
 
 
@@ -39,3 +41,11 @@ def test_keeps_the_type():
 def test_says_what_is_wrong(clients, sentence):
     with pytest.raises(InputError, match=sentence):
         eq.data.stack(clients)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_what_lies_aligned_is_not_copied(dtype):
+    held = aligned_zeros((3, 1001), dtype)
+    on_device = jax.device_put(held, jax.devices("cpu")[0])
+    assert on_device.unsafe_buffer_pointer() == held.ctypes.data
+    assert not held.any()

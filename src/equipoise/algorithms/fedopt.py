@@ -20,10 +20,10 @@ FedAvgM is Hsu, Qi and Brown (2019), "Measuring the effects of non-identical dat
 classification": m = beta m + Delta, x += eta m.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
-import optax
 
 from equipoise.algorithms.fedavg import fedavg
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
@@ -34,6 +34,13 @@ from equipoise.protocol import Algorithm, Vector
 from equipoise.tasks import Task
 
 
+class Adaptive(NamedTuple):
+    """A server step, in the form of an optax transformation."""
+
+    init: Callable[[Vector], Any]
+    update: Callable[..., tuple[Vector, Any]]
+
+
 class Moments(NamedTuple):
     """Running means of the update and of its squares."""
 
@@ -41,8 +48,8 @@ class Moments(NamedTuple):
     v: Vector
 
 
-def adaptive(server_lr: float, b1: float, b2: float, tau: float, *, yogi: bool) -> optax.GradientTransformation:
-    """Algorithm 2's server step as an optax transformation of the pseudo-gradient -Delta_t."""
+def adaptive(server_lr: float, b1: float, b2: float, tau: float, *, yogi: bool) -> Adaptive:
+    """Algorithm 2's server step on the pseudo-gradient -Delta_t."""
     positive("server_lr", server_lr)
     positive("tau", tau)
     for name, value in (("b1", b1), ("b2", b2)):
@@ -57,7 +64,7 @@ def adaptive(server_lr: float, b1: float, b2: float, tau: float, *, yogi: bool) 
         v = state.v - (1 - b2) * square * jnp.sign(state.v - square) if yogi else b2 * state.v + (1 - b2) * square
         return -server_lr * m / (jnp.sqrt(v) + tau), Moments(m, v)
 
-    return optax.GradientTransformation(init, update)
+    return Adaptive(init, update)
 
 
 def fedadam(
@@ -105,6 +112,8 @@ def fedavgm(
     weights: Literal["uniform", "samples"] = "uniform",
 ) -> Algorithm:
     """FedAvgM; `momentum` is beta, 0 is FedAvg."""
+    import optax  # takes as long to import as all algorithms together
+
     positive("server_lr", server_lr)
     require((momentum >= 0) & (momentum < 1), f"momentum is {momentum}; give a number from 0 to below 1")
     plain = fedavg(task, sample, steps=steps, local_lr=local_lr, weights=weights)

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from jaxtyping import Float, Int
 
@@ -26,7 +25,7 @@ class Timed(NamedTuple):
     message: Message
 
 
-def with_local_schedule(build: Callable[[Any], Algorithm], schedule: optax.Schedule) -> Algorithm:
+def with_local_schedule(build: Callable[[Any], Algorithm], schedule: Callable[[Any], Any]) -> Algorithm:
     """The algorithm build(local_lr), with local_lr = schedule(rounds done so far) in every round.
 
     `build` is called with a traced number: with_local_schedule(lambda lr: fedavg(task, sample, steps=5, local_lr=lr),

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from equipoise.errors import InputError
-from equipoise.local import optimizer_step
+from equipoise.local import Optimizer, optimizer_step
 from equipoise.protocol import Algorithm, Cohort, Exchange, Message, RandomKey, Replies, Server
 
 
@@ -26,7 +25,7 @@ class Optimized(NamedTuple):
     optimizer: Any
 
 
-def with_server_optimizer(algorithm: Algorithm, optimizer: optax.GradientTransformation) -> Algorithm:
+def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
     """`algorithm`, whose model moves by `optimizer` on the pseudo-gradient of each round.
 
     Schedules count rounds. A round in which nobody answered moves neither the model nor the state of the optimizer.

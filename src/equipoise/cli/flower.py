@@ -101,9 +101,9 @@ def server(
             f"{file}: model.torch names code that sites would have to run because a server says so; leave it out, and "
             "let each site name its own: equipoise flower site NAME --torch module:function",
         )
-        told = config.parse(settings, source=_source(file))
-        agreement.check(told)
-        folder = out or Path("runs") / folders.name(told.name)
+        parsed = config.parse(settings, source=_source(file))
+        agreement.check(parsed)
+        folder = out or Path("runs") / folders.name(parsed.name)
         trust = None if insecure else keys
         require(
             trust is None or (trust / made.SERVER).is_file(),
@@ -112,9 +112,9 @@ def server(
         if overwrite:
             with folders.writing(folder, "run", overwrite=True):
                 pass  # what an earlier run left is gone
-        begin_or_go_on(told, folder)
+        begin_or_go_on(parsed, folder)
         at = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page)
-        run_server(told, folder, at, say)
+        run_server(parsed, folder, at, say)
         _show([records.read(folder)], folder)
 
 
@@ -218,27 +218,27 @@ def local(
         of_module = _named(torch or settings["model"].pop("torch", None))
         files = {path.stem: path for path in (silo_files(where, ()) if of_module else silo_files(where))[0]}
         settings["federation"].setdefault("sites", sorted(files))
-        told = config.parse(settings, source=_source(file))
-        agreement.check(told)
-        assert told.federation is not None
-        sites = told.federation.sites
+        parsed = config.parse(settings, source=_source(file))
+        agreement.check(parsed)
+        assert parsed.federation is not None
+        sites = parsed.federation.sites
         files = files if isinstance(sites, int) else {name: files[name] for name in sites if name in files}
         missing = [] if isinstance(sites, int) else [name for name in sites if name not in files]
         require(not missing, f"{where} has no file for {', '.join(missing)}; it has {', '.join(sorted(files))}")
         if of_module:
-            require(told.model.name == "torch", f"{file}: a PyTorch module is named; set model.name = 'torch'")
+            require(parsed.model.name == "torch", f"{file}: a PyTorch module is named; set model.name = 'torch'")
         else:
             require(
-                told.model.name != "torch", f"{file}: model.name is 'torch'; name the module: --torch module:function"
+                parsed.model.name != "torch", f"{file}: model.name is 'torch'; name the module: --torch module:function"
             )
-            check_files(told, files)
-        folder = out or Path("runs") / folders.name(told.name)
+            check_files(parsed, files)
+        folder = out or Path("runs") / folders.name(parsed.name)
         if overwrite:
             with folders.writing(folder, "run", overwrite=True):
                 pass  # what an earlier run left is gone
-        begin_or_go_on(told, folder)
+        begin_or_go_on(parsed, folder)
         at = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
-        run_local(told, folder, files, at, say, processes=len(files) if stock else processes, torch=of_module)
+        run_local(parsed, folder, files, at, say, processes=len(files) if stock else processes, torch=of_module)
         _show([records.read(folder)], folder)
 
 

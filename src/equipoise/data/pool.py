@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from equipoise.data import partition
 from equipoise.data.dataset import Dataset
-from equipoise.data.shards import Shards, stack
+from equipoise.data.shards import Shards, aligned_zeros, stack
 from equipoise.errors import require
 
 
@@ -113,12 +113,13 @@ def federate(
     dtype = jnp.dtype(dtype or jnp.result_type(float))
 
     def column(what: str, a: np.ndarray) -> Array:
-        rows = a[stored]
+        rows = aligned_zeros((len(stored), *a.shape[1:]), a.dtype)
+        np.take(a, stored, axis=0, out=rows, mode="clip")  # all are there; "raise" would take a copy
         require(
             rows.dtype.kind != "f" or np.isfinite(rows).all(),
             f"some {what} are NaN or infinite; clean them or leave those rows out",
         )
-        return jnp.asarray(rows)
+        return jax.device_put(rows)
 
     y = column("labels", labels)
     return Pool(

@@ -1,5 +1,6 @@
 """The clients' examples as arrays with a leading client axis."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Int
 
 from equipoise.errors import require
@@ -79,9 +80,17 @@ def stack(clients: Sequence[tuple[ArrayLike, ArrayLike]]) -> Shards:
 
     def padded(column: int) -> Array:
         like = pairs[0][column]
-        out = np.zeros((len(pairs), m, *like.shape[1:]), np.result_type(*(p[column] for p in pairs)))
+        out = aligned_zeros((len(pairs), m, *like.shape[1:]), np.result_type(*(p[column] for p in pairs)))
         for row, pair in zip(out, pairs, strict=True):
             row[: len(pair[column])] = pair[column]
-        return jnp.asarray(out)
+        return jax.device_put(out)
 
     return Shards(padded(0), padded(1), jnp.asarray([len(inputs) for inputs, _ in pairs], jnp.int32))
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """An array that `jax.device_put` need not copy on a CPU: XLA wants memory on a boundary of 64 bytes."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)

@@ -118,7 +118,7 @@ def overseen(config: Config, folder: Path, file: Path) -> Guard:
         except Exception as error:
             audit.record(folder, {**entry, "answer": "failed", "why": type(error).__name__})
             raise
-        audit.record(folder, {**entry, "answer": "replied", **told(reply)})
+        audit.record(folder, {**entry, "answer": "replied", **described(reply)})
         return reply
 
     return guard
@@ -184,7 +184,7 @@ def short(value: Any) -> Any:
     return value[:LONGEST] if isinstance(value, str | bytes) else value
 
 
-def told(reply: RecordDict) -> dict[str, Any]:
+def described(reply: RecordDict) -> dict[str, Any]:
     """What left: names and sizes, and a digest by which it is known again; no number of it."""
     digest, names, size = hashlib.sha256(), [], 0
     for of, record in sorted(reply.items()):

@@ -35,8 +35,8 @@ def gather_sites(
     assert of is not None
     patience = Patience(of.gather, of.hello, of.question, of.exchange, of.poll)
     sites = known.sites if known else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
-    how: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
-    federation = gather(grid, patience=patience, observe=status.observe, stock=stock, **how)
+    options: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
+    federation = gather(grid, patience=patience, observe=status.observe, stock=stock, **options)
     status.observe({"kind": "started", "transport": federation.transport.about})
     return federation
 

@@ -154,18 +154,18 @@ class Summed(NamedTuple):
 
 def read_sums(table: SumTable, tilt: Tilt, level: float, *, n: int, mu: float | None) -> Summed:
     """The objective and its certificate are those of all n sites, or not known."""
-    told: Any = jax.tree.map(lambda a: np.asarray(a, np.float64), table)
-    count = round(float(told.sites))
+    sums: Any = jax.tree.map(lambda a: np.asarray(a, np.float64), table)
+    count = round(float(sums.sites))
     if count == 0:
         return Summed(np.nan, np.nan, {}, level)
-    loss, defined = float(told.loss) / count, told.defined
-    scores = {name: float(v / defined[name]) if defined[name] > 0 else np.nan for name, v in told.scores.items()}
+    loss, defined = float(sums.loss) / count, sums.defined
+    scores = {name: float(v / defined[name]) if defined[name] > 0 else np.nan for name, v in sums.scores.items()}
     scores["loss"] = loss
-    objective, new, in_range = loss, level, bool(told.tilted > LEAST_TILT and told.beyond == 0)
+    objective, new, in_range = loss, level, bool(sums.tilted > LEAST_TILT and sums.beyond == 0)
     if tilt.rho is not None:
-        log_sum = math.log(float(told.tilted)) + level if told.tilted > LEAST_TILT else -math.inf
+        log_sum = math.log(float(sums.tilted)) + level if sums.tilted > LEAST_TILT else -math.inf
         objective, new = tilt.rho * (log_sum - math.log(n)), max(log_sum, loss / tilt.rho)
     if not tilt.known or count < n or not in_range:
         return Summed(np.nan, np.nan, scores, new)
-    slope = told.gradient / told.tilted
+    slope = sums.gradient / sums.tilted
     return Summed(objective, float(slope @ slope / (2 * mu)) if mu else np.nan, scores, new)

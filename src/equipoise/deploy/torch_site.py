@@ -46,9 +46,9 @@ class TorchSite(NamedTuple):
     outputs: tuple[int, ...] | None  # of one example; None: the module returns no array
     lock: threading.Lock  # there is one module, and training and evaluation both put weights into it
 
-    def job(self, algorithm: Algorithm, **how: Any) -> Job:
+    def job(self, algorithm: Algorithm, **options: Any) -> Job:
         """The site's part in an algorithm that was built with its task."""
-        return Job(algorithm, self.x, self.shard, compiled=False, **how)
+        return Job(algorithm, self.x, self.shard, compiled=False, **options)
 
     def save(self, x: Vector, path: str | PathLike[str]) -> None:
         """Puts the weights x into the module and writes its state_dict, for torch.load(..., weights_only=True)."""

@@ -44,12 +44,13 @@ class Origin(JsonRecord):
     code: str  # versions, and a digest of the source
 
 
-def of(config: Config, this: Problem) -> Origin:
-    if this not in _data:
+def of(config: Config, problem: Problem) -> Origin:
+    if problem not in _data:
         # Features follow from the rows and the network, and may be many times larger.
-        leaves = jax.tree.leaves(this.network[:3] if this.network is not None else (this.train, this.test, this.x))
-        _data[this] = (digest_of_arrays(leaves), digests_of_silos(config))
-    data, silo_files = _data[this]
+        network = problem.network
+        given = (problem.train, problem.test, problem.x) if network is None else network[:3]
+        _data[problem] = (digest_of_arrays(jax.tree.leaves(given)), digests_of_silos(config))
+    data, silo_files = _data[problem]
     return Origin(settings=flat(config), files=silo_files, data=data, code=code(config))
 
 

@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -157,11 +156,15 @@ def task_of(
 
 
 def _ravel(params: PyTree) -> Vector:
+    import equinox as eqx  # as long to import as the rest of the tasks; least squares and softmax regression need none
+
     return ravel_pytree(eqx.filter(params, eqx.is_inexact_array))[0]
 
 
 def _raveler(init: Callable[[RandomKey], PyTree]) -> tuple[Vector, Callable[[Vector], PyTree]]:
     """A vector like the parameters that `init` makes, and the way back to their tree."""
+    import equinox as eqx
+
     shapes = eqx.filter_eval_shape(init, jax.random.key(0))
 
     def learned(leaf: Any) -> bool:

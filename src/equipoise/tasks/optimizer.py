@@ -2,12 +2,11 @@
 
 from functools import partial
 
-import optax
-
+from equipoise.local import Optimizer
 from equipoise.tasks.task import Task
 
 
-def with_local_optimizer(task: Task, optimizer: optax.GradientTransformation) -> Task:
+def with_local_optimizer(task: Task, optimizer: Optimizer) -> Task:
     """`task`, whose local steps are u += local_lr * (the optimizer's update of the gradient).
 
     Its state is fresh in every round, and its schedules count local steps. Give local_lr = 1 where the optimizer has

@@ -128,10 +128,10 @@ def difference(
     direction = jnp.concatenate([jnp.full((len(here), 1), 1.0) * size, reach], axis=1)
     spread = jnp.einsum("nij,nj->ni", wide, direction)
     variance = jnp.sum(spread * direction, axis=1)
-    told = here & (variance > 0)
+    informative = here & (variance > 0)
     divisor = variance + beyond + TINY
     gain = spread / jnp.where(clean, jnp.maximum(variance, TINY), divisor)[:, None]
-    gain = jnp.where(told[:, None], gain, 0)
+    gain = jnp.where(informative[:, None], gain, 0)
     surprise = jnp.where(here[:, None], change - y, 0)
     y = jnp.where(clean[:, None], change, y + size * gain[:, :1] * surprise)
     Y = Y + gain[:, 1:, None] * surprise[:, None, :]
@@ -140,7 +140,7 @@ def difference(
     row = wide[:, 0, :] * (beyond / divisor)[:, None]
     exact = less.at[:, 0, :].set(row).at[:, :, 0].set(row)
     less = jnp.where(clean[:, None, None], exact, less)
-    wide = jnp.where(told[:, None, None], less, wide)
+    wide = jnp.where(informative[:, None, None], less, wide)
     return Difference(y, Memory(D, Y, U), wide)
 
 
@@ -157,8 +157,8 @@ def corrected(
     spread = jnp.einsum("nij,nj->ni", U, reach)
     variance = jnp.sum(spread * reach, axis=1)
     divisor = variance + beyond + noise + TINY
-    told = (back & (variance > 0)).astype(U.dtype)
-    gain = told[:, None] * spread / divisor[:, None]
+    informative = (back & (variance > 0)).astype(U.dtype)
+    gain = informative[:, None] * spread / divisor[:, None]
     return Memory(D, Y + gain[:, :, None] * surprise[:, None, :], U - jnp.einsum("ni,nj->nij", gain, spread))
 
 

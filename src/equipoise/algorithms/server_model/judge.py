@@ -100,12 +100,12 @@ def judged(
     curved = unlike > NOT_QUADRATIC
     memory = found.memory
     seen = y @ memory.D.T
-    told = jnp.einsum("nij,j->ni", A, trial.coordinates) * memory.used.astype(A.dtype)[None, :] + memory.Y @ e
-    length = jnp.maximum(jnp.sum(told**2, axis=1), TINY)
+    expected = jnp.einsum("nij,j->ni", A, trial.coordinates) * memory.used.astype(A.dtype)[None, :] + memory.Y @ e
+    length = jnp.maximum(jnp.sum(expected**2, axis=1), TINY)
     weights = jnp.where(clean, lam, 0)
-    off_images = jnp.sqrt(jnp.sum((seen - told) ** 2, axis=1) / length)
+    off_images = jnp.sqrt(jnp.sum((seen - expected) ** 2, axis=1) / length)
     off_images = jnp.where(jnp.sum(weights) > 1e-3, mean((jnp.sum(weights), weights @ off_images)), 0)
-    scale = jnp.clip(jnp.sum(seen * told, axis=1) / length, 0.2, 5)
+    scale = jnp.clip(jnp.sum(seen * expected, axis=1) / length, 0.2, 5)
     typical = jnp.where(jnp.sum(weights) > 0, mean((jnp.sum(weights), weights @ scale)), 1)
     any_memory = jnp.any(memory.used)
     scale = jnp.where(curved & any_memory, jnp.where(clean, scale, typical), 1)
