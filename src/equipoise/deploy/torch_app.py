@@ -111,8 +111,6 @@ def strategy_of(
 
     `patience`: how long to wait for clients, see `flower.gather`.
     """
-    require(
-        len(example) == 2 and len(example[1]) > 0, "the example is no batch; give (inputs, labels) of a row"
-    )
+    require(len(example) == 2 and len(example[1]) > 0, "the example is no batch; give (inputs, labels) of a row")
     site = torch_site(module, loss, [example], stochastic=stochastic)
     return Strategy(method(site.task), site, patience)
