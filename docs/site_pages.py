@@ -1,14 +1,17 @@
-"""Pages that the site makes of the code itself: one per algorithm, per example and per public module.
+"""Pages that the site makes of the code itself, per example and per public module, and the mathematics, typeset.
 
-A public name without a docstring is a warning, and with `strict` a warning ends the build.
+Formulas ($...$) become MathML while the site is built, so that no script and no font is fetched to show them. A public
+name without a docstring and a formula that cannot be read are warnings, and with `strict` a warning ends the build.
 """
 
+import html
 import importlib
 import inspect
 import logging
 import re
 from pathlib import Path
 
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 log = logging.getLogger("mkdocs.plugins.equipoise")
@@ -57,8 +60,6 @@ def on_config(config):
 
 def on_files(files, config):
     """The pages themselves."""
-    for name, record in _algorithms().items():
-        files.append(File.generated(config, f"mathematics/{name}.md", content=_algorithm(name, record)))
     for path in _examples():
         files.append(File.generated(config, f"examples/{path.stem}.md", content=_example(path)))
     for name in MODULES:
@@ -83,16 +84,46 @@ def _algorithms():
     return ALGORITHMS
 
 
-def _algorithm(name, record):
-    """The docstring of its file, which is in the letters of its paper, and what it asks of a federation."""
+def on_page_markdown(markdown, page, config, files):
+    """Below the mathematics of an algorithm: what it asks of a federation, and the text of its file."""
+    folder, _, name = page.file.src_uri.rpartition("/")
+    return markdown + _algorithm(_algorithms()[name.removesuffix(".md")]) if folder == "mathematics" else markdown
+
+
+def _algorithm(record):
     from equipoise.algorithms.overview import details, entry
 
     factory = getattr(record.factory, "func", record.factory)
     module = importlib.import_module(factory.__module__)
     rows = "\n".join(f"| {what} | {_cell(text)} |" for what, text in details(entry(record), record) if text)
-    source = f"`src/{factory.__module__.replace('.', '/')}.py` is this text and the rounds, line by line."
-    text = inspect.getdoc(module)
-    return f"# {name}\n\n{text}\n\n| | |\n|---|---|\n{rows}\n\nd: numbers of a model; n: clients. {source}\n"
+    source = f"`src/{factory.__module__.replace('.', '/')}.py`"
+    return (
+        f"\n## What it asks of a federation\n\n| | |\n|---|---|\n{rows}\n\nd: numbers of a model; n: clients.\n"
+        f"\n## In the code\n\n{source} has the rounds, line by line, below this text:\n\n"
+        f"```text\n{inspect.getdoc(module)}\n```\n"
+    )
+
+
+def on_page_content(content, page, config, files):
+    """Formulas as MathML."""
+    return FORMULA.sub(lambda found: _typeset(html.unescape(found[2]), page), content)
+
+
+FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
+
+
+def _typeset(formula, page):
+    """The formula between its delimiters, \\( \\) in a line or \\[ \\] on its own."""
+    latex, block = formula.strip()[2:-2].strip(), formula.strip().startswith("\\[")
+    try:
+        found = convert(latex, display="block" if block else "inline")
+        left = re.search(r">[^<]*(\\|&(?!#x)|&#x00026;|&#x0005C;)|<mo />", found)  # a command that it does not know
+        problem = left and "holds what is not known"
+    except Exception as error:  # whatever stops it, the build says where
+        found, problem = html.escape(latex), repr(error)
+    if problem:
+        log.warning(f"{page.file.src_uri}: the formula {latex!r} cannot be read: {problem}")
+    return f'<div class="formula" tabindex="0">{found}</div>' if block else found
 
 
 def _cell(text):

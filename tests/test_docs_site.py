@@ -1,5 +1,6 @@
 """The documentation site builds strictly and loads nothing from elsewhere; its own pages are run, not believed."""
 
+import inspect
 import logging
 import os
 import re
@@ -55,6 +56,11 @@ def test_every_algorithm_and_every_public_name_is_there(site):
     from equipoise.objectives import DUALS
 
     assert {page.stem for page in (site / "mathematics").glob("*.html")} == set(ALGORITHMS)
+    for name in ALGORITHMS:
+        page = (site / "mathematics" / f"{name}.html").read_text()
+        assert page.count('<div class="formula"') > 1, name
+        assert "arithmatex" not in page
+        assert "What it asks of a federation" in page
     known = zlib.decompress((site / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
     for name in ("equipoise.engines.simulator.simulate", "equipoise.protocol.Exchange", "equipoise.artifact.predict"):
         assert f"\n{name} " in known
@@ -77,6 +83,36 @@ def test_a_public_name_without_a_docstring_is_a_warning(caplog, monkeypatch):
     with caplog.at_level(logging.WARNING):
         site_pages._api(module)
     assert "equipoise.imaginary.silent is public and has no docstring" in caplog.text
+
+
+def test_the_letters_of_an_algorithm_are_called_so_in_its_code():
+    """What the third column of a page's table names stands in the file of the algorithm, or in those of its server."""
+    from equipoise.algorithms import ALGORITHMS
+
+    for name, record in ALGORITHMS.items():
+        text = (DOCS / "mathematics" / f"{name}.md").read_text()
+        assert text.startswith(f"# {name}\n")
+        file = Path(inspect.getsourcefile(getattr(record.factory, "func", record.factory)))
+        code = file.read_text() + "".join(part.read_text() for part in (file.parent / "server_model").glob("*.py"))
+        cells = [line.split("|")[-2] for line in text.splitlines() if line.startswith("| $")]
+        assert cells, name
+        for word in (word for cell in cells for spans in re.findall(r"`(.+?)`", cell) for word in spans.split(".")):
+            assert word in code, (name, word)
+
+
+def test_a_formula_that_cannot_be_read_is_a_warning(caplog, monkeypatch):
+    pytest.importorskip("latex2mathml", reason="the extra [docs] is not installed")
+    monkeypatch.syspath_prepend(str(DOCS))
+    import site_pages
+
+    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="somewhere.md"))
+    content = r'<p><span class="arithmatex">\(%s\)</span></p>'
+    assert "<msub><mi>" in site_pages.on_page_content(content % r"\lambda_i &lt; 1", page, None, None)
+    assert not caplog.text
+    for wrong in (r"\nosuchcommand x", r"x_1_2", r"a &amp; b"):
+        caplog.clear()
+        site_pages.on_page_content(content % wrong, page, None, None)
+        assert "somewhere.md: the formula" in caplog.text, wrong
 
 
 def test_the_first_five_minutes(tmp_path, monkeypatch):

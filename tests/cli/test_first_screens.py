@@ -83,6 +83,16 @@ def test_the_comparison_fits_and_names_whom_each_method_serves_worst(five):
     assert fits(tables.per_client(*five[:2]))
 
 
+def test_a_wide_terminal_has_all_numbers(five):
+    narrow = printed(tables.comparison(five), 80)
+    assert "std, rounds and time: on the page" in " ".join(narrow.split())
+    wide = printed(tables.comparison(five, tables.WIDE), tables.WIDE)
+    assert max(map(len, wide.splitlines())) <= tables.WIDE
+    heads, *rows = [line.split() for line in wide.splitlines() if line.strip()]
+    assert {"std", "rounds", "time"} <= {word for line in (heads, *rows[:2]) for word in line}
+    assert "2.0" in wide  # seconds of a run
+
+
 def test_names_of_one_long_word_are_cut_not_broken(tmp_path):
     runs = [
         folders.write(tmp_path, label, n=3, names=["Klinikum-rechts-der-Isar-Neurologie", "b", "c"], seed=k)

@@ -169,3 +169,34 @@ def test_values_that_cannot_be():
         fairness.intervals(np.zeros(3), [3], key=0)
     with pytest.raises(InputError, match="level"):
         fairness.intervals(np.zeros((2, 3)), [3, 3], key=0, level=95)
+
+
+@pytest.mark.parametrize(
+    ("rows", "new", "old", "both"), [(20, 0.9, 0.8, 0.78), (40, 0.7, 0.6, 0.55), (40, 0.9, 0.9, 0.88)]
+)
+def test_the_bounds_of_one_clients_gain_hold(rows, new, old, both):
+    """Two models on the same rows of a client, again and again: the truth lies between the bounds 19 times in 20."""
+    times = 400
+    chances = [both, new - both, old - both, 1 - new - old + both]
+    kind = np.random.default_rng(0).choice(4, (times, rows), p=chances)
+    first, second = np.isin(kind, (0, 2)), kind < 2
+    sizes = np.full(times, rows)
+    together = intervals.each_correlation(first.ravel(), second.ravel(), sizes, shares=True)
+    sides = [intervals.of_shares(a.sum(1), sizes) for a in (first, second)]
+    bounds = [list(zip(e.low(0.025), e.value, e.high(0.025), strict=True)) for e in sides]
+    found = [intervals.difference(Bounds(*a), Bounds(*b), r) for a, b, r in zip(*bounds, together, strict=True)]
+    inside = np.mean([f.low <= new - old <= f.high for f in found])
+    assert inside > 0.93
+    apart = [intervals.difference(Bounds(*a), Bounds(*b), 0.0) for a, b in zip(*bounds, strict=True)]
+    assert np.mean([f.high - f.low for f in found]) < 0.95 * np.mean([f.high - f.low for f in apart])
+
+
+def test_few_rows_that_agree_do_not_make_two_models_equal():
+    right = np.array([1, 1, 1, 0, 0])
+    (together,) = intervals.each_correlation(right, right, np.array([5]), shares=True)
+    assert 0 < together < 0.7
+    assert intervals.each_correlation(right[:3], right[:3], np.array([3]), shares=True) == [
+        0
+    ]  # all right: nothing said
+    errors = np.array([0.1, 0.5, 2.0])
+    assert intervals.each_correlation(errors, 3 * errors, np.array([3]), shares=False) == pytest.approx([1])

@@ -45,8 +45,8 @@ def test_every_client_is_scored_on_its_own_rows(tmp_path):
     settings = config.parse(tiny.settings(tiny.silos(tmp_path / "silos"), model={"l2": 0.01}))
     with precision(settings):
         problem = build_problem(settings)
-        record = alone.record_of(problem)
-        table = alone.scored_alone(problem)
+        table, rows = alone.scored(problem, alone.trained(problem, [settings]))
+        record = alone.record_of(problem, table)
     assert record.measure == "accuracy"
     assert len(record.low) == problem.n == 2
     for i in range(2):
@@ -54,6 +54,44 @@ def test_every_client_is_scored_on_its_own_rows(tmp_path):
         own = problem.test.client(i)
         right = np.asarray(problem.task.predict(model, own.inputs)).argmax(1) == np.asarray(own.labels)
         assert float(table.scores["accuracy"][i]) == pytest.approx(right[: int(own.sizes)].mean())
+        each = np.split(rows["accuracy"], np.cumsum(np.asarray(problem.test.sizes))[:-1])[i]
+        np.testing.assert_array_equal(each, right[: int(own.sizes)])
+
+
+def test_a_network_takes_the_local_steps_of_the_comparison(tmp_path):
+    network = {"name": "mlp", "hidden": [3], "l2": 0.01}
+    folder = tiny.silos(tmp_path / "silos")
+    base = tiny.settings(folder, model=network, algorithm={"name": "fedavg", "steps": 2, "local_lr": 0.3})
+    settings = config.parse(base)
+    with precision(settings):
+        problem = build_problem(settings)
+        models = alone.trained(problem, [settings])
+        table, _ = alone.scored(problem, models)
+        for i in range(problem.n):
+            shard = problem.task.prepare(problem.train.client(i))
+            expected = problem.x
+            for _ in range(8):  # four rounds of two steps on all rows, which need no random numbers
+                expected = expected - 0.3 * problem.task.grad(expected, shard)
+            np.testing.assert_allclose(models[i], expected, rtol=1e-9, atol=1e-12)
+    assert alone.record_of(problem, table).measure == "accuracy"
+    assert float(np.linalg.norm(models[0] - models[1])) > 0.01
+
+
+def test_which_local_steps(tmp_path):
+    folder = tiny.silos(tmp_path / "silos")
+
+    def of(**algorithm):
+        base = tiny.settings(folder, model={"name": "mlp"})
+        return config.parse({**base, "algorithm": algorithm})
+
+    fair = of(name="scaffpd_minibatch", steps=3, local_lr=0.2)
+    plain = of(name="fedavg", steps=5, local_lr=0.1, cohort=1, optimizer="adam", schedule="cosine")
+    assert alone.local_steps([fair], 2)[:3] == (3, 0.2, 4)
+    found = alone.local_steps([fair, plain], 2)  # the one that trains for the average, in which a client is asked twice
+    assert found[:3] == (5, 0.1, 2)
+    assert found.optimizer.name == "adam"
+    assert found.schedule == "cosine"
+    assert alone.local_steps([of(name="sgd", lr=0.5)], 2)[:3] == (1, 0.5, 4)
 
 
 def test_a_comparison_writes_them_beside_every_run_and_a_sweep_does_not(tmp_path, monkeypatch):

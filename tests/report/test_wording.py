@@ -118,6 +118,36 @@ def test_two_runs_on_the_same_rows_are_compared_row_by_row(tmp_path):
         numbers.paired(old, new)
 
 
+def test_how_sure_a_gain_is_for_a_single_client(tmp_path):
+    """Against a model of its own rows: compared row by row where both kept them."""
+    plain, fair = runs_of(tmp_path, (0.8, 0.05), (0.83, 0.045))
+    sizes = [m.test for m in fair.members]
+    half = 0.06
+    mine = fair.values - np.where(np.arange(fair.n) == 2, 0.4, 0.0) + np.where(np.arange(fair.n) == 3, 0.01, 0.0)
+    record = records.AloneRecord(
+        measure="accuracy", scores={"accuracy": tuple(mine)}, low=tuple(mine - half), high=tuple(mine + half)
+    )
+    records.write_record(fair.record.path / records.ALONE, record)
+    runs = [plain, fair]
+    apart = numbers.gains(fair, numbers.alone(runs), "alone")
+    assert not apart.paired
+    assert "not compared row by row" in wording.who_gains(runs)
+    luck = np.random.default_rng(0).random(sum(sizes))
+    rows_of(fair.record, luck < np.repeat(fair.values, sizes))
+    alone_rows = records.RowScores("accuracy", "the same", luck < np.repeat(mine, sizes))
+    records.write_row_scores(fair.record.path / records.ALONE_ROWS, alone_rows)
+    gains = numbers.gains(fair, numbers.alone(runs), "alone")
+    assert gains.paired
+    np.testing.assert_allclose(gains.values, fair.values - mine)
+    assert (gains.low <= gains.values).all()
+    assert (gains.high - gains.low <= apart.high - apart.low + 1e-12).all()
+    assert (gains.high - gains.low)[3] < 0.8 * (apart.high - apart.low)[3]
+    assert list(np.flatnonzero(gains.sure)) == [2]
+    said = wording.who_gains(runs)
+    assert "The gain is more than chance for 1 client, the loss for no client, 19 times in 20 for each;" in said
+    assert said.endswith(f"for the other {fair.n - 1} their rows leave both possible.")
+
+
 def test_bounds_of_an_earlier_version_are_stretched_to_the_number_they_are_of(five):
     """They were given without an estimate, and might lie above what was measured."""
     run = five[1]

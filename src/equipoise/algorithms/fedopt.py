@@ -96,7 +96,7 @@ def fedyogi(
     tau: float = 1e-3,
     weights: Literal["uniform", "samples"] = "uniform",
 ) -> Algorithm:
-    """FedYogi; its step sizes fall more slowly than FedAdam's when updates shrink."""
+    """FedYogi; where updates shrink, its step sizes grow more slowly than FedAdam's."""
     plain = fedavg(task, sample, steps=steps, local_lr=local_lr, weights=weights)
     return with_server_optimizer(plain, adaptive(server_lr, b1, b2, tau, yogi=True))._replace(name="fedyogi")
 

@@ -362,7 +362,9 @@ def _by(name: Callable[[Any], str], watch: Callable[[str], Watch]) -> Any:
 
 
 def _standing(row: Any) -> str:
-    """The average and the worst fifth of the score that says most."""
+    """The average and the worst fifth of the score that says most; nothing of models that are scored at the end."""
+    if row is None:
+        return ""
     from equipoise.report import numbers
 
     score = main_score(row.scores)
@@ -382,7 +384,7 @@ def _show(done: list, folder: Path) -> None:
     for note in dict.fromkeys(note for run in done for note in run.federation.notes if "measured" not in note):
         say(f"note: {note}")
     with busy("comparing"):
-        table = tables.comparison(done) if len(done) > 1 else tables.per_client(done[0])
+        table = tables.comparison(done, console.width) if len(done) > 1 else tables.per_client(done[0])
     console.print(table)
     for run in done:
         if (own := personal.table(run)) is not None:
@@ -390,6 +392,8 @@ def _show(done: list, folder: Path) -> None:
     if len(done) > 1:
         for group in numbers.comparable(numbers.reported(done)):
             sentence(wording.conclusion(group))
+            if gains := wording.who_gains(group):
+                sentence(gains)
     for run in done:
         for note in wording.kept(run):
             say(f"note: {note}")

@@ -92,6 +92,7 @@ def server(
         from equipoise.deploy.operations import keys as made
         from equipoise.deploy.operations.commands import ServerSettings, run_server
         from equipoise.deploy.server import begin_or_go_on
+        from equipoise.deploy.status import follower
         from equipoise.experiment import config, folders, records
 
         settings = _settings(file, None, None, set_)
@@ -114,7 +115,7 @@ def server(
                 pass  # what an earlier run left is gone
         begin_or_go_on(parsed, folder)
         at = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page)
-        run_server(parsed, folder, at, say)
+        run_server(parsed, folder, at, say, check=follower(folder, say))
         _show([records.read(folder)], folder)
 
 
@@ -201,6 +202,7 @@ def local(
         from equipoise.deploy.operations.commands import ServerSettings, check_files, run_local
         from equipoise.deploy.operations.processes import free_port
         from equipoise.deploy.server import begin_or_go_on
+        from equipoise.deploy.status import follower
         from equipoise.experiment import config, folders, records
 
         settings = _settings(file, None, None, set_)
@@ -238,7 +240,8 @@ def local(
                 pass  # what an earlier run left is gone
         begin_or_go_on(parsed, folder)
         at = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
-        run_local(parsed, folder, files, at, say, processes=len(files) if stock else processes, torch=of_module)
+        shared = len(files) if stock else processes
+        run_local(parsed, folder, files, at, say, processes=shared, torch=of_module, follow=follower(folder, say))
         _show([records.read(folder)], folder)
 
 

@@ -91,7 +91,9 @@ def client_app(
 
 
 def site_name(context: Context) -> str:
-    """The name that a node was started with."""
-    name = context.node_config.get("site")
+    """The name that a node was started with; of a node of Flower's own examples, its partition."""
+    name, partition = context.node_config.get("site"), context.node_config.get("partition-id")
+    if name is None and isinstance(partition, int):
+        return f"partition-{partition}"
     require(isinstance(name, str) and name, "this node has no name; start it with --node-config \"site='...'\"")
     return str(name)

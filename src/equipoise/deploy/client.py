@@ -6,6 +6,7 @@ stays in the site's own log.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
@@ -97,11 +98,14 @@ def guarded(name: str, answer: Callable[[], RecordDict]) -> RecordDict:
 
 def answer_question(question: str, site: Participant, _: dict[str, Open], content: RecordDict) -> RecordDict:
     refuse_unless(question in site.answers, f"'{site.name}' has no answer to '{question}'")
+    log.info("%s: answering the server's question '%s'", site.name, question)
     return text("answer", site.answers[question](read_text(content, "question") or ""))
 
 
 def prepare(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
     """Opens the parts that a question names and compiles what they do, so that the first exchange takes no longer."""
+    since = time.monotonic()
+    log.info("%s: compiling its part of the run", site.name)
     for part in (read_text(content, "question") or "").split():
         refuse_unless(part in site.jobs, f"'{site.name}' has no part '{part}'")
         with compiling:
@@ -112,7 +116,20 @@ def prepare(site: Participant, opened: dict[str, Open], content: RecordDict) -> 
             for name, spec in job.specs.items():
                 message = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), spec.message)
                 jax.block_until_ready(job.work[name](message, client, job.data, key))
+    log.info("%s: ready to train after %.1f s", site.name, time.monotonic() - since)
     return text("answer", "")
+
+
+SILENCE = 10.0  # seconds between two lines of a site about its rounds
+last_said: dict[str, float] = {}
+
+
+def say_round(site: Participant, at: Address) -> None:
+    """For whoever watches a site; not every message, of which there may be hundreds a second."""
+    now = time.monotonic()
+    if at.part == "train" and now - last_said.get(site.name, -SILENCE) >= SILENCE:
+        last_said[site.name] = now
+        log.info("%s: round %d, %s", site.name, at.round + 1, at.exchange)
 
 
 def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
@@ -129,6 +146,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     )
     refuse_unless(at.exchange in job.specs, f"there is no exchange {at.exchange[:40]!r} in {job.job.algorithm.name}")
     spec = job.specs[at.exchange]
+    say_round(site, at)
     check_masked(site.secure, spec, content)
     message = unpack(content.get("message"), spec.message)
     memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)

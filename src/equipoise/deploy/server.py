@@ -52,9 +52,11 @@ def run_federation(
         with folders.resuming(folder, wait=of.exchange), precision(config):
             known = _known(folder)
             federation = gather_sites(config, known, grid, status, stock)
+            status.observe({"kind": "state", "state": "agreeing on how tables are read"})
             agreed = resend_agreement(folder, federation, known) if known else reach_agreement(config, federation)
             write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
             setup = agreement.setup(config, agreed)
+            status.observe({"kind": "state", "state": "compiling at every site"})
             federation.ask("prepare", "train evaluate", everyone=False, warm=True)  # Flower's own nodes keep nothing
             if agreed.module is not None and not (folder / records.CHECKPOINT).is_file():
                 setup = start_from_first_module(config, setup, federation)

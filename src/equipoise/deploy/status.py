@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,7 +43,7 @@ class Status(JsonRecord):
     """How a run stands."""
 
     name: str
-    state: str  # waiting for sites, training, finished, stopped
+    state: str  # waiting for sites, agreeing, compiling, training, finished, stopped
     process: int  # the server's
     updated: str  # UTC
     round: int
@@ -166,6 +167,48 @@ def describe(status: Status, folder: Path) -> str:
         f"connected{pace}, {status.bytes_down:,} bytes down, {status.bytes_up:,} up; as of {status.updated}; "
         f"{status.transport}" + (f"; last error: {status.last_error}" if status.last_error else "")
     )
+
+
+LOOK = 0.5  # seconds between two looks at the status
+FIRST_SILENCE, LONGEST_SILENCE = 5.0, 60.0  # seconds between two lines about a run that does the same as before
+
+
+def follower(folder: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Callable:
+    """Says what the run of a folder is doing, when that changes and now and then; to be called all the while."""
+    before, next_look, next_line, silence, since = "", 0.0, 0.0, FIRST_SILENCE, time.time()
+
+    def follow() -> None:
+        nonlocal before, next_look, next_line, silence
+        now = clock()
+        if now < next_look:
+            return
+        next_look = now + LOOK
+        state, text = current()
+        if state in ("finished", "stopped") or (state == before and now < next_line):
+            return
+        silence = FIRST_SILENCE if state != before else min(2 * silence, LONGEST_SILENCE)
+        before, next_line = state, now + silence
+        say(text)
+
+    def current() -> tuple[str, str]:
+        with suppress(OSError, InputError):
+            if (folder / STATUS).stat().st_mtime >= since:  # not of an earlier run
+                status = read(folder)
+                return status.state, _doing(status)
+        return "starting", "the server starts"
+
+    return follow
+
+
+def _doing(status: Status) -> str:
+    if status.state == "training":
+        pace = "" if status.seconds_per_exchange is None else f", {status.seconds_per_exchange:.3g} s per exchange"
+        return f"training: round {status.round:,} of {status.rounds:,}{pace}"
+    if status.state == "waiting for sites":
+        away = [name for name, site in status.sites.items() if site.state != "connected"]
+        who = f", {len(away)} of {len(status.sites)} to come: {', '.join(away[:5])}" if away else ""
+        return f"{status.state}{who}"
+    return status.state
 
 
 def table(status: Status) -> Table:

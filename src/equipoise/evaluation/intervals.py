@@ -394,6 +394,26 @@ def correlations(
     return Paired(together(known, known), together(worst[0], worst[1]))
 
 
+def each_correlation(old: np.ndarray, new: np.ndarray, sizes: np.ndarray, *, shares: bool) -> np.ndarray:
+    """[n]: the same of every client's own score, from its own rows; zero where they do not say.
+
+    `shares`: the rows are right or wrong. Few of them may agree by chance, so that a correlation above zero is counted
+    short by half a row (Newcombe 1998, "Improved confidence intervals for the difference between binomial proportions
+    based on paired data", method 10): two models that are right on the same five rows need not be equally good.
+    """
+    ends, found = np.cumsum(sizes)[:-1], np.zeros(len(sizes))
+    parts = [np.split(np.asarray(a, np.float64), ends) for a in (old, new)]
+    for i, (a, b) in enumerate(zip(*parts, strict=True)):
+        m = a.size
+        if m < 2:
+            continue
+        covariance, spread = float(np.mean(a * b) - a.mean() * b.mean()), float(a.std() * b.std())
+        if shares and covariance > 0:
+            covariance = max(covariance - 1 / (2 * m), 0.0)
+        found[i] = min(max(covariance / spread, -1.0), 1.0) if spread > 0 else 0.0
+    return found
+
+
 def difference(old: Bounds, new: Bounds, correlation: float) -> Bounds:
     """Of `new` less `old`, whose errors have that correlation: the bounds of both, put together (MOVER; Zou and
     Donner 2008, "Construction of confidence limits about effect measures")."""

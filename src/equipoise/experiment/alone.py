@@ -1,84 +1,152 @@
 """What every client gets from a model of its own rows alone: the reference that joining is judged by.
 
-The same task, fitted by each client for itself from the same start, and scored on its own held-out rows. Nothing is
-sent. Only for convex losses, where a fit needs no step size.
+The same model, trained by each client for itself from the same start, and scored on its own held-out rows. Nothing is
+sent. Convex losses are fitted to their optimum, which needs no step size. A network takes the local steps that a client
+takes in the comparison: as many of them, of the same size, on the same minibatches of its own rows.
 """
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jaxtyping import Float, Int
 
+from equipoise import algorithms
+from equipoise.cohorts import everyone
+from equipoise.engines.simulator import Progress, simulate
 from equipoise.evaluation import PerClient, standing
 from equipoise.evaluation.predictions import OF_ROWS
 from equipoise.experiment import records
+from equipoise.experiment.config import Config
+from equipoise.experiment.optimizers import SCHEDULES, with_own_steps
 from equipoise.experiment.problems import Problem
-from equipoise.experiment.results import floats, in_units
-from equipoise.protocol import Vector
+from equipoise.experiment.results import digest_of_rows, floats, in_units
+from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.tasks import Task
 
 ITERATIONS = 100  # at most; most fits end earlier
 SMALL = 1e-4  # of the gradient at the start: what is left is beyond what the scored rows can tell
+Models = Float[Array, "n d"]  # one of every client
 
 
-def write(folders: Sequence[Path], problem: Problem) -> None:
-    """The record of what clients get alone, into the run folders on this problem that have none yet."""
-    missing = [folder for folder in folders if not (folder / records.ALONE).is_file()]
-    if missing and problem.convex:
-        found = record_of(problem)
-        for folder in missing:
-            records.write_record(folder / records.ALONE, found)
+def write(folders: Sequence[Path], problem: Problem, configs: Sequence[Config], watch: Progress | None = None) -> None:
+    """The record of what clients get alone, into the run folders on this problem; `configs` are those compared."""
+    models = trained(problem, configs, watch)
+    if models is None:
+        return
+    table, rows = scored(problem, models)
+    record = record_of(problem, table)
+    for folder in folders:
+        if record.measure in rows:
+            found = records.RowScores(record.measure, digest_of_rows(problem), rows[record.measure])
+            records.write_row_scores(folder / records.ALONE_ROWS, found)
+        records.write_record(folder / records.ALONE, record)
 
 
-def record_of(problem: Problem) -> records.AloneRecord:
-    table = in_units(problem, scored_alone(problem))
-    measure, up, _ = problem.main_score(table)
-    known = np.isfinite(np.asarray(table.scores[measure])).any()
-    bounds = standing(table, measure, up=up) if known else None
-    nothing: tuple[None, ...] = (None,) * problem.n
-    return records.AloneRecord(
-        measure=measure,
-        scores={name: floats(values) for name, values in table.scores.items()},
-        low=floats(bounds.low) if bounds else nothing,
-        high=floats(bounds.high) if bounds else nothing,
+def trained(problem: Problem, configs: Sequence[Config], watch: Progress | None = None) -> Models | None:
+    """Every client's own model; None: of a network, if no method of the comparison has a step size to take over."""
+    if problem.convex:
+        if watch is not None:
+            watch(0, 1, None)
+        return _fits(problem.plain_task)(problem.x, problem.train)
+    local = local_steps(configs, problem.n)
+    if local is None:
+        return None
+    task = problem.plain_task if local.optimizer is None else with_own_steps(problem.plain_task, local.optimizer)
+    algorithm = own_training(task, problem.n, steps=local.steps, local_lr=local.lr)
+    if local.schedule is not None:
+        falling = SCHEDULES[local.schedule](local.lr, local.rounds)
+        algorithm = algorithms.with_local_schedule(
+            lambda local_lr: own_training(task, problem.n, steps=local.steps, local_lr=local_lr), falling
+        )
+    run = configs[0].run
+    end = simulate(
+        algorithm,
+        problem.x,
+        problem.train,
+        run.seed,
+        rounds=local.rounds,
+        clients_per_batch=run.clients_per_batch,
+        devices=run.devices,
+        progress=watch,
+    )
+    return end.clients
+
+
+class LocalSteps(NamedTuple):
+    """How a client trains in a comparison."""
+
+    steps: int  # of a round
+    lr: float
+    rounds: int  # in which it takes part
+    optimizer: Any = None
+    schedule: str | None = None
+
+
+def local_steps(configs: Sequence[Config], n: int) -> LocalSteps | None:
+    """Those of the first method that trains for the average client, or else of the first that has some."""
+
+    def average_last(config: Config) -> bool:
+        return not algorithms.named(config.algorithm.name).average
+
+    for config in sorted(configs, key=average_last):
+        of = config.algorithm
+        lr = getattr(of, "local_lr", None) or getattr(of, "lr", None)
+        if isinstance(lr, float):
+            share = getattr(of, "coin", None) or (getattr(of, "cohort", None) or n) / n
+            rounds = max(1, round(config.run.rounds * share))
+            own, schedule = (getattr(of, name, None) for name in ("optimizer", "schedule"))
+            return LocalSteps(getattr(of, "steps", None) or 1, lr, rounds, own, schedule)
+    return None
+
+
+class Server(NamedTuple):
+    """The start, of which nobody is told anything."""
+
+    x: Vector
+
+
+class Nothing(NamedTuple):
+    """What is sent."""
+
+
+def own_training(task: Task, n: int, *, steps: int, local_lr: Any) -> Algorithm:
+    """Every client goes on with its own model, which is its state; nothing is sent in either direction."""
+    sample = everyone(n)
+
+    def ask(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        return server, sample(key)
+
+    def send(server: Server, i: Int[Array, ""]) -> Nothing:
+        return Nothing()
+
+    def train(message: Nothing, own: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
+        return task.descend(own, data, key, steps=steps, lr=local_lr), Reply()
+
+    def learn(server: Server, replies: Replies) -> Server:
+        return server
+
+    return Algorithm(
+        name="alone",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=Server,
+        init_client=lambda x: x,
+        round=(Exchange("train", ask, send, train, learn, writes=True),),
+        model=lambda server: server.x,
     )
 
 
-def scored_alone(problem: Problem) -> PerClient:
-    """As `evaluation.evaluate`, of each client's own model."""
-    test = problem.train if problem.test is None else problem.test
-    scorer = _scorer(problem.task, tuple(problem.scores.items()))
-    scores, squares = scorer(problem.x, problem.train, test)
-    return PerClient(test.sizes, scores, {}, squares)
-
-
 @lru_cache(maxsize=16)
-def _scorer(task: Task, scores: tuple) -> Callable:
-    def score(x: Vector, train: Any, test: Any) -> tuple[dict[str, Array], dict[str, Array]]:
-        def one(i: Array) -> tuple[dict[str, Array], dict[str, Array]]:
-            model, rows = fitted(task, x, train.client(i)), test.client(i)
-            found = {"loss": task.loss(model, rows)}
-            if task.predict is None:
-                return found, {}
-            outputs, labels = task.predict(model, rows.inputs), rows.labels
-            real = jnp.arange(labels.shape[0], dtype=rows.sizes.dtype) < rows.sizes
-            found |= {name: of(outputs, labels, real) for name, of in scores}
-            fourth = {
-                name: jnp.sum(jnp.where(real, OF_ROWS[name](outputs, labels) ** 2, 0)) / rows.sizes
-                for name in ("rmse",)
-                if name in found
-            }
-            return found, fourth
-
-        return jax.lax.map(one, jnp.arange(train.n))
-
-    return jax.jit(score)
+def _fits(task: Task) -> Callable[[Vector, Any], Models]:
+    return jax.jit(lambda x, train: jax.lax.map(lambda i: fitted(task, x, train.client(i)), jnp.arange(train.n)))
 
 
 def fitted(task: Task, x: Vector, shard: Any) -> Vector:
@@ -103,3 +171,49 @@ def fitted(task: Task, x: Vector, shard: Any) -> Vector:
     with jax.numpy_dtype_promotion("standard"):  # optax mixes integers of two sizes
         start = (x, solver.init(x), jnp.int32(0), jnp.asarray(jnp.inf, x.dtype))
         return jax.lax.while_loop(goes_on, step, start)[0]
+
+
+def scored(problem: Problem, models: Models) -> tuple[PerClient, dict[str, np.ndarray]]:
+    """As `evaluation.evaluate` and `evaluation.of_rows`, of each client's own model."""
+    test = problem.train if problem.test is None else problem.test
+    scores, squares, rows = _scorer(problem.plain_task, tuple(problem.scores.items()))(models, test)
+    real = np.arange(test.client(0).labels.shape[0]) < np.asarray(test.sizes)[:, None]
+    return PerClient(test.sizes, scores, {}, squares), {name: np.asarray(a)[real] for name, a in rows.items()}
+
+
+@lru_cache(maxsize=16)
+def _scorer(task: Task, scores: tuple) -> Callable:
+    Found = dict[str, Array]
+
+    def score(models: Models, test: Any) -> tuple[Found, Found, Found]:
+        def one(i: Array) -> tuple[Found, Found, Found]:
+            model, rows = models[i], test.client(i)
+            found = {"loss": task.loss(model, rows)}
+            if task.predict is None:
+                return found, {}, {}
+            outputs, labels = task.predict(model, rows.inputs), rows.labels
+            real = jnp.arange(labels.shape[0], dtype=rows.sizes.dtype) < rows.sizes
+            found |= {name: of(outputs, labels, real) for name, of in scores}
+            each = {name: OF_ROWS[name](outputs, labels) for name in found if name in OF_ROWS}
+            fourth = {
+                name: jnp.sum(jnp.where(real, each[name] ** 2, 0)) / rows.sizes for name in ("rmse",) if name in each
+            }
+            return found, fourth, each
+
+        return jax.lax.map(one, jnp.arange(test.n))
+
+    return jax.jit(score)
+
+
+def record_of(problem: Problem, table: PerClient) -> records.AloneRecord:
+    table = in_units(problem, table)
+    measure, up, _ = problem.main_score(table)
+    known = np.isfinite(np.asarray(table.scores[measure])).any()
+    bounds = standing(table, measure, up=up) if known else None
+    nothing: tuple[None, ...] = (None,) * problem.n
+    return records.AloneRecord(
+        measure=measure,
+        scores={name: floats(values) for name, values in table.scores.items()},
+        low=floats(bounds.low) if bounds else nothing,
+        high=floats(bounds.high) if bounds else nothing,
+    )

@@ -1,5 +1,7 @@
 """What others show of a run while it runs: TensorBoard beside the history, MLflow where its own settings say."""
 
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,22 +70,38 @@ def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
     try:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
+        from mlflow.exceptions import MlflowException
     except ImportError:
         raise InputError("run.mlflow needs one more package: pip install 'equipoise[mlflow]'") from None
-    import time
-
-    client, title = MlflowClient(), config.name
-    found = client.get_experiment_by_name(title)
-    experiment = client.create_experiment(title) if found is None else found.experiment_id
-    run = client.create_run(experiment, run_name=folder.name).info.run_id
-    client.log_batch(run, params=[Param(key, str(value)[:500]) for key, value in _flat(config.used())])
+    try:
+        client, title = MlflowClient(), config.name
+        found = client.get_experiment_by_name(title)
+        experiment = client.create_experiment(title) if found is None else found.experiment_id
+        run = client.create_run(experiment, run_name=folder.name).info.run_id
+        client.log_batch(run, params=[Param(key, str(value)[:500]) for key, value in _flat(config.used())])
+    except (MlflowException, ImportError) as error:  # of a database, MLflow imports a package that it may not have
+        why = " ".join(str(error).split()).rstrip(".")
+        raise InputError(
+            f"MLflow does not take the run ({why}); set MLFLOW_TRACKING_URI to a server or to sqlite:///mlflow.db"
+        ) from None
+    lost = False
 
     def add(row: Row) -> None:
         now = int(1000 * time.time())
         found = [Metric(_metric(name), value, now, row.round) for name, value in numbers_of(row, names)]
-        client.log_batch(run, metrics=found)
+        tell(lambda: client.log_batch(run, metrics=found))
 
-    return Board(add, lambda: client.set_terminated(run))
+    def tell(do: Callable[[], object]) -> None:
+        nonlocal lost
+        try:
+            if not lost:
+                do()
+        except MlflowException as error:
+            lost = True
+            why = " ".join(str(error).split())
+            warnings.warn(f"MLflow takes no more of this run ({why}); it goes on, its history is whole", stacklevel=4)
+
+    return Board(add, lambda: tell(lambda: client.set_terminated(run)))
 
 
 def _metric(name: str) -> str:

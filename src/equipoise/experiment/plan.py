@@ -53,7 +53,7 @@ PENALTIES = ("chi2", "kl")  # whose rho leads from the average to the worst clie
 UNTIL_GAP = 1e-3  # where a run of a path ends
 
 Settings = Mapping[str, Any]
-Watch = Callable[["PlannedRun", int, int, records.Row], None]
+Watch = Callable[["PlannedRun", int, int, records.Row | None], None]
 
 
 class Sweep(Section):
@@ -347,8 +347,7 @@ def run_all(
 ) -> list[records.Run]:
     """Every job's run; finished ones are read, stopped ones go on. A folder of other settings is refused.
 
-    `in_turn`: none side by side. `beside_alone`: of jobs on the same data with linear models, also what clients get
-    from models of their own rows (`alone.py`).
+    `in_turn`: none side by side. `beside_alone`: also what clients get from models of their own rows (`alone.py`).
     """
     check(jobs, folder, overwrite)
     with ExitStack() as held:
@@ -372,15 +371,33 @@ def run_all(
             if since_cleared >= 100:
                 since_cleared = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
-        linear = [job for job in jobs if job.config.model.name == "linear" and job.config.convexify is None]
-        missing = [job for job in linear if not (folder / job.place / records.ALONE).is_file()]
-        if beside_alone and missing:
-            with precision(missing[0].config):
-                spec = RunSpec(missing[0].config, folder / missing[0].place, missing[0].label)
-                problem = problems.get(data_of(spec)) or build_problem(spec.config)
-                begin()
-                alone.write([folder / job.place for job in missing], problem)
+        if beside_alone:
+            begin()
+            _beside_alone(jobs, folder, problems, watch)
     return [records.read(folder / job.place) for job in jobs]
+
+
+def _beside_alone(
+    jobs: Sequence[PlannedRun], folder: Path, problems: Mapping[str, Problem], watch: Watch | None
+) -> None:
+    """What clients get alone, where it is not yet known: once for all jobs on the same data and model."""
+    plain = [job._replace(config=_without_features(job.config)) for job in jobs]
+    missing: dict[str, list[PlannedRun]] = {}
+    for job in plain:
+        if not (folder / job.place / records.ALONE).is_file():
+            missing.setdefault(data_of(RunSpec(job.config, folder / job.place, job.label)), []).append(job)
+    for data, found in missing.items():
+        config = found[0].config
+        shown = found[0]._replace(label="each alone")
+        seen = None if watch is None else lambda at, of, _, job=shown: watch(job, at, of, None)
+        with precision(config):
+            problem = problems.get(data) or build_problem(config)
+            alone.write([folder / job.place for job in found], problem, [job.config for job in plain], seen)
+
+
+def _without_features(parsed: Config) -> Config:
+    """Of [convexify], the network itself: its features are made together, and an owner alone has none of them."""
+    return parsed if parsed.convexify is None else network_config(parsed)
 
 
 def _networks(
@@ -416,7 +433,10 @@ def _apart_on_this_device(job: PlannedRun) -> str:
 def run_path(
     jobs: Sequence[PlannedRun], folder: Path, *, watch: Watch | None = None, overwrite: bool = False
 ) -> list[records.Run]:
-    """As `run_all`, of jobs on the same data, one after the other: each starts from the model of the one before."""
+    """As `run_all`, of jobs on the same data, one after the other: each starts from the model of the one before.
+
+    Beside them, what clients get from models of their own rows.
+    """
     check(jobs, folder, overwrite)
     done: list[records.Run] = []
     first: Problem | None = None
@@ -446,6 +466,9 @@ def run_path(
                 done.append(run.resume(place, **options))
             else:
                 done.append(run.run(job.config, place, overwrite=overwrite, **options))
+        begin()
+        built = {} if first is None else {data_of(RunSpec(jobs[0].config, folder, jobs[0].label)): first}
+        _beside_alone(jobs, folder, built, watch)
     return done
 
 

@@ -11,6 +11,7 @@
     personal.json           how every owner fares with the shared model and with its own, where it has one
     personal.safetensors    those models, where they were made here; over Flower each stays with its owner
     alone.json              of a comparison: what each client gets from a model of its own rows alone
+    alone.safetensors       what each scored row adds to that score
     stage.1/                with [convexify], the run that trained the network: a run folder of its own
     rows.safetensors        what each scored row adds to the score, where the rows were at hand: for comparisons
     agreement.json          of a run over Flower: its sites, and how they read their tables
@@ -42,7 +43,7 @@ HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint
 AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
 STATUS, LOG = "status.json", "log.jsonl"
 PERSONAL, OWN_MODELS = "personal.json", "personal.safetensors"
-ALONE = "alone.json"
+ALONE, ALONE_ROWS = "alone.json", "alone.safetensors"
 STAGE_1 = "stage.1"  # a folder; no label of a run is called so (`folders.name`)
 
 
@@ -356,7 +357,7 @@ def read_row_scores(path: Path) -> RowScores | None:
 
 
 def read_alone(folder: Path) -> AloneRecord | None:
-    """None where there is none: of a run that was not part of a comparison, or of a network."""
+    """None where there is none: of a run that was not part of a comparison."""
     path = folder / ALONE
     return read_record(path, AloneRecord) if path.is_file() else None
 

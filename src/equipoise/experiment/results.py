@@ -43,14 +43,19 @@ def write_row_scores(folder: Path, problem: Problem, x: Vector, score: str) -> N
     """
     test = problem.train if problem.test is None else problem.test
     values = evaluation.of_rows(problem.plain_task, x, test, score)
-    if problem.network is not None:  # the rows themselves, which other models are scored on too
-        test = problem.network.train if problem.network.test is None else problem.network.test
     if values is None or not np.isfinite(values).all():
         return
+    found = records.RowScores(score, digest_of_rows(problem), values)
+    records.write_row_scores(folder / records.ROW_SCORES, found)
+
+
+def digest_of_rows(problem: Problem) -> str:
+    """Of the rows that models are scored on: the same for all models that are scored on the same ones."""
+    of = problem if problem.network is None else problem.network  # the rows themselves, not features of them
     digest = hashlib.blake2b(digest_size=16)
-    for leaf in jax.tree.leaves(test):
+    for leaf in jax.tree.leaves(of.train if of.test is None else of.test):
         digest.update(np.ascontiguousarray(leaf).data)
-    records.write_row_scores(folder / records.ROW_SCORES, records.RowScores(score, digest.hexdigest(), values))
+    return digest.hexdigest()
 
 
 def write_result(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -11,7 +10,7 @@ from equipoise.evaluation.rules import worst_count
 from equipoise.experiment.records import ClientRecord
 from equipoise.report import svg
 from equipoise.report.markup import tag
-from equipoise.report.numbers import ReportedRun
+from equipoise.report.numbers import Gains, ReportedRun
 
 NAMED = 40  # clients with a row each; more become a profile
 COLUMNS = 400  # of a profile
@@ -156,19 +155,14 @@ def dots(runs: Sequence[ReportedRun], order: Sequence[int]) -> Markup:
     return svg.chart("Each client across the runs", bottom + 30, *parts, class_="chart dots")
 
 
-class Gains(NamedTuple):
-    """What a run gives each client beyond something else; above zero is better, NaN: not known."""
-
-    against: str
-    values: np.ndarray
-
-
 def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
-    """A bar for each client from zero to what it gains, the largest loss first; `other` as markers."""
+    """A bar for each client from zero to what it gains, the largest loss first, with its bounds; `other` as markers."""
     order = [int(i) for i in np.argsort(main.values, kind="stable") if math.isfinite(main.values[i])]
     known = [float(v) for g in (main, other) if g is not None for v in g.values if math.isfinite(v)]
     axis = svg.axis([*known, 0.0], margin=0.05)
-    if len(order) > NAMED:
+    if len(order) <= NAMED:  # of more, the bounds would be all that is seen
+        axis = svg.axis([*known, 0.0, *(float(v) for v in (*main.low, *main.high) if math.isfinite(v))], margin=0.02)
+    else:
         return _gains_profile(run, main, other, order, axis)
     frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * len(order))
     parts = [_vertical_grid(frame, run.signed_tick)]
@@ -177,8 +171,10 @@ def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
     for row, i in enumerate(order):
         top, value = 8 + ROW * row, float(main.values[i])
         text = run.signed(value)
-        hint = f"{run.members[i].name}: {text} against {main.against}"
-        inside: list[object] = [_bar(frame, value, top + 6, ROW - 12)]
+        low, high = float(main.low[i]), float(main.high[i])
+        bounds = run.signed_interval(low, high)
+        hint = f"{run.members[i].name}: {text}{f' ({bounds})' if bounds else ''} against {main.against}"
+        inside: list[object] = [_bar(frame, value, top + 6, ROW - 12), _whisker(frame, low, high, top + ROW / 2)]
         if other is not None and math.isfinite(other.values[i]):
             far = float(other.values[i])
             hint += (

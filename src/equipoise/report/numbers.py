@@ -1,6 +1,7 @@
 """The numbers of run records: per client, per round and per run."""
 
 import math
+import pathlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
@@ -105,6 +106,13 @@ class ReportedRun(NamedTuple):
         """A gain or a loss."""
         sign = "+" if value > 0 else "−" if value < 0 else ""
         return f"{sign}{self.format_difference(value)}" if math.isfinite(value) else formats.MISSING
+
+    def signed_interval(self, low: float, high: float) -> str:
+        """`−1.2 to +3.4`, without a unit; empty where it is not known."""
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return ""
+        ends = (f"{100 * v:+.1f}" if self.is_fraction else f"{v:+.3g}" for v in (low, high))
+        return " to ".join(ends).replace("-", "−")
 
     def signed_tick(self, value: float) -> str:
         """The same on an axis, without its unit."""
@@ -258,15 +266,24 @@ def summarize(values: np.ndarray, higher: bool) -> dict[str, float]:
 
 def paired(old: ReportedRun, new: ReportedRun) -> Paired | None:
     """How the errors of two runs correlate; None unless both kept the scores of the same rows."""
-    kept = [records.read_row_scores(run.record.path / records.ROW_SCORES) for run in (old, new)]
-    sizes = [[m.test if run.record.federation.held_out else m.train for m in run.members] for run in (old, new)]
-    first, second = kept
-    if first is None or second is None or first.rows != second.rows or sizes[0] != sizes[1]:
-        return None
-    if {first.score, second.score} != {old.measure} or {first.values.size, second.values.size} != {sum(sizes[0])}:
+    kept = _same_rows(new, old.record.path / records.ROW_SCORES) if _scored_rows(old) == _scored_rows(new) else None
+    if kept is None:
         return None
     root = old.measure in ROOTS
-    return intervals.correlations(first.values, second.values, np.array(sizes[0]), up=old.higher_is_better, root=root)
+    return intervals.correlations(*kept, np.array(_scored_rows(new)), up=old.higher_is_better, root=root)
+
+
+def _scored_rows(run: ReportedRun) -> list[int]:
+    return [m.test if run.record.federation.held_out else m.train for m in run.members]
+
+
+def _same_rows(run: ReportedRun, other: pathlib.Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """What each row adds to the score, of another model and of the run's; None unless both kept it of the same rows."""
+    old, new = (records.read_row_scores(path) for path in (other, run.record.path / records.ROW_SCORES))
+    if old is None or new is None or old.rows != new.rows or {old.score, new.score} != {run.measure}:
+        return None
+    whole = {old.values.size, new.values.size} == {sum(_scored_rows(run))}
+    return (old.values, new.values) if whole else None
 
 
 class Alone(NamedTuple):
@@ -276,6 +293,7 @@ class Alone(NamedTuple):
     low: np.ndarray  # [n]; NaN: not known
     high: np.ndarray
     summary: dict[str, float]
+    rows: pathlib.Path  # the scores row by row, where they were kept
 
     def worst(self, higher: bool) -> int:
         """The client that is served worst."""
@@ -290,8 +308,40 @@ def alone(runs: Sequence[ReportedRun]) -> Alone | None:
             values = array(found.scores.get(found.measure, ()), run.n)
             if np.isfinite(values).any():
                 low, high = array(found.low, run.n), array(found.high, run.n)
-                return Alone(values, low, high, summarize(values, run.higher_is_better))
+                rows = run.record.path / records.ALONE_ROWS
+                return Alone(values, low, high, summarize(values, run.higher_is_better), rows)
     return None
+
+
+class Gains(NamedTuple):
+    """What a run gives each client beyond another model; above zero is better, NaN: not known."""
+
+    against: str
+    values: np.ndarray  # [n]
+    low: np.ndarray  # [n], bounds of each: what the client's own rows leave open
+    high: np.ndarray
+    paired: bool  # both models were compared row by row
+
+    @property
+    def sure(self) -> np.ndarray:
+        """[n]: 1 a gain and -1 a loss beyond what the rows leave open; 0: either may be chance, or is not known."""
+        return np.where(self.low > 0, 1, np.where(self.high < 0, -1, 0))
+
+
+def gains(run: ReportedRun, other: "ReportedRun | Alone", against: str) -> Gains:
+    """Client by client."""
+    rows = other.rows if isinstance(other, Alone) else other.record.path / records.ROW_SCORES
+    kept = _same_rows(run, rows)
+    sizes = np.array(_scored_rows(run))
+    correlation = np.zeros(run.n)
+    if kept is not None:
+        correlation = intervals.each_correlation(*kept, sizes, shares=run.measure == "accuracy")
+    found = np.full((3, run.n), np.nan)
+    sides = zip(other.low, other.values, other.high, run.low, run.values, run.high, correlation, strict=True)
+    for i, (a, b, c, d, e, f, r) in enumerate(sides):
+        low, value, high = intervals.difference(Bounds(a, b, c), Bounds(d, e, f), r)
+        found[:, i] = (low, value, high) if run.higher_is_better else (-high, -value, -low)
+    return Gains(against, found[1], found[0], found[2], kept is not None)
 
 
 class Path(NamedTuple):

@@ -30,7 +30,8 @@ def tradeoff(runs: Sequence[ReportedRun], other: str) -> Markup:
     points = [(run, run.summary[other], run.corrected_worst) for run in runs]
     known = [(run, x, y) for run, x, y in points if math.isfinite(x) and math.isfinite(y)]
     ends = [v for run, _, y in known for v in (y, run.worst.low, run.worst.high) if math.isfinite(v)]
-    frame = _frame(svg.axis((x for _, x, _ in known), margin=0.12), svg.axis(ends, margin=0.06, steps=5))
+    across = svg.axis((x for _, x, _ in known), margin=0.12)
+    frame = _frame(_possible(runs[0], across), _possible(runs[0], svg.axis(ends, margin=0.06, steps=5)))
     group = "the average client" if other == "mean" else "the best-served fifth"
     right, up = ("→", "↑") if runs[0].higher_is_better else ("←", "↓")
     write = runs[0].format_tick
@@ -50,6 +51,11 @@ def tradeoff(runs: Sequence[ReportedRun], other: str) -> Markup:
     return svg.chart(f"Worst-served fifth against {group}", HEIGHT, *parts)
 
 
+def _possible(run: ReportedRun, axis: svg.Axis) -> svg.Axis:
+    """Without ticks that a fraction cannot reach: where all runs have 100%, the axis goes beyond it."""
+    return axis._replace(ticks=tuple(t for t in axis.ticks if 0 <= t <= 1)) if run.is_fraction else axis
+
+
 def path(found: numbers.Path) -> Markup:
     """Fairness against average along a path of objectives; the chosen point has a ring."""
     known = [
@@ -59,9 +65,8 @@ def path(found: numbers.Path) -> Markup:
     ]
     first = found.points[0][1]
     ends = [v for _, run in known for v in (run.corrected_worst, run.worst.low, run.worst.high) if math.isfinite(v)]
-    frame = _frame(
-        svg.axis((run.summary["mean"] for _, run in known), margin=0.12), svg.axis(ends, margin=0.06, steps=5)
-    )
+    across = svg.axis((run.summary["mean"] for _, run in known), margin=0.12)
+    frame = _frame(_possible(first, across), _possible(first, svg.axis(ends, margin=0.06, steps=5)))
     right, up = ("→", "↑") if first.higher_is_better else ("←", "↓")
     parts = frame.grid(
         first.format_tick, first.format_tick, f"{first.score_name} of the average client (better {right})"

@@ -74,6 +74,7 @@ def top(runs: Sequence[ReportedRun]) -> Content:
             score("Worst-served client", "worst", name),
             ("Sent per client", formats.byte_size(lead.bytes_per_client), f"in {lead.rounds:,} rounds", traffic),
         ),
+        "joining": wording.who_gains(runs),
         "note": " ".join((*cost.remarks, source + ".")),
     }
 
@@ -152,13 +153,12 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
     """What a run gives each client against a model of its own rows, and against the model for the average."""
     run, average = wording.fairest(runs) or wording.leading(runs), wording.reference(runs)
     alone = numbers.alone(runs)
-    sign = 1 if run.higher_is_better else -1
-    against = []
+    against: list[tuple[str, ReportedRun | numbers.Alone]] = []
     if alone is not None:
-        against.append(("a model of its own rows", alone.values))
+        against.append((wording.OWN_ROWS, alone))
     if average is not None and average is not run:
-        against.append((average.label, average.values))
-    found = [bars.Gains(name, sign * (run.values - values)) for name, values in against]
+        against.append((average.label, average))
+    found = [numbers.gains(run, other, name) for name, other in against]
     found = [gains for gains in found if any(map(math.isfinite, gains.values))]
     if not found:
         return None
@@ -169,23 +169,25 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
 
     def cells(i: int) -> list[str]:
         member = run.members[i]
-        scores = [run.format(float(values[i])) for _, values in against]
+        scores = [run.format(float(other.values[i])) for _, other in against]
         return [
             member.name,
             f"{member.train:,}",
             *scores,
-            run.client_score(i),
-            *(run.signed(float(g.values[i])) for g in found),
+            run.format(float(run.values[i])),
+            *(_with_bounds(run, g, i) for g in found),
         ]
 
     def numeric(i: int) -> list[Any]:
-        scores = [float(values[i]) for _, values in against]
+        scores = [float(other.values[i]) for _, other in against]
         own = [run.members[i].name, run.members[i].train]
-        return [*own, *scores, float(run.values[i]), *(float(g.values[i]) for g in found)]
+        return [*own, *scores, float(run.values[i]), *(float(a[i]) for g in found for a in (g.values, g.low, g.high))]
+
+    columns = headings[: -len(found)]
+    columns += [f"gain against {g.against}{end}" for g in found for end in ("", ": low", ": high")]
 
     many = f"the {len(shown)} that gain least of {run.n:,}" if len(order) > len(shown) else f"all {run.n:,} clients"
-    sentences = [wording.joining(runs, alone)] if alone is not None else []
-    sentences.append(wording.JOINING if alone is not None else wording.NOT_ALONE)
+    sentences = [wording.JOINING] if alone is not None else [wording.sure_of(run, found[0]), wording.NOT_ALONE]
     return {
         "sentences": sentences,
         "chart": bars.gains(run, found[0], found[1] if len(found) > 1 else None),
@@ -193,12 +195,19 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
         "table_title": f"{capitalized(many)}, as a table",
         "headings": headings,
         "rows": [(i, cells(i)) for i in shown],
-        "csv": tables.csv_link(headings, (numeric(i) for i in order)),
+        "csv": tables.csv_link(columns, (numeric(i) for i in order)),
     }
 
 
-def _gains_caption(run: ReportedRun, found: Sequence[bars.Gains]) -> str:
+def _with_bounds(run: ReportedRun, gains: numbers.Gains, i: int) -> str:
+    bounds = run.signed_interval(float(gains.low[i]), float(gains.high[i]))
+    return run.signed(float(gains.values[i])) + (f" ({bounds})" if bounds else "")
+
+
+def _gains_caption(run: ReportedRun, found: Sequence[numbers.Gains]) -> str:
     text = f"What each client gains with {run.label} against {found[0].against}, the largest loss first."
+    if run.n <= bars.NAMED and any(math.isfinite(v) for v in found[0].low):
+        text += " Thin lines are the bounds that its rows allow: a line that does not cross zero is more than chance."
     if len(found) > 1:
         sign = "sign" if run.n <= bars.NAMED else "dashed line, in its own order,"
         text += f" The {sign} is the gain against {found[1].against}."

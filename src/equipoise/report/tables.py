@@ -17,6 +17,7 @@ from equipoise.experiment.records import Run
 from equipoise.report import formats, numbers
 from equipoise.report.numbers import ReportedRun
 
+WIDE = 104  # columns of a terminal that has room for all numbers
 MOST_CLIENTS = 50  # of a table: of more, the worst-served ones
 
 
@@ -28,6 +29,7 @@ class Column(NamedTuple):
     value: Callable[[ReportedRun], float]
     format: Callable[[ReportedRun, float], str]
     best: Callable[[Sequence[float]], float] | None  # None: no value is better than another
+    needs: int = 0  # columns of a terminal, to be shown there
 
 
 class Cell(NamedTuple):
@@ -53,7 +55,7 @@ def columns(higher_is_better: bool) -> list[Column]:
         return run.format(value).removesuffix("%")  # in points, not in per cent of something
 
     def amount(title: str, narrow: str, name: str, write: Callable[[float], str], best: Any = min) -> Column:
-        return Column(title, narrow, lambda run: getattr(run, name), lambda _, value: write(value), best)
+        return Column(title, narrow, lambda run: getattr(run, name), lambda _, value: write(value), best, WIDE)
 
     return [
         score("average", "mean"),
@@ -61,11 +63,11 @@ def columns(higher_is_better: bool) -> list[Column]:
         Column("corrected (bounds)", "corrected\n(bounds)", lambda run: run.worst.estimate, corrected, better),
         score("best 20%", "best20"),
         score("worst client", "worst"),
-        Column("std", "", lambda run: run.summary["std"], spread, min),
-        amount("rounds", "", "rounds", formats.count, None),
-        amount("floats per client", "floats", "floats_per_client", formats.with_unit),
+        Column("std", "std", lambda run: run.summary["std"], spread, min, WIDE),
+        amount("rounds", "rounds", "rounds", formats.count, None),
+        amount("floats per client", "floats", "floats_per_client", formats.with_unit)._replace(needs=0),
         amount("bytes per client", "", "bytes_per_client", formats.byte_size),
-        amount("time", "", "seconds", formats.duration),
+        amount("time", "time", "seconds", formats.duration),
     ]
 
 
@@ -109,13 +111,14 @@ def client_cells(runs: Sequence[ReportedRun], i: int, *, bounds: bool = True) ->
     return [member.name, size, *values]
 
 
-def comparison(runs: Sequence[Run]) -> Any:
-    """A rich table with a row for each run; one table for each set of clients."""
+def comparison(runs: Sequence[Run], width: int = 80) -> Any:
+    """A rich table with a row for each run; one table for each set of clients. `width`: of the terminal."""
     found = []
     for group in _groups(runs):
         heads, grid = cells(group)
-        kept = [k for k, head in enumerate(heads) if head.narrow_title]
-        table = narrow_table(f"{measured(group)}; floats: sent to and from a client, all rounds")
+        kept = [k for k, head in enumerate(heads) if head.narrow_title and head.needs <= width]
+        more = "" if width >= WIDE else f"; std, rounds and time: on the page, or from {WIDE} columns on"
+        table = narrow_table(f"{measured(group)}; floats: sent to and from a client, all rounds{more}")
         table.add_column("method", overflow="ellipsis", min_width=longest_word([run.title for run in group]))
         for k in kept:
             words = [word for row in grid for word in row[k].text.split(" (")]  # a cell is folded between words only

@@ -141,7 +141,7 @@ def _bounded_change(who: str, old: ReportedRun, new: ReportedRun, key: str, down
 
 
 JOINING = (
-    "A model of its own rows is the same kind of model, fitted by the client alone and scored on the same held-out "
+    "A model of its own rows is the same kind of model, trained by the client alone and scored on the same held-out "
     "rows; it is made for that client's mixture of labels and for no other."
 )
 NOT_ALONE = "What clients would get from models of their own rows is not known here; `equipoise compare` finds out."
@@ -156,11 +156,21 @@ def chosen_of(path: numbers.Path) -> str:
     return f"Chosen: {path.setting} = {value:g}; {reason}. Another price of fairness is another point of the curve."
 
 
-def joining(runs: Sequence[ReportedRun], alone: numbers.Alone) -> str:
-    """Who is better served by the fairest run than by a model of its own, and who is not."""
-    run = fairest(runs) or leading(runs)
-    sign = 1 if run.higher_is_better else -1
-    gains = sign * (run.values - alone.values)
+def who_gains(runs: Sequence[ReportedRun]) -> str:
+    """Whether joining pays for each client, and how sure that is; empty where it is not known what they get alone."""
+    run, alone = fairest(runs) or leading(runs), numbers.alone(runs)
+    if alone is None:
+        return ""
+    gains = numbers.gains(run, alone, OWN_ROWS)
+    return f"{joining(run, gains)} {sure_of(run, gains)}"
+
+
+OWN_ROWS = "a model of its own rows"
+
+
+def joining(run: ReportedRun, against_alone: numbers.Gains) -> str:
+    """Who is better served by the run than by a model of its own, and who is not."""
+    gains = against_alone.values
     known = np.flatnonzero(np.isfinite(gains))
     if not known.size:
         return ""
@@ -176,6 +186,29 @@ def joining(runs: Sequence[ReportedRun], alone: numbers.Alone) -> str:
     verb = "loses" if len(worse) == 1 else f"lose, most of all {name}"
     who = f"{name} {verb}" if len(worse) == 1 else f"{len(worse):,} {verb}"
     return f"{text}, and {who} ({run.format_difference(gains[least])})."
+
+
+MOST_NAMES = 5  # of those who lose
+
+
+def sure_of(run: ReportedRun, gains: numbers.Gains) -> str:
+    """For how many clients the gain or loss is more than chance, by the bounds of each."""
+    bounded = int(np.isfinite(gains.low).sum())
+    if not bounded:
+        return "How sure that is for a single client is not known."
+    up, down = (np.flatnonzero(gains.sure == sign) for sign in (1, -1))
+    who = f" ({', '.join(run.members[i].name for i in down)})" if 0 < len(down) <= MOST_NAMES else ""
+    rows = "" if gains.paired else " The two models were not compared row by row, so that the bounds are wider."
+    if not len(up) and not len(down):
+        return f"For none of them is that more than chance: their rows leave both a gain and a loss possible.{rows}"
+    text = f"The gain is more than chance for {_clients(len(up))}, the loss for {_clients(len(down))}{who}"
+    left = bounded - len(up) - len(down)
+    rest = f"; for the other {left:,} their rows leave both possible" if left else ""
+    return f"{text}, 19 times in 20 for each{rest}.{rows}"
+
+
+def _clients(count: int) -> str:
+    return {0: "no client", 1: "1 client"}.get(count, f"{count:,} clients")
 
 
 def _change(who: str, old: ReportedRun, new: ReportedRun, key: str, down: str) -> str:
@@ -294,10 +327,20 @@ def _listed(classes: Sequence[str], most: int = 6) -> str:
 
 
 def notes(runs: Sequence[ReportedRun]) -> list[str]:
-    """What the records say was left out or measured, each once."""
-    said = [note for run in runs for note in (*run.record.federation.notes, *kept(run.record))]
-    said += [price_of_privacy(run, runs) for run in runs if run.record.config.get("privacy")]
-    return list(dict.fromkeys(sentence(note) for note in said))
+    """What the records say was left out or measured, each once, and of which runs if not of all."""
+    said: dict[str, list[str]] = {}
+    for run in runs:
+        for note in run.record.federation.notes:
+            said.setdefault(note, []).append(run.label)
+    found = [note if len(of) == len(runs) else f"{_some(of)}: {note}" for note, of in said.items()]
+    found += [note for run in runs for note in kept(run.record)]
+    found += [price_of_privacy(run, runs) for run in runs if run.record.config.get("privacy")]
+    return list(dict.fromkeys(sentence(note) for note in found))
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def price_of_privacy(private: ReportedRun, runs: Sequence[ReportedRun]) -> str:

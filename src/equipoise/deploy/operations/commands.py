@@ -270,10 +270,11 @@ def run_local(
     *,
     processes: int,
     torch: Mapping[str, str] | None = None,
+    follow: Callable[[], None] = lambda: None,
 ) -> None:
     """A server and a site for every file, on this machine; ends when a site cannot start.
 
-    `torch` is what names the sites' PyTorch module in their configuration.
+    `torch` is what names the sites' PyTorch module in their configuration; `follow` is called all the while.
     """
     require(settings.keys is not None, "")
     assert settings.keys is not None
@@ -298,6 +299,7 @@ def run_local(
             failed.append(error)
 
     def check() -> None:
+        follow()
         if failed:
             raise failed[0]
 
