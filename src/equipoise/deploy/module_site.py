@@ -25,8 +25,9 @@ from equipoise.deploy.agreement import Setup
 from equipoise.deploy.callback_task import callback_score
 from equipoise.deploy.client import Job, Participant
 from equipoise.deploy.modules import ModuleSpec, first_model
+from equipoise.deploy.rows_site import keep_agreement, read_agreement
 from equipoise.deploy.scoring import SiteRows
-from equipoise.deploy.site import SiteStatistics, keep_agreement, own_function, read_agreement
+from equipoise.deploy.site import SiteStatistics, own_function
 from equipoise.deploy.torch_site import TorchSite, seeded, torch_site
 from equipoise.errors import require
 from equipoise.evaluation import ScoreRecord
