@@ -96,7 +96,7 @@ def rows_site(
         answer = ""
         if known.curvature is None and agreement.needs_curvature(agreement.stage(config, known), known):
             answer = json.dumps(curvature_and_slope(config.toml(), text)(trained_on(known).train))
-        else:
+        elif known.network is None:
             rows(known)  # they fit the encoding
         keep_agreement(folder, name, text)
         return answer
