@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,6 +16,8 @@ from equipoise.deploy.rows_site import FEATURES
 from equipoise.deploy.server import run_federation
 from equipoise.experiment import config, records, run
 from tests.deploy.test_federated_run import assert_the_same, both, close, grid, settings
+from tests.deploy.test_secure_run import node as with_keys
+from tests.deploy.test_secure_run import told as secure_settings
 from tests.flower import silos
 from tests.flower.silos import SITES
 
@@ -168,6 +171,18 @@ def test_a_network_that_is_given_is_sent_to_the_sites(pair, tmp_path):
     assert_the_same(over, local)
     agreed = json.loads((over.path / agreement.FILE).read_text())
     assert agreed["network"]["how"] == f"from {records.STAGE_1}"
+
+
+def test_masked_sums(tmp_path):
+    """Of the features too the server learns sums over the sites, and no site's own."""
+    told = secure_settings(model=NETWORK, convexify=CONVEXIFY, run={"rounds": 1})
+    over, local = both(tmp_path, told, node=with_keys(tmp_path))
+    mine, other = (artifact.load(r.path / records.MODEL) for r in (over, local))
+    for a, b in zip(*(jax.tree.leaves(m.params) for m in (mine, other)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-7)
+    said = "\n".join(over.federation.notes)
+    assert "of the features that each site makes of its rows, and keeps, the server learns the sums over all" in said
+    assert "sees each site's" not in said
 
 
 def test_single_precision(tmp_path):

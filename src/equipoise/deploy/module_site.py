@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -58,13 +59,14 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
 
     def features(known: Agreement) -> SiteRows:
         assert known.network is not None
+        theta = known.network.theta
 
         def make() -> SiteRows:
-            problem, site = agreement.network_problem(config, known), load_module().site
-            theta = agreement.as_vector(known.network.theta, config, problem.x.size)
-            return made_of_module(config, site, theta, problem.x.dtype)
+            site = load_module().site
+            x = jnp.asarray(agreement.as_vector(theta, config, site.x.size))
+            return made_of_module(config, site, x, np.dtype(config.run.precision))
 
-        return kept_features(folder, [config.toml(), known.run, known.network.theta], make)
+        return kept_features(folder, [config.toml(), known.run, theta], make)
 
     def no_rows(_: Agreement) -> SiteRows:
         raise InputError("the rows of this run are PyTorch's")
@@ -119,7 +121,7 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
     return Participant(name, folder, jobs, answers, within=lambda: precision(config))
 
 
-def made_of_module(config: Config, site: TorchSite, theta: Vector, real: Any) -> SiteRows:
+def made_of_module(config: Config, site: TorchSite, theta: Vector, real: np.dtype) -> SiteRows:
     """Features of all examples, in an order that the run's seed gives where a loader shuffles."""
     of = config.convexify
     assert of is not None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,7 @@ def rows_site(
         made = features(known).train
         algorithm = moments(made.inputs.shape[1], everyone(len(known.sites)))
         digest = agreement.digest_of(config, known)
-        x = np.zeros(algorithm.size, made.inputs.dtype)
+        x = jnp.zeros(algorithm.size, made.inputs.dtype)
         return Job(algorithm, x, made, config=digest, within=lambda: jax.enable_x64(True))
 
     def accept_agreement(text: str) -> str:
@@ -116,12 +116,12 @@ def kept_features(folder: Path, made_of: list[Any], make: Callable[[], SiteRows]
     for part in made_of:
         digest.update(part.encode() if isinstance(part, str) else np.ascontiguousarray(part).data)
     path = folder / FEATURES
-    like = SiteRows(*(Shards(*Shards._fields) for _ in SiteRows._fields))
+    names: Any = SiteRows(*(cast(Any, Shards)(*Shards._fields) for _ in SiteRows._fields))
     if path.is_file():
         with suppress(KeyError, TypeError, ValueError):  # it is damaged, and made again
             arrays, of = tensors.read(path)
             if of == digest.hexdigest():
-                return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name, _ in tensors.named(like)])
+                return jax.tree.unflatten(jax.tree.structure(names), [arrays[name] for name, _ in tensors.named(names)])
     made = make()
     folder.mkdir(parents=True, exist_ok=True)
     tensors.write(path, {name: np.asarray(a) for name, a in tensors.named(made)}, digest.hexdigest())

@@ -103,7 +103,7 @@ def _into_last(module: torch.nn.Module, last: str, inputs: torch.Tensor) -> tupl
 def with_one_output(module: torch.nn.Module, last: str, layer: Any) -> torch.nn.Module:
     """A copy in evaluation mode, with (w, b) for its last layer."""
     module = copy.deepcopy(module).eval()
-    old = module.get_submodule(last)
+    old: Any = module.get_submodule(last)
     new = torch.nn.Linear(old.in_features, 1, old.bias is not None, device=old.weight.device, dtype=old.weight.dtype)
     drawn = torch.as_tensor(np.array(layer), dtype=old.weight.dtype, device=old.weight.device)
     with torch.no_grad():
@@ -118,7 +118,8 @@ def with_one_output(module: torch.nn.Module, last: str, layer: Any) -> torch.nn.
 def on_features(batches: Iterable[Batch], features: Features, real: np.dtype) -> Shards:
     """Examples with features for inputs, in the order in which they come."""
     made = [(features(inputs).cpu().numpy(), in_numpy(labels, real).reshape(len(labels))) for inputs, labels in batches]
-    return stack([tuple(np.concatenate(part) for part in zip(*made, strict=True))]).client(0)
+    inputs, labels = (np.concatenate(part) for part in zip(*made, strict=True))
+    return stack([(inputs, labels)]).client(0)
 
 
 def load_convexified(module: torch.nn.Module, path: str | PathLike[str]) -> Features:
@@ -152,7 +153,6 @@ def load_convexified(module: torch.nn.Module, path: str | PathLike[str]) -> Feat
 
     def outputs(inputs: torch.Tensor) -> torch.Tensor:
         phi = features(inputs)
-        to = {"device": phi.device, "dtype": phi.dtype}
-        return ((phi - mean.to(**to)) * scale.to(**to)) @ head.to(**to).T
+        return ((phi - mean.to(phi)) * scale.to(phi)) @ head.to(phi).T
 
     return outputs
