@@ -238,7 +238,8 @@ def test_the_linearised_network_is_trained_by_its_own_loss(tmp_path):
         (["convexify.algorithm={name='os:system'}"], "'os:system'}; give the name of one of"),
         (["convexify.objective={name=['chi2']}"], "give the name of one of average"),
         (["convexify.rounds=-1"], "convexify.rounds is -1; give a number at least 0"),
-        (["federation.sites=3"], r"\[convexify\] trains on this machine"),
+        (["privacy.epsilon=1.0"], r"\[convexify\] has two and sums of features, which no noise covers"),
+        (["convexify.last='fc'"], "names a layer of a PyTorch module, and this is a cnn, whose last layer is known"),
     ],
 )
 def test_mistakes_are_sentences(assignments, sentence):

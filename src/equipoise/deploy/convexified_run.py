@@ -22,6 +22,7 @@ from equipoise.deploy.sites import ConnectedSites
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import Trained
 from equipoise.models.gradient_features import scaling
+from equipoise.privacy.disclosure import sums_of_features
 
 
 def agree_on_features(
@@ -34,6 +35,7 @@ def agree_on_features(
         update={"run": f"{known.run}-features", "network": network, "curvature": None, "slope": None}
     )
     if agreement.has_features(config):
+        print(f"what the server learns: {sums_of_features(masked=secure is not None)}", flush=True)
         federation.ask("agreement", agreed.model_dump_json())
         mean, scale = (as_text(part, config) for part in scaling(_summed(config, federation, agreed, secure)))
         scaled = network.model_copy(update={"mean": mean, "scale": scale})

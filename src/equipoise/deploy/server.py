@@ -62,17 +62,17 @@ def run_federation(
             elif config.convexify is None:
                 agreed = reach_agreement(config, federation)
             else:
-                agreed = agree_on_network(config, folder, federation, status, watch)
-            train_as_agreed(config, folder, agreed, federation, status, watch)
+                status.observe({"kind": "stage", "name": "network", "rounds": config.convexify.rounds})
+                agreed = agree_on_network(config, folder, federation, watch)
+                status.observe({"kind": "stage", "name": config.name, "rounds": config.run.rounds, "round": 0})
+            train_as_agreed(config, folder, agreed, federation, watch)
         state = "finished"
     finally:
         status.close(state)
     return records.read(folder)
 
 
-def agree_on_network(
-    config: Config, folder: Path, federation: ConnectedSites, status: StatusWriter, watch: Watch | None
-) -> Agreement:
+def agree_on_network(config: Config, folder: Path, federation: ConnectedSites, watch: Watch | None) -> Agreement:
     """Stages 1 and 2 of Train-Convexify-Train: the network, trained in a folder of its own, and what is made of it."""
     stage, inside, of = network_config(config), folder / records.STAGE_1, config.federation
     assert of is not None
@@ -90,22 +90,16 @@ def agree_on_network(
             begin_or_go_on(stage, inside)
             remove(inside / OWNER)
             with folders.resuming(inside, wait=of.exchange):
-                train_as_agreed(stage, inside, agreed, federation, status, watch)
+                train_as_agreed(stage, inside, agreed, federation, watch)
         trained = trained_network(inside, stage, model)
     secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
     return agree_on_features(config, federation, agreed, trained, secure)
 
 
 def train_as_agreed(
-    config: Config,
-    folder: Path,
-    agreed: Agreement,
-    federation: ConnectedSites,
-    status: StatusWriter,
-    watch: Watch | None,
+    config: Config, folder: Path, agreed: Agreement, federation: ConnectedSites, watch: Watch | None
 ) -> None:
     """One training and its run folder, from the agreement to the result."""
-    status.observe({"kind": "stage", "name": config.name, "rounds": config.run.rounds, "round": 0})
     write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
     setup = agreement.setup(config, agreed)
     federation.ask("prepare", "train evaluate", everyone=False, warm=True)  # Flower's own nodes keep nothing

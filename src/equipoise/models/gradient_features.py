@@ -159,11 +159,11 @@ class Moments(NamedTuple):
 def scaling(sums: Moments) -> tuple[np.ndarray, np.ndarray]:
     """(mean, scale), with which (phi - mean) * scale has entries of variance 1/p: |phi|^2 is 1 on average.
 
-    A feature that hardly varies is left out: its scale is zero.
+    A feature that hardly varies, beside others or beside its own mean, is left out: its scale is zero.
     """
     count, total, squares = (np.asarray(part, np.float64) for part in sums)
     mean = total / count
     spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
     usual = np.median(spread[spread > 0]) if np.any(spread > 0) else 1.0
-    kept = spread > 1e-6 * usual
+    kept = (spread > 1e-6 * usual) & (spread > 1e-7 * np.abs(mean))  # sums of squares tell no less apart
     return mean, np.where(kept, 1 / np.where(kept, spread, 1) / np.sqrt(len(mean)), 0.0)

@@ -29,6 +29,15 @@ def fields(tree: PyTree) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def sums_of_features(*, masked: bool) -> str:
+    """Of a run whose rows are features of a network."""
+    return (
+        "once the network is trained: of the features that each site makes of its rows, and keeps, the server "
+        + ("learns the sums over all sites" if masked else f"is sent each site's sums ({PLAIN})")
+        + ": how many rows, for every feature the sum and the sum of squares, by which all standardise alike"
+    )
+
+
 def disclosed(
     crossing: Sequence[Wire],
     *,
@@ -57,11 +66,7 @@ def disclosed(
         + (", the largest curvature of its loss and the slope at the start" if measured else "")
     )
     if features:
-        yield (
-            "once the network is trained: of the features that each site makes of its rows, and keeps, the server "
-            + ("learns the sums over all sites" if masked else f"is sent each site's sums ({PLAIN})")
-            + ": how many rows, for every feature the sum and the sum of squares, by which all standardise alike"
-        )
+        yield sums_of_features(masked=masked)
     for exchange in crossing:
         each, total = fields(exchange.reply.each), fields(exchange.reply.total)
         if each:
