@@ -78,7 +78,8 @@ def test_one_folder_has_both_stages(finished):
     before, last = finished.rows[0], finished.rows[-1]
     sums = 3 * 8 * (2 * 900 + 1)
     assert before.bytes_up == network.rows[-1].bytes_up + sums  # what stages 1 and 2 sent is counted
-    assert before.bytes_down == network.rows[-1].bytes_down
+    told = 3 * 8 * (network.federation.parameters + 2 * 900)  # the network and the scaling
+    assert before.bytes_down == network.rows[-1].bytes_down + told
     assert last.bytes_down - before.bytes_down == 3 * 4 * 2 * 8 * 9000  # x and c
     assert records.find(finished.path) == [finished.path]
     assert last.objective < 0.8 * before.objective
@@ -237,7 +238,8 @@ def test_the_linearised_network_is_trained_by_its_own_loss(tmp_path):
         (["convexify.algorithm={name='os:system'}"], "'os:system'}; give the name of one of"),
         (["convexify.objective={name=['chi2']}"], "give the name of one of average"),
         (["convexify.rounds=-1"], "convexify.rounds is -1; give a number at least 0"),
-        (["federation.sites=3"], r"\[convexify\] trains on this machine"),
+        (["privacy.epsilon=1.0"], r"\[convexify\] has two and sums of features, which no noise covers"),
+        (["convexify.last='fc'"], "names a layer of a PyTorch module, and this is a cnn, whose last layer is known"),
     ],
 )
 def test_mistakes_are_sentences(assignments, sentence):

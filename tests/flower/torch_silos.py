@@ -98,3 +98,44 @@ def different(site, path):
 
 def wrong(site, path):
     return read(site, path)
+
+
+HIDDEN, SEED = 4, 5
+
+
+def network_of_jax():
+    """A network of JAX, and its parameters: `network` copies them."""
+    import jax
+
+    from equipoise import models
+
+    model = models.mlp(DIM, [HIDDEN], 2)
+    return model, model.init(jax.random.key(SEED))
+
+
+def network(site, path):
+    """Two layers with weights of JAX's."""
+    import torch
+
+    module = torch.nn.Sequential(torch.nn.Linear(DIM, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, 2)).double()
+    _, layers = network_of_jax()
+    with torch.no_grad():
+        for mine, layer in zip((module[0], module[2]), layers, strict=True):
+            mine.weight.copy_(torch.tensor(np.array(layer.weight)))
+            mine.bias.copy_(torch.tensor(np.array(layer.bias)))
+    rows = [[(x.double(), y) for x, y in loader] for loader in loaders(site, path, torch.float32)]
+    return module, torch.nn.CrossEntropyLoss(), *rows
+
+
+def with_softmax(site, path):
+    import torch
+
+    module, *rest = network(site, path)
+    return torch.nn.Sequential(*module, torch.nn.Softmax(dim=1)), *rest
+
+
+def with_batch_norm(site, path):
+    import torch
+
+    module, *rest = network(site, path)
+    return torch.nn.Sequential(module[0], torch.nn.BatchNorm1d(HIDDEN).double(), *module[1:]), *rest

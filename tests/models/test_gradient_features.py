@@ -142,6 +142,14 @@ def test_scaled_features_are_standardised():
     np.testing.assert_array_equal(scale[1:3], 0)  # it hardly varies
 
 
+def test_rounding_is_no_variation():
+    """The gradient by the last bias is the same for all rows, and others may be small."""
+    phi = np.column_stack([np.full(1000, 0.1), 1e-5 * np.random.default_rng(2).normal(size=(1000, 2))])
+    _, scale = scaling(Moments(1000, phi.sum(axis=0), (phi**2).sum(axis=0)))
+    assert scale[0] == 0
+    assert (scale[1:] > 0).all()
+
+
 def test_the_linearised_model_is_the_network_at_no_change_and_linear_in_it():
     model = models.build("linearised", {"network": saved(NETWORK)})
     params = model.init(jax.random.key(2))

@@ -7,13 +7,14 @@
     secure.py      masked sums: the server relays keys and shares, and learns sums
     oversight.py   around every answer of a site: its policy before, its own log after
     apps.py        Flower's two apps, made from plain functions
-    torch_site.py  a site whose model, loss and data are PyTorch's, by callback_task.py
+    torch_site.py  a site whose model, loss and data are PyTorch's, by callback_task.py; torch_features.py its features
     network/       how messages travel, and sites that stay connected
 
     server.py      a configured run at the server, from its settings to the run folder
     reach_agreement.py  before the first round: who takes part, and what all agree on
     federated_run.py  the rounds, evaluations beside them, history and checkpoints
-    site.py        a configured run at a site: statistics, encoding, training and scoring on its own rows
+    convexified_run.py  between the two trainings of [convexify]: the network, the sums of its features
+    site.py        a configured run at a site: statistics and encoding; rows_site.py training and scoring on its rows
     module_site.py  the same with a PyTorch module of the site's own; modules.py what the server knows of it
     agreement.py   what both know before the first round, and what both make of it; scoring.py the evaluation exchange
     status.py      what a run is doing, for people and programs; sentences.py the same for the report

@@ -1,6 +1,8 @@
 """What the server and all sites know before the first round, and the algorithm that both make of it."""
 
+import base64
 import hashlib
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,16 +18,55 @@ from equipoise.deploy.modules import ModuleSpec, module_problem
 from equipoise.deploy.scoring import Tilt, scoring
 from equipoise.errors import require
 from equipoise.evaluation.predictions import Score
+from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
+from equipoise.experiment.convexify import (
+    Scaling,
+    Trained,
+    feature_sizes,
+    linearised_problem,
+    network_config,
+    problem_on_features,
+)
 from equipoise.experiment.methods import build_method
 from equipoise.experiment.personal import own_models
-from equipoise.experiment.problems import Problem, problem_of_encoding, with_main_score, with_own_models
+from equipoise.experiment.problems import Problem, Sent, problem_of_encoding, with_main_score, with_own_models
 from equipoise.experiment.records import AGREEMENT, JsonRecord
+from equipoise.models.model import Model, Params
 from equipoise.protocol import Algorithm
 from equipoise.tasks import Task
 from equipoise.tasks.private import Draw, normal
 
 FILE = AGREEMENT  # in a run folder and in a site's own
+
+
+class NetworkRecord(JsonRecord):
+    """Train-Convexify-Train: the network of stage 1, and how the features that sites make of it are scaled.
+
+    Vectors are base64 of numbers in the run's precision.
+    """
+
+    theta: str
+    how: str  # it came about
+    down: int  # bytes that stage 1 sent
+    up: int
+    mean: str | None = None  # None: not agreed yet, or there are no features
+    scale: str | None = None
+
+
+def as_text(vector: Any, config: Config) -> str:
+    return base64.b64encode(np.asarray(vector, f"<f{np.dtype(config.run.precision).itemsize}").tobytes()).decode()
+
+
+def as_vector(text: str, config: Config, size: int) -> np.ndarray:
+    kind = np.dtype(config.run.precision).newbyteorder("<")
+    content = base64.b64decode(text, validate=True)
+    require(
+        len(content) == size * kind.itemsize,
+        f"a vector of the agreement has {len(content) // kind.itemsize} numbers and {size} are needed; give server and "
+        "sites the same version",
+    )
+    return np.frombuffer(content, kind).astype(kind.newbyteorder("="))
 
 
 class Agreement(JsonRecord):
@@ -39,6 +80,17 @@ class Agreement(JsonRecord):
     module: ModuleSpec | None = None  # instead of an encoding, where the model is a PyTorch module at every site
     curvature: float | None = None  # the largest of any site's loss, where a step size is made of it
     slope: float | None = None  # the root of the sum of the squared gradients of all sites' losses at the start
+    network: NetworkRecord | None = None  # with [convexify], once it is trained; None: it is what is trained
+
+
+def settings(toml: str) -> Config:
+    """The run's configuration, as the server has sent it."""
+    return configuration.parse(tomllib.loads(toml), source="the run's settings", own_code=False)
+
+
+def stage(config: Config, agreed: Agreement) -> Config:
+    """What is run under an agreement: with [convexify], first the network."""
+    return config if config.convexify is None or agreed.network is not None else network_config(config)
 
 
 class RemoteShards(NamedTuple):
@@ -74,25 +126,81 @@ def tilt_of(config: Config) -> Tilt:
 
 
 def remote_problem(config: Config, agreed: Agreement) -> Problem:
-    """The problem without its rows; call it under `precision`."""
+    """The problem of a stage, without its rows; call it under `precision`."""
+    problem = _rows_elsewhere(config, agreed)
+    if agreed.network is not None:
+        problem = _convexified(config, agreed, problem)
+    problem = replace(problem, curvature=agreed.curvature, slope=agreed.slope)
+    return summed_up(config, problem, {} if agreed.module is None else dict(agreed.module.scores))
 
-    def shards(like: Shards) -> tuple[RemoteShards, RemoteShards | None]:
-        train, test = (RemoteShards(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
-        return train, test if all(agreed.test) else None
 
+def _rows_elsewhere(config: Config, agreed: Agreement) -> Problem:
     if agreed.module is not None:
-        problem = module_problem(config, agreed.module, agreed.sites, *shards(agreed.module.like))
-        return summed_up(config, problem, dict(agreed.module.scores))
+        return module_problem(config, agreed.module, agreed.sites, *_sets(agreed, agreed.module.like))
     encoding = Encoding.from_json(agreed.encoding)
     like = shape_of(encoding)
     what = f"{len(agreed.sites)} sites, predicting {encoding.target.name}"
-    problem = problem_of_encoding(config, what, agreed.sites, *shards(like), encoding, encoding.notes)
+    problem = problem_of_encoding(config, what, agreed.sites, *_sets(agreed, like), encoding, encoding.notes)
     given = like.inputs.dtype
     require(
         not jnp.issubdtype(given, jnp.floating) or given == problem.x.dtype,
         f"the sites' inputs are {given} and the run is {problem.x.dtype}; set run.precision = '{given}'",
     )
-    return summed_up(config, replace(problem, curvature=agreed.curvature, slope=agreed.slope), {})
+    return problem
+
+
+def _sets(agreed: Agreement, like: Shards) -> tuple[RemoteShards, RemoteShards | None]:
+    train, test = (RemoteShards(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
+    return train, test if all(agreed.test) else None
+
+
+def _convexified(config: Config, agreed: Agreement, problem: Problem) -> Problem:
+    assert config.convexify is not None
+    assert agreed.network is not None
+    of = agreed.network
+    trained = Trained(network_params(config, agreed, problem), of.how, Sent(of.down, of.up))
+    if config.convexify.kind == "linearised":
+        return linearised_problem(config, problem, trained)
+    like = features_like(config, problem)
+    found = scaling_of(config, agreed, like.inputs.shape[1])
+    return problem_on_features(config, problem, trained, found, *_sets(agreed, like))
+
+
+def network_problem(config: Config, agreed: Agreement) -> Problem:
+    """The network's, in every stage."""
+    return _rows_elsewhere(network_config(config), agreed)
+
+
+def network_params(config: Config, agreed: Agreement, problem: Problem) -> Params:
+    """theta, of the model of `problem`."""
+    assert agreed.network is not None
+    return as_params(problem.model, as_vector(agreed.network.theta, config, problem.x.size))
+
+
+def as_params(model: Model, flat: Any) -> Params:
+    """A vector as the parameters of a model."""
+    leaves, structure = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
+    parts = np.split(np.asarray(flat), np.cumsum([leaf.size for leaf in leaves])[:-1])
+    return jax.tree.unflatten(structure, [jnp.asarray(a.reshape(b.shape)) for a, b in zip(parts, leaves, strict=True)])
+
+
+def scaling_of(config: Config, agreed: Agreement, p: int) -> Scaling:
+    of = agreed.network
+    assert of is not None
+    assert of.mean is not None
+    assert of.scale is not None
+    return Scaling(*(jnp.asarray(as_vector(text, config, p)) for text in (of.mean, of.scale)))
+
+
+def features_like(config: Config, problem: Problem) -> Shards:
+    """The shapes of a set of features; `problem` is the network's."""
+    p = feature_sizes(config, problem.model, len(problem.classes) or 1).size
+    label = jnp.int32 if problem.classes else problem.x.dtype
+    return Shards(
+        jax.ShapeDtypeStruct((1, p), problem.x.dtype),  # type: ignore[arg-type]
+        jax.ShapeDtypeStruct((1,), label),  # type: ignore[arg-type]
+        jax.ShapeDtypeStruct((), jnp.int32),  # type: ignore[arg-type]
+    )
 
 
 def summed_up(config: Config, problem: Problem, own: Mapping[str, bool]) -> Problem:
@@ -120,13 +228,18 @@ def setup(
     problem = remote_problem(config, agreed)
     if task is not None:
         task = task if problem.task.predict is not None else task._replace(predict=None)
-        problem = replace(problem, task=task, site_scores=scores or {})
+        problem = replace(problem, task=task)
+    if agreed.module is not None and scores is not None:
+        problem = replace(problem, site_scores=scores)
     problem = with_own_models(config, problem)
     algorithm, notes = build_method(config, problem, draw)[:2]
-    text = config.toml() + agreed.model_dump_json()
-    digest, sums = hashlib.sha256(text.encode()).hexdigest()[:16], tilt_of(config) if config.federation.secure else None
+    digest, sums = digest_of(config, agreed), tilt_of(config) if config.federation.secure else None
     personal = None if config.personal is None else own_models(config, problem)
     return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, digest, sums, personal)
+
+
+def digest_of(config: Config, agreed: Agreement) -> str:
+    return hashlib.sha256((config.toml() + agreed.model_dump_json()).encode()).hexdigest()[:16]
 
 
 def shape_of(encoding: Encoding) -> Shards:
@@ -150,9 +263,19 @@ def check(config: Config) -> None:
     require(not config.run.lost, "run.lost is for simulations; leave it out")
 
 
-def needs_curvature(config: Config) -> bool:
-    """Whether step sizes are made of what sites measure, which they can for models that are not modules of theirs."""
-    if config.model.name == "torch":
+def has_features(config: Config) -> bool:
+    """Whether the rows of the run are features that sites make of a network."""
+    return config.convexify is not None and config.convexify.kind != "linearised"
+
+
+def needs_curvature(config: Config, agreed: Agreement | None = None) -> bool:
+    """Whether step sizes are made of what sites measure, which they can for models that are not modules of theirs.
+
+    Not yet, where the features are not scaled that it would be measured on.
+    """
+    if config.model.name == "torch" and config.convexify is None:
+        return False
+    if has_features(config) and agreed is not None and (agreed.network is None or agreed.network.mean is None):
         return False
     measured = any(getattr(config.algorithm, key, None) == "auto" for key in ("local_lr", "lr"))
     measured = measured or (config.personal is not None and config.personal.lr == "auto")

@@ -41,6 +41,7 @@ class Job(NamedTuple):
     compiled: bool = True  # not where the task calls back into another library
     # Sees every message that was answered, and the site's state after it: to save models.
     then: Callable[[Message, Client], None] | None = None
+    within: Callable[[], AbstractContextManager[None]] = nullcontext  # around its work, inside the participant's
 
 
 class Participant(NamedTuple):
@@ -73,7 +74,12 @@ compiling = threading.RLock()
 
 
 def open_job(job: Job) -> Open:
-    algorithm, x, shard, config, compiled, _ = job
+    with job.within():
+        return _open_job(job)
+
+
+def _open_job(job: Job) -> Open:
+    algorithm, x, shard, config, compiled, *_ = job
     for name, a in named(shard):
         clean = not jnp.issubdtype(a.dtype, jnp.floating) or bool(jnp.all(jnp.isfinite(a)))
         require(clean, f"{name} of this site's data has NaN or infinite entries; clean them or leave those rows out")
@@ -155,7 +161,8 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     key = jax.random.wrap_key_data(jnp.asarray(at.key, jnp.uint32))
     if not job.job.compiled:  # which would make them JAX's
         message, mine = jax.tree.map(jnp.asarray, (message, mine))
-    new, reply = jax.tree.map(np.asarray, job.work[at.exchange](message, mine, job.data, key))
+    with job.job.within():
+        new, reply = jax.tree.map(np.asarray, job.work[at.exchange](message, mine, job.data, key))
     if "mask" in content and site.secure is not None:
         reply = masked(site.secure, spec, at, content, reply)
     answer = RecordDict({"reply": pack(reply)})

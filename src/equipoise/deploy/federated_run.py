@@ -114,7 +114,8 @@ class FederatedRun:
 
     def record(self, outcome: Outcome) -> None:
         traffic = outcome.ledger.traffic
-        down, up = sum(t.down for t in traffic), sum(t.up for t in traffic)
+        before = self.writer.sent  # by the stages that came first
+        down, up = before.down + sum(t.down for t in traffic), before.up + sum(t.up for t in traffic)
         result = self.timed(outcome.result)
         self.evaluate(outcome.rounds, lambda: self.writer.record(result, bytes_down=down, bytes_up=up))
 

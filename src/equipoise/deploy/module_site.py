@@ -17,22 +17,29 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import torch
 
+from equipoise import models
 from equipoise.deploy import agreement
-from equipoise.deploy.agreement import Setup
-from equipoise.deploy.callback_task import callback_score
+from equipoise.deploy.agreement import Agreement, Setup
+from equipoise.deploy.callback_task import TEST, TRAIN, callback_score
 from equipoise.deploy.client import Job, Participant
 from equipoise.deploy.modules import ModuleSpec, first_model
+from equipoise.deploy.rows_site import keep_agreement, kept_features, read_agreement, rows_site
 from equipoise.deploy.scoring import SiteRows
-from equipoise.deploy.site import SiteStatistics, keep_agreement, own_function, read_agreement
+from equipoise.deploy.site import SiteStatistics, own_function
+from equipoise.deploy.torch_features import check_last, check_returned, module_features, on_features
 from equipoise.deploy.torch_site import TorchSite, seeded, torch_site
-from equipoise.errors import require
+from equipoise.errors import InputError, require
 from equipoise.evaluation import ScoreRecord
 from equipoise.experiment.config import Config
+from equipoise.experiment.convexify import feature_seed
 from equipoise.experiment.problems import precision
 from equipoise.files import write_whole
+from equipoise.models.gradient_features import draw_projection, random_layer
+from equipoise.protocol import Vector
 
 MODEL = "model.pt"
 
@@ -44,10 +51,36 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
     def load_module() -> Made:
         return made(config, name, node)
 
-    def setup() -> Setup:
+    def setup(known: Agreement) -> Setup:
         found = load_module()
         scores = {name: callback_score(in_torch(score)) for name, score in found.scores.items()}
-        return agreement.setup(config, read_agreement(folder, name), found.site.task, scores)
+        task = found.site.task if known.network is None else None  # on features it is JAX's own
+        return agreement.setup(agreement.stage(config, known), known, task, scores)
+
+    def features(known: Agreement) -> SiteRows:
+        assert known.network is not None
+        theta = known.network.theta
+
+        def make() -> SiteRows:
+            site = load_module().site
+            x = jnp.asarray(agreement.as_vector(theta, config, site.x.size))
+            return made_of_module(config, site, x, np.dtype(config.run.precision))
+
+        return kept_features(folder, [config.toml(), known.run, theta], make)
+
+    def no_rows(_: Agreement) -> SiteRows:
+        raise InputError("the rows of this run are PyTorch's")
+
+    convex = rows_site(config, name, folder, no_rows, features, setup)
+
+    def in_stage(of_module: Callable[[Agreement], Job], part: str) -> Callable[[], Job]:
+        """With [convexify], once there are features the site works on these."""
+
+        def job() -> Job:
+            known = read_agreement(folder, name)
+            return of_module(known) if known.network is None else convex.jobs[part]()
+
+        return job
 
     def statistics(_: str) -> str:
         site, held_out, scores = load_module()
@@ -56,23 +89,25 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
         return SiteStatistics(statistics=spec, train=int(site.shard.sizes), test=test).model_dump_json()
 
     def accept_agreement(text: str) -> str:
+        if Agreement.model_validate_json(text).network is not None:
+            return convex.accept_agreement(text)
         keep_agreement(folder, name, text)
         return ""
 
     def start() -> Job:
-        site, now = load_module().site, setup()
+        site, now = load_module().site, setup(read_agreement(folder, name))
         return site.job(first_model(now.problem.n, site.x), config=now.digest)
 
-    def train() -> Job:
-        site, now = load_module().site, setup()
-        buffers = Buffers(site.module, folder / f"buffers-{read_agreement(folder, name).run}.pt")
+    def train(known: Agreement) -> Job:
+        site, now = load_module().site, setup(known)
+        buffers = Buffers(site.module, folder / f"buffers-{known.run}.pt")
         buffers.restore()
         return site.job(now.algorithm, config=now.digest, then=lambda message, state: buffers.keep())
 
-    def evaluate() -> Job:
-        site, now = load_module().site, setup()
+    def evaluate(known: Agreement) -> Job:
+        site, now = load_module().site, setup(known)
         assert site.test is not None
-        Buffers(site.module, folder / f"buffers-{read_agreement(folder, name).run}.pt").restore()
+        Buffers(site.module, folder / f"buffers-{known.run}.pt").restore()
         rows = SiteRows(site.shard, site.test)
 
         def save(message: Any, state: Any) -> None:
@@ -80,9 +115,27 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
 
         return site.job(now.scoring, config=now.digest, then=save)._replace(shard=rows)
 
-    jobs: dict[str, Callable[[], Job]] = {"start": start, "train": train, "evaluate": evaluate}
+    jobs = {**convex.jobs, "start": start}
+    jobs |= {part: in_stage(job, part) for part, job in (("train", train), ("evaluate", evaluate))}
     answers = {"statistics": statistics, "agreement": accept_agreement}
     return Participant(name, folder, jobs, answers, within=lambda: precision(config))
+
+
+def made_of_module(config: Config, site: TorchSite, theta: Vector, real: np.dtype) -> SiteRows:
+    """Features of all examples, in an order that the run's seed gives where a loader shuffles."""
+    of = config.convexify
+    assert of is not None
+    assert of.last is not None
+    assert of.kind != "linearised"
+    parameters = [(name, p.shape) for name, p in site.module.named_parameters() if p.requires_grad]
+    sizes = models.module_features(parameters, of.last, kind=of.kind, features=of.features)
+    seed = feature_seed(config)
+    layer = random_layer(seed, sizes.fan_in, real)
+    projection = draw_projection(seed, of.kind, sizes.size, sizes.parameters)
+    with site.lock, seeded([config.run.seed]):
+        site.put(theta)
+        features = module_features(site.module, of.last, layer, projection)
+        return SiteRows(*(on_features(site.batches[which], features, real) for which in (TRAIN, TEST)))
 
 
 class Made(NamedTuple):
@@ -129,6 +182,14 @@ def made(config: Config, name: str, node: Mapping[str, Any]) -> Made:
         l2=config.model.l2,
         stochastic=batch is not None,
     )
+    if config.convexify is not None:
+        assert config.convexify.last is not None
+        check_last(module, config.convexify.last)
+        check_returned(module, config.convexify.last, next(iter(loader))[0])
+        require(
+            described(site, scores).scored and np.prod(site.shard.labels.shape[1:]) == 1,
+            f"[convexify] is for one label of each example, a class or a number; {where} has others",
+        )
     require(
         not scores or described(site, scores).scored,
         f"{where} has scores of its own, which need outputs for each example and a label to compare them with",

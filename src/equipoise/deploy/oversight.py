@@ -1,7 +1,7 @@
 """What stands around every answer of a configured site: its policy before, its own log after."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from equipoise.errors import Refusal, refuse_unless, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import reading
 from equipoise.experiment.config import Config
+from equipoise.experiment.convexify import network_config
 from equipoise.experiment.methods import may_project
 from equipoise.experiment.private import costs, promise
 from equipoise.experiment.problems import precision
@@ -37,8 +38,19 @@ def sites_of(config: Config) -> int:
     return sites if isinstance(sites, int) else len(sites)
 
 
+def stages(config: Config) -> tuple[Config, ...]:
+    """What is trained one after the other: with [convexify], the network first."""
+    return (config,) if config.convexify is None else (network_config(config), config)
+
+
+def plans_of(config: Config) -> list[Plan]:
+    """What the policy of a site is about, of every stage of a configuration, which are approved as one."""
+    digest = policy.digest_of(config.toml())
+    return [plan_of(stage)._replace(digest=digest) for stage in stages(config)]
+
+
 def plan_of(config: Config) -> Plan:
-    """What the policy of a site is about, of a configuration."""
+    """What the policy of a site is about, of one training."""
     assert config.federation is not None
     private = config.privacy
     tells = any("loss" in fields(w.reply.each) for w in crossing(config)) or not config.federation.secure
@@ -81,34 +93,40 @@ def crossing(config: Config) -> list[Wire]:
 
 def would_reveal(config: Config) -> tuple[str, ...]:
     """In plain words, for whoever approves."""
-    assert config.federation is not None
-    of = config.federation
     promised = () if config.privacy is None else (promise(config),)
-    return promised + tuple(
-        disclosed(
-            crossing(config),
-            masked=of.secure,
-            sums_only=of.secure,
-            measured=agreement.needs_curvature(config),
-            n=sites_of(config),
-            bound=of.secure_bound,
-            own_models=config.personal is not None,
-        )
+    found = [sentence for stage in stages(config) for sentence in _reveals(stage)]
+    return promised + tuple(dict.fromkeys(found))
+
+
+def _reveals(config: Config) -> Iterator[str]:
+    of = config.federation
+    assert of is not None
+    return disclosed(
+        crossing(config),
+        masked=of.secure,
+        sums_only=of.secure,
+        measured=agreement.needs_curvature(config),
+        n=sites_of(config),
+        bound=of.secure_bound,
+        own_models=config.personal is not None,
+        features=agreement.has_features(config),
     )
 
 
 def overseen(config: Config, folder: Path, file: Path) -> Guard:
     """Looks at the policy of `file` before each answer and writes each into the log of `folder`."""
-    plan = plan_of(config)
+    plans = plans_of(config)
+    digest = plans[0].digest
 
     def guard(kind: str, content: RecordDict, answer: Callable[[], RecordDict]) -> RecordDict:
-        entry: dict[str, Any] = {"kind": kind, "plan": plan.digest, **asked(content)}
+        entry: dict[str, Any] = {"kind": kind, "plan": digest, **asked(content)}
         try:
             rules = policy.load(file)
             try:
-                policy.check(rules, plan, policy.approved_here(folder))
+                for plan in plans:
+                    policy.check(rules, plan, policy.approved_here(folder))
             except Refusal:
-                keep_pending(config, folder, plan.digest)
+                keep_pending(config, folder, digest)
                 raise
             account(config, rules, folder, kind, content)
             reply = answer()

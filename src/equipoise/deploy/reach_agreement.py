@@ -64,8 +64,13 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
         **known,
     )
     agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
+    return told_to_all(config, federation, agreed)
+
+
+def told_to_all(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
+    """The agreement as all sites have taken it, with the curvature that they measured where the run needs it."""
     replies = federation.ask("agreement", agreed.model_dump_json())
-    if agreement.needs_curvature(config):
+    if agreement.needs_curvature(config, agreed):
         curvatures, slopes = zip(*(_measured(site, text) for site, text in replies.items()), strict=True)
         agreed = agreed.model_copy(update={"curvature": max(curvatures), "slope": math.hypot(*slopes)})
         federation.ask("agreement", agreed.model_dump_json())
@@ -85,6 +90,7 @@ def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
             n=problem.n,
             bound=of.secure_bound,
             own_models=setup.personal is not None,
+            features=agreement.has_features(config),
         )
     )
 

@@ -6,7 +6,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 
 from equipoise.deploy import agreement, sentences
-from equipoise.deploy.agreement import Agreement
+from equipoise.deploy.agreement import Agreement, Setup
+from equipoise.deploy.convexified_run import agree_on_features
 from equipoise.deploy.federated_run import OWNER, FederatedRun
 from equipoise.deploy.reach_agreement import (
     disclosures,
@@ -15,16 +16,20 @@ from equipoise.deploy.reach_agreement import (
     resend_agreement,
     start_from_first_module,
 )
+from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.site import settings
+from equipoise.deploy.sites import ConnectedSites
 from equipoise.deploy.status import StatusWriter
 from equipoise.errors import require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import folders, origin, reading, records
 from equipoise.experiment.config import Config
+from equipoise.experiment.convexify import given_network, network_config, trained_network
 from equipoise.experiment.problems import precision
 from equipoise.experiment.results import environment_record, federation_record
 from equipoise.experiment.writer import Watch
 from equipoise.files import remove, write_whole
+from equipoise.models.model import Params
 
 
 def main(grid: Grid, context: Context) -> None:
@@ -51,30 +56,75 @@ def run_federation(
     try:
         with folders.resuming(folder, wait=of.exchange), precision(config):
             known = _known(folder)
-            federation = gather_sites(config, known, grid, status, stock)
+            federation = gather_sites(config, known or _known(folder / records.STAGE_1), grid, status, stock)
             status.observe({"kind": "state", "state": "agreeing on how tables are read"})
-            agreed = resend_agreement(folder, federation, known) if known else reach_agreement(config, federation)
-            write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
-            setup = agreement.setup(config, agreed)
-            status.observe({"kind": "state", "state": "compiling at every site"})
-            federation.ask("prepare", "train evaluate", everyone=False, warm=True)  # Flower's own nodes keep nothing
-            if agreed.module is not None and not (folder / records.CHECKPOINT).is_file():
-                setup = start_from_first_module(config, setup, federation)
-            revealed = disclosures(config, setup)
-            print("\n".join(f"what the server learns: {sentence}" for sentence in revealed), flush=True)
-            about = federation_record(setup.problem, setup.algorithm, (*setup.notes, *revealed))
-            records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}))
-            records.write_record(folder / records.FEDERATION, about)
-            writer = FederatedRun(config, folder, setup, federation, watch)
-            outcome = writer.own_models(writer.train(agreed.run))
-            more = (sentences.framing(outcome.ledger.traffic), *writer.averages())
-            about = about.model_copy(update={"notes": (*about.notes, *more)})
-            records.write_record(folder / records.FEDERATION, about)
-            writer.finish(outcome)
+            if known is not None:
+                agreed = resend_agreement(folder, federation, known)
+            elif config.convexify is None:
+                agreed = reach_agreement(config, federation)
+            else:
+                status.observe({"kind": "stage", "name": "network", "rounds": config.convexify.rounds})
+                agreed = agree_on_network(config, folder, federation, watch)
+                status.observe({"kind": "stage", "name": config.name, "rounds": config.run.rounds, "round": 0})
+            train_as_agreed(config, folder, agreed, federation, watch)
         state = "finished"
     finally:
         status.close(state)
     return records.read(folder)
+
+
+def agree_on_network(config: Config, folder: Path, federation: ConnectedSites, watch: Watch | None) -> Agreement:
+    """Stages 1 and 2 of Train-Convexify-Train: the network, trained in a folder of its own, and what is made of it."""
+    stage, inside, of = network_config(config), folder / records.STAGE_1, config.federation
+    assert of is not None
+    known = _known(inside)
+    agreed = resend_agreement(inside, federation, known) if known else reach_agreement(stage, federation)
+
+    def start() -> Params:
+        first = with_start(stage, inside, agreement.setup(stage, agreed), federation, agreed)
+        return agreement.as_params(first.problem.model, first.problem.x)
+
+    model = agreement.network_problem(config, agreed).model
+    trained = given_network(config, model, start)
+    if trained is None:
+        if not records.finished(inside):
+            begin_or_go_on(stage, inside)
+            remove(inside / OWNER)
+            with folders.resuming(inside, wait=of.exchange):
+                train_as_agreed(stage, inside, agreed, federation, watch)
+        trained = trained_network(inside, stage, model)
+    secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
+    return agree_on_features(config, federation, agreed, trained, secure)
+
+
+def train_as_agreed(
+    config: Config, folder: Path, agreed: Agreement, federation: ConnectedSites, watch: Watch | None
+) -> None:
+    """One training and its run folder, from the agreement to the result."""
+    write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
+    setup = agreement.setup(config, agreed)
+    federation.observe({"kind": "state", "state": "compiling at every site"})
+    federation.ask("prepare", "train evaluate", everyone=False, warm=True)  # Flower's own nodes keep nothing
+    setup = with_start(config, folder, setup, federation, agreed)
+    revealed = disclosures(config, setup)
+    print("\n".join(f"what the server learns: {sentence}" for sentence in revealed), flush=True)
+    about = federation_record(setup.problem, setup.algorithm, (*setup.notes, *revealed))
+    records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}))
+    records.write_record(folder / records.FEDERATION, about)
+    writer = FederatedRun(config, folder, setup, federation, watch)
+    outcome = writer.own_models(writer.train(agreed.run))
+    more = (sentences.framing(outcome.ledger.traffic), *writer.averages())
+    about = about.model_copy(update={"notes": (*about.notes, *more)})
+    records.write_record(folder / records.FEDERATION, about)
+    writer.finish(outcome)
+
+
+def with_start(config: Config, folder: Path, setup: Setup, federation: ConnectedSites, agreed: Agreement) -> Setup:
+    """The setup, from the weights of the first site's module where the model is one that has not been trained yet."""
+    module = agreed.module is not None and agreed.network is None
+    if not module or (folder / records.CHECKPOINT).is_file():
+        return setup
+    return start_from_first_module(config, setup, federation)
 
 
 def begin_or_go_on(config: Config, folder: Path) -> None:

@@ -14,22 +14,17 @@ Where they are stands in the node's configuration, which is the site's own:
 """
 
 import importlib.util
-import json
 import sys
-import tomllib
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import polars as pl
 from flwr.app import Context
 from pydantic import Field
 
-from equipoise import steps
 from equipoise._jax import keep_programs
 from equipoise.data import silos
 from equipoise.data.shards import Shards, stack
@@ -38,24 +33,20 @@ from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.apps import site_name
-from equipoise.deploy.client import Job, Participant
+from equipoise.deploy.client import Participant
 from equipoise.deploy.oversight import overseen
+from equipoise.deploy.rows_site import kept_features, planned, rows_site
 from equipoise.deploy.scoring import SiteRows
 from equipoise.deploy.secure import SecureSite
 from equipoise.errors import InputError, require
-from equipoise.experiment import config as configuration
-from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.experiment.personal import save_own_model
+from equipoise.experiment.convexify import feature_maker
 from equipoise.experiment.problems import precision
 from equipoise.experiment.records import JsonRecord
-from equipoise.files import write_whole
 from equipoise.privacy import identity, policy
-from equipoise.privacy.noise import own_noise
 from equipoise.privacy.site_masks import SiteMasks
 
 QUESTIONS = ("statistics", "agreement")
-OWN_MODEL = "own-model.safetensors"  # for `equipoise predict`; it leaves the site with nobody's message
 
 
 class SiteStatistics(JsonRecord):
@@ -91,26 +82,19 @@ def open_site(context: Context) -> Participant:
         train, test = current_rows().encode(Encoding.from_json(agreed.encoding))
         return SiteRows(_shard(*train), _shard(*(test or train)))
 
-    def train() -> Job:
-        known = read_agreement(folder, name)
-        setup = planned(config.toml(), known.model_dump_json())
-        return Job(setup.algorithm, setup.problem.x, rows(known).train, config=setup.digest)
+    def features(agreed: Agreement) -> SiteRows:
+        assert agreed.network is not None
+        mine, problem = rows(agreed), agreement.network_problem(config, agreed)
+        of = [config.toml(), agreed.network.theta, *(np.asarray(a) for part in mine for a in part)]
 
-    def evaluate() -> Job:
-        known = read_agreement(folder, name)
-        setup = planned(config.toml(), known.model_dump_json())
-        return Job(setup.scoring, setup.problem.x, rows(known), config=setup.digest)
+        def make() -> SiteRows:
+            make_features = feature_maker(config, problem.model, agreement.network_params(config, agreed, problem))
+            return SiteRows(*(make_features(Shards(*(a[None] for a in part))).client(0) for part in mine))
 
-    def personal() -> Job:
-        known = read_agreement(folder, name)
-        setup = planned(config.toml(), known.model_dump_json())
-        require(setup.personal is not None, "this run makes no models of the sites' own")
-        assert setup.personal is not None
+        return kept_features(folder, of, make)
 
-        def save(message: Any, own: Any) -> None:
-            save_own_model(folder / OWN_MODEL, setup.problem, own, {"site": name, "config": config.used()})
-
-        return Job(setup.personal, setup.problem.x, rows(known), config=setup.digest, then=save)
+    def setup(agreed: Agreement) -> Setup:
+        return planned(config.toml(), agreed.model_dump_json())
 
     def statistics(_: str) -> str:
         held_out = current_rows().held_out
@@ -118,16 +102,7 @@ def open_site(context: Context) -> Participant:
         test = int(held_out.sum())
         return SiteStatistics(statistics=found, train=len(held_out) - test, test=test).model_dump_json()
 
-    def accept_agreement(text: str) -> str:
-        """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
-        known = Agreement.model_validate_json(text)
-        measure, shard = curvature_and_slope(config.toml(), text), rows(known).train
-        keep_agreement(folder, name, text)
-        if known.curvature is not None or not agreement.needs_curvature(config):
-            return ""
-        return json.dumps(measure(shard))
-
-    jobs = {"train": train, "evaluate": evaluate} | ({} if config.personal is None else {"personal": personal})
+    jobs, accept_agreement = rows_site(config, name, folder, rows, features, setup)
     answers = {"statistics": statistics, "agreement": accept_agreement}
     secure = secure_site(config, name, node, folder)
     guard = overseen(config, folder, policy_file(node, folder))
@@ -160,47 +135,11 @@ def _open_module_site(config: Config, name: str, node: Mapping[str, Any], folder
     return open_module_site(config, name, node, folder)
 
 
-def read_agreement(folder: Path, name: str) -> Agreement:
-    """What the site has been told before the first round."""
-    path = folder / agreement.FILE
-    require(path.is_file(), f"'{name}' has not been told the agreement; it can take part when the run is resumed")
-    return records.read_record(path, Agreement)
-
-
-def keep_agreement(folder: Path, name: str, text: str) -> None:
-    require(name in Agreement.model_validate_json(text).sites, f"'{name}' is not one of the sites")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / agreement.FILE, text)
-
-
-# The sites of one process make the same of the same agreement, so they share what is compiled.
-
-
-@lru_cache(maxsize=4)
-def planned(toml: str, agreed: str) -> Setup:
-    config = settings({"settings": toml})
-    return agreement.setup(config, Agreement.model_validate_json(agreed), draw=own_noise)
-
-
-@lru_cache(maxsize=4)
-def curvature_and_slope(toml: str, agreed: str) -> Callable[[Shards], tuple[float, float]]:
-    """How a site measures the largest curvature of its loss and the slope at the start."""
-    problem = agreement.remote_problem(settings({"settings": toml}), Agreement.model_validate_json(agreed))
-    task, x = problem.task, problem.x
-    slope = jax.jit(lambda shard: jnp.linalg.norm(task.grad(x, task.prepare(shard))))
-
-    def measure(shard: Shards) -> tuple[float, float]:
-        alone = Shards(*(jnp.asarray(a)[None] for a in shard))
-        return steps.smoothness(task, alone, x), float(slope(shard))
-
-    return measure
-
-
 def settings(run_config: Mapping[str, Any]) -> Config:
     """The run's configuration, as the server put it into Flower's."""
     text = run_config.get("settings")
     require(isinstance(text, str), "this run has no settings; start it with `equipoise flower server`")
-    return configuration.parse(tomllib.loads(str(text)), source="the run's settings", own_code=False)
+    return agreement.settings(str(text))
 
 
 def read(config: Config, name: str, node: Mapping[str, Any]) -> Site:

@@ -10,7 +10,7 @@ vector is the module's parameters in their order, flat; buffers (a batch norm's 
 
 import io
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, repeat
 from os import PathLike
@@ -45,6 +45,7 @@ class TorchSite(NamedTuple):
     test: Shards | None  # the examples that were held out
     outputs: tuple[int, ...] | None  # of one example; None: the module returns no array
     lock: threading.Lock  # there is one module, and training and evaluation both put weights into it
+    batches: Mapping[int, Iterable[Batch]]  # TRAIN and TEST
 
     def job(self, algorithm: Algorithm, **options: Any) -> Job:
         """The site's part in an algorithm that was built with its task."""
@@ -195,7 +196,7 @@ def torch_site(
     train = rows(TRAIN, in_numpy(first[1][:1], real), examples)
     labels = [in_numpy(labels, real) for _, labels in kept or ()]
     test = rows(TEST, np.concatenate(labels), sum(map(len, labels))) if labels else None
-    return TorchSite(task, train, x, put, module, test, shape, lock)
+    return TorchSite(task, train, x, put, module, test, shape, lock, sets)
 
 
 def one_at_a_time(lock: threading.Lock, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -125,6 +125,7 @@ class ConvexifySettings(Section):
     algorithm: Any = Field(None, validate_default=True, description="that trains the network, as [algorithm]; FedAvg")
     objective: Any = Field(None, validate_default=True, description="that the network is trained for; the average")
     seed: Seed | None = Field(None, description="of the random layer and of the features; default: the run's")
+    last: str | None = Field(None, min_length=1, description="the name of the last layer, of a PyTorch module")
 
     @field_validator("algorithm", "objective", mode="before")
     @classmethod
@@ -461,9 +462,10 @@ def _check_together(source: str, config: Config) -> None:
         f"{source}: model.name is 'torch', a module at each site of a federation; train it with `equipoise flower "
         "local` or `equipoise flower server`",
     )
+    trains, section = (config.algorithm, "") if config.convexify is None else (config.convexify.algorithm, "convexify.")
     require(
-        config.model.name != "torch" or config.algorithm.optimizer is None,
-        f"{source}: algorithm.optimizer is of optax, and a PyTorch module takes its own steps; leave it out",
+        config.model.name != "torch" or trains.optimizer is None,
+        f"{source}: {section}algorithm.optimizer is of optax, and a PyTorch module takes its own steps; leave it out",
     )
     require(
         not (config.federation and config.federation.compress_sums and config.federation.compress is None),
@@ -484,14 +486,12 @@ def _check_together(source: str, config: Config) -> None:
     if config.federation and config.federation.project:
         of = config.algorithm
         require(
-            of.name == "scaffpd" and of.cohort is None and of.coin is None and config.model.batch is None,
+            of.name == "scaffpd" and of.cohort is None and of.coin is None and config.batch is None,
             f"{source}: federation.project is for scaffpd with everybody in every round and without minibatches; leave "
             "it out",
         )
-    require(
-        config.convexify is None or (config.federation is None and config.privacy is None),
-        f"{source}: [convexify] trains on this machine, without [federation] and [privacy]; leave it out, or them",
-    )
+    if config.convexify is not None:
+        _check_convexified(source, config)
     require(
         config.run.keep_best or config.run.patience is None,
         f"{source}: run.patience waits for a better model, which only run.keep_best looks for; set it to true",
@@ -516,6 +516,31 @@ def _check_together(source: str, config: Config) -> None:
             algorithm.cohort <= clients,
             f"{source}: algorithm.cohort is {algorithm.cohort} of {clients} clients; give at most {clients}",
         )
+
+
+def _check_convexified(source: str, config: Config) -> None:
+    assert config.convexify is not None
+    module, kind = config.model.name == "torch", config.convexify.kind
+    require(
+        config.privacy is None,
+        f"{source}: [privacy] counts the releases of one training, and [convexify] has two and sums of features, which "
+        "no noise covers; leave one of them out",
+    )
+    require(
+        not module or config.convexify.last is not None,
+        f"{source}: the model is a PyTorch module of the sites', of which only they know the last layer; name it: "
+        "convexify.last = 'fc'",
+    )
+    require(
+        module or config.convexify.last is None,
+        f"{source}: convexify.last names a layer of a PyTorch module, and this is a {config.model.name}, whose last "
+        "layer is known; leave it out",
+    )
+    require(
+        not module or kind != "linearised",
+        f"{source}: convexify.kind is 'linearised', which is for networks of JAX; with a PyTorch module give 'sketch', "
+        "'coordinates' or 'last'",
+    )
 
 
 def _check_private(source: str, config: Config) -> None:

@@ -2,7 +2,8 @@
 
 Stage 1 trains the network of [model] by [convexify]'s algorithm, stage 2 makes features of its gradients at every
 client, stage 3 is the run itself: [algorithm] trains least squares on the features. The network's run has a folder of
-its own inside the run's (`run.py`); here is what stage 1 is, and what is made of its end.
+its own inside the run's (`run.py`; over Flower `deploy/server.py`); here is what stage 1 is, and what is made of its
+end, where all rows are at hand (`convexify`) and where they are elsewhere (`problem_on_features`).
 """
 
 import json
@@ -35,7 +36,9 @@ from equipoise.models.model import Model, Params
 def network_config(config: Config) -> Config:
     """Stage 1 as a run of its own: [convexify]'s algorithm on the network."""
     assert config.convexify is not None
-    settings = config.convexify
+    settings, federation = config.convexify, config.federation
+    if federation is not None:  # defences that only SCAFF-PD on a convex model has
+        federation = federation.model_copy(update={"project": False, "clip_gradients": None})
     return config.model_copy(
         update={
             "name": "network",
@@ -43,6 +46,7 @@ def network_config(config: Config) -> Config:
             "algorithm": settings.algorithm,
             "objective": settings.objective,
             "run": config.run.model_copy(update={"rounds": max(settings.rounds, 1), "until_gap": None}),
+            "federation": federation,
         }
     )
 
@@ -73,14 +77,51 @@ class Trained(NamedTuple):
     sent: Sent = Sent()
 
 
+def trained_network(folder: Path, stage: Config, model: Model) -> Trained:
+    """What stage 1 has left in its folder."""
+    done = records.read(folder)
+    assert done.outcome is not None
+    require(
+        (folder / records.MODEL).is_file(),
+        f"the network of [convexify] did not end with a model: {'; '.join(done.outcome.events)}; see {folder}",
+    )
+    how = f"trained by {done.outcome.rounds} rounds of {stage.algorithm.name}"
+    return Trained(load_network(folder, model), how, Sent(done.rows[-1].bytes_down, done.rows[-1].bytes_up))
+
+
+def given_network(config: Config, model: Model, start: Callable[[], Params]) -> Trained | None:
+    """A network that stage 1 does not have to train; None: it has to. `start` makes its first parameters."""
+    settings = config.convexify
+    assert settings is not None
+    if settings.network is not None:
+        return Trained(load_network(settings.network, model), f"from {Path(settings.network).name}")
+    return Trained(start(), "that is not trained") if settings.rounds == 0 else None
+
+
+class Scaling(NamedTuple):
+    """Features are used as (phi - mean) * scale."""
+
+    mean: Any  # [p]
+    scale: Any
+
+
 def convexify(config: Config, problem: Problem, trained: Trained) -> Problem:
-    """The convex problem at the network that `problem` is about."""
+    """The convex problem at the network that `problem` is about; its rows are at hand."""
     assert config.convexify is not None
     trained = trained._replace(theta=jax.tree.map(lambda a: jnp.asarray(a, problem.x.dtype), trained.theta))
-    return (_linearised if config.convexify.kind == "linearised" else _on_features)(config, problem, trained)
+    if config.convexify.kind == "linearised":
+        return linearised_problem(config, problem, trained)
+    make = feature_maker(config, problem.model, trained.theta)
+    sets = problem.train, problem.test, problem.validation
+    train, test, validation = (None if data is None else make(data) for data in sets)
+    agreed = Scaling(*(jnp.asarray(part, problem.x.dtype) for part in agreed_scaling(train)))
+    sets = train, test, validation
+    train, test, validation = (None if data is None else scaled(data, agreed) for data in sets)
+    return replace(problem_on_features(config, problem, trained, agreed, train, test), validation=validation)
 
 
-def _linearised(config: Config, problem: Problem, trained: Trained) -> Problem:
+def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Problem:
+    """On the rows as they are."""
     settings = config.convexify
     assert settings is not None
     network, (theta, how, sent) = problem.model, trained
@@ -98,50 +139,86 @@ def _linearised(config: Config, problem: Problem, trained: Trained) -> Problem:
         x=jnp.zeros(task.size, problem.x.dtype),
         notes=(*problem.notes, f"the model is the first-order expansion of a {network.name} {how}"),
         network=Network(
-            problem.train, problem.test, theta, insert, lambda params: ravel_pytree(params["change"])[0], sent
+            problem.train,
+            problem.test,
+            theta,
+            insert,
+            lambda params: ravel_pytree(params["change"])[0],
+            _sent_since(sent, problem, numbers=task.size),
         ),
     )
 
 
-def _on_features(config: Config, problem: Problem, trained: Trained) -> Problem:
-    settings, dtype, (theta, how, sent) = config.convexify, problem.x.dtype, trained
+class FeatureSizes(NamedTuple):
+    """What is known of features without making any."""
+
+    size: int  # p
+    parameters: int  # P
+    with_random_layer: Callable[[Params, Any], Params]
+    model: Model  # X (phi(a) - mean) * scale
+
+
+def feature_sizes(config: Config, network: Model, outputs: int) -> FeatureSizes:
+    """`network` may be a PyTorch module, of which only its site can make features."""
+    settings = config.convexify
     assert settings is not None
     assert settings.kind != "linearised"
-    seed = config.run.seed if settings.seed is None else settings.seed
-    network, outputs = problem.model, len(problem.classes) or 1
+    of: dict[str, Any] = {"kind": settings.kind, "features": settings.features}
+    if network.name == "torch":
+        assert settings.last is not None
+        parameters = network.arguments["parameters"]
+        module = models.module_features(parameters, settings.last, **of)
+        made = models.torch_convexified(parameters, settings.last, outputs, seed=feature_seed(config), **of)
+        return FeatureSizes(module.size, module.parameters, module.with_random_layer, made)
     programs = _programs(json.dumps(saved(network)), settings.kind, settings.features)
-    params = programs.with_random_layer(theta, np.uint32(seed))
-    projection = programs.projection(np.uint32(seed))
+    made = models.convexified(network, outputs, seed=feature_seed(config), **of)
+    return FeatureSizes(programs.features.size, programs.features.parameters, programs.with_random_layer, made)
 
-    def raw_features(data: Any) -> Any:
-        return on_features(data, lambda rows: programs.apply(params, projection, rows), programs.at_once)
 
-    sets = problem.train, problem.test, problem.validation
-    train, test, validation = (None if data is None else raw_features(data) for data in sets)
-    mean, scale = (jnp.asarray(part, dtype) for part in agreed_scaling(train))
-    sets = train, test, validation
-    train, test, validation = (None if data is None else _scaled(data, mean, scale) for data in sets)
-    p = programs.features.size
+def feature_seed(config: Config) -> int:
+    """All clients draw the random layer and the projection by it."""
+    assert config.convexify is not None
+    return config.run.seed if config.convexify.seed is None else config.convexify.seed
+
+
+def feature_maker(config: Config, network: Model, theta: Params) -> Callable[[Any], Any]:
+    """From clients' data to the same with features for inputs, not yet scaled."""
+    settings = config.convexify
+    assert settings is not None
+    assert settings.kind != "linearised"
+    seed = np.uint32(feature_seed(config))
+    programs = _programs(json.dumps(saved(network)), settings.kind, settings.features)
+    params, projection = programs.with_random_layer(theta, seed), programs.projection(seed)
+    return lambda data: on_features(data, lambda rows: programs.apply(params, projection, rows), programs.at_once)
+
+
+def problem_on_features(
+    config: Config, problem: Problem, trained: Trained, agreed: Scaling, train: Any, test: Any
+) -> Problem:
+    """Least squares on scaled features `train` and `test`, which may be elsewhere; `problem` is the network's."""
+    settings, dtype, (theta, how, sent) = config.convexify, problem.x.dtype, trained
+    assert settings is not None
+    outputs = len(problem.classes) or 1
+    sizes = feature_sizes(config, problem.model, outputs)
+    p = sizes.size
     options = {"l2": settings.l2, "batch": settings.batch}
     if problem.classes:
         task = cached(tasks.least_squares)(p, outputs, centred=True, **options)
     else:
         task = cached(tasks.ridge)(p, settings.l2, settings.batch)
-    fixed = {"network": params, "mean": mean, "scale": scale}
-    made = models.convexified(network, outputs, settings.kind, settings.features, seed)
+    fixed = {"network": sizes.with_random_layer(theta, np.uint32(feature_seed(config))), **agreed._asdict()}
     full = {"sketch": "a sketch", "coordinates": "coordinates", "last": "the last layer's inputs"}[settings.kind]
-    of = "" if settings.kind == "last" else f" of its {programs.features.parameters:,} gradients"
+    of = "" if settings.kind == "last" else f" of its {sizes.parameters:,} gradients"
+    name = "PyTorch module" if problem.model.name == "torch" else problem.model.name
     note = (
-        f"the model is linear in {p:,} features of a {network.name} {how}: {full}{of}, standardised by one exchange of "
+        f"the model is linear in {p:,} features of a {name} {how}: {full}{of}, standardised by one exchange of "
         "sums; what crossed for both is counted"
     )
-    sums = problem.n * 8 * (2 * p + 1)  # of `Moments`, up
     return replace(
         problem,
         train=train,
         test=test,
-        validation=validation,
-        model=made,
+        model=sizes.model,
         loss="squared" if problem.classes else "squared_error",
         task=task,
         l2=settings.l2,
@@ -153,9 +230,15 @@ def _on_features(config: Config, problem: Problem, trained: Trained) -> Problem:
             fixed,
             lambda x: {**fixed, "head": jnp.asarray(x).reshape(outputs, p)},
             lambda params: params["head"].ravel(),
-            sent._replace(up=sent.up + sums),
+            _sent_since(sent, problem, numbers=problem.x.size + 2 * p, sums=2 * p + 1),
         ),
     )
+
+
+def _sent_since(sent: Sent, problem: Problem, *, numbers: int, sums: int = 0) -> Sent:
+    """Stage 2: every client is told the network and the scaling, and tells its `Moments`, in double precision."""
+    n, real = problem.n, problem.x.dtype.itemsize
+    return Sent(sent.down + n * real * numbers, sent.up + n * 8 * sums)
 
 
 class Programs(NamedTuple):
@@ -208,6 +291,7 @@ def agreed_scaling(train: Any) -> tuple[np.ndarray, np.ndarray]:
         return scaling(jax.tree.map(np.asarray, sums))
 
 
-def _scaled(data: Any, mean: Any, scale: Any) -> Any:
-    inputs = (data.inputs - jnp.broadcast_to(mean, data.inputs.shape)) * jnp.broadcast_to(scale, data.inputs.shape)
+def scaled(data: Any, agreed: Scaling) -> Any:
+    mean, scale = (jnp.broadcast_to(part, data.inputs.shape) for part in agreed)
+    inputs = (data.inputs - mean) * scale
     return data._replace(inputs=inputs) if isinstance(data, Shards) else replace(data, inputs=inputs)

@@ -19,9 +19,9 @@ from equipoise.errors import LostReplies, Stopped, require
 from equipoise.evaluation import PerClient
 from equipoise.experiment import folders, origin, personal, records
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import Trained, convexify, load_network, network_config
+from equipoise.experiment.convexify import Trained, convexify, given_network, network_config, trained_network
 from equipoise.experiment.methods import Method, build_method
-from equipoise.experiment.problems import Problem, Sent, build_problem, precision
+from equipoise.experiment.problems import Problem, build_problem, precision
 from equipoise.experiment.reading import load_config
 from equipoise.experiment.results import (
     environment_record,
@@ -130,38 +130,26 @@ def problem_of(spec: RunSpec, begin: Callable[[], None]) -> Problem:
     """
     config = spec.config
     problem = build_problem(config)
-    settings = config.convexify
-    if settings is None:
+    if config.convexify is None:
         return problem
-    if settings.network is not None:
-        trained = Trained(load_network(settings.network, problem.model), f"from {Path(settings.network).name}")
-    elif settings.rounds == 0:
-        trained = Trained(problem.model.init(jax.random.key(config.run.seed)), "that is not trained")
-    else:
+    trained = given_network(config, problem.model, lambda: problem.model.init(jax.random.key(config.run.seed)))
+    if trained is None:
         stage = network_config(config)
         build_method(stage, problem)  # a mistake in it leaves no folder behind
         begin()
-        trained = _trained_network(spec, stage, problem)
+        trained = _trained_here(spec, stage, problem)
     return convexify(config, problem, trained)
 
 
-def _trained_network(spec: RunSpec, stage: Config, problem: Problem) -> Trained:
+def _trained_here(spec: RunSpec, stage: Config, problem: Problem) -> Trained:
     """Stage 1: trained, resumed, or only read, where a plan has trained it."""
     folder = spec.network or spec.folder / records.STAGE_1
     overwrite = spec.overwrite and spec.network is None
-    if not overwrite and records.finished(folder):
-        done = records.read(folder)
-    elif not overwrite and (folder / records.CONFIG).is_file():
-        done = resume(folder, watch=spec.watch, problem=problem)
-    else:
-        done = run(stage, folder, watch=spec.watch, overwrite=overwrite, problem=problem)
-    assert done.outcome is not None
-    require(
-        (folder / records.MODEL).is_file(),
-        f"the network of [convexify] did not end with a model: {'; '.join(done.outcome.events)}; see {folder}",
-    )
-    how = f"trained by {done.outcome.rounds} rounds of {stage.algorithm.name}"
-    return Trained(load_network(folder, problem.model), how, Sent(done.rows[-1].bytes_down, done.rows[-1].bytes_up))
+    if overwrite or not (folder / records.CONFIG).is_file():
+        run(stage, folder, watch=spec.watch, overwrite=overwrite, problem=problem)
+    elif not records.finished(folder):
+        resume(folder, watch=spec.watch, problem=problem)
+    return trained_network(folder, stage, problem.model)
 
 
 def share(problem: Problem) -> Shared:

@@ -17,6 +17,8 @@ from equipoise.models.losses import squared_error as squared_error
 from equipoise.models.mlp import mlp as mlp
 from equipoise.models.model import Model as Model
 from equipoise.models.resnet import resnet as resnet
+from equipoise.models.torch_module import module_features as module_features
+from equipoise.models.torch_module import torch_convexified as torch_convexified
 from equipoise.models.torch_module import torch_module as torch_module
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -28,6 +30,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "torch": torch_module,
     "convexified": convexified,
     "linearised": linearised,
+    "torch_convexified": torch_convexified,
 }
 
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Float, Int
 
 from equipoise.errors import InputError, positive, require, unknown
@@ -73,33 +73,15 @@ def gradient_features(network: Model, *, kind: Kind = "sketch", features: int = 
     biased = layer.bias is not None
     everything = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     parameters = everything - (layer.weight.shape[0] - 1) * (fan_in + biased)
-    p = fan_in if kind == "last" else min(features, parameters)
-
-    def keys(seed: ArrayLike) -> Array:
-        # Not a constant of the program, or XLA would sort a few hundred thousand numbers while it compiles.
-        return jax.random.split(jax.random.key(jax.lax.optimization_barrier(jnp.asarray(seed, jnp.uint32))))
+    p = feature_count(kind, features, parameters, fan_in)
 
     def with_random_layer(params: Params, seed: ArrayLike) -> Params:
         old = last(params)
-        bound = fan_in**-0.5
-        drawn = jax.random.uniform(keys(seed)[0], (fan_in + 1,), old.weight.dtype, -bound, bound)
+        drawn = random_layer(seed, fan_in, old.weight.dtype)
         new = eqx.tree_at(lambda l: l.weight, old, drawn[None, :fan_in])
         if biased:
             new = eqx.tree_at(lambda l: l.bias, new, drawn[fan_in:])
         return eqx.tree_at(last, params, new)
-
-    def projection(seed: ArrayLike) -> Projection | None:
-        if kind == "last":
-            return None
-        dtype = jnp.result_type(float)
-        words = jax.random.bits(keys(seed)[1], (2, parameters), jnp.uint32)
-        order = jnp.argsort(words[0]).astype(jnp.int32)
-        if kind == "coordinates":
-            return Projection(order[None, :p], jnp.full((1, p), np.sqrt(parameters / p), dtype))
-        signs = jnp.where(words[1] % 2 == 0, 1, -1).astype(dtype)
-        empty = -parameters % p
-        both = jnp.pad(order, (0, empty)), jnp.pad(signs, (0, empty))  # factors of zero at the end
-        return Projection(*(a.reshape(-1, p) for a in both))
 
     def gradient(params: Params, example: Array) -> Array:
         """g(a), or of it what belongs to w."""
@@ -120,7 +102,44 @@ def gradient_features(network: Model, *, kind: Kind = "sketch", features: int = 
 
         return jax.lax.map(of_one, inputs, batch_size=min(rows_at_once(parameters), len(inputs)))
 
+    def projection(seed: ArrayLike) -> Projection | None:
+        return draw_projection(seed, kind, p, parameters)
+
     return GradientFeatures(p, parameters, with_random_layer, projection, apply)
+
+
+# What a network of another library has the same.
+
+
+def feature_count(kind: Kind, features: int, parameters: int, fan_in: int) -> int:
+    """p."""
+    return fan_in if kind == "last" else min(features, parameters)
+
+
+def random_layer(seed: ArrayLike, fan_in: int, dtype: DTypeLike) -> Float[Array, " fan_in+1"]:
+    """w, then b."""
+    bound = fan_in**-0.5
+    return jax.random.uniform(_keys(seed)[0], (fan_in + 1,), dtype, -bound, bound)
+
+
+def draw_projection(seed: ArrayLike, kind: Kind, p: int, parameters: int) -> Projection | None:
+    """None: nothing is projected."""
+    if kind == "last":
+        return None
+    dtype = jnp.result_type(float)
+    words = jax.random.bits(_keys(seed)[1], (2, parameters), jnp.uint32)
+    order = jnp.argsort(words[0]).astype(jnp.int32)
+    if kind == "coordinates":
+        return Projection(order[None, :p], jnp.full((1, p), np.sqrt(parameters / p), dtype))
+    signs = jnp.where(words[1] % 2 == 0, 1, -1).astype(dtype)
+    empty = -parameters % p
+    both = jnp.pad(order, (0, empty)), jnp.pad(signs, (0, empty))  # factors of zero at the end
+    return Projection(*(a.reshape(-1, p) for a in both))
+
+
+def _keys(seed: ArrayLike) -> Array:
+    # Not a constant of the program, or XLA would sort a few hundred thousand numbers while it compiles.
+    return jax.random.split(jax.random.key(jax.lax.optimization_barrier(jnp.asarray(seed, jnp.uint32))))
 
 
 def rows_at_once(parameters: int) -> int:
@@ -140,11 +159,11 @@ class Moments(NamedTuple):
 def scaling(sums: Moments) -> tuple[np.ndarray, np.ndarray]:
     """(mean, scale), with which (phi - mean) * scale has entries of variance 1/p: |phi|^2 is 1 on average.
 
-    A feature that hardly varies is left out: its scale is zero.
+    A feature that hardly varies, beside others or beside its own mean, is left out: its scale is zero.
     """
     count, total, squares = (np.asarray(part, np.float64) for part in sums)
     mean = total / count
     spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
     usual = np.median(spread[spread > 0]) if np.any(spread > 0) else 1.0
-    kept = spread > 1e-6 * usual
+    kept = (spread > 1e-6 * usual) & (spread > 1e-7 * np.abs(mean))  # sums of squares tell no less apart
     return mean, np.where(kept, 1 / np.where(kept, spread, 1) / np.sqrt(len(mean)), 0.0)

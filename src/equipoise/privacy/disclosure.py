@@ -29,6 +29,15 @@ def fields(tree: PyTree) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def sums_of_features(*, masked: bool) -> str:
+    """Of a run whose rows are features of a network."""
+    return (
+        "once the network is trained: of the features that each site makes of its rows, and keeps, the server "
+        + ("learns the sums over all sites" if masked else f"is sent each site's sums ({PLAIN})")
+        + ": how many rows, for every feature the sum and the sum of squares, by which all standardise alike"
+    )
+
+
 def disclosed(
     crossing: Sequence[Wire],
     *,
@@ -38,6 +47,7 @@ def disclosed(
     n: int | None = None,
     bound: float = 1.0,
     own_models: bool = False,
+    features: bool = False,
 ) -> Iterator[str]:
     """Of a run whose exchanges are `crossing`.
 
@@ -49,11 +59,14 @@ def disclosed(
         n: sites, where it is known.
         bound: of the masked numbers.
         own_models: sites make models of their own, after training.
+        features: the rows of the run are features of a network, which sites have told sums of.
     """
     yield (
         "before the first round the server learns of each site: its name, its number of rows, statistics of its columns"
         + (", the largest curvature of its loss and the slope at the start" if measured else "")
     )
+    if features:
+        yield sums_of_features(masked=masked)
     for exchange in crossing:
         each, total = fields(exchange.reply.each), fields(exchange.reply.total)
         if each:
