@@ -132,8 +132,9 @@ def test_the_first_five_minutes(tmp_path, monkeypatch):
             more = ["--set", "run.rounds=2"] if words[1:2] in (["compare"], ["run"], ["path"]) else []
             done = CliRunner().invoke(app, [*words[1:], *more])
             assert done.exit_code == 0, (line, done.output)
-    assert (tmp_path / "runs/clinics-model/model.safetensors").is_file()
-    assert (tmp_path / "runs/clinics/report.html").is_file()
+    assert (tmp_path / "runs/clinics/model.safetensors").is_file()
+    assert (tmp_path / "runs/clinics-compare/report.html").is_file()
+    assert (tmp_path / "runs/clinics-path/report.html").is_file()
 
 
 def test_an_algorithm_a_dual_and_an_engine_of_ones_own(capsys):

@@ -92,8 +92,8 @@ def test_the_wheel_works_in_an_empty_environment(elsewhere):
     settings = 'name = "two"\n[compare.A]\nname = "fedavg"\n[compare.B]\nname = "scaffold"\n[run]\nrounds = 2\n'
     (folder / "two.toml").write_text(settings)
     said = run(command, "compare", "two.toml", "--set", "partition.clients=3", cwd=folder)
-    assert "page:  runs/two/report.html" in said
-    assert "<!DOCTYPE html>" in (folder / "runs/two/report.html").read_text()
+    assert "page:  runs/two-compare/report.html" in said
+    assert "<!DOCTYPE html>" in (folder / "runs/two-compare/report.html").read_text()
 
 
 USER = """
