@@ -48,7 +48,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(name, tmp_path, monkeypa
     for file in silos.iterdir():
         file.write_text(file.read_text().replace("x,y", "x,readmitted"))
     (tmp_path / "new.csv").write_text("x\n1\n7\n")
-    np.savez(tmp_path / "new.npz", inputs=np.ones((2, 64)))  # digits
+    np.savez(tmp_path / "new.npz", inputs=np.ones((2, 64), np.uint8))  # digits
     done = set()
     for words in commands(ROOT / name):
         words = [*(sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob(w)) if "*" in w else [w] for w in words)]
