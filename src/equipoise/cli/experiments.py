@@ -80,6 +80,10 @@ def path(
         list[float] | None,
         typer.Option(help="A penalty of the path; repeatable. Default: 10, 3, 1, 0.3, 0.1, 0.03, 0.01."),
     ] = None,
+    alpha: Annotated[
+        list[float] | None,
+        typer.Option(help="Instead: shares of CVaR, from 1 (the average) to the worst share that counts; repeatable."),
+    ] = None,
     silos: Silos = None,
     label: Label = None,
     set_: Set = None,
@@ -88,15 +92,19 @@ def path(
 ) -> None:
     """Fairness against average: a model for every penalty rho, each trained from the one before in a few rounds.
 
-    A large rho is for the average client, a small one for the worst. The page draws one against the other.
+    A large rho is for the average client, a small one for the worst. With --alpha it goes along the shares of CVaR
+    instead. The page draws one against the other.
 
     Example: equipoise path --rho 1 --rho 0.1 --rho 0.01 --out runs/path
     """
     with in_sentences():
         from equipoise.experiment import plan
 
+        require(not (rho and alpha), "--rho and --alpha are of different objectives; give one of them")
         settings = _settings(file, silos, label, set_, default="path.toml")
-        jobs = plan.path(settings, rho or [10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01], source=_source(file))
+        if alpha:
+            settings["objective"] = {"name": "cvar"}
+        jobs = plan.path(settings, rho or alpha, source=_source(file))
         folder = _folder(out, jobs[0].config.name, "path")
         with _progress() as watch, _stoppable(folder, "the same command goes on"):
             done = plan.run_path(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
