@@ -2,6 +2,7 @@
 
     python benchmarks/interval_coverage.py                    the tables of docs/fairness.md: minutes
     python benchmarks/interval_coverage.py --paired           differences of two models on the same rows
+    python benchmarks/interval_coverage.py --one-client       the same, of one client by its own rows
     python benchmarks/interval_coverage.py --clients 5 20 --rows 4 10 100 --repeats 200 100
 
 The clients' true scores are fixed, their rows are drawn again and again; what must be covered is the worst fifth of the
@@ -147,14 +148,44 @@ def paired(clients: tuple[int, ...], rows: tuple[int, ...], repeats: tuple[int, 
             )
 
 
+ONE = ((0.9, 0.8, 0.77), (0.9, 0.9, 0.88), (0.7, 0.5, 0.29), (0.97, 0.95, 0.947))  # new, old, right with both
+
+
+def one_client(rows: tuple[int, ...], repeats: int) -> None:
+    """What one client gains by another model, judged by its own rows."""
+    print("| rows | right, new and old | right with both | covered | width | as if on other rows |")
+    print("|---:|---:|---:|---:|---:|---:|")
+    for m in rows:
+        for new, old, both in ONE:
+            kind = np.random.default_rng(m).choice(
+                4, (repeats, m), p=[both, new - both, old - both, 1 - new - old + both]
+            )
+            first, second, sizes = np.isin(kind, (0, 2)), kind < 2, np.full(repeats, m)
+            together = intervals.each_correlation(first.ravel(), second.ravel(), sizes, shares=True)
+            sides = [intervals.of_shares(a.sum(1), sizes) for a in (first, second)]
+            bounds = [[Bounds(*b) for b in zip(e.low(0.025), e.value, e.high(0.025), strict=True)] for e in sides]
+            found = [intervals.difference(a, b, r) for a, b, r in zip(*bounds, together, strict=True)]
+            apart = [intervals.difference(a, b, 0.0) for a, b in zip(*bounds, strict=True)]
+            cover = np.mean([f.low <= new - old <= f.high for f in found])
+            width = [100 * np.mean([f.high - f.low for f in several]) for several in (found, apart)]
+            print(
+                f"| {m} | {new:.0%}, {old:.0%} | {both:.1%} | {100 * cover:.1f}% | {width[0]:.1f} | {width[1]:.1f} |",
+                flush=True,
+            )
+
+
 if __name__ == "__main__":
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--repeats", type=int, nargs="+", default=REPEATS, help="for each of --clients, or one for all")
     asked.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
     asked.add_argument("--rows", type=int, nargs="+", default=ROWS)
     asked.add_argument("--paired", action="store_true")
+    asked.add_argument("--one-client", action="store_true")
     given = asked.parse_args()
     repeats = tuple(given.repeats) if len(given.repeats) > 1 else tuple(given.repeats) * len(given.clients)
     if len(repeats) != len(given.clients):
         asked.error("give --repeats once, or once for each of --clients")
-    (paired if given.paired else alone)(tuple(given.clients), tuple(given.rows), repeats)
+    if given.one_client:
+        one_client(tuple(given.rows), repeats[0])
+    else:
+        (paired if given.paired else alone)(tuple(given.clients), tuple(given.rows), repeats)

@@ -123,7 +123,7 @@ def _typeset(formula, page):
         found, problem = html.escape(latex), repr(error)
     if problem:
         log.warning(f"{page.file.src_uri}: the formula {latex!r} cannot be read: {problem}")
-    return f'<div class="formula" tabindex="0">{found}</div>' if block else found
+    return f'<div class="formula" tabindex="0" role="group" aria-label="formula">{found}</div>' if block else found
 
 
 def _cell(text):

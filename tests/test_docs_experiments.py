@@ -24,7 +24,8 @@ def test_the_code_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_files_it_names_are_those_of_a_run_folder():
-    named = set(re.findall(r"^\| `([\w.]+)` \|", DOC, re.MULTILINE))
+    cells = re.findall(r"^\| (`[\w.]+`(?:, `[\w.]+`)*) \|", DOC, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)}
     files = (
         "MARKER",
         "CONFIG",
@@ -36,5 +37,8 @@ def test_the_files_it_names_are_those_of_a_run_folder():
         "RESULT",
         "ROW_SCORES",
         "ALONE",
+        "ALONE_ROWS",
+        "PERSONAL",
+        "OWN_MODELS",
     )
     assert named == {getattr(records, name) for name in files} | {"report.html"}

@@ -132,8 +132,9 @@ def test_the_first_five_minutes(tmp_path, monkeypatch):
             more = ["--set", "run.rounds=2"] if words[1:2] in (["compare"], ["run"], ["path"]) else []
             done = CliRunner().invoke(app, [*words[1:], *more])
             assert done.exit_code == 0, (line, done.output)
-    assert (tmp_path / "runs/clinics-model/model.safetensors").is_file()
-    assert (tmp_path / "runs/clinics/report.html").is_file()
+    assert (tmp_path / "runs/clinics/model.safetensors").is_file()
+    assert (tmp_path / "runs/clinics-compare/report.html").is_file()
+    assert (tmp_path / "runs/clinics-path/report.html").is_file()
 
 
 def test_an_algorithm_a_dual_and_an_engine_of_ones_own(capsys):
@@ -164,7 +165,7 @@ def test_every_algorithm_and_objective_of_the_decision_table_exists():
     known = {*ALGORITHMS, *eq.objectives.DUALS, "average"}
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| ") and "`" in line]
     named = {word for row in rows for word in re.findall(r"`([a-z_0-9]+)`", "|".join(row[1:4]))}
-    assert {name for name in named if name not in known} <= {"cohort", "compare"}
+    assert {name for name in named if name not in known} <= {"cohort", "compare", "path"}
     for row in rows:  # what crosses is what the algorithms' own functions say
         found = re.search(r"^ (\S+(?: \+ \d+)?) down, (\S+(?: \+ \d+)?) up", row[4])
         methods = re.findall(r"`([a-z_0-9]+)`", row[3])

@@ -81,7 +81,7 @@ def test_the_examples_work_one_after_the_other(here):
     page = (here / "runs/six/report.html").read_text()
     assert "SCAFF-PD" in page
     assert ok(*example("compare")).splitlines()[-1] == "page:  runs/six/report.html"  # shown again, not run again
-    (here / "runs/six").rename(here / "runs/digits")
+    (here / "runs/six").rename(here / "runs/digits-compare")
     assert "page:  page.html" in ok(*example("report"))
     assert "model: runs/run/model.safetensors" in ok(*example("run"))
     assert "is finished; there is nothing to resume" in wrong(*example("resume"))

@@ -104,8 +104,9 @@ def test_a_comparison_writes_them_beside_every_run_and_a_sweep_does_not(tmp_path
     found = [records.read_alone(run.path) for run in runs]
     assert found[0] == found[1]
     assert found[0].scores["accuracy"]
+    assert all((run.path / records.ALONE_ROWS).is_file() for run in runs)
     (runs[0].path / records.ALONE).unlink()
     plan.run_all(plan.compare(settings), tmp_path / "out", beside_alone=True)  # what is missing is made again
     assert records.read_alone(runs[0].path) == found[1]
     plan.run_all(plan.compare(settings), tmp_path / "out", overwrite=True)
-    assert not list((tmp_path / "out").rglob(records.ALONE))
+    assert not list((tmp_path / "out").rglob("alone*"))

@@ -48,13 +48,21 @@ def test_a_path_goes_from_the_average_to_the_worst_client(tmp_path):
         (
             SETTINGS | {"objective": {"name": "agnostic"}},
             [1.0, 2.0],
-            "'agnostic' has no rho to go along; give chi2 or kl",
+            "'agnostic' has no rho to go along; give chi2 or kl or cvar",
         ),
     ],
 )
 def test_a_path_that_is_none_is_refused(settings, values, says):
     with pytest.raises(InputError, match=says):
         plan.path(settings, values)
+
+
+def test_a_path_along_the_shares_of_cvar():
+    jobs = plan.path(SETTINGS | {"objective": {"name": "cvar"}}, [0.25, 1.0])
+    assert [(job.label, job.config.objective.alpha) for job in jobs] == [("alpha 1", 1.0), ("alpha 0.25", 0.25)]
+    assert [job.config.objective.alpha for job in plan.path(SETTINGS | {"objective": {"name": "cvar"}})] == [
+        1.0, 0.7, 0.5, 0.3, 0.2, 0.1
+    ]  # fmt: skip
 
 
 def test_a_path_ends_each_run_at_a_thousandth_unless_told():

@@ -78,7 +78,7 @@ def use(monkeypatch):
     monkeypatch.setattr(run, "simulate", simulate)
     monkeypatch.setattr(run, "local_evaluator", evaluator)
     monkeypatch.setattr(alone, "trained", lambda problem, configs, watch=None: problem.x)
-    monkeypatch.setattr(alone, "scored", lambda problem, x: (table(x, problem.n), {}))
+    monkeypatch.setattr(alone, "scored", lambda problem, x: (table(x, problem.n), {"accuracy": np.ones(4 * problem.n)}))
     monkeypatch.setattr(evaluation, "evaluate", lambda task, x, data, **_: table(x, data.n))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
     monkeypatch.setattr(methods, "_takes_operands", lambda maker, numbers, problem: maker(**numbers) is not None)

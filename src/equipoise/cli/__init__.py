@@ -24,7 +24,7 @@ With your own data, a folder with one CSV, Parquet or NPZ file per owner:
   equipoise compare --silos FOLDER --label COLUMN   who gains, what it costs
   equipoise path --silos FOLDER --label COLUMN      how fair shall it be?
   equipoise run --silos FOLDER --label COLUMN       one model
-  equipoise predict runs/NAME new.csv               the model on new rows
+  equipoise predict runs/FOLDER new.csv             the model on new rows
 
 Each ends with the path of a page to open in a browser.
 `equipoise --help` lists all commands, `equipoise doctor` what is installed.\

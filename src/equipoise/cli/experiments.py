@@ -21,7 +21,7 @@ File = Annotated[Path | None, typer.Argument(help="A TOML file; `equipoise confi
 Set = Annotated[list[str] | None, typer.Option("--set", "-s", help="section.key=value, over the file; repeatable.")]
 Silos = Annotated[Path | None, typer.Option(help="Your own data: a folder with one .csv, .parquet or .npz per owner.")]
 Label = Annotated[str | None, typer.Option(help="The column to predict, with --silos.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write; default: runs/NAME.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write; default: below runs/.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left there.")]
 
 
@@ -39,11 +39,10 @@ def run(
     """
     with in_sentences():
         from equipoise.experiment import config as configs
-        from equipoise.experiment import folders
         from equipoise.experiment import run as runs
 
         config = configs.parse(_settings(file, silos, label, set_), source=_source(file))
-        folder = out or Path("runs") / folders.name(config.name)
+        folder = _folder(out, config.name)
         with _progress() as watch, _stoppable(folder, f"`equipoise resume {folder}` goes on"):
             done = runs.run(config, folder, overwrite=overwrite, watch=watch(config.algorithm.name))
         _show([done], folder)
@@ -64,11 +63,11 @@ def compare(
     Example: equipoise compare --set run.rounds=100 --out runs/six
     """
     with in_sentences():
-        from equipoise.experiment import folders, plan
+        from equipoise.experiment import plan
 
         settings = _settings(file, silos, label, set_, default="compare.toml")
         jobs = plan.compare(settings, source=_source(file))
-        folder = out or Path("runs") / folders.name(jobs[0].config.name)
+        folder = _folder(out, jobs[0].config.name, "compare")
         with _progress() as watch, _stoppable(folder, "the same command goes on"):
             seen = _by(lambda job: job.label, watch)
             done = plan.run_all(jobs, folder, overwrite=overwrite, watch=seen, beside_alone=len(jobs) > 1)
@@ -81,6 +80,10 @@ def path(
         list[float] | None,
         typer.Option(help="A penalty of the path; repeatable. Default: 10, 3, 1, 0.3, 0.1, 0.03, 0.01."),
     ] = None,
+    alpha: Annotated[
+        list[float] | None,
+        typer.Option(help="Instead: shares of CVaR, from 1 (the average) to the worst share that counts; repeatable."),
+    ] = None,
     silos: Silos = None,
     label: Label = None,
     set_: Set = None,
@@ -89,16 +92,20 @@ def path(
 ) -> None:
     """Fairness against average: a model for every penalty rho, each trained from the one before in a few rounds.
 
-    A large rho is for the average client, a small one for the worst. The page draws one against the other.
+    A large rho is for the average client, a small one for the worst. With --alpha it goes along the shares of CVaR
+    instead. The page draws one against the other.
 
     Example: equipoise path --rho 1 --rho 0.1 --rho 0.01 --out runs/path
     """
     with in_sentences():
-        from equipoise.experiment import folders, plan
+        from equipoise.experiment import plan
 
+        require(not (rho and alpha), "--rho and --alpha are of different objectives; give one of them")
         settings = _settings(file, silos, label, set_, default="path.toml")
-        jobs = plan.path(settings, rho or [10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01], source=_source(file))
-        folder = out or Path("runs") / folders.name(jobs[0].config.name)
+        if alpha:
+            settings["objective"] = {"name": "cvar"}
+        jobs = plan.path(settings, rho or alpha, source=_source(file))
+        folder = _folder(out, jobs[0].config.name, "path")
         with _progress() as watch, _stoppable(folder, "the same command goes on"):
             done = plan.run_path(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
         _show(done, folder)
@@ -119,11 +126,11 @@ def sweep(
     Example: equipoise sweep --set run.rounds=20 --set sweep.seeds=[0,1]
     """
     with in_sentences():
-        from equipoise.experiment import folders, plan
+        from equipoise.experiment import plan
 
         settings = _settings(file, silos, label, set_, default="sweep.toml")
         study = plan.sweep(settings, source=_source(file))
-        _run_study(study, out or Path("runs") / folders.name(study.trials[0].config.name), overwrite)
+        _run_study(study, _folder(out, study.trials[0].config.name, "sweep"), overwrite)
 
 
 def resume(
@@ -147,7 +154,7 @@ def report(
 ) -> None:
     """Write one page about one or more runs: who is served how, what it cost, how it went. No network is needed.
 
-    Example: equipoise report runs/digits --out page.html
+    Example: equipoise report runs/digits-compare --out page.html
     """
     with in_sentences():
         from equipoise.experiment import records
@@ -231,14 +238,21 @@ def reproduce(
     Example: equipoise reproduce
     """
     with in_sentences():
-        from equipoise.experiment import folders, library, plan
+        from equipoise.experiment import library, plan
 
         if name is None:
             Console().print(library.listing())
             return
         settings = library.settings(name, set_ or ())
         study = plan.sweep(settings, source=name)
-        _run_study(study, out or Path("runs") / folders.name(name), overwrite)
+        _run_study(study, _folder(out, name), overwrite)
+
+
+def _folder(out: Path | None, name: str, command: str = "") -> Path:
+    """Where a command writes unless told: one file or folder of silos can be compared, swept and run in turn."""
+    from equipoise.experiment import folders
+
+    return out or Path("runs") / (folders.name(name) + (f"-{command}" if command else ""))
 
 
 def _run_study(study: Any, folder: Path, overwrite: bool) -> None:

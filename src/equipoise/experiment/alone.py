@@ -43,7 +43,7 @@ def write(folders: Sequence[Path], problem: Problem, configs: Sequence[Config], 
     table, rows = scored(problem, models)
     record = record_of(problem, table)
     for folder in folders:
-        if record.measure in rows:
+        if record.measure in rows and np.isfinite(rows[record.measure]).all():
             found = records.RowScores(record.measure, digest_of_rows(problem), rows[record.measure])
             records.write_row_scores(folder / records.ALONE_ROWS, found)
         records.write_record(folder / records.ALONE, record)
@@ -52,9 +52,11 @@ def write(folders: Sequence[Path], problem: Problem, configs: Sequence[Config], 
 def trained(problem: Problem, configs: Sequence[Config], watch: Progress | None = None) -> Models | None:
     """Every client's own model; None: of a network, if no method of the comparison has a step size to take over."""
     if problem.convex:
-        if watch is not None:
-            watch(0, 1, None)
-        return _fits(problem.plain_task)(problem.x, problem.train)
+        tell = watch or (lambda at, of, _: None)
+        tell(0, 1, None)
+        models = jax.block_until_ready(_fits(problem.plain_task)(problem.x, problem.train))
+        tell(1, 1, None)
+        return models
     local = local_steps(configs, problem.n)
     if local is None:
         return None

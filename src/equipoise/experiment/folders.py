@@ -30,6 +30,7 @@ MADE: dict[Kind, tuple[str, ...]] = {
         records.PERSONAL,
         records.OWN_MODELS,
         records.ALONE,
+        records.ALONE_ROWS,
         records.FEDERATION,
         records.ENVIRONMENT,
         records.AGREEMENT,

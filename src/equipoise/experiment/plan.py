@@ -49,7 +49,9 @@ OWN_SECTIONS = (
     "privacy",
     "run",
 )  # a method may have its own, and its objective
-PENALTIES = ("chi2", "kl")  # whose rho leads from the average to the worst client
+# What leads from the average to the worst client, from large numbers to small ones, and where a path goes unless told.
+ALONG = {"chi2": "rho", "kl": "rho", "cvar": "alpha"}
+WAY = {"rho": (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01), "alpha": (1.0, 0.7, 0.5, 0.3, 0.2, 0.1)}
 UNTIL_GAP = 1e-3  # where a run of a path ends
 
 Settings = Mapping[str, Any]
@@ -103,31 +105,36 @@ def compare(settings: Settings, *, source: str = "the configuration") -> list[Pl
     return _apart(jobs, source)
 
 
-def path(settings: Settings, values: Sequence[float], *, source: str = "the configuration") -> list[PlannedRun]:
-    """A run for every rho, from the one nearest to the average down; for `run_path`.
+def path(
+    settings: Settings, values: Sequence[float] | None = None, *, source: str = "the configuration"
+) -> list[PlannedRun]:
+    """A run for every rho, or alpha of CVaR, from the one nearest to the average down; for `run_path`.
 
     Each is trained until its objective is certified to a thousandth, unless `run.until_gap` says otherwise.
     """
     base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
+    first = config.parse(base, source=source)
+    name = ALONG.get(first.objective.name, "")
     require(
-        len(values) >= 2, f"a path of {len(values)} value of rho leads nowhere; give two or more, as --rho 1 --rho 0.1"
+        name,
+        f"{source}: the objective '{first.objective.name}' has no rho to go along; give {' or '.join(ALONG)}",
+    )
+    values = WAY[name] if values is None else values
+    require(
+        len(values) >= 2,
+        f"a path of {len(values)} value of {name} leads nowhere; give two or more, as --{name} 1 --{name} 0.1",
     )
     twice = [value for value, times in Counter(values).items() if times > 1]
-    require(not twice, f"rho {twice[:1]} is given more than once; give each value once")
-    first = config.parse(base, source=source)
-    require(
-        first.objective.name in PENALTIES,
-        f"{source}: the objective '{first.objective.name}' has no rho to go along; give {' or '.join(PENALTIES)}",
-    )
+    require(not twice, f"{name} {twice[:1]} is given more than once; give each value once")
     jobs = []
-    for rho in sorted(values, reverse=True):
+    for value in sorted(values, reverse=True):
         mine = reading.override(base, [])
-        reading.put(mine, "objective.rho", rho)
+        reading.put(mine, f"objective.{name}", value)
         if first.run.until_gap is None:
             reading.put(mine, "run.until_gap", UNTIL_GAP)
         parsed = config.parse(mine, source=source)
-        chosen = {"objective.rho": rho}
-        jobs.append(PlannedRun(f"rho {rho:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
+        chosen = {f"objective.{name}": value}
+        jobs.append(PlannedRun(f"{name} {value:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
     return _apart(jobs, source)
 
 
