@@ -127,9 +127,10 @@ def test_minibatches_take_their_own_form():
     settings = {"data": {"name": "digits"}, "model": {"name": "mlp", "batch": 8}, "algorithm": {"local_lr": 0.1}}
     parsed = config.parse(settings)
     assert parsed.algorithm.name == "scaffpd_minibatch"
-    method = build_method(parsed, build_problem(parsed))
+    problem = build_problem(parsed)
+    method = build_method(parsed, problem)
     assert any("control variates are means of local gradients" in note for note in method.notes)
-    assert any("sigma 0.02, theta 0" in note for note in method.notes)
+    assert any(f"sigma {0.4 / problem.n:g}, theta 0" in note for note in method.notes)
     assert config.parse(reading.override(settings, ["algorithm.cohort=3"])).algorithm.name == "scaffpd"
     exact = {key: value for key, value in settings.items() if key != "model"} | {"model": {"name": "mlp"}}
     assert config.parse(exact).algorithm.name == "scaffpd"

@@ -36,7 +36,8 @@ class Record(NamedTuple):
     # What in the example makes it plain descent for one client; None: nothing does, its steps are its own.
     descent: Mapping[str, Any] | None = {}
     only_dual: str | None = None  # the one objective that it is for, of those that it could be given
-    network_rule: Mapping[str, float] | None = None  # its rule on networks, where none is given and none is measured
+    # Its rule on networks of so many clients, where none is given and none is measured.
+    network_rule: Callable[[int], Mapping[str, float]] | None = None
     minibatch_form: str | None = None  # the algorithm to take instead where gradients are of minibatches
 
     def __call__(self, *args: Any, **settings: Any) -> Algorithm:

@@ -98,7 +98,8 @@ def scaffpd_minibatch(
 ) -> Algorithm:
     """SCAFF-PD whose control variates do not need exact gradients; `sample` is everyone(n).
 
-    On networks a sigma of about 0.02 and theta = 0 serve: extrapolation amplifies the noise.
+    On networks a sigma of about 0.4/n and theta = 0 serve: weights are of the size 1/n, which larger steps make swing,
+    and extrapolation amplifies the noise.
     """
     n, sample = dual.n, sample.among(dual.n)
     require(
@@ -219,5 +220,5 @@ SCAFFPD_MINIBATCH = Record(
     example={"rule": constant(tau=0.1, sigma=0.5, theta=0.0), **LOCAL_EXAMPLE},
     defaults=LOCAL_DEFAULTS,
     cohorts="everyone",
-    network_rule={"sigma": 0.02, "theta": 0.0},
+    network_rule=lambda n: {"sigma": 0.4 / n, "theta": 0.0},
 )

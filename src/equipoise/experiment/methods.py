@@ -85,8 +85,9 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     rule: Any = settings.pop("rule", None)
     measured: steps.Coefficients | None = None  # the numbers of a rule that was measured
     if rule == "tuned" and record.network_rule is not None and not problem.convex:
-        rule = RuleSettings(**record.network_rule)
-        numbers = ", ".join(f"{name} {value:g}" for name, value in record.network_rule.items())
+        given = record.network_rule(problem.n)
+        rule = RuleSettings(**given)
+        numbers = ", ".join(f"{name} {value:g}" for name, value in given.items())
         notes.append(f"the step sizes of the weights were not given: {numbers}, which serve on networks")
     if rule == "tuned":
         _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }")

@@ -165,5 +165,6 @@ def scaling(sums: Moments) -> tuple[np.ndarray, np.ndarray]:
     mean = total / count
     spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
     usual = np.median(spread[spread > 0]) if np.any(spread > 0) else 1.0
-    kept = (spread > 1e-6 * usual) & (spread > 1e-7 * np.abs(mean))  # sums of squares tell no less apart
+    rounding = np.sqrt(count * np.finfo(np.float64).eps) * np.abs(mean)  # that sums of so many terms can have
+    kept = spread > np.maximum(1e-6 * usual, rounding)
     return mean, np.where(kept, 1 / np.where(kept, spread, 1) / np.sqrt(len(mean)), 0.0)
