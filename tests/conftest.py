@@ -48,6 +48,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_captured_constants_warn_bytes", 1 << 20)  # data is an operand of a program, not part of it
+gc.set_threshold(100_000, 20, 50)  # tracing makes and drops millions of objects: the default took a tenth of all time
+PROGRAMS = 1000  # that a process keeps in memory
 keep_programs(COMPILED)  # and the same programs in many places, and again next time
 
 
@@ -65,14 +67,28 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places[group(item)])
 
 
-last = None
+compiled = 0
+
+
+def count_programs(event, seconds, **_):
+    global compiled
+    compiled += event == "/jax/core/compile/backend_compile_duration"
+
+
+jax.monitoring.register_event_duration_secs_listener(count_programs)
 
 
 @pytest.fixture(autouse=True)
-def forget_the_programs_of_other_groups(request):
-    """Hundreds of compiled programs fill the memory of a small machine."""
-    global last
-    if last not in (None, group(request.node)):
+def forget_programs_when_there_are_many():
+    """Thousands of them fill the memory of a small machine; forgotten too often, they are all lowered again."""
+    global compiled
+    if compiled > PROGRAMS:
         jax.clear_caches()
         gc.collect()
-    last = group(request.node)
+        compiled = 0
+
+
+def pytest_collection_finish():
+    """What has been imported stays: the collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
