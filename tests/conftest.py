@@ -40,6 +40,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers, and the commands that te
         "JAX_COMPILATION_CACHE_DIR": str(COMPILED),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "OPENBLAS_NUM_THREADS": "1",  # a worker for every core computes already; idle threads only spin
+        "OMP_NUM_THREADS": "1",
     }
 
 jax.config.update("jax_num_cpu_devices", 2)  # for the laws about devices; all other tests use one
@@ -48,6 +50,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_captured_constants_warn_bytes", 1 << 20)  # data is an operand of a program, not part of it
+gc.set_threshold(100_000, 20, 50)  # tracing makes and drops millions of objects: the default took a tenth of all time
+PROGRAMS = 700  # that a process keeps in memory
 keep_programs(COMPILED)  # and the same programs in many places, and again next time
 
 
@@ -57,22 +61,54 @@ def group(item):
     return marker.args[0] if marker else item.nodeid.split("::")[0]
 
 
+# They take longest, so they begin first: no process is left alone with one of them at the end.
+LONGEST = (
+    "flower/test_federation.py",
+    "laws/test_laws.py",
+    "laws/test_every_dual.py",
+    "deploy/test_federated_run.py",
+    "experiment/test_convexify.py",
+    "algorithms/test_scaffpd_model.py",
+    "cli/test_experiments.py",
+    "flower/test_mixed.py",
+    "experiment/test_run.py",
+    "flower/test_local.py",
+    "flower/test_secure.py",
+    "test_docs_site.py",
+)
+FIRST = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
+
+
 def pytest_collection_modifyitems(items):
     """A file runs in one process (`--dist loadfile`), and in it the tests of a group one after the other."""
     places = {}
     for item in items:
         places.setdefault(group(item), len(places))
-    items.sort(key=lambda item: places[group(item)])
+    items.sort(key=lambda item: (FIRST.get(item.nodeid.split("::")[0], len(FIRST)), places[group(item)]))
 
 
-last = None
+compiled = 0
+
+
+def count_programs(event, seconds, **_):
+    global compiled
+    compiled += event == "/jax/core/compile/backend_compile_duration"
+
+
+jax.monitoring.register_event_duration_secs_listener(count_programs)
 
 
 @pytest.fixture(autouse=True)
-def forget_the_programs_of_other_groups(request):
-    """Hundreds of compiled programs fill the memory of a small machine."""
-    global last
-    if last not in (None, group(request.node)):
+def forget_programs_when_there_are_many():
+    """Thousands of them fill the memory of a small machine; forgotten too often, they are all lowered again."""
+    global compiled
+    if compiled > PROGRAMS:
         jax.clear_caches()
         gc.collect()
-    last = group(request.node)
+        compiled = 0
+
+
+def pytest_collection_finish():
+    """What has been imported stays: the collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()

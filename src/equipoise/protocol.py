@@ -169,13 +169,9 @@ def wire(algorithm: Algorithm, x: Vector, shard: Data) -> list[Wire]:
     client = jax.eval_shape(algorithm.init_client, x)
     i, key = jax.eval_shape(lambda: (jnp.int32(0), jax.random.key(0)))
     rows = []
-    for exchange in algorithm.round:
-        server, cohort = jax.eval_shape(exchange.open, server, key)
+    for exchange in algorithm.round:  # `open` and `close` leave the shapes of the server's state as they are
         message = jax.eval_shape(exchange.send, server, i)
         client, reply = jax.eval_shape(partial(run_client, exchange), message, client, shard, key)
-        m = cohort.ids.shape[0]
-        each = jax.tree.map(lambda s, m=m: jax.ShapeDtypeStruct((m, *s.shape), s.dtype), reply.each)
-        server = jax.eval_shape(exchange.close, server, Replies(reply.total, each, cohort))
         rows.append(Wire(exchange.name, message, reply))
     return rows
 

@@ -18,6 +18,15 @@ from tests.algorithms.reference_model import model_rounds
 from tests.problems import assert_same
 
 MU, STEPS = 0.1, 10
+everyone = cache(eq.cohorts.everyone)
+DUALS = {
+    "agnostic": eq.objectives.agnostic(5),
+    "chi2": eq.objectives.chi2(5, 0.05),
+    "chi2_ball": eq.objectives.chi2_ball(5, 0.5),
+    "cvar": eq.objectives.cvar(5, 0.4),
+    "kl": eq.objectives.kl(5, 0.05),
+    "tv": eq.objectives.tv(5, 0.3),
+}
 
 
 @cache
@@ -45,13 +54,21 @@ def quadratics(shards):
     return hessians, 2 / m * np.einsum("nmd,nm->nd", a, y), (y**2).mean(1)
 
 
+@cache  # the same object for the same settings: its programs are compiled once for all tests
+def built(d, dual, sample, steps):
+    return scaffpd_model(eq.tasks.ridge(d, MU), dual, sample, steps=steps)
+
+
+def centre_and_weights(server):
+    return server.at.x, server.lam
+
+
 def solve(shards, dual, x=None, *, rounds, sample=None, steps=STEPS, **how):
-    task = eq.tasks.ridge(shards.inputs.shape[2], MU)
-    sample = sample or eq.cohorts.everyone(shards.n)
-    algorithm = scaffpd_model(task, dual, sample, steps=steps)
-    x = jnp.zeros(task.size, shards.inputs.dtype) if x is None else x
-    run = eq.simulate(algorithm, x, shards, 0, rounds=rounds, record=lambda s: (s.at.x, s.lam), **how)
-    return task, run
+    d = shards.inputs.shape[2]
+    algorithm = built(d, dual, sample or everyone(shards.n), steps)
+    x = jnp.zeros(d, shards.inputs.dtype) if x is None else x
+    run = eq.simulate(algorithm, x, shards, 0, rounds=rounds, record=centre_and_weights, **how)
+    return eq.tasks.ridge(d, MU), run
 
 
 def robust(shards, dual, xs):
@@ -75,23 +92,24 @@ def optimum(shards, rho=0.0, cap=1.0):
     return synthetic.saddle_point(shards, mu=MU, rho=rho, cap=cap).x
 
 
-@Partial
-def sometimes(round, exchange, ids):
-    """Three replies in ten."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), round), exchange)
-    return jax.random.bernoulli(key, 0.3, jnp.shape(ids))
+def in_table(table, round, exchange, ids):
+    return table[round, exchange][jnp.asarray(ids)]
 
 
-@Partial
-def lost_now_and_then(round, exchange, ids):
-    """One of five in every exchange after the first round, by turns."""
-    return (jnp.asarray(ids) == (2 * round + exchange) % 5) & (round > 0)
+def losing(lost):
+    """A table of what gets lost: an operand, so that all choices share one program."""
+    rounds, exchanges, ids = np.ogrid[:40, :2, :5]
+    return Partial(in_table, jnp.asarray(np.broadcast_to(lost(rounds, exchanges, ids), (40, 2, 5))))
 
 
-@pytest.mark.parametrize("lost", [None, lost_now_and_then], ids=["everybody answers", "replies get lost"])
+SOMETIMES = losing(lambda *_: np.random.default_rng(0).random((40, 2, 5)) < 0.3)  # three replies in ten
+BY_TURNS = losing(lambda round, exchange, i: (i == (2 * round + exchange) % 5) & (round > 0))  # after the first round
+
+
+@pytest.mark.parametrize("lost", [None, BY_TURNS], ids=["everybody answers", "replies get lost"])
 def test_follows_its_description(lost):
     """Every centre and all weights as in NumPy, on a hard problem, until rounding takes over."""
-    shards, dual = hard(), eq.objectives.chi2(5, 0.05)
+    shards, dual = hard(), DUALS["chi2"]
     task, run = solve(shards, dual, rounds=14, **({} if lost is None else {"lost": lost}))
 
     def answers(round, exchange):
@@ -110,7 +128,7 @@ def test_follows_its_description(lost):
 
 def test_follows_its_description_with_a_few_clients_per_round():
     """Whom it asks, every centre and all weights as in NumPy, the same draws of chance given."""
-    shards, dual, m, rounds = hard(), eq.objectives.chi2(5, 0.05), 3, 14
+    shards, dual, m, rounds = hard(), DUALS["chi2"], 3, 14
     task, run = solve(shards, dual, rounds=rounds, sample=eq.cohorts.uniform(5, m))
 
     def luck(round):
@@ -122,16 +140,6 @@ def test_follows_its_description_with_a_few_clients_per_round():
     found = list(model_rounds(*problem, rounds=rounds, steps=STEPS, memory=5, cohort=m, luck=luck))
     x, lam, _ = (np.array(column) for column in zip(*found, strict=True))
     assert_same(run.history, (x, lam), rtol=1e-8, atol=1e-8)
-
-
-DUALS = {
-    "agnostic": eq.objectives.agnostic(5),
-    "chi2": eq.objectives.chi2(5, 0.05),
-    "chi2_ball": eq.objectives.chi2_ball(5, 0.5),
-    "cvar": eq.objectives.cvar(5, 0.4),
-    "kl": eq.objectives.kl(5, 0.05),
-    "tv": eq.objectives.tv(5, 0.3),
-}
 
 
 @pytest.mark.parametrize("name", DUALS)
@@ -161,7 +169,7 @@ def test_a_condition_of_834(name, most):
 def test_three_replies_in_ten_lost():
     shards, dual = hard(), DUALS["chi2"]
     best = robust(shards, dual, optimum(shards, rho=0.05)[None])[0]
-    _, run = solve(shards, dual, rounds=40, lost=sometimes)
+    _, run = solve(shards, dual, rounds=40, lost=SOMETIMES)
     assert rounds_to(errors(shards, dual, run.history[0], best), 1e-6) <= 35
 
 

@@ -7,9 +7,10 @@ import equipoise as eq
 from equipoise.deploy import flower
 from equipoise.deploy.flower import Demands, Job, Participant, Patience
 from tests.deploy.grid import InProcess
-from tests.problems import DIM, N, rows, start, unequal
+from tests.problems import DIM, N, start, unequal
 
 SITES = tuple("abcde"[:N])
+SMALL = 3  # rows
 SHARD = eq.data.Shards(
     jax.ShapeDtypeStruct((1, DIM), np.float64),
     jax.ShapeDtypeStruct((1,), np.float64),
@@ -19,10 +20,16 @@ CALM = Demands(least=0, heavy=1.0)  # as the simulator; small problems put much 
 HASTY = Patience(gather=0.5, hello=0.2, question=0.5, exchange=0.2, poll=0.001)
 
 
+def shorter(shard):
+    return shard._replace(inputs=shard.inputs[:SMALL], labels=shard.labels[:SMALL])
+
+
 def app(algorithm, folder, *, apart=False, jobs=None, **how):
-    """A ClientApp whose sites hold one client's rows each; `apart`: not padded, so each compiles its own work."""
+    """A ClientApp whose sites hold one client's rows each; `apart`: small sites hold shorter arrays than large ones."""
     data = unequal()
-    own = [eq.data.stack([pair]).client(0) if apart else data.client(i) for i, pair in enumerate(rows(data))]
+    own = [data.client(i) for i in range(N)]
+    if apart:
+        own = [shard if shard.sizes > SMALL else shorter(shard) for shard in own]
 
     def open_site(context):
         name = flower.site_name(context)

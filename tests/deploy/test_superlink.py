@@ -84,7 +84,7 @@ def reply(to, number="r"):
 
 def run(main):
     HeldPulls.stopping = False
-    asyncio.run(asyncio.wait_for(main, 20))
+    asyncio.run(asyncio.wait_for(main, 120))
     assert HeldPulls.events == {}  # nobody is waited for that has gone
 
 

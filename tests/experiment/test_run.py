@@ -126,17 +126,18 @@ def assert_same_run(a, b):
 
 
 def test_kill_9_at_random_moments_changes_nothing(tmp_path):
-    """Twenty times, anywhere: with control variates, minibatches, client sampling and lost replies."""
+    """Eight times, anywhere: with control variates, minibatches, client sampling and lost replies."""
+    kills = 8 * tiny.LONGER
     told = reading.override(
         SMALL, ["run.rounds=400", "run.evaluate_every=1", "run.checkpoint_seconds=0", "model.batch=5", "run.lost=0.1"]
     )
     file = tmp_path / "killed.toml"
     file.write_text(config.parse(told).toml())
     whole = in_a_process(file, tmp_path / "whole", kills=0)
-    killed = in_a_process(file, tmp_path / "killed", kills=20)
+    killed = in_a_process(file, tmp_path / "killed", kills=kills)
     assert whole == [0]
-    assert killed[0] == 20
-    assert len(set(killed[1:])) > 5, f"the kills were not at different moments: {killed[1:]}"
+    assert killed[0] == kills
+    assert len(set(killed[1:])) > 3, f"the kills were not at different moments: {killed[1:]}"
     assert_same_run(records.read(tmp_path / "killed"), records.read(tmp_path / "whole"))
     assert len(records.read(tmp_path / "killed").rows) == 401
 

@@ -58,13 +58,15 @@ class Federation:
     def rounds(self, name):
         return checkpoint.rounds(self.folder / name / records.CHECKPOINT)
 
+    def everyone(self):
+        return [*self.servers, *self.sites.values()]
+
     def stop(self):
         """As Ctrl-C would, all at once; gives the processes that there were."""
-        everyone = [*self.servers, *self.sites.values()]
-        processes = [process for command in everyone for process in command.tree()]
-        for command in everyone:
-            command.process.poll() is None and command.process.terminate()
-        for command in everyone:
+        processes = [process for command in self.everyone() for process in command.tree()]
+        for command in self.everyone():
+            command.terminate()
+        for command in self.everyone():
             command.stop()
         return processes
 

@@ -60,13 +60,16 @@ class Command:
             time.sleep(0.1)
         raise AssertionError(f"there is no {part}:\n{self.tail()}")
 
+    def terminate(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+
     def stop(self, patience=20):
         """As Ctrl-C would; whatever is left after that is killed."""
         left = self.tree()
-        if self.process.poll() is None:
-            self.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(patience)
+        self.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience)
         kill([*left, *self.tree()])
         if self.process.poll() is None:
             self.process.kill()
@@ -101,8 +104,8 @@ def running(pid):
         return False
 
 
-def left(processes, seconds=15):
-    """Which of the processes are still there after a while."""
+def left(processes, seconds=60):
+    """Which of the processes are still there after a while; it is long where the machine is busy."""
     end = time.monotonic() + seconds
     while any(map(alive, processes)) and time.monotonic() < end:
         time.sleep(0.05)

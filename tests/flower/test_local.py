@@ -30,7 +30,7 @@ def test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing(tmp_path):
     try:
         until(lambda: checkpoint.rounds(tmp_path / "run" / records.CHECKPOINT) >= 1, LONG, command)
         os.kill(command.process.pid, signal.SIGINT)
-        command.process.wait(30)
+        command.process.wait(LONG)
         assert left(started_in(tmp_path)) == []
         finished = records.finished(tmp_path / "run")  # it may have been as fast as that
         assert command.process.returncode == (0 if finished else 130), command.tail()

@@ -54,7 +54,7 @@ def test_two_of_five_are_killed_and_the_sums_are_the_simulator_s_and_nobody_s_nu
     write_silos(tmp_path / "silos")
     faults = {"birch": [[2, "improve", "die"]], "elm": [[4, "open", "die"]]}
     (tmp_path / "faults.json").write_text(json.dumps(faults))
-    Command("keys", "keys", "--sites", ",".join(SITES), folder=tmp_path, log="keys.log").wait(60)
+    Command("keys", "keys", "--sites", ",".join(SITES), folder=tmp_path, log="keys.log").wait(LONG)
     (tmp_path / "secure.toml").write_text(tomli_w.dumps(settings()))
     port, commands = free_port(), []
     try:

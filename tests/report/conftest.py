@@ -58,7 +58,7 @@ def browser(tmp_path_factory):
         path = profile / "page.html"
         path.write_text(page, "utf-8")
         command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *flags, "--dump-dom", path.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -1,6 +1,7 @@
 """What each algorithm asks of a federation: numbers are read off its own functions, words off its record."""
 
 import inspect
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -30,8 +31,9 @@ class AlgorithmSummary(NamedTuple):
 PROBES = [(3, 2), (5, 2), (3, 4), (5, 4), (9, 7)]  # (d, n): d, n, n d and a constant told apart, and a check
 
 
-def overview() -> list[AlgorithmSummary]:
-    return [entry(record) for record in ALGORITHMS.values()]
+@cache
+def overview() -> tuple[AlgorithmSummary, ...]:
+    return tuple(entry(record) for record in ALGORITHMS.values())
 
 
 def entry(record: Record) -> AlgorithmSummary:
@@ -68,8 +70,9 @@ def details(row: AlgorithmSummary, record: Record) -> list[tuple[str, str]]:
 def measure(record: Record, d: int, n: int) -> tuple[int, ...]:
     """Numbers down, up, kept by a client, kept by the server, seen of a single client."""
     algorithm = record.build_example(tasks.ridge(d), objectives.agnostic(n))
-    x = jnp.zeros(d)
-    shard = algorithm.prepare(stack([(np.ones((d, d), x.dtype), np.ones(d, x.dtype))]).client(0))
+    x = jax.eval_shape(lambda: jnp.zeros(d))
+    data = stack([(np.ones((d, d), x.dtype), np.ones(d, x.dtype))])
+    shard = jax.eval_shape(lambda: algorithm.prepare(data.client(0)))
     exchanges = wire(algorithm, x, shard)
     return (
         sum(numbers(e.message) for e in exchanges),
