@@ -98,7 +98,8 @@ def _algorithm(record):
     rows = "\n".join(f"| {what} | {_cell(text)} |" for what, text in details(entry(record), record) if text)
     source = f"`src/{factory.__module__.replace('.', '/')}.py`"
     return (
-        f"\n## What it asks of a federation\n\n| | |\n|---|---|\n{rows}\n\nd: numbers of a model; n: clients.\n"
+        f"\n## What it asks of a federation\n\n| about it | as the code says |\n|---|---|\n{rows}\n\n"
+        "d: numbers of a model; n: clients.\n"
         f"\n## In the code\n\n{source} has the rounds, line by line, below this text:\n\n"
         f"```text\n{inspect.getdoc(module)}\n```\n"
     )

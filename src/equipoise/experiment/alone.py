@@ -197,9 +197,8 @@ def _scorer(task: Task, scores: tuple) -> Callable:
             real = jnp.arange(labels.shape[0], dtype=rows.sizes.dtype) < rows.sizes
             found |= {name: of(outputs, labels, real) for name, of in scores}
             each = {name: OF_ROWS[name](outputs, labels) for name in found if name in OF_ROWS}
-            fourth = {
-                name: jnp.sum(jnp.where(real, each[name] ** 2, 0)) / rows.sizes for name in ("rmse",) if name in each
-            }
+            count = rows.sizes.astype(model.dtype)
+            fourth = {name: jnp.sum(jnp.where(real, each[name] ** 2, 0)) / count for name in ("rmse",) if name in each}
             return found, fourth, each
 
         return jax.lax.map(one, jnp.arange(test.n))
