@@ -181,7 +181,8 @@ def test_a_network_that_is_given_is_sent_to_the_sites_in_single_precision(pair, 
     assert network["how"] == f"from {records.STAGE_1}"
     theta = np.frombuffer(base64.b64decode(network["theta"]), np.float32)
     saved = artifact.load(pair.local.path / records.STAGE_1 / records.MODEL)
-    np.testing.assert_array_equal(theta, np.concatenate([np.ravel(a) for a in jax.tree.leaves(saved.params)]))
+    want = np.concatenate([np.ravel(a) for a in jax.tree.leaves(saved.params)])
+    np.testing.assert_array_equal(theta, want.astype(np.float32))
 
 
 def test_masked_sums(tmp_path):
