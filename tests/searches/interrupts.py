@@ -40,7 +40,7 @@ class Moments:
 
 
 def main():
-    moments = Moments(int(sys.argv[1]))
+    moments, parent = Moments(int(sys.argv[1])), os.getpid()
     sys.argv = ["equipoise", *sys.argv[2:]]
     import equipoise.__main__  # what comes before is Python's own  # noqa: F401
 
@@ -48,6 +48,8 @@ def main():
     try:
         runpy.run_module("equipoise", run_name="__main__", alter_sys=True)
     except SystemExit as end:
+        if os.getpid() != parent:  # interrupted inside the command, which says how it ended
+            raise
         print("ended", end.code, "moments", moments.tried, flush=True)
 
 
