@@ -1,7 +1,7 @@
 import math
 import re
 
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from equipoise.report import html, svg
@@ -26,6 +26,9 @@ def test_an_axis_holds_its_values(values, zero, room):
 
 
 @given(ANY)
+@example([2.05e16, 3.07e16])  # between two of 1, 2, 5
+@example([1.05, 1.6])
+@example([6.0, 9.5])
 def test_a_logarithmic_axis_holds_its_highest_decades(values):
     axis = svg.axis(values, log=True)
     assert 0 < axis.low < axis.high

@@ -74,7 +74,8 @@ def _decades(low: float, high: float) -> Axis:
     if 1.5 * low < high < 100 * low:  # too few decades to mark them only
         ticks = tuple(float(f"{m}e{k}") for k in range(first, last) for m in (1, 2, 5))
         low, high = low * (low / high) ** 0.06, high * (high / low) ** 0.06
-        return Axis(low, high, tuple(tick for tick in ticks if low <= tick <= high), log=True)
+        inside = tuple(tick for tick in ticks if low <= tick <= high)
+        return Axis(low, high, inside or axis([low, high]).ticks[1:-1], log=True)
     every = math.ceil((last - first) / 5)
     ticks = tuple(10.0**k for k in range(first, last + 1, every))
     return Axis(10.0**first, 10.0**last, ticks, log=True)
