@@ -29,7 +29,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes depends on what else the machine does, and says nothing.
-hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# Every run tries the same examples, so that a change is judged by what it changed; EQUIPOISE_SEARCH looks for others.
+hypothesis.settings.register_profile(
+    "untimed",
+    deadline=None,
+    derandomize="EQUIPOISE_SEARCH" not in os.environ,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("untimed")
 
 COMPILED = Path(__file__).parents[1] / ".jax_cache"
