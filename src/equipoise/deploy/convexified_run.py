@@ -15,7 +15,7 @@ from equipoise.algorithms.moments import moments
 from equipoise.cohorts import everyone
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, NetworkRecord, as_text
-from equipoise.deploy.reach_agreement import told_to_all
+from equipoise.deploy.reach_agreement import send_agreement
 from equipoise.deploy.rounds import Demands, serve
 from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.sites import ConnectedSites
@@ -40,7 +40,7 @@ def agree_on_features(
         mean, scale = (as_text(part, config) for part in scaling(_summed(config, federation, agreed, secure)))
         scaled = network.model_copy(update={"mean": mean, "scale": scale})
         agreed = agreed.model_copy(update={"network": scaled})
-    return told_to_all(config, federation, agreed)
+    return send_agreement(config, federation, agreed)
 
 
 def _summed(config: Config, federation: ConnectedSites, agreed: Agreement, secure: SecureSums | None) -> Any:

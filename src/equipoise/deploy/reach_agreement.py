@@ -64,10 +64,10 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
         **known,
     )
     agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
-    return told_to_all(config, federation, agreed)
+    return send_agreement(config, federation, agreed)
 
 
-def told_to_all(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
+def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
     """The agreement as all sites have taken it, with the curvature that they measured where the run needs it."""
     replies = federation.ask("agreement", agreed.model_dump_json())
     if agreement.needs_curvature(config, agreed):

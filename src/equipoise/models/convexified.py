@@ -15,12 +15,7 @@ def convexified(network: Model, outputs: int, kind: Kind = "sketch", features: i
     found = gradient_features(network, kind=kind, features=features)
 
     def init(key: Array) -> Params:
-        return {
-            "network": found.with_random_layer(network.init(key), seed),
-            "mean": jnp.zeros(found.size),
-            "scale": jnp.ones(found.size),
-            "head": jnp.zeros((outputs, found.size)),
-        }
+        return linear_in_features(found.with_random_layer(network.init(key), seed), found.size, outputs)
 
     def apply(params: Params, inputs: Array) -> Array:
         phi = found.apply(params["network"], found.projection(seed), inputs)
@@ -28,6 +23,11 @@ def convexified(network: Model, outputs: int, kind: Kind = "sketch", features: i
 
     arguments = {"network": saved(network), "outputs": outputs, "kind": kind, "features": features, "seed": seed}
     return Model(init, apply, "convexified", arguments)
+
+
+def linear_in_features(network: Params, p: int, outputs: int) -> Params:
+    """The first parameters of a model that is linear in p features of a network."""
+    return {"network": network, "mean": jnp.zeros(p), "scale": jnp.ones(p), "head": jnp.zeros((outputs, p))}
 
 
 def linearised(network: Model) -> Model:

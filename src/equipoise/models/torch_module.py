@@ -10,6 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from equipoise.errors import InputError, positive, require, unknown
+from equipoise.models.convexified import linear_in_features
 from equipoise.models.gradient_features import KINDS, Kind, feature_count, random_layer
 from equipoise.models.model import Model, Params
 
@@ -74,12 +75,7 @@ def torch_convexified(
     network = torch_module(parameters)
 
     def init(key: Array) -> Params:
-        return {
-            "network": found.with_random_layer(network.init(key), seed),
-            "mean": jnp.zeros(found.size),
-            "scale": jnp.ones(found.size),
-            "head": jnp.zeros((outputs, found.size)),
-        }
+        return linear_in_features(found.with_random_layer(network.init(key), seed), found.size, outputs)
 
     def apply(params: Params, inputs: Array) -> NoReturn:
         raise InputError(
