@@ -20,6 +20,7 @@ from equipoise.protocol import Cohort, RandomKey
 
 Weights = Float[Array, " n"]
 FEW = 1024  # clients up to which drawing a number for each is cheapest
+BLOCK = 100  # clients whose weights are summed up, where there are many
 
 
 class Sample(NamedTuple):
@@ -134,21 +135,35 @@ def _below(key: RandomKey, n: int, shape: tuple[int, ...]) -> Int[Array, "..."]:
 
 
 def _weighted(key: RandomKey, weights: Weights, m: int) -> Int[Array, " m"]:
-    """m independent draws by the weights; never one of weight zero. Of many, first a block, then one of the block."""
-    n = weights.size
-    if n <= FEW:
-        return _first_above(jax.random.uniform(key, (m,), weights.dtype), weights)
-    width = math.isqrt(n)
-    blocks = jnp.pad(weights, (0, -n % width)).reshape(-1, width)
-    u = jax.random.uniform(key, (2, m), weights.dtype)
-    block = _first_above(u[0], jnp.sum(blocks, axis=1))
-    return block * width + jax.vmap(_first_above)(u[1], blocks[block])
+    """m independent draws by the weights; never one of weight zero.
+
+    Of many, first a block, then one of the block; the blocks' sums are drawn from in the same way.
+    """
+    levels = [weights]
+    while levels[-1].size > FEW:
+        levels.append(_block_sums(levels[-1]))
+    u = jax.random.uniform(key, (len(levels), m), weights.dtype)
+    ids = _first_above(u[-1], jnp.broadcast_to(levels[-1], (m, levels[-1].size)))
+    for level, part in zip(levels[-2::-1], u[-2::-1], strict=True):
+        first = ids * BLOCK
+        block = level.at[first[:, None] + np.arange(BLOCK, dtype=np.int32)[None]].get(mode="fill", fill_value=0)
+        ids = first + _first_above(part, block)
+    return ids
 
 
-def _first_above(u: Float[Array, "*m"], weights: Weights) -> Int[Array, "*m"]:
-    """The first i whose cumulated weight is above the part u of the sum."""
-    cumulated = jnp.cumsum(weights)
-    return jnp.searchsorted(cumulated, u * cumulated[-1], side="right", method="compare_all").astype(jnp.int32)
+def _block_sums(weights: Weights) -> Float[Array, " blocks"]:
+    """Of BLOCK weights each; the last block may have fewer."""
+    whole = weights.size - weights.size % BLOCK
+    sums = jnp.sum(weights[:whole].reshape(-1, BLOCK), axis=1)
+    return sums if whole == weights.size else jnp.append(sums, jnp.sum(weights[whole:]))
+
+
+def _first_above(u: Float[Array, " m"], weights: Float[Array, "m k"]) -> Int[Array, " m"]:
+    """In every row the first entry with a weight whose cumulated weight is above the part u of the sum."""
+    # Rounded sums of a growing part may fall: a weight of zero is passed over by its own zero.
+    cumulated = jnp.where(weights > 0, jnp.cumsum(weights, axis=1), 0)
+    above = cumulated > u[:, None] * jnp.max(cumulated, axis=1, keepdims=True)
+    return jnp.argmax(above, axis=1).astype(jnp.int32)
 
 
 def check_clients(n: int) -> None:

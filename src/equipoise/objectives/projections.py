@@ -6,9 +6,15 @@ lie before anything is summed, entries certainly at a bound are clipped there, a
 which one number cannot hold, are settled on the weights themselves.
 """
 
+from collections.abc import Callable
+from functools import reduce
+
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
+
+LONG = 1 << 14  # entries from which all cores are worth their start
+PARTS = 16
 
 
 def moderate(x: Array | float, dtype: DTypeLike) -> Array:
@@ -59,12 +65,59 @@ def with_unit_sum(lam: Array, cap: ArrayLike) -> Array:
 
 
 def simplex(v: Array, scale: Array | float = 1.0) -> Array:
-    """argmin_{lam in Delta} scale |lam|^2 / 2 - <v, lam>, the projection of v / scale onto the simplex."""
+    """argmin_{lam in Delta} scale |lam|^2 / 2 - <v, lam>, the projection of v / scale onto the simplex.
+
+    lam_i = max(v_i - nu, 0) / scale. Newton's method rises to nu from top - scale, where the sum is at least one, and
+    never passes it, since the sum is convex in nu. In each step what the sum lacks of one and the count of weights
+    above zero shrink by factors that add up to one at most, so log2(n) + log4(1/eps) steps do, each O(n); three are
+    usual.
+    """
     scale = moderate(scale, v.dtype)
-    top = jnp.max(v)
-    nu = level(jnp.maximum((v - top) / scale, -1), 1.0, -1.0)
-    # v - top has lost the digits of weights far below the top one; v - (top + nu) has not.
-    drop = nu * scale
-    base = top + drop
-    rest = (top - base) + drop
-    return with_unit_sum(jnp.clip(((v - base) - rest) / scale, 0, 1), 1.0)
+    info = jnp.finfo(v.dtype)
+
+    def weights(nu: tuple[Array, Array], v: Array) -> Array:
+        return ((v - nu[0]) - nu[1]) / scale
+
+    def rise(state: tuple) -> tuple:
+        nu, before, _, i = state
+        total, count = sum_above_zero(lambda part: weights(nu, part), v)
+        surplus, count = total - 1, jnp.maximum(count, 1)
+        settled = (count == before) | (jnp.abs(surplus) <= 32 * info.eps)
+        # The sum of two numbers, because one does not hold the digits of weights far below the largest.
+        base, more = nu[0], nu[1] + scale * (surplus / count)
+        up = base + more
+        return (up, (base - up) + more), count, settled, i + 1
+
+    top = largest(v)
+    base = jnp.maximum(top - scale, info.min)
+    start = (base, (top - base) - scale), jnp.zeros((), v.dtype), jnp.array(False), jnp.int32(0)
+    nu, *_ = lax.while_loop(lambda state: ~state[2] & (state[3] < 64), rise, start)
+    return jnp.clip(weights(nu, v), 0, 1)
+
+
+def largest(v: Array) -> Array:
+    """max_i v_i."""
+    return jnp.max(combined(lambda part: part, lambda a, b: jnp.where(a > b, a, b), v))
+
+
+def sum_above_zero(f: Callable[[Array], Array], v: Array) -> tuple[Array, Array]:
+    """The sum of those f(v_i) that are above zero, and how many they are; a complex number has room for both."""
+
+    def sum_and_count(part: Array) -> Array:
+        a = f(part)
+        return lax.complex(jnp.where(a > 0, a, 0), jnp.where(a > 0, jnp.ones_like(a), 0))
+
+    both = jnp.sum(combined(sum_and_count, jnp.add, v))
+    return both.real, both.imag
+
+
+def combined(f: Callable[[Array], Array], operator: Callable[[Array, Array], Array], v: Array) -> Array:
+    """f(v), and where that is long a sixteenth of it: its parts, combined with each other by the operator.
+
+    On a CPU XLA reduces a vector to a number on one core, and uses all of them for what is elementwise.
+    """
+    if v.size < LONG:
+        return f(v)
+    width = v.size // PARTS
+    parts = [f(v[k * width : (k + 1) * width]) for k in range(PARTS)]
+    return jnp.concatenate([reduce(operator, parts), f(v[PARTS * width :])])
