@@ -20,7 +20,7 @@ from equipoise.protocol import Cohort, RandomKey
 
 Weights = Float[Array, " n"]
 FEW = 1024  # clients up to which drawing a number for each is cheapest
-BLOCK = 100  # clients whose weights are summed up, where there are many
+BLOCK = 16  # clients that are drawn from together, where there are more
 
 
 class Sample(NamedTuple):
@@ -137,30 +137,31 @@ def _below(key: RandomKey, n: int, shape: tuple[int, ...]) -> Int[Array, "..."]:
 def _weighted(key: RandomKey, weights: Weights, m: int) -> Int[Array, " m"]:
     """m independent draws by the weights; never one of weight zero.
 
-    Of many, first a block, then one of the block; the blocks' sums are drawn from in the same way.
+    Of many, first a block, then one of the block; a block by its sum, in the same way. The members of a block lie far
+    apart, so that all sums are one sum of vectors.
     """
     levels = [weights]
     while levels[-1].size > FEW:
         levels.append(_block_sums(levels[-1]))
     u = jax.random.uniform(key, (len(levels), m), weights.dtype)
-    ids = _first_above(u[-1], jnp.broadcast_to(levels[-1], (m, levels[-1].size)))
-    for level, part in zip(levels[-2::-1], u[-2::-1], strict=True):
-        first = ids * BLOCK
-        block = level.at[first[:, None] + np.arange(BLOCK, dtype=np.int32)[None]].get(mode="fill", fill_value=0)
-        ids = first + _first_above(part, block)
+    ids = _first_above(u[-1], levels[-1][None])
+    for members, blocks, part in zip(levels[-2::-1], levels[:0:-1], u[-2::-1], strict=True):
+        places = ids[:, None] + blocks.size * jnp.arange(BLOCK, dtype=jnp.int32)[None]
+        weight = members.at[places].get(mode="fill", fill_value=0)
+        ids = ids + blocks.size * _first_above(part, weight)
     return ids
 
 
 def _block_sums(weights: Weights) -> Float[Array, " blocks"]:
-    """Of BLOCK weights each; the last block may have fewer."""
-    whole = weights.size - weights.size % BLOCK
-    sums = jnp.sum(weights[:whole].reshape(-1, BLOCK), axis=1)
-    return sums if whole == weights.size else jnp.append(sums, jnp.sum(weights[whole:]))
+    """Block k has the weights k, k + blocks, k + 2 blocks, ..."""
+    blocks = -(-weights.size // BLOCK)
+    *full, last = (weights[k * blocks : (k + 1) * blocks] for k in range(BLOCK))
+    return sum(full, jnp.pad(last, (0, blocks - last.size)))
 
 
-def _first_above(u: Float[Array, " m"], weights: Float[Array, "m k"]) -> Int[Array, " m"]:
+def _first_above(u: Float[Array, " m"], weights: Float[Array, "*m k"]) -> Int[Array, " m"]:
     """In every row the first entry with a weight whose cumulated weight is above the part u of the sum."""
-    # Rounded sums of a growing part may fall: a weight of zero is passed over by its own zero.
+    # By rounding, sums of more may be less: entries without weight are left out by their weight, not by their sum.
     cumulated = jnp.where(weights > 0, jnp.cumsum(weights, axis=1), 0)
     above = cumulated > u[:, None] * jnp.max(cumulated, axis=1, keepdims=True)
     return jnp.argmax(above, axis=1).astype(jnp.int32)

@@ -68,56 +68,59 @@ def simplex(v: Array, scale: Array | float = 1.0) -> Array:
     """argmin_{lam in Delta} scale |lam|^2 / 2 - <v, lam>, the projection of v / scale onto the simplex.
 
     lam_i = max(v_i - nu, 0) / scale. Newton's method rises to nu from top - scale, where the sum is at least one, and
-    never passes it, since the sum is convex in nu. In each step what the sum lacks of one and the count of weights
-    above zero shrink by factors that add up to one at most, so log2(n) + log4(1/eps) steps do, each O(n); three are
-    usual.
+    does not pass it, since the sum is convex in nu. From step to step what the sum has beyond one and the count of
+    weights above zero shrink by factors that add up to one at most, so that log2(n) + log4(1/eps) steps always do. Of a
+    long vector the largest entries of sixteen come first: their nu is below that of all, and mostly not far.
     """
-    scale = moderate(scale, v.dtype)
-    info = jnp.finfo(v.dtype)
+    scale, info = moderate(scale, v.dtype), jnp.finfo(v.dtype)
 
-    def weights(nu: tuple[Array, Array], v: Array) -> Array:
+    def weights(v: Array, nu: tuple[Array, Array]) -> Array:
         return ((v - nu[0]) - nu[1]) / scale
 
-    def rise(state: tuple) -> tuple:
-        nu, before, _, i = state
-        total, count = sum_above_zero(lambda part: weights(nu, part), v)
-        surplus, count = total - 1, jnp.maximum(count, 1)
-        settled = (count == before) | (jnp.abs(surplus) <= 32 * info.eps)
-        # The sum of two numbers, because one does not hold the digits of weights far below the largest.
-        base, more = nu[0], nu[1] + scale * (surplus / count)
-        up = base + more
-        return (up, (base - up) + more), count, settled, i + 1
+    def rise(v: Array, nu: tuple[Array, Array]) -> tuple[Array, Array]:
+        def newton(state: tuple) -> tuple:
+            nu, before, _, i = state
+            total, count = sum_above_zero(lambda part: weights(part, nu), v)
+            settled = (count == before) | (jnp.abs(total - 1) <= 32 * info.eps)
+            # nu is the sum of two numbers: one does not hold the digits of weights far below the largest.
+            base, rest = nu[0], nu[1] + scale * ((total - 1) / jnp.maximum(count, 1))
+            up = base + rest
+            return (up, (base - up) + rest), count, settled, i + 1
 
-    top = largest(v)
+        start = nu, jnp.zeros_like(scale), jnp.array(False), jnp.int32(0)
+        return lax.while_loop(lambda state: ~state[2] & (state[3] < 64), newton, start)[0]
+
+    peaks = reduce(lambda a, b: jnp.where(a > b, a, b), in_parts(v, -jnp.inf))
+    top = jnp.max(peaks)
     base = jnp.maximum(top - scale, info.min)
-    start = (base, (top - base) - scale), jnp.zeros((), v.dtype), jnp.array(False), jnp.int32(0)
-    nu, *_ = lax.while_loop(lambda state: ~state[2] & (state[3] < 64), rise, start)
-    return jnp.clip(weights(nu, v), 0, 1)
-
-
-def largest(v: Array) -> Array:
-    """max_i v_i."""
-    return jnp.max(combined(lambda part: part, lambda a, b: jnp.where(a > b, a, b), v))
+    nu = base, (top - base) - scale
+    if peaks.size < v.size:
+        nu = rise(peaks, nu)
+    return jnp.clip(weights(v, rise(v, nu)), 0, 1)
 
 
 def sum_above_zero(f: Callable[[Array], Array], v: Array) -> tuple[Array, Array]:
-    """The sum of those f(v_i) that are above zero, and how many they are; a complex number has room for both."""
+    """The sum of those f(v_i) that are above zero, and how many they are: as one complex number, in one pass."""
 
     def sum_and_count(part: Array) -> Array:
         a = f(part)
         return lax.complex(jnp.where(a > 0, a, 0), jnp.where(a > 0, jnp.ones_like(a), 0))
 
-    both = jnp.sum(combined(sum_and_count, jnp.add, v))
+    both = reduce(jnp.add, map(sum_and_count, in_parts(v, -jnp.inf)))
+    both = jnp.sum(reduce(jnp.add, in_parts(both, 0)))
     return both.real, both.imag
 
 
-def combined(f: Callable[[Array], Array], operator: Callable[[Array, Array], Array], v: Array) -> Array:
-    """f(v), and where that is long a sixteenth of it: its parts, combined with each other by the operator.
+def in_parts(a: Array, fill: float) -> list[Array]:
+    """A long vector in parts of one length, the last one filled up; a short one as it is.
 
-    On a CPU XLA reduces a vector to a number on one core, and uses all of them for what is elementwise.
+    On a CPU XLA reduces a vector to a number on one core, but uses all of them for what is elementwise, such as
+    combining these with each other.
     """
-    if v.size < LONG:
-        return f(v)
-    width = v.size // PARTS
-    parts = [f(v[k * width : (k + 1) * width]) for k in range(PARTS)]
-    return jnp.concatenate([reduce(operator, parts), f(v[PARTS * width :])])
+    if a.size < LONG:
+        return [a]
+    width = -(-a.size // PARTS)
+    return [
+        *(a[k * width : (k + 1) * width] for k in range(PARTS - 1)),
+        jnp.pad(a[(PARTS - 1) * width :], (0, PARTS * width - a.size), constant_values=fill),
+    ]
