@@ -1,9 +1,9 @@
 """Euclidean projections onto the simplex and its relatives, exact at any scale.
 
 Every one of them is lam_i = clip(b_i - nu, 0, cap_i) at the level nu where the weights sum to one. Three
-habits keep that accurate from float32 to 100,000 clients and from 1e-30 to 1e30: b is centred where nu must
+habits keep that accurate from float32 to a million clients and from 1e-30 to 1e30: b is centred where nu must
 lie before anything is summed, entries certainly at a bound are clipped there, and the last digits of nu,
-which one number cannot hold, are settled on the weights themselves.
+which one number cannot hold, are held by a second one or settled on the weights themselves.
 """
 
 from collections.abc import Callable
