@@ -122,9 +122,10 @@ def test_coin_has_a_varying_size():
     assert len(set(present.sum(axis=1))) > 3
 
 
-def test_put_and_mark_touch_present_rows_only():
+def test_put_add_and_mark_touch_present_rows_only():
     cohort = cohorts.Cohort(jnp.array([2, 0]), jnp.array([True, False]))
-    assert cohort.put(jnp.zeros(3), jnp.array([5.0, 7.0])).tolist() == [0, 0, 5]
+    assert cohort.put(jnp.ones(3), jnp.array([5.0, 7.0])).tolist() == [1, 1, 5]
+    assert cohort.add(jnp.ones(3), jnp.array([5.0, 7.0])).tolist() == [1, 1, 6]
     assert cohort.mark(3).tolist() == [False, False, True]
 
 
