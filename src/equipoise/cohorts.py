@@ -20,7 +20,7 @@ from equipoise.protocol import Cohort, RandomKey
 
 Weights = Float[Array, " n"]
 FEW = 1024  # clients up to which drawing a number for each is cheapest
-BLOCK = 16  # clients that are drawn from together, where there are more
+BLOCK = 32  # clients that are drawn from together, where there are more
 
 
 class Sample(NamedTuple):
@@ -164,7 +164,7 @@ def _first_above(u: Float[Array, " m"], weights: Float[Array, "*m k"]) -> Int[Ar
     # By rounding, sums of more may be less: entries without weight are left out by their weight, not by their sum.
     cumulated = jnp.where(weights > 0, jnp.cumsum(weights, axis=1), 0)
     above = cumulated > u[:, None] * jnp.max(cumulated, axis=1, keepdims=True)
-    return jnp.argmax(above, axis=1).astype(jnp.int32)
+    return jnp.min(jnp.where(above, jnp.arange(weights.shape[1], dtype=jnp.int32)[None], weights.shape[1] - 1), axis=1)
 
 
 def check_clients(n: int) -> None:

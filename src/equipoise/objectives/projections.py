@@ -90,7 +90,7 @@ def simplex(v: Array, scale: Array | float = 1.0) -> Array:
         start = nu, jnp.zeros_like(scale), jnp.array(False), jnp.int32(0)
         return lax.while_loop(lambda state: ~state[2] & (state[3] < 64), newton, start)[0]
 
-    peaks = reduce(lambda a, b: jnp.where(a > b, a, b), in_parts(v, -jnp.inf))
+    peaks = folded(lambda part: part, lambda a, b: jnp.where(a > b, a, b), v)
     top = jnp.max(peaks)
     base = jnp.maximum(top - scale, info.min)
     nu = base, (top - base) - scale
@@ -106,21 +106,17 @@ def sum_above_zero(f: Callable[[Array], Array], v: Array) -> tuple[Array, Array]
         a = f(part)
         return lax.complex(jnp.where(a > 0, a, 0), jnp.where(a > 0, jnp.ones_like(a), 0))
 
-    both = reduce(jnp.add, map(sum_and_count, in_parts(v, -jnp.inf)))
-    both = jnp.sum(reduce(jnp.add, in_parts(both, 0)))
+    both = jnp.sum(folded(lambda part: part, jnp.add, folded(sum_and_count, jnp.add, v)))
     return both.real, both.imag
 
 
-def in_parts(a: Array, fill: float) -> list[Array]:
-    """A long vector in parts of one length, the last one filled up; a short one as it is.
+def folded(f: Callable[[Array], Array], operator: Callable[[Array, Array], Array], v: Array) -> Array:
+    """f(v) or, of a long vector, what its parts become when they are combined with each other: a sixteenth of it.
 
-    On a CPU XLA reduces a vector to a number on one core, but uses all of them for what is elementwise, such as
-    combining these with each other.
+    On a CPU XLA reduces a vector to a number on one core, but uses all of them for what is elementwise.
     """
-    if a.size < LONG:
-        return [a]
-    width = -(-a.size // PARTS)
-    return [
-        *(a[k * width : (k + 1) * width] for k in range(PARTS - 1)),
-        jnp.pad(a[(PARTS - 1) * width :], (0, PARTS * width - a.size), constant_values=fill),
-    ]
+    if v.size < LONG:
+        return f(v)
+    width = v.size // PARTS
+    parts = [f(v[k * width : (k + 1) * width]) for k in range(PARTS)]
+    return jnp.concatenate([reduce(operator, parts), f(v[PARTS * width :])])
