@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equipoise.objectives.projections import LONG, folded, level, moderate, simplex, sum_above_zero, with_unit_sum
+from equipoise.objectives.projections import (
+    LONG,
+    Known,
+    folded,
+    level,
+    moderate,
+    simplex,
+    sum_above_zero,
+    with_unit_sum,
+)
 from tests.objectives import dual_references as ref
 
 
@@ -68,6 +77,20 @@ def test_simplex_of_many_minimises(dtype):
         assert abs(one - right).max() < 20 * eps * max(1, abs(point).max() / scale)
         assert abs(one.astype(np.longdouble).sum() - 1) < 100 * eps
         assert one.min() == 0 or right.min() > 0
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_what_is_known_of_a_point_changes_only_the_way_to_its_projection(dtype):
+    """Also where it is of little use: the smallest entries, one twice, and a sum that is off."""
+    rng = np.random.default_rng(5)
+    v = rng.dirichlet(np.ones(40), 200) + 10.0 ** rng.uniform(-6, 2, (200, 1)) * (rng.random((200, 40)) < 0.1)
+    v, scale = v.astype(dtype), (10.0 ** rng.uniform(-3, 3, 200)).astype(dtype)
+    order, eps = np.sort(v, axis=1), np.finfo(dtype).eps
+    start = jax.jit(jax.vmap(lambda v, scale, some, total: simplex(v, scale, Known(some, total))))
+    for some, error in ((order[:, -4:], 0), (order[:, :4], 0), (order[:, [-1, -1]], 0.01), (v[:, :2], -0.5)):
+        lam = np.asarray(start(v, scale, some, (v.sum(axis=1) * (1 + error)).astype(dtype)))
+        assert abs(lam - jax.vmap(simplex)(v, scale)).max() < 50 * eps
+        assert abs(lam.sum(axis=1) - 1).max() < 50 * eps
 
 
 @pytest.mark.parametrize("size", [1, 15, LONG, LONG + 1, MANY])

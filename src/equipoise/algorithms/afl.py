@@ -153,7 +153,7 @@ def ascend(
     """lam after a proximal ascent step on the losses of a cohort, each counted N/m; lam itself if nobody answered."""
     heard = jnp.sum(jnp.asarray(cohort.present), dtype=lam.dtype)
     v = dual.n / jnp.maximum(heard, 1) * losses  # zero for all others
-    return jnp.where(heard > 0, dual.prox(cohort.add(lam, step * v), step), lam)
+    return jnp.where(heard > 0, dual.ascend(lam, cohort, step * v, step), lam)
 
 
 AFL = Record(

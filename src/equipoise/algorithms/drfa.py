@@ -100,8 +100,8 @@ def drfa(task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float,
         losses = replies.each.loss
         m = jnp.maximum(jnp.sum(replies.cohort.present, dtype=losses.dtype), 1)
         v, sigma = n / m * losses, steps * dual_lr  # line 15, zero for all others
-        lam = replies.cohort.add(server.lam, sigma * v)
-        return server._replace(lam=dual.prox(lam, sigma))  # line 16; Algorithm 2
+        lam = dual.ascend(server.lam, replies.cohort, sigma * v, sigma)  # line 16; Algorithm 2
+        return server._replace(lam=lam)
 
     return Algorithm(
         name="drfa",

@@ -8,6 +8,7 @@ which one number cannot hold, are held by a second one or settled on the weights
 
 from collections.abc import Callable
 from functools import reduce
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -64,13 +65,20 @@ def with_unit_sum(lam: Array, cap: ArrayLike) -> Array:
     return lam
 
 
-def simplex(v: Array, scale: Array | float = 1.0) -> Array:
+class Known(NamedTuple):
+    """What is known of a vector before it is looked through: a start for the search, which changes nothing else."""
+
+    some: Array  # entries of it that are likely to be the largest
+    total: Array  # the sum of all
+
+
+def simplex(v: Array, scale: Array | float = 1.0, known: Known | None = None) -> Array:
     """argmin_{lam in Delta} scale |lam|^2 / 2 - <v, lam>, the projection of v / scale onto the simplex.
 
-    lam_i = max(v_i - nu, 0) / scale. Newton's method rises to nu from top - scale, where the sum is at least one, and
-    does not pass it, since the sum is convex in nu. From step to step what the sum has beyond one and the count of
-    weights above zero shrink by factors that add up to one at most, so that log2(n) + log4(1/eps) steps always do. Of a
-    long vector the largest entries of sixteen come first: their nu is below that of all, and mostly not far.
+    lam_i = max(v_i - nu, 0) / scale. Newton's method rises to nu from where the sum is at least one, and does not pass
+    it, since the sum is convex in nu. From step to step what the sum has beyond one and the count of weights above zero
+    shrink by factors that add up to one at most, so that log2(n) + log4(1/eps) steps always do. The nu of a few entries
+    is below that of all, and mostly not far: it starts from that of the largest of every sixteen, if there are many.
     """
     scale, info = moderate(scale, v.dtype), jnp.finfo(v.dtype)
 
@@ -90,13 +98,17 @@ def simplex(v: Array, scale: Array | float = 1.0) -> Array:
         start = nu, jnp.zeros_like(scale), jnp.array(False), jnp.int32(0)
         return lax.while_loop(lambda state: ~state[2] & (state[3] < 64), newton, start)[0]
 
-    peaks = folded(lambda part: part, lambda a, b: jnp.where(a > b, a, b), v)
-    top = jnp.max(peaks)
+    few = known.some if known else folded(lambda part: part, lambda a, b: jnp.where(a > b, a, b), v)
+    top = jnp.max(few)
     base = jnp.maximum(top - scale, info.min)
     nu = base, (top - base) - scale
-    if peaks.size < v.size:
-        nu = rise(peaks, nu)
-    return jnp.clip(weights(v, rise(v, nu)), 0, 1)
+    if few.size < v.size:
+        nu = rise(few, nu)
+    if known:  # and what all would have to give up, if all were above zero, is below it too
+        mean = (known.total - scale) / v.size
+        nu = jnp.maximum(nu[0], mean), jnp.where(mean > nu[0], 0, nu[1])
+    lam = weights(v, rise(v, nu))
+    return jnp.where(lam < 0, 0, jnp.where(lam > 1, 1, lam))
 
 
 def sum_above_zero(f: Callable[[Array], Array], v: Array) -> tuple[Array, Array]:
