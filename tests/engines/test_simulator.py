@@ -37,6 +37,17 @@ def test_no_rounds_leave_everything_as_it_was():
     assert result.history.shape == (0, DIM)
 
 
+def test_counts_go_on_from_one_stretch_of_rounds_to_the_next():
+    poisoned = unequal()._replace(inputs=unequal().inputs.at[1].multiply(1e300))
+    seen, how = [], {"pause": lambda result: seen.append(result.tally.broken.tolist()), "every": 2}
+    with pytest.warns(eq.errors.LostReplies):
+        before = eq.simulate(build("fedavg"), start(), poisoned, 0, rounds=3, **how)
+    with pytest.warns(eq.errors.LostReplies):
+        result = eq.simulate(build("fedavg"), start(), poisoned, 0, rounds=7, resume=before, **how)
+    assert seen == [[0, done, 0, 0, 0] for done in (2, 3, 4, 6, 7)]
+    assert (result.tally.asked.tolist(), result.tally.answered.tolist()) == ([35], [28])
+
+
 def test_an_integer_is_a_seed():
     runs = [eq.simulate(build("fedavg", batch=2), start(), unequal(), key, rounds=2) for key in (7, jax.random.key(7))]
     assert_identical(runs[0].server, runs[1].server)

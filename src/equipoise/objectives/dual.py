@@ -81,7 +81,8 @@ class Dual(NamedTuple):
     modulus: float  # psi is modulus-strongly convex on Lam in the Euclidean norm; 0: merely convex
     simplex: bool = True  # Lam lies in the probability simplex, so lam can be sampled from
     interior: Interior | None = None  # both for `algorithms.scaffpd_model`; None: not of that form
-    prox_given: Callable[[Weights, Scalar | float, Known], Weights] | None = None  # prox, of a v of which that is known
+    # The same as prox, of a v of which that is known; who replaces the one replaces the other. None: of no use.
+    prox_given: Callable[[Weights, Scalar | float, Known], Weights] | None = None
 
     def ascend(self, lam: Weights, cohort: Cohort, change: Float[Array, " m"], step: Scalar | float) -> Weights:
         """prox(lam + change, step), from weights lam of which only those of the cohort change."""
