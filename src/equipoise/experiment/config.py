@@ -154,6 +154,9 @@ class RunSettings(Section):
     rounds: Count = Field(100, description="of communication")
     seed: Seed = Field(0, description="of all random numbers")
     precision: Literal["float32", "float64"] = Field("float32", description="float32 or float64")
+    products: Literal["float32", "tf32", "bf16"] | None = Field(
+        None, description="of matrix products on an accelerator: tf32 and bf16 are faster; default: float32"
+    )
     evaluate_every: Count | None = Field(None, description="rounds between two rows of the history; default: 1%")
     checkpoint_seconds: float = Field(10.0, ge=0, description="at least so long between two checkpoints")
     clients_per_batch: int | None = Field(None, ge=1, description="clients side by side on a device; less saves memory")

@@ -257,23 +257,28 @@ def _family(
 
 def _takes_operands(maker: Callable[..., Algorithm], numbers: dict[str, Any], problem: Problem) -> bool:
     """Whether the method can be made inside a program, where its numbers are not known; nothing is computed."""
-    x = problem.x
-    operands = {name: jnp.asarray(value, x.dtype) for name, value in numbers.items()}
-    try:
-        jax.eval_shape(_one_round(maker), operands, x, problem.train)
-    except (InputError, TypeError, ValueError):  # JAX's errors about tracers are TypeErrors; one that stays comes again
-        return False
-    return True
+    x, answers = problem.x, _answers(maker)
+    kind = frozenset(numbers), x.dtype
 
-
-@lru_cache(maxsize=64)
-def _one_round(maker: Callable[..., Algorithm]) -> Callable:
     def one_round(numbers: dict[str, Any], x: Vector, data: Any) -> Any:
         algorithm = maker(**numbers)
         state, key = kernel.init(algorithm, x), jax.random.key(0)
         return kernel.step(algorithm, state, kernel.prepare(algorithm, data), key)
 
-    return jax.jit(one_round)  # so that it is traced once for all numbers and all data of these shapes
+    if kind not in answers:  # which numbers and how many rows there are makes no difference
+        operands = {name: jnp.asarray(value, x.dtype) for name, value in numbers.items()}
+        try:
+            jax.eval_shape(one_round, operands, x, problem.train)
+            answers[kind] = True
+        except (InputError, TypeError, ValueError):  # JAX's errors about tracers are TypeErrors; what stays comes again
+            answers[kind] = False
+    return answers[kind]
+
+
+@lru_cache(maxsize=64)
+def _answers(maker: Callable[..., Algorithm]) -> dict[Any, bool]:
+    """Of `_takes_operands`, for the makers that were used last."""
+    return {}
 
 
 @lru_cache(maxsize=64)

@@ -40,7 +40,7 @@ from equipoise.experiment.batch import data_of, is_done, run_batch
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.convexify import network_config
 from equipoise.experiment.measures import Measure
-from equipoise.experiment.problems import Problem, build_problem, precision
+from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
 from equipoise.experiment.run import RunSpec
 
 OWN_SECTIONS = (
@@ -358,6 +358,7 @@ def run_all(
     """
     check(jobs, folder, overwrite)
     with ExitStack() as held:
+        held.enter_context(data_set_kept())
         problems: dict[str, Problem] = {}  # neighbours often have the same data
         since_cleared = 0
 
@@ -434,7 +435,8 @@ def _apart_on_this_device(job: PlannedRun) -> str:
 
     A GPU compiles for longer than it computes. On a CPU it pays for seeds only, which are alike in size.
     """
-    return _place(job.over) if jax.default_backend() == "cpu" else job.config.run.precision
+    run = job.config.run
+    return _place(job.over) if jax.default_backend() == "cpu" else f"{run.precision} {run.products}"
 
 
 def run_path(

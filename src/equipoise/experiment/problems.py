@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -22,10 +23,11 @@ from equipoise.data.datasets import catalogue, synthetic
 from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards
 from equipoise.data.silos.encoding import Encoding, Feature, Target
+from equipoise.engines.simulator import products_in
 from equipoise.errors import InputError, require
 from equipoise.evaluation import MainScore, PerClient
 from equipoise.evaluation.predictions import Score
-from equipoise.experiment.config import Config
+from equipoise.experiment.config import Config, DataSettings
 from equipoise.models import Model
 from equipoise.models.model import Params
 from equipoise.protocol import Vector
@@ -168,7 +170,7 @@ def with_own_models(config: Config, problem: Problem) -> Problem:
 @contextmanager
 def precision(config: Config) -> Iterator[None]:
     """The arrays that are made in here have the precision of the run."""
-    with jax.enable_x64(config.run.precision == "float64"):
+    with jax.enable_x64(config.run.precision == "float64"), products_in(config.run.products):
         yield
 
 
@@ -286,9 +288,33 @@ def _quadratics(config: Config) -> Problem:
     )
 
 
+_kept: ContextVar[dict[str, Dataset] | None] = ContextVar("_kept", default=None)
+
+
+@contextmanager
+def data_set_kept() -> Iterator[None]:
+    """In it, a data set that is divided in several ways is read once."""
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def _dataset(settings: DataSettings) -> Dataset:
+    kept, key = _kept.get(), settings.model_dump_json()
+    if kept is not None and key in kept:
+        return kept[key]
+    dataset = catalogue.load(settings.name, data_dir=settings.data_dir, download=settings.download, **settings.options)
+    if kept is not None:
+        kept.clear()
+        kept[key] = dataset
+    return dataset
+
+
 def _of_dataset(config: Config) -> Problem:
     settings, division, key = config.data, config.partition, division_seed(config)
-    dataset = catalogue.load(settings.name, data_dir=settings.data_dir, download=settings.download, **settings.options)
+    dataset = _dataset(settings)
     if config.model.name in ("linear", "mlp"):
         dataset = dataset.flat()
     divided, test_parts = divide(config, dataset)
