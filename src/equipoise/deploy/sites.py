@@ -230,6 +230,7 @@ class ConnectedSites:
             began = time.monotonic()
             seconds = limit(asked - len(pending))
             late = Delivery(None, None, "late", f"no reply within {seconds:.3g} s")
+            lost = late._replace(why="Flower no longer has the message, or its reply")
             found = False
             wait = min(max(seconds - (began - start), 0.0), HOLD if hopeless is None else 1.0)
             for reply in self._pull(list(pending), wait, reply_bytes):
@@ -237,7 +238,8 @@ class ConnectedSites:
                 number = reply.metadata.reply_to_message_id
                 if number in pending:
                     found = True
-                    yield pending.pop(number), opened(reply, late)
+                    in_time = time.monotonic() - start < 0.9 * seconds  # Flower's clock is another one
+                    yield pending.pop(number), opened(reply, lost if in_time else late)
             for number, of in list(pending.items()) if hopeless else ():
                 if hopeless is not None and hopeless(of):
                     del pending[number]
@@ -325,13 +327,13 @@ class ConnectedSites:
                 yield from self._pull([i])
 
 
-def opened(reply: Message, late: Delivery) -> Delivery:
-    """What Flower delivered; `late` where it is only the news that it has thrown the message away."""
+def opened(reply: Message, gone: Delivery) -> Delivery:
+    """What Flower delivered; `gone` where it is only the news that it has thrown the message away."""
     if not reply.has_error():
         return Delivery(reply.content, reply)
     code, why = reply.error.code, plain(str(reply.error.reason))
     if code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
-        return late
+        return gone
     if code == ErrorCode.NODE_UNAVAILABLE:
         return Delivery(None, reply, "absent", "its node has gone")
     return Delivery(None, reply, "failed", f"error {code}: {why}")
