@@ -57,6 +57,36 @@ def test_by_weight_among_many_never_draws_a_weight_of_zero():
     np.testing.assert_allclose(found, lam / lam.sum(), atol=0.002)
 
 
+draw_many = jax.jit(cohorts.by_weight(60_000).draw)
+
+
+@pytest.mark.parametrize("n", [1025, 20_011])
+def test_by_weight_among_many_draws_by_the_weights_in_blocks_of_blocks(n):
+    """A chi-square test over groups of clients, few of whom hold weights of very different size."""
+    rng = np.random.default_rng(n)
+    lam = (rng.random(n) ** 8 * (rng.random(n) < 0.3)).astype(np.float32)
+    lam[-1] = lam.sum() / 10
+    ids = np.asarray(draw_many(jax.random.key(1), jnp.asarray(lam)).ids)
+    assert (lam[ids] > 0).all()
+    groups = rng.permutation(n) % 20
+    found, due = np.bincount(groups[ids], minlength=20), np.bincount(groups, lam, 20) / lam.sum() * ids.size
+    assert ((found - due) ** 2 / due).sum() < 45  # 19 degrees of freedom: once in a thousand seeds
+    heavy = lam > 0.5
+    np.testing.assert_allclose(np.bincount(ids, minlength=n)[-1] / ids.size, 1 / 11, atol=0.006)
+    assert len(set(ids[heavy[ids]])) > 0.9 * heavy.sum()
+
+
+def test_by_weight_never_draws_a_weight_of_zero_that_rounding_gives_a_share():
+    """Sums of tenths in single precision are not the same in every order."""
+    lam = np.where(np.arange(900) % 3 == 0, np.float32(0.1), np.float32(0))
+    ids = np.asarray(draw_many(jax.random.key(2), jnp.asarray(lam)).ids)
+    assert (ids % 3 == 0).all()
+    assert len(set(ids.tolist())) == 300
+    alone = np.zeros(20_011, np.float32)
+    alone[20_007] = 1e-30
+    assert set(np.asarray(draw_many(jax.random.key(3), jnp.asarray(alone)).ids).tolist()) == {20_007}
+
+
 def test_coin_among_many_asks_each_with_the_same_probability():
     sample = cohorts.coin(4000, 0.01)
     assert sample.m < 400
@@ -92,9 +122,10 @@ def test_coin_has_a_varying_size():
     assert len(set(present.sum(axis=1))) > 3
 
 
-def test_put_and_mark_touch_present_rows_only():
+def test_put_add_and_mark_touch_present_rows_only():
     cohort = cohorts.Cohort(jnp.array([2, 0]), jnp.array([True, False]))
-    assert cohort.put(jnp.zeros(3), jnp.array([5.0, 7.0])).tolist() == [0, 0, 5]
+    assert cohort.put(jnp.ones(3), jnp.array([5.0, 7.0])).tolist() == [1, 1, 5]
+    assert cohort.add(jnp.ones(3), jnp.array([5.0, 7.0])).tolist() == [1, 1, 6]
     assert cohort.mark(3).tolist() == [False, False, True]
 
 

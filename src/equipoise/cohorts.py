@@ -20,6 +20,7 @@ from equipoise.protocol import Cohort, RandomKey
 
 Weights = Float[Array, " n"]
 FEW = 1024  # clients up to which drawing a number for each is cheapest
+BLOCK = 32  # clients that are drawn from together, where there are more
 
 
 class Sample(NamedTuple):
@@ -134,21 +135,36 @@ def _below(key: RandomKey, n: int, shape: tuple[int, ...]) -> Int[Array, "..."]:
 
 
 def _weighted(key: RandomKey, weights: Weights, m: int) -> Int[Array, " m"]:
-    """m independent draws by the weights; never one of weight zero. Of many, first a block, then one of the block."""
-    n = weights.size
-    if n <= FEW:
-        return _first_above(jax.random.uniform(key, (m,), weights.dtype), weights)
-    width = math.isqrt(n)
-    blocks = jnp.pad(weights, (0, -n % width)).reshape(-1, width)
-    u = jax.random.uniform(key, (2, m), weights.dtype)
-    block = _first_above(u[0], jnp.sum(blocks, axis=1))
-    return block * width + jax.vmap(_first_above)(u[1], blocks[block])
+    """m independent draws by the weights; never one of weight zero.
+
+    Of many, first a block, then one of the block; a block by its sum, in the same way. The members of a block lie far
+    apart, so that all sums are one sum of vectors.
+    """
+    levels = [weights]
+    while levels[-1].size > FEW:
+        levels.append(_block_sums(levels[-1]))
+    u = jax.random.uniform(key, (len(levels), m), weights.dtype)
+    ids = _first_above(u[-1], levels[-1][None])
+    for members, blocks, part in zip(levels[-2::-1], levels[:0:-1], u[-2::-1], strict=True):
+        places = ids[:, None] + blocks.size * jnp.arange(BLOCK, dtype=jnp.int32)[None]
+        weight = members.at[places].get(mode="fill", fill_value=0)
+        ids = ids + blocks.size * _first_above(part, weight)
+    return ids
 
 
-def _first_above(u: Float[Array, "*m"], weights: Weights) -> Int[Array, "*m"]:
-    """The first i whose cumulated weight is above the part u of the sum."""
-    cumulated = jnp.cumsum(weights)
-    return jnp.searchsorted(cumulated, u * cumulated[-1], side="right", method="compare_all").astype(jnp.int32)
+def _block_sums(weights: Weights) -> Float[Array, " blocks"]:
+    """Block k has the weights k, k + blocks, k + 2 blocks, ..."""
+    blocks = -(-weights.size // BLOCK)
+    *full, last = (weights[k * blocks : (k + 1) * blocks] for k in range(BLOCK))
+    return sum(full, jnp.pad(last, (0, blocks - last.size)))
+
+
+def _first_above(u: Float[Array, " m"], weights: Float[Array, "*m k"]) -> Int[Array, " m"]:
+    """In every row the first entry with a weight whose cumulated weight is above the part u of the sum."""
+    # By rounding, sums of more may be less: entries without weight are left out by their weight, not by their sum.
+    cumulated = jnp.where(weights > 0, jnp.cumsum(weights, axis=1), 0)
+    above = cumulated > u[:, None] * jnp.max(cumulated, axis=1, keepdims=True)
+    return jnp.min(jnp.where(above, jnp.arange(weights.shape[1], dtype=jnp.int32)[None], weights.shape[1] - 1), axis=1)
 
 
 def check_clients(n: int) -> None:

@@ -40,8 +40,14 @@ class Cohort(NamedTuple):
 
     def put(self, table: Array, rows: Array) -> Array:
         """`table` with the rows of the present clients replaced."""
-        where = jnp.where(self.present, self.ids, table.shape[0])
-        return table.at[where].set(rows, mode="drop")
+        return table.at[self._where(table)].set(rows, mode="drop")
+
+    def add(self, table: Array, rows: Array) -> Array:
+        """`table` with the rows of the present clients added to theirs."""
+        return table.at[self._where(table)].add(rows, mode="drop")
+
+    def _where(self, table: Array) -> Int[Array, " m"]:
+        return jnp.where(self.present, self.ids, table.shape[0])
 
     def mark(self, n: int) -> Bool[Array, " n"]:
         """Which of n clients are present."""

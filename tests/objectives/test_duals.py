@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.objectives import DUALS
+from equipoise.objectives.capping import cap_weights
+from equipoise.protocol import Cohort
 from tests.objectives.dual_cases import CASES, ONE_EACH, STEPLESS, build, feasible, nasty, prox_error, violation
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -203,3 +205,14 @@ def test_relabelled_clients_get_relabelled_weights(case):
         v = jnp.asarray(v)
         for operator in (dual.best_response, lambda x: dual.prox(x, 0.5)):
             np.testing.assert_allclose(operator(v[order]), operator(v)[order], rtol=0, atol=1e-15)
+
+
+@one_each
+def test_a_step_in_few_weights_is_the_prox_of_the_sum(case):
+    dual, rng = build(case, N), np.random.default_rng(6)
+    cohort = Cohort(jnp.asarray([4, 1, 3]), jnp.asarray([True, False, True]))
+    lam, change = jnp.asarray(rng.dirichlet(np.ones(N))), jnp.asarray([0.4, 9.0, -0.1])
+    moved = lam.at[jnp.asarray([4, 3])].add(jnp.asarray([0.4, -0.1]))
+    for of in (dual, cap_weights(dual, 0.5)) if dual.simplex else (dual,):
+        step = jax.jit(lambda lam, change, of=of: (of.ascend(lam, cohort, change, 0.3), of.prox(moved, 0.3)))
+        np.testing.assert_allclose(*step(lam, change), rtol=0, atol=1e-14)

@@ -152,8 +152,8 @@ def ascend(
 ) -> Float[Array, " n"]:
     """lam after a proximal ascent step on the losses of a cohort, each counted N/m; lam itself if nobody answered."""
     heard = jnp.sum(jnp.asarray(cohort.present), dtype=lam.dtype)
-    v = cohort.put(jnp.zeros_like(lam), dual.n / jnp.maximum(heard, 1) * losses)
-    return jnp.where(heard > 0, dual.prox(lam + step * v, step), lam)
+    v = dual.n / jnp.maximum(heard, 1) * losses  # zero for all others
+    return jnp.where(heard > 0, dual.ascend(lam, cohort, step * v, step), lam)
 
 
 AFL = Record(

@@ -99,9 +99,9 @@ def drfa(task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float,
     def ascend(server: Server, replies: Replies) -> Server:
         losses = replies.each.loss
         m = jnp.maximum(jnp.sum(replies.cohort.present, dtype=losses.dtype), 1)
-        v = replies.cohort.put(jnp.zeros_like(server.lam), n / m * losses)  # line 15
-        sigma = steps * dual_lr
-        return server._replace(lam=dual.prox(server.lam + sigma * v, sigma))  # line 16; Algorithm 2
+        v, sigma = n / m * losses, steps * dual_lr  # line 15, zero for all others
+        lam = dual.ascend(server.lam, replies.cohort, sigma * v, sigma)  # line 16; Algorithm 2
+        return server._replace(lam=lam)
 
     return Algorithm(
         name="drfa",

@@ -131,7 +131,13 @@ def exchange_once(
         new, reply = run_client(exchange, exchange.send(server, i), mine, shard, slot_key(working, slot))
         return new, reply, is_finite(reply)
 
-    on_clients = jax.vmap(on_client, in_axes=(0, 0, 0, 0, None, None))
+    def on_clients(slots: Array, *rows_and_rest: Any) -> tuple:
+        if slots.shape[0] > 1:
+            return jax.vmap(on_client, in_axes=(0, 0, 0, 0, None, None))(slots, *rows_and_rest)
+        # Not as a stack of one: XLA would reorder the examples of a stack for every product with them.
+        *rows, server, working = rows_and_rest
+        slot, i, mine, shard = jax.tree.map(lambda a: a[0], (slots, *rows))
+        return jax.tree.map(lambda a: a[None], on_client(slot, i, mine, shard, server, working))
 
     # Jitted, so that it is traced once even where its shapes are asked for first.
     @partial(jax.jit, inline=True)

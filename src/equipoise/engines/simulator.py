@@ -147,14 +147,16 @@ def simulate(
 
     def result(history: PyTree = None) -> Result:
         clients = layout.gathered(state.clients, algorithm.n)
-        return Result(state.server, clients, history, at, tally, seconds, compile_seconds, algorithm.name, words)
+        counted = tally._replace(broken=tally.broken + np.asarray(state.tally.broken))
+        return Result(state.server, clients, history, at, counted, seconds, compile_seconds, algorithm.name, words)
 
     with interrupts_deferred() as interrupted:
         while at < rounds and not interrupted:
             halt = rounds if pause is None else min(rounds, at - at % every + every)
             stop, clock = min(at + min(chunk, most), halt), time.perf_counter()
             state, seen = advance(state, source, key, np.int32(stop), keep, lose)
-            tally = jax.tree.map(lambda t, c: t + np.asarray(c), tally, state.tally)  # waits for the device
+            asked, answered = (np.asarray(count) for count in state.tally[:2])  # waits for the device
+            tally = tally._replace(asked=tally.asked + asked, answered=tally.answered + answered)
             elapsed = time.perf_counter() - clock
             seconds += elapsed
             pace = (stop - at) / max(elapsed, 1e-9)
@@ -274,7 +276,8 @@ def placed(state: State, layout: Layout) -> State:
 
 @once
 def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
-    """The program of rounds: up to `stop`, at most `length` of them, and a row of each; counts start at zero."""
+    """The program of rounds: up to `stop`, at most `length` of them, and a row of each; what is asked and answered is
+    counted from zero."""
 
     def advance(
         numbers: dict[str, Array],
@@ -297,7 +300,7 @@ def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
             rows = jax.tree.map(lambda table, row: table.at[r - start].set(row), rows, keep(state.server))
             return state, rows
 
-        state = state._replace(tally=kernel.no_counts(algorithm))
+        state = state._replace(tally=kernel.no_counts(algorithm)._replace(broken=state.tally.broken))
         return jax.lax.fori_loop(start, stop, body, (state, rows))
 
     lie = (states_apart(layout), layout.whole) if layout.spread else layout.whole

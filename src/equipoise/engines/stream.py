@@ -92,7 +92,7 @@ def rounds(make: Make, asked: Callable, exchange: Callable, data: Any) -> Callab
     ) -> tuple[State, PyTree]:
         algorithm = make(**numbers)
         exchanges = len(algorithm.round)
-        state = state._replace(tally=kernel.no_counts(algorithm))
+        state = state._replace(tally=kernel.no_counts(algorithm)._replace(broken=state.tally.broken))
         seen: list[PyTree] = []
         ahead: Future | None = None
         for r in range(int(state.round), int(stop)):

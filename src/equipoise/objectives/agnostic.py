@@ -5,7 +5,7 @@ from jax import Array
 
 from equipoise.objectives.checks import clients, make_dual
 from equipoise.objectives.dual import Dual, Interior
-from equipoise.objectives.projections import simplex
+from equipoise.objectives.projections import Known, simplex
 from equipoise.objectives.record import Record
 
 
@@ -20,8 +20,8 @@ def agnostic(n: int) -> Dual:
     def penalty(lam: Array) -> Array:
         return jnp.zeros((), lam.dtype)
 
-    def prox(v: Array, step: Array | float) -> Array:
-        return simplex(v)
+    def prox(v: Array, step: Array | float, known: Known | None = None) -> Array:
+        return simplex(v, known=known)
 
     def best_response(losses: Array) -> Array:
         worst = (losses == jnp.max(losses)).astype(losses.dtype)
@@ -30,9 +30,8 @@ def agnostic(n: int) -> Dual:
     def value(losses: Array) -> Array:
         return jnp.max(losses)
 
-    return make_dual(
-        Dual("agnostic", n, penalty, prox, best_response, value, modulus=0.0, interior=Interior.weights(n))
-    )
+    operators = penalty, prox, best_response, value
+    return make_dual(Dual("agnostic", n, *operators, modulus=0.0, interior=Interior.weights(n), prox_given=prox))
 
 
 AGNOSTIC = Record("agnostic", agnostic)

@@ -63,5 +63,5 @@ def cap_weights(dual: Dual, cap: float) -> Dual:
         return jnp.sum(losses * lam) - dual.penalty(lam)
 
     interior = None if dual.interior is None else dual.interior.capped(cap)
-    named = dual._replace(name=f"{dual.name} capped at {cap:g}", interior=interior)
+    named = dual._replace(name=f"{dual.name} capped at {cap:g}", interior=interior, prox_given=None)
     return make_dual(named._replace(prox=prox, best_response=best_response, value=value))

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from equipoise.errors import known, positive, require
 from equipoise.objectives.dual import Dual
+from equipoise.objectives.projections import Known
 
 
 def clients(n: Any) -> int:
@@ -79,7 +80,14 @@ def make_dual(dual: Dual) -> Dual:
         v = vector(v, "a point")
         return prox(v, jnp.asarray(step, v.dtype))
 
+    given = None if dual.prox_given is None else jax.jit(dual.prox_given)
+
+    def checked_prox_given(v: Array, step: Array | float, known: Known) -> Array:
+        v = vector(v, "a point")
+        return given(v, jnp.asarray(step, v.dtype), known)  # type: ignore[misc]
+
     return dual._replace(
+        prox_given=None if given is None else checked_prox_given,
         penalty=lambda lam: penalty(vector(lam, "weights")),
         prox=checked_prox,
         best_response=lambda losses: best_response(vector(losses, "losses")),

@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from equipoise.objectives.checks import clients, make_dual, number
 from equipoise.objectives.dual import Dual, Interior
-from equipoise.objectives.projections import moderate, simplex
+from equipoise.objectives.projections import Known, moderate, simplex
 from equipoise.objectives.record import Record
 
 
@@ -26,9 +26,9 @@ def chi2(n: int, rho: float) -> Dual:
     def penalty(lam: Array) -> Array:
         return moderate(rho * n / 2, lam.dtype) * jnp.sum((lam - 1 / n) ** 2)
 
-    def prox(v: Array, step: Array | float) -> Array:
+    def prox(v: Array, step: Array | float, known: Known | None = None) -> Array:
         # On Delta a constant added to v changes nothing, so the centre 1/n drops out and the curvature stays.
-        return simplex(v, 1 + step * moderate(rho * n, v.dtype))
+        return simplex(v, 1 + step * moderate(rho * n, v.dtype), known)
 
     def best_response(losses: Array) -> Array:
         return simplex(losses, rho * n)
@@ -38,7 +38,8 @@ def chi2(n: int, rho: float) -> Dual:
         return jnp.sum(losses * lam) - penalty(lam)
 
     interior = Interior.weights(n, quadratic=rho * n)
-    return make_dual(Dual("chi2", n, penalty, prox, best_response, value, modulus=rho * n, interior=interior))
+    operators = penalty, prox, best_response, value
+    return make_dual(Dual("chi2", n, *operators, modulus=rho * n, interior=interior, prox_given=prox))
 
 
 def chi2_ball(n: int, radius: float) -> Dual:

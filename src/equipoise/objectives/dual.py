@@ -7,9 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float
+
+from equipoise.objectives.projections import Known
+from equipoise.protocol import Cohort
 
 Weights = Float[Array, " n"]
 Losses = Float[Array, " n"]
@@ -77,3 +81,12 @@ class Dual(NamedTuple):
     modulus: float  # psi is modulus-strongly convex on Lam in the Euclidean norm; 0: merely convex
     simplex: bool = True  # Lam lies in the probability simplex, so lam can be sampled from
     interior: Interior | None = None  # both for `algorithms.scaffpd_model`; None: not of that form
+    prox_given: Callable[[Weights, Scalar | float, Known], Weights] | None = None  # prox, of a v of which that is known
+
+    def ascend(self, lam: Weights, cohort: Cohort, change: Float[Array, " m"], step: Scalar | float) -> Weights:
+        """prox(lam + change, step), from weights lam of which only those of the cohort change."""
+        v = cohort.add(lam, change)
+        if self.prox_given is None:
+            return self.prox(v, step)
+        total = 1 + jnp.sum(jnp.where(cohort.present, change, 0))
+        return self.prox_given(v, step, Known(v[jnp.asarray(cohort.ids)], total))

@@ -181,15 +181,19 @@ def softmax_regression(features: int, classes: int, *, l2: float = 0.0, batch: i
     """Multinomial logistic regression; x = (weights [classes, features], bias [classes]), raveled."""
     require(classes >= 2, f"softmax regression over {classes} classes; give at least two")
 
+    # Classes first, in the weights and in the logits: on a CPU a step takes half of the time of examples first to four
+    # fifths. Split rather than sliced: the gradient is then written once, not filled up with zeros and added.
+    def logits(x: Vector, inputs: Array) -> Float[Array, "k b"]:
+        weights, bias = jnp.split(x, [classes * features])
+        return weights.reshape(classes, features) @ inputs.T + bias[:, None]
+
     def predict(x: Vector, inputs: Array) -> Float[Array, "b k"]:
-        # Weights with the classes first: on a CPU half the time of the other way round.
-        weights, bias = x[: classes * features].reshape(classes, features), x[classes * features :]
-        return inputs @ weights.T + jnp.broadcast_to(bias, (inputs.shape[0], classes))
+        return logits(x, inputs).T
 
     def example_losses(x: Vector, inputs: Array, labels: Array) -> Float[Array, " b"]:
-        logits = predict(x, inputs)
-        hit = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
-        return jax.nn.logsumexp(logits, axis=1) - jnp.sum(logits * hit, axis=1)
+        z = logits(x, inputs)
+        hit = jax.nn.one_hot(labels, classes, dtype=z.dtype, axis=0)
+        return jax.nn.logsumexp(z, axis=0) - jnp.sum(z * hit, axis=0)
 
     return over_examples(
         "softmax_regression",
