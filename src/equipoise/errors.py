@@ -66,6 +66,12 @@ def positive(name: str, value: Any) -> None:
     require(value > 0, f"{name} is {value}; give a number above zero")
 
 
+def all_positive(**values: Any) -> None:
+    """Several of them, each by its name."""
+    for name, value in values.items():
+        positive(name, value)
+
+
 def within(name: str, value: Any, low: float, high: float) -> None:
     """A number from `low` to `high`."""
     require((value >= low) & (value <= high), f"{name} is {value}; give a number from {low:g} to {high:g}")

@@ -3,15 +3,20 @@
 from typing import NamedTuple
 
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from equipoise.protocol import Vector
+from equipoise.protocol import Server, Vector
 
 
 class ModelMessage(NamedTuple):
     """The server's model."""
 
     x: Vector
+
+
+def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
+    """`send` of an exchange whose clients need the model and nothing else."""
+    return ModelMessage(server.x)
 
 
 class Loss(NamedTuple):

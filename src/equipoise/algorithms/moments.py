@@ -10,15 +10,12 @@ import jax.numpy as jnp
 
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.models.gradient_features import Moments
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 
 
 def moments(features: int, sample: Sample) -> Algorithm:
     """Of inputs [m, features]; the server's state after a round are their `Moments`."""
     n = check_distinct(sample, "its rows would be counted twice")
-
-    def choose(server: Moments, key: RandomKey) -> tuple[Moments, Cohort]:
-        return server, sample(key)
 
     def send(server: Moments, i: Any) -> tuple[()]:
         return ()
@@ -43,6 +40,6 @@ def moments(features: int, sample: Sample) -> Algorithm:
         prepare=lambda shard: shard,
         init=init,
         init_client=lambda x: None,
-        round=(Exchange("sums", choose, send, work, close),),
+        round=(Exchange("sums", sample.open, send, work, close),),
         model=lambda server: server.total,
     )

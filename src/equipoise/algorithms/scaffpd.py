@@ -23,11 +23,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage
+from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial
-from equipoise.cohorts import Sample
-from equipoise.errors import positive, require
+from equipoise.cohorts import Sample, check_everyone
+from equipoise.errors import all_positive
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -96,21 +96,13 @@ def scaffpd(
     n, sample = dual.n, sample.among(dual.n)
     if sample.m < n and not secure:
         return scaffpd_partial(task, dual, sample, rule, steps=steps, local_lr=local_lr)
-    require(
-        sample.n == n and sample.m == n,
-        f"{'the secure form of ' if secure else ''}SCAFF-PD asks all {n} clients of its dual in every round: "
-        f"give everyone({n}), not {sample.name}",
-    )
-    positive("steps", steps)
-    positive("local_lr", local_lr)
+    check_everyone(sample, n, "the secure form of SCAFF-PD" if secure else "SCAFF-PD")
+    all_positive(steps=steps, local_lr=local_lr)
 
     # (1) Collect gradients and the loss vector.
 
     def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server._replace(steps=rule.next(server.steps)), sample(key)
-
-    def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
 
     def collect(message: ModelMessage, _: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         x = message.x

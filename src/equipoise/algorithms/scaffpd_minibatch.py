@@ -36,11 +36,11 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from equipoise import local
-from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage
+from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.algorithms.scaffpd import Client, Weight
-from equipoise.cohorts import Sample
-from equipoise.errors import positive, require, unknown
+from equipoise.cohorts import Sample, check_everyone
+from equipoise.errors import all_positive, unknown
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -102,13 +102,8 @@ def scaffpd_minibatch(
     and extrapolation amplifies the noise.
     """
     n, sample = dual.n, sample.among(dual.n)
-    require(
-        sample.n == n and sample.m == n,
-        f"SCAFF-PD with minibatches asks all {n} clients of its dual in every round: give everyone({n}), "
-        f"not {sample.name}",
-    )
-    positive("steps", steps)
-    positive("local_lr", local_lr)
+    check_everyone(sample, n, "SCAFF-PD with minibatches")
+    all_positive(steps=steps, local_lr=local_lr)
     if correction not in ("average", "two_point"):
         raise unknown("correction", correction, ("average", "two_point"))
     two_point = correction == "two_point"
@@ -118,9 +113,6 @@ def scaffpd_minibatch(
 
     def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server._replace(steps=rule.next(server.steps)), sample(key)
-
-    def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
 
     def collect(message: ModelMessage, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         x = message.x

@@ -8,14 +8,12 @@ The baseline of Karimireddy et al. (2020), Section 7: what the same communicatio
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Int
 
-from equipoise.algorithms.messages import ModelMessage
+from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
 
 
@@ -30,12 +28,6 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
     n = check_distinct(sample, "SGD would count it twice")
     positive("lr", lr)
 
-    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)
-
-    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
-
     def gradient(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         return None, Reply(total=Weighted(jnp.ones((), message.x.dtype), task.grad(message.x, data)))
 
@@ -49,7 +41,7 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
         prepare=task.prepare,
         init=Server,
         init_client=lambda x: None,
-        round=(Exchange("gradient", choose, send, gradient, step),),
+        round=(Exchange("gradient", sample.open, send_model, gradient, step),),
         model=lambda server: server.x,
     )
 

@@ -27,7 +27,7 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.optimizers import SCHEDULES, with_own_steps
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.results import digest_of_rows, floats, in_units
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.tasks import Task
 
 ITERATIONS = 100  # at most; most fits end earlier
@@ -122,9 +122,6 @@ def own_training(task: Task, n: int, *, steps: int, local_lr: Any) -> Algorithm:
     """Every client goes on with its own model, which is its state; nothing is sent in either direction."""
     sample = everyone(n)
 
-    def ask(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)
-
     def send(server: Server, i: Int[Array, ""]) -> Nothing:
         return Nothing()
 
@@ -141,7 +138,7 @@ def own_training(task: Task, n: int, *, steps: int, local_lr: Any) -> Algorithm:
         prepare=task.prepare,
         init=Server,
         init_client=lambda x: x,
-        round=(Exchange("train", ask, send, train, learn, writes=True),),
+        round=(Exchange("train", sample.open, send, train, learn, writes=True),),
         model=lambda server: server.x,
     )
 

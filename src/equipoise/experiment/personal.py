@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from equipoise import artifact, evaluation, tensors
 from equipoise.algorithms import Split, fine_tuning
-from equipoise.algorithms.messages import ModelMessage
+from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.cohorts import everyone
 from equipoise.data.shards import Shards
 from equipoise.engines.simulator import simulate
@@ -32,7 +32,7 @@ from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.results import floats, in_units
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 
 
 class OwnerRows(NamedTuple):
@@ -78,12 +78,6 @@ def own_models(config: Config, problem: Problem) -> Algorithm:
     def init(x: Vector) -> Server:
         return Server(x, inner.init(x), inner.init(x), jnp.full(n, jnp.nan, x.dtype))
 
-    def ask(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, everyone(n)(key)
-
-    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
-
     def make(message: ModelMessage, _: Vector, rows: OwnerRows, key: RandomKey) -> tuple[Vector, Reply]:
         v, pull = keep(message.x, rows.train, key)
         both = (judge.work(model, None, rows.test, key)[1].each for model in (message.x, v))
@@ -104,7 +98,7 @@ def own_models(config: Config, problem: Problem) -> Algorithm:
         prepare=lambda rows: rows._replace(train=prepare_rows(rows.train), test=inner.prepare(rows.test)),
         init=init,
         init_client=lambda x: x,
-        round=(Exchange("own", ask, send, make, note, writes=True),),
+        round=(Exchange("own", everyone(n).open, send_model, make, note, writes=True),),
         model=lambda server: server.x,
     )
 

@@ -26,7 +26,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from equipoise.errors import positive, require, within
+from equipoise.errors import all_positive, positive, require, within
 from equipoise.objectives.dual import Dual
 
 Scalar = Float[Array, ""]
@@ -71,8 +71,7 @@ class Constants(NamedTuple):
 
 def constant(*, tau: float, sigma: float, theta: float) -> Rule:
     """The same step sizes in every round (Condition 5.2)."""
-    positive("tau", tau)
-    positive("sigma", sigma)
+    all_positive(tau=tau, sigma=sigma)
     within("theta", theta, 0, 1)
 
     def init(dtype: DTypeLike) -> RuleState:
@@ -96,8 +95,7 @@ def accelerated(*, tau: float, sigma: float, mu: float) -> Rule:
         sigma: sigma_0.
         mu: strong convexity to count on; 0 keeps the step sizes constant.
     """
-    positive("tau", tau)
-    positive("sigma", sigma)
+    all_positive(tau=tau, sigma=sigma)
     require(mu >= 0, f"mu is {mu}; give a number from zero up")
 
     def after(now: StepSizes) -> StepSizes:
