@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from equipoise.deploy.events import Event, What
 from equipoise.deploy.network.envelope import plain, read_abilities, read_text, text
-from equipoise.deploy.network.transport import REQUEST, transport
+from equipoise.deploy.network.transport import batches, transport
 from equipoise.deploy.network.wire import content_bytes
 from equipoise.errors import EquipoiseError, require
 
@@ -218,7 +218,7 @@ class ConnectedSites:
         waited for any longer.
         """
         pending: dict[str, Any] = {}
-        for batch in self._batches(messages):
+        for batch in batches(messages, lambda item: content_bytes(item[1])):
             ids = self._push([message for _, message in batch])
             for (of, _), number in zip(batch, ids, strict=True):
                 if number:
@@ -248,20 +248,6 @@ class ConnectedSites:
                 return
             if pending and not found and now - began < self.patience.poll:
                 time.sleep(self.patience.poll)
-
-    @staticmethod
-    def _batches(messages: Iterable[tuple[Any, Message]]) -> Iterator[list[tuple[Any, Message]]]:
-        batch: list[tuple[Any, Message]] = []
-        total = 0
-        for of, message in messages:
-            size = content_bytes(message)
-            if batch and total + size > REQUEST:
-                yield batch
-                batch, total = [], 0
-            batch.append((of, message))
-            total += size
-        if batch:
-            yield batch
 
     def ask(self, question: str, value: str = "", *, everyone: bool = True, warm: bool = False) -> dict[str, str]:
         """What every site answers to a question that is not an exchange (`Participant.answers`).

@@ -47,6 +47,10 @@ def _idx(base: str, *checksums: str) -> tuple[Remote, ...]:
     return tuple(Remote(f"{base}/{file}", f"md5:{md5}") for file, md5 in zip(IDX, checksums, strict=True))
 
 
+def _archive(url: str, md5: str) -> tuple[Remote]:
+    return (Remote(url, f"md5:{md5}", archive=True),)
+
+
 IDX = tuple(
     f"{part}-ubyte.gz" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 )
@@ -99,13 +103,7 @@ CATALOGUE = {
         ("emnist-*-train-images-idx3-ubyte*", "emnist-*.mat"),
         "emnist",
         ("emnist/gzip", "emnist/matlab", "EMNIST/raw", "gzip", "matlab"),
-        (
-            Remote(
-                "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-                "md5:58c8d27c78d21e728a6bc7b3cc06412e",
-                archive=True,
-            ),
-        ),
+        _archive("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),
     ),
     "cifar-10": Known(
         "50,000 + 10,000 colour images, 32 x 32, 10 classes (Krizhevsky 2009)",
@@ -120,13 +118,7 @@ CATALOGUE = {
             "cifar-10-batches-py",
             "cifar-10-batches-bin",
         ),
-        (
-            Remote(
-                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-                "md5:c58f30108f718f92721af3b95e74349a",
-                archive=True,
-            ),
-        ),
+        _archive("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
     ),
     "cifar-100": Known(
         "50,000 + 10,000 colour images, 32 x 32, 100 classes in 20 groups (Krizhevsky 2009)",
@@ -136,13 +128,7 @@ CATALOGUE = {
         ("meta", "train.bin"),
         "cifar-100",
         ("cifar-100/cifar-100-python", "cifar-100/cifar-100-binary", "cifar-100-python", "cifar-100-binary"),
-        (
-            Remote(
-                "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-                "md5:eb9058c3a382ffc7106e4002c42a8d85",
-                archive=True,
-            ),
-        ),
+        _archive("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
     ),
     "tiny-imagenet": Known(
         "100,000 + 10,000 colour images, 64 x 64, 200 classes (Le, Yang 2015)",
@@ -152,13 +138,7 @@ CATALOGUE = {
         ("train/n*",),
         "tiny-imagenet",
         ("tiny-imagenet/tiny-imagenet-200", "tiny-imagenet-200"),
-        (
-            Remote(
-                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                "md5:90528d7ca1a48142e341f4ef8d21d0de",
-                archive=True,
-            ),
-        ),
+        _archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
     ),
     "adult": Known(
         "32,561 + 16,281 people of the US census of 1994; is the income above 50,000 dollars? (UCI)",

@@ -3,6 +3,8 @@
 Importing this module fails where Flower has changed; `why_not_warm` says so, and Flower's own programs take over.
 """
 
+# ruff: noqa: F401 - what is imported here is used by the modules beside this one
+
 from flwr.app import Error, Metadata
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.config import get_fab_config, get_fused_config_from_fab
@@ -49,54 +51,3 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 
 if not isinstance(getattr(HttpGrid, "_runtime_client", None), property):
     raise ImportError("HttpGrid has no _runtime_client")
-
-__all__ = [
-    "FLEET_HTTP_PUBLIC_KEY_HEADER",
-    "FLEET_HTTP_SIGNATURE_HEADER",
-    "HEARTBEAT_DEFAULT_INTERVAL",
-    "SUPERLINK_NODE_ID",
-    "TIMESTAMP_HEADER",
-    "ActivateNodeRequest",
-    "ConfirmMessageReceivedRequest",
-    "ControlHttpClient",
-    "DeactivateNodeRequest",
-    "Error",
-    "ErrorCode",
-    "FleetHttpClient",
-    "GetFabRequest",
-    "GetRunRequest",
-    "HttpGrid",
-    "MessageProto",
-    "Metadata",
-    "Node",
-    "ObjectPullError",
-    "ObjectTree",
-    "PullAppMessagesRequest",
-    "PullMessagesRequest",
-    "PushAppMessagesRequest",
-    "PushMessagesRequest",
-    "RegisterNodeFleetRequest",
-    "RegisterNodeRequest",
-    "RuntimeVersionHttpInterceptor",
-    "SendNodeHeartbeatRequest",
-    "add_headers",
-    "fab_from_proto",
-    "get_all_nested_objects",
-    "get_fab_config",
-    "get_fused_config_from_fab",
-    "get_object_tree",
-    "inflate_object_from_contents",
-    "iterate_object_tree",
-    "make_message",
-    "make_pull_object_fn_protobuf",
-    "make_push_object_fn_protobuf",
-    "message_from_proto",
-    "message_to_proto",
-    "no_object_id_recompute",
-    "public_key_to_bytes",
-    "pull_objects",
-    "push_objects",
-    "remove_content_from_message",
-    "run_from_proto",
-    "sign_message",
-]

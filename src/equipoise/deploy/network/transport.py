@@ -9,8 +9,8 @@ which Flower keeps once however many sites are sent the same.
 import importlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -20,6 +20,7 @@ from equipoise.deploy.network.wire import content_bytes
 INLINE = 16 << 20  # bytes of arrays from which on a message is sent as objects
 REQUEST = 32 << 20  # bytes of content in one request or answer
 WAIT, MOST, NODES = "x-equipoise-wait", "x-equipoise-most", "x-equipoise-nodes"  # see superlink.py
+T = TypeVar("T")
 
 
 class Transport(NamedTuple):
@@ -151,15 +152,16 @@ def direct(grid: Any) -> Transport:
     return Transport(push, pull, lambda: staying, "messages with their content inside, to sites that can")
 
 
-def batches(items: Sequence[int], size: Callable[[int], int]) -> Iterator[list[int]]:
+def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
     """Cuts a sequence where a request would become too large."""
-    batch: list[int] = []
+    batch: list[T] = []
     total = 0
     for item in items:
-        if batch and total + size(item) > REQUEST:
+        bytes_more = size(item)
+        if batch and total + bytes_more > REQUEST:
             yield batch
             batch, total = [], 0
         batch.append(item)
-        total += size(item)
+        total += bytes_more
     if batch:
         yield batch
