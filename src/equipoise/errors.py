@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -49,6 +49,16 @@ def require(condition: Any, sentence: str) -> None:
     """Raises InputError(sentence) unless `condition` holds, or is not known yet (see `known`)."""
     if known(condition) and not condition:
         raise InputError(sentence)
+
+
+T = TypeVar("T")
+
+
+def not_none(value: T | None, sentence: str | None = None) -> T:
+    """`value`; where it is None an InputError(sentence), or, without a sentence, an error of whoever called."""
+    if value is None:
+        raise AssertionError("what has to be there is None") if sentence is None else InputError(sentence)
+    return value
 
 
 def refuse_unless(condition: Any, sentence: str) -> None:

@@ -19,6 +19,7 @@ from equipoise.deploy.reach_agreement import send_agreement
 from equipoise.deploy.rounds import Demands, serve
 from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.sites import ConnectedSites
+from equipoise.errors import not_none
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import Trained
 from equipoise.models.gradient_features import scaling
@@ -44,8 +45,7 @@ def agree_on_features(
 
 
 def _summed(config: Config, federation: ConnectedSites, agreed: Agreement, secure: SecureSums | None) -> Any:
-    of, n = config.federation, len(agreed.sites)
-    assert of is not None
+    n = len(agreed.sites)
     like = agreement.features_like(config, agreement.network_problem(config, agreed))
     with jax.enable_x64(True):
         algorithm = moments(like.inputs.shape[1], everyone(n))
@@ -58,7 +58,7 @@ def _summed(config: Config, federation: ConnectedSites, agreed: Agreement, secur
             rounds=1,
             part="moments",
             config=agreement.digest_of(config, agreed),
-            demands=Demands(least=n, tries=of.tries, heavy=1.0),
+            demands=Demands(least=n, tries=not_none(config.federation).tries, heavy=1.0),
             secure=secure,
             note_under=0,
         ).result.server

@@ -19,14 +19,14 @@ from equipoise.deploy.scoring import SiteRows, Summed, read_sums
 from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.sites import ConnectedSites
 from equipoise.engines.simulator import Result
-from equipoise.errors import require
+from equipoise.errors import not_none, require
 from equipoise.experiment import checkpoint, origin, personal, records
 from equipoise.experiment.config import Config
-from equipoise.experiment.methods import build_dual
+from equipoise.experiment.methods import build_dual, crossing
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.problems import precision
 from equipoise.experiment.results import in_units, write_result
-from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, crossing_of, until_certified
+from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, until_certified
 from equipoise.files import write_whole
 from equipoise.protocol import Vector
 
@@ -43,11 +43,10 @@ class FederatedRun:
         self.config, self.folder, self.setup, self.federation = config, folder, setup, federation
         # The rows are at the sites, which know them by the digest of the agreement.
         source = Origin(settings=origin.flat(config), files={}, data=setup.digest, code=origin.code(config))
-        crossing = crossing_of(setup.algorithm, setup.algorithm, setup.problem)
-        self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, crossing, source, watch, self.evaluated)
+        sent = crossing(setup.algorithm, setup.problem)
+        self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, sent, source, watch, self.evaluated)
         self.dual = build_dual(config, setup.problem.n)
-        of = config.federation
-        assert of is not None
+        of = not_none(config.federation)
         self.secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
         self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
         self.mine = secrets.token_hex(8)
@@ -91,7 +90,8 @@ class FederatedRun:
         if not path.is_file():
             self.evaluate(0, self.writer.begin)
             return None
-        saved = checkpoint.load_server(path, self.setup.algorithm, self.setup.problem.x, self.writer.source)
+        x, source = self.setup.problem.x, self.writer.source
+        saved = checkpoint.load(path, self.setup.algorithm, x, source, with_clients=False)
         result = self.writer.restore(saved).result
         outcome = Outcome(result._replace(history=()), ledger(saved.more))
         if self.due(result.rounds):  # its row follows the checkpoint, so it is written again

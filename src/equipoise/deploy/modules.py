@@ -11,7 +11,7 @@ from jaxtyping import Int
 from pydantic import ValidationError
 
 from equipoise import models
-from equipoise.data.shards import Shards
+from equipoise.data.shards import Shards, shard_like
 from equipoise.deploy.callback_task import ELSEWHERE, callback_score, callback_task
 from equipoise.errors import InputError, require
 from equipoise.experiment.config import Config
@@ -40,12 +40,7 @@ class ModuleSpec(JsonRecord):
     @property
     def like(self) -> Shards:
         """The shapes of a set of examples."""
-        kind = jnp.int32 if self.classes else self.dtype
-        return Shards(
-            jax.ShapeDtypeStruct((1,), jnp.int32),  # type: ignore[arg-type]
-            jax.ShapeDtypeStruct((1, *self.label), kind),  # type: ignore[arg-type]
-            jax.ShapeDtypeStruct((), jnp.int32),  # type: ignore[arg-type]
-        )
+        return shard_like((), jnp.int32, self.label, jnp.int32 if self.classes else self.dtype)
 
 
 def agreed_module(answers: Mapping[str, str]) -> ModuleSpec:
@@ -76,8 +71,7 @@ def module_problem(config: Config, spec: ModuleSpec, names: tuple[str, ...], tra
         f"'{spec.dtype}', or make the modules {config.run.precision}",
     )
     model = models.torch_module(spec.parameters)
-    shapes = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
-    x = jnp.zeros(sum(a.size for a in shapes))
+    x = jnp.zeros(sum(a.size for a in jax.tree.leaves(model.shapes)))
     classes = tuple(map(str, range(spec.outputs[0]))) if spec.scored and spec.classes and spec.outputs else ()
     task = callback_task("torch", x, ELSEWHERE, spec.outputs if spec.scored else None)
     what = f"{len(names)} sites with a PyTorch module of {x.size:,} parameters"

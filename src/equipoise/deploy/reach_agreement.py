@@ -20,10 +20,10 @@ from equipoise.deploy.rounds import Demands, serve
 from equipoise.deploy.site import SiteStatistics
 from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.config import Config
-from equipoise.experiment.writer import crossing_of
+from equipoise.experiment.methods import crossing
 from equipoise.privacy.disclosure import disclosed
 
 
@@ -31,8 +31,7 @@ def gather_sites(
     config: Config, known: Agreement | None, grid: Grid, status: StatusWriter, stock: bool
 ) -> ConnectedSites:
     """Waits for the sites, numbered by name as the files of a folder are."""
-    of = config.federation
-    assert of is not None
+    of = not_none(config.federation)
     patience = Patience(of.gather, of.hello, of.question, of.exchange, of.poll)
     sites = known.sites if known else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
     options: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
@@ -79,11 +78,10 @@ def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement
 
 def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
     """What the server learns of single sites."""
-    of, problem = config.federation, setup.problem
-    assert of is not None
+    of, problem = not_none(config.federation), setup.problem
     return tuple(
         disclosed(
-            crossing_of(setup.algorithm, setup.algorithm, problem),
+            crossing(setup.algorithm, problem),
             masked=of.secure,
             sums_only=setup.sums is not None,
             measured=agreement.needs_curvature(config),

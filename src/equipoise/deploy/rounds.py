@@ -406,9 +406,9 @@ def key_words(working: RandomKey, slots: Int[Array, " slots"]) -> Array:
 
 def accepted(delivery: Delivery, like: Reply) -> Reply:
     """The reply in a delivery, if it is what was agreed and its numbers can be reckoned with; else a Refusal."""
-    refuse_unless(delivery.content is not None and "reply" in delivery.content, "there is no reply")
-    assert delivery.content is not None
-    reply = unpack(delivery.content["reply"], like)
+    content = delivery.content or RecordDict()
+    refuse_unless("reply" in content, "there is no reply")
+    reply = unpack(content["reply"], like)
     check_values(reply)
     return reply
 

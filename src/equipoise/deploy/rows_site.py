@@ -24,7 +24,7 @@ from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.client import Job
 from equipoise.deploy.scoring import SiteRows
-from equipoise.errors import require
+from equipoise.errors import not_none, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import scaled
@@ -57,29 +57,29 @@ def rows_site(
         if known.network is None or known.network.mean is None:
             return rows(known)
         made = features(known)
-        agreed = agreement.scaling_of(config, known, made.train.inputs.shape[1])
-        return SiteRows(*(scaled(part, agreed) for part in made))
+        scaling = agreement.scaling_of(config, known, made.train.inputs.shape[1])
+        return SiteRows(*(scaled(part, scaling) for part in made))
+
+    def agreed() -> tuple[Agreement, Setup]:
+        known = read_agreement(folder, name)
+        return known, setup(known)
 
     def train() -> Job:
-        known = read_agreement(folder, name)
-        now = setup(known)
+        known, now = agreed()
         return Job(now.algorithm, now.problem.x, trained_on(known).train, config=now.digest)
 
     def evaluate() -> Job:
-        known = read_agreement(folder, name)
-        now = setup(known)
+        known, now = agreed()
         return Job(now.scoring, now.problem.x, trained_on(known), config=now.digest)
 
     def personal() -> Job:
-        known = read_agreement(folder, name)
-        now = setup(known)
-        require(now.personal is not None, "this run makes no models of the sites' own")
-        assert now.personal is not None
+        known, now = agreed()
+        algorithm = not_none(now.personal, "this run makes no models of the sites' own")
 
         def save(message: Any, own: Any) -> None:
             save_own_model(folder / OWN_MODEL, now.problem, own, {"site": name, "config": config.used()})
 
-        return Job(now.personal, now.problem.x, trained_on(known), config=now.digest, then=save)
+        return Job(algorithm, now.problem.x, trained_on(known), config=now.digest, then=save)
 
     def sums() -> Job:
         known = read_agreement(folder, name)

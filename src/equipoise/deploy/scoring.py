@@ -82,6 +82,7 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
     inner = evaluation.evaluation(problem.plain_task, everyone(n), None, scores=scores)
     evaluate = inner.round[0]
     certified = task.strong_convexity is not None and method.dual is not None
+    rho = None if sums is None else sums.rho
 
     def init(x: Vector) -> Server:
         unknown, zero = jnp.full(n, jnp.nan, x.dtype), jnp.zeros((), x.dtype)
@@ -119,12 +120,11 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         return evaluate.send(server.inner, i), server.level
 
     def work_in_sums(message: tuple[Vector, Array], _: None, rows: SiteRows, key: RandomKey) -> tuple[None, Reply]:
-        assert sums is not None
         x, level = message
         _, reply = evaluate.work(x, None, rows.test, key)
         _, _, (values, known), *_ = reply.each
         loss, one = task.loss(x, rows.train).astype(x.dtype), jnp.ones((), x.dtype)
-        exponent = jnp.zeros_like(loss) if sums.rho is None else loss / sums.rho - level
+        exponent = jnp.zeros_like(loss) if rho is None else loss / rho - level
         tilted = jnp.exp(jnp.minimum(exponent, math.log(MOST_TILT)))
         beyond = jnp.where(exponent > math.log(MOST_TILT), one, 0)
         numbers = {name: known[name].astype(x.dtype) for name in values}

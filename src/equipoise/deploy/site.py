@@ -38,7 +38,7 @@ from equipoise.deploy.oversight import overseen
 from equipoise.deploy.rows_site import kept_features, planned, rows_site
 from equipoise.deploy.scoring import SiteRows
 from equipoise.deploy.secure import SecureSite
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import feature_maker
 from equipoise.experiment.problems import precision
@@ -83,9 +83,8 @@ def open_site(context: Context) -> Participant:
         return SiteRows(_shard(*train), _shard(*(test or train)))
 
     def features(agreed: Agreement) -> SiteRows:
-        assert agreed.network is not None
         mine, problem = rows(agreed), agreement.network_problem(config, agreed)
-        of = [config.toml(), agreed.network.theta, *(np.asarray(a) for part in mine for a in part)]
+        of = [config.toml(), not_none(agreed.network).theta, *(np.asarray(a) for part in mine for a in part)]
 
         def make() -> SiteRows:
             make_features = feature_maker(config, problem.model, agreement.network_params(config, agreed, problem))

@@ -15,7 +15,7 @@ from equipoise.deploy.events import Event, What
 from equipoise.deploy.network.envelope import plain, read_abilities, read_text, text
 from equipoise.deploy.network.transport import batches, transport
 from equipoise.deploy.network.wire import content_bytes
-from equipoise.errors import EquipoiseError, require
+from equipoise.errors import EquipoiseError, not_none, require
 
 log = logging.getLogger("equipoise.flower")
 HOLD = 20.0  # seconds that one pull may wait
@@ -352,8 +352,7 @@ def gather(
     patience = patience or Patience()
     require((n is None) != (sites is None), "give the sites' names, or their number n")
     require(sites is None or len(set(sites)) == len(sites) > 0, f"the sites {sites} are not distinct; name each once")
-    wanted = n if sites is None else len(sites)
-    assert wanted is not None
+    wanted = not_none(n) if sites is None else len(sites)
     federation, end = ConnectedSites(grid, sites, patience, stock=stock), time.monotonic() + patience.gather
     federation.observe = observe or federation.observe
     federation.look()

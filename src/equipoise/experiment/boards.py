@@ -4,14 +4,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from equipoise.errors import InputError
 from equipoise.experiment import folders
 from equipoise.experiment.config import Config
-from equipoise.experiment.records import Row
+from equipoise.experiment.records import Row, flat
 
 NAMED = 50  # clients whose weights are shown one by one
 
@@ -78,7 +78,7 @@ def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
         found = client.get_experiment_by_name(title)
         experiment = client.create_experiment(title) if found is None else found.experiment_id
         run = client.create_run(experiment, run_name=folder.name).info.run_id
-        client.log_batch(run, params=[Param(key, str(value)[:500]) for key, value in _flat(config.used())])
+        client.log_batch(run, params=[Param(key, str(value)[:500]) for key, value in flat(config.used()).items()])
     except (MlflowException, ImportError) as error:  # of a database, MLflow imports a package that it may not have
         why = " ".join(str(error).split()).rstrip(".")
         raise InputError(
@@ -107,11 +107,3 @@ def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
 def _metric(name: str) -> str:
     """Letters that MLflow takes."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "_-. /") else "_" for c in name)
-
-
-def _flat(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield before + key, value

@@ -27,7 +27,7 @@ from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.cohorts import everyone
 from equipoise.data.shards import Shards
 from equipoise.engines.simulator import simulate
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
@@ -104,18 +104,16 @@ def own_models(config: Config, problem: Problem) -> Algorithm:
 
 
 def _of_envelope(problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
-    assert problem.envelope is not None
-    personal = problem.envelope.personal
+    envelope = not_none(problem.envelope)
 
     def keep(x: Vector, data: Data, key: RandomKey) -> tuple[Vector, Array]:
-        return personal.model(x, data, key), jnp.full((), problem.envelope.mu, x.dtype)  # type: ignore[union-attr]
+        return envelope.personal.model(x, data, key), jnp.full((), envelope.mu, x.dtype)
 
-    return personal.task.prepare, keep
+    return envelope.personal.task.prepare, keep
 
 
 def _fine_tuned(config: Config, problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
-    of, task = config.personal, problem.task
-    assert of is not None
+    of, task = not_none(config.personal), problem.task
     lr = 1 / (problem.smoothness + max(of.pulls)) if of.lr == "auto" else of.lr
     tuning = fine_tuning(task, problem.n, steps=of.steps, lr=lr, pulls=of.pulls)
 
@@ -164,16 +162,16 @@ def made(config: Config, problem: Problem, x: Vector, train: Any, scored: Any) -
 
 
 def recorded(config: Config, problem: Problem, server: Server) -> records.PersonalRecord:
-    assert config.personal is not None
+    kind = not_none(config.personal).kind
     shared, own = (in_units(problem, table.heard) for table in (server.shared, server.own))
     measure, up, _ = problem.main_score(shared)
     return records.PersonalRecord(
-        kind=config.personal.kind,
+        kind=kind,
         measure=measure,
         higher_is_better=up,
         shared=floats(shared.scores[measure]),
         own=floats(own.scores[measure]),
-        pull=floats(server.pull) if config.personal.kind == "fine_tuning" else None,
+        pull=floats(server.pull) if kind == "fine_tuning" else None,
     )
 
 
