@@ -1,7 +1,7 @@
 """What goes wrong, said in one sentence: what was given, what is allowed, what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
 import jax
@@ -91,6 +91,12 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
     """A name that does not exist, with the nearest one that does."""
     names = sorted(allowed)
     return InputError(f"there is no {kind} '{given}'{nearest(given, names)} (known: {', '.join(names)})")
+
+
+def one_of(kind: str, name: str, allowed: Collection[str]) -> None:
+    """Raises `unknown` where the name is none of those."""
+    if name not in allowed:
+        raise unknown(kind, name, allowed)
 
 
 def nearest(given: Any, allowed: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
-from equipoise.errors import all_positive, unknown
+from equipoise.errors import all_positive, one_of
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks import Task
 
@@ -43,8 +43,7 @@ def fedavg(
     """
     n = check_distinct(sample, "FedAvg would count it twice")
     all_positive(steps=steps, local_lr=local_lr, server_lr=server_lr)
-    if weights not in ("uniform", "samples"):
-        raise unknown("weighting", weights, ("uniform", "samples"))
+    one_of("weighting", weights, ("uniform", "samples"))
 
     def train(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         x = message.x

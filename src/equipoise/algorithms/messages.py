@@ -19,6 +19,14 @@ def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
     return ModelMessage(server.x)
 
 
+class Nothing(NamedTuple):
+    """What is sent to clients that need no word."""
+
+
+def send_nothing(server: Server, i: Int[Array, ""]) -> Nothing:
+    return Nothing()
+
+
 class Loss(NamedTuple):
     """A client's own loss."""
 

@@ -40,7 +40,7 @@ from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage, s
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.algorithms.scaffpd import Client, Weight
 from equipoise.cohorts import Sample, check_everyone
-from equipoise.errors import all_positive, unknown
+from equipoise.errors import all_positive, one_of
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -104,8 +104,7 @@ def scaffpd_minibatch(
     n, sample = dual.n, sample.among(dual.n)
     check_everyone(sample, n, "SCAFF-PD with minibatches")
     all_positive(steps=steps, local_lr=local_lr)
-    if correction not in ("average", "two_point"):
-        raise unknown("correction", correction, ("average", "two_point"))
+    one_of("correction", correction, ("average", "two_point"))
     two_point = correction == "two_point"
     tabled = not secure and not two_point
 

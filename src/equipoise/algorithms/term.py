@@ -25,7 +25,7 @@ from jaxtyping import Float
 from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
-from equipoise.errors import all_positive, unknown
+from equipoise.errors import all_positive, one_of
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
 from equipoise.tasks import Task
 
@@ -58,8 +58,7 @@ def term(
     """TERM; `t` is the tilt, `weights` the reference p: every client alike, or every sample alike."""
     n = check_distinct(sample, "TERM would count it twice")
     all_positive(t=t, steps=steps, local_lr=local_lr, server_lr=server_lr)
-    if weights not in ("uniform", "samples"):
-        raise unknown("weighting", weights, ("uniform", "samples"))
+    one_of("weighting", weights, ("uniform", "samples"))
 
     def train(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         x = message.x

@@ -6,11 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Int
 from pydantic import ValidationError
 
 from equipoise import models
+from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.data.shards import Shards, shard_like
 from equipoise.deploy.callback_task import ELSEWHERE, callback_score, callback_task
 from equipoise.errors import InputError, require
@@ -86,16 +85,13 @@ def first_model(n: int, x: Vector) -> Algorithm:
     def choose(server: Vector, key: RandomKey) -> tuple[Vector, Cohort]:
         return server, Cohort(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
 
-    def send(server: Vector, i: Int[Array, ""]) -> tuple:
-        return ()
-
-    def work(message: tuple, _: None, data: Shards, key: RandomKey) -> tuple[None, Reply]:
+    def work(message: Nothing, _: None, data: Shards, key: RandomKey) -> tuple[None, Reply]:
         return None, Reply(each=x)
 
     def close(server: Vector, replies: Replies) -> Vector:
         return jnp.where(replies.cohort.present[0], replies.each[0], server)
 
-    start = Exchange("start", choose, send, work, close)
+    start = Exchange("start", choose, send_nothing, work, close)
     return Algorithm(
         "first_model", n, x.size, lambda shard: shard, lambda x: x, lambda x: None, (start,), lambda server: server
     )

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from equipoise import algorithms
+from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.cohorts import everyone
 from equipoise.engines.simulator import Progress, simulate
 from equipoise.evaluation import PerClient, standing
@@ -114,16 +115,9 @@ class Server(NamedTuple):
     x: Vector
 
 
-class Nothing(NamedTuple):
-    """What is sent."""
-
-
 def own_training(task: Task, n: int, *, steps: int, local_lr: Any) -> Algorithm:
     """Every client goes on with its own model, which is its state; nothing is sent in either direction."""
     sample = everyone(n)
-
-    def send(server: Server, i: Int[Array, ""]) -> Nothing:
-        return Nothing()
 
     def train(message: Nothing, own: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
         return task.descend(own, data, key, steps=steps, lr=local_lr), Reply()
@@ -138,7 +132,7 @@ def own_training(task: Task, n: int, *, steps: int, local_lr: Any) -> Algorithm:
         prepare=task.prepare,
         init=Server,
         init_client=lambda x: x,
-        round=(Exchange("train", sample.open, send, train, learn, writes=True),),
+        round=(Exchange("train", sample.open, send_nothing, train, learn, writes=True),),
         model=lambda server: server.x,
     )
 

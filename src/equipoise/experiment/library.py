@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 import equipoise
-from equipoise.errors import not_none, unknown
+from equipoise.errors import not_none, one_of
 from equipoise.experiment import reading
 
 PACKAGE = Path(equipoise.__file__).parent
@@ -46,6 +46,5 @@ def listing() -> Table:
 
 def _read(name: str) -> dict[str, Any]:
     known = files()
-    if name not in known:
-        raise unknown("experiment", name, known)
+    one_of("experiment", name, known)
     return tomllib.loads(known[name].read_text())

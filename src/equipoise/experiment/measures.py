@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.errors import InputError, not_none, require, unknown
+from equipoise.errors import InputError, not_none, one_of, require, unknown
 from equipoise.evaluation.rules import worst_mean
 from equipoise.experiment.records import Row, Run
 
@@ -90,8 +90,7 @@ def measure(text: str) -> Measure:
     if kind not in ("rounds", "last") or len(rest) != 2:
         raise unknown("measure", text, (*SUMMARY, *LAST, "rounds:mean:0.5", "last:50:min"))
     name, number = rest if kind == "rounds" else reversed(rest)
-    if name not in PATHS:
-        raise unknown(f"measure of {text!r}", name, PATHS)
+    one_of(f"measure of {text!r}", name, PATHS)
     try:
         value = float(number)
     except ValueError:

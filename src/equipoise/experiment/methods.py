@@ -10,7 +10,7 @@ import numpy as np
 from jax.tree_util import Partial
 
 from equipoise import algorithms, cohorts, objectives, steps
-from equipoise.algorithms.clipping import has_gradient
+from equipoise.algorithms.clipping import has_field
 from equipoise.algorithms.private import private_scaffpd
 from equipoise.algorithms.scaffpd_sums import MOST_TILT
 from equipoise.data.datasets import synthetic
@@ -156,7 +156,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
     if config.federation and config.federation.clip_gradients is not None:
         require(
-            any(has_gradient(w.reply.each) for w in crossing(algorithm, problem)),
+            any(has_field(w.reply.each, "gradient") for w in crossing(algorithm, problem)),
             f"federation.clip_gradients looks at every site's gradient, which {record.name} does not show; leave it "
             "out, or take scaffpd",
         )

@@ -22,7 +22,6 @@ from equipoise.privacy.fixed_point import Integers
 
 SEED = 32  # bytes of every seed and key
 NONCE = 12  # of AES-GCM
-TAG = 16
 
 
 def joined(*parts: bytes | str | int) -> bytes:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from equipoise import extensions
 from equipoise.data.dataset import Dataset
-from equipoise.errors import InputError, require, unknown
+from equipoise.errors import InputError, one_of, require
 
 Where = str | os.PathLike[str] | None
 
@@ -188,8 +188,7 @@ def _checked(name: str, loader: Callable[..., Dataset], options: dict[str, Any])
     """The options as the types that the loader's arguments have; a text may stand for a number or a truth value."""
     allowed, out = inspect.signature(loader, eval_str=True).parameters, {}
     for option, value in options.items():
-        if option not in allowed:
-            raise unknown(f"option of {name}", option, allowed)
+        one_of(f"option of {name}", option, allowed)
         kind = allowed[option].annotation
         try:
             out[option] = value if kind is inspect.Parameter.empty else TypeAdapter(kind).validate_python(value)
@@ -213,8 +212,7 @@ def _own(reference: str, options: dict[str, Any]) -> Dataset:
 
 
 def entry(name: str) -> Known:
-    if name not in CATALOGUE:
-        raise unknown("data set", name, CATALOGUE)
+    one_of("data set", name, CATALOGUE)
     return CATALOGUE[name]
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue
 from equipoise.data.datasets.catalogue import Where, damaged
-from equipoise.errors import InputError, require, unknown
+from equipoise.errors import InputError, one_of, require
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int32]
@@ -56,8 +56,7 @@ def fashion_mnist(*, data_dir: Where = None, download: bool = False) -> Dataset:
 
 def emnist(*, split: str = "balanced", data_dir: Where = None, download: bool = False) -> Dataset:
     """From the .mat file, which names the writers (they are the groups), or from the idx files."""
-    if split not in EMNIST:
-        raise unknown("EMNIST split", split, EMNIST)
+    one_of("EMNIST split", split, EMNIST)
     classes = tuple(EMNIST[split])
     first = 1 if split == "letters" else 0  # the authors count letters from 1
     mat = catalogue.seek("emnist", f"emnist-{split}.mat", data_dir=data_dir)
