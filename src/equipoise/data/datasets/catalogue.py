@@ -7,7 +7,8 @@ Nothing is downloaded unless asked, and nothing is kept whose checksum is not th
 import importlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from equipoise import extensions
 from equipoise.data.dataset import Dataset
-from equipoise.errors import InputError, one_of, require
+from equipoise.errors import InputError, not_none, one_of, require
 
 Where = str | os.PathLike[str] | None
 
@@ -233,14 +234,21 @@ def where(name: str, data_dir: Where = None) -> Path | None:
     return next((f for f in folders(name, data_dir) if any(any(f.glob(p)) for p in patterns)), None)
 
 
+def folder_of(name: str, data_dir: Where = None, download: bool = False) -> Path:
+    """The folder with the set, fetched if asked; InputError says where to put it."""
+    found = where(name, data_dir)
+    if found is None and download:
+        fetch(name, data_dir)
+        found = where(name, data_dir)
+    return not_none(found, absent(name, data_dir))
+
+
 def find(name: str, *files: str, data_dir: Where = None, download: bool = False) -> Path:
     """The first of `files` (names for the same thing) that is there; InputError says where to put it."""
     if (path := seek(name, *files, data_dir=data_dir)) is None and download:
         fetch(name, data_dir)
         path = seek(name, *files, data_dir=data_dir)
-    if path is None:
-        raise InputError(absent(name, data_dir))
-    return path
+    return not_none(path, absent(name, data_dir))
 
 
 def seek(name: str, *files: str, data_dir: Where = None) -> Path | None:
@@ -271,6 +279,15 @@ def fetch(name: str, data_dir: Where = None) -> Path:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(f"{url} could not be downloaded ({why}); {absent(name, data_dir)}") from error
     return target
+
+
+@contextmanager
+def reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """What such errors mean of a file."""
+    try:
+        yield
+    except errors as error:
+        raise damaged(path, error) from error
 
 
 def damaged(path: Path, why: Any) -> InputError:
