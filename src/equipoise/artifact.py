@@ -118,7 +118,8 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
             _check_fit(model, fitted)
     except InputError as error:
         raise InputError(f"{path.name} cannot be used: {error}") from None
-    except _DAMAGE as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # What a header that was damaged, or that somebody else wrote, can end in.
         raise InputError(f"{path.name} is not a model that equipoise saved ({first_line(error)})") from error
     for name, want in _named(like).items():
         have = weights[name].shape if name in weights else "nothing"
@@ -132,17 +133,6 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
         )
     params = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(weights[name]) for name in _named(like)])
     return Artifact(params, model, fitted, loss, metadata)
-
-
-# What a header that was damaged, or that somebody else wrote, can end in.
-_DAMAGE: tuple[type[Exception], ...] = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 
 def predict(model: Artifact | str | PathLike[str], file: str | PathLike[str], *, separator: str = ",") -> pl.DataFrame:

@@ -19,13 +19,13 @@ Avoided: FedTorch's q-FFL, which takes |F^q G|^2 for |G|^2 in h and sums the bat
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
+from equipoise.algorithms.fedavg import Server
 from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample
@@ -34,12 +34,6 @@ from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Rep
 from equipoise.tasks import Task
 
 TINY = 1e-10  # keeps F^{q-1} finite where a client's loss is zero
-
-
-class Server(NamedTuple):
-    """The model."""
-
-    x: Vector
 
 
 def qfedsgd(task: Task, sample: Sample, *, q: float, lr: float, p: ArrayLike | None = None) -> Algorithm:

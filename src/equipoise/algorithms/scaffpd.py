@@ -76,7 +76,7 @@ class Correction(NamedTuple):
     """c^r and what the client counts."""
 
     c: Vector
-    lam_i: Float[Array, ""]
+    lam_i: Float[Array, ""] | None  # None where the server sees the update and weighs it itself
 
 
 def scaffpd(
@@ -126,21 +126,6 @@ def scaffpd(
         c = server.c if secure else replies.cohort.share(lam) @ replies.each.gradient
         return server._replace(lam=lam, losses=losses, heard=heard, answered=answered, c=c, steps=rule_state)
 
-    # (2') Secure form only: c^r as a sum, so that no single gradient is seen.
-
-    def those_who_answered(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        everybody = sample(key)
-        return server, everybody._replace(present=server.answered)
-
-    def send_weight(server: Server, i: Int[Array, ""]) -> Weight:
-        return Weight(server.lam[i])
-
-    def weigh(message: Weight, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
-        return mine, Reply(total=weighted(message.lam_i, mine.c_i))
-
-    def update_correction(server: Server, replies: Replies) -> Server:
-        return server._replace(c=jnp.sum(server.lam) * mean(replies.total), answered=replies.cohort.mark(n))
-
     # (3) Update the primal x: Algorithm 2 on the clients, then Eq. (4.2).
 
     def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
@@ -165,8 +150,8 @@ def scaffpd(
         )
 
     first = Exchange("collect", start_round, send_model, collect, update_dual, writes=True)
-    middle = Exchange("weigh", those_who_answered, send_weight, weigh, update_correction)
-    last = Exchange("improve", those_who_answered, send_correction, improve, update_primal)
+    middle = weighing(sample, n)
+    last = Exchange("improve", middle.open, send_correction, improve, update_primal)
     return Algorithm(
         name="scaffpd_secure" if secure else "scaffpd",
         n=n,
@@ -179,6 +164,24 @@ def scaffpd(
         weights=lambda server: server.lam,
         dual=dual,
     )
+
+
+def weighing(sample: Sample, n: int) -> Exchange:
+    """(2') Secure form only: c^r as a sum, so that no single gradient is seen."""
+
+    def those_who_answered(server: Any, key: RandomKey) -> tuple[Any, Cohort]:
+        return server, sample(key)._replace(present=server.answered)
+
+    def send_weight(server: Any, i: Int[Array, ""]) -> Weight:
+        return Weight(server.lam[i])
+
+    def weigh(message: Weight, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        return mine, Reply(total=weighted(message.lam_i, mine.c_i))
+
+    def update_correction(server: Any, replies: Replies) -> Any:
+        return server._replace(c=jnp.sum(server.lam) * mean(replies.total), answered=replies.cohort.mark(n))
+
+    return Exchange("weigh", those_who_answered, send_weight, weigh, update_correction)
 
 
 SCAFFPD = Record(

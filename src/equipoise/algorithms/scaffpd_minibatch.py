@@ -38,7 +38,7 @@ from jaxtyping import Bool, Float, Int
 from equipoise import local
 from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
-from equipoise.algorithms.scaffpd import Client, Weight
+from equipoise.algorithms.scaffpd import Client, Correction, weighing
 from equipoise.cohorts import Sample, check_everyone
 from equipoise.errors import all_positive, one_of
 from equipoise.objectives.dual import Dual
@@ -70,13 +70,6 @@ class Server(NamedTuple):
     c: Vector  # holds from `collect` (secure: `weigh`) to `improve`
     table: Any  # C [n, d]; None where the server sees sums only, or where gradients are collected in every round
     steps: Any  # the rule's state
-
-
-class Correction(NamedTuple):
-    """c and what the client counts."""
-
-    c: Vector
-    lam_i: Any  # None where the server sees the update and weighs it
 
 
 class Update(NamedTuple):
@@ -138,20 +131,6 @@ def scaffpd_minibatch(
             c = replies.cohort.share(lam) @ replies.each.gradient
         return server._replace(lam=lam, losses=losses, heard=heard, answered=answered, c=c)
 
-    # (2') Secure form only: c as a sum.
-
-    def those_who_answered(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)._replace(present=server.answered)
-
-    def send_weight(server: Server, i: Int[Array, ""]) -> Weight:
-        return Weight(server.lam[i])
-
-    def weigh(message: Weight, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
-        return mine, Reply(total=weighted(message.lam_i, mine.c_i))
-
-    def update_correction(server: Server, replies: Replies) -> Server:
-        return server._replace(c=jnp.sum(server.lam) * mean(replies.total), answered=replies.cohort.mark(n))
-
     # (3) Corrected local steps, and the primal step, Eq. (4.2).
 
     def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
@@ -187,8 +166,8 @@ def scaffpd_minibatch(
         return Server(x, lam, jnp.zeros_like(lam), nobody, nobody, jnp.zeros_like(x), table, rule.init(x.dtype))
 
     first = Exchange("collect", start_round, send_model, collect, update_dual, writes=True)
-    middle = Exchange("weigh", those_who_answered, send_weight, weigh, update_correction)
-    last = Exchange("improve", those_who_answered, send_correction, improve, update_primal, writes=not two_point)
+    middle = weighing(sample, n)
+    last = Exchange("improve", middle.open, send_correction, improve, update_primal, writes=not two_point)
     return Algorithm(
         name="scaffpd_minibatch",
         n=n,

@@ -5,22 +5,15 @@
 The baseline of Karimireddy et al. (2020), Section 7: what the same communication buys without local work.
 """
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 
+from equipoise.algorithms.fedavg import Server
 from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive
-from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Weighted, mean
 from equipoise.tasks import Task
-
-
-class Server(NamedTuple):
-    """The model."""
-
-    x: Vector
 
 
 def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:

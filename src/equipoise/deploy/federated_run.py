@@ -15,7 +15,7 @@ from equipoise.deploy import sentences
 from equipoise.deploy.agreement import Setup
 from equipoise.deploy.events import GivenUp, Outcome, ledger
 from equipoise.deploy.rounds import Demands, prepare, serve
-from equipoise.deploy.scoring import SiteRows, Summed, read_sums
+from equipoise.deploy.scoring import Summed, read_sums
 from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.sites import ConnectedSites
 from equipoise.engines.simulator import Result
@@ -24,6 +24,7 @@ from equipoise.experiment import checkpoint, origin, personal, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_dual, crossing
 from equipoise.experiment.origin import Origin
+from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import precision
 from equipoise.experiment.results import in_units, write_result
 from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, until_certified
@@ -51,7 +52,7 @@ class FederatedRun:
         self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
-        self.rows = SiteRows(setup.problem.train.client(0), setup.problem.train.client(0))
+        self.rows = OwnerRows(setup.problem.train.client(0), setup.problem.train.client(0))
         self.scoring = prepare(setup.scoring, setup.problem.x, self.rows, setup.digest)
         self.evaluation: Background | None = None
         self.round = 0  # of the model that is evaluated

@@ -28,7 +28,6 @@ from equipoise.deploy.callback_task import TEST, TRAIN, callback_score
 from equipoise.deploy.client import Job, Participant
 from equipoise.deploy.modules import ModuleSpec, first_model
 from equipoise.deploy.rows_site import keep_agreement, kept_features, read_agreement, rows_site
-from equipoise.deploy.scoring import SiteRows
 from equipoise.deploy.site import SiteStatistics, own_function
 from equipoise.deploy.torch_features import check_last, check_returned, module_features, on_features
 from equipoise.deploy.torch_site import TorchSite, seeded, torch_site
@@ -36,6 +35,7 @@ from equipoise.errors import InputError, not_none, require
 from equipoise.evaluation import ScoreRecord
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import feature_seed
+from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import precision
 from equipoise.files import write_whole
 from equipoise.models.gradient_features import draw_projection, random_layer
@@ -57,17 +57,17 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
         task = found.site.task if known.network is None else None  # on features it is JAX's own
         return agreement.setup(agreement.stage(config, known), known, task, scores)
 
-    def features(known: Agreement) -> SiteRows:
+    def features(known: Agreement) -> OwnerRows:
         theta = not_none(known.network).theta
 
-        def make() -> SiteRows:
+        def make() -> OwnerRows:
             site = load_module().site
             x = jnp.asarray(agreement.as_vector(theta, config, site.x.size))
             return made_of_module(config, site, x, np.dtype(config.run.precision))
 
         return kept_features(folder, [config.toml(), known.run, theta], make)
 
-    def no_rows(_: Agreement) -> SiteRows:
+    def no_rows(_: Agreement) -> OwnerRows:
         raise InputError("the rows of this run are PyTorch's")
 
     convex = rows_site(config, name, folder, no_rows, features, setup)
@@ -106,7 +106,7 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
     def evaluate(known: Agreement) -> Job:
         site, now = load_module().site, setup(known)
         Buffers(site.module, folder / f"buffers-{known.run}.pt").restore()
-        rows = SiteRows(site.shard, not_none(site.test))
+        rows = OwnerRows(site.shard, not_none(site.test))
 
         def save(message: Any, state: Any) -> None:
             site.save(message[0], folder / MODEL)
@@ -119,7 +119,7 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
     return Participant(name, folder, jobs, answers, within=lambda: precision(config))
 
 
-def made_of_module(config: Config, site: TorchSite, theta: Vector, real: np.dtype) -> SiteRows:
+def made_of_module(config: Config, site: TorchSite, theta: Vector, real: np.dtype) -> OwnerRows:
     """Features of all examples, in an order that the run's seed gives where a loader shuffles."""
     of = not_none(config.convexify)
     last = not_none(of.last)
@@ -132,7 +132,7 @@ def made_of_module(config: Config, site: TorchSite, theta: Vector, real: np.dtyp
     with site.lock, seeded([config.run.seed]):
         site.put(theta)
         features = module_features(site.module, last, layer, projection)
-        return SiteRows(*(on_features(site.batches[which], features, real) for which in (TRAIN, TEST)))
+        return OwnerRows(*(on_features(site.batches[which], features, real) for which in (TRAIN, TEST)))
 
 
 class Made(NamedTuple):

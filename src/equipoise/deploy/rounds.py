@@ -355,11 +355,11 @@ def one_exchange(
             "asked": asked,
             "seconds": time.monotonic() - start,
             "sites": seconds,
-            "bytes_down": traffic.down,
-            "bytes_up": traffic.up,
+            "bytes_down": traffic.now.down - traffic.before.down,
+            "bytes_up": traffic.now.up - traffic.before.up,
         }
     )
-    state = State(server, state.counted, tally, state.traffic | {name: traffic.total()})
+    state = State(server, state.counted, tally, state.traffic | {name: traffic.now})
     heard = len({clients[s] for s in replies.slots})
     if heard < needed:
         raise TooFew(f"{heard} of {asked} sites answered and {needed} are needed", state)
@@ -417,38 +417,17 @@ class Count:
     """The traffic of one exchange; framing is taken of the first message and reply, as others have the same."""
 
     def __init__(self, before: Traffic, message_bytes: int, reply_bytes: int):
-        self.before, self.bytes = before, (message_bytes, reply_bytes)
-        self.messages = self.replies = 0
-        self.framing = [before.down_framing, before.up_framing]
+        self.before, self.now, self.bytes = before, before, (message_bytes, reply_bytes)
 
     def sent(self, message: Message, inside: bool) -> None:
-        self.messages += 1
-        self.framing[0] = self.framing[0] or framing(message, inside)
+        now, (size, _) = self.now, self.bytes
+        framed = now.down_framing or framing(message, inside)
+        self.now = now._replace(sent=now.sent + 1, down=now.down + size, down_framing=framed)
 
     def received(self, message: Message | None, inside: bool) -> None:
-        self.replies += 1
-        if message is not None:
-            self.framing[1] = self.framing[1] or framing(message, inside)
-
-    @property
-    def down(self) -> int:
-        return self.messages * self.bytes[0]
-
-    @property
-    def up(self) -> int:
-        return self.replies * self.bytes[1]
-
-    def total(self) -> Traffic:
-        before, (down, up) = self.before, self.framing
-        return Traffic(
-            before.exchange,
-            before.sent + self.messages,
-            before.received + self.replies,
-            before.down + self.down,
-            before.up + self.up,
-            down,
-            up,
-        )
+        now, (_, size) = self.now, self.bytes
+        framed = now.up_framing or (0 if message is None else framing(message, inside))
+        self.now = now._replace(received=now.received + 1, up=now.up + size, up_framing=framed)
 
 
 def name_the_heavy(federation: ConnectedSites, lam: ArrayLike | None, most: float) -> None:

@@ -18,6 +18,7 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise import algorithms
+from equipoise.algorithms.fedavg import Server
 from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.cohorts import everyone
 from equipoise.engines.simulator import Progress, simulate
@@ -109,14 +110,11 @@ def local_steps(configs: Sequence[Config], n: int) -> LocalSteps | None:
     return None
 
 
-class Server(NamedTuple):
-    """The start, of which nobody is told anything."""
-
-    x: Vector
-
-
 def own_training(task: Task, n: int, *, steps: int, local_lr: Any) -> Algorithm:
-    """Every client goes on with its own model, which is its state; nothing is sent in either direction."""
+    """Every client goes on with its own model, which is its state; nothing is sent in either direction.
+
+    The server has the start, of which nobody is told anything.
+    """
     sample = everyone(n)
 
     def train(message: Nothing, own: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:

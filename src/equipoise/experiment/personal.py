@@ -36,10 +36,10 @@ from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Re
 
 
 class OwnerRows(NamedTuple):
-    """The rows to make an own model of, and those to score it on; of all owners, or of one."""
+    """The rows to train on, and those to score models on; of all owners, or of one."""
 
     train: Any
-    test: Any
+    test: Any  # the same where none were held out
 
     @property
     def n(self) -> int:

@@ -98,18 +98,15 @@ class Problem:
         return self.task if self.envelope is None else self.envelope.plain
 
     @cached_property
-    def _constants(self) -> dict[int, tuple[steps.Constants, float]]:
-        return {}
+    def constants(self) -> Callable[[int], tuple[steps.Constants, float]]:
+        """What step sizes are made of, and the local one, by the local steps: measured once, whatever the objective."""
 
-    def constants(self, local_steps: int) -> tuple[steps.Constants, float]:
-        """What step sizes are made of, and the local one: measured once, whatever the objective."""
-        if local_steps not in self._constants:
-            self._constants[local_steps] = (
-                steps.near_solution(self.task, self.train, self.x, steps=local_steps, mu=self.l2)
-                if self.slope is None
-                else steps.bounded(self.smoothness, self.slope, steps=local_steps, mu=self.l2)
-            )
-        return self._constants[local_steps]
+        def measured(local_steps: int) -> tuple[steps.Constants, float]:
+            if self.slope is None:
+                return steps.near_solution(self.task, self.train, self.x, steps=local_steps, mu=self.l2)
+            return steps.bounded(self.smoothness, self.slope, steps=local_steps, mu=self.l2)
+
+        return cache(measured)
 
     @cached_property
     def scores(self) -> dict[str, Score]:

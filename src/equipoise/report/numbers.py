@@ -58,7 +58,16 @@ class ReportedRun(NamedTuple):
 
     @property
     def trains_for_average(self) -> bool:
-        return trains_for_average(self.record)
+        """Whether it trains for the average client: such runs are what fair ones are compared with."""
+        try:
+            algorithm = algorithms.named(setting(self.record, "algorithm", "name") or "")
+        except InputError:  # the user's own, and no longer there
+            return all(row.lam is None for row in self.record.rows)
+        try:
+            objective = objectives.named(setting(self.record, "objective", "name") or "")
+        except InputError:
+            return algorithm.average
+        return algorithm.average or (algorithm.takes_dual and objective.average)
 
     @property
     def members(self) -> tuple[ClientRecord, ...]:
@@ -180,19 +189,6 @@ def setting(run: Run, section: str, key: str) -> str | None:
     table = run.config.get(section)
     value = table.get(key) if isinstance(table, dict) else None
     return None if value is None else str(value)
-
-
-def trains_for_average(run: Run) -> bool:
-    """Whether it trains for the average client: such runs are what fair ones are compared with."""
-    try:
-        algorithm = algorithms.named(setting(run, "algorithm", "name") or "")
-    except InputError:  # the user's own, and no longer there
-        return all(row.lam is None for row in run.rows)
-    try:
-        objective = objectives.named(setting(run, "objective", "name") or "")
-    except InputError:
-        return algorithm.average
-    return algorithm.average or (algorithm.takes_dual and objective.average)
 
 
 def _reported(run: Run, label: str) -> ReportedRun:
