@@ -76,7 +76,7 @@ class Correction(NamedTuple):
     """c^r and what the client counts."""
 
     c: Vector
-    lam_i: Float[Array, ""] | None  # None where the server sees the update and weighs it itself
+    lam_i: Any  # a number; None where the server sees the update and weighs it itself
 
 
 def scaffpd(

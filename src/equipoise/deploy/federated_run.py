@@ -29,7 +29,7 @@ from equipoise.experiment.problems import precision
 from equipoise.experiment.results import in_units, write_result
 from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, until_certified
 from equipoise.files import write_whole
-from equipoise.protocol import Vector
+from equipoise.protocol import Algorithm, Vector
 
 OWNER = "server.txt"  # says which process writes the folder
 
@@ -150,29 +150,23 @@ class FederatedRun:
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=max(result.seconds - self.aside, 0.0))
 
+    def once(self, part: str, algorithm: Algorithm, x: Vector, round: int, **options: Any) -> Any:
+        """One round of something else than training, with whoever answers, noted under a round of training."""
+        demands, seed = self.demands._replace(least=0, tries=1), self.config.run.seed
+        options |= {"part": part, "shard": self.rows, "demands": demands, "note_under": round}
+        return serve(algorithm, x, self.federation, seed, rounds=1, **options).result.server
+
     def evaluated(self, x: Vector, lam: Any) -> Evaluation:
         """How the model fares at every site that answers."""
-        problem, federation = self.setup.problem, self.federation
+        problem = self.setup.problem
         lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))
         start = self.scoring.algorithm.init(x)
         start = start if lam is None else start._replace(weights=jnp.asarray(lam, x.dtype))
         if self.summed is not None:
             start = start._replace(level=jnp.asarray(self.summed.level, x.dtype))
         try:
-            found = serve(
-                self.scoring.algorithm,
-                x,
-                federation,
-                self.config.run.seed,
-                shard=self.rows,
-                rounds=1,
-                part="evaluate",
-                demands=self.demands._replace(least=0, tries=1),
-                secure=self.secure,
-                note_under=self.round,
-                prepared=self.scoring,
-                start=start,
-            ).result.server
+            options = {"secure": self.secure, "prepared": self.scoring, "start": start}
+            found = self.once("evaluate", self.scoring.algorithm, x, self.round, **options)
         except GivenUp:  # too few for a masked sum; what led to it is noted
             found = start
         self.table = in_units(problem, found.table)
@@ -194,19 +188,7 @@ class FederatedRun:
         setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
         if setup.personal is None or not np.isfinite(np.asarray(x)).all():
             return outcome
-        found = serve(
-            setup.personal,
-            x,
-            self.federation,
-            self.config.run.seed,
-            shard=self.rows,
-            rounds=1,
-            part="personal",
-            config=setup.digest,
-            run=outcome.ledger.run,
-            demands=self.demands._replace(least=0, tries=1),
-            note_under=outcome.rounds,
-        ).result.server
+        found = self.once("personal", setup.personal, x, outcome.rounds, config=setup.digest, run=outcome.ledger.run)
         personal.write(self.folder, setup.problem, personal.recorded(self.config, setup.problem, found), None)
         events = (*outcome.ledger.events, *self.federation.events[self.federation.reported :])
         self.federation.reported = len(self.federation.events)

@@ -30,7 +30,6 @@ from equipoise.deploy.sites import ConnectedSites, Delivery, Limit, why_not
 from equipoise.engines.checks import check_start
 from equipoise.engines.fold import Collected
 from equipoise.engines.simulator import Progress, Result, Tally
-from equipoise.engines.summation import Summation
 from equipoise.errors import Stopped, require
 from equipoise.privacy.site_masks import FEWEST
 from equipoise.protocol import (
@@ -104,7 +103,6 @@ class Setup(NamedTuple):
     digest: str
     demands: Demands
     timeouts: Mapping[str, float]
-    summation: Summation | None
     masking: Masking | None
     note_under: int | None
 
@@ -140,7 +138,6 @@ def serve(
     record: Callable[[Server], PyTree] | None = None,
     demands: Demands | None = None,
     timeouts: Mapping[str, float] | None = None,
-    summation: Summation | None = None,
     secure: SecureSums | None = None,
     progress: Progress | None = None,
     pause: Callable[[Outcome], None] | None = None,
@@ -165,7 +162,6 @@ def serve(
         record: what to keep of the server after every round; comes back as `result.history`.
         demands: when a round counts.
         timeouts: seconds for the replies of an exchange, by its name; `federation.patience.exchange` for others.
-        summation: how totals become a sum; the plain one unless given.
         secure: totals are masked, and the server learns their sums only; sites have to have the same.
         progress: called after every round with (rounds done, rounds in all, the last record).
         pause: called after every `every` rounds and after the last with the outcome so far: for checkpoints. A run
@@ -187,9 +183,7 @@ def serve(
     demands = demands or Demands()
     require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
     masking = None if secure is None else Masking(federation, run, secure)
-    setup = Setup(
-        federation, specs, steps, key, part, run, digest, demands, timeouts or {}, summation, masking, note_under
-    )
+    setup = Setup(federation, specs, steps, key, part, run, digest, demands, timeouts or {}, masking, note_under)
     keep = jax.jit(record) if record else lambda server: ()
 
     past, done, before, old = (*resume.result[2:4], resume.result.seconds, resume.ledger.events) if resume else BLANK
@@ -318,7 +312,7 @@ def one_exchange(
 
     tally, seconds, start = jax.tree.map(np.copy, state.tally), {}, time.monotonic()
     past = federation.times.setdefault(f"{setup.part}/{name}", [])
-    replies = Collected(spec.reply, cohort, setup.summation if masked is None else masked.summation)
+    replies = Collected(spec.reply, cohort, None if masked is None else masked.summation)
     there = sum(federation.sites[i] in federation.nodes for i in clients.values())
     limit = deadline(demands, timeout, past, there)
 

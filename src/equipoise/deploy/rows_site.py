@@ -27,7 +27,8 @@ from equipoise.errors import not_none, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import scaled
-from equipoise.experiment.personal import OwnerRows, save_own_model
+from equipoise.experiment.personal import OwnerRows
+from equipoise.experiment.results import save_model
 from equipoise.files import write_whole
 from equipoise.privacy.noise import own_noise
 
@@ -76,7 +77,7 @@ def rows_site(
         algorithm = not_none(now.personal, "this run makes no models of the sites' own")
 
         def save(message: Any, own: Any) -> None:
-            save_own_model(folder / OWN_MODEL, now.problem, own, {"site": name, "config": config.used()})
+            save_model(folder / OWN_MODEL, now.problem, own, {"site": name, "config": config.used()})
 
         return Job(algorithm, now.problem.x, trained_on(known), config=now.digest, then=save)
 

@@ -287,7 +287,7 @@ Steps = Annotated[OptimizerSettings, BeforeValidator(lambda v: {"name": v} if is
 def algorithm_section(name: str) -> type[Section]:
     """The settings of an algorithm: what its own function takes, and who takes part."""
     record = algorithms.named(name)
-    fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=_first_line(record.factory)))}
+    fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=record.about))}
     if record.takes_rule:
         fields["rule"] = (Tuned | RuleSettings, Field("tuned", description=WORDS["rule"]))
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
@@ -318,10 +318,6 @@ def _field(argument: inspect.Parameter, defaults: Mapping[str, Any]) -> tuple[An
         kind = kind | Auto
     words = WORDS.get(argument.name) or (AUTO_WORDS.get(argument.name) if start == "auto" else None)
     return Any if kind is nothing else kind, Field(start, description=words)
-
-
-def _first_line(factory: Callable) -> str:
-    return (inspect.getdoc(getattr(factory, "func", factory)) or "").split("\n")[0]
 
 
 OBJECTIVES = ("average", *DUALS)

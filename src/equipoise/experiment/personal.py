@@ -175,11 +175,6 @@ def recorded(config: Config, problem: Problem, server: Server) -> records.Person
     )
 
 
-def save_own_model(path: Path, problem: Problem, v: Any, metadata: dict[str, Any]) -> None:
-    params = problem.artifact_params(v)
-    artifact.save(path, params, problem.model, problem.encoding, loss=problem.loss, metadata=metadata)
-
-
 def own_model(folder: Path, owner: str) -> artifact.Artifact:
     """An owner's model, of a run folder that has them."""
     path = folder / records.OWN_MODELS

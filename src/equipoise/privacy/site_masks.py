@@ -90,11 +90,8 @@ class SiteMasks(NamedTuple):
 
     def keys(self, question: Question) -> Answer:
         run, batch = _word(question, "run"), _word(question, "batch")
-        members, threshold, count = (
-            _names(question, "members"),
-            _whole(question, "threshold"),
-            _whole(question, "count"),
-        )
+        members = _names(question, "members")
+        threshold, count = (_whole(question, key) for key in ("threshold", "count"))
         refuse_unless(self.name in members, f"'{self.name}' is none of the members of this sum")
         fewest = max(self.least(), FEWEST)
         refuse_unless(

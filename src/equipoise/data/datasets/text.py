@@ -6,7 +6,6 @@ LEAF (Caldas et al. 2018): a client is a role in a play, an example is 80 charac
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +106,6 @@ def spoken(play: str) -> dict[str, list[str]]:
 def encode(text: str) -> np.ndarray:
     """Numbers of the characters in LEAF's alphabet; a character that is not there counts as a blank."""
     return CODES[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
-
-
-def decode(codes: Iterable[int]) -> str:
-    return "".join(LETTERS[int(c)] for c in codes)
 
 
 def _windows(text: str, window: int, stride: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,8 @@ Importing this module fails where Flower has changed; `why_not_warm` says so, an
 
 # ruff: noqa: F401 - what is imported here is used by the modules beside this one
 
+from typing import Any
+
 from flwr.app import Error, Metadata
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.config import get_fab_config, get_fused_config_from_fab
@@ -51,3 +53,15 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 
 if not isinstance(getattr(HttpGrid, "_runtime_client", None), property):
     raise ImportError("HttpGrid has no _runtime_client")
+
+
+def pull_message(tree: ObjectTree, number: str, node: Node, run: int, pull: Any, confirm: Any) -> Any:
+    """A message that came as objects: its parts, confirmed and put together; `pull` and `confirm` are the client's."""
+    numbers = [part.object_id for part in iterate_object_tree(tree)]
+    fetch = make_pull_object_fn_protobuf(pull, node, run)
+    # Flower's own first pause is 1 s, and the objects follow the message at once.
+    contents = pull_objects(numbers, fetch, initial_backoff=0.01, backoff_cap=0.5)
+    confirm(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=number))
+    message: Any = inflate_object_from_contents(number, contents)
+    message.metadata.__dict__["_message_id"] = number
+    return message

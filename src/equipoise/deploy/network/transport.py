@@ -118,22 +118,11 @@ def direct(grid: Any) -> Transport:
     def received(proto: Any, tree: Any) -> Message:
         if not tree.children:  # the content is inside, or there is none because of an error
             return flower.message_from_proto(proto)
-        number, run = proto.metadata.message_id, grid.run.run_id
+        number, calls = proto.metadata.message_id, (client.PullObject, client.ConfirmMessageReceived)
         try:
-            contents = flower.pull_objects(
-                [part.object_id for part in flower.iterate_object_tree(tree)],
-                flower.make_pull_object_fn_protobuf(client.PullObject, grid.node, run),
-                initial_backoff=0.01,  # Flower's own is 1 s, and the objects follow the message at once
-                backoff_cap=0.5,
-            )
+            return flower.pull_message(tree, number, grid.node, grid.run.run_id, *calls)
         except flower.ObjectPullError as error:
             return unavailable(proto, str(error))
-        client.ConfirmMessageReceived(
-            flower.ConfirmMessageReceivedRequest(node=grid.node, run_id=run, message_object_id=number)
-        )
-        message: Any = flower.inflate_object_from_contents(number, contents)
-        message.metadata.__dict__["_message_id"] = number
-        return message
 
     def unavailable(proto: Any, why: str) -> Message:
         metadata = flower.Metadata(
