@@ -78,9 +78,8 @@ def open_job(job: Job) -> Open:
     with job.within():
         for name, a in named(shard):
             clean = not jnp.issubdtype(a.dtype, jnp.floating) or bool(jnp.all(jnp.isfinite(a)))
-            require(
-                clean, f"{name} of this site's data has NaN or infinite entries; clean them or leave out those rows"
-            )
+            why = f"{name} of this site's data has NaN or infinite entries; clean them or leave those rows out"
+            require(clean, why)
         specs = exchange_specs(algorithm, x, shard)
         like = jax.eval_shape(algorithm.init_client, x)
         works = {name: jitted(spec.exchange.work) if compiled else spec.exchange.work for name, spec in specs.items()}

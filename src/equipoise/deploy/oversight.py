@@ -120,8 +120,9 @@ def overseen(config: Config, folder: Path, file: Path) -> Guard:
             try:
                 for plan in plans:
                     policy.check(rules, plan, policy.approved_here(folder))
-            except Refusal:
-                keep_pending(config, folder, digest)
+            except Refusal:  # kept, so that it can be looked at, and approved
+                make_folder(folder / policy.PENDING)
+                write_whole(folder / policy.PENDING / f"{digest}.toml", config.toml())
                 raise
             account(config, rules, folder, kind, content)
             reply = answer()
@@ -154,12 +155,6 @@ def account(config: Config, rules: policy.Policy, folder: Path, kind: str, conte
         site = None if rules.epsilon is None else Budget(rules.epsilon, rules.delta)
         if cost:
             spend(folder, run, cost, Budget(config.privacy.epsilon, config.privacy.delta), site)
-
-
-def keep_pending(config: Config, folder: Path, digest: str) -> None:
-    """So that it can be looked at, and approved."""
-    make_folder(folder / policy.PENDING)
-    write_whole(folder / policy.PENDING / f"{digest}.toml", config.toml())
 
 
 def pending(folder: Path, digest: str) -> tuple[str, Config]:

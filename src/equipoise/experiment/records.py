@@ -22,6 +22,7 @@ counts on it and knows it by a digest; `resume` cuts off what no checkpoint cove
 """
 
 import json
+import math
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -53,11 +54,10 @@ class JsonRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not abs(value) < float("inf") else value
-
-
-Number = Annotated[float | None, BeforeValidator(_finite)]  # null: not known, or not finite
+# null: not known, or not finite
+Number = Annotated[
+    float | None, BeforeValidator(lambda v: None if isinstance(v, float) and not math.isfinite(v) else v)
+]
 PerClient = tuple[Number, ...]  # an entry per client, in the federation's order
 
 

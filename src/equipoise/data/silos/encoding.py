@@ -181,7 +181,7 @@ def _float(dtype: DTypeLike | None) -> np.dtype:
 
 
 def _coded(table: Table, feature: Feature) -> pl.Expr:
-    """A value (null: a missing cell, NaN: one that cannot be read), or the index of the input that is 1 (null: none)."""
+    """A value (null: a missing cell, NaN: one that cannot be read), or the index of the input that is 1, if any is."""
     cells = table.cells(feature.name)
     if feature.kind == "text":
         known = cells.text.replace_strict(

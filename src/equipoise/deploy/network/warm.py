@@ -18,7 +18,6 @@ import fcntl
 import importlib
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -411,8 +410,7 @@ def own_key(folder: Path) -> ec.EllipticCurvePrivateKey:
         made = ec.generate_private_key(ec.SECP384R1()).private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(made)
+        write_whole(path, made, secret=True)
     return read_key(path)
 
 
