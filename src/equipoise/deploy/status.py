@@ -56,6 +56,10 @@ class Status(JsonRecord):
     sites: dict[str, SiteStatus]
     last_error: str = ""
 
+    @property
+    def pace(self) -> str:
+        return "" if self.seconds_per_exchange is None else f", {self.seconds_per_exchange:.3g} s per exchange"
+
 
 class StatusWriter:
     """Keeps both files; `observe` is what a Federation calls."""
@@ -150,10 +154,9 @@ def newest(folder: Path) -> Path:
 def describe(status: Status, folder: Path) -> str:
     """One line."""
     connected = sum(site.state == "connected" for site in status.sites.values())
-    pace = "" if status.seconds_per_exchange is None else f", {status.seconds_per_exchange:.3g} s per exchange"
     return (
         f"{folder}: {status.state}, round {status.round} of {status.rounds}, {connected} of {len(status.sites)} sites "
-        f"connected{pace}, {status.bytes_down:,} bytes down, {status.bytes_up:,} up; as of {status.updated}; "
+        f"connected{status.pace}, {status.bytes_down:,} bytes down, {status.bytes_up:,} up; as of {status.updated}; "
         f"{status.transport}" + (f"; last error: {status.last_error}" if status.last_error else "")
     )
 
@@ -191,8 +194,7 @@ def follower(folder: Path, say: Callable[[str], None], clock: Callable[[], float
 
 def _doing(status: Status) -> str:
     if status.state == "training":
-        pace = "" if status.seconds_per_exchange is None else f", {status.seconds_per_exchange:.3g} s per exchange"
-        return f"training: round {status.round:,} of {status.rounds:,}{pace}"
+        return f"training: round {status.round:,} of {status.rounds:,}{status.pace}"
     if status.state == "waiting for sites":
         away = [name for name, site in status.sites.items() if site.state != "connected"]
         who = f", {len(away)} of {len(status.sites)} to come: {', '.join(away[:5])}" if away else ""

@@ -54,10 +54,11 @@ class JsonRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
 
-# null: not known, or not finite
-Number = Annotated[
-    float | None, BeforeValidator(lambda v: None if isinstance(v, float) and not math.isfinite(v) else v)
-]
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Number = Annotated[float | None, BeforeValidator(_finite)]  # null: not known, or not finite
 PerClient = tuple[Number, ...]  # an entry per client, in the federation's order
 
 
