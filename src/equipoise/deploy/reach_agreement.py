@@ -114,7 +114,7 @@ def start_from_first_module(config: Config, setup: Setup, federation: ConnectedS
 
 
 def ask_before(
-    config: Config, federation: ConnectedSites, algorithm: Algorithm, x: Vector, *, least: int, **options: Any
+    config: Config, federation: ConnectedSites, algorithm: Algorithm, x: Vector, /, *, least: int, **options: Any
 ) -> Any:
     """The server's state after one exchange before the first round, which so many sites have to take part in."""
     demands = Demands(least=least, tries=not_none(config.federation).tries, heavy=1.0)
