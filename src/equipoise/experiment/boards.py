@@ -1,5 +1,6 @@
 """What others show of a run while it runs: TensorBoard beside the history, MLflow where its own settings say."""
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.records import Row, flat
 
 NAMED = 50  # clients whose weights are shown one by one
+NOT_TAKEN = re.compile(r"[^A-Za-z0-9_. /-]")  # letters that MLflow refuses in the name of a metric
 
 
 class Board(NamedTuple):
@@ -88,7 +90,7 @@ def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
 
     def add(row: Row) -> None:
         now = int(1000 * time.time())
-        found = [Metric(_metric(name), value, now, row.round) for name, value in numbers_of(row, names)]
+        found = [Metric(NOT_TAKEN.sub("_", name), value, now, row.round) for name, value in numbers_of(row, names)]
         tell(lambda: client.log_batch(run, metrics=found))
 
     def tell(do: Callable[[], object]) -> None:
@@ -102,8 +104,3 @@ def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
             warnings.warn(f"MLflow takes no more of this run ({why}); it goes on, its history is whole", stacklevel=4)
 
     return Board(add, lambda: tell(lambda: client.set_terminated(run)))
-
-
-def _metric(name: str) -> str:
-    """Letters that MLflow takes."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "_-. /") else "_" for c in name)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import Array
 
-from equipoise.objectives.checks import clients, make_dual, no_penalty
+from equipoise.objectives.checks import clients, make_dual
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import simplex
 from equipoise.objectives.record import Record
@@ -17,6 +17,9 @@ def agnostic(n: int) -> Dual:
     """
     n = clients(n)
 
+    def penalty(lam: Array) -> Array:
+        return jnp.zeros((), lam.dtype)
+
     def prox(v: Array, step: Array | float) -> Array:
         return simplex(v)
 
@@ -28,7 +31,7 @@ def agnostic(n: int) -> Dual:
         return jnp.max(losses)
 
     return make_dual(
-        Dual("agnostic", n, no_penalty, prox, best_response, value, modulus=0.0, interior=Interior.weights(n))
+        Dual("agnostic", n, penalty, prox, best_response, value, modulus=0.0, interior=Interior.weights(n))
     )
 
 
