@@ -162,10 +162,8 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         )
         algorithm = algorithms.clip_gradients(algorithm, factor=config.federation.clip_gradients)
     if config.federation and config.federation.compress is not None:
-        of = config.federation
-        algorithm = algorithms.compress_replies(
-            algorithm, crossing(algorithm, problem), dtype=config.federation.compress, sums=of.compress_sums
-        )
+        kind, sums = config.federation.compress, config.federation.compress_sums
+        algorithm = algorithms.compress_replies(algorithm, crossing(algorithm, problem), dtype=kind, sums=sums)
     return Method(algorithm, tuple(notes), algorithm)
 
 
