@@ -10,9 +10,10 @@ from rich.table import Table
 from equipoise._jax import use_all_cores
 from equipoise.cli.data import data_app
 from equipoise.cli.doctor import doctor
-from equipoise.cli.experiments import compare, config, path, predict, report, reproduce, resume, run, sweep
+from equipoise.cli.experiments import compare, config, path, reproduce, resume, run, sweep
 from equipoise.cli.flower import flower_app
 from equipoise.cli.plainly import Commands, in_sentences, say
+from equipoise.cli.results import predict, report
 
 FIRST = """\
 Equipoise trains one model for many data owners, and says how it serves each.

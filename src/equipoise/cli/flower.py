@@ -87,13 +87,13 @@ def server(
     """
     with in_sentences(), _ended_in_order():
         _need_flower()
-        from equipoise.cli.experiments import _settings, _show, _source
+        from equipoise.cli.experiments import _settings, _source
+        from equipoise.cli.results import show
         from equipoise.deploy import agreement
         from equipoise.deploy.operations import keys as made
         from equipoise.deploy.operations.commands import ServerSettings, run_server
-        from equipoise.deploy.server import begin_or_go_on
         from equipoise.deploy.status import follower
-        from equipoise.experiment import config, folders, records
+        from equipoise.experiment import config, records
 
         settings = _settings(file, None, None, set_)
         model = settings.get("model")
@@ -104,19 +104,15 @@ def server(
         )
         parsed = config.parse(settings, source=_source(file))
         agreement.check(parsed)
-        folder = out or Path("runs") / folders.name(parsed.name)
         trust = None if insecure else keys
         require(
             trust is None or (trust / made.SERVER).is_file(),
             f"{keys} has no {made.SERVER}; `equipoise flower keys {keys} --sites ...` makes keys for trials",
         )
-        if overwrite:
-            with folders.writing(folder, "run", overwrite=True):
-                pass  # what an earlier run left is gone
-        begin_or_go_on(parsed, folder)
+        folder = _begun(parsed, out, overwrite)
         at = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page)
         run_server(parsed, folder, at, say, check=follower(folder, say))
-        _show([records.read(folder)], folder)
+        show([records.read(folder)], folder)
 
 
 @flower_app.command()
@@ -196,14 +192,14 @@ def local(
     """
     with in_sentences(), _ended_in_order():
         _need_flower()
-        from equipoise.cli.experiments import _settings, _show, _source
+        from equipoise.cli.experiments import _settings, _source
+        from equipoise.cli.results import show
         from equipoise.data.silos import silo_files
         from equipoise.deploy import agreement
         from equipoise.deploy.operations.commands import ServerSettings, check_files, run_local
         from equipoise.deploy.operations.processes import free_port
-        from equipoise.deploy.server import begin_or_go_on
         from equipoise.deploy.status import follower
-        from equipoise.experiment import config, folders, records
+        from equipoise.experiment import config, records
 
         settings = _settings(file, None, None, set_)
         for section in ("data", "federation", "model"):
@@ -234,15 +230,11 @@ def local(
                 parsed.model.name != "torch", f"{file}: model.name is 'torch'; name the module: --torch module:function"
             )
             check_files(parsed, files)
-        folder = out or Path("runs") / folders.name(parsed.name)
-        if overwrite:
-            with folders.writing(folder, "run", overwrite=True):
-                pass  # what an earlier run left is gone
-        begin_or_go_on(parsed, folder)
+        folder = _begun(parsed, out, overwrite)
         at = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
         shared = len(files) if stock else processes
         run_local(parsed, folder, files, at, say, processes=shared, torch=of_module, follow=follower(folder, say))
-        _show([records.read(folder)], folder)
+        show([records.read(folder)], folder)
 
 
 Home = Annotated[Path, typer.Option("--site", help="The site's folder, such as flower-sites/north.")]
@@ -318,6 +310,19 @@ def status(
             return
         say(statuses.describe(found, where))
         Console().print(statuses.table(found))
+
+
+def _begun(config: Any, out: Path | None, overwrite: bool) -> Path:
+    """The folder of a run, new or to be resumed."""
+    from equipoise.deploy.server import begin_or_go_on
+    from equipoise.experiment import folders
+
+    folder = out or Path("runs") / folders.name(config.name)
+    if overwrite:
+        with folders.writing(folder, "run", overwrite=True):
+            pass  # what an earlier run left is gone
+    begin_or_go_on(config, folder)
+    return folder
 
 
 def _named(torch: Any) -> dict[str, str]:
