@@ -149,7 +149,7 @@ def site(
     """
     with in_sentences(), _ended_in_order():
         _need_flower()
-        from equipoise.deploy.operations.commands import Site, node_config, run_site
+        from equipoise.deploy.operations.site_process import Site, node_config, run_site
 
         require(name, "the site has no name; give one")
         require(
@@ -240,8 +240,7 @@ def local(
                 pass  # what an earlier run left is gone
         begin_or_go_on(parsed, folder)
         at = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
-        shared = len(files) if stock else processes
-        run_local(parsed, folder, files, at, say, processes=shared, torch=of_module, follow=follower(folder, say))
+        run_local(parsed, folder, files, at, say, processes=processes, torch=of_module, follow=follower(folder, say))
         _show([records.read(folder)], folder)
 
 

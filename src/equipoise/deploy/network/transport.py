@@ -31,10 +31,10 @@ class Transport(NamedTuple):
     about: str
 
 
-def why_not_warm() -> str:
-    """Why Flower's internals cannot be used; empty where they can."""
+def why_not_warm(module: str = "internals") -> str:
+    """Why Flower's internals cannot be used; empty where they can. A server needs more of them: "serverapp"."""
     try:
-        importlib.import_module("equipoise.deploy.network.internals")
+        importlib.import_module(f"equipoise.deploy.network.{module}")
     except Exception as error:  # whatever another version of Flower does
         return f"{type(error).__name__}: {error}"
     return ""
@@ -42,11 +42,11 @@ def why_not_warm() -> str:
 
 def transport(grid: Grid, *, stock: bool = False) -> Transport:
     """The fastest way that this Grid has; `stock`: Flower's own."""
-    why = "asked for" if stock else why_not_warm()
+    why = "asked for" if stock else why_not_warm("serverapp")
     if not why:
-        from equipoise.deploy.network import internals
+        from equipoise.deploy.network import serverapp
 
-        if isinstance(grid, internals.HttpGrid):
+        if isinstance(grid, serverapp.HttpGrid):
             return direct(grid)
         why = f"the Grid is a {type(grid).__name__}"
     return standard(grid, why)
