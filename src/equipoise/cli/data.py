@@ -112,8 +112,9 @@ def partition_(
             with busy(f"reading {name}"):
                 summary = _of_silos(name, label)[0]
         else:
-            division = {"kind": how.replace("-", "_"), "clients": clients, "alpha": alpha, "similarity": similarity}
-            division |= {"classes": classes, "min_size": min_size, "thin": [0.3, 0.7] if thin else None}
+            division: dict[str, Any] = {"kind": how.replace("-", "_"), "clients": clients, "alpha": alpha}
+            division |= {"similarity": similarity, "classes": classes, "min_size": min_size}
+            division |= {"thin": [0.3, 0.7] if thin else None}
             given = {name: value for name, value in division.items() if value is not None}
             config = parse({"partition": given, "run": {"seed": seed}}, source="the options")
             with busy(f"dividing {name}"):

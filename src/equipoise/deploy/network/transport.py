@@ -31,10 +31,11 @@ class Transport(NamedTuple):
     about: str
 
 
-def why_not_warm(module: str = "internals") -> str:
-    """Why Flower's internals cannot be used; empty where they can. A server needs more of them: "serverapp"."""
+def why_not_warm(*more: str) -> str:
+    """Why Flower's internals cannot be used; empty where they can. A server needs `more` of them: "serverapp"."""
     try:
-        importlib.import_module(f"equipoise.deploy.network.{module}")
+        for module in ("internals", *more):
+            importlib.import_module(f"equipoise.deploy.network.{module}")
     except Exception as error:  # whatever another version of Flower does
         return f"{type(error).__name__}: {error}"
     return ""
