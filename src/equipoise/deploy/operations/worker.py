@@ -46,7 +46,6 @@ def main() -> int:
         keep_programs(Path(work.compiled))
         Path(work.sites[0].folder).mkdir(parents=True, exist_ok=True)
         logger.addHandler(JsonLines(Path(work.sites[0].folder) / "log.jsonl"))
-        from equipoise.deploy import entry_points  # noqa: F401 - JAX and all that a message needs, before it comes
         from equipoise.deploy.network import warm
 
         sites = [
@@ -62,6 +61,8 @@ def main() -> int:
         ]
         names = ", ".join(site.name for site in sites)
         logger.info("%s: one process that stays (warm), pid %d", names, os.getpid())
+        from equipoise.deploy import entry_points  # noqa: F401 - JAX and all that a message needs, before it comes
+
         warm.run_sites(sites, stop)
     except EquipoiseError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
