@@ -21,6 +21,7 @@ LONG = 240.0  # seconds after which a run hangs, on a machine that is busy with 
 ALTERED = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "flower" / "altered"), PATH])}
 AHEAD, BEHIND = ({**ALTERED, "EQUIPOISE_TEST_CLOCK": seconds} for seconds in ("3600", "-3600"))
 OBJECTS = {**ALTERED, "EQUIPOISE_TEST_INLINE": "8"}  # messages of more bytes are very large ones
+HURRIED = {**ALTERED, "EQUIPOISE_TEST_POLL": "0.2"}  # Flower's own node, which sleeps for 3 s between two looks
 
 
 class Federation:

@@ -1,6 +1,7 @@
 """`equipoise flower`: a federation whose clients are machines. Prints the Flower commands that it runs."""
 
 import importlib.util
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos
 from equipoise.cli.plainly import Commands, in_sentences, say
+from equipoise.deploy.operations.launch import QUIET
 from equipoise.errors import InputError, require
 from equipoise.extensions import is_reference
 
@@ -332,6 +334,7 @@ def _named(torch: Any) -> dict[str, str]:
 
 
 def _need_flower() -> None:
+    os.environ.update(QUIET)  # before Flower is loaded
     if importlib.util.find_spec("flwr") is None:
         raise InputError("federations across machines need one more package: pip install 'equipoise[flower]'")
 
