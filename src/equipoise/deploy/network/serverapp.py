@@ -8,41 +8,68 @@ not its public interface; where they have changed, importing it fails and Flower
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
+from flwr.app import Message
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
+    GetNodesRequest,
     PullTaskInputRequest,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
 from equipoise.deploy.events import LinkLost
 from equipoise.deploy.network import internals as flower
 from equipoise.errors import EquipoiseError
 
-if not isinstance(getattr(HttpGrid, "_runtime_client", None), property):
-    raise ImportError("HttpGrid has no _runtime_client")
 RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at most
 AWAY = (502, 503, 504)  # HTTP status: the SuperLink may be back soon
 
 
+class LinkGrid:
+    """What the server needs of a Grid; Flower's own class loads a database that only a SuperLink needs."""
+
+    def __init__(self, client: RuntimeHttpClient, node: Any, run: Any):
+        self._runtime_client, self.node, self.run = client, node, run  # by the names of Flower's own
+
+    def get_node_ids(self) -> list[int]:
+        return [node.node_id for node in self._runtime_client.GetNodes(GetNodesRequest()).nodes]
+
+    def push_messages(self, messages: Sequence[Message]) -> list[str]:
+        """As Flower's objects."""
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+        with flower.no_object_id_recompute():
+            request = flower.PushAppMessagesRequest(
+                messages_list=[flower.message_to_proto(flower.remove_content_from_message(m)) for m in messages],
+                message_object_trees=[flower.get_object_tree(message) for message in messages],
+            )
+            done = self._runtime_client.PushMessages(request)
+            put = flower.make_push_object_fn_protobuf(
+                self._runtime_client.PushObject, self.node, run_id=self.run.run_id, session_id=done.session_id
+            )
+            objects = {name: part for m in messages for name, part in flower.get_all_nested_objects(m).items()}
+            flower.push_objects(objects, put, object_ids_to_push=set(done.objects_to_push))
+        return list(done.message_ids)
+
+
 @contextmanager
-def started_run(address: str, certificates: bytes | None, app: Path, lost: threading.Event) -> Iterator[HttpGrid]:
+def started_run(address: str, certificates: bytes | None, app: Path, lost: threading.Event) -> Iterator[Any]:
     """Starts a run of the app in a folder; gives the Grid over which it is served.
 
     Args:
@@ -66,13 +93,15 @@ def started_run(address: str, certificates: bytes | None, app: Path, lost: threa
         raise
     if not token:
         raise EquipoiseError("Flower's server has given the run to somebody else; stop the other flower-superexec")
-    grid = HttpGrid(address, insecure, certificates, token=token)
-    grid._retry_invoker = _retries(lost)
-    client, over = grid._runtime_client, threading.Event()
+    retries, over = _retries(lost), threading.Event()
+    named: list[Any] = [
+        flower.RuntimeVersionHttpInterceptor(component_name="flwr-serverapp"),
+        RuntimeTokenHttpInterceptor(token),
+    ]
+    client = RuntimeHttpClient.from_server_address(address, insecure, certificates, named, retry_invoker=retries)
     given = client.PullTaskInput(PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
     TaskIdentity.node_id = given.context.node_id
-    grid.set_run(flower.run_from_proto(given.run))
 
     def beat() -> None:
         while not over.wait(flower.HEARTBEAT_DEFAULT_INTERVAL / 2):
@@ -82,11 +111,11 @@ def started_run(address: str, certificates: bytes | None, app: Path, lost: threa
     threading.Thread(target=beat, daemon=True).start()
     status, details = SubStatus.FAILED, "stopped"
     try:
-        yield grid
+        yield LinkGrid(client, flower.Node(node_id=flower.SUPERLINK_NODE_ID), flower.run_from_proto(given.run))
         status, details = SubStatus.COMPLETED, ""
     finally:
         over.set()
-        grid._retry_invoker.max_tries = 1
+        retries.max_tries = 1
         with suppress(httpx.HTTPError, LinkLost):
             client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
         # The connection stays: an evaluation that is still under way ends with the SuperLink.

@@ -43,11 +43,9 @@ def why_not_warm(*more: str) -> str:
 
 def transport(grid: Grid, *, stock: bool = False) -> Transport:
     """The fastest way that this Grid has; `stock`: Flower's own."""
-    why = "asked for" if stock else why_not_warm("serverapp")
+    why = "asked for" if stock else why_not_warm()
     if not why:
-        from equipoise.deploy.network import serverapp
-
-        if isinstance(grid, serverapp.HttpGrid):
+        if hasattr(grid, "_runtime_client"):  # Flower's HttpGrid, and the server's own
             return direct(grid)
         why = f"the Grid is a {type(grid).__name__}"
     return standard(grid, why)
