@@ -1,10 +1,9 @@
 """What goes wrong, said in one sentence: what was given, what is allowed, what to do."""
 
 import difflib
+import sys
 from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
-
-import jax
 
 
 class EquipoiseError(Exception):
@@ -42,7 +41,8 @@ class Stopped(KeyboardInterrupt):
 
 def known(*values: Any) -> bool:
     """Whether the values are numbers by now: inside jit and vmap they may be tracers, which no check can see."""
-    return not any(isinstance(value, jax.core.Tracer) for value in values)
+    jax = sys.modules.get("jax")  # which is not loaded for the sake of a check
+    return jax is None or not any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def require(condition: Any, sentence: str) -> None:

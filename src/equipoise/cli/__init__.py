@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise._jax import use_all_cores
 from equipoise.cli.data import data_app
 from equipoise.cli.doctor import doctor
 from equipoise.cli.experiments import compare, config, path, reproduce, resume, run, sweep
@@ -34,7 +33,6 @@ Each ends with the path of a page to open in a browser.
 
 def begin(context: typer.Context) -> None:
     """One model that works for every data owner."""
-    use_all_cores()  # before any command starts JAX
     if context.invoked_subcommand is None:
         say(FIRST)
 

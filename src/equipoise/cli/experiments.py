@@ -6,16 +6,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from equipoise._jax import keep_programs
+from equipoise._jax import keep_programs, use_all_cores
 from equipoise.cli.plainly import in_sentences, say
 from equipoise.cli.results import show, write_page
 from equipoise.errors import FileError, require
-from equipoise.evaluation.rules import higher_is_better, main_score
 from equipoise.files import write_whole
 
 File = Annotated[Path | None, typer.Argument(help="A TOML file; `equipoise config` prints one to begin with.")]
@@ -247,6 +244,9 @@ Watch = Callable[[int, int, Any], None]
 @contextmanager
 def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
     """A bar per run, with the average and the worst fifth so far."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    use_all_cores()  # before anything starts JAX
     keep_programs()
     columns = (
         TextColumn("{task.description:<24}", markup=False),
@@ -307,6 +307,9 @@ def _standing(row: Any) -> str:
     """The average and the worst fifth of the score that says most; nothing of models that are scored at the end."""
     if row is None:
         return ""
+    import numpy as np
+
+    from equipoise.evaluation.rules import higher_is_better, main_score
     from equipoise.report import numbers
 
     score = main_score(row.scores)

@@ -1,6 +1,7 @@
 """`equipoise flower`: a federation whose clients are machines. Prints the Flower commands that it runs."""
 
 import importlib.util
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos
 from equipoise.cli.plainly import Commands, in_sentences, say
+from equipoise.deploy.operations.launch import QUIET
 from equipoise.errors import InputError, require
 from equipoise.extensions import is_reference
 
@@ -145,7 +147,7 @@ def site(
     """
     with in_sentences(), _ended_in_order():
         _need_flower()
-        from equipoise.deploy.operations.commands import Site, node_config, run_site
+        from equipoise.deploy.operations.site_process import Site, node_config, run_site
 
         require(name, "the site has no name; give one")
         require(
@@ -232,8 +234,7 @@ def local(
             check_files(parsed, files)
         folder = _begun(parsed, out, overwrite)
         at = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
-        shared = len(files) if stock else processes
-        run_local(parsed, folder, files, at, say, processes=shared, torch=of_module, follow=follower(folder, say))
+        run_local(parsed, folder, files, at, say, processes=processes, torch=of_module, follow=follower(folder, say))
         show([records.read(folder)], folder)
 
 
@@ -338,6 +339,7 @@ def _named(torch: Any) -> dict[str, str]:
 
 
 def _need_flower() -> None:
+    os.environ.update(QUIET)  # before Flower is loaded
     if importlib.util.find_spec("flwr") is None:
         raise InputError("federations across machines need one more package: pip install 'equipoise[flower]'")
 

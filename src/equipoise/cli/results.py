@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from equipoise._jax import use_all_cores
 from equipoise.cli.plainly import busy, in_sentences, say, sentence
 from equipoise.errors import InputError, require
 from equipoise.files import check_own, write_whole
@@ -50,6 +51,7 @@ def predict(
     with in_sentences():
         from equipoise import artifact
 
+        use_all_cores()
         where = _model_of(model)
         same = out is not None and any(p.exists() and out.exists() and out.samefile(p) for p in (file, where))
         require(not same, f"{out} is what is read; give another --out")

@@ -13,7 +13,7 @@ import numpy as np
 from equipoise.certificates import feasible, gap_bound
 from equipoise.deploy import sentences
 from equipoise.deploy.agreement import Setup
-from equipoise.deploy.events import GivenUp, Outcome, ledger
+from equipoise.deploy.events import GivenUp, LinkLost, Outcome, ledger
 from equipoise.deploy.rounds import Demands, prepare, serve
 from equipoise.deploy.scoring import Summed, read_sums
 from equipoise.deploy.secure import SecureSums
@@ -82,6 +82,10 @@ class FederatedRun:
         except GivenUp as up:
             self.wait()
             self.save(up.outcome)  # with what led to it
+            raise
+        except LinkLost:
+            if self.evaluation is not None:
+                self.evaluation.thread.join()  # it writes nothing into a folder that another attempt goes on with
             raise
         finally:
             self.writer.close()

@@ -36,8 +36,12 @@ def main(grid: Grid, context: Context) -> None:
     """Flower's ServerApp: the settings and the folder to write stand in the run's configuration."""
     config, out = settings(context.run_config), context.run_config.get("out")
     require(isinstance(out, str) and out, "this run has no folder to write; start it with `equipoise flower server`")
-    stock = bool(context.run_config.get("stock"))
-    done = run_federation(config, Path(str(out)), grid, watch=sentences.say, stock=stock)
+    serve_run(config, Path(str(out)), grid, stock=bool(context.run_config.get("stock")))
+
+
+def serve_run(config: Config, folder: Path, grid: Grid, *, stock: bool = False) -> None:
+    """`run_federation`, with a line for every evaluation and for all that happened."""
+    done = run_federation(config, folder, grid, watch=sentences.say, stock=stock)
     for event in done.outcome.events if done.outcome else ():
         print(event, flush=True)
 

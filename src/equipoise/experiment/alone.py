@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 from jaxtyping import Float
 
@@ -142,6 +141,8 @@ def _fits(task: Task) -> Callable[[Vector, Any], Models]:
 
 def fitted(task: Task, x: Vector, shard: Any) -> Vector:
     """The least loss of one client, by L-BFGS."""
+    import optax
+
     prepared = task.prepare(shard)
     solver = optax.lbfgs()
     value_and_grad = optax.value_and_grad_from_state(lambda u: task.loss(u, prepared))

@@ -48,11 +48,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-from flwr.superlink.grid import HttpGrid
 from flwr.supernode.fleet_http_client import FleetHttpClient
-
-if not isinstance(getattr(HttpGrid, "_runtime_client", None), property):
-    raise ImportError("HttpGrid has no _runtime_client")
 
 
 def pull_message(tree: ObjectTree, number: str, node: Node, run: int, pull: Any, confirm: Any) -> Any:

@@ -32,10 +32,11 @@ class Transport(NamedTuple):
     about: str
 
 
-def why_not_warm() -> str:
-    """Why Flower's internals cannot be used; empty where they can."""
+def why_not_warm(*more: str) -> str:
+    """Why Flower's internals cannot be used; empty where they can. A server needs `more` of them: "serverapp"."""
     try:
-        importlib.import_module("equipoise.deploy.network.internals")
+        for module in ("internals", *more):
+            importlib.import_module(f"equipoise.deploy.network.{module}")
     except Exception as error:  # whatever another version of Flower does
         return f"{type(error).__name__}: {error}"
     return ""
@@ -45,9 +46,7 @@ def transport(grid: Grid, *, stock: bool = False) -> Transport:
     """The fastest way that this Grid has; `stock`: Flower's own."""
     why = "asked for" if stock else why_not_warm()
     if not why:
-        from equipoise.deploy.network import internals
-
-        if isinstance(grid, internals.HttpGrid):
+        if hasattr(grid, "_runtime_client"):  # Flower's HttpGrid, and the server's own
             return direct(grid)
         why = f"the Grid is a {type(grid).__name__}"
     return standard(grid, why)
