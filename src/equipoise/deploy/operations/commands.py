@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,13 +52,14 @@ def run_server(
     settings: ServerSettings,
     say: Say,
     *,
+    ready: Callable[[], None] = lambda: None,
     check: Callable[[], None] = lambda: None,
     ending: Callable[[], None] = lambda: None,
 ) -> None:
     """Until the run is finished; a SuperLink that dies is started again, and the run resumes.
 
-    `check` is called all the while, and what it raises ends the run; `ending` when the run has ended and the SuperLink
-    has not.
+    `ready` is called when a SuperLink knows the sites' keys; `check` all the while, and what it raises ends the run;
+    `ending` when the run has ended and the SuperLink has not.
     """
     state, why = settings.state, "asked for" if settings.stock else why_not_warm("serverapp")
     make_folder(state)
@@ -75,7 +77,7 @@ def run_server(
         if settings.page is not None:
             say(f"live: {stack.enter_context(live_page(folder, settings.page))}")
         for attempt in range(RESTARTS + 1):
-            if _one_link(link, app, more, config, folder, settings, why, say, check, ending):
+            if _one_link(link, app, more, config, folder, settings, why, say, ready, check, ending):
                 break
             if attempt == RESTARTS:
                 raise EquipoiseError(f"Flower's server ended {RESTARTS + 1} times, see {state / 'superlink.log'}")
@@ -95,6 +97,7 @@ def _one_link(
     settings: ServerSettings,
     why: str,
     say: Say,
+    ready: Callable[[], None],
     check: Callable[[], None],
     ending: Callable[[], None],
 ) -> bool:
@@ -106,6 +109,7 @@ def _one_link(
         await_port(child, settings.local, settings.port)
         if settings.keys is not None:
             register(settings, more, why, say)
+        ready()
         if why:
             served = _served_by_flower(child, app, more, folder, say, check)
         else:
@@ -280,15 +284,21 @@ def run_local(
 
     names = [", ".join(site.name for site in group) for group in groups]
     threads = [threading.Thread(target=run, args=each, daemon=True) for each in zip(names, begins, strict=True)]
-    for thread in threads:
-        thread.start()
+
+    @cache
+    def start_sites() -> None:
+        for thread in threads:
+            thread.start()
 
     def end_sites() -> None:
         stop.set()
         for thread in threads:
-            thread.join(10.0)
+            if thread.is_alive():
+                thread.join(10.0)
 
+    if not stock:  # Flower's own nodes end when their keys are not known yet, and every start takes them long
+        start_sites()
     try:
-        run_server(config, folder, settings, say, check=check, ending=end_sites)
+        run_server(config, folder, settings, say, ready=start_sites, check=check, ending=end_sites)
     finally:
         end_sites()
