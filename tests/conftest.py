@@ -78,8 +78,8 @@ LONGEST = (
     "cli/test_experiments.py",
     "flower/test_mixed.py",
     "experiment/test_run.py",
-    "flower/test_local.py",
     "flower/test_secure.py",
+    "flower/test_local.py",
     "test_docs_site.py",
 )
 FIRST = {f"tests/{name}": place for place, name in enumerate(LONGEST)}

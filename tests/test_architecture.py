@@ -1,6 +1,7 @@
 """Imports point one way, from the protocol up to the command line (DESIGN: the map)."""
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,30 @@ def test_importing_is_light():
     code = f"import equipoise, sys; print(*[m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == []
+
+
+def test_commands_load_what_they_need():
+    """The command line itself, and the process of a site, which waits for another that works."""
+    heavy = ("jax", "numpy", "polars", "pydantic", "flwr", "cryptography")
+    code = (
+        f"import equipoise.cli, equipoise.deploy.operations.{{}}, sys; print(*[m for m in {heavy} if m in sys.modules])"
+    )
+    for module in ("launch", "site_process") if importlib.util.find_spec("psutil") else ("launch",):
+        done = subprocess.run([sys.executable, "-c", code.format(module)], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == []
+
+
+def test_jax_has_not_begun_when_a_command_asks_for_all_cores():
+    """Reading a configuration starts no device; afterwards their number could not be chosen any more."""
+    code = """
+from jax._src import xla_bridge
+from equipoise.cli.experiments import _settings
+from equipoise.experiment import plan
+plan.compare(_settings(None, None, None, None, default="compare.toml"), source="defaults")
+plan.sweep(_settings(None, None, None, None, default="sweep.toml"), source="defaults")
+assert not xla_bridge.backends_are_initialized()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

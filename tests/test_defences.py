@@ -6,7 +6,7 @@ import pytest
 from scipy.optimize import minimize
 
 import equipoise as eq
-from equipoise.algorithms.clipping import clip_losses, has_loss
+from equipoise.algorithms.clipping import clip_losses, has_field
 from equipoise.objectives import cap_weights
 from tests.problems import DIM, EVERY, LOCAL, RULE, N, assert_identical, build, start, unequal
 
@@ -70,7 +70,7 @@ def test_the_loss_is_found_in_what_every_algorithm_reports():
         exchange, seen = algorithm.round[0], []
 
         def close(server, replies, seen=seen, exchange=exchange):
-            seen.extend([replies.each.loss] if has_loss(replies.each) else [])
+            seen.extend([replies.each.loss] if has_field(replies.each, "loss") else [])
             return exchange.close(server, replies)
 
         watched = algorithm._replace(round=(exchange._replace(close=close), *algorithm.round[1:]))

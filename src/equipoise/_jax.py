@@ -1,4 +1,4 @@
-"""How JAX is set up: a device for every core, and compiled programs on disk. Importing this changes nothing.
+"""How JAX is set up: a device for every core, and compiled programs on disk. Importing this loads nothing.
 
 The commands do both by themselves; in Python they are a call each, before anything else of JAX:
 
@@ -12,8 +12,6 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-import jax
-
 DEVICES = 16  # at most; more of them cost more to keep in step than they bring
 BYTES = 1 << 30  # of programs; beyond, the ones that were used longest ago are removed
 PROGRAM = re.compile(r"(.+-[0-9a-f]{64})-(cache|atime)")  # as JAX names them; other files in the folder are not touched
@@ -24,6 +22,8 @@ def use_all_cores() -> None:
 
     Has an effect only before JAX is first used, and only where the user did not decide.
     """
+    import jax
+
     decided = jax.config.jax_num_cpu_devices != -1 or "device_count" in os.environ.get("XLA_FLAGS", "")  # type: ignore[attr-defined]
     if decided:
         return
@@ -40,6 +40,8 @@ def keep_programs(folder: Path | str | None = None) -> None:
 
     Without a folder: the user's cache folder. The same run then starts in a third of the time.
     """
+    import jax
+
     if folder is None:
         import pooch
 

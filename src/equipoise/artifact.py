@@ -19,7 +19,7 @@ from equipoise import tensors
 from equipoise.data import silos
 from equipoise.data.silos.cells import first_line
 from equipoise.data.silos.encoding import Encoding
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.models import build
 from equipoise.models.model import Model, Params
 
@@ -50,12 +50,8 @@ class Artifact(NamedTuple):
 
         Probabilities are given for a classifier trained with the cross-entropy; other losses do not make any.
         """
-        encoding = self.encoding
-        require(
-            encoding is not None,
-            "this model was saved without an encoding; apply it to arrays with `outputs`",
-        )
-        assert encoding is not None
+        why = "this model was saved without an encoding; apply it to arrays with `outputs`"
+        encoding = not_none(self.encoding, why)
         inputs = encoding.apply_inputs(frame, file=file)
         require(len(inputs) > 0, f"{file} has no rows to predict")
         outputs = self.outputs(inputs)
@@ -116,13 +112,14 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
         if not isinstance(loss, str) or not isinstance(metadata, dict):
             raise TypeError("its header has a field of another type")
         model = build(header["model"]["name"], header["model"]["arguments"]) if model is None else model
-        like = _shapes(model)
+        like = model.shapes
         fitted = None if encoding is None else Encoding.from_json(json.dumps(encoding))
         if fitted is not None:
             _check_fit(model, fitted)
     except InputError as error:
         raise InputError(f"{path.name} cannot be used: {error}") from None
-    except _DAMAGE as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # What a header that was damaged, or that somebody else wrote, can end in.
         raise InputError(f"{path.name} is not a model that equipoise saved ({first_line(error)})") from error
     for name, want in _named(like).items():
         have = weights[name].shape if name in weights else "nothing"
@@ -138,17 +135,6 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
     return Artifact(params, model, fitted, loss, metadata)
 
 
-# What a header that was damaged, or that somebody else wrote, can end in.
-_DAMAGE: tuple[type[Exception], ...] = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-
-
 def predict(model: Artifact | str | PathLike[str], file: str | PathLike[str], *, separator: str = ",") -> pl.DataFrame:
     """What a model, or the one saved at a path, says about the rows of a CSV, Parquet or NPZ file."""
     saved = model if isinstance(model, Artifact) else load(model)
@@ -156,24 +142,18 @@ def predict(model: Artifact | str | PathLike[str], file: str | PathLike[str], *,
     return saved.predict(silos.scan(file, label=label, separator=separator), file=Path(file).name)
 
 
-def _shapes(model: Model) -> Params:
-    return jax.eval_shape(model.init, jax.random.key(0))
-
-
 def _named(tree: Params) -> dict[str, Any]:
     return {name.lstrip("."): leaf for name, leaf in tensors.named(tree)}
 
 
 def _tree(params: Params, model: Model) -> Params:
-    """The model's own tree, from itself or from the flat vector (leaves in order, each by rows)."""
-    leaves, structure = jax.tree.flatten(_shapes(model))
-    size = sum(leaf.size for leaf in leaves)
+    """The model's own tree, from itself or from the flat vector."""
+    size = sum(leaf.size for leaf in jax.tree.leaves(model.shapes))
     if isinstance(params, jax.Array | np.ndarray) and params.shape == (size,):
-        pieces = np.split(np.asarray(params), np.cumsum([leaf.size for leaf in leaves])[:-1])
-        params = jax.tree.unflatten(structure, [a.reshape(b.shape) for a, b in zip(pieces, leaves, strict=True)])
-    given, wanted = ({n: np.shape(a) for n, a in _named(t).items()} for t in (params, _shapes(model)))
+        return model.unravel(params)
+    have, wanted = ({n: np.shape(a) for n, a in _named(t).items()} for t in (params, model.shapes))
     require(
-        given == wanted,
+        have == wanted,
         f"the parameters are not those of the model {model.name!r}; give what its `init` makes, "
         f"or a vector of its {size} parameters",
     )
@@ -185,7 +165,7 @@ def _check_fit(model: Model, encoding: Encoding) -> None:
         return  # the model may want integers
     try:
         inputs = jax.ShapeDtypeStruct((1, *encoding.shape), jnp.zeros(()).dtype)
-        given: Any = jax.eval_shape(model.apply, _shapes(model), inputs).shape
+        given: Any = jax.eval_shape(model.apply, model.shapes, inputs).shape
     except (TypeError, ValueError):
         given = "none"
     require(

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from equipoise.errors import InputError, require
-from equipoise.protocol import Cohort, RandomKey
+from equipoise.protocol import Cohort, RandomKey, Server
 
 Weights = Float[Array, " n"]
 FEW = 1024  # clients up to which drawing a number for each is cheapest
@@ -38,6 +38,10 @@ class Sample(NamedTuple):
     def among(self, n: int) -> "Sample":
         """Itself, where it says how many clients there are; `everyone()` becomes everyone(n)."""
         return everyone(n) if self.m == 0 else self
+
+    def open(self, server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+        """`open` of an exchange that draws a cohort and changes nothing."""
+        return server, self.draw(key, None)
 
     def weight(self, lam: Weights, i: Int[ArrayLike, ""]) -> Float[Array, ""]:
         """What client i's answer counts for so that the cohort's mean estimates the lam-weighted one."""
@@ -182,3 +186,11 @@ def check_distinct(sample: Sample, why: str) -> int:
             "use everyone(n), uniform(n, m) or coin(n, p)"
         )
     return sample.n
+
+
+def check_everyone(sample: Sample, n: int, who: str) -> None:
+    """All clients of the dual take part."""
+    require(
+        sample.n == n and sample.m == n,
+        f"{who} asks all {n} clients of its dual in every round: give everyone({n}), not {sample.name}",
+    )

@@ -1,10 +1,9 @@
 """What goes wrong, said in one sentence: what was given, what is allowed, what to do."""
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
-
-import jax
+import sys
+from collections.abc import Collection, Iterable
+from typing import Any, TypeVar
 
 
 class EquipoiseError(Exception):
@@ -42,13 +41,24 @@ class Stopped(KeyboardInterrupt):
 
 def known(*values: Any) -> bool:
     """Whether the values are numbers by now: inside jit and vmap they may be tracers, which no check can see."""
-    return not any(isinstance(value, jax.core.Tracer) for value in values)
+    jax = sys.modules.get("jax")  # which is not loaded for the sake of a check
+    return jax is None or not any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def require(condition: Any, sentence: str) -> None:
     """Raises InputError(sentence) unless `condition` holds, or is not known yet (see `known`)."""
     if known(condition) and not condition:
         raise InputError(sentence)
+
+
+T = TypeVar("T")
+
+
+def not_none(value: T | None, sentence: str | None = None) -> T:
+    """`value`; where it is None an InputError(sentence), or, without a sentence, an error of whoever called."""
+    if value is None:
+        raise AssertionError("what has to be there is None") if sentence is None else InputError(sentence)
+    return value
 
 
 def refuse_unless(condition: Any, sentence: str) -> None:
@@ -66,6 +76,12 @@ def positive(name: str, value: Any) -> None:
     require(value > 0, f"{name} is {value}; give a number above zero")
 
 
+def all_positive(**values: Any) -> None:
+    """Several of them, each by its name."""
+    for name, value in values.items():
+        positive(name, value)
+
+
 def within(name: str, value: Any, low: float, high: float) -> None:
     """A number from `low` to `high`."""
     require((value >= low) & (value <= high), f"{name} is {value}; give a number from {low:g} to {high:g}")
@@ -75,6 +91,12 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
     """A name that does not exist, with the nearest one that does."""
     names = sorted(allowed)
     return InputError(f"there is no {kind} '{given}'{nearest(given, names)} (known: {', '.join(names)})")
+
+
+def one_of(kind: str, name: str, allowed: Collection[str]) -> None:
+    """Raises `unknown` where the name is none of those."""
+    if name not in allowed:
+        raise unknown(kind, name, allowed)
 
 
 def nearest(given: Any, allowed: Iterable[str]) -> str:

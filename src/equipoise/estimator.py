@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 
 if TYPE_CHECKING:
     import polars as pl
@@ -53,8 +53,7 @@ class Fitted(NamedTuple):
         """A row for every owner, the worst served first: its rows, its score with bounds, and what it counted."""
         import polars as pl
 
-        last, result = self.run.rows[-1], self.run.outcome
-        assert result is not None
+        last, result = self.run.rows[-1], not_none(self.run.outcome)
         members, unknown = self.run.federation.members, [None] * len(self.owners)
         table = pl.DataFrame(
             {

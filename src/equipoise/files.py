@@ -189,16 +189,12 @@ def _told(path: Path) -> Iterator[None]:
     except FileError:
         raise
     except OSError as error:
-        raise FileError(f"{path} cannot be written ({reason(error)}); {_remedy(error)}") from error
+        full = error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None))
+        remedy = "make room on the disk" if full else "give another place, or the right to write there"
+        raise FileError(f"{path} cannot be written ({reason(error)}); {remedy}") from error
     except ValueError as error:  # a null byte
         raise InputError(f"{str(path)!r} is not a name for a file ({error})") from error
 
 
 def reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
-
-
-def _remedy(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
-        return "make room on the disk"
-    return "give another place, or the right to write there"

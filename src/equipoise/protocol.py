@@ -83,6 +83,11 @@ def neutral(table: Float[Array, " n"], heard: Bool[Array, " n"]) -> Float[Array,
     return jnp.where(heard, table, mean((known, jnp.sum(jnp.where(heard, table, 0)))))
 
 
+def choose(condition: Bool[Array, ""], yes: PyTree[Array], no: PyTree[Array]) -> Any:
+    """One of two trees, which inside a program is known only when it runs."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
 class Reply(NamedTuple):
     """A client's answer, split by what the server is allowed to see of it; both parts are NamedTuples.
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flwr.app import Array, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 import equipoise as eq
 from equipoise.deploy import flower, sentences
@@ -128,6 +129,22 @@ def test_a_fault_is_a_lost_reply(name, fault, tmp_path):
     assert whats(outcome, "b") == faults
     assert outcome.result.tally.broken.tolist() == [0, broken * len(faults), 0, 0, 0]
     assert_same(outcome.result.tally.answered, expected.tally.answered)
+
+
+def test_a_reply_that_flower_has_lost_says_so_and_is_not_waited_for(tmp_path):
+    """Its database may be locked, for example: then it says at once that there will be no reply."""
+    algorithm = build("scaffold")
+
+    @only("b")
+    def gone(message, reply):
+        return Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "not in the database"), reply_to=message)
+
+    federation = federate(algorithm, tmp_path, fault=gone)
+    gone.grid, federation.patience = federation.grid, federation.patience._replace(exchange=600.0)
+    outcome = serve(algorithm, federation, KEY, rounds=ROUNDS)
+    assert_same(outcome.result.server, simulated(algorithm, 1).server)
+    whys = {e.why for e in outcome.ledger.events if e.site == "b" and e.what == "late"}
+    assert whys == {"Flower no longer has the message, or its reply"}
 
 
 def test_what_happens_in_every_exchange_is_one_event_that_counts(tmp_path):

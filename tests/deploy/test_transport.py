@@ -1,5 +1,9 @@
 """Which way messages go, and when Flower's own takes over."""
 
+import io
+import logging
+import os
+import signal
 import sys
 
 import jax
@@ -10,7 +14,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from equipoise.deploy import flower
 from equipoise.deploy.network import transport
 from equipoise.deploy.network.wire import content_bytes, pack
+from equipoise.deploy.operations import worker
+from equipoise.deploy.operations.processes import GUARD
+from equipoise.deploy.operations.site_process import Site, line, node_config, read_line, work_of
 from equipoise.deploy.rounds import SHORTEST, Demands, deadline
+from equipoise.errors import InputError
 from tests.deploy.grid import InProcess
 from tests.deploy.setting import HASTY, SITES, app, serve
 from tests.problems import assert_same, build
@@ -20,9 +28,11 @@ KEY = jax.random.key(3)
 
 def test_where_flower_has_changed_its_own_way_is_taken_and_said(monkeypatch, caplog, tmp_path):
     monkeypatch.setitem(sys.modules, "flwr.supernode.fleet_http_client", None)
-    monkeypatch.delitem(sys.modules, "equipoise.deploy.network.internals", raising=False)
-    why = transport.why_not_warm()
+    for module in ("internals", "serverapp"):
+        monkeypatch.delitem(sys.modules, f"equipoise.deploy.network.{module}", raising=False)
+    why = transport.why_not_warm("serverapp")
     assert "fleet_http_client" in why
+    assert transport.why_not_warm() == why
     caplog.set_level("INFO", "equipoise.flower")
     algorithm = build("fedavg")
     federation = flower.gather(InProcess(app(algorithm, tmp_path), SITES), sites=SITES, patience=HASTY)
@@ -31,7 +41,35 @@ def test_where_flower_has_changed_its_own_way_is_taken_and_said(monkeypatch, cap
 
 
 def test_with_the_version_that_is_installed_the_fast_way_is_there():
-    assert transport.why_not_warm() == ""
+    assert transport.why_not_warm() == transport.why_not_warm("serverapp") == ""
+
+
+def test_where_flower_has_changed_a_site_becomes_flowers_own_node(monkeypatch, capsys, tmp_path):
+    """The process that would stay becomes Flower's own program, which ends with whoever started it all the same."""
+    key = tmp_path / "keys" / "sites" / "north"
+    key.parent.mkdir(parents=True)
+    key.touch()
+    site = Site("north", tmp_path / "own", node_config("north", tmp_path / "own", {"data": "north.csv"}))
+    told = work_of([site], "host:1", tmp_path / "keys")
+    assert read_line(line(told).decode()) == told
+    became = []
+    monkeypatch.setattr(worker, "why_not_warm", lambda: "changed")
+    monkeypatch.setattr(os, "execve", lambda *of: became.append(of) or sys.exit())
+    monkeypatch.setattr(sys, "stdin", io.StringIO(line(told).decode()))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for name, value in {"handlers": [], "level": logging.INFO, "propagate": True}.items():  # set as they are after it
+        monkeypatch.setattr(logging.getLogger("equipoise.flower"), name, value)
+    assert worker.main() == 1  # of the stand-in for execve, which does not return
+    assert "north: Flower's SuperNode, a process for every message (changed)" in capsys.readouterr().out
+    [(program, words, environment)] = became
+    assert [program, *words[1:4]] == [*GUARD, "flower-supernode"]
+    assert words[words.index("--superlink") + 1] == "host:1"
+    assert words[words.index("--auth-supernode-private-key") + 1] == str(key)
+    assert "data='north.csv'" in words[words.index("--node-config") + 1]
+    assert environment["FLWR_HOME"] == str(tmp_path / "own" / "flower")
+    two = told._replace(sites=told.sites * 2)
+    with pytest.raises(InputError, match="run one site each"):
+        worker.become_supernode(two, "changed")
 
 
 def test_a_request_is_cut_where_it_would_become_too_large(monkeypatch):

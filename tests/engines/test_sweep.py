@@ -107,3 +107,16 @@ def test_says_what_is_wrong():
         eq.sweep(make, [], rounds=1)
     with pytest.raises(InputError, match="the data has 4 clients but scaffpd was built for 5"):
         eq.sweep(make, trials(data=unequal(4)), rounds=1)
+
+
+def test_products_have_the_precision_that_was_asked_for():
+    met = set()
+
+    def watched(local_lr, rho):
+        met.add(jax.config.jax_default_matmul_precision)
+        return make(local_lr, rho)
+
+    eq.sweep(watched, trials()[:1], rounds=1, products="tf32")
+    assert "tensorfloat32" in met
+    with pytest.raises(InputError, match="precision of products"):
+        eq.sweep(make, trials()[:1], rounds=1, products="float8")

@@ -1,13 +1,18 @@
 """Runs of one method side by side: the numbers of each alone, nothing lost, and bit for bit when begun again."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise import steps
+from equipoise.data.datasets import catalogue
+from equipoise.errors import InputError
 from equipoise.experiment import batch, plan, records, run
 from equipoise.experiment.config import parse
 from equipoise.experiment.methods import build_method
-from equipoise.experiment.problems import build_problem
+from equipoise.experiment.problems import build_problem, precision
 from tests.experiment.test_run import assert_same_run
 
 STUDY = {
@@ -142,3 +147,30 @@ def test_methods_with_measured_steps_share_their_programs():
         ours, theirs = (eq.simulate(a, problem.x, problem.train, 0, rounds=4) for a in (method.family, direct))
         np.testing.assert_allclose(ours.server.x, theirs.server.x, rtol=1e-4, atol=1e-6)
     assert len(set(found)) == 1
+
+
+def test_a_plan_reads_its_data_once_and_measures_in_one_shape(tmp_path, monkeypatch):
+    read, load, shapes = [], catalogue.load, set()
+
+    def near_solution(task, shards, x, **options):
+        shapes.add(str(jax.tree.map(jnp.shape, shards)))
+        return steps.Constants(50.0, 0.01, 1.0), 0.02
+
+    monkeypatch.setattr(catalogue, "load", lambda *args, **options: read.append(args) or load(*args, **options))
+    monkeypatch.setattr("equipoise.experiment.problems.steps.near_solution", near_solution)
+    measured = {"name": "scaffpd", "steps": 2, "rule": "tuned"}
+    study = {"algorithm": measured, "objective": {"name": "chi2"}, "sweep": {"seeds": [0, 1, 2]}}
+    study["run"] = {"rounds": 1, "evaluate_every": 1}
+    plan.run_all(plan.sweep(STUDY | study).trials, tmp_path / "study")
+    assert len(read) == 1
+    assert len(shapes) == 1
+
+
+def test_products_of_a_run():
+    assert jax.config.jax_default_matmul_precision is None
+    with precision(parse({"run": {"products": "tf32"}})):
+        assert jax.config.jax_default_matmul_precision == "tensorfloat32"
+    with precision(parse({})):
+        assert jax.config.jax_default_matmul_precision is None  # a CPU has but one
+    with pytest.raises(InputError, match="products"):
+        parse({"run": {"products": "float8"}})

@@ -174,7 +174,7 @@ def test_an_algorithm(folder, name):
         assert done.config["algorithm"]["damping"] == 0.5
     else:
         done = run(folder, algorithm="mymethod:RECORD")
-        assert numbers.trains_for_average(done)
+        assert numbers.reported([done])[0].trains_for_average
     assert done.rows[-1].objective < done.rows[0].objective
     assert config.parse(done.config).algorithm.name == f"mymethod:{name}"
 

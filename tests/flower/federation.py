@@ -9,7 +9,7 @@ import numpy as np
 import tomli_w
 
 from equipoise import artifact
-from equipoise.deploy.operations import commands, keys, worker
+from equipoise.deploy.operations import keys, site_process
 from equipoise.deploy.operations.processes import free_port
 from equipoise.experiment import checkpoint, config, records, run
 from equipoise.files import write_whole
@@ -21,6 +21,7 @@ LONG = 240.0  # seconds after which a run hangs, on a machine that is busy with 
 ALTERED = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "flower" / "altered"), PATH])}
 AHEAD, BEHIND = ({**ALTERED, "EQUIPOISE_TEST_CLOCK": seconds} for seconds in ("3600", "-3600"))
 OBJECTS = {**ALTERED, "EQUIPOISE_TEST_INLINE": "8"}  # messages of more bytes are very large ones
+HURRIED = {**ALTERED, "EQUIPOISE_TEST_POLL": "0.2"}  # Flower's own node, which sleeps for 3 s between two looks
 
 
 class Federation:
@@ -77,9 +78,9 @@ class SharedProcess(Command):
     def __init__(self, sites, server, *, folder, log, env=None):
         self.log = folder / log
         files = {site: {"data": str(folder / "silos" / f"{site}.csv")} for site in sites}
-        made = [commands.Site(s, folder / s, commands.node_config(s, folder / s, files[s])) for s in sites]
-        self.start(commands.WORKER, folder, env, stdin=subprocess.PIPE)
-        self.process.stdin.write(worker.line(commands.work_of(made, server, folder / "keys")))
+        made = [site_process.Site(s, folder / s, site_process.node_config(s, folder / s, files[s])) for s in sites]
+        self.start(site_process.WORKER, folder, env, stdin=subprocess.PIPE)
+        self.process.stdin.write(site_process.line(site_process.work_of(made, server, folder / "keys")))
         self.process.stdin.flush()
 
     def stop(self, patience=20):

@@ -6,7 +6,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'equipo
 
 from equipoise.experiment import records
 from tests.flower import silos
-from tests.flower.federation import LONG, OBJECTS, Federation
+from tests.flower.federation import HURRIED, LONG, OBJECTS, Federation
 from tests.flower.processes import kill, left
 
 
@@ -14,7 +14,7 @@ def test_flowers_own_nodes_work_beside_sites_that_stay_and_very_large_messages_g
     federation = Federation(tmp_path)
     try:
         federation.start("north", env=OBJECTS)
-        federation.start("south", "--stock", env=OBJECTS)
+        federation.start("south", "--stock", env=OBJECTS | HURRIED)
         settings = silos.settings(
             algorithm={"name": "fedavg", "steps": 2, "local_lr": 0.1},
             run={"rounds": 1},

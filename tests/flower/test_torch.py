@@ -12,7 +12,7 @@ from equipoise.deploy.operations import keys
 from equipoise.deploy.operations.processes import free_port
 from equipoise.experiment import records
 from tests.flower import torch_silos
-from tests.flower.federation import LONG
+from tests.flower.federation import HURRIED, LONG
 from tests.flower.processes import Command, kill, left, started_in
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'equipoise[torch]')")
@@ -58,7 +58,7 @@ def test_flower_s_own_node_with_a_module_beside_a_site_that_stays(tmp_path):
         for site, more in zip(SITES, ((), ("--stock",)), strict=True):
             words = ("site", site, f"{site}.npz", "--server", f"127.0.0.1:{port}", *more)
             words += ("--torch", "tests.flower.torch_silos:regression")
-            commands.append(Command(*words, folder=tmp_path, log=f"{site}.log"))
+            commands.append(Command(*words, folder=tmp_path, log=f"{site}.log", env=HURRIED))
         server = Command("server", "f.toml", "--port", port, "--out", "run", folder=tmp_path, log="server.log")
         commands.append(server)
         server.wait(2 * LONG)

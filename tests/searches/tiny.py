@@ -82,7 +82,7 @@ def use(monkeypatch):
     monkeypatch.setattr(evaluation, "evaluate", lambda task, x, data, **_: table(x, data.n))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
     monkeypatch.setattr(methods, "_takes_operands", lambda maker, numbers, problem: maker(**numbers) is not None)
-    monkeypatch.setattr(writer, "wire", crossing)
+    monkeypatch.setattr(methods, "wire", crossing)
     monkeypatch.setattr(results, "_git", lambda: None)
 
 

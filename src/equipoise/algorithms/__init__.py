@@ -52,7 +52,7 @@ from equipoise.algorithms.sgd import SGD
 from equipoise.algorithms.sgd import sgd as sgd
 from equipoise.algorithms.term import TERM
 from equipoise.algorithms.term import term as term
-from equipoise.errors import unknown
+from equipoise.errors import one_of
 
 ALGORITHMS: dict[str, Record] = {
     record.name: record
@@ -88,6 +88,5 @@ def named(name: str) -> Record:
     """The record of a listed name, or of a factory or Record of the user's own, "module:name"."""
     if extensions.is_reference(name):
         return record_of(extensions.load(name), name)
-    if name not in ALGORITHMS:
-        raise unknown("algorithm", name, ALGORITHMS)
+    one_of("algorithm", name, ALGORITHMS)
     return ALGORITHMS[name]

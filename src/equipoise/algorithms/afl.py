@@ -33,7 +33,7 @@ from jaxtyping import Float, Int
 
 from equipoise.algorithms.record import LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, check_distinct
-from equipoise.errors import positive, require
+from equipoise.errors import all_positive, require
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
 from equipoise.tasks import Task
@@ -99,12 +99,8 @@ def afl(
     sample = sample.among(dual.n)
     n = check_distinct(sample, "AFL would count it twice")
     require(n == dual.n, f"the dual is over {dual.n} clients and {sample.name} draws from {n}; give both the same")
-    for name, value in (("local_lr", local_lr), ("dual_lr", dual_lr), ("steps", steps), ("server_lr", server_lr)):
-        positive(name, value)
+    all_positive(local_lr=local_lr, dual_lr=dual_lr, steps=steps, server_lr=server_lr)
     at_once = steps == 1 if simultaneous is None else simultaneous
-
-    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)
 
     def send(server: Server, i: Int[Array, ""]) -> Start:
         return Start(server.x, server.lam[i] if at_once else None)
@@ -140,7 +136,7 @@ def afl(
         prepare=task.prepare,
         init=init,
         init_client=lambda x: None,
-        round=(Exchange("train", choose, send, train, move),),
+        round=(Exchange("train", sample.open, send, train, move),),
         model=lambda server: server.x_bar if averaged else server.x,
         weights=lambda server: server.lam_bar if averaged else server.lam,
         dual=dual,

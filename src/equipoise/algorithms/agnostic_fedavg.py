@@ -35,10 +35,9 @@ from equipoise import local
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.data.shards import Shards
-from equipoise.errors import InputError, positive, require
+from equipoise.errors import InputError, all_positive, require
 from equipoise.protocol import (
     Algorithm,
-    Cohort,
     Data,
     Exchange,
     RandomKey,
@@ -113,8 +112,7 @@ def agnostic_fedavg(
             once per domain. Without it every client is a domain.
     """
     n = check_distinct(sample, "AgnosticFedAvg would count it twice")
-    for name, value in (("steps", steps), ("local_lr", local_lr), ("dual_lr", dual_lr), ("server_lr", server_lr)):
-        positive(name, value)
+    all_positive(steps=steps, local_lr=local_lr, dual_lr=dual_lr, server_lr=server_lr)
     require(window >= 1, f"the window is of {window} rounds; give at least 1")
     require(
         (domains is None) == (domain_of is None),
@@ -125,9 +123,6 @@ def agnostic_fedavg(
 
     def prepare(shard: Data) -> Data:
         return task.prepare(shard) if domain_of is None else split(task, shard, domain_of, p)
-
-    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)
 
     def send(server: Server, i: Int[Array, ""]) -> Start:
         return Start(server.x, server.lam / jnp.mean(server.window, axis=1), i)
@@ -170,7 +165,7 @@ def agnostic_fedavg(
         prepare=prepare,
         init=lambda x: Server(x, jnp.full(p, 1 / p, x.dtype), jnp.ones((p, window), x.dtype)),
         init_client=lambda x: None,
-        round=(Exchange("train", choose, send, train, update),),
+        round=(Exchange("train", sample.open, send, train, update),),
         model=lambda server: server.x,
         weights=(lambda server: server.lam) if domain_of is None else no_weights,  # else they are the domains'
     )

@@ -56,7 +56,7 @@ def _with_clipped(algorithm: Algorithm, field: str, clipped: Callable[[Array, Ar
 
     def guarded(exchange: Exchange) -> Exchange:
         def close(server: Server, replies: Replies) -> Server:
-            if _has(replies.each, field):
+            if has_field(replies.each, field):
                 value = clipped(getattr(replies.each, field), jnp.asarray(replies.cohort.present))
                 replies = replies._replace(each=replies.each._replace(**{field: value}))
             return exchange.close(server, replies)
@@ -66,15 +66,6 @@ def _with_clipped(algorithm: Algorithm, field: str, clipped: Callable[[Array, Ar
     return algorithm._replace(round=tuple(guarded(e) for e in algorithm.round))
 
 
-def has_loss(each: Any) -> bool:
-    """Whether clients report their loss by itself."""
-    return _has(each, "loss")
-
-
-def has_gradient(each: Any) -> bool:
-    """Whether clients report their gradient by itself."""
-    return _has(each, "gradient")
-
-
-def _has(each: Any, field: str) -> bool:
+def has_field(each: Any, field: str) -> bool:
+    """Whether clients report such a thing by itself, as they do their `loss` and `gradient`."""
     return field in getattr(each, "_fields", ())

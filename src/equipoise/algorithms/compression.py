@@ -20,6 +20,7 @@ too, unless `sums` is asked for: then it sees the differences of every client, a
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
@@ -104,14 +105,14 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
         def work(message: Message, client: Known, data: Data, key: RandomKey) -> tuple[Known, Reply]:
             inner, reply = exchange.work(message, client.inner, data, key)
             (leaves, tree), totals = jax.tree.flatten(reply.each), jax.tree.leaves(reply.total)
-            full = [*_those(leaves, of.each), *_those(totals, of.total)]
+            full = [*compress(leaves, of.each), *compress(totals, of.total)]
             missing = [v - h + e for v, h, e in zip(full, client.sent[k], client.owed[k], strict=True)]
             rounded = [d.astype(short) for d in missing]
             known = tuple(h + q.astype(h.dtype) for h, q in zip(client.sent[k], rounded, strict=True))
             owed = tuple(d - q.astype(d.dtype) for d, q in zip(missing, rounded, strict=True))
             each = jax.tree.unflatten(tree, _merged(leaves, of.each, rounded))
             if any_sums:
-                rest = tuple(_those(totals, [not yes for yes in of.total]))
+                rest = tuple(compress(totals, [not yes for yes in of.total]))
                 reply = Reply(rest, Shortened(each, tuple(rounded[sum(of.each) :])))
             else:
                 reply = reply._replace(each=each)
@@ -121,7 +122,7 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
             each, summed = replies.each if any_sums else (replies.each, ())
             leaves, tree = jax.tree.flatten(each)
             ids, present = jnp.asarray(replies.cohort.ids), jnp.asarray(replies.cohort.present)
-            differences = zip(server.sent[k], [*_those(leaves, of.each), *summed], strict=True)
+            differences = zip(server.sent[k], [*compress(leaves, of.each), *summed], strict=True)
             full = [jnp.where(present[:, None], h[ids] + q.astype(h.dtype), 0) for h, q in differences]
             now = tuple(replies.cohort.put(h, v) for h, v in zip(server.sent[k], full, strict=True))
             restored = replies._replace(each=jax.tree.unflatten(tree, _merged(leaves, of.each, full)))
@@ -149,10 +150,6 @@ def _is_vector(leaf: Any, size: int, short: Any) -> bool:
     """Whether it is as long as the model, and of a longer type."""
     floating = jnp.issubdtype(leaf.dtype, jnp.floating)
     return bool(floating and leaf.shape == (size,) and leaf.dtype.itemsize > short.itemsize)
-
-
-def _those(leaves: list, chosen: list[bool]) -> list:
-    return [leaf for leaf, yes in zip(leaves, chosen, strict=True) if yes]
 
 
 def _merged(leaves: list, chosen: list[bool], others: list) -> list:

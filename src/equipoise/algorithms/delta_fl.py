@@ -27,10 +27,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from equipoise.algorithms.messages import ModelMessage
+from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
-from equipoise.errors import positive, require
+from equipoise.errors import all_positive, require
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks import Task
 
@@ -68,15 +68,8 @@ def delta_fl(
 ) -> Algorithm:
     """Delta-FL at conformity level `theta`; `exact` shares the weight of the clients at the quantile."""
     n = check_distinct(sample, "Delta-FL would count it twice")
-    for name, value in (("theta", theta), ("steps", steps), ("local_lr", local_lr), ("server_lr", server_lr)):
-        positive(name, value)
+    all_positive(theta=theta, steps=steps, local_lr=local_lr, server_lr=server_lr)
     require(theta <= 1, f"theta is {theta}; give the part of the samples to care for, above 0 and at most 1")
-
-    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)
-
-    def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
 
     def probe(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         x = message.x
@@ -114,7 +107,7 @@ def delta_fl(
         init=lambda x: Server(x, jnp.zeros(n, x.dtype)),
         init_client=lambda x: None,
         round=(
-            Exchange("probe", choose, send_model, probe, select),
+            Exchange("probe", sample.open, send_model, probe, select),
             Exchange("train", those_selected, send_weight, train, average),
         ),
         model=lambda server: server.x,

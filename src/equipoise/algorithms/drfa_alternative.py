@@ -36,7 +36,7 @@ from equipoise.algorithms.afl import ascend
 from equipoise.algorithms.messages import Loss, ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, everyone
-from equipoise.errors import positive, require
+from equipoise.errors import all_positive, require
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks import Task
@@ -66,12 +66,8 @@ def drfa_alternative(
         sample.n is None or (sample.n == n and sample.m == n),
         f"DRFA draws its clients by their weights: give by_weight(m), or everyone({n}), not {sample.name}",
     )
-    for name, value in (("steps", steps), ("local_lr", local_lr), ("dual_lr", dual_lr)):
-        positive(name, value)
+    all_positive(steps=steps, local_lr=local_lr, dual_lr=dual_lr)
     everybody = everyone(n)
-
-    def ask_everyone(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, everybody(key)
 
     def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
         return ModelMessage(server.w)
@@ -108,7 +104,7 @@ def drfa_alternative(
         init=init,
         init_client=lambda w: None,
         round=(
-            Exchange("probe", ask_everyone, send_model, probe, decide),
+            Exchange("probe", everybody.open, send_model, probe, decide),
             Exchange("train", choose_by_weight, send_start, train, average),
         ),
         model=lambda server: server.w,

@@ -13,14 +13,12 @@ Karimireddy et al. (2020), Section 3:
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Int
 
-from equipoise.algorithms.messages import ModelMessage
+from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
-from equipoise.errors import positive, unknown
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
+from equipoise.errors import all_positive, one_of
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks import Task
 
 
@@ -44,16 +42,8 @@ def fedavg(
     The two are different objectives: per-client fairness is measured against the uniform one.
     """
     n = check_distinct(sample, "FedAvg would count it twice")
-    for name, value in (("steps", steps), ("local_lr", local_lr), ("server_lr", server_lr)):
-        positive(name, value)
-    if weights not in ("uniform", "samples"):
-        raise unknown("weighting", weights, ("uniform", "samples"))
-
-    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)
-
-    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
+    all_positive(steps=steps, local_lr=local_lr, server_lr=server_lr)
+    one_of("weighting", weights, ("uniform", "samples"))
 
     def train(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         x = message.x
@@ -71,7 +61,7 @@ def fedavg(
         prepare=task.prepare,
         init=Server,
         init_client=lambda x: None,
-        round=(Exchange("train", choose, send, train, average),),
+        round=(Exchange("train", sample.open, send_model, train, average),),
         model=lambda server: server.x,
     )
 

@@ -29,7 +29,7 @@ from equipoise.algorithms.fedavg import fedavg
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.algorithms.server_optimizer import with_server_optimizer
 from equipoise.cohorts import Sample
-from equipoise.errors import positive, require
+from equipoise.errors import all_positive, positive, require
 from equipoise.protocol import Algorithm, Vector
 from equipoise.tasks import Task
 
@@ -50,8 +50,7 @@ class Moments(NamedTuple):
 
 def adaptive(server_lr: float, b1: float, b2: float, tau: float, *, yogi: bool) -> Adaptive:
     """Algorithm 2's server step on the pseudo-gradient -Delta_t."""
-    positive("server_lr", server_lr)
-    positive("tau", tau)
+    all_positive(server_lr=server_lr, tau=tau)
     for name, value in (("b1", b1), ("b2", b2)):
         require((value >= 0) & (value < 1), f"{name} is {value}; give a number from 0 to below 1")
 

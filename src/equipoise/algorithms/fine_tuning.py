@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from equipoise.algorithms.messages import ModelMessage
+from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.cohorts import everyone
-from equipoise.errors import positive, require
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.errors import all_positive, positive, require
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.tasks import Task
 
 
@@ -58,18 +58,11 @@ def fine_tuning(task: Task, n: int, *, steps: int, lr: float, pulls: Sequence[fl
     For each pull a client takes `steps` steps on f_i(v) + pull/2 |v - x|^2 with its training rows, and of all of these
     and x it keeps the one with the least loss on its validation rows.
     """
-    for name, value in (("steps", steps), ("lr", lr)):
-        positive(name, value)
+    all_positive(steps=steps, lr=lr)
     require(len(pulls) > 0, "no pull was given; give at least one, such as (0.1, 1, 10)")
     for pull in pulls:
         positive("a pull", pull)
     everybody = everyone(n)
-
-    def ask(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, everybody(key)
-
-    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
 
     def tune(message: ModelMessage, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
         x, strengths = message.x, jnp.asarray([0.0, *pulls], message.x.dtype)
@@ -92,6 +85,6 @@ def fine_tuning(task: Task, n: int, *, steps: int, lr: float, pulls: Sequence[fl
         prepare=lambda data: Split(task.prepare(data.train), task.prepare(data.validation)),
         init=init,
         init_client=lambda x: x,
-        round=(Exchange("tune", ask, send, tune, note, writes=True),),
+        round=(Exchange("tune", everybody.open, send_model, tune, note, writes=True),),
         model=lambda server: server.x,
     )

@@ -3,15 +3,28 @@
 from typing import NamedTuple
 
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from equipoise.protocol import Vector
+from equipoise.protocol import Server, Vector
 
 
 class ModelMessage(NamedTuple):
     """The server's model."""
 
     x: Vector
+
+
+def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
+    """`send` of an exchange whose clients need the model and nothing else."""
+    return ModelMessage(server.x)
+
+
+class Nothing(NamedTuple):
+    """What is sent to clients that need no word."""
+
+
+def send_nothing(server: Server, i: Int[Array, ""]) -> Nothing:
+    return Nothing()
 
 
 class Loss(NamedTuple):

@@ -4,26 +4,19 @@ Each client's own sums are in `Reply.total`: the server sees those over all clie
 the parts of. Sums are in double precision; run it under jax.enable_x64(True).
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 
+from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.models.gradient_features import Moments
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 
 
 def moments(features: int, sample: Sample) -> Algorithm:
     """Of inputs [m, features]; the server's state after a round are their `Moments`."""
     n = check_distinct(sample, "its rows would be counted twice")
 
-    def choose(server: Moments, key: RandomKey) -> tuple[Moments, Cohort]:
-        return server, sample(key)
-
-    def send(server: Moments, i: Any) -> tuple[()]:
-        return ()
-
-    def work(message: tuple[()], _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def work(message: Nothing, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         real = (jnp.arange(data.inputs.shape[0], dtype=data.sizes.dtype) < data.sizes)[:, None]
         rows = jnp.where(real, data.inputs, 0).astype(jnp.float64)
         sums = Moments(data.sizes.astype(jnp.float64), jnp.sum(rows, axis=0), jnp.sum(rows**2, axis=0))
@@ -43,6 +36,6 @@ def moments(features: int, sample: Sample) -> Algorithm:
         prepare=lambda shard: shard,
         init=init,
         init_client=lambda x: None,
-        round=(Exchange("sums", choose, send, work, close),),
+        round=(Exchange("sums", sample.open, send_nothing, work, close),),
         model=lambda server: server.total,
     )

@@ -51,9 +51,8 @@ def details(row: AlgorithmSummary, record: Record) -> list[tuple[str, str]]:
         start = argument.default if given else record.defaults.get(argument.name, "must be given")
         return f"{argument.name} = {start}"
 
-    about = (inspect.getdoc(getattr(record.factory, "func", record.factory)) or "").split("\n")[0]
     return [
-        ("what", about),
+        ("what", record.about),
         ("minimises", row.objective),
         ("paper", row.paper),
         ("exchanges", " → ".join(row.exchanges)),

@@ -19,28 +19,21 @@ Avoided: FedTorch's q-FFL, which takes |F^q G|^2 for |G|^2 in h and sums the bat
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from equipoise.algorithms.messages import ModelMessage
+from equipoise.algorithms.fedavg import Server
+from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample
-from equipoise.errors import positive, require
+from equipoise.errors import all_positive, positive, require
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
 
 TINY = 1e-10  # keeps F^{q-1} finite where a client's loss is zero
-
-
-class Server(NamedTuple):
-    """The model."""
-
-    x: Vector
 
 
 def qfedsgd(task: Task, sample: Sample, *, q: float, lr: float, p: ArrayLike | None = None) -> Algorithm:
@@ -66,8 +59,7 @@ def qfedavg(
         local_lr: eta, local step size; also 1/L.
         p: the clients' weights, with by_weight(m) only.
     """
-    positive("steps", steps)
-    positive("local_lr", local_lr)
+    all_positive(steps=steps, local_lr=local_lr)
 
     def gradient(x: Vector, data: Data, key: RandomKey) -> Vector:
         return (x - task.descend(x, data, key, steps=steps, lr=local_lr)) / local_lr
@@ -91,9 +83,6 @@ def fair(
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key, None if probabilities is None else jnp.asarray(probabilities, server.x.dtype))
 
-    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
-
     def train(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         x = message.x
         big_f = jnp.maximum(task.loss(x, data), 0) + TINY
@@ -111,7 +100,7 @@ def fair(
         prepare=task.prepare,
         init=Server,
         init_client=lambda x: None,
-        round=(Exchange("train", choose, send, train, step),),
+        round=(Exchange("train", choose, send_model, train, step),),
         model=lambda server: server.x,
     )
 

@@ -53,6 +53,11 @@ class Record(NamedTuple):
         return tuple(a for name, a in self.arguments.items() if name not in (*PARTS, *self.not_settings))
 
     @property
+    def about(self) -> str:
+        """The first line of what its factory says of itself."""
+        return (inspect.getdoc(getattr(self.factory, "func", self.factory)) or "").split("\n")[0]
+
+    @property
     def takes_dual(self) -> bool:
         """Whether it trains for the objective that it is given; otherwise it has its own."""
         return "dual" in self.arguments

@@ -21,8 +21,8 @@ from jaxtyping import Int
 
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
-from equipoise.errors import positive, require
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
+from equipoise.errors import all_positive, require
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
 
 
@@ -51,12 +51,8 @@ def scaffold(
 ) -> Algorithm:
     """SCAFFOLD; `option` 1 renews c_i by a gradient at x, 2 by what the local steps already computed."""
     n = check_distinct(sample, "SCAFFOLD keeps one control variate per client")
-    for name, value in (("steps", steps), ("local_lr", local_lr), ("server_lr", server_lr)):
-        positive(name, value)
+    all_positive(steps=steps, local_lr=local_lr, server_lr=server_lr)
     require(option in (1, 2), f"SCAFFOLD has options 1 and 2 for its control variates, not {option!r}")
-
-    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)  # line 3
 
     def send(server: Server, i: Int[Array, ""]) -> Server:
         return server  # line 4
@@ -82,7 +78,7 @@ def scaffold(
         prepare=task.prepare,
         init=lambda x: Server(x, jnp.zeros_like(x)),
         init_client=jnp.zeros_like,
-        round=(Exchange("train", choose, send, train, average, writes=True),),
+        round=(Exchange("train", sample.open, send, train, average, writes=True),),  # sample.open: line 3
         model=lambda server: server.x,
     )
 

@@ -23,11 +23,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage
+from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial
-from equipoise.cohorts import Sample
-from equipoise.errors import positive, require
+from equipoise.cohorts import Sample, check_everyone
+from equipoise.errors import all_positive
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -76,7 +76,7 @@ class Correction(NamedTuple):
     """c^r and what the client counts."""
 
     c: Vector
-    lam_i: Float[Array, ""]
+    lam_i: Any  # a number; None where the server sees the update and weighs it itself
 
 
 def scaffpd(
@@ -96,21 +96,13 @@ def scaffpd(
     n, sample = dual.n, sample.among(dual.n)
     if sample.m < n and not secure:
         return scaffpd_partial(task, dual, sample, rule, steps=steps, local_lr=local_lr)
-    require(
-        sample.n == n and sample.m == n,
-        f"{'the secure form of ' if secure else ''}SCAFF-PD asks all {n} clients of its dual in every round: "
-        f"give everyone({n}), not {sample.name}",
-    )
-    positive("steps", steps)
-    positive("local_lr", local_lr)
+    check_everyone(sample, n, "the secure form of SCAFF-PD" if secure else "SCAFF-PD")
+    all_positive(steps=steps, local_lr=local_lr)
 
     # (1) Collect gradients and the loss vector.
 
     def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server._replace(steps=rule.next(server.steps)), sample(key)
-
-    def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
 
     def collect(message: ModelMessage, _: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         x = message.x
@@ -133,21 +125,6 @@ def scaffpd(
         lam = dual.prox(server.lam + sigma * s, sigma)
         c = server.c if secure else replies.cohort.share(lam) @ replies.each.gradient
         return server._replace(lam=lam, losses=losses, heard=heard, answered=answered, c=c, steps=rule_state)
-
-    # (2') Secure form only: c^r as a sum, so that no single gradient is seen.
-
-    def those_who_answered(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        everybody = sample(key)
-        return server, everybody._replace(present=server.answered)
-
-    def send_weight(server: Server, i: Int[Array, ""]) -> Weight:
-        return Weight(server.lam[i])
-
-    def weigh(message: Weight, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
-        return mine, Reply(total=weighted(message.lam_i, mine.c_i))
-
-    def update_correction(server: Server, replies: Replies) -> Server:
-        return server._replace(c=jnp.sum(server.lam) * mean(replies.total), answered=replies.cohort.mark(n))
 
     # (3) Update the primal x: Algorithm 2 on the clients, then Eq. (4.2).
 
@@ -173,8 +150,8 @@ def scaffpd(
         )
 
     first = Exchange("collect", start_round, send_model, collect, update_dual, writes=True)
-    middle = Exchange("weigh", those_who_answered, send_weight, weigh, update_correction)
-    last = Exchange("improve", those_who_answered, send_correction, improve, update_primal)
+    middle = weighing(sample, n)
+    last = Exchange("improve", middle.open, send_correction, improve, update_primal)
     return Algorithm(
         name="scaffpd_secure" if secure else "scaffpd",
         n=n,
@@ -187,6 +164,24 @@ def scaffpd(
         weights=lambda server: server.lam,
         dual=dual,
     )
+
+
+def weighing(sample: Sample, n: int) -> Exchange:
+    """(2') Secure form only: c^r as a sum, so that no single gradient is seen."""
+
+    def those_who_answered(server: Any, key: RandomKey) -> tuple[Any, Cohort]:
+        return server, sample(key)._replace(present=server.answered)
+
+    def send_weight(server: Any, i: Int[Array, ""]) -> Weight:
+        return Weight(server.lam[i])
+
+    def weigh(message: Weight, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+        return mine, Reply(total=weighted(message.lam_i, mine.c_i))
+
+    def update_correction(server: Any, replies: Replies) -> Any:
+        return server._replace(c=jnp.sum(server.lam) * mean(replies.total), answered=replies.cohort.mark(n))
+
+    return Exchange("weigh", those_who_answered, send_weight, weigh, update_correction)
 
 
 SCAFFPD = Record(

@@ -40,15 +40,15 @@ client may stay away for good, use `scaffpd`.
 import math
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from equipoise import protocol
 from equipoise.algorithms.messages import LossAndGradient, ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
-from equipoise.cohorts import Sample
-from equipoise.errors import known, positive, require
+from equipoise.cohorts import Sample, check_everyone
+from equipoise.errors import all_positive, known
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
@@ -127,21 +127,14 @@ def scaffpd_ls(
         tau: the first primal step to try; one that is a thousand times off costs a few rounds.
     """
     n, sample = dual.n, sample.among(dual.n)
-    require(
-        sample.n == n and sample.m == n,
-        f"SCAFF-PD with a line search asks all {n} clients in every round: give everyone({n}), not {sample.name}",
-    )
-    for name, value in (("steps", steps), ("local_lr", local_lr), ("mu", mu), ("tau", tau)):
-        positive(name, value)
+    check_everyone(sample, n, "SCAFF-PD with a line search")
+    all_positive(steps=steps, local_lr=local_lr, mu=mu, tau=tau)
     kept = 1 - local_lr * mu
     mu_local: Any = (1 - (max(kept, 0) if known(kept) else jnp.maximum(kept, 0)) ** steps) / (steps * local_lr)
     mu_lam = dual.modulus
     limit = math.inf if known(mu_lam) and mu_lam == 0 else mu_local / mu_lam
 
     # (1) Collect losses and gradients at the point under trial.
-
-    def everybody(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)
 
     def send_trial(server: Server, i: Int[Array, ""]) -> ModelMessage:
         return ModelMessage(server.trial.x)
@@ -165,9 +158,9 @@ def scaffpd_ls(
         growth = jnp.where(nothing_tried, 1, jnp.where(rejected == 0, LEAP, GROW))
         shrink = jnp.where(server.starting, 1 / LEAP, SHRINK)
         step = trial.sizes.tau * jnp.where(accepted, growth, shrink).astype(trial.sizes.tau.dtype)
-        kept = choose(good, trial.sizes, server.kept)
+        kept = protocol.choose(good, trial.sizes, server.kept)
         before = jnp.where(accepted, jnp.where(starting | nothing_tried, new.losses, at.losses), server.before)
-        at = choose(accepted, new, at)
+        at = protocol.choose(accepted, new, at)
 
         first = FIRST_COUPLING / (step**2 * coupling(at.table))
         gamma = jnp.where(starting, first, kept.sigma / kept.tau / (1 - jnp.minimum(mu_local * step, 0.5)))
@@ -179,7 +172,7 @@ def scaffpd_ls(
         trial = Trial(at.x, lam, lam @ at.table, Sizes(step, sigma))
         yes = jnp.array(True)
         after = Server(at, before, trial, kept, starting, rejected, accepted, begun=yes, judged=yes)
-        return choose(jnp.all(replies.cohort.mark(n)), after, server._replace(judged=~yes))
+        return protocol.choose(jnp.all(replies.cohort.mark(n)), after, server._replace(judged=~yes))
 
     def is_good(at: Point, trial: Trial, new: Point) -> Bool[Array, ""]:
         """E <= 0."""
@@ -206,7 +199,7 @@ def scaffpd_ls(
 
     def improve(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         c, lam_i, accepted = message
-        x, c_i = choose(accepted, mine.trial, mine.at)
+        x, c_i = protocol.choose(accepted, mine.trial, mine.at)
         u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=c - c_i)
         return Client((x, c_i), mine.trial), Reply(total=Weighted(lam_i, lam_i * (x - u) / (local_lr * steps)))
 
@@ -231,17 +224,13 @@ def scaffpd_ls(
         init=init,
         init_client=lambda x: Client((jnp.zeros_like(x),) * 2, (jnp.zeros_like(x),) * 2),
         round=(
-            Exchange("collect", everybody, send_trial, collect, judge_and_update_dual, writes=True),
+            Exchange("collect", sample.open, send_trial, collect, judge_and_update_dual, writes=True),
             Exchange("improve", everybody_if_judged, send_correction, improve, update_primal, writes=True),
         ),
         model=lambda server: server.at.x,
         weights=lambda server: server.at.lam,
         dual=dual,
     )
-
-
-def choose(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def coupling(table: Float[Array, "n d"]) -> Float[Array, ""]:

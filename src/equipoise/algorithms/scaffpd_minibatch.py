@@ -36,11 +36,11 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from equipoise import local
-from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage
+from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
-from equipoise.algorithms.scaffpd import Client, Weight
-from equipoise.cohorts import Sample
-from equipoise.errors import positive, require, unknown
+from equipoise.algorithms.scaffpd import Client, Correction, weighing
+from equipoise.cohorts import Sample, check_everyone
+from equipoise.errors import all_positive, one_of
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -72,13 +72,6 @@ class Server(NamedTuple):
     steps: Any  # the rule's state
 
 
-class Correction(NamedTuple):
-    """c and what the client counts."""
-
-    c: Vector
-    lam_i: Any  # None where the server sees the update and weighs it
-
-
 class Update(NamedTuple):
     """A client's own du."""
 
@@ -102,15 +95,9 @@ def scaffpd_minibatch(
     and extrapolation amplifies the noise.
     """
     n, sample = dual.n, sample.among(dual.n)
-    require(
-        sample.n == n and sample.m == n,
-        f"SCAFF-PD with minibatches asks all {n} clients of its dual in every round: give everyone({n}), "
-        f"not {sample.name}",
-    )
-    positive("steps", steps)
-    positive("local_lr", local_lr)
-    if correction not in ("average", "two_point"):
-        raise unknown("correction", correction, ("average", "two_point"))
+    check_everyone(sample, n, "SCAFF-PD with minibatches")
+    all_positive(steps=steps, local_lr=local_lr)
+    one_of("correction", correction, ("average", "two_point"))
     two_point = correction == "two_point"
     tabled = not secure and not two_point
 
@@ -118,9 +105,6 @@ def scaffpd_minibatch(
 
     def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server._replace(steps=rule.next(server.steps)), sample(key)
-
-    def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
 
     def collect(message: ModelMessage, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         x = message.x
@@ -146,20 +130,6 @@ def scaffpd_minibatch(
         elif not secure:
             c = replies.cohort.share(lam) @ replies.each.gradient
         return server._replace(lam=lam, losses=losses, heard=heard, answered=answered, c=c)
-
-    # (2') Secure form only: c as a sum.
-
-    def those_who_answered(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)._replace(present=server.answered)
-
-    def send_weight(server: Server, i: Int[Array, ""]) -> Weight:
-        return Weight(server.lam[i])
-
-    def weigh(message: Weight, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
-        return mine, Reply(total=weighted(message.lam_i, mine.c_i))
-
-    def update_correction(server: Server, replies: Replies) -> Server:
-        return server._replace(c=jnp.sum(server.lam) * mean(replies.total), answered=replies.cohort.mark(n))
 
     # (3) Corrected local steps, and the primal step, Eq. (4.2).
 
@@ -196,8 +166,8 @@ def scaffpd_minibatch(
         return Server(x, lam, jnp.zeros_like(lam), nobody, nobody, jnp.zeros_like(x), table, rule.init(x.dtype))
 
     first = Exchange("collect", start_round, send_model, collect, update_dual, writes=True)
-    middle = Exchange("weigh", those_who_answered, send_weight, weigh, update_correction)
-    last = Exchange("improve", those_who_answered, send_correction, improve, update_primal, writes=not two_point)
+    middle = weighing(sample, n)
+    last = Exchange("improve", middle.open, send_correction, improve, update_primal, writes=not two_point)
     return Algorithm(
         name="scaffpd_minibatch",
         n=n,

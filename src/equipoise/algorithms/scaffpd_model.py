@@ -62,7 +62,7 @@ from equipoise.algorithms.record import SADDLE, Record
 from equipoise.algorithms.server_model import judge, saddle, state
 from equipoise.algorithms.server_model.precision import in_double, joined
 from equipoise.algorithms.server_model.sampling import clients_to_hear, heaviest
-from equipoise.algorithms.server_model.state import Server, choose
+from equipoise.algorithms.server_model.state import Server
 from equipoise.algorithms.server_model.trial import next_trial, update_dual
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
@@ -76,6 +76,7 @@ from equipoise.protocol import (
     Replies,
     Reply,
     Vector,
+    choose,
     mean,
     neutral,
     weighted,

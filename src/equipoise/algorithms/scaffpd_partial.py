@@ -26,10 +26,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from equipoise.algorithms.messages import LossAndGradient, ModelMessage
+from equipoise.algorithms.messages import LossAndGradient, ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, by_weight, check_distinct
-from equipoise.errors import positive, require
+from equipoise.errors import all_positive, require
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -75,15 +75,11 @@ def scaffpd_partial(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps
     require(
         n == dual.n, f"the cohorts are drawn from {n} clients but the dual is for {dual.n}; build both for the same"
     )
-    positive("steps", steps)
-    positive("local_lr", local_lr)
+    all_positive(steps=steps, local_lr=local_lr)
     second = sample if sample.m == n else by_weight(sample.m)
 
     def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server._replace(steps=rule.next(server.steps)), sample(key)
-
-    def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
 
     def collect(message: ModelMessage, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
         c_i = task.grad(message.x, data, key)

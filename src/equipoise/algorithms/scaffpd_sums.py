@@ -28,14 +28,13 @@ Totals are sums by what the algorithm needs; whether the server is kept from sin
 import math
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
-from equipoise.cohorts import Sample
-from equipoise.errors import known, positive, require
+from equipoise.cohorts import Sample, check_everyone
+from equipoise.errors import all_positive, known, require
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -46,6 +45,7 @@ from equipoise.protocol import (
     Replies,
     Reply,
     Vector,
+    choose,
     mean,
     weighted,
 )
@@ -132,12 +132,8 @@ def scaffpd_sums(
         f"the objective is {dual.name}, and only for kl with equal reference weights can each client keep its own "
         "weight; give kl(n, rho), or use scaffpd_secure, which shows the server every loss",
     )
-    require(
-        sample.n == n and sample.m == n,
-        f"SCAFF-PD from sums asks all {n} clients of its dual in every round: give everyone({n}), not {sample.name}",
-    )
-    positive("steps", steps)
-    positive("local_lr", local_lr)
+    check_everyone(sample, n, "SCAFF-PD from sums")
+    all_positive(steps=steps, local_lr=local_lr)
 
     def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server._replace(steps=rule.next(server.steps)), sample(key)
@@ -186,7 +182,7 @@ def scaffpd_sums(
         )
         new = server._replace(c=c, shift=shift, level=level, begun=jnp.array(True), evidence=evidence)
         # `steps` is the same in both; nobody there: nothing is learned.
-        new = jax.tree.map(lambda a, b: jnp.where(heard, a, b), new, server)
+        new = choose(heard, new, server)
         return new._replace(answered=answered)
 
     def those_who_answered(server: Server, key: RandomKey) -> tuple[Server, Cohort]:

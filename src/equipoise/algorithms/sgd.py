@@ -5,36 +5,21 @@
 The baseline of Karimireddy et al. (2020), Section 7: what the same communication buys without local work.
 """
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Int
 
-from equipoise.algorithms.messages import ModelMessage
+from equipoise.algorithms.fedavg import Server
+from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Weighted, mean
 from equipoise.tasks import Task
-
-
-class Server(NamedTuple):
-    """The model."""
-
-    x: Vector
 
 
 def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
     """Large-batch SGD on the clients' uniform average."""
     n = check_distinct(sample, "SGD would count it twice")
     positive("lr", lr)
-
-    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)
-
-    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
 
     def gradient(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         return None, Reply(total=Weighted(jnp.ones((), message.x.dtype), task.grad(message.x, data)))
@@ -49,7 +34,7 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
         prepare=task.prepare,
         init=Server,
         init_client=lambda x: None,
-        round=(Exchange("gradient", choose, send, gradient, step),),
+        round=(Exchange("gradient", sample.open, send_model, gradient, step),),
         model=lambda server: server.x,
     )
 

@@ -20,13 +20,13 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from equipoise.algorithms.messages import ModelMessage
+from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
-from equipoise.errors import positive, unknown
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
+from equipoise.errors import all_positive, one_of
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
 from equipoise.tasks import Task
 
 
@@ -57,16 +57,8 @@ def term(
 ) -> Algorithm:
     """TERM; `t` is the tilt, `weights` the reference p: every client alike, or every sample alike."""
     n = check_distinct(sample, "TERM would count it twice")
-    for name, value in (("t", t), ("steps", steps), ("local_lr", local_lr), ("server_lr", server_lr)):
-        positive(name, value)
-    if weights not in ("uniform", "samples"):
-        raise unknown("weighting", weights, ("uniform", "samples"))
-
-    def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)
-
-    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
+    all_positive(t=t, steps=steps, local_lr=local_lr, server_lr=server_lr)
+    one_of("weighting", weights, ("uniform", "samples"))
 
     def train(message: ModelMessage, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         x = message.x
@@ -90,7 +82,7 @@ def term(
         prepare=task.prepare,
         init=lambda x: Server(x, jnp.full(n, 1 / n, x.dtype)),
         init_client=lambda x: None,
-        round=(Exchange("train", choose, send, train, tilt),),
+        round=(Exchange("train", sample.open, send_model, train, tilt),),
         model=lambda server: server.x,
         weights=lambda server: server.lam,
     )

@@ -7,12 +7,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise._jax import use_all_cores
 from equipoise.cli.data import data_app
 from equipoise.cli.doctor import doctor
-from equipoise.cli.experiments import compare, config, path, predict, report, reproduce, resume, run, sweep
+from equipoise.cli.experiments import compare, config, path, reproduce, resume, run, sweep
 from equipoise.cli.flower import flower_app
 from equipoise.cli.plainly import Commands, in_sentences, say
+from equipoise.cli.results import predict, report
 
 FIRST = """\
 Equipoise trains one model for many data owners, and says how it serves each.
@@ -33,7 +33,6 @@ Each ends with the path of a page to open in a browser.
 
 def begin(context: typer.Context) -> None:
     """One model that works for every data owner."""
-    use_all_cores()  # before any command starts JAX
     if context.invoked_subcommand is None:
         say(FIRST)
 

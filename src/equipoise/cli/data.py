@@ -1,23 +1,21 @@
 """`equipoise data`: what there is, where it was found, and what a division among clients looks like."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from equipoise.cli.plainly import Commands, busy, in_sentences, say
-from equipoise.data import partition, pool
-from equipoise.data.dataset import Dataset
-from equipoise.data.datasets import catalogue
 from equipoise.errors import require
-from equipoise.experiment.config import Config, PartitionSettings, parse
-from equipoise.experiment.problems import divide, division_seed
 from equipoise.files import check_own, write_whole
-from equipoise.report import pictures
+
+if TYPE_CHECKING:
+    from equipoise.data.dataset import Dataset
+    from equipoise.data.partition import Summary
+    from equipoise.experiment.config import Config
 
 data_app = Commands(name="data", help="Data sets: list them, look into them, divide them.", no_args_is_help=True)
 
@@ -29,7 +27,6 @@ Options = Annotated[
     typer.Option("--option", "-o", help="An option of the set's loader, such as by=race; repeatable."),
 ]
 Label = Annotated[str, typer.Option(help="The label column of a silo folder.")]
-START = PartitionSettings()  # what `equipoise run` takes unless it is told otherwise
 How = Literal["iid", "dirichlet", "similarity", "k-classes", "one-class", "quantity", "natural"]
 
 
@@ -39,6 +36,8 @@ def list_(data_dir: Folder = None) -> None:
 
     Example: equipoise data list
     """
+    from equipoise.data.datasets import catalogue
+
     places = {}
     table = Table("name", "what", "licence", "found")
     for name, known in catalogue.CATALOGUE.items():
@@ -74,12 +73,12 @@ def info(
 @data_app.command("partition")
 def partition_(
     name: Name,
-    clients: Annotated[int, typer.Option("--clients", "-n", help="Number of clients.")] = START.clients,
+    clients: Annotated[int | None, typer.Option("--clients", "-n", help="Number of clients.")] = None,
     how: Annotated[How, typer.Option(help="The way to divide; natural: the set's own owners.")] = "dirichlet",
-    alpha: Annotated[float, typer.Option(help="Of dirichlet and quantity: small is uneven.")] = START.alpha,
-    similarity: Annotated[float, typer.Option(help="Share of iid samples, for similarity.")] = START.similarity,
-    classes: Annotated[int, typer.Option(help="Classes per client, for k-classes.")] = START.classes,
-    min_size: Annotated[int, typer.Option(help="Fewest samples of a client.")] = START.min_size,
+    alpha: Annotated[float | None, typer.Option(help="Of dirichlet and quantity: small is uneven.")] = None,
+    similarity: Annotated[float | None, typer.Option(help="Share of iid samples, for similarity.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Classes per client, for k-classes.")] = None,
+    min_size: Annotated[int | None, typer.Option(help="Fewest samples of a client.")] = None,
     thin: Annotated[
         bool, typer.Option("--thin", help="30% of the clients lose 70% of their training samples.")
     ] = False,
@@ -93,9 +92,16 @@ def partition_(
 ) -> None:
     """How the training samples and their labels spread over the clients; with --out, as a heat-map too.
 
+    What is not given is as in [partition] of `equipoise config`.
+
     Example: equipoise data partition digits --clients 5 --alpha 0.3
     """
     with in_sentences():
+        from equipoise.data import partition
+        from equipoise.data.datasets import catalogue
+        from equipoise.experiment.config import parse
+        from equipoise.report import pictures
+
         if out is not None:
             require(
                 out.suffix.lower() == ".svg",
@@ -106,9 +112,11 @@ def partition_(
             with busy(f"reading {name}"):
                 summary = _of_silos(name, label)[0]
         else:
-            division = {"kind": how.replace("-", "_"), "clients": clients, "alpha": alpha, "similarity": similarity}
-            division |= {"classes": classes, "min_size": min_size, "thin": [0.3, 0.7] if thin else None}
-            config = parse({"partition": division, "run": {"seed": seed}}, source="the options")
+            division: dict[str, Any] = {"kind": how.replace("-", "_"), "clients": clients, "alpha": alpha}
+            division |= {"similarity": similarity, "classes": classes, "min_size": min_size}
+            division |= {"thin": [0.3, 0.7] if thin else None}
+            given = {name: value for name, value in division.items() if value is not None}
+            config = parse({"partition": given, "run": {"seed": seed}}, source="the options")
             with busy(f"dividing {name}"):
                 dataset = catalogue.load(name, data_dir=data_dir, download=download, **_parsed(option))
                 summary = preview(config, dataset)
@@ -118,8 +126,11 @@ def partition_(
             say(f"heat-map written to {out}")
 
 
-def preview(config: Config, dataset: Dataset) -> partition.Summary:
+def preview(config: "Config", dataset: "Dataset") -> "Summary":
     """The training part of each client, as `equipoise run` divides them."""
+    from equipoise.data import partition, pool
+    from equipoise.experiment.problems import divide, division_seed
+
     divided, test_parts = divide(config, dataset)
     key, thin = division_seed(config), config.partition.thin
     parts, _ = pool.hold_out(dataset, divided.parts, key=key, test=config.data.test, test_parts=test_parts, thin=thin)
@@ -131,6 +142,8 @@ def facts(
     name: str, data_dir: Path | None, download: bool, options: dict[str, Any], label: str
 ) -> list[tuple[str, str]]:
     """(what, value) pairs about a data set that is there."""
+    from equipoise.data.datasets import catalogue
+
     if Path(name).is_dir():
         summary, facts_of_silos = _of_silos(name, label)
         return [("silos", f"{len(summary.clients)}: {', '.join(summary.clients)}"), *facts_of_silos]
@@ -160,10 +173,12 @@ def facts(
     return rows
 
 
-def _of_silos(folder: str, label: str) -> tuple[partition.Summary, list[tuple[str, str]]]:
+def _of_silos(folder: str, label: str) -> tuple["Summary", list[tuple[str, str]]]:
     import warnings
 
-    from equipoise.data import silos
+    import numpy as np
+
+    from equipoise.data import partition, silos
 
     with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # said below
         found = silos.read(folder, label)

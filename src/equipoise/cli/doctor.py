@@ -71,6 +71,9 @@ def _devices() -> dict[str, str]:
     import jax
     import jax.numpy as jnp
 
+    from equipoise._jax import use_all_cores
+
+    use_all_cores()  # as the commands that train do
     try:
         found = jax.devices()
         start = time.perf_counter()

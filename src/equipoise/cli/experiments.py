@@ -1,4 +1,4 @@
-"""From a configuration to a model, a table and a page."""
+"""From a configuration to a model: the commands that train."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -6,16 +6,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from equipoise._jax import keep_programs
-from equipoise.cli.plainly import busy, in_sentences, say, sentence
-from equipoise.errors import FileError, InputError, require
-from equipoise.evaluation.rules import higher_is_better, main_score
-from equipoise.files import check_own, write_whole
+from equipoise._jax import keep_programs, use_all_cores
+from equipoise.cli.plainly import in_sentences, say
+from equipoise.cli.results import show, write_page
+from equipoise.errors import FileError, require
+from equipoise.files import write_whole
 
 File = Annotated[Path | None, typer.Argument(help="A TOML file; `equipoise config` prints one to begin with.")]
 Set = Annotated[list[str] | None, typer.Option("--set", "-s", help="section.key=value, over the file; repeatable.")]
@@ -45,7 +43,7 @@ def run(
         folder = _folder(out, config.name)
         with _progress() as watch, _stoppable(folder, f"`equipoise resume {folder}` goes on"):
             done = runs.run(config, folder, overwrite=overwrite, watch=watch(config.algorithm.name))
-        _show([done], folder)
+        show([done], folder)
 
 
 def compare(
@@ -71,7 +69,7 @@ def compare(
         with _progress() as watch, _stoppable(folder, "the same command goes on"):
             seen = _by(lambda job: job.label, watch)
             done = plan.run_all(jobs, folder, overwrite=overwrite, watch=seen, beside_alone=len(jobs) > 1)
-        _show(done, folder)
+        show(done, folder)
 
 
 def path(
@@ -108,7 +106,7 @@ def path(
         folder = _folder(out, jobs[0].config.name, "path")
         with _progress() as watch, _stoppable(folder, "the same command goes on"):
             done = plan.run_path(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
-        _show(done, folder)
+        show(done, folder)
 
 
 def sweep(
@@ -145,65 +143,7 @@ def resume(
 
         with _progress() as watch, _stoppable(folder, "the same command goes on"):
             done = runs.resume(folder, watch=watch(folder.name))
-        _show([done], folder)
-
-
-def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
-) -> None:
-    """Write one page about one or more runs: who is served how, what it cost, how it went. No network is needed.
-
-    Example: equipoise report runs/digits-compare --out page.html
-    """
-    with in_sentences():
-        from equipoise.experiment import records
-        from equipoise.experiment.folders import check_page
-
-        check_page(out)
-        with busy("reading run folders"):
-            found = [records.read(path) for folder in folders for path in records.find(folder)]
-        for run in found:
-            if not run.rows:
-                say(f"note: {run.path} was stopped before its first model; it is left out", error=True)
-        begun = [run for run in found if run.rows]
-        require(begun, f"{', '.join(map(str, folders))}: nothing was trained there yet; `equipoise resume` goes on")
-        _write_page(begun, out)
-
-
-def predict(
-    model: Annotated[Path, typer.Argument(help="A run folder, or its model.safetensors.")],
-    file: Annotated[Path, typer.Argument(help="New rows: .csv, .parquet or .npz.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV there, not to the terminal.")] = None,
-    separator: Annotated[str, typer.Option(help="Between the cells of a CSV.")] = ",",
-    owner: Annotated[
-        str | None, typer.Option(help="With this owner's own model, of a run folder with [personal].")
-    ] = None,
-) -> None:
-    """Apply a trained model to new rows: a prediction each, and the probability of each class.
-
-    Example: equipoise predict runs/hospitals new.csv --out predictions.csv
-    """
-    with in_sentences():
-        from equipoise import artifact
-
-        where = _model_of(model)
-        same = out is not None and any(p.exists() and out.exists() and out.samefile(p) for p in (file, where))
-        require(not same, f"{out} is what is read; give another --out")
-        if out is not None:
-            check_own(out, lambda content: content.startswith(b"prediction"), "a file of predictions")
-        chosen: Any = where
-        if owner is not None:
-            from equipoise.experiment import personal
-
-            require(model.is_dir(), f"--owner is for a run folder, which {model} is not")
-            chosen = personal.own_model(model, owner)
-        with busy(f"predicting the rows of {file.name}"):
-            predicted = artifact.predict(chosen, file, separator=separator).write_csv()
-        if out is None:
-            typer.echo(predicted, nl=False)
-        else:
-            write_whole(out, predicted)
+        show([done], folder)
 
 
 def config(file: File = None, set_: Set = None) -> None:
@@ -265,7 +205,7 @@ def _run_study(study: Any, folder: Path, overwrite: bool) -> None:
     Console().print(sweeps.table(cells, study.sweep.show))
     write_whole(folder / TABLE, sweeps.markdown(cells, study.sweep.show))
     say(f"table: {folder / TABLE}")
-    _write_page([run for cell in cells for run in cell.runs[:1]], folder / PAGE)
+    write_page([run for cell in cells for run in cell.runs[:1]], folder / PAGE)
 
 
 def _settings(
@@ -298,27 +238,15 @@ def _source(file: Path | None) -> str:
     return "the configuration" if file is None else str(file)
 
 
-def _model_of(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    from equipoise.experiment import records
-
-    if (path / records.MODEL).is_file():
-        return path / records.MODEL
-    require(
-        not (path / records.CONFIG).is_file(),
-        f"{path} has no model yet: the run was stopped (`equipoise resume {path}`) or did not end with one",
-    )
-    inside = records.find(path)
-    raise InputError(f"{path} holds {len(inside)} runs; choose one, such as {inside[-1]}")
-
-
 Watch = Callable[[int, int, Any], None]
 
 
 @contextmanager
 def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
     """A bar per run, with the average and the worst fifth so far."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    use_all_cores()  # before anything starts JAX
     keep_programs()
     columns = (
         TextColumn("{task.description:<24}", markup=False),
@@ -379,6 +307,9 @@ def _standing(row: Any) -> str:
     """The average and the worst fifth of the score that says most; nothing of models that are scored at the end."""
     if row is None:
         return ""
+    import numpy as np
+
+    from equipoise.evaluation.rules import higher_is_better, main_score
     from equipoise.report import numbers
 
     score = main_score(row.scores)
@@ -387,40 +318,3 @@ def _standing(row: Any) -> str:
     values = np.array([np.nan if v is None else v for v in row.scores[score]])
     summary = numbers.summarize(values, higher_is_better(score))
     return f"{score} {summary['mean']:.3f}, worst fifth {summary['worst20']:.3f}"
-
-
-def _show(done: list, folder: Path) -> None:
-    from equipoise.experiment import records
-    from equipoise.experiment.folders import PAGE
-    from equipoise.report import numbers, personal, tables, wording
-
-    console = Console()
-    for note in dict.fromkeys(note for run in done for note in run.federation.notes if "measured" not in note):
-        say(f"note: {note}")
-    with busy("comparing"):
-        table = tables.comparison(done, console.width) if len(done) > 1 else tables.per_client(done[0])
-    console.print(table)
-    for run in done:
-        if (own := personal.table(run)) is not None:
-            console.print(own)
-    if len(done) > 1:
-        for group in numbers.comparable(numbers.reported(done)):
-            sentence(wording.conclusion(group))
-            if gains := wording.who_gains(group):
-                sentence(gains)
-    for run in done:
-        for note in wording.kept(run):
-            say(f"note: {note}")
-        for event in run.outcome.events if run.outcome else ():
-            say(f"note: {run.outcome.label}: {event}")
-    if len(done) == 1:
-        say(f"model: {folder / records.MODEL}")
-    _write_page(done, folder / PAGE)
-
-
-def _write_page(runs: list, path: Path) -> None:
-    from equipoise.report import html
-
-    with busy("writing the page"):
-        html.write(runs, path)
-    say(f"page:  {path}")

@@ -1,6 +1,7 @@
 """`equipoise flower`: a federation whose clients are machines. Prints the Flower commands that it runs."""
 
 import importlib.util
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos
 from equipoise.cli.plainly import Commands, in_sentences, say
+from equipoise.deploy.operations.launch import QUIET
 from equipoise.errors import InputError, require
 from equipoise.extensions import is_reference
 
@@ -87,13 +89,13 @@ def server(
     """
     with in_sentences(), _ended_in_order():
         _need_flower()
-        from equipoise.cli.experiments import _settings, _show, _source
+        from equipoise.cli.experiments import _settings, _source
+        from equipoise.cli.results import show
         from equipoise.deploy import agreement
         from equipoise.deploy.operations import keys as made
         from equipoise.deploy.operations.commands import ServerSettings, run_server
-        from equipoise.deploy.server import begin_or_go_on
         from equipoise.deploy.status import follower
-        from equipoise.experiment import config, folders, records
+        from equipoise.experiment import config, records
 
         settings = _settings(file, None, None, set_)
         model = settings.get("model")
@@ -104,19 +106,15 @@ def server(
         )
         parsed = config.parse(settings, source=_source(file))
         agreement.check(parsed)
-        folder = out or Path("runs") / folders.name(parsed.name)
         trust = None if insecure else keys
         require(
             trust is None or (trust / made.SERVER).is_file(),
             f"{keys} has no {made.SERVER}; `equipoise flower keys {keys} --sites ...` makes keys for trials",
         )
-        if overwrite:
-            with folders.writing(folder, "run", overwrite=True):
-                pass  # what an earlier run left is gone
-        begin_or_go_on(parsed, folder)
+        folder = _begun(parsed, out, overwrite)
         at = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page)
         run_server(parsed, folder, at, say, check=follower(folder, say))
-        _show([records.read(folder)], folder)
+        show([records.read(folder)], folder)
 
 
 @flower_app.command()
@@ -149,7 +147,7 @@ def site(
     """
     with in_sentences(), _ended_in_order():
         _need_flower()
-        from equipoise.deploy.operations.commands import Site, node_config, run_site
+        from equipoise.deploy.operations.site_process import Site, node_config, run_site
 
         require(name, "the site has no name; give one")
         require(
@@ -196,14 +194,14 @@ def local(
     """
     with in_sentences(), _ended_in_order():
         _need_flower()
-        from equipoise.cli.experiments import _settings, _show, _source
+        from equipoise.cli.experiments import _settings, _source
+        from equipoise.cli.results import show
         from equipoise.data.silos import silo_files
         from equipoise.deploy import agreement
         from equipoise.deploy.operations.commands import ServerSettings, check_files, run_local
         from equipoise.deploy.operations.processes import free_port
-        from equipoise.deploy.server import begin_or_go_on
         from equipoise.deploy.status import follower
-        from equipoise.experiment import config, folders, records
+        from equipoise.experiment import config, records
 
         settings = _settings(file, None, None, set_)
         for section in ("data", "federation", "model"):
@@ -234,15 +232,10 @@ def local(
                 parsed.model.name != "torch", f"{file}: model.name is 'torch'; name the module: --torch module:function"
             )
             check_files(parsed, files)
-        folder = out or Path("runs") / folders.name(parsed.name)
-        if overwrite:
-            with folders.writing(folder, "run", overwrite=True):
-                pass  # what an earlier run left is gone
-        begin_or_go_on(parsed, folder)
+        folder = _begun(parsed, out, overwrite)
         at = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
-        shared = len(files) if stock else processes
-        run_local(parsed, folder, files, at, say, processes=shared, torch=of_module, follow=follower(folder, say))
-        _show([records.read(folder)], folder)
+        run_local(parsed, folder, files, at, say, processes=processes, torch=of_module, follow=follower(folder, say))
+        show([records.read(folder)], folder)
 
 
 Home = Annotated[Path, typer.Option("--site", help="The site's folder, such as flower-sites/north.")]
@@ -320,6 +313,19 @@ def status(
         Console().print(statuses.table(found))
 
 
+def _begun(config: Any, out: Path | None, overwrite: bool) -> Path:
+    """The folder of a run, new or to be resumed."""
+    from equipoise.deploy.server import begin_or_go_on
+    from equipoise.experiment import folders
+
+    folder = out or Path("runs") / folders.name(config.name)
+    if overwrite:
+        with folders.writing(folder, "run", overwrite=True):
+            pass  # what an earlier run left is gone
+    begin_or_go_on(config, folder)
+    return folder
+
+
 def _named(torch: Any) -> dict[str, str]:
     """What a site's configuration says of its PyTorch module, which is sought in the current folder too."""
     if torch is None:
@@ -333,6 +339,7 @@ def _named(torch: Any) -> dict[str, str]:
 
 
 def _need_flower() -> None:
+    os.environ.update(QUIET)  # before Flower is loaded
     if importlib.util.find_spec("flwr") is None:
         raise InputError("federations across machines need one more package: pip install 'equipoise[flower]'")
 

@@ -12,14 +12,14 @@ The usual order: divide, `split` each client into train and test, `thin` the tra
 
 import itertools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equipoise.errors import require, unknown
+from equipoise.errors import require
 from equipoise.protocol import as_key
 
 Rows = NDArray[np.int64]
@@ -43,28 +43,6 @@ class Partition(NamedTuple):
 
     parts: Parts
     summary: Summary
-
-
-def divide(
-    labels: ArrayLike, kind: str, n: int, key: Any, *, alpha: float, share: float, classes: int, min_size: int
-) -> Partition:
-    """One of the ways below, by its name; `share` is that of `similarity`, from 0 to 1."""
-    y = np.asarray(labels)
-    ways: dict[str, Callable[[], Partition]] = {
-        "iid": lambda: iid(y, n, key),
-        "dirichlet": lambda: dirichlet(y, n, alpha, key, min_size=min_size),
-        "similarity": lambda: similarity(y, n, 100 * share, key),
-        "k_classes": lambda: k_classes(y, n, classes, key),
-        "one_class": lambda: one_class(y, n, key),
-        "quantity": lambda: quantity(y, n, alpha, key, min_size=min_size),
-    }
-    if kind not in ways:
-        raise unknown("way to divide", kind, ways)
-    require(
-        y.ndim == 1 and (y.dtype.kind in "iu" or kind in ("iid", "quantity")),
-        f"the labels are numbers to predict, which {kind} cannot sort; use iid or quantity",
-    )
-    return ways[kind]()
 
 
 def iid(labels: ArrayLike, n: int, key: Any) -> Partition:

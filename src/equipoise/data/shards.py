@@ -53,6 +53,12 @@ class Shards(NamedTuple):
         return jax.tree.map(lambda a: a[i], self)
 
 
+def shard_like(row: tuple[int, ...], dtype: DTypeLike, label: tuple[int, ...], label_dtype: DTypeLike) -> Shards:
+    """The shapes of one client's shard, of one row: what is traced where the rows are somewhere else."""
+    shape: Any = jax.ShapeDtypeStruct
+    return Shards(shape((1, *row), dtype), shape((1, *label), label_dtype), shape((), jnp.int32))
+
+
 def stack(clients: Sequence[tuple[ArrayLike, ArrayLike]]) -> Shards:
     """Shards from one (inputs, labels) pair per client; clients may be of unequal size."""
     require(len(clients) > 0, "no clients were given; give at least one (inputs, labels) pair")

@@ -8,7 +8,7 @@
     oversight.py   around every answer of a site: its policy before, its own log after
     apps.py        Flower's two apps, made from plain functions
     torch_site.py  a site whose model, loss and data are PyTorch's, by callback_task.py; torch_features.py its features
-    network/       how messages travel, and sites that stay connected
+    network/       how messages travel, sites that stay connected, and a server that serves its run itself
 
     server.py      a configured run at the server, from its settings to the run folder
     reach_agreement.py  before the first round: who takes part, and what all agree on

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from equipoise import evaluation
-from equipoise.data.shards import Shards
+from equipoise.data.shards import Shards, shard_like
 from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy.modules import ModuleSpec, module_problem
 from equipoise.deploy.scoring import Tilt, scoring
-from equipoise.errors import require
+from equipoise.errors import not_none, require
 from equipoise.evaluation.predictions import Score
 from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
@@ -30,9 +30,9 @@ from equipoise.experiment.convexify import (
 )
 from equipoise.experiment.methods import build_method
 from equipoise.experiment.personal import own_models
-from equipoise.experiment.problems import Problem, Sent, problem_of_encoding, with_main_score, with_own_models
+from equipoise.experiment.problems import Problem, Sent, problem_of, with_main_score, with_own_models
 from equipoise.experiment.records import AGREEMENT, JsonRecord
-from equipoise.models.model import Model, Params
+from equipoise.models.model import Params
 from equipoise.protocol import Algorithm
 from equipoise.tasks import Task
 from equipoise.tasks.private import Draw, normal
@@ -140,7 +140,7 @@ def _rows_elsewhere(config: Config, agreed: Agreement) -> Problem:
     encoding = Encoding.from_json(agreed.encoding)
     like = shape_of(encoding)
     what = f"{len(agreed.sites)} sites, predicting {encoding.target.name}"
-    problem = problem_of_encoding(config, what, agreed.sites, *_sets(agreed, like), encoding, encoding.notes)
+    problem = problem_of(config, what, agreed.sites, *_sets(agreed, like), encoding, encoding.notes)
     given = like.inputs.dtype
     require(
         not jnp.issubdtype(given, jnp.floating) or given == problem.x.dtype,
@@ -155,11 +155,9 @@ def _sets(agreed: Agreement, like: Shards) -> tuple[RemoteShards, RemoteShards |
 
 
 def _convexified(config: Config, agreed: Agreement, problem: Problem) -> Problem:
-    assert config.convexify is not None
-    assert agreed.network is not None
-    of = agreed.network
+    of = not_none(agreed.network)
     trained = Trained(network_params(config, agreed, problem), of.how, Sent(of.down, of.up))
-    if config.convexify.kind == "linearised":
+    if not has_features(config):
         return linearised_problem(config, problem, trained)
     like = features_like(config, problem)
     found = scaling_of(config, agreed, like.inputs.shape[1])
@@ -173,34 +171,23 @@ def network_problem(config: Config, agreed: Agreement) -> Problem:
 
 def network_params(config: Config, agreed: Agreement, problem: Problem) -> Params:
     """theta, of the model of `problem`."""
-    assert agreed.network is not None
-    return as_params(problem.model, as_vector(agreed.network.theta, config, problem.x.size))
+    return params_of(problem, as_vector(not_none(agreed.network).theta, config, problem.x.size))
 
 
-def as_params(model: Model, flat: Any) -> Params:
-    """A vector as the parameters of a model."""
-    leaves, structure = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
-    parts = np.split(np.asarray(flat), np.cumsum([leaf.size for leaf in leaves])[:-1])
-    return jax.tree.unflatten(structure, [jnp.asarray(a.reshape(b.shape)) for a, b in zip(parts, leaves, strict=True)])
+def params_of(problem: Problem, x: Any) -> Params:
+    """A vector as the parameters of the problem's model."""
+    return jax.tree.map(jnp.asarray, problem.model.unravel(x))
 
 
 def scaling_of(config: Config, agreed: Agreement, p: int) -> Scaling:
-    of = agreed.network
-    assert of is not None
-    assert of.mean is not None
-    assert of.scale is not None
-    return Scaling(*(jnp.asarray(as_vector(text, config, p)) for text in (of.mean, of.scale)))
+    of = not_none(agreed.network)
+    return Scaling(*(jnp.asarray(as_vector(not_none(text), config, p)) for text in (of.mean, of.scale)))
 
 
 def features_like(config: Config, problem: Problem) -> Shards:
     """The shapes of a set of features; `problem` is the network's."""
     p = feature_sizes(config, problem.model, len(problem.classes) or 1).size
-    label = jnp.int32 if problem.classes else problem.x.dtype
-    return Shards(
-        jax.ShapeDtypeStruct((1, p), problem.x.dtype),  # type: ignore[arg-type]
-        jax.ShapeDtypeStruct((1,), label),  # type: ignore[arg-type]
-        jax.ShapeDtypeStruct((), jnp.int32),  # type: ignore[arg-type]
-    )
+    return shard_like((p,), problem.x.dtype, (), jnp.int32 if problem.classes else problem.x.dtype)
 
 
 def summed_up(config: Config, problem: Problem, own: Mapping[str, bool]) -> Problem:
@@ -224,7 +211,6 @@ def setup(
 
     `task` and `scores` are a site's own, with which only it can compute, `draw` is its noise.
     """
-    assert config.federation is not None
     problem = remote_problem(config, agreed)
     if task is not None:
         task = task if problem.task.predict is not None else task._replace(predict=None)
@@ -233,7 +219,7 @@ def setup(
         problem = replace(problem, site_scores=scores)
     problem = with_own_models(config, problem)
     algorithm, notes = build_method(config, problem, draw)[:2]
-    digest, sums = digest_of(config, agreed), tilt_of(config) if config.federation.secure else None
+    digest, sums = digest_of(config, agreed), tilt_of(config) if not_none(config.federation).secure else None
     personal = None if config.personal is None else own_models(config, problem)
     return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, digest, sums, personal)
 
@@ -248,11 +234,7 @@ def shape_of(encoding: Encoding) -> Shards:
     raw = first.kind == "array" and (first.mean, first.scale) == (0.0, 1.0)
     kind = {"boolean": "bool"}.get(first.dtype.lower(), first.dtype.lower()) if raw else real
     label = jnp.int32 if encoding.target.classes else real
-    return Shards(
-        jax.ShapeDtypeStruct((1, *encoding.shape), jax.dtypes.canonicalize_dtype(kind)),  # type: ignore[arg-type]
-        jax.ShapeDtypeStruct((1,), label),  # type: ignore[arg-type]
-        jax.ShapeDtypeStruct((), jnp.int32),  # type: ignore[arg-type]
-    )
+    return shard_like(encoding.shape, jax.dtypes.canonicalize_dtype(kind), (), label)
 
 
 def check(config: Config) -> None:

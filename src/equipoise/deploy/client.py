@@ -74,20 +74,17 @@ compiling = threading.RLock()
 
 
 def open_job(job: Job) -> Open:
-    with job.within():
-        return _open_job(job)
-
-
-def _open_job(job: Job) -> Open:
     algorithm, x, shard, config, compiled, *_ = job
-    for name, a in named(shard):
-        clean = not jnp.issubdtype(a.dtype, jnp.floating) or bool(jnp.all(jnp.isfinite(a)))
-        require(clean, f"{name} of this site's data has NaN or infinite entries; clean them or leave those rows out")
-    specs = exchange_specs(algorithm, x, shard)
-    like = jax.eval_shape(algorithm.init_client, x)
-    works = {name: jitted(spec.exchange.work) if compiled else spec.exchange.work for name, spec in specs.items()}
-    data = jitted(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
-    return Open(job, specs, fingerprint(algorithm, specs, config), data, works, like)
+    with job.within():
+        for name, a in named(shard):
+            clean = not jnp.issubdtype(a.dtype, jnp.floating) or bool(jnp.all(jnp.isfinite(a)))
+            why = f"{name} of this site's data has NaN or infinite entries; clean them or leave those rows out"
+            require(clean, why)
+        specs = exchange_specs(algorithm, x, shard)
+        like = jax.eval_shape(algorithm.init_client, x)
+        works = {name: jitted(spec.exchange.work) if compiled else spec.exchange.work for name, spec in specs.items()}
+        data = jitted(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
+        return Open(job, specs, fingerprint(algorithm, specs, config), data, works, like)
 
 
 def guarded(name: str, answer: Callable[[], RecordDict]) -> RecordDict:

@@ -15,8 +15,7 @@ from equipoise.algorithms.moments import moments
 from equipoise.cohorts import everyone
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, NetworkRecord, as_text
-from equipoise.deploy.reach_agreement import send_agreement
-from equipoise.deploy.rounds import Demands, serve
+from equipoise.deploy.reach_agreement import ask_before, send_agreement
 from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.sites import ConnectedSites
 from equipoise.experiment.config import Config
@@ -44,21 +43,10 @@ def agree_on_features(
 
 
 def _summed(config: Config, federation: ConnectedSites, agreed: Agreement, secure: SecureSums | None) -> Any:
-    of, n = config.federation, len(agreed.sites)
-    assert of is not None
+    n = len(agreed.sites)
     like = agreement.features_like(config, agreement.network_problem(config, agreed))
     with jax.enable_x64(True):
         algorithm = moments(like.inputs.shape[1], everyone(n))
-        return serve(
-            algorithm,
-            jnp.zeros(algorithm.size, like.inputs.dtype),
-            federation,
-            config.run.seed,
-            shard=like,
-            rounds=1,
-            part="moments",
-            config=agreement.digest_of(config, agreed),
-            demands=Demands(least=n, tries=of.tries, heavy=1.0),
-            secure=secure,
-            note_under=0,
-        ).result.server
+        start, digest = jnp.zeros(algorithm.size, like.inputs.dtype), agreement.digest_of(config, agreed)
+        details = {"part": "moments", "shard": like, "config": digest, "secure": secure}
+        return ask_before(config, federation, algorithm, start, least=n, **details)

@@ -83,6 +83,10 @@ class Outcome(NamedTuple):
         return self.result.rounds
 
 
+class LinkLost(BaseException):
+    """Flower's server has gone. Not an Exception: a run survives the failure of a message, and not this."""
+
+
 class GivenUp(EquipoiseError):
     """Too few sites answered, again and again; `outcome` holds every finished round."""
 

@@ -13,22 +13,23 @@ import numpy as np
 from equipoise.certificates import feasible, gap_bound
 from equipoise.deploy import sentences
 from equipoise.deploy.agreement import Setup
-from equipoise.deploy.events import GivenUp, Outcome, ledger
+from equipoise.deploy.events import GivenUp, LinkLost, Outcome, ledger
 from equipoise.deploy.rounds import Demands, prepare, serve
-from equipoise.deploy.scoring import SiteRows, Summed, read_sums
+from equipoise.deploy.scoring import Summed, read_sums
 from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.sites import ConnectedSites
 from equipoise.engines.simulator import Result
-from equipoise.errors import require
+from equipoise.errors import not_none, require
 from equipoise.experiment import checkpoint, origin, personal, records
 from equipoise.experiment.config import Config
-from equipoise.experiment.methods import build_dual
+from equipoise.experiment.methods import build_dual, crossing
 from equipoise.experiment.origin import Origin
+from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import precision
 from equipoise.experiment.results import in_units, write_result
-from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, crossing_of, until_certified
+from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, until_certified
 from equipoise.files import write_whole
-from equipoise.protocol import Vector
+from equipoise.protocol import Algorithm, Vector
 
 OWNER = "server.txt"  # says which process writes the folder
 
@@ -43,16 +44,15 @@ class FederatedRun:
         self.config, self.folder, self.setup, self.federation = config, folder, setup, federation
         # The rows are at the sites, which know them by the digest of the agreement.
         source = Origin(settings=origin.flat(config), files={}, data=setup.digest, code=origin.code(config))
-        crossing = crossing_of(setup.algorithm, setup.algorithm, setup.problem)
-        self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, crossing, source, watch, self.evaluated)
+        sent = crossing(setup.algorithm, setup.problem)
+        self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, sent, source, watch, self.evaluated)
         self.dual = build_dual(config, setup.problem.n)
-        of = config.federation
-        assert of is not None
+        of = not_none(config.federation)
         self.secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
         self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
-        self.rows = SiteRows(setup.problem.train.client(0), setup.problem.train.client(0))
+        self.rows = OwnerRows(setup.problem.train.client(0), setup.problem.train.client(0))
         self.scoring = prepare(setup.scoring, setup.problem.x, self.rows, setup.digest)
         self.evaluation: Background | None = None
         self.round = 0  # of the model that is evaluated
@@ -83,6 +83,10 @@ class FederatedRun:
             self.wait()
             self.save(up.outcome)  # with what led to it
             raise
+        except LinkLost:
+            if self.evaluation is not None:
+                self.evaluation.thread.join()  # it writes nothing into a folder that another attempt goes on with
+            raise
         finally:
             self.writer.close()
 
@@ -91,7 +95,8 @@ class FederatedRun:
         if not path.is_file():
             self.evaluate(0, self.writer.begin)
             return None
-        saved = checkpoint.load_server(path, self.setup.algorithm, self.setup.problem.x, self.writer.source)
+        x, source = self.setup.problem.x, self.writer.source
+        saved = checkpoint.load(path, self.setup.algorithm, x, source, with_clients=False)
         result = self.writer.restore(saved).result
         outcome = Outcome(result._replace(history=()), ledger(saved.more))
         if self.due(result.rounds):  # its row follows the checkpoint, so it is written again
@@ -149,29 +154,23 @@ class FederatedRun:
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=max(result.seconds - self.aside, 0.0))
 
+    def once(self, part: str, algorithm: Algorithm, x: Vector, round: int, **options: Any) -> Any:
+        """One round of something else than training, with whoever answers, noted under a round of training."""
+        demands, seed = self.demands._replace(least=0, tries=1), self.config.run.seed
+        options |= {"part": part, "shard": self.rows, "demands": demands, "note_under": round}
+        return serve(algorithm, x, self.federation, seed, rounds=1, **options).result.server
+
     def evaluated(self, x: Vector, lam: Any) -> Evaluation:
         """How the model fares at every site that answers."""
-        problem, federation = self.setup.problem, self.federation
+        problem = self.setup.problem
         lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))
         start = self.scoring.algorithm.init(x)
         start = start if lam is None else start._replace(weights=jnp.asarray(lam, x.dtype))
         if self.summed is not None:
             start = start._replace(level=jnp.asarray(self.summed.level, x.dtype))
         try:
-            found = serve(
-                self.scoring.algorithm,
-                x,
-                federation,
-                self.config.run.seed,
-                shard=self.rows,
-                rounds=1,
-                part="evaluate",
-                demands=self.demands._replace(least=0, tries=1),
-                secure=self.secure,
-                note_under=self.round,
-                prepared=self.scoring,
-                start=start,
-            ).result.server
+            options = {"secure": self.secure, "prepared": self.scoring, "start": start}
+            found = self.once("evaluate", self.scoring.algorithm, x, self.round, **options)
         except GivenUp:  # too few for a masked sum; what led to it is noted
             found = start
         self.table = in_units(problem, found.table)
@@ -193,19 +192,7 @@ class FederatedRun:
         setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
         if setup.personal is None or not np.isfinite(np.asarray(x)).all():
             return outcome
-        found = serve(
-            setup.personal,
-            x,
-            self.federation,
-            self.config.run.seed,
-            shard=self.rows,
-            rounds=1,
-            part="personal",
-            config=setup.digest,
-            run=outcome.ledger.run,
-            demands=self.demands._replace(least=0, tries=1),
-            note_under=outcome.rounds,
-        ).result.server
+        found = self.once("personal", setup.personal, x, outcome.rounds, config=setup.digest, run=outcome.ledger.run)
         personal.write(self.folder, setup.problem, personal.recorded(self.config, setup.problem, found), None)
         events = (*outcome.ledger.events, *self.federation.events[self.federation.reported :])
         self.federation.reported = len(self.federation.events)

@@ -28,14 +28,14 @@ from equipoise.deploy.callback_task import TEST, TRAIN, callback_score
 from equipoise.deploy.client import Job, Participant
 from equipoise.deploy.modules import ModuleSpec, first_model
 from equipoise.deploy.rows_site import keep_agreement, kept_features, read_agreement, rows_site
-from equipoise.deploy.scoring import SiteRows
 from equipoise.deploy.site import SiteStatistics, own_function
 from equipoise.deploy.torch_features import check_last, check_returned, module_features, on_features
 from equipoise.deploy.torch_site import TorchSite, seeded, torch_site
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.evaluation import ScoreRecord
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import feature_seed
+from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import precision
 from equipoise.files import write_whole
 from equipoise.models.gradient_features import draw_projection, random_layer
@@ -57,18 +57,17 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
         task = found.site.task if known.network is None else None  # on features it is JAX's own
         return agreement.setup(agreement.stage(config, known), known, task, scores)
 
-    def features(known: Agreement) -> SiteRows:
-        assert known.network is not None
-        theta = known.network.theta
+    def features(known: Agreement) -> OwnerRows:
+        theta = not_none(known.network).theta
 
-        def make() -> SiteRows:
+        def make() -> OwnerRows:
             site = load_module().site
             x = jnp.asarray(agreement.as_vector(theta, config, site.x.size))
             return made_of_module(config, site, x, np.dtype(config.run.precision))
 
         return kept_features(folder, [config.toml(), known.run, theta], make)
 
-    def no_rows(_: Agreement) -> SiteRows:
+    def no_rows(_: Agreement) -> OwnerRows:
         raise InputError("the rows of this run are PyTorch's")
 
     convex = rows_site(config, name, folder, no_rows, features, setup)
@@ -106,9 +105,8 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
 
     def evaluate(known: Agreement) -> Job:
         site, now = load_module().site, setup(known)
-        assert site.test is not None
         Buffers(site.module, folder / f"buffers-{known.run}.pt").restore()
-        rows = SiteRows(site.shard, site.test)
+        rows = OwnerRows(site.shard, not_none(site.test))
 
         def save(message: Any, state: Any) -> None:
             site.save(message[0], folder / MODEL)
@@ -121,21 +119,20 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
     return Participant(name, folder, jobs, answers, within=lambda: precision(config))
 
 
-def made_of_module(config: Config, site: TorchSite, theta: Vector, real: np.dtype) -> SiteRows:
+def made_of_module(config: Config, site: TorchSite, theta: Vector, real: np.dtype) -> OwnerRows:
     """Features of all examples, in an order that the run's seed gives where a loader shuffles."""
-    of = config.convexify
-    assert of is not None
-    assert of.last is not None
+    of = not_none(config.convexify)
+    last = not_none(of.last)
     assert of.kind != "linearised"
     parameters = [(name, p.shape) for name, p in site.module.named_parameters() if p.requires_grad]
-    sizes = models.module_features(parameters, of.last, kind=of.kind, features=of.features)
+    sizes = models.module_features(parameters, last, kind=of.kind, features=of.features)
     seed = feature_seed(config)
     layer = random_layer(seed, sizes.fan_in, real)
     projection = draw_projection(seed, of.kind, sizes.size, sizes.parameters)
     with site.lock, seeded([config.run.seed]):
         site.put(theta)
-        features = module_features(site.module, of.last, layer, projection)
-        return SiteRows(*(on_features(site.batches[which], features, real) for which in (TRAIN, TEST)))
+        features = module_features(site.module, last, layer, projection)
+        return OwnerRows(*(on_features(site.batches[which], features, real) for which in (TRAIN, TEST)))
 
 
 class Made(NamedTuple):
@@ -183,9 +180,9 @@ def made(config: Config, name: str, node: Mapping[str, Any]) -> Made:
         stochastic=batch is not None,
     )
     if config.convexify is not None:
-        assert config.convexify.last is not None
-        check_last(module, config.convexify.last)
-        check_returned(module, config.convexify.last, next(iter(loader))[0])
+        last = not_none(config.convexify.last)
+        check_last(module, last)
+        check_returned(module, last, next(iter(loader))[0])
         require(
             described(site, scores).scored and np.prod(site.shard.labels.shape[1:]) == 1,
             f"[convexify] is for one label of each example, a class or a number; {where} has others",

@@ -6,12 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Int
 from pydantic import ValidationError
 
 from equipoise import models
-from equipoise.data.shards import Shards
+from equipoise.algorithms.messages import Nothing, send_nothing
+from equipoise.data.shards import Shards, shard_like
 from equipoise.deploy.callback_task import ELSEWHERE, callback_score, callback_task
 from equipoise.errors import InputError, require
 from equipoise.experiment.config import Config
@@ -40,12 +39,7 @@ class ModuleSpec(JsonRecord):
     @property
     def like(self) -> Shards:
         """The shapes of a set of examples."""
-        kind = jnp.int32 if self.classes else self.dtype
-        return Shards(
-            jax.ShapeDtypeStruct((1,), jnp.int32),  # type: ignore[arg-type]
-            jax.ShapeDtypeStruct((1, *self.label), kind),  # type: ignore[arg-type]
-            jax.ShapeDtypeStruct((), jnp.int32),  # type: ignore[arg-type]
-        )
+        return shard_like((), jnp.int32, self.label, jnp.int32 if self.classes else self.dtype)
 
 
 def agreed_module(answers: Mapping[str, str]) -> ModuleSpec:
@@ -76,8 +70,7 @@ def module_problem(config: Config, spec: ModuleSpec, names: tuple[str, ...], tra
         f"'{spec.dtype}', or make the modules {config.run.precision}",
     )
     model = models.torch_module(spec.parameters)
-    shapes = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
-    x = jnp.zeros(sum(a.size for a in shapes))
+    x = jnp.zeros(sum(a.size for a in jax.tree.leaves(model.shapes)))
     classes = tuple(map(str, range(spec.outputs[0]))) if spec.scored and spec.classes and spec.outputs else ()
     task = callback_task("torch", x, ELSEWHERE, spec.outputs if spec.scored else None)
     what = f"{len(names)} sites with a PyTorch module of {x.size:,} parameters"
@@ -92,16 +85,13 @@ def first_model(n: int, x: Vector) -> Algorithm:
     def choose(server: Vector, key: RandomKey) -> tuple[Vector, Cohort]:
         return server, Cohort(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
 
-    def send(server: Vector, i: Int[Array, ""]) -> tuple:
-        return ()
-
-    def work(message: tuple, _: None, data: Shards, key: RandomKey) -> tuple[None, Reply]:
+    def work(message: Nothing, _: None, data: Shards, key: RandomKey) -> tuple[None, Reply]:
         return None, Reply(each=x)
 
     def close(server: Vector, replies: Replies) -> Vector:
         return jnp.where(replies.cohort.present[0], replies.each[0], server)
 
-    start = Exchange("start", choose, send, work, close)
+    start = Exchange("start", choose, send_nothing, work, close)
     return Algorithm(
         "first_model", n, x.size, lambda shard: shard, lambda x: x, lambda x: None, (start,), lambda server: server
     )

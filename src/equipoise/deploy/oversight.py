@@ -3,15 +3,15 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from equipoise import algorithms, objectives, tasks
-from equipoise.data.shards import Shards
+from equipoise.data.shards import shard_like
 from equipoise.deploy import agreement
-from equipoise.errors import Refusal, refuse_unless, require
+from equipoise.errors import Refusal, not_none, refuse_unless, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import reading
 from equipoise.experiment.config import Config
@@ -33,8 +33,7 @@ LONGEST = 200  # letters of a name in the log
 
 
 def sites_of(config: Config) -> int:
-    assert config.federation is not None
-    sites = config.federation.sites
+    sites = not_none(config.federation).sites
     return sites if isinstance(sites, int) else len(sites)
 
 
@@ -51,14 +50,13 @@ def plans_of(config: Config) -> list[Plan]:
 
 def plan_of(config: Config) -> Plan:
     """What the policy of a site is about, of one training."""
-    assert config.federation is not None
-    private = config.privacy
-    tells = any("loss" in fields(w.reply.each) for w in crossing(config)) or not config.federation.secure
+    private, secure = config.privacy, not_none(config.federation).secure
+    tells = any("loss" in fields(w.reply.each) for w in crossing(config)) or not secure
     return Plan(
         digest=policy.digest_of(config.toml()),
         algorithm=config.algorithm.name,
         sites=sites_of(config),
-        secure=config.federation.secure,
+        secure=secure,
         tells_losses=tells,
         min_count=config.data.min_count,
         epsilon=private.epsilon if private else None,
@@ -71,8 +69,7 @@ def crossing(config: Config) -> list[Wire]:
 
     Updates count as projected, and so as seen one by one, where that depends on the rows.
     """
-    of = config.federation
-    assert of is not None
+    of = not_none(config.federation)
     n = min(max(sites_of(config), FEW), MOST_MEMBERS)  # whatever the server says: names do not depend on it
     record, task = algorithms.named(config.algorithm.name), tasks.ridge(3, 0.1)
     settings = config.objective.model_dump(exclude_none=True)
@@ -80,8 +77,7 @@ def crossing(config: Config) -> list[Wire]:
     with precision(config):
         algorithm = record.build_example(task, dual)
         x = jax.eval_shape(lambda: jax.numpy.zeros(3))
-        shape = jax.ShapeDtypeStruct
-        like = cast(Any, Shards)(shape((1, 3), x.dtype), shape((1,), x.dtype), shape((), jax.numpy.int32))
+        like = shard_like((3,), x.dtype, (), x.dtype)
         if may_project(config):
             algorithm = algorithms.project_updates(algorithm, quadratic=True)
         found = wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
@@ -99,8 +95,7 @@ def would_reveal(config: Config) -> tuple[str, ...]:
 
 
 def _reveals(config: Config) -> Iterator[str]:
-    of = config.federation
-    assert of is not None
+    of = not_none(config.federation)
     return disclosed(
         crossing(config),
         masked=of.secure,
@@ -125,8 +120,9 @@ def overseen(config: Config, folder: Path, file: Path) -> Guard:
             try:
                 for plan in plans:
                     policy.check(rules, plan, policy.approved_here(folder))
-            except Refusal:
-                keep_pending(config, folder, digest)
+            except Refusal:  # kept, so that it can be looked at, and approved
+                make_folder(folder / policy.PENDING)
+                write_whole(folder / policy.PENDING / f"{digest}.toml", config.toml())
                 raise
             account(config, rules, folder, kind, content)
             reply = answer()
@@ -159,12 +155,6 @@ def account(config: Config, rules: policy.Policy, folder: Path, kind: str, conte
         site = None if rules.epsilon is None else Budget(rules.epsilon, rules.delta)
         if cost:
             spend(folder, run, cost, Budget(config.privacy.epsilon, config.privacy.delta), site)
-
-
-def keep_pending(config: Config, folder: Path, digest: str) -> None:
-    """So that it can be looked at, and approved."""
-    make_folder(folder / policy.PENDING)
-    write_whole(folder / policy.PENDING / f"{digest}.toml", config.toml())
 
 
 def pending(folder: Path, digest: str) -> tuple[str, Config]:

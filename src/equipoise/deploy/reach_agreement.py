@@ -20,19 +20,19 @@ from equipoise.deploy.rounds import Demands, serve
 from equipoise.deploy.site import SiteStatistics
 from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.config import Config
-from equipoise.experiment.writer import crossing_of
+from equipoise.experiment.methods import crossing
 from equipoise.privacy.disclosure import disclosed
+from equipoise.protocol import Algorithm, Vector
 
 
 def gather_sites(
     config: Config, known: Agreement | None, grid: Grid, status: StatusWriter, stock: bool
 ) -> ConnectedSites:
     """Waits for the sites, numbered by name as the files of a folder are."""
-    of = config.federation
-    assert of is not None
+    of = not_none(config.federation)
     patience = Patience(of.gather, of.hello, of.question, of.exchange, of.poll)
     sites = known.sites if known else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
     options: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
@@ -79,11 +79,10 @@ def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement
 
 def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
     """What the server learns of single sites."""
-    of, problem = config.federation, setup.problem
-    assert of is not None
+    of, problem = not_none(config.federation), setup.problem
     return tuple(
         disclosed(
-            crossing_of(setup.algorithm, setup.algorithm, problem),
+            crossing(setup.algorithm, problem),
             masked=of.secure,
             sums_only=setup.sums is not None,
             measured=agreement.needs_curvature(config),
@@ -107,23 +106,20 @@ def resend_agreement(folder: Path, federation: ConnectedSites, known: Agreement)
 
 def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites) -> Setup:
     """The run from the weights that the first site's module begins with."""
-    problem, shard = setup.problem, setup.problem.train.client(0)
-    algorithm = first_model(problem.n, problem.x)
-    demands = Demands(least=1, tries=config.federation.tries if config.federation else 1, heavy=1.0)
-    outcome = serve(
-        algorithm,
-        problem.x,
-        federation,
-        config.run.seed,
-        shard=shard,
-        rounds=1,
-        part="start",
-        config=setup.digest,
-        demands=demands,
-        note_under=0,
-    )
+    problem = setup.problem
+    details = {"part": "start", "shard": problem.train.client(0), "config": setup.digest}
+    x = ask_before(config, federation, first_model(problem.n, problem.x), problem.x, least=1, **details)
     note = f"the model starts as the module of '{problem.names[0]}' does"
-    return setup._replace(problem=replace(problem, x=outcome.result.server), notes=(*setup.notes, note))
+    return setup._replace(problem=replace(problem, x=x), notes=(*setup.notes, note))
+
+
+def ask_before(
+    config: Config, federation: ConnectedSites, algorithm: Algorithm, x: Vector, /, *, least: int, **options: Any
+) -> Any:
+    """The server's state after one exchange before the first round, which so many sites have to take part in."""
+    demands = Demands(least=least, tries=not_none(config.federation).tries, heavy=1.0)
+    options |= {"rounds": 1, "demands": demands, "note_under": 0}
+    return serve(algorithm, x, federation, config.run.seed, **options).result.server
 
 
 def _statistics(site: str, text: str) -> SiteStatistics:

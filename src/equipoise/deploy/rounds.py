@@ -30,7 +30,6 @@ from equipoise.deploy.sites import ConnectedSites, Delivery, Limit, why_not
 from equipoise.engines.checks import check_start
 from equipoise.engines.fold import Collected
 from equipoise.engines.simulator import Progress, Result, Tally
-from equipoise.engines.summation import Summation
 from equipoise.errors import Stopped, require
 from equipoise.privacy.site_masks import FEWEST
 from equipoise.protocol import (
@@ -104,7 +103,6 @@ class Setup(NamedTuple):
     digest: str
     demands: Demands
     timeouts: Mapping[str, float]
-    summation: Summation | None
     masking: Masking | None
     note_under: int | None
 
@@ -140,7 +138,6 @@ def serve(
     record: Callable[[Server], PyTree] | None = None,
     demands: Demands | None = None,
     timeouts: Mapping[str, float] | None = None,
-    summation: Summation | None = None,
     secure: SecureSums | None = None,
     progress: Progress | None = None,
     pause: Callable[[Outcome], None] | None = None,
@@ -165,7 +162,6 @@ def serve(
         record: what to keep of the server after every round; comes back as `result.history`.
         demands: when a round counts.
         timeouts: seconds for the replies of an exchange, by its name; `federation.patience.exchange` for others.
-        summation: how totals become a sum; the plain one unless given.
         secure: totals are masked, and the server learns their sums only; sites have to have the same.
         progress: called after every round with (rounds done, rounds in all, the last record).
         pause: called after every `every` rounds and after the last with the outcome so far: for checkpoints. A run
@@ -187,9 +183,7 @@ def serve(
     demands = demands or Demands()
     require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
     masking = None if secure is None else Masking(federation, run, secure)
-    setup = Setup(
-        federation, specs, steps, key, part, run, digest, demands, timeouts or {}, summation, masking, note_under
-    )
+    setup = Setup(federation, specs, steps, key, part, run, digest, demands, timeouts or {}, masking, note_under)
     keep = jax.jit(record) if record else lambda server: ()
 
     past, done, before, old = (*resume.result[2:4], resume.result.seconds, resume.ledger.events) if resume else BLANK
@@ -318,7 +312,7 @@ def one_exchange(
 
     tally, seconds, start = jax.tree.map(np.copy, state.tally), {}, time.monotonic()
     past = federation.times.setdefault(f"{setup.part}/{name}", [])
-    replies = Collected(spec.reply, cohort, setup.summation if masked is None else masked.summation)
+    replies = Collected(spec.reply, cohort, None if masked is None else masked.summation)
     there = sum(federation.sites[i] in federation.nodes for i in clients.values())
     limit = deadline(demands, timeout, past, there)
 
@@ -355,11 +349,11 @@ def one_exchange(
             "asked": asked,
             "seconds": time.monotonic() - start,
             "sites": seconds,
-            "bytes_down": traffic.down,
-            "bytes_up": traffic.up,
+            "bytes_down": traffic.now.down - traffic.before.down,
+            "bytes_up": traffic.now.up - traffic.before.up,
         }
     )
-    state = State(server, state.counted, tally, state.traffic | {name: traffic.total()})
+    state = State(server, state.counted, tally, state.traffic | {name: traffic.now})
     heard = len({clients[s] for s in replies.slots})
     if heard < needed:
         raise TooFew(f"{heard} of {asked} sites answered and {needed} are needed", state)
@@ -406,9 +400,9 @@ def key_words(working: RandomKey, slots: Int[Array, " slots"]) -> Array:
 
 def accepted(delivery: Delivery, like: Reply) -> Reply:
     """The reply in a delivery, if it is what was agreed and its numbers can be reckoned with; else a Refusal."""
-    refuse_unless(delivery.content is not None and "reply" in delivery.content, "there is no reply")
-    assert delivery.content is not None
-    reply = unpack(delivery.content["reply"], like)
+    content = delivery.content or RecordDict()
+    refuse_unless("reply" in content, "there is no reply")
+    reply = unpack(content["reply"], like)
     check_values(reply)
     return reply
 
@@ -417,38 +411,17 @@ class Count:
     """The traffic of one exchange; framing is taken of the first message and reply, as others have the same."""
 
     def __init__(self, before: Traffic, message_bytes: int, reply_bytes: int):
-        self.before, self.bytes = before, (message_bytes, reply_bytes)
-        self.messages = self.replies = 0
-        self.framing = [before.down_framing, before.up_framing]
+        self.before, self.now, self.bytes = before, before, (message_bytes, reply_bytes)
 
     def sent(self, message: Message, inside: bool) -> None:
-        self.messages += 1
-        self.framing[0] = self.framing[0] or framing(message, inside)
+        now, (size, _) = self.now, self.bytes
+        framed = now.down_framing or framing(message, inside)
+        self.now = now._replace(sent=now.sent + 1, down=now.down + size, down_framing=framed)
 
     def received(self, message: Message | None, inside: bool) -> None:
-        self.replies += 1
-        if message is not None:
-            self.framing[1] = self.framing[1] or framing(message, inside)
-
-    @property
-    def down(self) -> int:
-        return self.messages * self.bytes[0]
-
-    @property
-    def up(self) -> int:
-        return self.replies * self.bytes[1]
-
-    def total(self) -> Traffic:
-        before, (down, up) = self.before, self.framing
-        return Traffic(
-            before.exchange,
-            before.sent + self.messages,
-            before.received + self.replies,
-            before.down + self.down,
-            before.up + self.up,
-            down,
-            up,
-        )
+        now, (_, size) = self.now, self.bytes
+        framed = now.up_framing or (0 if message is None else framing(message, inside))
+        self.now = now._replace(received=now.received + 1, up=now.up + size, up_framing=framed)
 
 
 def name_the_heavy(federation: ConnectedSites, lam: ArrayLike | None, most: float) -> None:

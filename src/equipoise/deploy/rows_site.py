@@ -23,12 +23,12 @@ from equipoise.data.shards import Shards
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.client import Job
-from equipoise.deploy.scoring import SiteRows
-from equipoise.errors import require
+from equipoise.errors import not_none, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import scaled
-from equipoise.experiment.personal import save_own_model
+from equipoise.experiment.personal import OwnerRows
+from equipoise.experiment.results import save_model
 from equipoise.files import write_whole
 from equipoise.privacy.noise import own_noise
 
@@ -47,39 +47,39 @@ def rows_site(
     config: Config,
     name: str,
     folder: Path,
-    rows: Callable[[Agreement], SiteRows],
-    features: Callable[[Agreement], SiteRows],
+    rows: Callable[[Agreement], OwnerRows],
+    features: Callable[[Agreement], OwnerRows],
     setup: Callable[[Agreement], Setup],
 ) -> RowsSite:
     """`rows` are the site's own, `features` what it makes of them, not scaled; `setup` is of the agreed stage."""
 
-    def trained_on(known: Agreement) -> SiteRows:
+    def trained_on(known: Agreement) -> OwnerRows:
         if known.network is None or known.network.mean is None:
             return rows(known)
         made = features(known)
-        agreed = agreement.scaling_of(config, known, made.train.inputs.shape[1])
-        return SiteRows(*(scaled(part, agreed) for part in made))
+        scaling = agreement.scaling_of(config, known, made.train.inputs.shape[1])
+        return OwnerRows(*(scaled(part, scaling) for part in made))
+
+    def agreed() -> tuple[Agreement, Setup]:
+        known = read_agreement(folder, name)
+        return known, setup(known)
 
     def train() -> Job:
-        known = read_agreement(folder, name)
-        now = setup(known)
+        known, now = agreed()
         return Job(now.algorithm, now.problem.x, trained_on(known).train, config=now.digest)
 
     def evaluate() -> Job:
-        known = read_agreement(folder, name)
-        now = setup(known)
+        known, now = agreed()
         return Job(now.scoring, now.problem.x, trained_on(known), config=now.digest)
 
     def personal() -> Job:
-        known = read_agreement(folder, name)
-        now = setup(known)
-        require(now.personal is not None, "this run makes no models of the sites' own")
-        assert now.personal is not None
+        known, now = agreed()
+        algorithm = not_none(now.personal, "this run makes no models of the sites' own")
 
         def save(message: Any, own: Any) -> None:
-            save_own_model(folder / OWN_MODEL, now.problem, own, {"site": name, "config": config.used()})
+            save_model(folder / OWN_MODEL, now.problem, own, {"site": name, "config": config.used()})
 
-        return Job(now.personal, now.problem.x, trained_on(known), config=now.digest, then=save)
+        return Job(algorithm, now.problem.x, trained_on(known), config=now.digest, then=save)
 
     def sums() -> Job:
         known = read_agreement(folder, name)
@@ -107,7 +107,7 @@ def rows_site(
     return RowsSite(jobs, accept_agreement)
 
 
-def kept_features(folder: Path, made_of: list[Any], make: Callable[[], SiteRows]) -> SiteRows:
+def kept_features(folder: Path, made_of: list[Any], make: Callable[[], OwnerRows]) -> OwnerRows:
     """Features that are made once and stand in the site's folder: Flower's own nodes start a process per message.
 
     `made_of` is all that they depend on, as texts and arrays.
@@ -116,7 +116,7 @@ def kept_features(folder: Path, made_of: list[Any], make: Callable[[], SiteRows]
     for part in made_of:
         digest.update(part.encode() if isinstance(part, str) else np.ascontiguousarray(part).data)
     path = folder / FEATURES
-    names: Any = SiteRows(*(cast(Any, Shards)(*Shards._fields) for _ in SiteRows._fields))
+    names: Any = OwnerRows(*(cast(Any, Shards)(*Shards._fields) for _ in OwnerRows._fields))
     if path.is_file():
         with suppress(KeyError, TypeError, ValueError):  # it is damaged, and made again
             arrays, of = tensors.read(path)

@@ -27,17 +27,10 @@ from jaxtyping import Float, Int
 from equipoise import evaluation
 from equipoise.algorithms.scaffpd_sums import LEAST_TILT, MOST_TILT
 from equipoise.cohorts import everyone
-from equipoise.data.shards import Shards
 from equipoise.evaluation import PerClient
+from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, Cohort, Exchange, RandomKey, Replies, Reply, Vector
-
-
-class SiteRows(NamedTuple):
-    """A site's rows."""
-
-    train: Shards
-    test: Shards  # the same where none were held out
 
 
 class Tilt(NamedTuple):
@@ -82,6 +75,7 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
     inner = evaluation.evaluation(problem.plain_task, everyone(n), None, scores=scores)
     evaluate = inner.round[0]
     certified = task.strong_convexity is not None and method.dual is not None
+    rho = None if sums is None else sums.rho
 
     def init(x: Vector) -> Server:
         unknown, zero = jnp.full(n, jnp.nan, x.dtype), jnp.zeros((), x.dtype)
@@ -91,7 +85,7 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
             blank = SumTable(zero, zero, nothing, nothing, zero, jnp.zeros_like(x), zero)
         return Server(inner.init(x), jnp.zeros_like(unknown), unknown, jnp.full_like(x, jnp.nan), zero, blank)
 
-    def prepare(rows: SiteRows) -> SiteRows:
+    def prepare(rows: OwnerRows) -> OwnerRows:
         return rows._replace(test=inner.prepare(rows.test))
 
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
@@ -101,7 +95,7 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
     def send(server: Server, i: Int[Array, ""]) -> tuple[Vector, Array]:
         return evaluate.send(server.inner, i), server.weights[i]
 
-    def work(message: tuple[Vector, Array], _: None, rows: SiteRows, key: RandomKey) -> tuple[None, Reply]:
+    def work(message: tuple[Vector, Array], _: None, rows: OwnerRows, key: RandomKey) -> tuple[None, Reply]:
         x, lam_i = message
         _, reply = evaluate.work(x, None, rows.test, key)
         slope = lam_i * task.grad(x, rows.train) if certified else None
@@ -118,13 +112,12 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
     def send_level(server: Server, i: Int[Array, ""]) -> tuple[Vector, Array]:
         return evaluate.send(server.inner, i), server.level
 
-    def work_in_sums(message: tuple[Vector, Array], _: None, rows: SiteRows, key: RandomKey) -> tuple[None, Reply]:
-        assert sums is not None
+    def work_in_sums(message: tuple[Vector, Array], _: None, rows: OwnerRows, key: RandomKey) -> tuple[None, Reply]:
         x, level = message
         _, reply = evaluate.work(x, None, rows.test, key)
         _, _, (values, known), *_ = reply.each
         loss, one = task.loss(x, rows.train).astype(x.dtype), jnp.ones((), x.dtype)
-        exponent = jnp.zeros_like(loss) if sums.rho is None else loss / sums.rho - level
+        exponent = jnp.zeros_like(loss) if rho is None else loss / rho - level
         tilted = jnp.exp(jnp.minimum(exponent, math.log(MOST_TILT)))
         beyond = jnp.where(exponent > math.log(MOST_TILT), one, 0)
         numbers = {name: known[name].astype(x.dtype) for name in values}

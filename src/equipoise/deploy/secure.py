@@ -203,8 +203,7 @@ class Masking:
         )
         if not fine:
             self.federation.note(name, "broken", "its part of a masked sum has another form")
-            return False
-        return True
+        return fine
 
     def ask(self, step: str, batch: Batch, questions: Mapping[str, Mapping[str, Any]], timeout: float) -> Any:
         """Each site's answer, as it comes; who does not answer is noted."""

@@ -20,7 +20,7 @@ from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.site import settings
 from equipoise.deploy.sites import ConnectedSites
 from equipoise.deploy.status import StatusWriter
-from equipoise.errors import require
+from equipoise.errors import not_none, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import folders, origin, reading, records
 from equipoise.experiment.config import Config
@@ -36,8 +36,12 @@ def main(grid: Grid, context: Context) -> None:
     """Flower's ServerApp: the settings and the folder to write stand in the run's configuration."""
     config, out = settings(context.run_config), context.run_config.get("out")
     require(isinstance(out, str) and out, "this run has no folder to write; start it with `equipoise flower server`")
-    stock = bool(context.run_config.get("stock"))
-    done = run_federation(config, Path(str(out)), grid, watch=sentences.say, stock=stock)
+    serve_run(config, Path(str(out)), grid, stock=bool(context.run_config.get("stock")))
+
+
+def serve_run(config: Config, folder: Path, grid: Grid, *, stock: bool = False) -> None:
+    """`run_federation`, with a line for every evaluation and for all that happened."""
+    done = run_federation(config, folder, grid, watch=sentences.say, stock=stock)
     for event in done.outcome.events if done.outcome else ():
         print(event, flush=True)
 
@@ -48,8 +52,7 @@ def run_federation(
     """Runs `config` over the nodes of `grid` into `folder`; resumes where an earlier run of the same was stopped."""
     agreement.check(config)
     begin_or_go_on(config, folder)
-    of = config.federation
-    assert of is not None
+    of = not_none(config.federation)
     names = () if isinstance(of.sites, int) else tuple(of.sites)
     remove(folder / OWNER)  # a server that Flower left running stops when it sees that the folder is no longer its own
     status, state = StatusWriter(folder, config.name, names, config.run.rounds), "stopped"
@@ -75,14 +78,13 @@ def run_federation(
 
 def agree_on_network(config: Config, folder: Path, federation: ConnectedSites, watch: Watch | None) -> Agreement:
     """Stages 1 and 2 of Train-Convexify-Train: the network, trained in a folder of its own, and what is made of it."""
-    stage, inside, of = network_config(config), folder / records.STAGE_1, config.federation
-    assert of is not None
+    stage, inside, of = network_config(config), folder / records.STAGE_1, not_none(config.federation)
     known = _known(inside)
     agreed = resend_agreement(inside, federation, known) if known else reach_agreement(stage, federation)
 
     def start() -> Params:
         first = with_start(stage, inside, agreement.setup(stage, agreed), federation, agreed)
-        return agreement.as_params(first.problem.model, first.problem.x)
+        return agreement.params_of(first.problem, first.problem.x)
 
     model = agreement.network_problem(config, agreed).model
     trained = given_network(config, model, start)

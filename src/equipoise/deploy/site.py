@@ -36,11 +36,11 @@ from equipoise.deploy.apps import site_name
 from equipoise.deploy.client import Participant
 from equipoise.deploy.oversight import overseen
 from equipoise.deploy.rows_site import kept_features, planned, rows_site
-from equipoise.deploy.scoring import SiteRows
 from equipoise.deploy.secure import SecureSite
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import feature_maker
+from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import precision
 from equipoise.experiment.records import JsonRecord
 from equipoise.privacy import identity, policy
@@ -64,10 +64,9 @@ def open_site(context: Context) -> Participant:
     folder = Path(str(_given(node, "folder", "a folder of its own")))
     if "compiled" in node:
         keep_programs(Path(str(node["compiled"])))
+    secure, guard = secure_site(config, name, node, folder), overseen(config, folder, policy_file(node, folder))
     if config.model.name == "torch":
-        opened = _open_module_site(config, name, node, folder)
-        secure, guard = secure_site(config, name, node, folder), overseen(config, folder, policy_file(node, folder))
-        return opened._replace(secure=secure, guard=guard)
+        return _open_module_site(config, name, node, folder)._replace(secure=secure, guard=guard)
 
     @cache
     def rows_of_version(version: Any) -> Site:
@@ -78,18 +77,17 @@ def open_site(context: Context) -> Participant:
         path = Path(str(node.get("data", "")))
         return rows_of_version((path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None)
 
-    def rows(agreed: Agreement) -> SiteRows:
+    def rows(agreed: Agreement) -> OwnerRows:
         train, test = current_rows().encode(Encoding.from_json(agreed.encoding))
-        return SiteRows(_shard(*train), _shard(*(test or train)))
+        return OwnerRows(_shard(*train), _shard(*(test or train)))
 
-    def features(agreed: Agreement) -> SiteRows:
-        assert agreed.network is not None
+    def features(agreed: Agreement) -> OwnerRows:
         mine, problem = rows(agreed), agreement.network_problem(config, agreed)
-        of = [config.toml(), agreed.network.theta, *(np.asarray(a) for part in mine for a in part)]
+        of = [config.toml(), not_none(agreed.network).theta, *(np.asarray(a) for part in mine for a in part)]
 
-        def make() -> SiteRows:
+        def make() -> OwnerRows:
             make_features = feature_maker(config, problem.model, agreement.network_params(config, agreed, problem))
-            return SiteRows(*(make_features(Shards(*(a[None] for a in part))).client(0) for part in mine))
+            return OwnerRows(*(make_features(Shards(*(a[None] for a in part))).client(0) for part in mine))
 
         return kept_features(folder, of, make)
 
@@ -104,8 +102,6 @@ def open_site(context: Context) -> Participant:
 
     jobs, accept_agreement = rows_site(config, name, folder, rows, features, setup)
     answers = {"statistics": statistics, "agreement": accept_agreement}
-    secure = secure_site(config, name, node, folder)
-    guard = overseen(config, folder, policy_file(node, folder))
     return Participant(name, folder, jobs, answers, lambda: precision(config), secure, guard)
 
 

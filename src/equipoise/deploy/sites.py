@@ -13,9 +13,9 @@ from flwr.serverapp import Grid
 
 from equipoise.deploy.events import Event, What
 from equipoise.deploy.network.envelope import plain, read_abilities, read_text, text
-from equipoise.deploy.network.transport import REQUEST, transport
+from equipoise.deploy.network.transport import batches, transport
 from equipoise.deploy.network.wire import content_bytes
-from equipoise.errors import EquipoiseError, require
+from equipoise.errors import EquipoiseError, not_none, require
 
 log = logging.getLogger("equipoise.flower")
 HOLD = 20.0  # seconds that one pull may wait
@@ -218,7 +218,7 @@ class ConnectedSites:
         waited for any longer.
         """
         pending: dict[str, Any] = {}
-        for batch in self._batches(messages):
+        for batch in batches(messages, lambda item: content_bytes(item[1])):
             ids = self._push([message for _, message in batch])
             for (of, _), number in zip(batch, ids, strict=True):
                 if number:
@@ -230,6 +230,7 @@ class ConnectedSites:
             began = time.monotonic()
             seconds = limit(asked - len(pending))
             late = Delivery(None, None, "late", f"no reply within {seconds:.3g} s")
+            lost = late._replace(why="Flower no longer has the message, or its reply")
             found = False
             wait = min(max(seconds - (began - start), 0.0), HOLD if hopeless is None else 1.0)
             for reply in self._pull(list(pending), wait, reply_bytes):
@@ -237,7 +238,8 @@ class ConnectedSites:
                 number = reply.metadata.reply_to_message_id
                 if number in pending:
                     found = True
-                    yield pending.pop(number), opened(reply, late)
+                    in_time = time.monotonic() - start < 0.9 * seconds  # Flower's clock is another one
+                    yield pending.pop(number), opened(reply, lost if in_time else late)
             for number, of in list(pending.items()) if hopeless else ():
                 if hopeless is not None and hopeless(of):
                     del pending[number]
@@ -248,20 +250,6 @@ class ConnectedSites:
                 return
             if pending and not found and now - began < self.patience.poll:
                 time.sleep(self.patience.poll)
-
-    @staticmethod
-    def _batches(messages: Iterable[tuple[Any, Message]]) -> Iterator[list[tuple[Any, Message]]]:
-        batch: list[tuple[Any, Message]] = []
-        total = 0
-        for of, message in messages:
-            size = content_bytes(message)
-            if batch and total + size > REQUEST:
-                yield batch
-                batch, total = [], 0
-            batch.append((of, message))
-            total += size
-        if batch:
-            yield batch
 
     def ask(self, question: str, value: str = "", *, everyone: bool = True, warm: bool = False) -> dict[str, str]:
         """What every site answers to a question that is not an exchange (`Participant.answers`).
@@ -325,13 +313,13 @@ class ConnectedSites:
                 yield from self._pull([i])
 
 
-def opened(reply: Message, late: Delivery) -> Delivery:
-    """What Flower delivered; `late` where it is only the news that it has thrown the message away."""
+def opened(reply: Message, gone: Delivery) -> Delivery:
+    """What Flower delivered; `gone` where it is only the news that it has thrown the message away."""
     if not reply.has_error():
         return Delivery(reply.content, reply)
     code, why = reply.error.code, plain(str(reply.error.reason))
     if code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
-        return late
+        return gone
     if code == ErrorCode.NODE_UNAVAILABLE:
         return Delivery(None, reply, "absent", "its node has gone")
     return Delivery(None, reply, "failed", f"error {code}: {why}")
@@ -366,8 +354,7 @@ def gather(
     patience = patience or Patience()
     require((n is None) != (sites is None), "give the sites' names, or their number n")
     require(sites is None or len(set(sites)) == len(sites) > 0, f"the sites {sites} are not distinct; name each once")
-    wanted = n if sites is None else len(sites)
-    assert wanted is not None
+    wanted = not_none(n) if sites is None else len(sites)
     federation, end = ConnectedSites(grid, sites, patience, stock=stock), time.monotonic() + patience.gather
     federation.observe = observe or federation.observe
     federation.look()

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -43,18 +43,22 @@ class Status(JsonRecord):
     """How a run stands."""
 
     name: str
-    state: str  # waiting for sites, agreeing, compiling, training, finished, stopped
+    state: str = "waiting for sites"  # or agreeing, compiling, training, finished, stopped
     process: int  # the server's
     updated: str  # UTC
-    round: int
+    round: int = 0
     rounds: int
-    exchange: str
-    seconds_per_exchange: float | None
-    bytes_down: int
-    bytes_up: int
-    transport: str
+    exchange: str = ""
+    seconds_per_exchange: float | None = None
+    bytes_down: int = 0
+    bytes_up: int = 0
+    transport: str = ""
     sites: dict[str, SiteStatus]
     last_error: str = ""
+
+    @property
+    def pace(self) -> str:
+        return "" if self.seconds_per_exchange is None else f", {self.seconds_per_exchange:.3g} s per exchange"
 
 
 class StatusWriter:
@@ -66,18 +70,8 @@ class StatusWriter:
         self.sites = {site: SiteStatus() for site in sites}
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.by_site: dict[str, deque[float]] = {}
-        self.now: dict[str, Any] = {
-            "name": name,
-            "state": "waiting for sites",
-            "process": os.getpid(),
-            "round": 0,
-            "rounds": rounds,
-            "exchange": "",
-            "seconds_per_exchange": None,
-            "bytes_down": 0,
-            "bytes_up": 0,
-            "transport": "",
-        }
+        self.now: dict[str, Any] = {"name": name, "process": os.getpid(), "rounds": rounds}
+        self.bytes: Counter[str] = Counter()
 
     def observe(self, record: dict[str, Any]) -> None:
         with self.lock, suppress(OSError):  # training and evaluation both report; a full disk does not end them here
@@ -90,7 +84,7 @@ class StatusWriter:
         elif record["kind"] == "exchange":
             self._exchange(record)
         else:
-            self.now |= {key: value for key, value in record.items() if key in self.now}
+            self.now |= {key: value for key, value in record.items() if key in Status.model_fields}
         self.write(force=record["kind"] != "exchange")
 
     def _event(self, record: dict[str, Any]) -> None:
@@ -106,8 +100,7 @@ class StatusWriter:
 
     def _exchange(self, record: dict[str, Any]) -> None:
         self.now |= {"exchange": record["exchange"]}
-        self.now["bytes_down"] += record["bytes_down"]
-        self.now["bytes_up"] += record["bytes_up"]
+        self.bytes.update({way: record[way] for way in ("bytes_down", "bytes_up")})
         if record["part"] == "train":
             self.now |= {"state": "training", "round": record["round"] + 1}
             self.recent.append(record["seconds"])
@@ -128,7 +121,7 @@ class StatusWriter:
     def write(self, force: bool = False) -> None:
         if not force and time.monotonic() - self.written < FRESH:
             return
-        status = Status(**self.now, updated=_now(), sites=dict(sorted(self.sites.items())))
+        status = Status(**self.now, **self.bytes, updated=_now(), sites=dict(sorted(self.sites.items())))
         part = self.folder / f".{STATUS}.part"
         part.write_text(status.model_dump_json(indent=1) + "\n")  # not written through: only the newest matters
         os.replace(part, self.folder / STATUS)
@@ -161,10 +154,9 @@ def newest(folder: Path) -> Path:
 def describe(status: Status, folder: Path) -> str:
     """One line."""
     connected = sum(site.state == "connected" for site in status.sites.values())
-    pace = "" if status.seconds_per_exchange is None else f", {status.seconds_per_exchange:.3g} s per exchange"
     return (
         f"{folder}: {status.state}, round {status.round} of {status.rounds}, {connected} of {len(status.sites)} sites "
-        f"connected{pace}, {status.bytes_down:,} bytes down, {status.bytes_up:,} up; as of {status.updated}; "
+        f"connected{status.pace}, {status.bytes_down:,} bytes down, {status.bytes_up:,} up; as of {status.updated}; "
         f"{status.transport}" + (f"; last error: {status.last_error}" if status.last_error else "")
     )
 
@@ -202,8 +194,7 @@ def follower(folder: Path, say: Callable[[str], None], clock: Callable[[], float
 
 def _doing(status: Status) -> str:
     if status.state == "training":
-        pace = "" if status.seconds_per_exchange is None else f", {status.seconds_per_exchange:.3g} s per exchange"
-        return f"training: round {status.round:,} of {status.rounds:,}{pace}"
+        return f"training: round {status.round:,} of {status.rounds:,}{status.pace}"
     if status.state == "waiting for sites":
         away = [name for name, site in status.sites.items() if site.state != "connected"]
         who = f", {len(away)} of {len(status.sites)} to come: {', '.join(away[:5])}" if away else ""

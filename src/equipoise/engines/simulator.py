@@ -4,7 +4,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
@@ -175,16 +175,21 @@ def simulate(
     return final
 
 
-def in_precision(products: Products | None, program: Callable) -> Callable:
-    """`program` with matrix products of that precision; a CPU has but one."""
+def products_in(products: Products | None) -> AbstractContextManager[None]:
+    """In it, matrix products have that precision on an accelerator; a CPU has but one."""
     if products is not None and products not in PRODUCTS:
         raise unknown("precision of products", products, PRODUCTS)
     if products is None and (jax.config.jax_default_matmul_precision or jax.default_backend() == "cpu"):  # type: ignore[attr-defined]
-        return program
+        return nullcontext()
+    return jax.default_matmul_precision(PRODUCTS[products or "float32"])
 
-    def call(*args: Any) -> Any:
-        with jax.default_matmul_precision(PRODUCTS[products or "float32"]):
-            return program(*args)
+
+def in_precision(products: Products | None, program: Callable) -> Callable:
+    """`program` with matrix products of that precision."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        with products_in(products):
+            return program(*args, **options)
 
     return call
 

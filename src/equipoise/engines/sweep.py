@@ -22,9 +22,11 @@ from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import SMALL, Layout, lay_out
 from equipoise.engines.simulator import (
     CHUNK_SECONDS,
+    Products,
     Result,
     as_operand,
     check_resume,
+    in_precision,
     interrupts_deferred,
     longest_history,
     nothing_recorded,
@@ -89,6 +91,7 @@ def sweep(
     resume: Sequence[Result | None] | None = None,
     pause: Callable[[int, Result], None] | None = None,
     every: int = 1,
+    products: Products | None = None,
 ) -> list[Result]:
     """Runs every trial for `rounds` rounds; the results are those of `simulate` one by one, up to rounding.
 
@@ -105,6 +108,7 @@ def sweep(
         resume: earlier results to continue, one for each trial or None.
         pause: called after every `every` rounds and after the last with (trial, its result so far without history).
         every: see `pause`.
+        products: as in `simulate`.
 
     A trial that diverges loses its own replies only. Ctrl-C raises `Stopped`, whose `result` is a list: a result for
     every trial that has begun.
@@ -136,7 +140,7 @@ def sweep(
                 if progress is not None:
                     progress(done, at, rounds)
 
-            program = Program(make, layout, keep, rounds, every)
+            program = Program(make, layout, keep, rounds, every, products)
             chosen, old = [trials[i] for i in slice_], [before[i] for i in slice_]
             found = _run(program, chosen, old, slice_, watch, pause, interrupted)
             for i, result in zip(slice_, found, strict=False):
@@ -155,6 +159,7 @@ class Program(NamedTuple):
     keep: Partial
     rounds: int
     every: int
+    products: Products | None
 
 
 def _operand(lost: Lost | None) -> Partial | None:
@@ -181,14 +186,14 @@ def _run(
     pause: Callable[[int, Result], None] | None,
     interrupted: list,
 ) -> list[Result]:
-    make, layout, keep, rounds, every = program
+    make, layout, keep, rounds, every, products = program
     first, real = trials[0], len({*places})
     dtype = first.x.dtype
     numbers = {name: jnp.asarray(np.array([t.settings[name] for t in trials]), dtype) for name in first.settings}
     xs, keys = jnp.stack([t.x for t in trials]), jnp.stack([t.key for t in trials])
     lose = None if first.lost is None else jax.tree.map(lambda *a: jnp.stack(a), *[t.lost for t in trials])
     data = jax.device_put(first.data)
-    states, source, finite = beginnings(make)(xs, numbers, data)
+    states, source, finite = in_precision(products, beginnings(make))(xs, numbers, data)
     require_finite(finite)
     source = as_given(data) if source is None else source
     algorithm = make(**first.settings)
@@ -210,7 +215,7 @@ def _run(
         at_round: Any = np.full(len(trials), done, np.int32)
         states = jax.device_put(State(at_round, server, clients, states.tally))
     most = longest_history(row)
-    advance = partial(rounds_of_many(make, layout), length=most)
+    advance = in_precision(products, partial(rounds_of_many(make, layout), length=most))
     clock = time.perf_counter()
     states, _ = jax.block_until_ready(advance(states, source, keys, numbers, jnp.int32(done), keep, lose))
     compiling += time.perf_counter() - clock

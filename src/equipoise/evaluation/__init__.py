@@ -1,8 +1,7 @@
 """How good a model is for each client, how evenly, and how certain that is; nothing in here prints.
 
 rules        which score a run is summed up by, which way it is better, who the worst fifth are
-scores       of predictions: pure functions of arrays
-predictions  of a model's outputs: which scores fit a task, and what each row adds to them
+predictions  scores of a model's outputs: which of them fit a task, and what each row adds to them
 exchange     evaluation as an exchange: the server sends a model, each client scores it on its own rows
 fairness     summaries of one number per client
 intervals    what finitely many rows leave open

@@ -19,7 +19,7 @@ from equipoise.cohorts import Sample, check_distinct, everyone
 from equipoise.engines.client_data import PreparedData, as_given
 from equipoise.engines.kernel import exchange_once
 from equipoise.engines.layout import Layout, lay_out
-from equipoise.engines.simulator import once, simulate
+from equipoise.engines.simulator import in_precision, once, simulate
 from equipoise.errors import require
 from equipoise.evaluation.predictions import OF_ROWS, Predict, Score, rmse, suited
 from equipoise.protocol import (
@@ -205,7 +205,7 @@ def evaluator(
     if scores is None:
         scores = suited(task.predict, x, shard)
     layout = lay_out(shard, data.n, None, clients_per_batch or _side_by_side(shard))
-    judged = _judged(task, data.n, tuple(scores.items()), layout)
+    judged = in_precision(None, _judged(task, data.n, tuple(scores.items()), layout))
     source, key = layout.share(as_given(jax.device_put(data))), layout.place(jax.random.key(0))
     return lambda x: jax.tree.map(np.asarray, judged(layout.place(x), source, key))
 

@@ -44,6 +44,9 @@ class Bounds(NamedTuple):
     high: float
 
 
+UNKNOWN = Bounds(math.nan, math.nan, math.nan)
+
+
 class Intervals(NamedTuple):
     """What finite test sets leave open: bounds for every client, for their mean, and for the worst share of them.
 

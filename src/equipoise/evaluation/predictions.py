@@ -1,4 +1,7 @@
-"""Scores of a model's outputs, which of them fit a task, and what each row adds to them."""
+"""Scores of a model's outputs, which of them fit a task, and what each row adds to them.
+
+All are pure functions of arrays with a mask for rows that are padding; a score that is not defined is NaN.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,7 +12,6 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from equipoise import extensions
-from equipoise.evaluation import scores
 from equipoise.evaluation.rules import higher_is_better
 from equipoise.protocol import Data, Vector
 
@@ -58,27 +60,42 @@ def suited(predict: Predict | None, x: Vector, shard: Data) -> dict[str, Score]:
 
 def accuracy(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
     """The share of the rows whose largest output is that of their label."""
-    return scores.accuracy(jnp.argmax(outputs, axis=-1).astype(labels.dtype), labels, real)
+    return _mean(hits(outputs, labels), real)
 
 
 def auroc(outputs: Float[Array, "m 2"], labels: Array, real: Bool[Array, " m"]) -> Array:
-    """The chance that a row of class 1 ranks above one of class 0; NaN where one of them has no rows."""
-    return scores.auroc(outputs[:, 1] - outputs[:, 0], labels, real)
+    """The chance that a row of class 1 ranks above one of class 0, a tie counting half; NaN where one has no rows."""
+    scores = outputs[:, 1] - outputs[:, 0]
+    positive, negative = ((labels == k) & real for k in (1, 0))
+    below = jnp.sort(jnp.where(negative, scores, jnp.inf))  # the others stand behind every score
+    count = jnp.sum(negative, dtype=jnp.int32)
+    less, at_most = (jnp.minimum(jnp.searchsorted(below, scores, side=side), count) for side in ("left", "right"))
+    wins = jnp.sum(jnp.where(positive, (less + at_most).astype(scores.dtype) / 2, 0))
+    pairs = jnp.sum(positive, dtype=scores.dtype) * count.astype(scores.dtype)
+    return jnp.where(pairs > 0, wins / jnp.maximum(pairs, 1), jnp.nan)
 
 
 def rmse(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
     """The root of the mean squared error."""
-    return scores.rmse(*_numbers(outputs, labels, real))
+    predicted, labels, mask = _numbers(outputs, labels, real)
+    return jnp.sqrt(_mean((predicted - labels) ** 2, mask))
 
 
 def r2(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
     """The share of the labels' variance that is explained; NaN where they do not vary."""
-    return scores.r2(*_numbers(outputs, labels, real))
+    predicted, labels, mask = _numbers(outputs, labels, real)
+    centre = jnp.broadcast_to(_mean(labels, mask), labels.shape)
+    variance, error = (_mean((a - labels) ** 2, mask) for a in (centre, predicted))
+    return jnp.where(variance > 0, 1 - error / jnp.where(variance > 0, variance, 1), jnp.nan)
 
 
 def _numbers(outputs: Array, labels: Array, real: Array) -> tuple[Array, Array, Array]:
     mask = real.reshape(-1, *[1] * (labels.ndim - 1))
     return outputs.reshape(labels.shape), labels.astype(outputs.dtype), jnp.broadcast_to(mask, labels.shape)
+
+
+def _mean(a: Array, mask: Array) -> Array:
+    return jnp.sum(jnp.where(mask, a, 0)) / jnp.sum(mask).astype(a.dtype)
 
 
 def hits(outputs: Array, labels: Array) -> Float[Array, " m"]:

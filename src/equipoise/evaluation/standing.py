@@ -7,12 +7,11 @@ import numpy as np
 from equipoise.errors import require, unknown
 from equipoise.evaluation import fairness, intervals
 from equipoise.evaluation.exchange import PerClient
-from equipoise.evaluation.intervals import Bounds, Evidence
+from equipoise.evaluation.intervals import UNKNOWN, Bounds, Evidence
 from equipoise.evaluation.predictions import ROOTS
 from equipoise.evaluation.rules import SHARE, higher_is_better, main_score
 
 FEW = 5  # resampling fewer rows than this says nothing about them
-UNKNOWN = Bounds(float("nan"), float("nan"), float("nan"))
 
 
 class Standing(NamedTuple):

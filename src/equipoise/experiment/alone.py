@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from equipoise import algorithms
+from equipoise.algorithms.fedavg import Server
+from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.cohorts import everyone
 from equipoise.engines.simulator import Progress, simulate
 from equipoise.evaluation import PerClient, standing
@@ -27,7 +28,7 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.optimizers import SCHEDULES, with_own_steps
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.results import digest_of_rows, floats, in_units
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.tasks import Task
 
 ITERATIONS = 100  # at most; most fits end earlier
@@ -108,25 +109,12 @@ def local_steps(configs: Sequence[Config], n: int) -> LocalSteps | None:
     return None
 
 
-class Server(NamedTuple):
-    """The start, of which nobody is told anything."""
-
-    x: Vector
-
-
-class Nothing(NamedTuple):
-    """What is sent."""
-
-
 def own_training(task: Task, n: int, *, steps: int, local_lr: Any) -> Algorithm:
-    """Every client goes on with its own model, which is its state; nothing is sent in either direction."""
+    """Every client goes on with its own model, which is its state; nothing is sent in either direction.
+
+    The server has the start, of which nobody is told anything.
+    """
     sample = everyone(n)
-
-    def ask(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)
-
-    def send(server: Server, i: Int[Array, ""]) -> Nothing:
-        return Nothing()
 
     def train(message: Nothing, own: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
         return task.descend(own, data, key, steps=steps, lr=local_lr), Reply()
@@ -141,7 +129,7 @@ def own_training(task: Task, n: int, *, steps: int, local_lr: Any) -> Algorithm:
         prepare=task.prepare,
         init=Server,
         init_client=lambda x: x,
-        round=(Exchange("train", ask, send, train, learn, writes=True),),
+        round=(Exchange("train", sample.open, send_nothing, train, learn, writes=True),),
         model=lambda server: server.x,
     )
 
@@ -153,6 +141,8 @@ def _fits(task: Task) -> Callable[[Vector, Any], Models]:
 
 def fitted(task: Task, x: Vector, shard: Any) -> Vector:
     """The least loss of one client, by L-BFGS."""
+    import optax
+
     prepared = task.prepare(shard)
     solver = optax.lbfgs()
     value_and_grad = optax.value_and_grad_from_state(lambda u: task.loss(u, prepared))

@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jax.tree_util import Partial
 
 from equipoise.data.alike import alike
 from equipoise.engines.sweep import Trial, side_by_side, total_memory
-from equipoise.errors import InputError
+from equipoise.errors import InputError, not_none
 from equipoise.experiment import records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import Method, build_method
@@ -77,6 +78,9 @@ def _parts(specs: Sequence[RunSpec], size: int) -> Iterator[Sequence[RunSpec]]:
 
 def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem], in_turn: bool) -> int:
     rows = _of_one_shape(problems)
+    for key, found in rows.items():  # what is measured has one program too
+        if jax.tree.map(jnp.shape, problems[key].train) != jax.tree.map(jnp.shape, found.train):
+            problems[key] = replace(problems[key], train=found.train)
 
     def opened(spec: RunSpec, method: Method | None) -> AbstractContextManager[Session]:
         shared = Shared(problems[data_of(spec)], rows[data_of(spec)], method)
@@ -139,10 +143,10 @@ def _width(
 ) -> int:
     """How many of a family run side by side."""
     spec, method = family[0]
-    assert method is not None
-    assert isinstance(method.family, Partial)
+    made = not_none(method).family
+    assert isinstance(made, Partial)
     x, data = problems[data_of(spec)].x, rows[data_of(spec)].train
-    numbers = {name: jnp.asarray(value, x.dtype) for name, value in method.family.keywords.items()}
+    numbers = {name: jnp.asarray(value, x.dtype) for name, value in made.keywords.items()}
     trial = Trial(numbers, x, data, spec.config.run.seed)
     together = max(Counter(data_of(spec) for spec, _ in family).values())  # those with other data come after
-    return side_by_side(method.family.func, trial, together)
+    return side_by_side(made.func, trial, together)

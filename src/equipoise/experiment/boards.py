@@ -1,19 +1,21 @@
 """What others show of a run while it runs: TensorBoard beside the history, MLflow where its own settings say."""
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from equipoise.errors import InputError
 from equipoise.experiment import folders
 from equipoise.experiment.config import Config
-from equipoise.experiment.records import Row
+from equipoise.experiment.records import Row, flat
 
 NAMED = 50  # clients whose weights are shown one by one
+NOT_TAKEN = re.compile(r"[^A-Za-z0-9_. /-]")  # letters that MLflow refuses in the name of a metric
 
 
 class Board(NamedTuple):
@@ -78,7 +80,7 @@ def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
         found = client.get_experiment_by_name(title)
         experiment = client.create_experiment(title) if found is None else found.experiment_id
         run = client.create_run(experiment, run_name=folder.name).info.run_id
-        client.log_batch(run, params=[Param(key, str(value)[:500]) for key, value in _flat(config.used())])
+        client.log_batch(run, params=[Param(key, str(value)[:500]) for key, value in flat(config.used()).items()])
     except (MlflowException, ImportError) as error:  # of a database, MLflow imports a package that it may not have
         why = " ".join(str(error).split()).rstrip(".")
         raise InputError(
@@ -88,7 +90,7 @@ def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
 
     def add(row: Row) -> None:
         now = int(1000 * time.time())
-        found = [Metric(_metric(name), value, now, row.round) for name, value in numbers_of(row, names)]
+        found = [Metric(NOT_TAKEN.sub("_", name), value, now, row.round) for name, value in numbers_of(row, names)]
         tell(lambda: client.log_batch(run, metrics=found))
 
     def tell(do: Callable[[], object]) -> None:
@@ -102,16 +104,3 @@ def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
             warnings.warn(f"MLflow takes no more of this run ({why}); it goes on, its history is whole", stacklevel=4)
 
     return Board(add, lambda: tell(lambda: client.set_terminated(run)))
-
-
-def _metric(name: str) -> str:
-    """Letters that MLflow takes."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "_-. /") else "_" for c in name)
-
-
-def _flat(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield before + key, value

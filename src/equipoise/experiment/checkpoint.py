@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,16 +82,6 @@ def save(
     tensors.write(path, arrays, header.model_dump_json())
 
 
-def load(path: Path, algorithm: Algorithm, x: Vector, origin: Origin) -> Saved:
-    """What `save` wrote for this algorithm, started from x."""
-    return _load(path, lambda x: _state(algorithm, x), x, origin)
-
-
-def load_server(path: Path, algorithm: Algorithm, x: Vector, origin: Origin) -> Saved:
-    """The same of a run whose clients keep their states themselves."""
-    return _load(path, lambda x: (algorithm.init(x), None), x, origin)
-
-
 def rounds(path: Path) -> int:
     """How many rounds a checkpoint has; none: 0."""
     return _read(path)[0].rounds if path.is_file() else 0
@@ -118,13 +107,19 @@ def _read(path: Path) -> tuple[Header, dict[str, np.ndarray]]:
         raise InputError(f"{path} is not a checkpoint of this version ({why}); {ANEW}") from error
 
 
-def _load(path: Path, state: Callable[[Vector], Any], x: Vector, now: Origin) -> Saved:
+def load(path: Path, algorithm: Algorithm, x: Vector, now: Origin, *, with_clients: bool = True) -> Saved:
+    """What `save` wrote for this algorithm, started from x; or of a run whose clients keep their states themselves."""
     header, arrays = _read(path)
     changed = origin.differences(header.origin, now)
     require(
         not changed,
         f"{path.parent} cannot be resumed, because since its checkpoint {'; '.join(changed)}. Restore that, or {ANEW}",
     )
+
+    def state(x: Vector) -> tuple[Any, Any]:
+        clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)
+        return algorithm.init(x), clients(x) if with_clients else None
+
     like = jax.eval_shape(state, x)
     model = arrays.pop(BEST, None)
     best = None
@@ -140,8 +135,3 @@ def _load(path: Path, state: Callable[[Vector], Any], x: Vector, now: Origin) ->
     tally = Tally(*(arrays[name] for name in Tally._fields))
     result = Result(server, clients, None, header.rounds, tally, header.seconds, header.compile_seconds)
     return Saved(result, header.history, header.more, best)
-
-
-def _state(algorithm: Algorithm, x: Vector) -> Any:
-    clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)(x)
-    return algorithm.init(x), clients

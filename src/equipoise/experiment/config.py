@@ -5,7 +5,7 @@ soon as it is listed. [compare.LABEL] and [sweep] make several runs of one file,
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -154,6 +154,9 @@ class RunSettings(Section):
     rounds: Count = Field(100, description="of communication")
     seed: Seed = Field(0, description="of all random numbers")
     precision: Literal["float32", "float64"] = Field("float32", description="float32 or float64")
+    products: Literal["float32", "tf32", "bf16"] | None = Field(
+        None, description="of matrix products on an accelerator: tf32 and bf16 are faster; default: float32"
+    )
     evaluate_every: Count | None = Field(None, description="rounds between two rows of the history; default: 1%")
     checkpoint_seconds: float = Field(10.0, ge=0, description="at least so long between two checkpoints")
     clients_per_batch: int | None = Field(None, ge=1, description="clients side by side on a device; less saves memory")
@@ -287,7 +290,7 @@ Steps = Annotated[OptimizerSettings, BeforeValidator(lambda v: {"name": v} if is
 def algorithm_section(name: str) -> type[Section]:
     """The settings of an algorithm: what its own function takes, and who takes part."""
     record = algorithms.named(name)
-    fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=_first_line(record.factory)))}
+    fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=record.about))}
     if record.takes_rule:
         fields["rule"] = (Tuned | RuleSettings, Field("tuned", description=WORDS["rule"]))
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
@@ -320,10 +323,6 @@ def _field(argument: inspect.Parameter, defaults: Mapping[str, Any]) -> tuple[An
     return Any if kind is nothing else kind, Field(start, description=words)
 
 
-def _first_line(factory: Callable) -> str:
-    return (inspect.getdoc(getattr(factory, "func", factory)) or "").split("\n")[0]
-
-
 OBJECTIVES = ("average", *DUALS)
 SECTIONS: dict[str, type[Section]] = {
     "data": DataSettings,
@@ -335,6 +334,7 @@ SECTIONS: dict[str, type[Section]] = {
     "privacy": PrivacySettings,
     "personal": PersonalSettings,
 }
+SCORES = "accuracy, auroc, rmse, r2, loss, or a score that sites have of their own (--torch)"
 KEYS = ("name", *SECTIONS, "objective", "algorithm", "compare", "sweep")
 
 
@@ -391,32 +391,27 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         require(isinstance(value, Mapping), f"{source}: {key} is {value!r}; give a table, [{key}]")
     best = choice.best_algorithm(given).name
     names = {"objective": ("chi2", OBJECTIVES), "algorithm": (best, tuple(ALGORITHMS))}
+    own = {"run.score": (given.get("run", {}).get("score"), SCORES)}
     for key, (start, allowed) in names.items():
         given[key] = {"name": start, **given.get(key, {})}
-        name = given[key]["name"]
+        own[f"{key}.name"] = (given[key]["name"], ", ".join(allowed))
+        if not is_reference(given[key]["name"]) and given[key]["name"] not in allowed:
+            raise mistakes.no_value(source, f"{key}.name", given[key]["name"], allowed)
+    for key, (name, instead) in own.items():
         if is_reference(name):
             require(
                 own_code and "federation" not in given,
-                f"{source}: {key}.name is '{name}', which sites would have to import because a server says so; in a "
-                f"federation use one of {', '.join(allowed)}",
+                f"{source}: {key} is '{name}', which sites would have to import because a server says so; in a "
+                f"federation use one of {instead}",
             )
-            check_reference(source, f"{key}.name", name)
-        elif name not in allowed:
-            raise mistakes.no_value(source, f"{key}.name", name, allowed)
-    score = given.get("run", {}).get("score")
-    if is_reference(score):
-        require(
-            own_code and "federation" not in given,
-            f"{source}: run.score is '{score}', which sites would have to import because a server says so; in a "
-            "federation use one of accuracy, auroc, rmse, r2, loss, or a score that sites have of their own (--torch)",
-        )
-        check_reference(source, "run.score", score)
+            check_reference(source, key, name)
     try:
         config = Config.model_validate(given)
     except ValidationError as error:
         raise mistakes.mistake(source, error, given, _fields) from None
     mistakes.checked(source, config.model_dump())
-    _check_together(source, config)
+    for sentence in _contradictions(config):
+        raise InputError(f"{source}: {sentence}")
     return config
 
 
@@ -434,170 +429,132 @@ def check_reference(source: str, key: str, name: str) -> None:
         ) from error
 
 
-def _check_together(source: str, config: Config) -> None:
-    """What no single key can know."""
-    divided = config.data.silos is not None or config.data.name == "synthetic"
-    if config.data.silos is not None:
-        require(
-            config.partition == PartitionSettings(),
-            f"{source}: silo files are divided already; leave out [partition], or data.silos",
+def _contradictions(config: Config) -> Iterator[str]:
+    """What no single key can know: a sentence for each that does not fit another."""
+    owners, of, algorithm = config.data.silos is not None, config.federation, config.algorithm
+    if owners and config.partition != PartitionSettings():
+        yield "silo files are divided already; leave out [partition], or data.silos"
+    if config.data.name == "synthetic" and config.partition.kind == "natural":
+        yield "synthetic data has no natural owners; leave out partition.kind"
+    if config.model.name == "torch" and (of is None or owners):
+        yield (
+            "model.name is 'torch', a module at each site of a federation; train it with `equipoise flower local` or "
+            "`equipoise flower server`"
         )
-    require(
-        not (config.data.name == "synthetic" and config.partition.kind == "natural"),
-        f"{source}: synthetic data has no natural owners; leave out partition.kind",
-    )
-    sites = config.federation.sites if config.federation else 1
-    require(
-        isinstance(sites, int) or (all(sites) and len(set(sites)) == len(sites) > 0),
-        f"{source}: federation.sites is {sites!r}; give the sites' names, each once, or their number",
-    )
-    if config.federation and config.federation.secure:
-        count = sites if isinstance(sites, int) else len(sites)
-        require(
-            count >= 3,
-            f"{source}: federation.secure hides a site among others, which takes 3 sites at least, not {count}",
-        )
-    require(
-        config.model.name != "torch" or (config.federation is not None and config.data.silos is None),
-        f"{source}: model.name is 'torch', a module at each site of a federation; train it with `equipoise flower "
-        "local` or `equipoise flower server`",
-    )
-    trains, section = (config.algorithm, "") if config.convexify is None else (config.convexify.algorithm, "convexify.")
-    require(
-        config.model.name != "torch" or trains.optimizer is None,
-        f"{source}: {section}algorithm.optimizer is of optax, and a PyTorch module takes its own steps; leave it out",
-    )
-    require(
-        not (config.federation and config.federation.compress_sums and config.federation.compress is None),
-        f"{source}: federation.compress_sums is true but federation.compress names no type; give 'float32' or "
-        "'bfloat16'",
-    )
-    if config.federation and config.federation.secure:
-        require(
-            not config.federation.project,
-            f"{source}: federation.project looks at every site's update, which federation.secure hides; leave one of "
-            "them out",
-        )
-        require(
-            not config.federation.compress_sums,
-            f"{source}: federation.compress_sums shows the server every site's sums, which federation.secure is there "
-            "to hide; leave one of them out",
-        )
-    if config.federation and config.federation.project:
-        of = config.algorithm
-        require(
-            of.name == "scaffpd" and of.cohort is None and of.coin is None and config.batch is None,
-            f"{source}: federation.project is for scaffpd with everybody in every round and without minibatches; leave "
-            "it out",
-        )
+    trains, section = (algorithm, "") if config.convexify is None else (config.convexify.algorithm, "convexify.")
+    if config.model.name == "torch" and trains.optimizer is not None:
+        yield f"{section}algorithm.optimizer is of optax, and a PyTorch module takes its own steps; leave it out"
+    if of is not None:
+        yield from _of_federation(config, of)
     if config.convexify is not None:
-        _check_convexified(source, config)
-    require(
-        config.run.keep_best or config.run.patience is None,
-        f"{source}: run.patience waits for a better model, which only run.keep_best looks for; set it to true",
-    )
-    require(
-        not config.run.keep_best or (config.federation is None and config.privacy is None),
-        f"{source}: run.keep_best looks at validation rows on this machine, without noise; leave it out with "
-        "[federation] and [privacy]",
-    )
+        yield from _of_convexify(config, config.convexify)
+    if config.run.patience is not None and not config.run.keep_best:
+        yield "run.patience waits for a better model, which only run.keep_best looks for; set it to true"
+    if config.run.keep_best and (of is not None or config.privacy is not None):
+        yield (
+            "run.keep_best looks at validation rows on this machine, without noise; leave it out with [federation] and "
+            "[privacy]"
+        )
     if config.privacy is not None:
-        _check_private(source, config)
+        yield from _of_privacy(config)
     if config.personal is not None:
-        _check_personal(source, config)
-    algorithm = config.algorithm
-    require(
-        algorithm.cohort is None or algorithm.coin is None,
-        f"{source}: algorithm.cohort and algorithm.coin both say who takes part; give one of them",
+        yield from _of_personal(config, config.personal)
+    if algorithm.cohort is not None and algorithm.coin is not None:
+        yield "algorithm.cohort and algorithm.coin both say who takes part; give one of them"
+    divided, n = (
+        owners or config.data.name == "synthetic" or config.partition.kind == "natural",
+        config.partition.clients,
     )
-    clients = None if divided or config.partition.kind == "natural" else config.partition.clients
-    if clients is not None and algorithm.cohort is not None:
-        require(
-            algorithm.cohort <= clients,
-            f"{source}: algorithm.cohort is {algorithm.cohort} of {clients} clients; give at most {clients}",
+    if not divided and algorithm.cohort is not None and algorithm.cohort > n:
+        yield f"algorithm.cohort is {algorithm.cohort} of {n} clients; give at most {n}"
+
+
+def _of_federation(config: Config, of: FederationSettings) -> Iterator[str]:
+    sites, algorithm = of.sites, config.algorithm
+    if not isinstance(sites, int) and not (all(sites) and len(set(sites)) == len(sites) > 0):
+        yield f"federation.sites is {sites!r}; give the sites' names, each once, or their number"
+    count = sites if isinstance(sites, int) else len(sites)
+    if of.secure and count < 3:
+        yield f"federation.secure hides a site among others, which takes 3 sites at least, not {count}"
+    if of.compress_sums and of.compress is None:
+        yield "federation.compress_sums is true but federation.compress names no type; give 'float32' or 'bfloat16'"
+    if of.secure and of.project:
+        yield "federation.project looks at every site's update, which federation.secure hides; leave one of them out"
+    if of.secure and of.compress_sums:
+        yield (
+            "federation.compress_sums shows the server every site's sums, which federation.secure is there to hide; "
+            "leave one of them out"
+        )
+    sampled = algorithm.cohort is not None or algorithm.coin is not None
+    if of.project and (algorithm.name != "scaffpd" or sampled or config.batch is not None):
+        yield "federation.project is for scaffpd with everybody in every round and without minibatches; leave it out"
+
+
+def _of_convexify(config: Config, of: ConvexifySettings) -> Iterator[str]:
+    module = config.model.name == "torch"
+    if config.privacy is not None:
+        yield (
+            "[privacy] counts the releases of one training, and [convexify] has two and sums of features, which no "
+            "noise covers; leave one of them out"
+        )
+    if module and of.last is None:
+        yield (
+            "the model is a PyTorch module of the sites', of which only they know the last layer; name it: "
+            "convexify.last = 'fc'"
+        )
+    if not module and of.last is not None:
+        yield (
+            f"convexify.last names a layer of a PyTorch module, and this is a {config.model.name}, whose last layer is "
+            "known; leave it out"
+        )
+    if module and of.kind == "linearised":
+        yield (
+            "convexify.kind is 'linearised', which is for networks of JAX; with a PyTorch module give 'sketch', "
+            "'coordinates' or 'last'"
         )
 
 
-def _check_convexified(source: str, config: Config) -> None:
-    assert config.convexify is not None
-    module, kind = config.model.name == "torch", config.convexify.kind
-    require(
-        config.privacy is None,
-        f"{source}: [privacy] counts the releases of one training, and [convexify] has two and sums of features, which "
-        "no noise covers; leave one of them out",
-    )
-    require(
-        not module or config.convexify.last is not None,
-        f"{source}: the model is a PyTorch module of the sites', of which only they know the last layer; name it: "
-        "convexify.last = 'fc'",
-    )
-    require(
-        module or config.convexify.last is None,
-        f"{source}: convexify.last names a layer of a PyTorch module, and this is a {config.model.name}, whose last "
-        "layer is known; leave it out",
-    )
-    require(
-        not module or kind != "linearised",
-        f"{source}: convexify.kind is 'linearised', which is for networks of JAX; with a PyTorch module give 'sketch', "
-        "'coordinates' or 'last'",
-    )
-
-
-def _check_private(source: str, config: Config) -> None:
+def _of_privacy(config: Config) -> Iterator[str]:
     """What is accounted for exactly: whole gradients, and nothing that is measured without noise."""
     algorithm = config.algorithm
-    require(
-        algorithm.name in ("scaffpd", "fedavg"),
-        f"{source}: [privacy] is for scaffpd and fedavg, not for {algorithm.name}; give one of them, or leave it out",
-    )
-    require(
-        config.model.batch is None and config.model.name != "torch",
-        f"{source}: [privacy] counts releases of all rows, by JAX; leave out model.batch and PyTorch modules",
-    )
-    require(
-        algorithm.name != "scaffpd" or (algorithm.cohort is None and algorithm.coin is None),
-        f"{source}: [privacy] with scaffpd takes everybody in every round; leave out algorithm.cohort and "
-        "algorithm.coin",
-    )
-    steps = [key for key in ("optimizer", "server_optimizer", "schedule") if getattr(algorithm, key) is not None]
-    require(
-        not steps,
-        f"{source}: [privacy] is accounted for plain steps of one size; leave out algorithm.{''.join(steps[:1])}",
-    )
+    if algorithm.name not in ("scaffpd", "fedavg"):
+        yield f"[privacy] is for scaffpd and fedavg, not for {algorithm.name}; give one of them, or leave it out"
+    if config.model.batch is not None or config.model.name == "torch":
+        yield "[privacy] counts releases of all rows, by JAX; leave out model.batch and PyTorch modules"
+    if algorithm.name == "scaffpd" and (algorithm.cohort is not None or algorithm.coin is not None):
+        yield "[privacy] with scaffpd takes everybody in every round; leave out algorithm.cohort and algorithm.coin"
+    for key in ("optimizer", "server_optimizer", "schedule"):
+        if getattr(algorithm, key) is not None:
+            yield f"[privacy] is accounted for plain steps of one size; leave out algorithm.{key}"
     measured = [f"algorithm.{k}" for k in ("local_lr", "rule") if getattr(algorithm, k, None) in ("auto", "tuned")]
     measured += ["personal.lr"] if config.personal is not None and config.personal.lr == "auto" else []
-    require(
-        not measured,
-        f"{source}: {measured[0] if measured else ''} would be measured on the rows, without noise; give numbers",
-    )
+    for key in measured:
+        yield f"{key} would be measured on the rows, without noise; give numbers"
 
 
-def _check_personal(source: str, config: Config) -> None:
-    require(
-        not (config.federation and config.federation.secure),
-        f"{source}: [personal] tells each site's scores with both models, which federation.secure is there to hide; "
-        "leave one of them out",
-    )
-    require(
-        config.model.name != "torch" and config.data.name != "quadratics",
-        f"{source}: [personal] is for models that JAX trains on rows; leave it out with PyTorch modules and quadratics",
-    )
-    require(
-        config.convexify is None,
-        f"{source}: [personal] is for the model that is trained, and [convexify] makes another one of it; leave one of "
-        "them out",
-    )
-    assert config.personal is not None
-    require(
-        config.personal.kind != "moreau" or config.privacy is None,
-        f"{source}: [privacy] counts releases of plain losses, and personal.kind is 'moreau', which trains on others; "
-        "give 'fine_tuning', which releases nothing more",
-    )
-    require(
-        config.personal.lr != "auto" or config.model.name == "linear",
-        f"{source}: personal.lr is 'auto', which is measured for linear models only, and this is a "
-        f"{config.model.name}; give a number",
-    )
+def _of_personal(config: Config, of: PersonalSettings) -> Iterator[str]:
+    if config.federation is not None and config.federation.secure:
+        yield (
+            "[personal] tells each site's scores with both models, which federation.secure is there to hide; leave one "
+            "of them out"
+        )
+    if config.model.name == "torch" or config.data.name == "quadratics":
+        yield "[personal] is for models that JAX trains on rows; leave it out with PyTorch modules and quadratics"
+    if config.convexify is not None:
+        yield (
+            "[personal] is for the model that is trained, and [convexify] makes another one of it; leave one of them "
+            "out"
+        )
+    if of.kind == "moreau" and config.privacy is not None:
+        yield (
+            "[privacy] counts releases of plain losses, and personal.kind is 'moreau', which trains on others; give "
+            "'fine_tuning', which releases nothing more"
+        )
+    if of.lr == "auto" and config.model.name != "linear":
+        yield (
+            f"personal.lr is 'auto', which is measured for linear models only, and this is a {config.model.name}; give "
+            "a number"
+        )
 
 
 def _fields(sections: list[str], settings: Any) -> list[str]:

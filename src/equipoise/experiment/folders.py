@@ -93,7 +93,8 @@ def check(folder: Path, kind: Kind, *, overwrite: bool) -> None:
 
 def _check_empty(folder: Path) -> None:
     try:
-        others = sorted(path.name for path in folder.iterdir() if not _left_behind(path.name))
+        names = sorted(path.name for path in folder.iterdir())
+        others = [name for name in names if name != LOCK and not files.TEMPORARY.fullmatch(name)]
     except OSError as error:
         raise InputError(f"{folder} cannot be read ({files.reason(error)}); give another --out") from error
     if not others:
@@ -105,10 +106,6 @@ def _check_empty(folder: Path) -> None:
     )
     some = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
     raise InputError(f"{folder} holds files that Equipoise did not make ({some}); give another --out")
-
-
-def _left_behind(file: str) -> bool:
-    return file == LOCK or files.TEMPORARY.fullmatch(file) is not None
 
 
 def old_run(folder: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 import equipoise
-from equipoise.errors import require, unknown
+from equipoise.errors import not_none, one_of
 from equipoise.experiment import reading
 
 PACKAGE = Path(equipoise.__file__).parent
@@ -18,9 +18,7 @@ def folder() -> Path:
     """Inside an installed package, or at the root of the source."""
     places = (PACKAGE / "experiments", PACKAGE.parents[1] / "experiments")
     found = next((place for place in places if place.is_dir()), None)
-    require(found, "the experiments are not installed; run this from the source")
-    assert found is not None
-    return found
+    return not_none(found, "the experiments are not installed; run this from the source")
 
 
 def files() -> dict[str, Path]:
@@ -48,6 +46,5 @@ def listing() -> Table:
 
 def _read(name: str) -> dict[str, Any]:
     known = files()
-    if name not in known:
-        raise unknown("experiment", name, known)
+    one_of("experiment", name, known)
     return tomllib.loads(known[name].read_text())

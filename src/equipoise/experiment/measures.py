@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.errors import InputError, require, unknown
+from equipoise.errors import InputError, not_none, one_of, require, unknown
 from equipoise.evaluation.rules import worst_mean
 from equipoise.experiment.records import Row, Run
 
@@ -55,17 +55,15 @@ class Measure(NamedTuple):
         return self.name == "jain" or self._up(run)
 
     def _rounds(self, run: Run) -> float:
-        assert self.level is not None
-        up = self._up(run) and self.name not in (*LAST, *SPREAD)
+        level, up = not_none(self.level), self._up(run) and self.name not in (*LAST, *SPREAD)
         for row in run.rows:
             value = self._along(row, run)
-            if value >= self.level if up else value <= self.level:
+            if value >= level if up else value <= level:
                 return row.round
         return math.inf
 
     def _late(self, run: Run) -> float:
-        assert self.last is not None
-        late = [row for row in run.rows if row.round > run.rows[-1].round - self.last]
+        late = [row for row in run.rows if row.round > run.rows[-1].round - not_none(self.last)]
         return float(np.mean([self._along(row, run) for row in late]))
 
     def _up(self, run: Run) -> bool:
@@ -92,8 +90,7 @@ def measure(text: str) -> Measure:
     if kind not in ("rounds", "last") or len(rest) != 2:
         raise unknown("measure", text, (*SUMMARY, *LAST, "rounds:mean:0.5", "last:50:min"))
     name, number = rest if kind == "rounds" else reversed(rest)
-    if name not in PATHS:
-        raise unknown(f"measure of {text!r}", name, PATHS)
+    one_of(f"measure of {text!r}", name, PATHS)
     try:
         value = float(number)
     except ValueError:

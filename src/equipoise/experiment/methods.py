@@ -10,12 +10,12 @@ import numpy as np
 from jax.tree_util import Partial
 
 from equipoise import algorithms, cohorts, objectives, steps
-from equipoise.algorithms.clipping import has_gradient
+from equipoise.algorithms.clipping import has_field
 from equipoise.algorithms.private import private_scaffpd
 from equipoise.algorithms.scaffpd_sums import MOST_TILT
 from equipoise.data.datasets import synthetic
 from equipoise.engines import kernel
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice
 from equipoise.experiment.config import Config, RuleSettings
 from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own_steps
@@ -147,7 +147,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     if config.privacy is not None and record.name == "scaffpd":
         algorithm = private_scaffpd(algorithm, release, steps=settings["steps"])
     if own_steps is not None:  # where local steps are corrected it is a mistake, which shows when they are traced
-        wire(algorithm, problem.x, jax.eval_shape(lambda train: algorithm.prepare(train.client(0)), problem.train))
+        crossing(algorithm, problem)
     if config.federation and _projects(config, problem, settings):
         quadratic = problem.loss in QUADRATIC
         algorithm = algorithms.project_updates(algorithm, quadratic=quadratic)
@@ -155,18 +155,15 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     if config.federation and config.federation.clip is not None:
         algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
     if config.federation and config.federation.clip_gradients is not None:
-        shows = any(has_gradient(w.reply.each) for w in _crossing(algorithm, problem))
         require(
-            shows,
+            any(has_field(w.reply.each, "gradient") for w in crossing(algorithm, problem)),
             f"federation.clip_gradients looks at every site's gradient, which {record.name} does not show; leave it "
             "out, or take scaffpd",
         )
         algorithm = algorithms.clip_gradients(algorithm, factor=config.federation.clip_gradients)
     if config.federation and config.federation.compress is not None:
-        crossing = _crossing(algorithm, problem)
-        algorithm = algorithms.compress_replies(
-            algorithm, crossing, dtype=config.federation.compress, sums=config.federation.compress_sums
-        )
+        kind, sums = config.federation.compress, config.federation.compress_sums
+        algorithm = algorithms.compress_replies(algorithm, crossing(algorithm, problem), dtype=kind, sums=sums)
     return Method(algorithm, tuple(notes), algorithm)
 
 
@@ -188,14 +185,14 @@ BOUNDED_CONVEX = (
 )
 
 
-def _crossing(algorithm: Algorithm, problem: Problem) -> list[Wire]:
-    return wire(algorithm, problem.x, jax.eval_shape(algorithm.prepare, problem.train.client(0)))
+def crossing(algorithm: Algorithm, problem: Problem) -> list[Wire]:
+    """What crosses in a round."""
+    return wire(algorithm, problem.x, jax.eval_shape(lambda train: algorithm.prepare(train.client(0)), problem.train))
 
 
 def may_project(config: Config) -> bool:
     """Whether updates are projected if the losses turn out to be quadratic and the steps short, or anyway."""
-    of = config.federation
-    assert of is not None
+    of = not_none(config.federation)
     if of.project is not None or of.secure or config.privacy is not None:
         return bool(of.project)
     exact = config.model.batch is None and of.compress is None and config.model.name == "linear"
@@ -211,9 +208,9 @@ def _projects(config: Config, problem: Problem, settings: dict[str, Any]) -> boo
 
     Those are quadratic losses, whose curvature is the same everywhere, with steps that are no longer than 1/L.
     """
-    assert config.federation is not None
-    if config.federation.project or not may_project(config):
-        return bool(config.federation.project)
+    wanted = not_none(config.federation).project
+    if wanted or not may_project(config):
+        return bool(wanted)
     if problem.loss not in QUADRATIC:
         return False
     return problem.curvature is not None and settings["local_lr"] * problem.curvature <= 1 + 1e-6
@@ -257,23 +254,28 @@ def _family(
 
 def _takes_operands(maker: Callable[..., Algorithm], numbers: dict[str, Any], problem: Problem) -> bool:
     """Whether the method can be made inside a program, where its numbers are not known; nothing is computed."""
-    x = problem.x
-    operands = {name: jnp.asarray(value, x.dtype) for name, value in numbers.items()}
-    try:
-        jax.eval_shape(_one_round(maker), operands, x, problem.train)
-    except (InputError, TypeError, ValueError):  # JAX's errors about tracers are TypeErrors; one that stays comes again
-        return False
-    return True
+    x, answers = problem.x, _answers(maker)
+    kind = frozenset(numbers), x.dtype
 
-
-@lru_cache(maxsize=64)
-def _one_round(maker: Callable[..., Algorithm]) -> Callable:
     def one_round(numbers: dict[str, Any], x: Vector, data: Any) -> Any:
         algorithm = maker(**numbers)
         state, key = kernel.init(algorithm, x), jax.random.key(0)
         return kernel.step(algorithm, state, kernel.prepare(algorithm, data), key)
 
-    return jax.jit(one_round)  # so that it is traced once for all numbers and all data of these shapes
+    if kind not in answers:  # which numbers and how many rows there are makes no difference
+        operands = {name: jnp.asarray(value, x.dtype) for name, value in numbers.items()}
+        try:
+            jax.eval_shape(one_round, operands, x, problem.train)
+            answers[kind] = True
+        except (InputError, TypeError, ValueError):  # JAX's errors about tracers are TypeErrors; what stays comes again
+            answers[kind] = False
+    return answers[kind]
+
+
+@lru_cache(maxsize=64)
+def _answers(maker: Callable[..., Algorithm]) -> dict[Any, bool]:
+    """Of `_takes_operands`, for the makers that were used last."""
+    return {}
 
 
 @lru_cache(maxsize=64)

@@ -32,7 +32,8 @@ def mistake(
     if problem["type"] == "missing":
         return InputError(f"{source}: {key} has no {problem['loc'][-1]}; give it")
     allowed = " or ".join(dict.fromkeys(_allowed(p) for p in kinds))
-    hint = nearest(given, _choices(problem)) if isinstance(given, str) else ""
+    expected = problem.get("ctx", {}).get("expected", "").replace(" or ", ",").split(",")
+    hint = nearest(given, [part.strip(" '") for part in expected]) if isinstance(given, str) else ""
     return InputError(f"{source}: {key} is {given!r}; give {allowed}{hint}")
 
 
@@ -64,10 +65,6 @@ def _allowed(problem: Any) -> str:
 
 def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
-
-
-def _choices(problem: Any) -> list[str]:
-    return [part.strip(" '") for part in problem.get("ctx", {}).get("expected", "").replace(" or ", ",").split(",")]
 
 
 def _every_name(settings: Any) -> set[str]:

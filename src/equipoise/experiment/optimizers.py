@@ -2,22 +2,32 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
-
-import optax
+from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import InputError
 from equipoise.experiment.config import OptimizerSettings
 from equipoise.tasks import Task, with_local_optimizer
 
-SCHEDULES: dict[str, Callable[[float, int], optax.Schedule]] = {
-    "linear": lambda start, rounds: optax.linear_schedule(start, 0.0, rounds),
-    "cosine": lambda start, rounds: optax.cosine_decay_schedule(start, rounds),
+if TYPE_CHECKING:
+    import optax
+
+
+def _optax() -> Any:
+    """Loaded when it is first asked for: most runs need none of it."""
+    import optax
+
+    return optax
+
+
+SCHEDULES: dict[str, Callable[[float, int], "optax.Schedule"]] = {
+    "linear": lambda start, rounds: _optax().linear_schedule(start, 0.0, rounds),
+    "cosine": lambda start, rounds: _optax().cosine_decay_schedule(start, rounds),
 }
 
 
-def build_optimizer(key: str, settings: OptimizerSettings) -> optax.GradientTransformation:
+def build_optimizer(key: str, settings: OptimizerSettings) -> "optax.GradientTransformation":
     """`key` is where the settings stand."""
+    optax = _optax()
     try:
         found = getattr(optax, settings.name)(settings.learning_rate, **settings.options)
     except TypeError as error:

@@ -19,27 +19,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from equipoise import artifact, evaluation, tensors
 from equipoise.algorithms import Split, fine_tuning
-from equipoise.algorithms.messages import ModelMessage
+from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.cohorts import everyone
 from equipoise.data.shards import Shards
 from equipoise.engines.simulator import simulate
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.results import floats, in_units
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 
 
 class OwnerRows(NamedTuple):
-    """The rows to make an own model of, and those to score it on; of all owners, or of one."""
+    """The rows to train on, and those to score models on; of all owners, or of one."""
 
     train: Any
-    test: Any
+    test: Any  # the same where none were held out
 
     @property
     def n(self) -> int:
@@ -78,12 +78,6 @@ def own_models(config: Config, problem: Problem) -> Algorithm:
     def init(x: Vector) -> Server:
         return Server(x, inner.init(x), inner.init(x), jnp.full(n, jnp.nan, x.dtype))
 
-    def ask(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, everyone(n)(key)
-
-    def send(server: Server, i: Int[Array, ""]) -> ModelMessage:
-        return ModelMessage(server.x)
-
     def make(message: ModelMessage, _: Vector, rows: OwnerRows, key: RandomKey) -> tuple[Vector, Reply]:
         v, pull = keep(message.x, rows.train, key)
         both = (judge.work(model, None, rows.test, key)[1].each for model in (message.x, v))
@@ -104,24 +98,22 @@ def own_models(config: Config, problem: Problem) -> Algorithm:
         prepare=lambda rows: rows._replace(train=prepare_rows(rows.train), test=inner.prepare(rows.test)),
         init=init,
         init_client=lambda x: x,
-        round=(Exchange("own", ask, send, make, note, writes=True),),
+        round=(Exchange("own", everyone(n).open, send_model, make, note, writes=True),),
         model=lambda server: server.x,
     )
 
 
 def _of_envelope(problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
-    assert problem.envelope is not None
-    personal = problem.envelope.personal
+    envelope = not_none(problem.envelope)
 
     def keep(x: Vector, data: Data, key: RandomKey) -> tuple[Vector, Array]:
-        return personal.model(x, data, key), jnp.full((), problem.envelope.mu, x.dtype)  # type: ignore[union-attr]
+        return envelope.personal.model(x, data, key), jnp.full((), envelope.mu, x.dtype)
 
-    return personal.task.prepare, keep
+    return envelope.personal.task.prepare, keep
 
 
 def _fine_tuned(config: Config, problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
-    of, task = config.personal, problem.task
-    assert of is not None
+    of, task = not_none(config.personal), problem.task
     lr = 1 / (problem.smoothness + max(of.pulls)) if of.lr == "auto" else of.lr
     tuning = fine_tuning(task, problem.n, steps=of.steps, lr=lr, pulls=of.pulls)
 
@@ -170,22 +162,17 @@ def made(config: Config, problem: Problem, x: Vector, train: Any, scored: Any) -
 
 
 def recorded(config: Config, problem: Problem, server: Server) -> records.PersonalRecord:
-    assert config.personal is not None
+    kind = not_none(config.personal).kind
     shared, own = (in_units(problem, table.heard) for table in (server.shared, server.own))
     measure, up, _ = problem.main_score(shared)
     return records.PersonalRecord(
-        kind=config.personal.kind,
+        kind=kind,
         measure=measure,
         higher_is_better=up,
         shared=floats(shared.scores[measure]),
         own=floats(own.scores[measure]),
-        pull=floats(server.pull) if config.personal.kind == "fine_tuning" else None,
+        pull=floats(server.pull) if kind == "fine_tuning" else None,
     )
-
-
-def save_own_model(path: Path, problem: Problem, v: Any, metadata: dict[str, Any]) -> None:
-    params = problem.artifact_params(v)
-    artifact.save(path, params, problem.model, problem.encoding, loss=problem.loss, metadata=metadata)
 
 
 def own_model(folder: Path, owner: str) -> artifact.Artifact:

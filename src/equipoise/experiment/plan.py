@@ -40,15 +40,10 @@ from equipoise.experiment.batch import data_of, is_done, run_batch
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.convexify import network_config
 from equipoise.experiment.measures import Measure
-from equipoise.experiment.problems import Problem, build_problem, precision
+from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
 from equipoise.experiment.run import RunSpec
 
-OWN_SECTIONS = (
-    "model",
-    "convexify",
-    "privacy",
-    "run",
-)  # a method may have its own, and its objective
+OWN_SECTIONS = ("model", "convexify", "privacy", "run")  # a method may have its own, and its objective
 # What leads from the average to the worst client, from large numbers to small ones, and where a path goes unless told.
 ALONG = {"chi2": "rho", "kl": "rho", "cvar": "alpha"}
 WAY = {"rho": (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01), "alpha": (1.0, 0.7, 0.5, 0.3, 0.2, 0.1)}
@@ -200,17 +195,14 @@ def sweep_of(settings: Settings, source: str) -> Sweep:
     try:
         sweep = Sweep.model_validate(given)
     except ValidationError as error:
-        raise mistakes.mistake(source, error, {"sweep": given}, _sweep_keys, within=("sweep",)) from None
+        keys = list(Sweep.model_fields)
+        raise mistakes.mistake(source, error, {"sweep": given}, lambda *_: keys, within=("sweep",)) from None
     for key, seeds in (("seeds", sweep.seeds), ("tune", sweep.tune or ())):
         twice = [seed for seed, times in Counter(seeds).items() if times > 1]
         require(not twice, f"{source}: sweep.{key} has {twice[:1]} more than once; give each seed once")
     _checked_grid(f"{source}: sweep.over", sweep.over)
     _checked_grid(f"{source}: sweep.grid", sweep.grid)
     return sweep
-
-
-def _sweep_keys(sections: list[str], given: Any) -> list[str]:
-    return list(Sweep.model_fields)
 
 
 def _checked_grid(where: str, grid: Any) -> Mapping[str, list]:
@@ -358,13 +350,10 @@ def run_all(
     """
     check(jobs, folder, overwrite)
     with ExitStack() as held:
+        held.enter_context(data_set_kept())
         problems: dict[str, Problem] = {}  # neighbours often have the same data
         since_cleared = 0
-
-        @cache
-        def begin() -> None:  # once the first data is known to make sense
-            held.enter_context(folders.writing(folder, "plan"))
-
+        begin = cache(lambda: held.enter_context(folders.writing(folder, "plan")))  # once the first data makes sense
         batches: dict[Any, list[RunSpec]] = {}
         for where, stage in _networks(jobs, folder, watch, overwrite):
             batches.setdefault(("", where), []).append(stage)
@@ -388,7 +377,8 @@ def _beside_alone(
     jobs: Sequence[PlannedRun], folder: Path, problems: Mapping[str, Problem], watch: Watch | None
 ) -> None:
     """What clients get alone, where it is not yet known: once for all jobs on the same data and model."""
-    plain = [job._replace(config=_without_features(job.config)) for job in jobs]
+    # Of [convexify], the network itself: its features are made together, and an owner alone has none of them.
+    plain = [job._replace(config=network_config(job.config)) if job.config.convexify else job for job in jobs]
     missing: dict[str, list[PlannedRun]] = {}
     for job in plain:
         if not (folder / job.place / records.ALONE).is_file():
@@ -400,11 +390,6 @@ def _beside_alone(
         with precision(config):
             problem = problems.get(data) or build_problem(config)
             alone.write([folder / job.place for job in found], problem, [job.config for job in plain], seen)
-
-
-def _without_features(parsed: Config) -> Config:
-    """Of [convexify], the network itself: its features are made together, and an owner alone has none of them."""
-    return parsed if parsed.convexify is None else network_config(parsed)
 
 
 def _networks(
@@ -434,7 +419,8 @@ def _apart_on_this_device(job: PlannedRun) -> str:
 
     A GPU compiles for longer than it computes. On a CPU it pays for seeds only, which are alike in size.
     """
-    return _place(job.over) if jax.default_backend() == "cpu" else job.config.run.precision
+    run = job.config.run
+    return _place(job.over) if jax.default_backend() == "cpu" else f"{run.precision} {run.products}"
 
 
 def run_path(
@@ -448,11 +434,7 @@ def run_path(
     done: list[records.Run] = []
     first: Problem | None = None
     with ExitStack() as held:
-
-        @cache
-        def begin() -> None:
-            held.enter_context(folders.writing(folder, "plan"))
-
+        begin = cache(lambda: held.enter_context(folders.writing(folder, "plan")))
         for job in jobs:
             place = folder / job.place
             if not overwrite and records.finished(place):

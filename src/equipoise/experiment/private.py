@@ -2,6 +2,7 @@
 
 import math
 
+from equipoise.errors import not_none
 from equipoise.experiment.config import Config
 from equipoise.privacy.accounting import mu_for
 from equipoise.tasks.private import Noise
@@ -19,11 +20,10 @@ def releases(config: Config) -> dict[str, tuple[int, int]]:
 
 def noise_of(config: Config) -> Noise:
     """So much that all rounds together cost what is promised, if every site answers in all of them."""
-    assert config.privacy is not None
+    of = not_none(config.privacy)
     each = sum(gradients + losses / LOSS_NOISE**2 for gradients, losses in releases(config).values())
-    mu = mu_for(config.privacy.epsilon, config.privacy.delta)
-    z = math.sqrt(config.run.rounds * each) / mu
-    return Noise(config.privacy.clip, z, config.privacy.loss_bound, LOSS_NOISE * z)
+    z = math.sqrt(config.run.rounds * each) / mu_for(of.epsilon, of.delta)
+    return Noise(of.clip, z, of.loss_bound, LOSS_NOISE * z)
 
 
 def costs(config: Config) -> dict[str, float]:
@@ -34,8 +34,7 @@ def costs(config: Config) -> dict[str, float]:
 
 def promise(config: Config) -> str:
     """For the report."""
-    assert config.privacy is not None
-    epsilon, delta = config.privacy.epsilon, config.privacy.delta
+    epsilon, delta = not_none(config.privacy).epsilon, not_none(config.privacy).delta
     times = f"{math.exp(epsilon):.3g}" if epsilon < 100 else f"e^{epsilon:g}"
     return (
         f"differential privacy of every record in what sites send for training: epsilon {epsilon:g} at delta {delta:g} "

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -22,10 +23,11 @@ from equipoise.data.datasets import catalogue, synthetic
 from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards
 from equipoise.data.silos.encoding import Encoding, Feature, Target
-from equipoise.errors import InputError, require
+from equipoise.engines.simulator import products_in
+from equipoise.errors import InputError, not_none, require
 from equipoise.evaluation import MainScore, PerClient
 from equipoise.evaluation.predictions import Score
-from equipoise.experiment.config import Config
+from equipoise.experiment.config import Config, DataSettings
 from equipoise.models import Model
 from equipoise.models.model import Params
 from equipoise.protocol import Vector
@@ -98,18 +100,15 @@ class Problem:
         return self.task if self.envelope is None else self.envelope.plain
 
     @cached_property
-    def _constants(self) -> dict[int, tuple[steps.Constants, float]]:
-        return {}
+    def constants(self) -> Callable[[int], tuple[steps.Constants, float]]:
+        """What step sizes are made of, and the local one, by the local steps: measured once, whatever the objective."""
 
-    def constants(self, local_steps: int) -> tuple[steps.Constants, float]:
-        """What step sizes are made of, and the local one: measured once, whatever the objective."""
-        if local_steps not in self._constants:
-            self._constants[local_steps] = (
-                steps.near_solution(self.task, self.train, self.x, steps=local_steps, mu=self.l2)
-                if self.slope is None
-                else steps.bounded(self.smoothness, self.slope, steps=local_steps, mu=self.l2)
-            )
-        return self._constants[local_steps]
+        def measured(local_steps: int) -> tuple[steps.Constants, float]:
+            if self.slope is None:
+                return steps.near_solution(self.task, self.train, self.x, steps=local_steps, mu=self.l2)
+            return steps.bounded(self.smoothness, self.slope, steps=local_steps, mu=self.l2)
+
+        return cache(measured)
 
     @cached_property
     def scores(self) -> dict[str, Score]:
@@ -128,7 +127,7 @@ class Problem:
         """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
         if self.network is not None:
             return self.network.insert(x)
-        size = sum(a.size for a in jax.tree.leaves(jax.eval_shape(self.model.init, jax.random.key(0))))
+        size = sum(a.size for a in jax.tree.leaves(self.model.shapes))
         return np.concatenate([np.asarray(x), np.zeros(size - x.size, np.asarray(x).dtype)])
 
     def starting_from(self, model: Artifact) -> "Problem":
@@ -168,7 +167,7 @@ def with_own_models(config: Config, problem: Problem) -> Problem:
 @contextmanager
 def precision(config: Config) -> Iterator[None]:
     """The arrays that are made in here have the precision of the run."""
-    with jax.enable_x64(config.run.precision == "float64"):
+    with jax.enable_x64(config.run.precision == "float64"), products_in(config.run.products):
         yield
 
 
@@ -234,21 +233,7 @@ def _of_silos(config: Config) -> Problem:
             seed=config.run.seed,
         )
     what = f"{len(found.names)} silos of the folder {Path(str(settings.silos)).name}, predicting {settings.label}"
-    return problem_of_encoding(config, what, found.names, found.train, found.test, found.encoding, found.warnings)
-
-
-def problem_of_encoding(
-    config: Config,
-    what: str,
-    names: tuple[str, ...],
-    train: Any,
-    test: Any,
-    encoding: Encoding,
-    notes: tuple[str, ...],
-) -> Problem:
-    """The problem of owners who have agreed on an encoding; the rows themselves may be elsewhere."""
-    classes, shape = encoding.target.classes, encoding.shape
-    return _problem(config, what, names, train, test, classes, shape, encoding, notes)
+    return problem_of(config, what, found.names, found.train, found.test, found.encoding, found.warnings)
 
 
 def _synthetic(config: Config) -> Problem:
@@ -260,7 +245,7 @@ def _synthetic(config: Config) -> Problem:
         raise InputError(f"data.options does not fit synthetic data ({error}); known: {known}") from None
     names = tuple(f"client {i}" for i in range(n))
     what = f"synthetic robust regression (SCAFF-PD, section 6.1) over {n} clients"
-    return _problem(config, what, names, train, None, (), train.inputs.shape[2:], None, ())
+    return problem_of(config, what, names, train, None, shape=train.inputs.shape[2:])
 
 
 def _quadratics(config: Config) -> Problem:
@@ -286,9 +271,33 @@ def _quadratics(config: Config) -> Problem:
     )
 
 
+_kept: ContextVar[dict[str, Dataset] | None] = ContextVar("_kept", default=None)
+
+
+@contextmanager
+def data_set_kept() -> Iterator[None]:
+    """In it, a data set that is divided in several ways is read once."""
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def _dataset(settings: DataSettings) -> Dataset:
+    kept, key = _kept.get(), settings.model_dump_json()
+    if kept is not None and key in kept:
+        return kept[key]
+    dataset = catalogue.load(settings.name, data_dir=settings.data_dir, download=settings.download, **settings.options)
+    if kept is not None:
+        kept.clear()
+        kept[key] = dataset
+    return dataset
+
+
 def _of_dataset(config: Config) -> Problem:
     settings, division, key = config.data, config.partition, division_seed(config)
-    dataset = catalogue.load(settings.name, data_dir=settings.data_dir, download=settings.download, **settings.options)
+    dataset = _dataset(settings)
     if config.model.name in ("linear", "mlp"):
         dataset = dataset.flat()
     divided, test_parts = divide(config, dataset)
@@ -309,8 +318,8 @@ def _of_dataset(config: Config) -> Problem:
     what = f"{dataset.name} over {len(names)} clients, divided by {by[division.kind]}"
     what += f", at most {division.max_size} rows each" if division.max_size else ""
     what += f", {division.thin[0]:.0%} of them without {division.thin[1]:.0%} of their rows" if division.thin else ""
-    shape = dataset.inputs.shape[1:]
-    return _problem(config, what, names, train, test, dataset.classes, shape, _encoding_of(dataset), ())
+    encoding, shape = _encoding_of(dataset), dataset.inputs.shape[1:]
+    return problem_of(config, what, names, train, test, encoding, classes=dataset.classes, shape=shape)
 
 
 def divide(config: Config, dataset: Dataset) -> tuple[partition.Partition, partition.Parts | None]:
@@ -319,17 +328,20 @@ def divide(config: Config, dataset: Dataset) -> tuple[partition.Partition, parti
     if division.kind == "natural":
         divided, tests = pool.natural(dataset, min_size=division.min_size)
         return divided, None if tests is None else tests.parts
-    divided = partition.divide(
-        dataset.labels,
-        division.kind,
-        division.clients,
-        division_seed(config),
-        alpha=division.alpha,
-        share=division.similarity,
-        classes=division.classes,
-        min_size=division.min_size,
+    y, n, key, least = np.asarray(dataset.labels), division.clients, division_seed(config), division.min_size
+    ways: dict[str, Callable[[], partition.Partition]] = {
+        "iid": lambda: partition.iid(y, n, key),
+        "dirichlet": lambda: partition.dirichlet(y, n, division.alpha, key, min_size=least),
+        "similarity": lambda: partition.similarity(y, n, 100 * division.similarity, key),
+        "k_classes": lambda: partition.k_classes(y, n, division.classes, key),
+        "one_class": lambda: partition.one_class(y, n, key),
+        "quantity": lambda: partition.quantity(y, n, division.alpha, key, min_size=least),
+    }
+    require(
+        y.ndim == 1 and (y.dtype.kind in "iu" or division.kind in ("iid", "quantity")),
+        f"the labels are numbers to predict, which {division.kind} cannot sort; use iid or quantity",
     )
-    return divided, None
+    return ways[division.kind](), None
 
 
 def division_seed(config: Config) -> int:
@@ -353,17 +365,21 @@ def _encoding_of(dataset: Dataset) -> Encoding | None:
     return Encoding("classification", Target("labels", dataset.classes), (inputs,), ())
 
 
-def _problem(
+def problem_of(
     config: Config,
     what: str,
     names: tuple[str, ...],
     train: Any,
     test: Any,
-    classes: tuple[str, ...],
-    shape: tuple[int, ...],
-    encoding: Encoding | None,
-    notes: tuple[str, ...],
+    encoding: Encoding | None = None,
+    notes: tuple[str, ...] = (),
+    *,
+    classes: tuple[str, ...] = (),
+    shape: tuple[int, ...] | None = None,
 ) -> Problem:
+    """The problem on examples, which may be elsewhere; without a shape, classes and shape are those of the encoding."""
+    if shape is None:
+        classes, shape = not_none(encoding).target.classes, not_none(encoding).shape
     settings, outputs = config.model, len(classes) or 1
     loss = settings.loss if settings.loss != "auto" else "cross_entropy" if classes else "squared_error"
     require(

@@ -22,6 +22,7 @@ counts on it and knows it by a digest; `resume` cuts off what no checkpoint cove
 """
 
 import json
+import math
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -54,7 +55,7 @@ class JsonRecord(BaseModel):
 
 
 def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 Number = Annotated[float | None, BeforeValidator(_finite)]  # null: not known, or not finite
@@ -329,6 +330,14 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(files.read_text(path))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from error
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return out
 
 
 def append_row(path: Path, row: Row) -> str:

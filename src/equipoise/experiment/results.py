@@ -58,6 +58,11 @@ def digest_of_rows(problem: Problem) -> str:
     return digest.hexdigest()
 
 
+def save_model(path: Path, problem: Problem, x: Vector, metadata: dict[str, Any]) -> None:
+    params = problem.artifact_params(x)
+    artifact.save(path, params, problem.model, problem.encoding, loss=problem.loss, metadata=metadata)
+
+
 def write_result(
     config: Config,
     folder: Path,
@@ -75,15 +80,7 @@ def write_result(
     measure, up, _ = problem.main_score(table)
     known = bool(np.isfinite(np.asarray(table.scores[measure])).any())
     if np.isfinite(np.asarray(x)).all():
-        metadata = {"config": config.used(), "clients": list(problem.names)}
-        artifact.save(
-            folder / records.MODEL,
-            problem.artifact_params(x),
-            problem.model,
-            problem.encoding,
-            loss=problem.loss,
-            metadata=metadata,
-        )
+        save_model(folder / records.MODEL, problem, x, {"config": config.used(), "clients": list(problem.names)})
         if asked and not known:
             events.append("no client could score the model at the end")
     else:

@@ -20,13 +20,13 @@ from equipoise.evaluation.rules import worst_mean
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.boards import boards
 from equipoise.experiment.config import Config
-from equipoise.experiment.methods import dual_family, known_saddle
+from equipoise.experiment.methods import crossing, dual_family, known_saddle
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.problems import Problem, Sent
 from equipoise.experiment.records import Row
 from equipoise.experiment.results import floats, in_units
 from equipoise.objectives import Dual
-from equipoise.protocol import Algorithm, Vector, Wire, wire
+from equipoise.protocol import Algorithm, Vector, Wire
 from equipoise.tasks import Task
 
 Watch = Callable[[int, int, Row], None]  # rounds done, rounds in all, the last row
@@ -236,13 +236,12 @@ def _weights(maker: Callable[..., Algorithm]) -> Callable:
 
 def crossing_of(family: Algorithm | Partial, algorithm: Algorithm, problem: Problem) -> Sequence[Wire]:
     """What crosses in a round: the same for all numbers of a family."""
-    shard = jax.eval_shape(lambda train: train.client(0), problem.train)
     if not isinstance(family, Partial):
-        return wire(algorithm, problem.x, jax.eval_shape(algorithm.prepare, shard))
-    known = _wires(family.func)
+        return crossing(algorithm, problem)
+    known, shard = _wires(family.func), jax.eval_shape(lambda train: train.client(0), problem.train)
     shapes = str((problem.x.shape, problem.x.dtype, shard))
     if shapes not in known:
-        known[shapes] = wire(algorithm, problem.x, jax.eval_shape(algorithm.prepare, shard))
+        known[shapes] = crossing(algorithm, problem)
     return known[shapes]
 
 

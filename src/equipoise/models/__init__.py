@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from equipoise.errors import unknown
+from equipoise.errors import one_of
 from equipoise.models.cnn import cnn as cnn
 from equipoise.models.convexified import convexified as convexified
 from equipoise.models.convexified import linearised as linearised
@@ -36,7 +36,6 @@ MODELS: dict[str, Callable[..., Model]] = {
 
 def build(name: str, arguments: Mapping[str, Any]) -> Model:
     """The model that was saved as (name, arguments)."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
+    one_of("model", name, MODELS)
     inside = {key: build(**value) if key == "network" else value for key, value in arguments.items()}
     return MODELS[name](**inside)

@@ -27,7 +27,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Float, Int
 
-from equipoise.errors import InputError, positive, require, unknown
+from equipoise.errors import InputError, one_of, positive, require
 from equipoise.models.model import Model, Params
 
 Kind = Literal["sketch", "coordinates", "last"]
@@ -55,8 +55,7 @@ class GradientFeatures(NamedTuple):
 
 def gradient_features(network: Model, *, kind: Kind = "sketch", features: int = FEATURES) -> GradientFeatures:
     """`features` is p, cut to P; `last` has the width of the last layer instead. All clients use one seed."""
-    if kind not in KINDS:
-        raise unknown("kind of features", kind, KINDS)
+    one_of("kind of features", kind, KINDS)
     positive("features", features)
     last = network.last
     if last is None:

@@ -5,20 +5,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from equipoise.errors import positive, require
+from equipoise.errors import all_positive, require
 from equipoise.models.linear import affine
 from equipoise.models.model import Model, Params
 
 
 def gru(vocabulary: int, hidden: int = 128, *, embedding: int = 8, layers: int = 1) -> Model:
     """Tokens [b, t] below `vocabulary` in, the scores [b, vocabulary] of the token that follows them out."""
-    for name, value in (
-        ("vocabulary", vocabulary),
-        ("hidden", hidden),
-        ("embedding", embedding),
-        ("layers", layers),
-    ):
-        positive(name, value)
+    all_positive(vocabulary=vocabulary, hidden=hidden, embedding=embedding, layers=layers)
 
     def init(key: Array) -> Params:
         first, last, *keys = jax.random.split(key, layers + 2)

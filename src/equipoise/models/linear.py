@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from equipoise.errors import positive
+from equipoise.errors import all_positive
 from equipoise.models.model import Model, Params, flat
 
 
@@ -17,8 +17,7 @@ def affine(layer: eqx.nn.Linear, x: Array) -> Array:
 
 def linear(features: int, outputs: int) -> Model:
     """Starts at zero, the problem being convex. Inputs of any shape are flattened to `features`."""
-    positive("features", features)
-    positive("outputs", outputs)
+    all_positive(features=features, outputs=outputs)
 
     def init(key: Array) -> Params:
         return jax.tree.map(jnp.zeros_like, eqx.nn.Linear(features, outputs, key=key))

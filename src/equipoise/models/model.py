@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Float
 
 Params = Any  # a pytree whose leaves are all arrays
@@ -20,6 +22,17 @@ class Model(NamedTuple):
     name: str = ""
     arguments: Mapping[str, Any] = {}
     last: Callable[[Params], Any] | None = None  # where the last layer is, for `gradient_features`; it is linear
+
+    @property
+    def shapes(self) -> Params:
+        """Those of its parameters."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    def unravel(self, flat: ArrayLike) -> Params:
+        """A vector as the parameters, in NumPy: leaves in order, each by rows."""
+        leaves, structure = jax.tree.flatten(self.shapes)
+        pieces = np.split(np.asarray(flat), np.cumsum([leaf.size for leaf in leaves])[:-1])
+        return jax.tree.unflatten(structure, [a.reshape(b.shape) for a, b in zip(pieces, leaves, strict=True)])
 
 
 def as_floats(inputs: Array, dtype: DTypeLike) -> Array:

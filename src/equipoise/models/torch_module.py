@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from equipoise.errors import InputError, positive, require, unknown
+from equipoise.errors import InputError, one_of, positive, require
 from equipoise.models.convexified import linear_in_features
 from equipoise.models.gradient_features import KINDS, Kind, feature_count, random_layer
 from equipoise.models.model import Model, Params
@@ -52,8 +52,7 @@ def module_features(
     parameters: Sequence[Sequence[Any]], last: str, *, kind: Kind = "sketch", features: int = 5000
 ) -> ModuleFeatures:
     """Of a module with these parameters, whose last layer is the torch.nn.Linear called `last`."""
-    if kind not in KINDS:
-        raise unknown("kind of features", kind, KINDS)
+    one_of("kind of features", kind, KINDS)
     positive("features", features)
     shapes = {str(name): tuple(map(int, shape)) for name, shape in parameters}
     weight, bias = _of_layer(last)

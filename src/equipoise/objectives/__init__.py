@@ -1,7 +1,7 @@
 """Objectives over the client weights: a set, a penalty, and their exact prox, best response and value."""
 
 from equipoise import extensions
-from equipoise.errors import unknown
+from equipoise.errors import one_of
 from equipoise.objectives.agnostic import AGNOSTIC, agnostic
 from equipoise.objectives.capping import cap_weights
 from equipoise.objectives.chi2 import CHI2, CHI2_BALL, chi2, chi2_ball
@@ -38,6 +38,5 @@ def named(name: str) -> Record:
     if extensions.is_reference(name):
         return record_of(extensions.load(name), name)
     known = {"average": AVERAGE, **DUALS}
-    if name not in known:
-        raise unknown("objective", name, known)
+    one_of("objective", name, known)
     return known[name]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from equipoise.objectives.checks import clients, make_dual, number
+from equipoise.objectives.checks import clients, make_dual, no_penalty, number
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import Known, moderate, simplex
 from equipoise.objectives.record import Record
@@ -78,9 +78,6 @@ def chi2_ball(n: int, radius: float) -> Dual:
         c = mass[at] * jnp.sqrt((before + grow[at]) / jnp.maximum(left[at], info.tiny))
         return jnp.clip(c, mass[at], mass[at + 1])
 
-    def penalty(lam: Array) -> Array:
-        return jnp.zeros((), lam.dtype)
-
     def prox(v: Array, step: Array | float) -> Array:
         return simplex(v, jnp.maximum(entry(v), 1))
 
@@ -91,7 +88,7 @@ def chi2_ball(n: int, radius: float) -> Dual:
         return jnp.sum(losses * best_response(losses))
 
     interior = Interior.weights(n, radius=2 * radius / n)
-    return make_dual(Dual("chi2_ball", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))
+    return make_dual(Dual("chi2_ball", n, no_penalty, prox, best_response, value, modulus=0.0, interior=interior))
 
 
 CHI2 = Record("chi2", chi2, example={"rho": 0.1}, defaults={"rho": 0.1})

@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 
 from equipoise.errors import require
-from equipoise.objectives.checks import clients, make_dual, number
+from equipoise.objectives.checks import clients, make_dual, no_penalty, number
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import level, with_unit_sum
 from equipoise.objectives.record import Record
@@ -29,9 +29,6 @@ def cvar(n: int, alpha: float) -> Dual:
     def quantile(v: Array) -> Array:
         return jnp.sort(v)[n - fill]
 
-    def penalty(lam: Array) -> Array:
-        return jnp.zeros((), lam.dtype)
-
     def prox(v: Array, step: Array | float) -> Array:
         # The level lies within one cap below the quantile, which makes that the place to measure from.
         b = jnp.clip(v - quantile(v), -cap, cap)
@@ -48,7 +45,7 @@ def cvar(n: int, alpha: float) -> Dual:
         return jnp.sum(losses * best_response(losses))
 
     interior = Interior.weights(n, cap=np.full(n, cap)) if cap < 1 else Interior.weights(n)
-    return make_dual(Dual("cvar", n, penalty, prox, best_response, value, modulus=0.0, interior=interior))
+    return make_dual(Dual("cvar", n, no_penalty, prox, best_response, value, modulus=0.0, interior=interior))
 
 
 CVAR = Record("cvar", cvar, example={"alpha": 0.3}, defaults={"alpha": 0.2})

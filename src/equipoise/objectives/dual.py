@@ -61,13 +61,6 @@ class Interior:
         below[self.owner[n:]] = self.cap[n:]
         return replace(self, cap=np.concatenate([np.minimum(self.cap[:n], cap - below), self.cap[n:]]))
 
-    # Compared as an object, because arrays have no hash: a dual must have one, for what is compiled for it.
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
 
 class Dual(NamedTuple):
     """A set and a penalty for the weights of n clients."""

@@ -9,7 +9,7 @@ missing they are taken off with its key, for one that answered b_i is: never bot
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
@@ -22,7 +22,6 @@ from equipoise.privacy.fixed_point import Integers
 
 SEED = 32  # bytes of every seed and key
 NONCE = 12  # of AES-GCM
-TAG = 16
 
 
 def joined(*parts: bytes | str | int) -> bytes:
@@ -110,7 +109,3 @@ def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
 
 def digest_of(parts: Iterable[bytes | str | int]) -> bytes:
     return hashlib.sha256(joined(*parts)).digest()
-
-
-def cut(data: bytes, size: int) -> Sequence[bytes]:
-    return [data[k : k + size] for k in range(0, len(data), size)]

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from equipoise.errors import InputError, refuse_unless
+from equipoise.errors import InputError, not_none, refuse_unless
 from equipoise.files import append, read_text
 
 FILE = "site.toml"
@@ -122,10 +122,9 @@ def check(policy: Policy, plan: Plan, also_approved: set[str]) -> None:
             plan.epsilon is not None,
             f"this site takes part only with differential privacy, epsilon {policy.epsilon:g} or less; set [privacy]",
         )
-        assert plan.epsilon is not None
-        assert plan.delta is not None
+        epsilon, delta = not_none(plan.epsilon), not_none(plan.delta)
         refuse_unless(
-            plan.epsilon <= policy.epsilon and plan.delta <= policy.delta,
-            f"this site gives away epsilon {policy.epsilon:g} at delta {policy.delta:g} at most, not {plan.epsilon:g} "
-            f"at {plan.delta:g}",
+            epsilon <= policy.epsilon and delta <= policy.delta,
+            f"this site gives away epsilon {policy.epsilon:g} at delta {policy.delta:g} at most, not {epsilon:g} "
+            f"at {delta:g}",
         )

@@ -90,11 +90,8 @@ class SiteMasks(NamedTuple):
 
     def keys(self, question: Question) -> Answer:
         run, batch = _word(question, "run"), _word(question, "batch")
-        members, threshold, count = (
-            _names(question, "members"),
-            _whole(question, "threshold"),
-            _whole(question, "count"),
-        )
+        members = _names(question, "members")
+        threshold, count = (_whole(question, key) for key in ("threshold", "count"))
         refuse_unless(self.name in members, f"'{self.name}' is none of the members of this sum")
         fewest = max(self.least(), FEWEST)
         refuse_unless(
@@ -112,7 +109,9 @@ class SiteMasks(NamedTuple):
         refuse_unless(1 <= count <= MOST_EXCHANGES, f"a batch is of 1 to {MOST_EXCHANGES} exchanges, not {count}")
         with self._changing(run, batch) as path:
             refuse_unless(not path.exists(), "this batch has been prepared already")
-            self._forget_old()
+            found = sorted(self.folder.glob("masks-*.json"), key=lambda path: path.stat().st_mtime_ns)
+            for old in found[: -(KEPT - 1)]:
+                old.unlink(missing_ok=True)
             privates = [masks.new_seed() for _ in range(count + 1)]
             seeds = [masks.new_seed() for _ in range(count)]
             keys = b"".join([*map(masks.public_of, privates), *map(masks.commitment, seeds)])
@@ -250,11 +249,6 @@ class SiteMasks(NamedTuple):
             make_folder(self.folder)
             with locked(self.folder / "masks.lock", f"the masks of {self.name}", wait=30.0):
                 yield path
-
-    def _forget_old(self) -> None:
-        found = sorted(self.folder.glob("masks-*.json"), key=lambda path: path.stat().st_mtime_ns)
-        for path in found[: -(KEPT - 1)]:
-            path.unlink(missing_ok=True)
 
 
 def _read(path: Path, step: str) -> dict[str, Any]:

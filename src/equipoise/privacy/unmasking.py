@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations, islice
 from typing import NamedTuple
 
-from equipoise.errors import refuse_unless
+from equipoise.errors import Refusal, refuse_unless
 from equipoise.privacy import masks, shamir
 from equipoise.privacy.fixed_point import Integers
 
@@ -60,8 +60,7 @@ def _joined(given: Mapping[int, int], threshold: int, right: Callable[[bytes], b
         secret = shamir.join(dict(some))
         if secret < 1 << 256 and right(secret.to_bytes(masks.SEED)):
             return secret.to_bytes(masks.SEED)
-    refuse_unless(False, f"the shares of what '{name}' keeps secret do not fit: a site sent wrong ones")
-    raise AssertionError
+    raise Refusal(f"the shares of what '{name}' keeps secret do not fit: a site sent wrong ones")
 
 
 def unmasked(total: Integers, batch: Batch, exchange: int, secrets: Secrets, context: bytes) -> Integers:

@@ -93,8 +93,7 @@ def _profile(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Mar
     parts = frame.grid(str, run.format_tick, "clients, the worst served first")
     if not known:
         return svg.chart(f"How the clients are served by {run.label}", 320, *parts, class_=_class(run))
-    each = math.ceil(known / COLUMNS)
-    ends = [(x, order[k : k + each]) for k in range(0, known, each) for x in (float(k), float(min(k + each, known)))]
+    each, ends = _columns(order)
     tops = [(x, _mean(run.values, part)) for x, part in ends]
     area = frame.band([(x, 0.0 if axis.low <= 0 else axis.low, y) for x, y in tops])
     spans = [(x, _mean(run.low, part), _mean(run.high, part)) for x, part in ends]
@@ -129,6 +128,12 @@ def _zones(run: ReportedRun, frame: svg.Frame, order: list[int]) -> Markup:
     return tag("g", *out)
 
 
+def _columns(order: list[int]) -> tuple[int, list[tuple[float, list[int]]]]:
+    """How many clients share a column of a profile, and the two ends of every column with its clients."""
+    n, each = len(order), math.ceil(len(order) / COLUMNS)
+    return each, [(x, order[k : k + each]) for k in range(0, n, each) for x in (float(k), float(min(k + each, n)))]
+
+
 def _mean(values: np.ndarray, clients: list[int]) -> float:
     return float(np.mean(values[clients])) if clients else math.nan
 
@@ -159,11 +164,9 @@ def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
     """A bar for each client from zero to what it gains, the largest loss first, with its bounds; `other` as markers."""
     order = [int(i) for i in np.argsort(main.values, kind="stable") if math.isfinite(main.values[i])]
     known = [float(v) for g in (main, other) if g is not None for v in g.values if math.isfinite(v)]
-    axis = svg.axis([*known, 0.0], margin=0.05)
-    if len(order) <= NAMED:  # of more, the bounds would be all that is seen
-        axis = svg.axis([*known, 0.0, *(float(v) for v in (*main.low, *main.high) if math.isfinite(v))], margin=0.02)
-    else:
-        return _gains_profile(run, main, other, order, axis)
+    if len(order) > NAMED:  # the bounds would be all that is seen
+        return _gains_profile(run, main, other, order, svg.axis([*known, 0.0], margin=0.05))
+    axis = svg.axis([*known, 0.0, *(float(v) for v in (*main.low, *main.high) if math.isfinite(v))], margin=0.02)
     frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * len(order))
     parts = [_vertical_grid(frame, run.signed_tick)]
     zero = frame.x_at(0.0)
@@ -177,9 +180,7 @@ def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
         inside: list[object] = [_bar(frame, value, top + 6, ROW - 12), _whisker(frame, low, high, top + ROW / 2)]
         if other is not None and math.isfinite(other.values[i]):
             far = float(other.values[i])
-            hint += (
-                f"; {'+' if far > 0 else '−' if far < 0 else ''}{run.format_difference(far)} against {other.against}"
-            )
+            hint += f"; {run.signed(far)} against {other.against}"
             inside.append(svg.marker(frame.x_at(far), top + ROW / 2, 6))
         inside.append(
             svg.label(1, top + ROW / 2 + 4.5, text.replace(" points", "").replace(" point", ""), "end", "value")
@@ -193,9 +194,7 @@ def _gains_profile(run: ReportedRun, main: Gains, other: Gains | None, order: li
     known = len(order)
     frame = svg.Frame(svg.Axis(0, known, ()), axis, 0.07, 1.0, 12, 272)
     parts = frame.grid(str, run.signed_tick, "clients, the largest loss first")
-    each = math.ceil(known / COLUMNS)
-    ends = [(x, order[k : k + each]) for k in range(0, known, each) for x in (float(k), float(min(k + each, known)))]
-    tops = [(x, _mean(main.values, part)) for x, part in ends]
+    tops = [(x, _mean(main.values, part)) for x, part in _columns(order)[1]]
     drawn: list[object] = [
         tag("path", d=frame.band([(x, min(y, 0.0), max(y, 0.0)) for x, y in tops]), class_="area"),
         tag("path", d=frame.path(tops), class_="edge"),

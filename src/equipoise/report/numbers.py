@@ -4,14 +4,14 @@ import math
 import pathlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from equipoise import algorithms, objectives
 from equipoise.errors import InputError, require
 from equipoise.evaluation import Bounds, intervals, main_score_named
-from equipoise.evaluation.intervals import Paired
+from equipoise.evaluation.intervals import UNKNOWN, Paired
 from equipoise.evaluation.predictions import ROOTS
 from equipoise.evaluation.rules import TASK_SCORES, higher_is_better, is_fraction, main_score, worst_mean
 from equipoise.experiment import records
@@ -19,7 +19,6 @@ from equipoise.experiment.records import ClientRecord, Number, PerClient, Row, R
 from equipoise.report import formats
 
 SCORE_NAMES = {"rmse": "RMSE", "auroc": "AUROC", "r2": "R²"}
-UNKNOWN = Bounds(math.nan, math.nan, math.nan)
 DIVERGED = 1e100
 
 XAxis = Literal["rounds", "bytes"]
@@ -59,7 +58,16 @@ class ReportedRun(NamedTuple):
 
     @property
     def trains_for_average(self) -> bool:
-        return trains_for_average(self.record)
+        """Whether it trains for the average client: such runs are what fair ones are compared with."""
+        try:
+            algorithm = algorithms.named(setting(self.record, "algorithm", "name") or "")
+        except InputError:  # the user's own, and no longer there
+            return all(row.lam is None for row in self.record.rows)
+        try:
+            objective = objectives.named(setting(self.record, "objective", "name") or "")
+        except InputError:
+            return algorithm.average
+        return algorithm.average or (algorithm.takes_dual and objective.average)
 
     @property
     def members(self) -> tuple[ClientRecord, ...]:
@@ -165,18 +173,10 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def _distinct_settings(run: Run, others: Sequence[Run]) -> list[str]:
     """`rho 0.1`: the settings in which the configurations differ."""
-    tables = [_flat(other.config) for other in others]
-    settings = _flat(run.config)
+    tables = [records.flat(other.config) for other in others]
+    settings = records.flat(run.config)
     differing = [key for key in settings if any(table.get(key) != settings[key] for table in tables)]
     return [f"{key.rpartition('.')[2]} {settings[key]}" for key in differing]
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
-    out: dict[str, Any] = {}
-    for key, value in table.items():
-        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return out
 
 
 def _folder_label(run: Run) -> str:
@@ -189,19 +189,6 @@ def setting(run: Run, section: str, key: str) -> str | None:
     table = run.config.get(section)
     value = table.get(key) if isinstance(table, dict) else None
     return None if value is None else str(value)
-
-
-def trains_for_average(run: Run) -> bool:
-    """Whether it trains for the average client: such runs are what fair ones are compared with."""
-    try:
-        algorithm = algorithms.named(setting(run, "algorithm", "name") or "")
-    except InputError:  # the user's own, and no longer there
-        return all(row.lam is None for row in run.rows)
-    try:
-        objective = objectives.named(setting(run, "objective", "name") or "")
-    except InputError:
-        return algorithm.average
-    return algorithm.average or (algorithm.takes_dual and objective.average)
 
 
 def _reported(run: Run, label: str) -> ReportedRun:
@@ -354,7 +341,7 @@ class Path(NamedTuple):
 
 def path(runs: Sequence[ReportedRun]) -> Path | None:
     """The path that the runs make; None: they make none."""
-    tables = [_flat(run.record.config) for run in runs]
+    tables = [records.flat(run.record.config) for run in runs]
     differing = {key for table in tables for key in table if any(t.get(key) != table[key] for t in tables)}
     if len(runs) < 3 or len(differing) != 1 or not next(iter(differing)).startswith("objective."):
         return None

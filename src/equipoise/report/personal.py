@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from equipoise.errors import not_none
 from equipoise.experiment.records import PersonalRecord, Run
 from equipoise.report import formats, numbers, tables
 from equipoise.report.numbers import ReportedRun
@@ -29,9 +30,7 @@ def with_own(run: ReportedRun) -> ReportedRun | None:
 
 def with_shared(run: ReportedRun) -> ReportedRun:
     """The run, scored by the shared model in the same exchange."""
-    record = run.record.personal
-    assert record is not None
-    values = numbers.array(record.shared, run.n)
+    values = numbers.array(not_none(run.record.personal).shared, run.n)
     return run._replace(values=values, summary=numbers.summarize(values, run.higher_is_better))
 
 
@@ -41,8 +40,7 @@ def headings(record: PersonalRecord) -> list[str]:
 
 def cells(shared: ReportedRun, own: ReportedRun, i: int) -> list[str]:
     """Name, training rows, both scores, the change, and the pull."""
-    record, member = shared.record.personal, shared.members[i]
-    assert record is not None
+    record, member = not_none(shared.record.personal), shared.members[i]
     before, after = float(shared.values[i]), float(own.values[i])
     found = [member.name, f"{member.train:,}", shared.format(before), own.format(after), _change(shared, before, after)]
     if record.pull is None:
@@ -61,8 +59,7 @@ def _change(run: ReportedRun, before: float, after: float) -> str:
 
 def sentence(shared: ReportedRun, own: ReportedRun) -> str:
     """What own models bring, to whom."""
-    record = shared.record.personal
-    assert record is not None
+    record = not_none(shared.record.personal)
     gains = (own.values - shared.values) * (1 if shared.higher_is_better else -1)
     known = gains[np.isfinite(gains)]
     said = [

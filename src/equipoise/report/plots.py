@@ -29,14 +29,8 @@ def tradeoff(runs: Sequence[ReportedRun], other: str) -> Markup:
     """The worst-served fifth against the average ("mean") or the best-served fifth ("best20"): Figure 4 of SCAFF-PD."""
     points = [(run, run.summary[other], run.corrected_worst) for run in runs]
     known = [(run, x, y) for run, x, y in points if math.isfinite(x) and math.isfinite(y)]
-    ends = [v for run, _, y in known for v in (y, run.worst.low, run.worst.high) if math.isfinite(v)]
-    across = svg.axis((x for _, x, _ in known), margin=0.12)
-    frame = _frame(_possible(runs[0], across), _possible(runs[0], svg.axis(ends, margin=0.06, steps=5)))
     group = "the average client" if other == "mean" else "the best-served fifth"
-    right, up = ("→", "↑") if runs[0].higher_is_better else ("←", "↓")
-    write = runs[0].format_tick
-    parts = frame.grid(write, write, f"{runs[0].score_name} of {group} (better {right})")
-    parts.append(svg.label(frame.left, frame.top - 14, f"worst-served fifth (better {up})", "start", "axis"))
+    frame, parts = _against(runs[0], [(run, x) for run, x, _ in known], group)
     taken: list[tuple[float, float, float]] = [(frame.x_at(x) * TYPICAL_WIDTH, frame.y_at(y), 10) for _, x, y in known]
     for run, x, y in known[::-1]:  # the first run on top
         x_at, y_at = frame.x_at(x), frame.y_at(y)
@@ -51,6 +45,19 @@ def tradeoff(runs: Sequence[ReportedRun], other: str) -> Markup:
     return svg.chart(f"Worst-served fifth against {group}", HEIGHT, *parts)
 
 
+def _against(first: ReportedRun, known: Sequence[tuple[ReportedRun, float]], group: str) -> tuple[svg.Frame, list]:
+    """The frame of a chart of the worst-served fifth, with its bounds, against a number of each run; and its axes."""
+    spans = [(run.corrected_worst, run.worst.low, run.worst.high) for run, _ in known]
+    down = svg.axis([v for span in spans for v in span if math.isfinite(v)], margin=0.06, steps=5)
+    across = svg.axis((x for _, x in known), margin=0.12)
+    frame = _frame(_possible(first, across), _possible(first, down))
+    right, up = ("→", "↑") if first.higher_is_better else ("←", "↓")
+    write = first.format_tick
+    parts = frame.grid(write, write, f"{first.score_name} of {group} (better {right})")
+    parts.append(svg.label(frame.left, frame.top - 14, f"worst-served fifth (better {up})", "start", "axis"))
+    return frame, parts
+
+
 def _possible(run: ReportedRun, axis: svg.Axis) -> svg.Axis:
     """Without ticks that a fraction cannot reach: where all runs have 100%, the axis goes beyond it."""
     return axis._replace(ticks=tuple(t for t in axis.ticks if 0 <= t <= 1)) if run.is_fraction else axis
@@ -63,15 +70,8 @@ def path(found: numbers.Path) -> Markup:
         for value, run in found.points
         if math.isfinite(run.summary["mean"]) and math.isfinite(run.corrected_worst)
     ]
-    first = found.points[0][1]
-    ends = [v for _, run in known for v in (run.corrected_worst, run.worst.low, run.worst.high) if math.isfinite(v)]
-    across = svg.axis((run.summary["mean"] for _, run in known), margin=0.12)
-    frame = _frame(_possible(first, across), _possible(first, svg.axis(ends, margin=0.06, steps=5)))
-    right, up = ("→", "↑") if first.higher_is_better else ("←", "↓")
-    parts = frame.grid(
-        first.format_tick, first.format_tick, f"{first.score_name} of the average client (better {right})"
-    )
-    parts.append(svg.label(frame.left, frame.top - 14, f"worst-served fifth (better {up})", "start", "axis"))
+    averages = [(run, run.summary["mean"]) for _, run in known]
+    frame, parts = _against(found.points[0][1], averages, "the average client")
     line = [(run.summary["mean"], run.corrected_worst) for _, run in known]
     name = f"from {found.setting} {known[0][0]:g} to {known[-1][0]:g}" if known else ""
     parts.append(frame.stretched(frame.curve(line, 0, name)))

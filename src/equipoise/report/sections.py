@@ -128,15 +128,7 @@ def _path(found: numbers.Path) -> Content:
         mean, worst = (run.format(run.summary[key]) for key in ("mean", "worst20"))
         rows.append((run is found.chosen, [f"{value:g}", mean, worst, bounds, f"{run.rounds:,}"]))
     numeric = (
-        [
-            value,
-            run.summary["mean"],
-            run.summary["worst20"],
-            run.worst.estimate,
-            run.worst.low,
-            run.worst.high,
-            run.rounds,
-        ]
+        [value, run.summary["mean"], run.summary["worst20"], *tables.corrected_worst(run), run.rounds]
         for value, run in found.points
     )
     columns = [found.setting, "mean", "worst20", "worst20_corrected", "worst20_low", "worst20_high", "rounds"]
@@ -168,15 +160,9 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
     headings += [f"gain against {gains.against}" for gains in found]
 
     def cells(i: int) -> list[str]:
-        member = run.members[i]
-        scores = [run.format(float(other.values[i])) for _, other in against]
-        return [
-            member.name,
-            f"{member.train:,}",
-            *scores,
-            run.format(float(run.values[i])),
-            *(_with_bounds(run, g, i) for g in found),
-        ]
+        own = [run.members[i].name, f"{run.members[i].train:,}"]
+        scores = [run.format(float(one.values[i])) for one in (*(other for _, other in against), run)]
+        return [*own, *scores, *(_with_bounds(run, g, i) for g in found)]
 
     def numeric(i: int) -> list[Any]:
         scores = [float(other.values[i]) for _, other in against]

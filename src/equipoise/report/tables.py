@@ -229,16 +229,21 @@ def _csv_cell(cell: Any) -> Any:
     return "" if cell is None else cell
 
 
+def corrected_worst(run: ReportedRun) -> tuple[float, float, float]:
+    """The worst-served fifth, corrected for chance, and its bounds."""
+    return run.worst.estimate, run.worst.low, run.worst.high
+
+
 def runs_csv(runs: Sequence[ReportedRun]) -> str:
     """All numbers of the comparison."""
     keys = ("mean", "worst20", "best20", "worst", "std")
-    headings = ["method", *keys, "worst20_corrected", "worst20_low", "worst20_high", "rounds", "floats_per_client"]
-    rows = [
-        [run.title, *(run.summary[key] for key in keys), run.worst.estimate, run.worst.low, run.worst.high,
-         run.rounds, run.floats_per_client, run.seconds]
+    amounts = ("rounds", "floats_per_client", "seconds")
+    headings = ["method", *keys, "worst20_corrected", "worst20_low", "worst20_high", *amounts]
+    rows = (
+        [run.title, *(run.summary[k] for k in keys), *corrected_worst(run), *(getattr(run, a) for a in amounts)]
         for run in runs
-    ]  # fmt: skip
-    return csv_link([*headings, "seconds"], rows)
+    )
+    return csv_link(headings, rows)
 
 
 def clients_csv(runs: Sequence[ReportedRun]) -> str:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from equipoise import local
 from equipoise.data.shards import Shards
-from equipoise.errors import positive, require
+from equipoise.errors import all_positive, positive, require
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Vector
 from equipoise.steps.rules import Constants, Rule, auto, sampled
@@ -80,8 +80,7 @@ def bounded(L_xx: float, L_lx: float, *, steps: int, mu: float = 0.0) -> tuple[C
     the start: no singular value of P C is larger. Local steps only shorten the steps in x and what they change in the
     losses (M <= I in `estimate_constants`), so the constants of J = 1 bound those of J steps; mu_x is the damped one.
     """
-    positive("steps", steps)
-    positive("L_xx", L_xx)
+    all_positive(steps=steps, L_xx=L_xx)
     eta = 1 / L_xx
     damped = (1 - (1 - eta * min(mu, L_xx)) ** steps) / (steps * eta)
     return Constants(L_xx, damped, L_lx), eta

@@ -26,7 +26,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from equipoise.errors import positive, require, within
+from equipoise.errors import all_positive, positive, require, within
 from equipoise.objectives.dual import Dual
 
 Scalar = Float[Array, ""]
@@ -71,14 +71,10 @@ class Constants(NamedTuple):
 
 def constant(*, tau: float, sigma: float, theta: float) -> Rule:
     """The same step sizes in every round (Condition 5.2)."""
-    positive("tau", tau)
-    positive("sigma", sigma)
+    all_positive(tau=tau, sigma=sigma)
     within("theta", theta, 0, 1)
 
-    def init(dtype: DTypeLike) -> RuleState:
-        first = StepSizes(*(jnp.asarray(value, dtype) for value in (tau, sigma, theta)))
-        return RuleState(first, first)
-
+    init = _starting_from(tau, sigma, theta)
     # Not those of the round before: a schedule builds the rule anew, with its numbers of the round.
     return Rule(init, lambda steps: init(steps.now.tau.dtype))
 
@@ -96,15 +92,15 @@ def accelerated(*, tau: float, sigma: float, mu: float) -> Rule:
         sigma: sigma_0.
         mu: strong convexity to count on; 0 keeps the step sizes constant.
     """
-    positive("tau", tau)
-    positive("sigma", sigma)
+    all_positive(tau=tau, sigma=sigma)
     require(mu >= 0, f"mu is {mu}; give a number from zero up")
 
-    def after(now: StepSizes) -> StepSizes:
+    def advance(steps: RuleState) -> RuleState:
+        now = steps.following
         theta = 1 / jnp.sqrt(1 + mu * now.tau)
-        return StepSizes(theta * now.tau, now.sigma / theta, theta)
+        return RuleState(now, StepSizes(theta * now.tau, now.sigma / theta, theta))
 
-    return _rule(tau, sigma, 1.0, after)
+    return Rule(_starting_from(tau, sigma, 1.0), advance)
 
 
 # The paper's step sizes, with the constants of its appendix E: they allow for client drift, and are small.
@@ -323,12 +319,9 @@ def _checked(constants: Constants, dual: Dual | None = None) -> tuple[float, flo
     return L_xx, mu_x, L_lx, dual.modulus
 
 
-def _rule(tau: float, sigma: float, theta: float, after: Callable[[StepSizes], StepSizes]) -> Rule:
+def _starting_from(tau: float, sigma: float, theta: float) -> Callable[[DTypeLike], RuleState]:
     def init(dtype: DTypeLike) -> RuleState:
         first = StepSizes(*(jnp.asarray(value, dtype) for value in (tau, sigma, theta)))
         return RuleState(first, first)
 
-    def advance(steps: RuleState) -> RuleState:
-        return RuleState(steps.following, after(steps.following))
-
-    return Rule(init, advance)
+    return init

@@ -14,7 +14,7 @@ from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, known, require
 from equipoise.protocol import RandomKey, Vector, as_key
-from equipoise.tasks.task import Scalar, Task, zeros
+from equipoise.tasks.task import Scalar, Task
 
 
 def over_examples(
@@ -79,8 +79,8 @@ def over_examples(
             expects(shard)
         return shard
 
-    modulus = float(l2) if convex and l2 > 0 else None
-    return Task(name, size, loss, grad, descend, init or zeros(size), predict, prepare, modulus)
+    modulus, start = float(l2) if convex and l2 > 0 else None, init or (lambda key: jnp.zeros(size))
+    return Task(name, size, loss, grad, descend, start, predict, prepare, modulus)
 
 
 def features_of(features: int) -> Callable[[Any], None]:

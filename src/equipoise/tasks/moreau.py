@@ -17,7 +17,7 @@ from jax.scipy.sparse.linalg import cg
 from jaxtyping import Float, Int
 
 from equipoise import local
-from equipoise.errors import known, positive, require
+from equipoise.errors import all_positive, known, positive, require
 from equipoise.protocol import Data, RandomKey, Vector
 from equipoise.tasks.squares import Gram, Kernel
 from equipoise.tasks.task import Scalar, Task
@@ -49,8 +49,7 @@ def moreau_envelope(task: Task, mu: float, *, steps: int | None = None, lr: floa
     require((steps is None) == (lr is None), "the envelope of a general loss needs both `steps` and `lr`")
     if steps is None or lr is None:
         return _exact(task, mu)
-    positive("steps", steps)
-    positive("lr", lr)
+    all_positive(steps=steps, lr=lr)
     return _inexact(task, mu, steps, lr)
 
 

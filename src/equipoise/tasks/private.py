@@ -16,7 +16,7 @@ from jax import Array
 
 from equipoise import local
 from equipoise.data.shards import Shards
-from equipoise.errors import InputError, positive, require
+from equipoise.errors import InputError, all_positive, require
 from equipoise.protocol import RandomKey, Vector
 from equipoise.tasks.task import Scalar, Task
 
@@ -72,8 +72,7 @@ def noisy_releases(
 
     `l2` is the task's own, which says nothing about records. `draw` is where noise comes from.
     """
-    for name, value in noise._asdict().items():
-        positive(name, value)
+    all_positive(**noise._asdict())
     require(l2 >= 0, f"l2 is {l2}; give the task's own, zero or more")
 
     def released(x: Vector, shard: Shards, key: RandomKey | None) -> tuple[Scalar, Vector]:

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import require
 from equipoise.protocol import RandomKey, Vector
-from equipoise.tasks.task import Scalar, Task, zeros
+from equipoise.tasks.task import Scalar, Task
 
 
 def quadratic(dim: int) -> Task:
@@ -28,4 +30,4 @@ def quadratic(dim: int) -> Task:
         )
         return shard
 
-    return Task("quadratic", dim, loss, grad, descend, zeros(dim), None, prepare)
+    return Task("quadratic", dim, loss, grad, descend, lambda key: jnp.zeros(dim), None, prepare)

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import require
-from equipoise.protocol import RandomKey, Vector
+from equipoise.protocol import RandomKey, Vector, choose
 from equipoise.tasks.examples import features_of, over_examples
 from equipoise.tasks.task import Scalar, Task
 
@@ -164,7 +164,7 @@ def squares(
         def watch(carry: tuple, t: Array) -> tuple[tuple, None]:
             state, seen = carry
             state = step(None, state)
-            return (state, jax.tree.map(lambda new, old: jnp.where(t == snapshot, new, old), state, seen)), None
+            return (state, choose(t == snapshot, state, seen)), None
 
         def vector(state: tuple) -> Vector:
             alpha, beta, z = state

@@ -36,7 +36,3 @@ class Task(NamedTuple):
 def losses(task: Task, x: Vector, data: Any) -> Float[Array, " n"]:
     """(f_1(x), ..., f_n(x)) over a whole federation at once."""
     return jax.lax.map(lambda i: task.loss(x, data.client(i)), jnp.arange(data.n))
-
-
-def zeros(size: int) -> Callable[[RandomKey | int], Vector]:
-    return lambda key: jnp.zeros(size)

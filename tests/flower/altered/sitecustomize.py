@@ -2,6 +2,7 @@
 
 $EQUIPOISE_TEST_CLOCK: the seconds that its clock is ahead.
 $EQUIPOISE_TEST_INLINE: the bytes from which on messages go as Flower's objects, as very large ones do.
+$EQUIPOISE_TEST_POLL: the seconds that Flower's own node sleeps at most before it looks for messages again.
 """
 
 import datetime
@@ -9,10 +10,11 @@ import importlib.util
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 AHEAD = float(os.environ.get("EQUIPOISE_TEST_CLOCK", "0"))
 INLINE = os.environ.get("EQUIPOISE_TEST_INLINE")
-TRANSPORT = "equipoise.deploy.network.transport"
+POLL = os.environ.get("EQUIPOISE_TEST_POLL")
 true_time, true_datetime = time.time, datetime.datetime
 
 
@@ -22,11 +24,14 @@ class Shifted(true_datetime):
         return true_datetime.fromtimestamp(time.time(), tz)
 
 
-class Shortened:
-    """Sets the limit when the module is imported: importing it here would load JAX into every process."""
+class Changed:
+    """Changes a module when it is imported: importing it here would load JAX or Flower into every process."""
+
+    def __init__(self, name, change):
+        self.name, self.change = name, change
 
     def find_spec(self, name, path=None, target=None):
-        if name != TRANSPORT:
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -34,14 +39,24 @@ class Shortened:
 
         def exec_module(module):
             load(module)
-            module.INLINE = int(INLINE)
+            self.change(module)
 
         spec.loader.exec_module = exec_module
         return spec
+
+
+def send_as_objects(transport):
+    transport.INLINE = int(INLINE)
+
+
+def sleep_less(node):
+    node.time = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: time.sleep(min(seconds, float(POLL)))})
 
 
 if AHEAD:
     time.time = lambda: true_time() + AHEAD
     datetime.datetime = Shifted
 if INLINE:
-    sys.meta_path.insert(0, Shortened())
+    sys.meta_path.insert(0, Changed("equipoise.deploy.network.transport", send_as_objects))
+if POLL:
+    sys.meta_path.insert(0, Changed("flwr.supernode.start_client_internal", sleep_less))

@@ -10,15 +10,14 @@ what it says later corrects the estimate with the gain of a Kalman filter, whose
 arrays of double precision.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
-
-from equipoise.algorithms.server_model.each_client import for_each
 
 TINY = 1e-300  # where a quotient of two zeros must be zero
 
@@ -45,6 +44,17 @@ class Difference(NamedTuple):
     y: Float[Array, "n d"]  # H_i s, heard or estimated
     memory: Memory  # with the corrections that it brought
     U: Float[Array, "n 1+k 1+k"]  # the uncertainty of (H_i s/|s|, Y_i)
+
+
+def for_each(function: Callable[..., Any], *arrays: Array) -> Any:
+    """`function`, a routine of linear algebra, of each client's matrices.
+
+    On a CPU one after the other: JAX hands a batch to the threads that its devices run on and waits for them there, so
+    with a device per core all of them may come to wait for each other, for ever.
+    """
+    return jax.lax.platform_dependent(
+        *arrays, cpu=lambda *a: jax.lax.map(lambda each: function(*each), a), default=jax.vmap(function)
+    )
 
 
 def empty(n: int, k: int, d: int, dtype: DTypeLike) -> Memory:

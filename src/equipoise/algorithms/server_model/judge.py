@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float
 from equipoise.algorithms.server_model import directions
 from equipoise.algorithms.server_model.directions import TINY
 from equipoise.algorithms.server_model.precision import joined, pairs
-from equipoise.algorithms.server_model.state import Point, Server, Shape, choose
+from equipoise.algorithms.server_model.state import Point, Server, Shape
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import mean, neutral
+from equipoise.protocol import choose, mean, neutral
 
 NOT_QUADRATIC = 1e-4  # a trapezoid that is this far off a loss
 FORGET = 0.2  # images that are this far off: only the newest direction stays

@@ -1,8 +1,7 @@
 """What the server of `scaffpd_model` keeps from one exchange to the next."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
@@ -79,8 +78,3 @@ def initial(x: Vector, n: int, k: int) -> Server:
         a=none,
         c=jnp.zeros_like(x),
     )
-
-
-def choose(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:
-    """One of two trees."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -11,8 +11,7 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise.algorithms.server_model import directions, saddle
-from equipoise.algorithms.server_model.directions import TINY
-from equipoise.algorithms.server_model.each_client import for_each
+from equipoise.algorithms.server_model.directions import TINY, for_each
 from equipoise.algorithms.server_model.precision import joined, pairs
 from equipoise.algorithms.server_model.state import Server, Trial
 from equipoise.objectives.dual import Dual

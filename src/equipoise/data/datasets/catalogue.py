@@ -7,7 +7,8 @@ Nothing is downloaded unless asked, and nothing is kept whose checksum is not th
 import importlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from equipoise import extensions
 from equipoise.data.dataset import Dataset
-from equipoise.errors import InputError, require, unknown
+from equipoise.errors import InputError, not_none, one_of, require
 
 Where = str | os.PathLike[str] | None
 
@@ -45,6 +46,10 @@ class Known(NamedTuple):
 
 def _idx(base: str, *checksums: str) -> tuple[Remote, ...]:
     return tuple(Remote(f"{base}/{file}", f"md5:{md5}") for file, md5 in zip(IDX, checksums, strict=True))
+
+
+def _archive(url: str, md5: str) -> tuple[Remote]:
+    return (Remote(url, f"md5:{md5}", archive=True),)
 
 
 IDX = tuple(
@@ -99,13 +104,7 @@ CATALOGUE = {
         ("emnist-*-train-images-idx3-ubyte*", "emnist-*.mat"),
         "emnist",
         ("emnist/gzip", "emnist/matlab", "EMNIST/raw", "gzip", "matlab"),
-        (
-            Remote(
-                "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-                "md5:58c8d27c78d21e728a6bc7b3cc06412e",
-                archive=True,
-            ),
-        ),
+        _archive("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),
     ),
     "cifar-10": Known(
         "50,000 + 10,000 colour images, 32 x 32, 10 classes (Krizhevsky 2009)",
@@ -120,13 +119,7 @@ CATALOGUE = {
             "cifar-10-batches-py",
             "cifar-10-batches-bin",
         ),
-        (
-            Remote(
-                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-                "md5:c58f30108f718f92721af3b95e74349a",
-                archive=True,
-            ),
-        ),
+        _archive("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
     ),
     "cifar-100": Known(
         "50,000 + 10,000 colour images, 32 x 32, 100 classes in 20 groups (Krizhevsky 2009)",
@@ -136,13 +129,7 @@ CATALOGUE = {
         ("meta", "train.bin"),
         "cifar-100",
         ("cifar-100/cifar-100-python", "cifar-100/cifar-100-binary", "cifar-100-python", "cifar-100-binary"),
-        (
-            Remote(
-                "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-                "md5:eb9058c3a382ffc7106e4002c42a8d85",
-                archive=True,
-            ),
-        ),
+        _archive("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
     ),
     "tiny-imagenet": Known(
         "100,000 + 10,000 colour images, 64 x 64, 200 classes (Le, Yang 2015)",
@@ -152,13 +139,7 @@ CATALOGUE = {
         ("train/n*",),
         "tiny-imagenet",
         ("tiny-imagenet/tiny-imagenet-200", "tiny-imagenet-200"),
-        (
-            Remote(
-                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                "md5:90528d7ca1a48142e341f4ef8d21d0de",
-                archive=True,
-            ),
-        ),
+        _archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
     ),
     "adult": Known(
         "32,561 + 16,281 people of the US census of 1994; is the income above 50,000 dollars? (UCI)",
@@ -208,8 +189,7 @@ def _checked(name: str, loader: Callable[..., Dataset], options: dict[str, Any])
     """The options as the types that the loader's arguments have; a text may stand for a number or a truth value."""
     allowed, out = inspect.signature(loader, eval_str=True).parameters, {}
     for option, value in options.items():
-        if option not in allowed:
-            raise unknown(f"option of {name}", option, allowed)
+        one_of(f"option of {name}", option, allowed)
         kind = allowed[option].annotation
         try:
             out[option] = value if kind is inspect.Parameter.empty else TypeAdapter(kind).validate_python(value)
@@ -233,8 +213,7 @@ def _own(reference: str, options: dict[str, Any]) -> Dataset:
 
 
 def entry(name: str) -> Known:
-    if name not in CATALOGUE:
-        raise unknown("data set", name, CATALOGUE)
+    one_of("data set", name, CATALOGUE)
     return CATALOGUE[name]
 
 
@@ -255,14 +234,21 @@ def where(name: str, data_dir: Where = None) -> Path | None:
     return next((f for f in folders(name, data_dir) if any(any(f.glob(p)) for p in patterns)), None)
 
 
+def folder_of(name: str, data_dir: Where = None, download: bool = False) -> Path:
+    """The folder with the set, fetched if asked; InputError says where to put it."""
+    found = where(name, data_dir)
+    if found is None and download:
+        fetch(name, data_dir)
+        found = where(name, data_dir)
+    return not_none(found, absent(name, data_dir))
+
+
 def find(name: str, *files: str, data_dir: Where = None, download: bool = False) -> Path:
     """The first of `files` (names for the same thing) that is there; InputError says where to put it."""
     if (path := seek(name, *files, data_dir=data_dir)) is None and download:
         fetch(name, data_dir)
         path = seek(name, *files, data_dir=data_dir)
-    if path is None:
-        raise InputError(absent(name, data_dir))
-    return path
+    return not_none(path, absent(name, data_dir))
 
 
 def seek(name: str, *files: str, data_dir: Where = None) -> Path | None:
@@ -293,6 +279,15 @@ def fetch(name: str, data_dir: Where = None) -> Path:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(f"{url} could not be downloaded ({why}); {absent(name, data_dir)}") from error
     return target
+
+
+@contextmanager
+def reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """What such errors mean of a file."""
+    try:
+        yield
+    except errors as error:
+        raise damaged(path, error) from error
 
 
 def damaged(path: Path, why: Any) -> InputError:

@@ -15,7 +15,7 @@ import numpy as np
 from equipoise import tensors
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue
-from equipoise.data.datasets.catalogue import Where, damaged
+from equipoise.data.datasets.catalogue import Where, damaged, reading
 from equipoise.errors import InputError, require
 
 NAMES = ("inputs", "labels", "test_inputs", "test_labels", "groups", "test_groups", "scale", "offset")
@@ -66,23 +66,17 @@ def _integers(a: Any) -> Any:
 
 
 def _arrays(file: Path) -> dict[str, Any]:
-    try:
+    named = file.suffix in (".safetensors", ".npz") or "inputs" in file.stem
+    require(named, f"{file} is not named after its inputs; call it inputs.npy or like that")
+    with reading(file, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
         if file.suffix == ".safetensors":
             found = tensors.read(file).arrays
         elif file.suffix == ".npz":
             with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
                 found = {name: archive[name] for name in archive.files}
         else:
-            require(
-                "inputs" in file.stem,
-                f"{file} is not named after its inputs; call it inputs.npy or like that",
-            )
             beside = {name: file.with_name(file.name.replace("inputs", name)) for name in NAMES}
             found = {name: np.load(p, mmap_mode="r", allow_pickle=False) for name, p in beside.items() if p.is_file()}
-    except InputError:
-        raise
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise damaged(file, error) from error
     return {name.removeprefix("train_"): a for name, a in found.items()}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue
-from equipoise.data.datasets.catalogue import Where, damaged
+from equipoise.data.datasets.catalogue import Where, damaged, reading
 from equipoise.errors import require, unknown
 
 NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
@@ -73,10 +73,8 @@ def adult(
 def _table(path: Path, missing: bool) -> dict[str, Any]:
     """The columns of adult.data or adult.test, whose first line is a remark and whose labels end in a dot."""
     rows = []
-    try:
+    with reading(path, OSError, UnicodeDecodeError):
         lines = path.read_text("ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise damaged(path, error) from error
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("|"):
             continue

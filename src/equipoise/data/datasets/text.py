@@ -6,7 +6,6 @@ LEAF (Caldas et al. 2018): a client is a role in a play, an example is 80 charac
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import numpy as np
 
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue
-from equipoise.data.datasets.catalogue import Where, damaged
-from equipoise.errors import InputError, require
+from equipoise.data.datasets.catalogue import Where, reading
+from equipoise.errors import require
 
 # LEAF's alphabet, in its order
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -44,21 +43,15 @@ def shakespeare(
     role's lines is the test set, so that no character is in both; roles with one turn or fewer than
     `min_characters` are left out. LEAF's JSON is taken as it is.
     """
-    found = catalogue.where("shakespeare", data_dir)
-    if found is None:
-        if download:
-            catalogue.fetch("shakespeare", data_dir)
-        raise InputError(catalogue.absent("shakespeare", data_dir))
+    found = catalogue.folder_of("shakespeare", data_dir, download)
     if (found / "train").is_dir():
         return _leaf(found)
     require(window >= 1 and stride >= 1, f"window and stride are {window} and {stride}; give at least 1 each")
     require(0 < test < 1, f"the test share is {test}; give one between 0 and 1")
     roles = {}
     for path in sorted(found.glob("*.txt")):
-        try:
+        with reading(path, UnicodeDecodeError):
             turns = spoken(path.read_text("utf-8"))
-        except UnicodeDecodeError as error:
-            raise damaged(path, error) from error
         for role, said in turns.items():
             roles[f"{path.stem}: {role}"] = said
     need = max(min_characters, int(np.ceil((window + 1) / min(test, 1 - test))))  # a window on either side
@@ -115,10 +108,6 @@ def encode(text: str) -> np.ndarray:
     return CODES[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
 
 
-def decode(codes: Iterable[int]) -> str:
-    return "".join(LETTERS[int(c)] for c in codes)
-
-
 def _windows(text: str, window: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
     views = np.lib.stride_tricks.sliding_window_view(encode(text), window + 1)[::stride]
     return views[:, :-1], views[:, -1]
@@ -149,12 +138,10 @@ def _leaf(folder: Path) -> Dataset:
 def _users(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     users = {}
     for path in sorted(folder.glob("*.json")):
-        try:
+        with reading(path, OSError, ValueError, KeyError, TypeError, AttributeError):
             for user, rows in json.loads(path.read_text("utf-8"))["user_data"].items():
                 if len(rows["x"]) != len(rows["y"]):
                     raise ValueError(f"{user} has {len(rows['x'])} windows and {len(rows['y'])} labels")
                 if rows["x"]:
                     users[user] = np.stack([encode(x) for x in rows["x"]]), encode("".join(rows["y"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise damaged(path, error) from error
     return users

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue
-from equipoise.data.datasets.catalogue import Where, damaged
-from equipoise.errors import InputError, require, unknown
+from equipoise.data.datasets.catalogue import Where, damaged, reading
+from equipoise.errors import one_of, require
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int32]
@@ -56,8 +56,7 @@ def fashion_mnist(*, data_dir: Where = None, download: bool = False) -> Dataset:
 
 def emnist(*, split: str = "balanced", data_dir: Where = None, download: bool = False) -> Dataset:
     """From the .mat file, which names the writers (they are the groups), or from the idx files."""
-    if split not in EMNIST:
-        raise unknown("EMNIST split", split, EMNIST)
+    one_of("EMNIST split", split, EMNIST)
     classes = tuple(EMNIST[split])
     first = 1 if split == "letters" else 0  # the authors count letters from 1
     mat = catalogue.seek("emnist", f"emnist-{split}.mat", data_dir=data_dir)
@@ -117,12 +116,7 @@ def tiny_imagenet(*, data_dir: Where = None, download: bool = False) -> Dataset:
     minutes, so the pixels are kept in train-pixels.npy and val-pixels.npy beside the images, where that may
     be written, and mapped from there the next time; delete these two files if the images change.
     """
-    folder = catalogue.where("tiny-imagenet", data_dir)
-    if folder is None and download:
-        catalogue.fetch("tiny-imagenet", data_dir)
-        folder = catalogue.where("tiny-imagenet", data_dir)
-    if folder is None:
-        raise InputError(catalogue.absent("tiny-imagenet", data_dir))
+    folder = catalogue.folder_of("tiny-imagenet", data_dir, download)
     classes = _classes(folder / "train")
     train = _listed(folder / "train", classes)
     notes = folder / "val" / "val_annotations.txt"
@@ -144,7 +138,7 @@ def tiny_imagenet(*, data_dir: Where = None, download: bool = False) -> Dataset:
 
 def read_idx(path: Path) -> NDArray[Any]:
     """An idx file, mapped if it is not compressed."""
-    try:
+    with reading(path, OSError, EOFError, ValueError, IndexError, zlib.error):
         raw: Any = (
             np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8)
             if path.suffix == ".gz"
@@ -159,8 +153,6 @@ def read_idx(path: Path) -> NDArray[Any]:
         if body.size != announced:
             raise ValueError(f"{announced} bytes are announced and {body.size} are there")
         return body.view(dtype).reshape(shape)
-    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
-        raise damaged(path, error) from error
 
 
 def _idx_set(
@@ -203,11 +195,9 @@ def _emnist_mat(path: Path, classes: tuple[str, ...], first: int) -> Dataset:
             raise ValueError(f"{labels.size} labels for images of shape {images.shape}")
         return images.reshape(-1, 28, 28, 1), labels, writers.reshape(-1)
 
-    try:
+    with reading(path, Exception):  # scipy raises nearly anything on a damaged file
         data = loadmat(path, simplify_cells=True)["dataset"]
         (images, labels, writers), (test_images, test_labels, test_writers) = map(part, (data["train"], data["test"]))
-    except Exception as error:  # scipy raises nearly anything on a damaged file
-        raise damaged(path, error) from error
     labels, test_labels = (_numbered(path, y, len(classes), first) for y in (labels, test_labels))
     names, codes = np.unique(np.concatenate([writers, test_writers]), return_inverse=True)
     groups, test_groups = np.split(codes.astype(np.int32), [len(labels)])
@@ -228,11 +218,8 @@ class _Plain(pickle.Unpickler):
 
 
 def _unpickled(path: Path) -> dict[bytes, Any]:
-    try:
-        with path.open("rb") as file:
-            data = _Plain(file, encoding="bytes").load()
-    except Exception as error:  # a damaged pickle raises nearly anything
-        raise damaged(path, error) from error
+    with reading(path, Exception), path.open("rb") as file:  # a damaged pickle raises nearly anything
+        data = _Plain(file, encoding="bytes").load()
     if not isinstance(data, dict):
         raise damaged(path, f"it holds a {type(data).__name__}, not a table")
     return data
@@ -247,10 +234,8 @@ def _column(path: Path, data: dict[bytes, Any], name: bytes) -> Any:
 def _cifar(path: Path, classes: dict[bytes, int]) -> tuple[Pixels, list[Labels]]:
     """Images and label columns (name: how many classes), from a pickle or from records of bytes."""
     if path.suffix == ".bin":
-        try:
+        with reading(path, OSError, ValueError):
             rows: Any = np.memmap(path, np.uint8, "r").reshape(-1, len(classes) + 3072)
-        except (OSError, ValueError) as error:
-            raise damaged(path, error) from error
         pixels, columns = rows[:, len(classes) :], list(rows[:, : len(classes)].T)
     else:
         data = _unpickled(path)
@@ -282,10 +267,8 @@ def _decoded(paths: Sequence[Path], kept: Path) -> Pixels:
 
     shape = (len(paths), 64, 64, 3)
     if kept.is_file():
-        try:
+        with reading(kept, OSError, EOFError, ValueError):
             mapped = np.load(kept, mmap_mode="r")
-        except (OSError, EOFError, ValueError) as error:
-            raise damaged(kept, error) from error
         if mapped.shape == shape:
             return mapped
     temporary = kept.with_suffix(".part")

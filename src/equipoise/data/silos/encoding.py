@@ -180,13 +180,8 @@ def _float(dtype: DTypeLike | None) -> np.dtype:
     return np.dtype(jax.dtypes.canonicalize_dtype(np.float64) if dtype is None else dtype)
 
 
-def _or_nan(value: pl.Expr, present: pl.Expr) -> pl.Expr:
-    """Null for a missing cell, NaN for one that cannot be read."""
-    return pl.when(present & value.is_null()).then(math.nan).otherwise(value)
-
-
 def _coded(table: Table, feature: Feature) -> pl.Expr:
-    """A value, or the index of the input that is 1 (null: none of them)."""
+    """A value (null: a missing cell, NaN: one that cannot be read), or the index of the input that is 1, if any is."""
     cells = table.cells(feature.name)
     if feature.kind == "text":
         known = cells.text.replace_strict(
@@ -195,7 +190,7 @@ def _coded(table: Table, feature: Feature) -> pl.Expr:
         own = pl.lit(len(feature.categories) if feature.missing else None, pl.Int32)
         return pl.when(cells.present).then(known).otherwise(own)
     value = cells.number if feature.kind == "number" else cells.date
-    return _or_nan(value, cells.present)
+    return pl.when(cells.present & value.is_null()).then(math.nan).otherwise(value)
 
 
 def _fill(out: np.ndarray, feature: Feature, column: pl.Series, table: Table) -> None:

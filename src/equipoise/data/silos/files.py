@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from equipoise.data.silos.cells import first_line, listing
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 
 SUFFIXES = (".csv", ".npz", ".parquet")
 SEPARATOR = "one character of ASCII that is not a quotation mark and ends no line, such as ';'"
@@ -150,8 +150,7 @@ def _read_npz(path: Path, label: str) -> pl.LazyFrame:
             held = ["a single array without a name"] if single else list(arrays)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path.name} cannot be read as NPZ: {first_line(error)}") from error
-    require(inputs is not None, f"{path.name} has no array 'inputs'; it holds {listing(held)}")
-    assert inputs is not None
+    inputs = not_none(inputs, f"{path.name} has no array 'inputs'; it holds {listing(held)}")
     return frame_of(inputs, labels, label, file=path.name)
 
 

@@ -18,7 +18,7 @@ from equipoise.data.partition import stratified
 from equipoise.data.silos.encoding import Encoding
 from equipoise.data.silos.files import scan
 from equipoise.data.silos.statistics import Options, Statistics, statistics, strata
-from equipoise.errors import require
+from equipoise.errors import not_none, require
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -36,9 +36,8 @@ class Site(NamedTuple):
 
     def encode(self, encoding: Encoding) -> tuple[Pair, Pair | None]:
         """(inputs, labels) for training, and for testing."""
-        inputs, labels = encoding.apply(self.frame, file=self.file)
-        require(labels is not None, f"{self.file} has no column {encoding.target.name!r}, the label")
-        assert labels is not None
+        inputs, found = encoding.apply(self.frame, file=self.file)
+        labels = not_none(found, f"{self.file} has no column {encoding.target.name!r}, the label")
         train, test = ~self.held_out, self.held_out
         return (inputs[train], labels[train]), (inputs[test], labels[test]) if test.any() else None
 

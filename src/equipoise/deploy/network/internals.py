@@ -3,6 +3,10 @@
 Importing this module fails where Flower has changed; `why_not_warm` says so, and Flower's own programs take over.
 """
 
+# ruff: noqa: F401 - what is imported here is used by the modules beside this one
+
+from typing import Any
+
 from flwr.app import Error, Metadata
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.config import get_fab_config, get_fused_config_from_fab
@@ -44,59 +48,16 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-from flwr.superlink.grid import HttpGrid
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-if not isinstance(getattr(HttpGrid, "_runtime_client", None), property):
-    raise ImportError("HttpGrid has no _runtime_client")
 
-__all__ = [
-    "FLEET_HTTP_PUBLIC_KEY_HEADER",
-    "FLEET_HTTP_SIGNATURE_HEADER",
-    "HEARTBEAT_DEFAULT_INTERVAL",
-    "SUPERLINK_NODE_ID",
-    "TIMESTAMP_HEADER",
-    "ActivateNodeRequest",
-    "ConfirmMessageReceivedRequest",
-    "ControlHttpClient",
-    "DeactivateNodeRequest",
-    "Error",
-    "ErrorCode",
-    "FleetHttpClient",
-    "GetFabRequest",
-    "GetRunRequest",
-    "HttpGrid",
-    "MessageProto",
-    "Metadata",
-    "Node",
-    "ObjectPullError",
-    "ObjectTree",
-    "PullAppMessagesRequest",
-    "PullMessagesRequest",
-    "PushAppMessagesRequest",
-    "PushMessagesRequest",
-    "RegisterNodeFleetRequest",
-    "RegisterNodeRequest",
-    "RuntimeVersionHttpInterceptor",
-    "SendNodeHeartbeatRequest",
-    "add_headers",
-    "fab_from_proto",
-    "get_all_nested_objects",
-    "get_fab_config",
-    "get_fused_config_from_fab",
-    "get_object_tree",
-    "inflate_object_from_contents",
-    "iterate_object_tree",
-    "make_message",
-    "make_pull_object_fn_protobuf",
-    "make_push_object_fn_protobuf",
-    "message_from_proto",
-    "message_to_proto",
-    "no_object_id_recompute",
-    "public_key_to_bytes",
-    "pull_objects",
-    "push_objects",
-    "remove_content_from_message",
-    "run_from_proto",
-    "sign_message",
-]
+def pull_message(tree: ObjectTree, number: str, node: Node, run: int, pull: Any, confirm: Any) -> Any:
+    """A message that came as objects: its parts, confirmed and put together; `pull` and `confirm` are the client's."""
+    numbers = [part.object_id for part in iterate_object_tree(tree)]
+    fetch = make_pull_object_fn_protobuf(pull, node, run)
+    # Flower's own first pause is 1 s, and the objects follow the message at once.
+    contents = pull_objects(numbers, fetch, initial_backoff=0.01, backoff_cap=0.5)
+    confirm(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=number))
+    message: Any = inflate_object_from_contents(number, contents)
+    message.metadata.__dict__["_message_id"] = number
+    return message

@@ -9,8 +9,8 @@ which Flower keeps once however many sites are sent the same.
 import importlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -20,6 +20,7 @@ from equipoise.deploy.network.wire import content_bytes
 INLINE = 16 << 20  # bytes of arrays from which on a message is sent as objects
 REQUEST = 32 << 20  # bytes of content in one request or answer
 WAIT, MOST, NODES = "x-equipoise-wait", "x-equipoise-most", "x-equipoise-nodes"  # see superlink.py
+T = TypeVar("T")
 
 
 class Transport(NamedTuple):
@@ -31,10 +32,11 @@ class Transport(NamedTuple):
     about: str
 
 
-def why_not_warm() -> str:
-    """Why Flower's internals cannot be used; empty where they can."""
+def why_not_warm(*more: str) -> str:
+    """Why Flower's internals cannot be used; empty where they can. A server needs `more` of them: "serverapp"."""
     try:
-        importlib.import_module("equipoise.deploy.network.internals")
+        for module in ("internals", *more):
+            importlib.import_module(f"equipoise.deploy.network.{module}")
     except Exception as error:  # whatever another version of Flower does
         return f"{type(error).__name__}: {error}"
     return ""
@@ -44,9 +46,7 @@ def transport(grid: Grid, *, stock: bool = False) -> Transport:
     """The fastest way that this Grid has; `stock`: Flower's own."""
     why = "asked for" if stock else why_not_warm()
     if not why:
-        from equipoise.deploy.network import internals
-
-        if isinstance(grid, internals.HttpGrid):
+        if hasattr(grid, "_runtime_client"):  # Flower's HttpGrid, and the server's own
             return direct(grid)
         why = f"the Grid is a {type(grid).__name__}"
     return standard(grid, why)
@@ -117,22 +117,11 @@ def direct(grid: Any) -> Transport:
     def received(proto: Any, tree: Any) -> Message:
         if not tree.children:  # the content is inside, or there is none because of an error
             return flower.message_from_proto(proto)
-        number, run = proto.metadata.message_id, grid.run.run_id
+        number, calls = proto.metadata.message_id, (client.PullObject, client.ConfirmMessageReceived)
         try:
-            contents = flower.pull_objects(
-                [part.object_id for part in flower.iterate_object_tree(tree)],
-                flower.make_pull_object_fn_protobuf(client.PullObject, grid.node, run),
-                initial_backoff=0.01,  # Flower's own is 1 s, and the objects follow the message at once
-                backoff_cap=0.5,
-            )
+            return flower.pull_message(tree, number, grid.node, grid.run.run_id, *calls)
         except flower.ObjectPullError as error:
             return unavailable(proto, str(error))
-        client.ConfirmMessageReceived(
-            flower.ConfirmMessageReceivedRequest(node=grid.node, run_id=run, message_object_id=number)
-        )
-        message: Any = flower.inflate_object_from_contents(number, contents)
-        message.metadata.__dict__["_message_id"] = number
-        return message
 
     def unavailable(proto: Any, why: str) -> Message:
         metadata = flower.Metadata(
@@ -151,15 +140,16 @@ def direct(grid: Any) -> Transport:
     return Transport(push, pull, lambda: staying, "messages with their content inside, to sites that can")
 
 
-def batches(items: Sequence[int], size: Callable[[int], int]) -> Iterator[list[int]]:
+def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
     """Cuts a sequence where a request would become too large."""
-    batch: list[int] = []
+    batch: list[T] = []
     total = 0
     for item in items:
-        if batch and total + size(item) > REQUEST:
+        bytes_more = size(item)
+        if batch and total + bytes_more > REQUEST:
             yield batch
             batch, total = [], 0
         batch.append(item)
-        total += size(item)
+        total += bytes_more
     if batch:
         yield batch

@@ -18,12 +18,12 @@ import fcntl
 import importlib
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -322,14 +322,8 @@ class WarmSite:
 
     def objects(self, run: int, tree: Any) -> Message:
         """A message that came as Flower's objects."""
-        fetch = flower.make_pull_object_fn_protobuf(lambda r: self.ask(self.client.PullObject, r), self.node, run)
-        numbers = [part.object_id for part in flower.iterate_object_tree(tree)]
-        contents = flower.pull_objects(numbers, fetch, initial_backoff=0.01, backoff_cap=0.5)
-        confirmed = flower.ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=tree.object_id)
-        self.ask(self.client.ConfirmMessageReceived, confirmed)
-        message: Any = flower.inflate_object_from_contents(tree.object_id, contents)
-        message.metadata.__dict__["_message_id"] = tree.object_id
-        return message
+        calls = (partial(self.ask, call) for call in (self.client.PullObject, self.client.ConfirmMessageReceived))
+        return flower.pull_message(tree, tree.object_id, self.node, run, *calls)
 
     def send(self, run: int, reply: Message, inside: bool, seconds: float) -> None:
         number = reply.metadata.message_id
@@ -416,8 +410,7 @@ def own_key(folder: Path) -> ec.EllipticCurvePrivateKey:
         made = ec.generate_private_key(ec.SECP384R1()).private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(made)
+        write_whole(path, made, secret=True)
     return read_key(path)
 
 

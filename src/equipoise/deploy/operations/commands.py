@@ -1,30 +1,29 @@
 """What the commands do: a server, a site, or a whole federation on one machine; all that they start ends with them."""
 
 import os
-import shlex
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from equipoise._jax import keep_programs
 from equipoise.deploy.network.transport import why_not_warm
 from equipoise.deploy.operations import keys as made
-from equipoise.deploy.operations import launch, worker
+from equipoise.deploy.operations import launch
 from equipoise.deploy.operations.page import live_page
-from equipoise.deploy.operations.processes import await_port, is_free, keep_running, owned, process
-from equipoise.deploy.operations.worker import SiteWork, Work
+from equipoise.deploy.operations.processes import await_port, is_free, keep_running, process
+from equipoise.deploy.operations.site_process import Say, Site, begin_sites, node_config
 from equipoise.deploy.site import read as read_site
 from equipoise.errors import EquipoiseError, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.files import make_folder
 
-Say = Callable[[str], None]
-WORKER = [sys.executable, "-m", "equipoise.deploy.operations.worker"]
 LAST_WORDS = 1.5  # seconds for the output of a run that is finished
 RESTARTS = 5  # times that a SuperLink that died is started again
 TRIES = 5  # times that the processes of a trial's sites may end soon after their start
@@ -53,15 +52,16 @@ def run_server(
     settings: ServerSettings,
     say: Say,
     *,
+    ready: Callable[[], None] = lambda: None,
     check: Callable[[], None] = lambda: None,
     ending: Callable[[], None] = lambda: None,
 ) -> None:
     """Until the run is finished; a SuperLink that dies is started again, and the run resumes.
 
-    `check` is called all the while, and what it raises ends the run; `ending` when the run has ended and the SuperLink
-    has not.
+    `ready` is called when a SuperLink knows the sites' keys; `check` all the while, and what it raises ends the run;
+    `ending` when the run has ended and the SuperLink has not.
     """
-    state, why = settings.state, "asked for" if settings.stock else why_not_warm()
+    state, why = settings.state, "asked for" if settings.stock else why_not_warm("serverapp")
     make_folder(state)
     require(
         is_free(settings.local, settings.port),
@@ -77,7 +77,7 @@ def run_server(
         if settings.page is not None:
             say(f"live: {stack.enter_context(live_page(folder, settings.page))}")
         for attempt in range(RESTARTS + 1):
-            if _one_link(link, app, more, folder, settings, why, say, check, ending) or records.finished(folder):
+            if _one_link(link, app, more, config, folder, settings, why, say, ready, check, ending):
                 break
             if attempt == RESTARTS:
                 raise EquipoiseError(f"Flower's server ended {RESTARTS + 1} times, see {state / 'superlink.log'}")
@@ -92,38 +92,103 @@ def _one_link(
     link: Sequence[str],
     app: Path,
     more: Mapping[str, str],
+    config: Config,
     folder: Path,
     settings: ServerSettings,
     why: str,
     say: Say,
+    ready: Callable[[], None],
     check: Callable[[], None],
     ending: Callable[[], None],
 ) -> bool:
     """One SuperLink and a run on it; False if the SuperLink died before the run ended."""
     diary = settings.state / "superlink.log"
-    say(shown(link, more))
+    say(launch.shown(link, more))
     with diary.open("a") as log, process(link, more, stdout=log, stderr=log) as child:
         say(f"its log: {diary}")
         await_port(child, settings.local, settings.port)
         if settings.keys is not None:
             register(settings, more, why, say)
-        begin = launch.run_app(app)
-        say(shown(begin, more))
-        with process(begin, more) as started:
-            while started.poll() is None and not records.finished(folder):
-                time.sleep(0.1)
-                check()
-                if child.poll() is not None:
-                    return False
-            with suppress(subprocess.TimeoutExpired):
-                started.wait(LAST_WORDS)
-        if not records.finished(folder):
-            with suppress(subprocess.TimeoutExpired):  # what ended first is not what is noticed first
-                child.wait(2 * LAST_WORDS)
-        if child.poll() is None:
+        ready()
+        if why:
+            served = _served_by_flower(child, app, more, folder, say, check)
+        else:
+            served = _served_here(child, app, config, folder, settings, check)
+        if served:
             ending()
-            return True
-        return False
+        return served
+
+
+def _served_here(
+    child: subprocess.Popen,
+    app: Path,
+    config: Config,
+    folder: Path,
+    settings: ServerSettings,
+    check: Callable[[], None],
+) -> bool:
+    """The run, in this process; False if the SuperLink died before it ended."""
+    from equipoise.deploy.events import LinkLost
+    from equipoise.deploy.network.serverapp import started_run
+    from equipoise.deploy.server import serve_run
+
+    lost, over, failed = threading.Event(), threading.Event(), list[BaseException]()
+
+    def watch() -> None:
+        while child.poll() is None and not over.wait(0.1):
+            try:
+                check()
+            except Exception as error:
+                failed.append(error)
+                assert child.stdin is not None
+                child.stdin.close()  # the SuperLink ends, and what waits for it with it
+                child.wait()
+        lost.set()
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    certificates = None if settings.keys is None else (settings.keys / made.CA).read_bytes()
+    keep_programs()
+    try:
+        with started_run(f"{settings.local}:{settings.port}", certificates, app, lost) as grid:
+            serve_run(config, folder, grid)
+    except LinkLost:
+        if failed:
+            raise failed[0] from None
+        return records.finished(folder)
+    except EquipoiseError as error:
+        raise EquipoiseError(f"{error}; the same command resumes the run where {folder} stands") from error
+    except Exception:  # of the user's own code: its traceback, and then the sentence that all ends with
+        traceback.print_exc()
+    finally:
+        over.set()
+        watching.join()
+    return True
+
+
+def _served_by_flower(
+    child: subprocess.Popen,
+    app: Path,
+    more: Mapping[str, str],
+    folder: Path,
+    say: Say,
+    check: Callable[[], None],
+) -> bool:
+    """The run, by Flower's own programs; False if the SuperLink died before it ended."""
+    begin = launch.run_app(app)
+    say(launch.shown(begin, more))
+    with process(begin, more) as started:
+        while started.poll() is None and not records.finished(folder):
+            time.sleep(0.1)
+            check()
+            if child.poll() is not None:
+                return records.finished(folder)
+        with suppress(subprocess.TimeoutExpired):
+            started.wait(LAST_WORDS)
+    if not records.finished(folder):
+        with suppress(subprocess.TimeoutExpired):  # what ended first is not what is noticed first
+            child.wait(2 * LAST_WORDS)
+    return child.poll() is None or records.finished(folder)
 
 
 def register(settings: ServerSettings, more: Mapping[str, str], why: str, say: Say) -> None:
@@ -133,7 +198,7 @@ def register(settings: ServerSettings, more: Mapping[str, str], why: str, say: S
     if why:
         for path in public:
             command = launch.register(path)
-            say(shown(command, more))
+            say(launch.shown(command, more))
             done = subprocess.run(command, env={**os.environ, **more}, check=False, capture_output=True, text=True)
             said = (done.stdout + done.stderr).strip()
             known = "already" in said.lower()
@@ -168,93 +233,6 @@ def register(settings: ServerSettings, more: Mapping[str, str], why: str, say: S
     say(f"registered {len(public)} keys")
 
 
-class Site(NamedTuple):
-    """A site of this machine."""
-
-    name: str
-    folder: Path
-    config: dict[str, str]  # where its rows are
-    key: Path | None = None  # its private key; None: that of its name among the keys
-
-
-def node_config(name: str, folder: Path, rows: Mapping[str, str]) -> dict[str, str]:
-    return {"site": name, "folder": str(folder.resolve()), "compiled": str((folder / "compiled").resolve()), **rows}
-
-
-def identified(site: Site, keys: Path | None) -> dict[str, str]:
-    """The node's configuration, with its own key and those by which it knows the others, for masked sums."""
-    if keys is None:
-        return site.config
-    private = launch.private_key(keys, site.name, site.key)
-    return {**site.config, "key": str(private.resolve()), "roster": str((keys / made.SITES).resolve())}
-
-
-def begin_sites(
-    sites: Sequence[Site],
-    server: str,
-    keys: Path | None,
-    say: Say,
-    *,
-    stock: bool = False,
-    compiled: Path | None = None,
-) -> Callable[[], AbstractContextManager[subprocess.Popen]]:
-    """How the process of these sites is started: one that stays, or Flower's own for a single site."""
-    why = "asked for" if stock else why_not_warm()
-    names = ", ".join(site.name for site in sites)
-    if why:
-        require(len(sites) == 1, "Flower's own nodes run one site each")
-        say(f"{names}: Flower's SuperNode, a process for every message ({why})")
-        return lambda: _supernode(sites[0], server, keys, say)
-    say(f"{names}: one process that stays (warm)")
-    work = work_of(sites, server, keys, compiled)
-    return lambda: _worker(work)
-
-
-def work_of(sites: Sequence[Site], server: str, keys: Path | None, compiled: Path | None = None) -> Work:
-    """What the process of these sites has to know."""
-    return Work(
-        server=server,
-        certificates=None if keys is None else str(keys / made.CA),
-        compiled=str(compiled or sites[0].folder / "compiled"),
-        sites=tuple(
-            SiteWork(
-                name=site.name,
-                folder=str(site.folder),
-                config=identified(site, keys),
-                key=None if keys is None else str(launch.private_key(keys, site.name, site.key)),
-            )
-            for site in sites
-        ),
-    )
-
-
-@contextmanager
-def _worker(work: Work) -> Iterator[subprocess.Popen]:
-    with owned(WORKER, launch.QUIET, patience=2.0) as child:
-        assert child.stdin is not None
-        with suppress(OSError):  # it has ended already, which its exit code says
-            child.stdin.write(worker.line(work))
-            child.stdin.flush()
-        yield child
-
-
-@contextmanager
-def _supernode(site: Site, server: str, keys: Path | None, say: Say) -> Iterator[subprocess.Popen]:
-    from equipoise.deploy.operations.processes import free_port
-
-    more = launch.environment(site.folder / "flower")
-    command = launch.supernode(server, free_port(), identified(site, keys), keys, site.key)
-    say(shown(command, more))
-    with process(command, more) as child:
-        yield child
-
-
-def run_site(site: Site, server: str, keys: Path | None, say: Say, *, stock: bool = False) -> None:
-    """Until interrupted."""
-    begin = begin_sites([site], server, keys, say, stock=stock)
-    keep_running(begin, threading.Event(), say, name=site.name)
-
-
 def check_files(config: Config, files: Mapping[str, Path]) -> None:
     """Says what is wrong with a site's file before anything starts."""
     for name, path in sorted(files.items()):
@@ -285,10 +263,11 @@ def run_local(
         for name, path in sorted(files.items())
     ]
     server, stop = f"{settings.local}:{settings.port}", threading.Event()
+    stock = settings.stock or bool(why_not_warm())
+    processes = len(sites) if stock else processes
     groups = [sites[k::processes] for k in range(min(processes, len(sites)))]
     begins = [
-        begin_sites(group, server, settings.keys, say, stock=settings.stock, compiled=folders / "compiled")
-        for group in groups
+        begin_sites(group, server, settings.keys, say, stock=stock, compiled=folders / "compiled") for group in groups
     ]
     failed: list[Exception] = []
 
@@ -305,22 +284,21 @@ def run_local(
 
     names = [", ".join(site.name for site in group) for group in groups]
     threads = [threading.Thread(target=run, args=each, daemon=True) for each in zip(names, begins, strict=True)]
-    for thread in threads:
-        thread.start()
+
+    @cache
+    def start_sites() -> None:
+        for thread in threads:
+            thread.start()
 
     def end_sites() -> None:
         stop.set()
         for thread in threads:
-            thread.join(10.0)
+            if thread.is_alive():
+                thread.join(10.0)
 
+    if not stock:  # Flower's own nodes end when their keys are not known yet, and every start takes them long
+        start_sites()
     try:
-        run_server(config, folder, settings, say, check=check, ending=end_sites)
+        run_server(config, folder, settings, say, ready=start_sites, check=check, ending=end_sites)
     finally:
         end_sites()
-
-
-def shown(command: Sequence[str], more: Mapping[str, str]) -> str:
-    """A command as one would type it."""
-    short = dict(more) | {"PATH": more["PATH"].removesuffix(os.environ["PATH"]) + "$PATH"}
-    settings = " ".join(f"{name}={value if name == 'PATH' else shlex.quote(value)}" for name, value in short.items())
-    return f"$ {settings} {shlex.join(command)}"

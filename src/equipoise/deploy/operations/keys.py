@@ -15,10 +15,6 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import trustme
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-
 from equipoise.errors import FileError, InputError, require
 from equipoise.files import check_place, make_folder, reason, write_whole
 
@@ -27,6 +23,9 @@ CA, CA_KEY, SERVER, SERVER_KEY, SITES = "ca.crt", "ca.key", "server.crt", "serve
 
 def make(folder: Path, sites: Iterable[str], *, hosts: Sequence[str] = (), days: int = 30) -> None:
     """All of the above; keys that are there already stay, so that a site can be added later."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     sites = list(sites)
     check_place(folder / SITES)
     for site in sites:
@@ -68,6 +67,8 @@ def _check_name(folder: Path, site: str) -> None:
 
 def _certificates(hosts: list[str], days: int) -> dict[str, bytes]:
     """What is in each file, in the order to write them: with the server's certificate they are whole."""
+    import trustme
+
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     authority = trustme.CA(organization_name="Equipoise, for trials")
     try:

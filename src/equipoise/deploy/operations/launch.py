@@ -1,18 +1,21 @@
 """The exact commands of a federation: Flower's programs, and what they are configured with."""
 
 import os
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from equipoise.deploy import network
 from equipoise.deploy.operations import keys
 from equipoise.errors import require
-from equipoise.experiment.config import Config
 from equipoise.files import check_own, make_folder, write_whole
+
+if TYPE_CHECKING:
+    from equipoise.experiment.config import Config
 
 SUPERLINK = str(Path(network.__file__).with_name("superlink.py"))
 NAME = "equipoise"  # of the connection and of the app
@@ -22,7 +25,7 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3"}
 
 
-def app(folder: Path, config: Config, out: Path, *, client: str = CLIENT, stock: bool = False) -> Path:
+def app(folder: Path, config: "Config", out: Path, *, client: str = CLIENT, stock: bool = False) -> Path:
     """What `flwr run` takes: an app that installs nothing, with the run's settings in its configuration."""
     pyproject = {
         "project": {
@@ -62,8 +65,11 @@ def _write_own(path: Path, content: Mapping[str, Any], mark: str) -> None:
 
 
 def superlink(host: str, port: int, folder: Path | None, *, database: Path | None = None) -> list[str]:
-    """With `database` Flower's own, which keeps its state in a file; without, one that holds pulls, in memory."""
-    command = ["flower-superlink"] if database else [sys.executable, "-P", SUPERLINK]
+    """With `database` Flower's own, which keeps its state in a file; without, one that holds pulls, in memory.
+
+    The latter starts no process of its own: the ServerApp is the process that starts it.
+    """
+    command = ["flower-superlink"] if database else [sys.executable, "-P", SUPERLINK, "--isolation", "process"]
     command += ["--host", host, "--port", str(port)] + (["--database", str(database)] if database else [])
     command += ["--disable-runtime-dependency-installation"]
     if folder is None:
@@ -109,3 +115,10 @@ def environment(home: Path) -> dict[str, str]:
     """Settings of Flower's programs; they look for each other on the PATH."""
     here = str(Path(sys.executable).parent)
     return {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}", "FLWR_HOME": str(home.resolve()), **QUIET, **QUICK}
+
+
+def shown(command: Sequence[str], more: Mapping[str, str]) -> str:
+    """A command as one would type it."""
+    short = dict(more) | {"PATH": more["PATH"].removesuffix(os.environ["PATH"]) + "$PATH"}
+    settings = " ".join(f"{name}={value if name == 'PATH' else shlex.quote(value)}" for name, value in short.items())
+    return f"$ {settings} {shlex.join(command)}"

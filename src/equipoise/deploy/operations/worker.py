@@ -4,7 +4,6 @@ Its first line of standard input says which, as JSON (`Work`); it ends within a 
 SIGTERM. `equipoise flower site` and `local` start it, and start it again when it crashes.
 """
 
-import json
 import logging
 import os
 import signal
@@ -14,28 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from equipoise._jax import keep_programs
-from equipoise.deploy.operations.processes import REFUSED
+from equipoise.deploy.network.transport import why_not_warm
+from equipoise.deploy.operations import site_process
+from equipoise.deploy.operations.keys import CA
+from equipoise.deploy.operations.processes import GUARD, REFUSED
+from equipoise.deploy.operations.site_process import STOCK, Work
 from equipoise.deploy.status import JsonLines
-from equipoise.errors import EquipoiseError
-from equipoise.experiment.records import JsonRecord
-
-
-class SiteWork(JsonRecord):
-    """One site."""
-
-    name: str
-    folder: str
-    config: dict[str, str]  # the node's: where its rows are
-    key: str | None  # its private key; None: no authentication
-
-
-class Work(JsonRecord):
-    """What a worker does."""
-
-    server: str  # HOST:PORT
-    certificates: str | None  # None: no encryption
-    compiled: str  # a folder for compiled programs
-    sites: tuple[SiteWork, ...]
+from equipoise.errors import EquipoiseError, require
 
 
 def main() -> int:
@@ -43,7 +27,7 @@ def main() -> int:
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
-    work = Work.model_validate_json(sys.stdin.readline())
+    work = site_process.read_line(sys.stdin.readline())
 
     def watch_parent() -> None:
         sys.stdin.read()
@@ -57,10 +41,11 @@ def main() -> int:
     console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger.addHandler(console)
     try:
+        if why := why_not_warm():
+            become_supernode(work, why)
         keep_programs(Path(work.compiled))
         Path(work.sites[0].folder).mkdir(parents=True, exist_ok=True)
         logger.addHandler(JsonLines(Path(work.sites[0].folder) / "log.jsonl"))
-        from equipoise.deploy import entry_points  # noqa: F401 - JAX and all that a message needs, before it comes
         from equipoise.deploy.network import warm
 
         sites = [
@@ -68,7 +53,7 @@ def main() -> int:
                 work.server,
                 Path(site.folder),
                 site.config,
-                certificates=None if work.certificates is None else Path(work.certificates),
+                certificates=None if work.keys is None else Path(work.keys) / CA,
                 key=None if site.key is None else Path(site.key),
                 stop=stop,
             )
@@ -76,6 +61,8 @@ def main() -> int:
         ]
         names = ", ".join(site.name for site in sites)
         logger.info("%s: one process that stays (warm), pid %d", names, os.getpid())
+        from equipoise.deploy import entry_points  # noqa: F401 - JAX and all that a message needs, before it comes
+
         warm.run_sites(sites, stop)
     except EquipoiseError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -86,9 +73,13 @@ def main() -> int:
     return 0
 
 
-def line(work: Work) -> bytes:
-    """What a worker reads first."""
-    return (json.dumps(work.model_dump(mode="json")) + "\n").encode()
+def become_supernode(work: Work, why: str) -> None:
+    """Where Flower's internals have changed, this process becomes Flower's own node, and ends as it would."""
+    names = ", ".join(site.name for site in work.sites)
+    require(len(work.sites) == 1, f"{names}: Flower's own nodes run one site each ({why}); give --processes 1000")
+    print(f"{names}: {STOCK} ({why})", flush=True)
+    command, more = site_process.supernode(work.sites[0], work)
+    os.execve(GUARD[0], [*GUARD, *command], {**os.environ, **more})
 
 
 def _ended(code: int) -> Any:

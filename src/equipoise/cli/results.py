@@ -1,0 +1,124 @@
+"""What runs have left: in the terminal, as a page, and applied to new rows."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from equipoise._jax import use_all_cores
+from equipoise.cli.plainly import busy, in_sentences, say, sentence
+from equipoise.errors import InputError, require
+from equipoise.files import check_own, write_whole
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one page about one or more runs: who is served how, what it cost, how it went. No network is needed.
+
+    Example: equipoise report runs/digits-compare --out page.html
+    """
+    with in_sentences():
+        from equipoise.experiment import records
+        from equipoise.experiment.folders import check_page
+
+        check_page(out)
+        with busy("reading run folders"):
+            found = [records.read(path) for folder in folders for path in records.find(folder)]
+        for run in found:
+            if not run.rows:
+                say(f"note: {run.path} was stopped before its first model; it is left out", error=True)
+        begun = [run for run in found if run.rows]
+        require(begun, f"{', '.join(map(str, folders))}: nothing was trained there yet; `equipoise resume` goes on")
+        write_page(begun, out)
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="A run folder, or its model.safetensors.")],
+    file: Annotated[Path, typer.Argument(help="New rows: .csv, .parquet or .npz.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV there, not to the terminal.")] = None,
+    separator: Annotated[str, typer.Option(help="Between the cells of a CSV.")] = ",",
+    owner: Annotated[
+        str | None, typer.Option(help="With this owner's own model, of a run folder with [personal].")
+    ] = None,
+) -> None:
+    """Apply a trained model to new rows: a prediction each, and the probability of each class.
+
+    Example: equipoise predict runs/hospitals new.csv --out predictions.csv
+    """
+    with in_sentences():
+        from equipoise import artifact
+
+        use_all_cores()
+        where = _model_of(model)
+        same = out is not None and any(p.exists() and out.exists() and out.samefile(p) for p in (file, where))
+        require(not same, f"{out} is what is read; give another --out")
+        if out is not None:
+            check_own(out, lambda content: content.startswith(b"prediction"), "a file of predictions")
+        chosen: Any = where
+        if owner is not None:
+            from equipoise.experiment import personal
+
+            require(model.is_dir(), f"--owner is for a run folder, which {model} is not")
+            chosen = personal.own_model(model, owner)
+        with busy(f"predicting the rows of {file.name}"):
+            predicted = artifact.predict(chosen, file, separator=separator).write_csv()
+        if out is None:
+            typer.echo(predicted, nl=False)
+        else:
+            write_whole(out, predicted)
+
+
+def _model_of(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    from equipoise.experiment import records
+
+    if (path / records.MODEL).is_file():
+        return path / records.MODEL
+    require(
+        not (path / records.CONFIG).is_file(),
+        f"{path} has no model yet: the run was stopped (`equipoise resume {path}`) or did not end with one",
+    )
+    inside = records.find(path)
+    raise InputError(f"{path} holds {len(inside)} runs; choose one, such as {inside[-1]}")
+
+
+def show(done: list, folder: Path) -> None:
+    """The table of runs that have ended, what to conclude, and their page."""
+    from equipoise.experiment import records
+    from equipoise.experiment.folders import PAGE
+    from equipoise.report import numbers, personal, tables, wording
+
+    console = Console()
+    for note in dict.fromkeys(note for run in done for note in run.federation.notes if "measured" not in note):
+        say(f"note: {note}")
+    with busy("comparing"):
+        table = tables.comparison(done, console.width) if len(done) > 1 else tables.per_client(done[0])
+    console.print(table)
+    for run in done:
+        if (own := personal.table(run)) is not None:
+            console.print(own)
+    if len(done) > 1:
+        for group in numbers.comparable(numbers.reported(done)):
+            sentence(wording.conclusion(group))
+            if gains := wording.who_gains(group):
+                sentence(gains)
+    for run in done:
+        for note in wording.kept(run):
+            say(f"note: {note}")
+        for event in run.outcome.events if run.outcome else ():
+            say(f"note: {run.outcome.label}: {event}")
+    if len(done) == 1:
+        say(f"model: {folder / records.MODEL}")
+    write_page(done, folder / PAGE)
+
+
+def write_page(runs: list, path: Path) -> None:
+    from equipoise.report import html
+
+    with busy("writing the page"):
+        html.write(runs, path)
+    say(f"page:  {path}")
