@@ -19,7 +19,7 @@ from tests.flower.processes import Command, left, started_in, until
 
 def test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing(tmp_path):
     """With the default method: it resumes after Ctrl-C, gives the simulator's numbers, and ends all that it started."""
-    settings = silos.settings(run={"rounds": 8, "evaluate_every": 4})
+    settings = silos.settings(run={"rounds": 8, "evaluate_every": 1})
     settings["algorithm"] = {"name": "scaffpd_model", "steps": 3}
     del settings["federation"]["sites"]  # all files of the folder
     (tmp_path / "f.toml").write_text(tomli_w.dumps(settings))
