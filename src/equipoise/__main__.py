@@ -3,21 +3,33 @@
 import os
 import signal
 import sys
+from types import FrameType
 
 
 def main() -> None:
-    """Ctrl-C while the libraries are loaded, which takes a second, ends at once and without a traceback."""
-    before = signal.signal(signal.SIGINT, _stop)
+    """Ctrl-C while libraries are loaded, which takes a second, ends at once and without a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
     from equipoise.cli import app
 
-    signal.signal(signal.SIGINT, before)
     app(prog_name="equipoise")
 
 
-def _stop(*_: object) -> None:
-    sys.stderr.write("stopped; nothing was begun\n")
+def _stop(number: int, frame: FrameType | None) -> None:
+    if not _loading(frame):
+        raise KeyboardInterrupt
+    sys.stderr.write("stopped\n")
     sys.stderr.flush()
-    os._exit(130)  # an exception would end in whatever library is being loaded
+    os._exit(130)  # an exception would end in whatever library is being loaded, and some make another one of it
+
+
+def _loading(frame: FrameType | None) -> bool:
+    """Whether `main` is importing something."""
+    while frame is not None and frame.f_code is not main.__code__:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 if __name__ == "__main__":
