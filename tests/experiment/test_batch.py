@@ -9,7 +9,7 @@ import equipoise as eq
 from equipoise import steps
 from equipoise.data.datasets import catalogue
 from equipoise.errors import InputError
-from equipoise.experiment import batch, plan, records, run
+from equipoise.experiment import batch, origin, plan, records, run
 from equipoise.experiment.config import parse
 from equipoise.experiment.methods import build_method
 from equipoise.experiment.problems import build_problem, precision
@@ -161,9 +161,15 @@ def test_a_plan_reads_its_data_once_and_measures_in_one_shape(tmp_path, monkeypa
     measured = {"name": "scaffpd", "steps": 2, "rule": "tuned"}
     study = {"algorithm": measured, "objective": {"name": "chi2"}, "sweep": {"seeds": [0, 1, 2]}}
     study["run"] = {"rounds": 1, "evaluate_every": 1}
-    plan.run_all(plan.sweep(STUDY | study).trials, tmp_path / "study")
+    whose, origin_of = set(), origin.of
+    monkeypatch.setattr(origin, "of", lambda *given: whose.add(origin_of(*given).data) or origin_of(*given))
+    jobs = plan.sweep(STUDY | study).trials
+    plan.run_all(jobs, tmp_path / "study")
     assert len(read) == 1
     assert len(shapes) == 1
+    # Each may be resumed alone: it is known by its own rows, not by what they were filled up with.
+    with precision(jobs[0].config):
+        assert whose == {origin_of(job.config, build_problem(job.config)).data for job in jobs}
 
 
 def test_products_of_a_run():

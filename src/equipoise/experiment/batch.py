@@ -78,9 +78,9 @@ def _parts(specs: Sequence[RunSpec], size: int) -> Iterator[Sequence[RunSpec]]:
 
 def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem], in_turn: bool) -> int:
     rows = _of_one_shape(problems)
-    for key, found in rows.items():  # what is measured has one program too
-        if jax.tree.map(jnp.shape, problems[key].train) != jax.tree.map(jnp.shape, found.train):
-            problems[key] = replace(problems[key], train=found.train)
+    for key, found in rows.items():
+        if jax.tree.map(jnp.shape, problems[key].filled_up) != jax.tree.map(jnp.shape, found.train):
+            problems[key] = replace(problems[key], filled_up=found.train)
 
     def opened(spec: RunSpec, method: Method | None) -> AbstractContextManager[Session]:
         shared = Shared(problems[data_of(spec)], rows[data_of(spec)], method)

@@ -77,6 +77,7 @@ class Problem:
     score: MainScore | None = None  # that runs are summed up by; None: the one that says most
     envelope: "Envelope | None" = None  # of which `task` is, where owners have models of their own
     site_scores: Mapping[str, Score] = field(default_factory=dict)  # that sites of a federation have of their own
+    filled_up: Any | None = None  # `train` in the shape of a plan's other divisions: what is measured has one program
 
     @property
     def n(self) -> int:
@@ -91,7 +92,7 @@ class Problem:
         """L: the largest curvature of any client's loss."""
         largest = self.curvature
         if largest is None:
-            largest = steps.smoothness(self.plain_task, self.train, self.x)
+            largest = steps.smoothness(self.plain_task, self.filled_up or self.train, self.x)
         return largest if self.envelope is None else self.envelope.damped(largest)
 
     @property
@@ -105,7 +106,8 @@ class Problem:
 
         def measured(local_steps: int) -> tuple[steps.Constants, float]:
             if self.slope is None:
-                return steps.near_solution(self.task, self.train, self.x, steps=local_steps, mu=self.l2)
+                rows = self.filled_up or self.train
+                return steps.near_solution(self.task, rows, self.x, steps=local_steps, mu=self.l2)
             return steps.bounded(self.smoothness, self.slope, steps=local_steps, mu=self.l2)
 
         return cache(measured)
