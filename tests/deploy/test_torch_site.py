@@ -104,7 +104,7 @@ def test_a_site_can_keep_the_final_model(tmp_path):
 
     site, models = ridge_by_torch(0), start()[None]
     scoring = evaluation(site.task, eq.cohorts.everyone(1), models, scores={})
-    job = site.job(scoring, then=lambda x: site.save(x, tmp_path / "final.pt"))
+    job = site.job(scoring, then=lambda x, state: site.save(x, tmp_path / "final.pt"))
     application = flower.client_app(lambda context: flower.Participant("a", tmp_path, {"test": lambda: job}))
     federation = flower.gather(InProcess(application, ["a"]), n=1, patience=HASTY)
     outcome = flower.serve(scoring, start(), federation, KEY, shard=site.shard, rounds=1, part="test")
