@@ -16,6 +16,7 @@ Beyond the paper: a client lost in a round keeps its last loss in the dual step,
 those who answered. With everyone present this is the paper's algorithm, step for step.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -151,7 +152,7 @@ def scaffpd(
 
     first = Exchange("collect", start_round, send_model, collect, update_dual, writes=True)
     middle = weighing(sample, n)
-    last = Exchange("improve", middle.open, send_correction, improve, update_primal)
+    last = Exchange("improve", those_who_answered(sample), send_correction, improve, update_primal)
     return Algorithm(
         name="scaffpd_secure" if secure else "scaffpd",
         n=n,
@@ -166,11 +167,13 @@ def scaffpd(
     )
 
 
+def those_who_answered(sample: Sample) -> Callable[[Any, RandomKey], tuple[Any, Cohort]]:
+    """`open` of the exchanges after the first: only who answered in that one has a c_i of this round."""
+    return lambda server, key: (server, sample(key)._replace(present=server.answered))
+
+
 def weighing(sample: Sample, n: int) -> Exchange:
     """(2') Secure form only: c^r as a sum, so that no single gradient is seen."""
-
-    def those_who_answered(server: Any, key: RandomKey) -> tuple[Any, Cohort]:
-        return server, sample(key)._replace(present=server.answered)
 
     def send_weight(server: Any, i: Int[Array, ""]) -> Weight:
         return Weight(server.lam[i])
@@ -181,7 +184,7 @@ def weighing(sample: Sample, n: int) -> Exchange:
     def update_correction(server: Any, replies: Replies) -> Any:
         return server._replace(c=jnp.sum(server.lam) * mean(replies.total), answered=replies.cohort.mark(n))
 
-    return Exchange("weigh", those_who_answered, send_weight, weigh, update_correction)
+    return Exchange("weigh", those_who_answered(sample), send_weight, weigh, update_correction)
 
 
 SCAFFPD = Record(

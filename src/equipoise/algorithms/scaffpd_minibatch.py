@@ -38,7 +38,7 @@ from jaxtyping import Bool, Float, Int
 from equipoise import local
 from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
-from equipoise.algorithms.scaffpd import Client, Correction, weighing
+from equipoise.algorithms.scaffpd import Client, Correction, those_who_answered, weighing
 from equipoise.cohorts import Sample, check_everyone
 from equipoise.errors import all_positive, one_of
 from equipoise.objectives.dual import Dual
@@ -167,7 +167,9 @@ def scaffpd_minibatch(
 
     first = Exchange("collect", start_round, send_model, collect, update_dual, writes=True)
     middle = weighing(sample, n)
-    last = Exchange("improve", middle.open, send_correction, improve, update_primal, writes=not two_point)
+    last = Exchange(
+        "improve", those_who_answered(sample), send_correction, improve, update_primal, writes=not two_point
+    )
     return Algorithm(
         name="scaffpd_minibatch",
         n=n,

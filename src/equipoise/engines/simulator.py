@@ -22,7 +22,7 @@ from equipoise.engines.checks import all_finite, check_data, check_start, requir
 from equipoise.engines.client_data import PreparedData, SpreadData, as_given, prepare
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import Layout, lay_out
-from equipoise.errors import LostReplies, Stopped, require, unknown
+from equipoise.errors import LostReplies, Stopped, one_of, require
 from equipoise.protocol import Algorithm, Client, RandomKey, Server, Vector, as_key, nbytes
 
 Products = Literal["float32", "tf32", "bf16"]
@@ -177,8 +177,8 @@ def simulate(
 
 def products_in(products: Products | None) -> AbstractContextManager[None]:
     """In it, matrix products have that precision on an accelerator; a CPU has but one."""
-    if products is not None and products not in PRODUCTS:
-        raise unknown("precision of products", products, PRODUCTS)
+    if products is not None:
+        one_of("precision of products", products, PRODUCTS)
     if products is None and (jax.config.jax_default_matmul_precision or jax.default_backend() == "cpu"):  # type: ignore[attr-defined]
         return nullcontext()
     return jax.default_matmul_precision(PRODUCTS[products or "float32"])
@@ -276,8 +276,10 @@ def placed(state: State, layout: Layout) -> State:
 
 @once
 def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
-    """The program of rounds: up to `stop`, at most `length` of them, and a row of each; what is asked and answered is
-    counted from zero."""
+    """The program of rounds: up to `stop`, at most `length` of them, and a row of each.
+
+    Who was asked and answered is counted from zero; broken replies, a number for each client, go on.
+    """
 
     def advance(
         numbers: dict[str, Array],

@@ -5,7 +5,7 @@ soon as it is listed. [compare.LABEL] and [sweep] make several runs of one file,
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -28,6 +28,7 @@ from equipoise.data.silos import SEPARATOR, Options, is_separator
 from equipoise.data.silos.statistics import MISSING
 from equipoise.errors import InputError, nearest, require
 from equipoise.experiment import choice, mistakes
+from equipoise.experiment.contradictions import contradictions
 from equipoise.extensions import is_reference, load
 from equipoise.objectives import DUALS
 
@@ -410,7 +411,7 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
     except ValidationError as error:
         raise mistakes.mistake(source, error, given, _fields) from None
     mistakes.checked(source, config.model_dump())
-    for sentence in _contradictions(config):
+    if sentence := next(contradictions(config), None):
         raise InputError(f"{source}: {sentence}")
     return config
 
@@ -427,134 +428,6 @@ def check_reference(source: str, key: str, name: str) -> None:
             f"{source}: {key}: '{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]}); "
             "name a Record that has it in not_settings"
         ) from error
-
-
-def _contradictions(config: Config) -> Iterator[str]:
-    """What no single key can know: a sentence for each that does not fit another."""
-    owners, of, algorithm = config.data.silos is not None, config.federation, config.algorithm
-    if owners and config.partition != PartitionSettings():
-        yield "silo files are divided already; leave out [partition], or data.silos"
-    if config.data.name == "synthetic" and config.partition.kind == "natural":
-        yield "synthetic data has no natural owners; leave out partition.kind"
-    if config.model.name == "torch" and (of is None or owners):
-        yield (
-            "model.name is 'torch', a module at each site of a federation; train it with `equipoise flower local` or "
-            "`equipoise flower server`"
-        )
-    trains, section = (algorithm, "") if config.convexify is None else (config.convexify.algorithm, "convexify.")
-    if config.model.name == "torch" and trains.optimizer is not None:
-        yield f"{section}algorithm.optimizer is of optax, and a PyTorch module takes its own steps; leave it out"
-    if of is not None:
-        yield from _of_federation(config, of)
-    if config.convexify is not None:
-        yield from _of_convexify(config, config.convexify)
-    if config.run.patience is not None and not config.run.keep_best:
-        yield "run.patience waits for a better model, which only run.keep_best looks for; set it to true"
-    if config.run.keep_best and (of is not None or config.privacy is not None):
-        yield (
-            "run.keep_best looks at validation rows on this machine, without noise; leave it out with [federation] and "
-            "[privacy]"
-        )
-    if config.privacy is not None:
-        yield from _of_privacy(config)
-    if config.personal is not None:
-        yield from _of_personal(config, config.personal)
-    if algorithm.cohort is not None and algorithm.coin is not None:
-        yield "algorithm.cohort and algorithm.coin both say who takes part; give one of them"
-    divided, n = (
-        owners or config.data.name == "synthetic" or config.partition.kind == "natural",
-        config.partition.clients,
-    )
-    if not divided and algorithm.cohort is not None and algorithm.cohort > n:
-        yield f"algorithm.cohort is {algorithm.cohort} of {n} clients; give at most {n}"
-
-
-def _of_federation(config: Config, of: FederationSettings) -> Iterator[str]:
-    sites, algorithm = of.sites, config.algorithm
-    if not isinstance(sites, int) and not (all(sites) and len(set(sites)) == len(sites) > 0):
-        yield f"federation.sites is {sites!r}; give the sites' names, each once, or their number"
-    count = sites if isinstance(sites, int) else len(sites)
-    if of.secure and count < 3:
-        yield f"federation.secure hides a site among others, which takes 3 sites at least, not {count}"
-    if of.compress_sums and of.compress is None:
-        yield "federation.compress_sums is true but federation.compress names no type; give 'float32' or 'bfloat16'"
-    if of.secure and of.project:
-        yield "federation.project looks at every site's update, which federation.secure hides; leave one of them out"
-    if of.secure and of.compress_sums:
-        yield (
-            "federation.compress_sums shows the server every site's sums, which federation.secure is there to hide; "
-            "leave one of them out"
-        )
-    sampled = algorithm.cohort is not None or algorithm.coin is not None
-    if of.project and (algorithm.name != "scaffpd" or sampled or config.batch is not None):
-        yield "federation.project is for scaffpd with everybody in every round and without minibatches; leave it out"
-
-
-def _of_convexify(config: Config, of: ConvexifySettings) -> Iterator[str]:
-    module = config.model.name == "torch"
-    if config.privacy is not None:
-        yield (
-            "[privacy] counts the releases of one training, and [convexify] has two and sums of features, which no "
-            "noise covers; leave one of them out"
-        )
-    if module and of.last is None:
-        yield (
-            "the model is a PyTorch module of the sites', of which only they know the last layer; name it: "
-            "convexify.last = 'fc'"
-        )
-    if not module and of.last is not None:
-        yield (
-            f"convexify.last names a layer of a PyTorch module, and this is a {config.model.name}, whose last layer is "
-            "known; leave it out"
-        )
-    if module and of.kind == "linearised":
-        yield (
-            "convexify.kind is 'linearised', which is for networks of JAX; with a PyTorch module give 'sketch', "
-            "'coordinates' or 'last'"
-        )
-
-
-def _of_privacy(config: Config) -> Iterator[str]:
-    """What is accounted for exactly: whole gradients, and nothing that is measured without noise."""
-    algorithm = config.algorithm
-    if algorithm.name not in ("scaffpd", "fedavg"):
-        yield f"[privacy] is for scaffpd and fedavg, not for {algorithm.name}; give one of them, or leave it out"
-    if config.model.batch is not None or config.model.name == "torch":
-        yield "[privacy] counts releases of all rows, by JAX; leave out model.batch and PyTorch modules"
-    if algorithm.name == "scaffpd" and (algorithm.cohort is not None or algorithm.coin is not None):
-        yield "[privacy] with scaffpd takes everybody in every round; leave out algorithm.cohort and algorithm.coin"
-    for key in ("optimizer", "server_optimizer", "schedule"):
-        if getattr(algorithm, key) is not None:
-            yield f"[privacy] is accounted for plain steps of one size; leave out algorithm.{key}"
-    measured = [f"algorithm.{k}" for k in ("local_lr", "rule") if getattr(algorithm, k, None) in ("auto", "tuned")]
-    measured += ["personal.lr"] if config.personal is not None and config.personal.lr == "auto" else []
-    for key in measured:
-        yield f"{key} would be measured on the rows, without noise; give numbers"
-
-
-def _of_personal(config: Config, of: PersonalSettings) -> Iterator[str]:
-    if config.federation is not None and config.federation.secure:
-        yield (
-            "[personal] tells each site's scores with both models, which federation.secure is there to hide; leave one "
-            "of them out"
-        )
-    if config.model.name == "torch" or config.data.name == "quadratics":
-        yield "[personal] is for models that JAX trains on rows; leave it out with PyTorch modules and quadratics"
-    if config.convexify is not None:
-        yield (
-            "[personal] is for the model that is trained, and [convexify] makes another one of it; leave one of them "
-            "out"
-        )
-    if of.kind == "moreau" and config.privacy is not None:
-        yield (
-            "[privacy] counts releases of plain losses, and personal.kind is 'moreau', which trains on others; give "
-            "'fine_tuning', which releases nothing more"
-        )
-    if of.lr == "auto" and config.model.name != "linear":
-        yield (
-            f"personal.lr is 'auto', which is measured for linear models only, and this is a {config.model.name}; give "
-            "a number"
-        )
 
 
 def _fields(sections: list[str], settings: Any) -> list[str]:

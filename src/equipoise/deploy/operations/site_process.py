@@ -41,13 +41,13 @@ class Work(NamedTuple):
 
 
 def line(work: Work) -> bytes:
-    told = work._asdict() | {"sites": [site._asdict() for site in work.sites]}
-    return (json.dumps(told) + "\n").encode()
+    fields = work._asdict() | {"sites": [site._asdict() for site in work.sites]}
+    return (json.dumps(fields) + "\n").encode()
 
 
 def read_line(text: str) -> Work:
-    told = json.loads(text)
-    return Work(**told | {"sites": tuple(SiteWork(**site) for site in told["sites"])})
+    fields = json.loads(text)
+    return Work(**fields | {"sites": tuple(SiteWork(**site) for site in fields["sites"])})
 
 
 class Site(NamedTuple):

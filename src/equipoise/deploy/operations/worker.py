@@ -76,7 +76,7 @@ def main() -> int:
 def become_supernode(work: Work, why: str) -> None:
     """Where Flower's internals have changed, this process becomes Flower's own node, and ends as it would."""
     names = ", ".join(site.name for site in work.sites)
-    require(len(work.sites) == 1, f"{names}: Flower's own nodes run one site each ({why}); give --processes 1000")
+    require(len(work.sites) == 1, f"{names}: Flower's own nodes run one site each ({why}); start them with --stock")
     print(f"{names}: {STOCK} ({why})", flush=True)
     command, more = site_process.supernode(work.sites[0], work)
     os.execve(GUARD[0], [*GUARD, *command], {**os.environ, **more})
