@@ -53,6 +53,16 @@ class Shards(NamedTuple):
         return jax.tree.map(lambda a: a[i], self)
 
 
+def client_shapes(data: ClientData) -> Any:
+    """The shapes of one client's shard, as `data.client` gives it; traced once for data of one shape."""
+    return jax.eval_shape(_first_client, data)
+
+
+@jax.jit
+def _first_client(data: ClientData) -> Any:
+    return data.client(0)
+
+
 def shard_like(row: tuple[int, ...], dtype: DTypeLike, label: tuple[int, ...], label_dtype: DTypeLike) -> Shards:
     """The shapes of one client's shard, of one row: what is traced where the rows are somewhere else."""
     shape: Any = jax.ShapeDtypeStruct

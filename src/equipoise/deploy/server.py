@@ -26,7 +26,7 @@ from equipoise.experiment import folders, origin, reading, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import given_network, network_config, trained_network
 from equipoise.experiment.problems import precision
-from equipoise.experiment.results import environment_record, federation_record
+from equipoise.experiment.results import environment_record, federation_record, git_commit
 from equipoise.experiment.writer import Watch
 from equipoise.files import remove, write_whole
 from equipoise.models.model import Params
@@ -111,7 +111,7 @@ def train_as_agreed(
     revealed = disclosures(config, setup)
     print("\n".join(f"what the server learns: {sentence}" for sentence in revealed), flush=True)
     about = federation_record(setup.problem, setup.algorithm, (*setup.notes, *revealed))
-    records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}))
+    records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}, git_commit()))
     records.write_record(folder / records.FEDERATION, about)
     writer = FederatedRun(config, folder, setup, federation, watch)
     outcome = writer.own_models(writer.train(agreed.run))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from equipoise.data.shards import ClientData
+from equipoise.data.shards import ClientData, client_shapes
 from equipoise.errors import known, require
 from equipoise.protocol import Algorithm, Vector
 
@@ -51,7 +51,7 @@ def check_data(algorithm: Algorithm, x: Vector, data: Any) -> None:
             (sizes > 0).all(),
             f"client {int(np.argmin(sizes))} has no examples; leave it out or give it at least one",
         )
-    shard = jax.eval_shape(lambda data: data.client(0), data)  # a pool may store another type than its clients see
+    shard = client_shapes(data)  # a pool may store another type than its clients see
     for name, a in named(shard).items():
         require(
             not jnp.issubdtype(a.dtype, jnp.floating) or a.dtype == x.dtype,

@@ -120,7 +120,7 @@ def simulate(
         source = layout.share(as_given(data) if source is None else source)
         program = rounds_of(make, layout)
     del data
-    row = jax.eval_shape(lambda keep, server: keep(server), keep, state.server)
+    row = jax.eval_shape(recorded, keep, state.server)
     tally, past, seconds, compile_seconds = Tally.nothing(algorithm), None, 0.0, 0.0
     words = words_of(key)
     if resume is not None:
@@ -331,6 +331,12 @@ def as_operand(function: Callable) -> Partial:
     except TypeError:
         return Partial(lambda *args: function(*args))
     return Partial(function)
+
+
+@jax.jit
+def recorded(keep: Partial, server: Server) -> PyTree:
+    """What is kept of a round, for its shapes."""
+    return keep(server)
 
 
 def nothing_recorded(server: Server) -> tuple:

@@ -32,6 +32,7 @@ from equipoise.engines.simulator import (
     nothing_recorded,
     once,
     outline_of,
+    recorded,
     words_of,
 )
 from equipoise.errors import InputError, Stopped, require
@@ -198,7 +199,7 @@ def _run(
     source = as_given(data) if source is None else source
     algorithm = make(**first.settings)
     single = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), states)
-    row = jax.eval_shape(lambda keep, server: keep(server), keep, single.server)
+    row = jax.eval_shape(recorded, keep, single.server)
     words = [words_of(as_key(t.key)) for t in trials]
     tallies, pasts, seconds, compiling = [Tally.nothing(algorithm)] * len(trials), [None] * len(trials), 0.0, 0.0
     done = 0

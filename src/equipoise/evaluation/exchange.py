@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from equipoise.cohorts import Sample, check_distinct, everyone
+from equipoise.data.shards import client_shapes
 from equipoise.engines.client_data import PreparedData, as_given
 from equipoise.engines.kernel import exchange_once
 from equipoise.engines.layout import Layout, lay_out
@@ -176,7 +177,7 @@ def evaluate(
     require(len(path) > 0, "the path has no models; give at least one")
     size = task.size if isinstance(task, Task) else path.shape[1]
     require(path.shape[1] == size, f"a model has {path.shape[1]} parameters but the task has {size}; give that many")
-    shard = jax.eval_shape(data.client, 0)
+    shard = client_shapes(data)
     check_fit(task, shard)
     if scores is None:
         scores = suited(task.predict if isinstance(task, Task) else task, path[0], shard)
@@ -199,7 +200,7 @@ def evaluator(
     task: Task, data: Any, *, scores: Mapping[str, Score] | None = None, clients_per_batch: int | None = None
 ) -> Callable[[Vector], PerClient]:
     """`evaluate` for many models, one after the other: compiled once."""
-    shard = jax.eval_shape(lambda data: data.client(0), data)
+    shard = client_shapes(data)
     check_fit(task, shard)
     x = jax.eval_shape(task.init, jax.random.key(0))
     if scores is None:

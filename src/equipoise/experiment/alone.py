@@ -27,7 +27,7 @@ from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.optimizers import SCHEDULES, with_own_steps
 from equipoise.experiment.problems import Problem
-from equipoise.experiment.results import digest_of_rows, floats, in_units
+from equipoise.experiment.results import floats, in_units
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.tasks import Task
 
@@ -45,7 +45,7 @@ def write(folders: Sequence[Path], problem: Problem, configs: Sequence[Config], 
     record = record_of(problem, table)
     for folder in folders:
         if record.measure in rows and np.isfinite(rows[record.measure]).all():
-            found = records.RowScores(record.measure, digest_of_rows(problem), rows[record.measure])
+            found = records.RowScores(record.measure, problem.digest_of_rows, rows[record.measure])
             records.write_row_scores(folder / records.ALONE_ROWS, found)
         records.write_record(folder / records.ALONE, record)
 

@@ -22,6 +22,7 @@ from equipoise.experiment import records, run
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import Method, build_method
 from equipoise.experiment.problems import Problem, precision
+from equipoise.experiment.results import git_commit
 from equipoise.experiment.run import ClientRows, RunSpec, Session, Shared
 from equipoise.protocol import nbytes
 
@@ -42,28 +43,36 @@ def data_of(spec: RunSpec) -> str:
 
 
 def run_batch(
-    specs: Sequence[RunSpec], problems: dict[str, Problem], begin: Callable[[], None], *, in_turn: bool = False
+    specs: Sequence[RunSpec], rows: dict[str, ClientRows], begin: Callable[[], None], *, in_turn: bool = False
 ) -> int:
     """Runs those that are not done, all of one precision; `begin` is called when the first data makes sense.
 
-    `problems` are those that an earlier batch has built; afterwards, those of this one. `in_turn`: never side by side.
-    Returns how many programs were made for one run only.
+    `rows` are those of an earlier batch, of which this one uses what it can; afterwards, those of this one. `in_turn`:
+    never side by side. Returns how many programs were made for one run only.
     """
     unshared = 0
     with precision(specs[0].config):
 
-        def keep_only(divisions: Sequence[RunSpec]) -> None:
-            found = {data_of(m): problems.get(data_of(m)) or run.problem_of(m, begin) for m in divisions}
-            problems.clear()
-            problems.update(found)
+        def keep_only(divisions: dict[str, RunSpec]) -> None:
+            if rows.keys() == divisions.keys():
+                return
+            for key in rows.keys() - divisions.keys():
+                del rows[key]
+            problems = {
+                key: rows[key].problem if key in rows else run.problem_of(spec, begin)
+                for key, spec in divisions.items()
+            }
+            rows.update(_of_one_shape(problems))
 
-        keep_only(specs[:1])
+        key = data_of(specs[0])
+        if key not in rows:
+            keep_only({key: specs[0]})
         begin()
-        first = problems[data_of(specs[0])]
+        first = rows[key].problem
         for part in _parts(specs, nbytes((first.train, first.test))):
             if not all(is_done(spec) for spec in part):
-                keep_only(list({data_of(spec): spec for spec in part}.values()))
-                unshared += _run_part(part, problems, in_turn)
+                keep_only({data_of(spec): spec for spec in part})
+                unshared += _run_part(part, rows, in_turn)
     return unshared
 
 
@@ -76,25 +85,23 @@ def _parts(specs: Sequence[RunSpec], size: int) -> Iterator[Sequence[RunSpec]]:
             yield group[k : k + MOST]
 
 
-def _run_part(specs: Sequence[RunSpec], problems: dict[str, Problem], in_turn: bool) -> int:
-    rows = _of_one_shape(problems)
-    for key, found in rows.items():
-        if jax.tree.map(jnp.shape, problems[key].filled_up) != jax.tree.map(jnp.shape, found.train):
-            problems[key] = replace(problems[key], filled_up=found.train)
+def _run_part(specs: Sequence[RunSpec], rows: dict[str, ClientRows], in_turn: bool) -> int:
+    git = git_commit()
 
     def opened(spec: RunSpec, method: Method | None) -> AbstractContextManager[Session]:
-        shared = Shared(problems[data_of(spec)], rows[data_of(spec)], method)
+        data = rows[data_of(spec)]
+        shared = Shared(data.problem, data, git, method)
         if not spec.overwrite and (spec.folder / records.CONFIG).is_file():
             return run.resumed(spec.folder, spec.label, spec.watch, shared)
         return run.begun(spec, shared)
 
     families: dict[Any, list[tuple[RunSpec, Method | None]]] = {}
     for spec in specs:
-        method = build_method(spec.config, problems[data_of(spec)]) if _may_share(spec.config) else None
+        method = build_method(spec.config, rows[data_of(spec)].problem) if _may_share(spec.config) else None
         families.setdefault(_family(spec, method, len(families)), []).append((spec, method))
     for family in families.values():
         left = [(spec, method) for spec, method in family if not is_done(spec)]
-        width = _width(family, problems, rows) if len(family) > 1 and not in_turn else 1
+        width = _width(family, rows) if len(family) > 1 and not in_turn else 1
         if width == 1:
             for spec, method in left:
                 with opened(spec, method) as session:
@@ -113,10 +120,8 @@ def _of_one_shape(problems: dict[str, Problem]) -> dict[str, ClientRows]:
         tests = tests if any(test is None for test in tests) else alike(tests)
     except InputError:  # data of a kind that cannot be filled up has programs of its own
         pass
-    return {
-        key: ClientRows(problems[key], *jax.device_put((train, test)))
-        for key, train, test in zip(problems, trains, tests, strict=True)
-    }
+    placed = zip(problems.items(), jax.device_put(list(zip(trains, tests, strict=True))), strict=True)
+    return {key: ClientRows(replace(problem, filled_up=train), train, test) for (key, problem), (train, test) in placed}
 
 
 def _may_share(config: Config) -> bool:
@@ -138,14 +143,12 @@ def _family(spec: RunSpec, method: Method | None, alone: int) -> Any:
     )  # fmt: skip
 
 
-def _width(
-    family: Sequence[tuple[RunSpec, Method | None]], problems: dict[str, Problem], rows: dict[str, ClientRows]
-) -> int:
+def _width(family: Sequence[tuple[RunSpec, Method | None]], rows: dict[str, ClientRows]) -> int:
     """How many of a family run side by side."""
     spec, method = family[0]
     made = not_none(method).family
     assert isinstance(made, Partial)
-    x, data = problems[data_of(spec)].x, rows[data_of(spec)].train
+    x, data = rows[data_of(spec)].problem.x, rows[data_of(spec)].train
     numbers = {name: jnp.asarray(value, x.dtype) for name, value in made.keywords.items()}
     trial = Trial(numbers, x, data, spec.config.run.seed)
     together = max(Counter(data_of(spec) for spec, _ in family).values())  # those with other data come after

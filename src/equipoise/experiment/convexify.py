@@ -22,7 +22,7 @@ from jax.flatten_util import ravel_pytree
 from equipoise import artifact, cohorts, models, tasks
 from equipoise.algorithms.moments import moments
 from equipoise.data.pool import Pool
-from equipoise.data.shards import Shards
+from equipoise.data.shards import Shards, client_shapes
 from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, require
 from equipoise.experiment import records
@@ -283,7 +283,7 @@ def _in_blocks(rows: Any, features: Callable[[Any], Any], at_once: int) -> Any:
 
 def agreed_scaling(train: Any) -> tuple[np.ndarray, np.ndarray]:
     """(mean, scale) of the features of all clients, by one exchange of sums."""
-    like = jax.eval_shape(train.client, 0).inputs
+    like = client_shapes(train).inputs
     with jax.enable_x64(True):
         algorithm = moments(math.prod(like.shape[1:]), cohorts.everyone(train.n))
         start = jnp.zeros(algorithm.size, like.dtype)

@@ -14,6 +14,7 @@ from equipoise.algorithms.clipping import has_field
 from equipoise.algorithms.private import private_scaffpd
 from equipoise.algorithms.scaffpd_sums import MOST_TILT
 from equipoise.data.datasets import synthetic
+from equipoise.data.shards import client_shapes
 from equipoise.engines import kernel
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice
@@ -187,7 +188,7 @@ BOUNDED_CONVEX = (
 
 def crossing(algorithm: Algorithm, problem: Problem) -> list[Wire]:
     """What crosses in a round."""
-    return wire(algorithm, problem.x, jax.eval_shape(lambda train: algorithm.prepare(train.client(0)), problem.train))
+    return wire(algorithm, problem.x, jax.eval_shape(algorithm.prepare, client_shapes(problem.compiled_for)))
 
 
 def may_project(config: Config) -> bool:

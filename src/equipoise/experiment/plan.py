@@ -41,7 +41,7 @@ from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.convexify import network_config
 from equipoise.experiment.measures import Measure
 from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
-from equipoise.experiment.run import RunSpec
+from equipoise.experiment.run import ClientRows, RunSpec
 
 OWN_SECTIONS = ("model", "convexify", "privacy", "run")  # a method may have its own, and its objective
 # What leads from the average to the worst client, from large numbers to small ones, and where a path goes unless told.
@@ -351,7 +351,7 @@ def run_all(
     check(jobs, folder, overwrite)
     with ExitStack() as held:
         held.enter_context(data_set_kept())
-        problems: dict[str, Problem] = {}  # neighbours often have the same data
+        rows: dict[str, ClientRows] = {}  # neighbours often have the same data
         since_cleared = 0
         begin = cache(lambda: held.enter_context(folders.writing(folder, "plan")))  # once the first data makes sense
         batches: dict[Any, list[RunSpec]] = {}
@@ -363,13 +363,13 @@ def run_all(
             batches.setdefault((job.label, _apart_on_this_device(job)), []).append(spec)
         for specs in batches.values():
             if not all(is_done(spec) for spec in specs):
-                since_cleared += run_batch(specs, problems, begin, in_turn=in_turn)
+                since_cleared += run_batch(specs, rows, begin, in_turn=in_turn)
             if since_cleared >= 100:
                 since_cleared = 0
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
         if beside_alone:
             begin()
-            _beside_alone(jobs, folder, problems, watch)
+            _beside_alone(jobs, folder, {key: data.problem for key, data in rows.items()}, watch)
     return [records.read(folder / job.place) for job in jobs]
 
 

@@ -1,5 +1,6 @@
 """From settings to a problem: whose data, which model, from where."""
 
+import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +22,7 @@ from equipoise.data import partition, pool, silos
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue, synthetic
 from equipoise.data.pool import Pool
-from equipoise.data.shards import Shards
+from equipoise.data.shards import Shards, client_shapes
 from equipoise.data.silos.encoding import Encoding, Feature, Target
 from equipoise.engines.simulator import products_in
 from equipoise.errors import InputError, not_none, require
@@ -84,6 +85,11 @@ class Problem:
         return self.train.n
 
     @property
+    def compiled_for(self) -> Any:
+        """The training rows, in the shape that a run's programs are compiled for."""
+        return self.train if self.filled_up is None else self.filled_up
+
+    @property
     def convex(self) -> bool:
         return self.model.name == "linear" or self.network is not None
 
@@ -92,7 +98,7 @@ class Problem:
         """L: the largest curvature of any client's loss."""
         largest = self.curvature
         if largest is None:
-            largest = steps.smoothness(self.plain_task, self.filled_up or self.train, self.x)
+            largest = steps.smoothness(self.plain_task, self.compiled_for, self.x)
         return largest if self.envelope is None else self.envelope.damped(largest)
 
     @property
@@ -106,8 +112,7 @@ class Problem:
 
         def measured(local_steps: int) -> tuple[steps.Constants, float]:
             if self.slope is None:
-                rows = self.filled_up or self.train
-                return steps.near_solution(self.task, rows, self.x, steps=local_steps, mu=self.l2)
+                return steps.near_solution(self.task, self.compiled_for, self.x, steps=local_steps, mu=self.l2)
             return steps.bounded(self.smoothness, self.slope, steps=local_steps, mu=self.l2)
 
         return cache(measured)
@@ -115,8 +120,17 @@ class Problem:
     @cached_property
     def scores(self) -> dict[str, Score]:
         """What models are scored by, where the rows are at hand."""
-        found = evaluation.suited(self.task.predict, self.x, jax.eval_shape(self.train.client, 0))
+        found = evaluation.suited(self.task.predict, self.x, client_shapes(self.train))
         return found if self.score is None or self.score.own is None else found | {self.score.name: self.score.own}
+
+    @cached_property
+    def digest_of_rows(self) -> str:
+        """Of the rows that models are scored on: the same for all models that are scored on the same ones."""
+        of = self if self.network is None else self.network  # the rows themselves, not features of them
+        digest = hashlib.blake2b(digest_size=16)
+        for leaf in jax.tree.leaves(of.train if of.test is None else of.test):
+            digest.update(np.ascontiguousarray(leaf).data)
+        return digest.hexdigest()
 
     def main_score(self, table: PerClient) -> MainScore:
         """The score of an evaluated model that sums it up."""

@@ -1,6 +1,5 @@
 """What a run leaves behind at its end, and the records of what it is about."""
 
-import hashlib
 import platform
 import subprocess
 from contextlib import suppress
@@ -36,26 +35,16 @@ def in_units(problem: Problem, table: PerClient) -> PerClient:
     )
 
 
-def write_row_scores(folder: Path, problem: Problem, x: Vector, score: str) -> None:
-    """What each scored row adds to the score, so that a report can compare two models row by row.
+def write_row_scores(folder: Path, problem: Problem, x: Vector, rows: Any, score: str) -> None:
+    """What each of the scored `rows` adds to the score, so that a report can compare two models row by row.
 
     Only where the rows are at hand: over a network they stay with their owners.
     """
-    test = problem.train if problem.test is None else problem.test
-    values = evaluation.of_rows(problem.plain_task, x, test, score)
+    values = evaluation.of_rows(problem.plain_task, x, rows, score)
     if values is None or not np.isfinite(values).all():
         return
-    found = records.RowScores(score, digest_of_rows(problem), values)
+    found = records.RowScores(score, problem.digest_of_rows, values)
     records.write_row_scores(folder / records.ROW_SCORES, found)
-
-
-def digest_of_rows(problem: Problem) -> str:
-    """Of the rows that models are scored on: the same for all models that are scored on the same ones."""
-    of = problem if problem.network is None else problem.network  # the rows themselves, not features of them
-    digest = hashlib.blake2b(digest_size=16)
-    for leaf in jax.tree.leaves(of.train if of.test is None else of.test):
-        digest.update(np.ascontiguousarray(leaf).data)
-    return digest.hexdigest()
 
 
 def save_model(path: Path, problem: Problem, x: Vector, metadata: dict[str, Any]) -> None:
@@ -128,8 +117,8 @@ def federation_record(problem: Problem, algorithm: Algorithm, notes: tuple[str, 
     )
 
 
-def environment_record(config: Config, files: dict[str, str]) -> records.Environment:
-    """`files` are the digests of those that the rows were read from."""
+def environment_record(config: Config, files: dict[str, str], git: str | None) -> records.Environment:
+    """`files` are the digests of those that the rows were read from, `git` is as `git_commit` says."""
     devices = jax.local_devices()
     return records.Environment(
         equipoise=equipoise.__version__,
@@ -140,13 +129,15 @@ def environment_record(config: Config, files: dict[str, str]) -> records.Environ
         device=devices[0].device_kind,
         devices=len(devices),
         precision=config.run.precision,
-        git=_git(),
+        git=git,
         files=files,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def _git() -> str | None:
+def git_commit() -> str | None:
+    """Of the working directory, with "+" if it was changed; None where there is none."""
+
     def ask(*words: str) -> str:
         return subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 

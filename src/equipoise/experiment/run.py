@@ -26,6 +26,7 @@ from equipoise.experiment.reading import load_config
 from equipoise.experiment.results import (
     environment_record,
     federation_record,
+    git_commit,
     in_units,
     write_result,
     write_row_scores,
@@ -61,6 +62,7 @@ class Shared(NamedTuple):
 
     problem: Problem
     data: "ClientRows"
+    git: str | None  # see `git_commit`
     method: Method | None = None
 
 
@@ -154,7 +156,7 @@ def _trained_here(spec: RunSpec, stage: Config, problem: Problem) -> Trained:
 
 def share(problem: Problem) -> Shared:
     """For runs on one problem."""
-    return Shared(problem, ClientRows(problem, problem.train, problem.test))
+    return Shared(problem, ClientRows(problem, problem.train, problem.test), git_commit())
 
 
 @contextmanager
@@ -199,7 +201,7 @@ def resumed(
 @contextmanager
 def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) -> Iterator[Session]:
     config, folder = spec.config, spec.folder
-    problem, data, method = shared or share(problem_of(spec, begin))
+    problem, data, git, method = shared or share(problem_of(spec, begin))
     algorithm, notes, family = method or build_method(config, problem)
     source = origin.of(config, problem)
     begin()
@@ -209,7 +211,7 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate, judge, weights)
     try:
         start = writer.start()  # before anything is written: a run that is not this one is left as it is
-        records.write_record(folder / records.ENVIRONMENT, environment_record(config, source.files))
+        records.write_record(folder / records.ENVIRONMENT, environment_record(config, source.files, git))
         records.write_record(folder / records.FEDERATION, federation_record(problem, algorithm, notes))
         if start is None:
             writer.begin()
@@ -288,7 +290,7 @@ def complete(session: Session, result: Result) -> None:
             key=config.run.seed,
         )
     table = in_units(problem, table)
-    write_row_scores(folder, problem, x, problem.main_score(table).name)
+    write_row_scores(folder, problem, x, session.data.scored, problem.main_score(table).name)
     if config.personal is not None and bool(jnp.all(jnp.isfinite(x))):
         own, models = personal.made(config, problem, x, session.data.train, session.data.scored)
         personal.write(folder, problem, own, models)

@@ -14,6 +14,7 @@ import numpy as np
 from jax.tree_util import Partial
 
 from equipoise import certificates, evaluation, files
+from equipoise.data.shards import client_shapes
 from equipoise.engines.simulator import Result
 from equipoise.evaluation import PerClient
 from equipoise.evaluation.rules import worst_mean
@@ -238,8 +239,8 @@ def crossing_of(family: Algorithm | Partial, algorithm: Algorithm, problem: Prob
     """What crosses in a round: the same for all numbers of a family."""
     if not isinstance(family, Partial):
         return crossing(algorithm, problem)
-    known, shard = _wires(family.func), jax.eval_shape(lambda train: train.client(0), problem.train)
-    shapes = str((problem.x.shape, problem.x.dtype, shard))
+    known = _wires(family.func)
+    shapes = str((problem.x.shape, problem.x.dtype, client_shapes(problem.compiled_for)))
     if shapes not in known:
         known[shapes] = crossing(algorithm, problem)
     return known[shapes]
