@@ -32,6 +32,7 @@ from equipoise.protocol import (
     Replies,
     Reply,
     Vector,
+    as_key,
     exchange_keys,
 )
 from equipoise.tasks import Task
@@ -197,7 +198,13 @@ def evaluate(
 
 
 def evaluator(
-    task: Task, data: Any, *, scores: Mapping[str, Score] | None = None, clients_per_batch: int | None = None
+    task: Task,
+    data: Any,
+    *,
+    scores: Mapping[str, Score] | None = None,
+    draws: int = 0,
+    key: RandomKey | int = 0,
+    clients_per_batch: int | None = None,
 ) -> Callable[[Vector], PerClient]:
     """`evaluate` for many models, one after the other: compiled once."""
     shard = client_shapes(data)
@@ -206,9 +213,9 @@ def evaluator(
     if scores is None:
         scores = suited(task.predict, x, shard)
     layout = lay_out(shard, data.n, None, clients_per_batch or _side_by_side(shard))
-    judged = in_precision(None, _judged(task, data.n, tuple(scores.items()), layout))
-    source, key = layout.share(as_given(jax.device_put(data))), layout.place(jax.random.key(0))
-    return lambda x: jax.tree.map(np.asarray, judged(layout.place(x), source, key))
+    judged = in_precision(None, _judged(task, data.n, tuple(scores.items()), draws, layout))
+    source, key = layout.share(as_given(jax.device_put(data))), layout.place(as_key(key))
+    return lambda x: jax.device_get(judged(layout.place(x), source, key))
 
 
 def _heard(server: Server) -> PerClient:
@@ -222,9 +229,9 @@ def _maker(task: Task | Predict, n: int, scores: tuple, draws: int) -> Callable:
 
 
 @once
-def _judged(task: Task, n: int, scores: tuple, layout: Layout) -> Callable:
+def _judged(task: Task, n: int, scores: tuple, draws: int, layout: Layout) -> Callable:
     """The program of an evaluation: one for a task and its scores, whoever asks."""
-    algorithm = evaluation(task, everyone(n), None, scores=dict(scores))
+    algorithm = evaluation(task, everyone(n), None, scores=dict(scores), draws=draws)
 
     def judged(x: Vector, source: PreparedData, key: RandomKey) -> PerClient:
         keys = exchange_keys(key, 0, 0)

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from equipoise.errors import require, unknown
@@ -46,7 +47,7 @@ def standing(
     known = np.flatnonzero(np.isfinite(values))
     require(known.size, f"no client has a score '{score}'; evaluate again, or choose another")
     up = higher_is_better(score) if up is None else up
-    summary = {name: float(v) for name, v in fairness.summary(values[known], k, higher_is_better=up).items()}
+    summary = _summary(values[known], k, up)
     low, high = np.full((2, len(values)), np.nan)
     mean = worst = UNKNOWN
     evidence = _evidence(table, score, known)
@@ -57,6 +58,16 @@ def standing(
             low[sizes < FEW], high[sizes < FEW] = np.nan, np.nan
     left_out = tuple(int(i) for i in np.flatnonzero(~np.isfinite(values)))
     return Standing(score, summary, low, high, mean, worst, left_out)
+
+
+def _summary(values: np.ndarray, k: float, up: bool) -> dict[str, float]:
+    """On the CPU: a GPU would compile and start forty operations on a handful of numbers."""
+    try:
+        cpu = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves it out
+        cpu = None
+    with jax.default_device(cpu):
+        return {name: float(v) for name, v in fairness.summary(values, k, higher_is_better=up).items()}
 
 
 def _evidence(table: PerClient, score: str, known: np.ndarray) -> Evidence | None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from equipoise import evaluation
+from equipoise import evaluation, files
 from equipoise.engines.simulator import Lost, Result, broken_replies, simulate
 from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
@@ -255,6 +255,13 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
         Trial(s.family.keywords, s.problem.x, s.data.train, s.spec.config.run.seed, _lost(s.spec.config))
         for s in sessions
     ]
+
+    def pause(place: int, result: Result) -> None:
+        writer = sessions[place].writer
+        writer.pause(result)
+        if result.rounds == settings.rounds:
+            writer.save(result)  # it is completed when all others have ended
+
     try:
         results = sweep(
             sessions[0].family.func,
@@ -263,7 +270,7 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
             at_once=width,
             clients_per_batch=settings.clients_per_batch,
             resume=[s.start for s in sessions],
-            pause=lambda i, result: sessions[i].writer.pause(result),
+            pause=pause,
             every=sessions[0].writer.every,
         )
     except Stopped as stop:
@@ -280,20 +287,17 @@ def complete(session: Session, result: Result) -> None:
     (config, folder, label, *_), problem = session.spec, session.problem
     best = session.writer.best
     x = session.algorithm.model(result.server) if best is None else jnp.asarray(best.x)
-    with warnings.catch_warnings(action="ignore", category=LostReplies):  # a model that is not finite is an event
-        table = evaluation.evaluate(
-            problem.plain_task,
-            x,
-            session.data.scored,
-            scores=problem.scores,
-            draws=DRAWS if problem.score is not None else 0,
-            key=config.run.seed,
+    scorer = session.data.scorer
+    if problem.score is not None:
+        scorer = evaluation.evaluator(
+            problem.plain_task, session.data.scored, scores=problem.scores, draws=DRAWS, key=config.run.seed
         )
-    table = in_units(problem, table)
+    table = in_units(problem, scorer(x))
     write_row_scores(folder, problem, x, session.data.scored, problem.main_score(table).name)
     if config.personal is not None and bool(jnp.all(jnp.isfinite(x))):
         own, models = personal.made(config, problem, x, session.data.train, session.data.scored)
         personal.write(folder, problem, own, models)
+    files.sync(folder / records.HISTORY)  # before there is a result that counts on it
     events = [sentence] if (sentence := broken_replies(result.tally)) else []
     best_round = None if best is None else best.round
     write_result(config, folder, problem, x, result, table, label, events, best_round=best_round)

@@ -56,8 +56,10 @@ def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callab
     operands = {name: jnp.asarray(value, problem.x.dtype) for name, value in numbers.items()}
 
     def evaluate(x: Vector, lam: Any) -> Evaluation:
-        found = certify(operands, train, x, lam)
-        return Evaluation(found.losses, found.robust, found.gap, in_units(problem, scorer(x)))
+        found = certify(operands, train, x, lam)  # runs while the scorer is called
+        table = in_units(problem, scorer(x))
+        losses, objective, gap = jax.device_get((found.losses, found.robust, found.gap))
+        return Evaluation(losses, objective, gap, table)
 
     return evaluate
 
@@ -179,8 +181,7 @@ class RunWriter:
         waited = patience is not None and self.best is not None and result.rounds - self.best.round >= patience
         if (self.certified is not None or waited) and result.rounds < self.config.run.rounds:
             raise Enough(result)
-        due = time.monotonic() - self.saved >= self.config.run.checkpoint_seconds
-        if due or result.rounds == self.config.run.rounds:
+        if time.monotonic() - self.saved >= self.config.run.checkpoint_seconds:
             self.save(result)
 
     def write(self, x: Vector, lam: Any, **counts: Any) -> None:

@@ -171,9 +171,16 @@ def _constants(task: Any, data: Any, few: Any, x: Vector, low: float, high: floa
 
 
 def _prepared(task: Any, shards: Any) -> Any:
-    prepare = getattr(task, "prepare", lambda shard: shard)
-    if isinstance(shards, Shards):
-        return jax.vmap(prepare)(shards)
+    prepare = getattr(task, "prepare", _unprepared)
+    return jax.vmap(prepare)(shards) if isinstance(shards, Shards) else _one_by_one(prepare, shards)
+
+
+def _unprepared(shard: Any) -> Any:
+    return shard
+
+
+@functools.partial(jax.jit, static_argnames="prepare")
+def _one_by_one(prepare: Callable, shards: Any) -> Any:
     return jax.lax.map(lambda i: prepare(shards.client(i)), jnp.arange(shards.n))
 
 
