@@ -11,7 +11,7 @@ from equipoise import evaluation
 from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation import PerClient
-from equipoise.experiment import alone, methods, results, run, writer
+from equipoise.experiment import alone, batch, methods, run, writer
 from equipoise.protocol import wire
 
 # How many times longer the searches look than in `make test`.
@@ -79,11 +79,12 @@ def use(monkeypatch):
     monkeypatch.setattr(run, "local_evaluator", evaluator)
     monkeypatch.setattr(alone, "trained", lambda problem, configs, watch=None: problem.x)
     monkeypatch.setattr(alone, "scored", lambda problem, x: (table(x, problem.n), {"accuracy": np.ones(4 * problem.n)}))
-    monkeypatch.setattr(evaluation, "evaluate", lambda task, x, data, **_: table(x, data.n))
+    monkeypatch.setattr(evaluation, "evaluator", lambda task, data, **_: lambda x: table(x, data.n))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
     monkeypatch.setattr(methods, "_takes_operands", lambda maker, numbers, problem: maker(**numbers) is not None)
     monkeypatch.setattr(methods, "wire", crossing)
-    monkeypatch.setattr(results, "_git", lambda: None)
+    for module in (batch, run):
+        monkeypatch.setattr(module, "git_commit", lambda: None)
 
 
 def crossing(algorithm, x, shard):

@@ -121,8 +121,7 @@ def agnostic_fedavg(
     require(domains is None or domains >= 1, f"there are {domains} domains; give at least 1")
     p = n if domains is None else domains
 
-    def prepare(shard: Data) -> Data:
-        return task.prepare(shard) if domain_of is None else split(task, shard, domain_of, p)
+    prepare = task.prepare if domain_of is None else lambda shard: split(task, shard, domain_of, p)
 
     def send(server: Server, i: Int[Array, ""]) -> Start:
         return Start(server.x, server.lam / jnp.mean(server.window, axis=1), i)

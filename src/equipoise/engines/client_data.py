@@ -1,5 +1,6 @@
 """How an engine hands each client its own data, prepared once."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -58,7 +59,7 @@ class PreparedData(NamedTuple):
 def prepare_data(algorithm: Algorithm, data: ClientData) -> PreparedData:
     """Every client's shard through `algorithm.prepare`."""
     data = jax.tree.map(jnp.asarray, data)
-    prepared = prepare(algorithm, data)
+    prepared = prepare(algorithm.prepare, data)
     return as_given(data) if prepared is None else prepared
 
 
@@ -67,18 +68,18 @@ def as_given(data: ClientData) -> PreparedData:
     return PreparedData(StackedData(data) if isinstance(data, Shards) else data)
 
 
-def prepare(algorithm: Algorithm, data: ClientData) -> PreparedData | None:
-    """What `algorithm.prepare` makes of every shard, one client at a time; None: it leaves them as they are."""
+def prepare(on_client: Callable[[Data], Data], data: ClientData) -> PreparedData | None:
+    """What `on_client` makes of every shard, one client at a time; None: it leaves them as they are."""
     untouched = False
 
     def look(data: ClientData) -> Data:
         nonlocal untouched
         shard = data.client(0)
-        prepared = algorithm.prepare(shard)
+        prepared = on_client(shard)
         untouched = prepared is shard
         return prepared
 
     jax.eval_shape(look, data)
     if untouched:
         return None
-    return PreparedData(StackedData(jax.lax.map(lambda i: algorithm.prepare(data.client(i)), jnp.arange(data.n))))
+    return PreparedData(StackedData(jax.lax.map(lambda i: on_client(data.client(i)), jnp.arange(data.n))))

@@ -23,7 +23,7 @@ from equipoise.engines.client_data import PreparedData, SpreadData, as_given, pr
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import Layout, lay_out
 from equipoise.errors import LostReplies, Stopped, one_of, require
-from equipoise.protocol import Algorithm, Client, RandomKey, Server, Vector, as_key, nbytes
+from equipoise.protocol import Algorithm, Client, Data, RandomKey, Server, Vector, as_key, nbytes
 
 Products = Literal["float32", "tf32", "bf16"]
 PRODUCTS = {"float32": "float32", "tf32": "tensorfloat32", "bf16": "bfloat16"}  # JAX's names
@@ -115,7 +115,11 @@ def simulate(
         program = rounds_of(make, layout)
     else:
         data = jax.device_put(data)
-        state, source, finite = in_precision(products, beginning(make))(numbers, x, data)
+        state = in_precision(products, starting(make))(numbers, x)
+        # What a method leaves to its task does not depend on the numbers: one program for all such methods.
+        shared = make(**numbers).prepare is algorithm.prepare
+        preparation, operands = (constant(algorithm.prepare), {}) if shared else (preparation_of(make), numbers)
+        source, finite = in_precision(products, preparing(preparation))(operands, data)
         require_finite(finite)
         source = layout.share(as_given(data) if source is None else source)
         program = rounds_of(make, layout)
@@ -218,9 +222,9 @@ def taken_apart(algorithm: Any, x: Vector) -> tuple[Callable[..., Algorithm], di
 
 
 @once
-def constant(algorithm: Algorithm) -> Callable:
-    """A maker of this one algorithm: the same function for the same object."""
-    return lambda: algorithm
+def constant(made: Any) -> Callable:
+    """A maker of this one algorithm, or of what one has: the same function for the same object."""
+    return lambda: made
 
 
 streaming = once(stream.programs)
@@ -228,26 +232,29 @@ streaming = once(stream.programs)
 
 @once
 def starting(make: Callable[..., Algorithm]) -> Callable:
-    """The first state alone, of a run whose data stays in files."""
+    """The state before the first round."""
     return jax.jit(lambda numbers, x: kernel.init(make(**numbers), x))
 
 
 @once
-def beginning(make: Callable[..., Algorithm]) -> Callable:
-    """The program before the first round: the first state, the prepared data, and which arrays are finite."""
+def preparation_of(make: Callable[..., Algorithm]) -> Callable:
+    """numbers -> `prepare` of the algorithm that they make."""
+    return lambda **numbers: make(**numbers).prepare
 
-    def begin(
-        numbers: dict[str, Array], x: Vector, data: ClientData
-    ) -> tuple[State, PreparedData | None, dict[str, Array]]:
-        algorithm = make(**numbers)
-        return kernel.init(algorithm, x), prepare(algorithm, data), all_finite(data)
 
-    return jax.jit(begin)
+@once
+def preparing(preparation: Callable[..., Callable[[Data], Data]]) -> Callable:
+    """Every client's data, prepared before the first round, and which arrays are finite."""
+
+    def prepared(numbers: dict[str, Array], data: ClientData) -> tuple[PreparedData | None, dict[str, Array]]:
+        return prepare(preparation(**numbers), data), all_finite(data)
+
+    return jax.jit(prepared)
 
 
 @once
 def beginning_apart(make: Callable[..., Algorithm], layout: Layout) -> Callable:
-    """As `beginning`, where every device holds and prepares its share of the clients."""
+    """As `starting` and `preparing`, where every device holds and prepares its share of the clients."""
 
     def begin(numbers: dict[str, Array], x: Vector, data: ClientData) -> tuple[State, PreparedData, dict[str, Array]]:
         algorithm, share = make(**numbers), PartitionSpec("clients")

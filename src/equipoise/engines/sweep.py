@@ -262,7 +262,7 @@ def beginnings(make: Make) -> Callable:
     def begin(xs: Array, numbers: Numbers, data: ClientData) -> tuple[State, PreparedData | None, dict[str, Array]]:
         states = jax.vmap(lambda x, numbers: kernel.init(make(**numbers), x))(xs, numbers)
         try:
-            source = jax.vmap(lambda numbers: prepare(make(**numbers), data), out_axes=None)(numbers)
+            source = jax.vmap(lambda numbers: prepare(make(**numbers).prepare, data), out_axes=None)(numbers)
         except ValueError as error:
             raise InputError(
                 "what clients prepare depends on a setting, so the trials cannot share it; run them one by one"

@@ -150,10 +150,9 @@ def _explained(
     a, b = np.triu_indices(c, 1)
     a, b = a[place[a] != place[b]], b[place[a] != place[b]]
     parts = [(np.arange(c), np.arange(c), 0.0), *((a, b, share) for share in SHARES)]
-    weight = [
-        np.log((1 - s) * heard[:, i] + s * heard[:, j] + TINY).sum(0) - math.log(len(i) * (len(SHARES) if s else 1))
-        for i, j, s in parts
-    ]
+    of_a, of_b = heard[:, a], heard[:, b]
+    weight = [np.log(heard + TINY).sum(0) - math.log(c)]
+    weight += [np.log((1 - s) * of_a + s * of_b + TINY).sum(0) - math.log(len(a) * len(SHARES)) for s in SHARES]
     first, second = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
     share = np.concatenate([np.full(len(i), s) for i, _, s in parts])
     logs = np.concatenate(weight)

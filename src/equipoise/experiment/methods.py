@@ -298,7 +298,8 @@ def _maker(
         for name, value in numbers.items():
             section, _, key = name.partition(".")
             given[section][key] = value
-        psi = objectives.named(objective)(n, **given["objective"])
+        traced = any(isinstance(value, jax.Array) for value in given["objective"].values())
+        psi = (_dual.__wrapped__ if traced else _dual)(objective, n, None, **given["objective"])
         rule = None
         if given["rule"]:
             constant = given["rule"].keys() == RuleSettings.model_fields.keys()
