@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.tree_util import Partial
 
 import equipoise as eq
+from equipoise.engines import simulator
 from equipoise.errors import InputError
 from equipoise.protocol import as_key
-from tests.problems import DIM, assert_identical, assert_same, build, everything, start, unequal
+from tests.problems import DIM, N, assert_identical, assert_same, build, everything, start, unequal
 
 
 def test_history_has_a_row_for_every_round():
@@ -134,6 +136,30 @@ def test_the_numbers_of_data_are_not_part_of_the_program():
     for task in (eq.tasks.ridge(200, 0.1), eq.tasks.ridge(200, 0.1, 5)):
         algorithm = eq.algorithms.fedavg(task, eq.cohorts.everyone(2), steps=1, local_lr=1e-3)
         assert eq.simulate(algorithm, jnp.zeros(200), data, 0, rounds=1).rounds == 1
+
+
+def test_methods_of_one_task_prepare_its_data_by_one_program():
+    """Where `prepare` is of the numbers themselves, the program takes them as operands."""
+    task, everyone = eq.tasks.ridge(DIM, 0.1), eq.cohorts.everyone(N)
+    for method in (eq.algorithms.fedavg, eq.algorithms.scaffold):
+
+        def make(local_lr, method=method):
+            return method(task, everyone, steps=2, local_lr=local_lr)
+
+        for local_lr in (0.01, 0.02):
+            eq.simulate(Partial(make, local_lr=local_lr), start(), unequal(), 0, rounds=1)
+    assert simulator.preparing(simulator.constant(task.prepare))._cache_size() == 1
+
+    def scaled(factor):
+        def prepare(shard):
+            return task.prepare(shard._replace(labels=factor * shard.labels))
+
+        return eq.algorithms.fedavg(task, everyone, steps=2, local_lr=0.01)._replace(prepare=prepare)
+
+    ends = [eq.simulate(Partial(scaled, factor=k), start(), unequal(), 0, rounds=1).server for k in (1.0, 3.0)]
+    assert_same(ends[1], eq.simulate(scaled(3.0), start(), unequal(), 0, rounds=1).server)
+    assert not np.allclose(*(jax.tree.leaves(end)[0] for end in ends))
+    assert simulator.preparing(simulator.preparation_of(scaled))._cache_size() == 1
 
 
 def test_a_pool_is_data():

@@ -5,7 +5,7 @@ import pytest
 from sklearn import metrics
 
 import equipoise as eq
-from equipoise.evaluation import accuracy, evaluate, evaluation, of_rows, standing, suited
+from equipoise.evaluation import accuracy, evaluate, evaluation, evaluator, of_rows, standing, suited
 from tests.problems import DIM, N, rows, start, unequal
 
 RNG = np.random.default_rng(0)
@@ -66,6 +66,14 @@ def test_a_path_of_models_is_scored_in_one_run():
     last = evaluate(task, algorithm.model(result.server), shards)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[-1], b), path, last)
     assert np.mean(path.scores["loss"][-1]) < np.mean(path.scores["loss"][0])
+
+
+def test_one_model_after_the_other_gives_the_same_table():
+    shards, task = classes(), eq.tasks.softmax_regression(3, 3)
+    x = RNG.normal(size=task.size)
+    for draws in (0, 5):
+        table = evaluate(task, x, shards, draws=draws, key=3)
+        jax.tree.map(np.testing.assert_array_equal, evaluator(task, shards, draws=draws, key=3)(x), table)
 
 
 def test_every_engine_can_evaluate():

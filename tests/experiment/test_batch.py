@@ -7,6 +7,7 @@ import pytest
 
 import equipoise as eq
 from equipoise import steps
+from equipoise.data.alike import alike
 from equipoise.data.datasets import catalogue
 from equipoise.errors import InputError
 from equipoise.experiment import batch, origin, plan, records, run
@@ -170,6 +171,24 @@ def test_a_plan_reads_its_data_once_and_measures_in_one_shape(tmp_path, monkeypa
     # Each may be resumed alone: it is known by its own rows, not by what they were filled up with.
     with precision(jobs[0].config):
         assert whose == {origin_of(job.config, build_problem(job.config)).data for job in jobs}
+
+
+def test_methods_that_are_compared_share_each_division(tmp_path, monkeypatch):
+    """Divided, filled up and looked at once, for all methods on it; where they need others, those are let go."""
+    built, filled, asked, build = [], [], [], run.build_problem
+    monkeypatch.setattr(run, "build_problem", lambda config: built.append(config.run.seed) or build(config))
+    monkeypatch.setattr(batch, "alike", lambda data: filled.append(len(data)) or alike(data))
+    monkeypatch.setattr(batch, "git_commit", lambda: asked.append("") or "abc")
+    monkeypatch.setattr(run, "run_alone", lambda session: None)
+    monkeypatch.setattr(records, "read", lambda folder: None)
+    methods = {"A": {"name": "fedavg"}, "B": {"name": "scaffold"}, "C": {"name": "fedprox", "mu": 0.1}}
+    jobs = plan.sweep(STUDY | {"compare": methods, "sweep": {"seeds": [0, 1]}}).trials
+    plan.run_all(jobs, tmp_path / "study", in_turn=True)
+    assert built == [0, 1]
+    assert filled == [1, 1, 2, 2]  # training and test rows: of the first, which tells how many fit; and of both
+    assert len(asked) == 3
+    written = [tmp_path / "study" / job.place / records.ENVIRONMENT for job in jobs]
+    assert {records.read_record(path, records.Environment).git for path in written} == {"abc"}
 
 
 def test_products_of_a_run():

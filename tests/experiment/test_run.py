@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 import equipoise as eq
-from equipoise import artifact
+from equipoise import artifact, files
 from equipoise.engines import simulator
 from equipoise.errors import InputError, Stopped
 from equipoise.experiment import config, reading, records, run
@@ -151,6 +151,17 @@ def in_a_process(file, folder, kills):
     )  # fmt: skip
     assert out.returncode == 0, out.stderr[-2000:]
     return [int(word) for word in out.stdout.split()]
+
+
+def test_a_short_run_needs_no_checkpoint_and_its_history_is_on_the_disk_before_its_result(tmp_path, monkeypatch):
+    tiny.use(monkeypatch)
+    wrote, sync, write_result = [], files.sync, run.write_result
+    monkeypatch.setattr("equipoise.experiment.checkpoint.save", lambda *args: wrote.append("checkpoint"))
+    monkeypatch.setattr(files, "sync", lambda path: wrote.append(path.name) or sync(path))
+    monkeypatch.setattr(run, "write_result", lambda *a, **o: wrote.append("result") or write_result(*a, **o))
+    given = tiny.settings(tiny.silos(tmp_path / "silos"), run={"checkpoint_seconds": 3600})
+    assert run.run(config.parse(given), tmp_path / "run").outcome is not None
+    assert wrote == ["history.jsonl", "result"]
 
 
 def test_a_torn_line_and_rows_beyond_the_checkpoint_are_forgotten(finished, tmp_path):
