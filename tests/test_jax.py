@@ -102,4 +102,4 @@ def test_no_program_that_gets_them_is_called_by_another(monkeypatch):
     alone = eq.simulate(make(0.1), x, data, 0, rounds=2)
     (together,) = eq.sweep(make, eq.grid({"local_lr": (0.1,)}, x, data), rounds=2)
     np.testing.assert_allclose(together.server.x, alone.server.x, rtol=1e-12)
-    assert np.all(np.isfinite(eq.evaluation.evaluate(task, alone.server.x, data, scores={}).loss))
+    assert np.all(np.isfinite(eq.evaluation.evaluate(task, alone.server.x, data, scores={}).scores["loss"]))
