@@ -3,8 +3,12 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+import equipoise as eq
 from equipoise import _jax
+from equipoise.steps import measure
 
 CODE = """
 import sys
@@ -72,3 +76,30 @@ def test_only_programs_are_ever_thrown_away(tmp_path, monkeypatch):
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
     assert [name for name in names if (tmp_path / name).exists()] == names[2:]
+
+
+def test_xlas_settings_are_for_gpus_and_left_out_where_xla_does_not_know_them(monkeypatch):
+    _jax.compiler_options.cache_clear()
+    assert _jax.compiler_options("cpu") is None
+    assert _jax.compiler_options("gpu") == _jax.ON_GPUS
+    _jax.compiler_options.cache_clear()
+    monkeypatch.setattr(_jax, "ON_GPUS", {"xla_of_another_time": False})
+    assert _jax.compiler_options("gpu") is None
+    _jax.compiler_options.cache_clear()
+
+
+def test_no_program_that_gets_them_is_called_by_another(monkeypatch):
+    """Which JAX refuses, and only where there are any."""
+    monkeypatch.setattr(_jax, "compiler_options", lambda backend: _jax.ON_GPUS)
+    data = eq.data.synthetic.regression(n=3, dim=2, samples=5, key=jax.random.key(0))
+    task, x, everyone = eq.tasks.ridge(2, 0.1), jnp.zeros(2), eq.cohorts.everyone(3)
+    measured = measure._measurement(measure._settle.__wrapped__)
+    assert jnp.all(jnp.isfinite(measured(task, 2, data, x, 0.1)))
+
+    def make(local_lr):
+        return eq.algorithms.fedavg(task, everyone, steps=2, local_lr=local_lr)
+
+    alone = eq.simulate(make(0.1), x, data, 0, rounds=2)
+    (together,) = eq.sweep(make, eq.grid({"local_lr": (0.1,)}, x, data), rounds=2)
+    np.testing.assert_allclose(together.server.x, alone.server.x, rtol=1e-12)
+    assert np.all(np.isfinite(eq.evaluation.evaluate(task, alone.server.x, data, scores={}).scores["loss"]))

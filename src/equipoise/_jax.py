@@ -1,6 +1,6 @@
-"""How JAX is set up: a device for every core, and compiled programs on disk. Importing this loads nothing.
+"""How JAX is set up: a device for every core, programs on disk, how a GPU compiles. Importing this loads nothing.
 
-The commands do both by themselves; in Python they are a call each, before anything else of JAX:
+The commands do the first two by themselves; in Python they are a call each, before anything else of JAX:
 
     equipoise.use_all_cores()
     equipoise.keep_programs()
@@ -9,10 +9,16 @@ The commands do both by themselves; in Python they are a call each, before anyth
 import os
 import re
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 DEVICES = 16  # at most; more of them cost more to keep in step than they bring
+# Else XLA tries hundreds of Triton kernels for products in float32, which takes ten times as long as all else it does,
+# and ends with those of cuBLAS or with some that are 4% faster.
+ON_GPUS = {"xla_gpu_enable_triton_gemm": False}
 BYTES = 1 << 30  # of programs; beyond, the ones that were used longest ago are removed
 PROGRAM = re.compile(r"(.+-[0-9a-f]{64})-(cache|atime)")  # as JAX names them; other files in the folder are not touched
 
@@ -57,6 +63,27 @@ def keep_programs(folder: Path | str | None = None) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def compiled(function: Callable, **options: Any) -> Callable:
+    """`jax.jit` for programs that are called from outside of any other, once the device is known."""
+    import jax
+
+    return jax.jit(function, compiler_options=compiler_options(jax.default_backend()), **options)
+
+
+@cache
+def compiler_options(backend: str) -> dict[str, Any] | None:
+    """XLA's settings for this kind of device; None: as they are."""
+    import jax
+
+    if backend != "gpu":
+        return None
+    try:
+        jax.jit(lambda: 0, compiler_options=ON_GPUS)()
+    except jax.errors.JaxRuntimeError:  # another version of XLA may no longer know them
+        return None
+    return ON_GPUS
 
 
 def _remove_oldest(folder: Path) -> None:

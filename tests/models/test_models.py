@@ -181,21 +181,21 @@ def test_group_norm_is_equinox_own():
     np.testing.assert_allclose(normalise(layer, x), jnp.moveaxis(want, 1, -1), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("size", "stride"), [(5, 1), (3, 2), (1, 2)])
+@pytest.mark.parametrize(("size", "stride"), [(5, 1), (3, 1), (3, 2), (1, 2)])
 def test_all_forms_of_a_convolution_are_one(size, stride):
     """And they are equinox's own."""
-    layer = eqx.nn.Conv2d(3, 4, size, stride=stride, padding=size // 2, use_bias=False, key=KEY)
+    layer = eqx.nn.Conv2d(3, 4, size, stride=stride, padding=size // 2, key=KEY)
     x = jax.random.normal(jax.random.key(0), (2, 6, 5, 3))
 
-    def own(x, weight, stride):
-        there = eqx.tree_at(lambda l: l.weight, layer, weight)
-        return jnp.moveaxis(jax.vmap(there)(jnp.moveaxis(x, -1, 1)), 1, -1)
+    def own(x, weight, bias, stride):
+        there = eqx.tree_at(lambda l: (l.weight, l.bias), layer, (weight, bias.reshape(-1, 1, 1)))
+        with jax.numpy_rank_promotion("allow"):
+            return jnp.moveaxis(jax.vmap(there)(jnp.moveaxis(x, -1, 1)), 1, -1)
 
-    found = [
-        jax.jit(jax.value_and_grad(lambda x, w, form=form: jnp.sum(jnp.sin(form(x, w, stride))), (0, 1)))(
-            x, layer.weight
-        )
-        for form in (own, *CONVOLUTIONS.values())
-    ]
+    def total(form):
+        return lambda x, weight, bias: jnp.sum(jnp.sin(form(x, weight, bias, stride)))
+
+    given = x, layer.weight, layer.bias.ravel()
+    found = [jax.jit(jax.value_and_grad(total(form), (0, 1, 2)))(*given) for form in (own, *CONVOLUTIONS.values())]
     for one in found[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), one, found[0])

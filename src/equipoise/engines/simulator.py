@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import Partial
 from jaxtyping import PyTree
 
+from equipoise._jax import compiled
 from equipoise.data.shards import ClientData, Shards
 from equipoise.engines import kernel, stream
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
@@ -233,7 +234,7 @@ streaming = once(stream.programs)
 @once
 def starting(make: Callable[..., Algorithm]) -> Callable:
     """The state before the first round."""
-    return jax.jit(lambda numbers, x: kernel.init(make(**numbers), x))
+    return compiled(lambda numbers, x: kernel.init(make(**numbers), x))
 
 
 @once
@@ -249,7 +250,7 @@ def preparing(preparation: Callable[..., Callable[[Data], Data]]) -> Callable:
     def prepared(numbers: dict[str, Array], data: ClientData) -> tuple[PreparedData | None, dict[str, Array]]:
         return prepare(preparation(**numbers), data), all_finite(data)
 
-    return jax.jit(prepared)
+    return compiled(prepared)
 
 
 @once
@@ -269,7 +270,7 @@ def beginning_apart(make: Callable[..., Algorithm], layout: Layout) -> Callable:
         state = state._replace(clients=jax.tree.map(layout.filled, state.clients))
         return state, PreparedData(SpreadData(prepared)), all_finite(data)
 
-    return jax.jit(begin, out_shardings=(states_apart(layout), layout.by_client, layout.whole))
+    return compiled(begin, out_shardings=(states_apart(layout), layout.by_client, layout.whole))
 
 
 def states_apart(layout: Layout) -> Any:
@@ -313,7 +314,7 @@ def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
         return jax.lax.fori_loop(start, stop, body, (state, rows))
 
     lie = (states_apart(layout), layout.whole) if layout.spread else layout.whole
-    return jax.jit(advance, donate_argnums=1, static_argnames="length", out_shardings=lie)
+    return compiled(advance, donate_argnums=1, static_argnames="length", out_shardings=lie)
 
 
 @once

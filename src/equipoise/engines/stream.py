@@ -17,6 +17,7 @@ from jax import Array
 from jax.tree_util import Partial
 from jaxtyping import PyTree
 
+from equipoise._jax import compiled
 from equipoise.data.shards import Shards
 from equipoise.engines import kernel
 from equipoise.engines.kernel import State
@@ -64,7 +65,7 @@ def programs(make: Make) -> tuple[Callable, Callable]:
         )
         return State(r + int(k + 1 == len(algorithm.round)), server, clients, tally)
 
-    return jax.jit(asked, static_argnames="k"), jax.jit(exchange, static_argnames="k", donate_argnums=1)
+    return compiled(asked, static_argnames="k"), compiled(exchange, static_argnames="k", donate_argnums=1)
 
 
 def rounds(make: Make, asked: Callable, exchange: Callable, data: Any) -> Callable:

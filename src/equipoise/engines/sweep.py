@@ -14,6 +14,7 @@ from jax import Array
 from jax.tree_util import Partial
 from jaxtyping import PyTree
 
+from equipoise._jax import compiled
 from equipoise.data.shards import ClientData
 from equipoise.engines import kernel
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
@@ -269,7 +270,7 @@ def beginnings(make: Make) -> Callable:
             ) from error
         return states, source, all_finite(data)
 
-    return jax.jit(begin)
+    return compiled(begin)
 
 
 @once
@@ -303,7 +304,7 @@ def rounds_of_many(make: Make, layout: Layout) -> Callable:
         states = states._replace(tally=jax.tree.map(jnp.zeros_like, states.tally))
         return jax.lax.fori_loop(start, stop, body, (states, rows))
 
-    return jax.jit(advance, donate_argnums=0, static_argnames="length")
+    return compiled(advance, donate_argnums=0, static_argnames="length")
 
 
 def with_data_alike(trials: Sequence[Trial]) -> list[Trial]:

@@ -15,6 +15,7 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
+from equipoise._jax import compiled
 from equipoise.cohorts import Sample, check_distinct, everyone
 from equipoise.data.shards import client_shapes
 from equipoise.engines.client_data import PreparedData, as_given
@@ -238,7 +239,7 @@ def _judged(task: Task, n: int, scores: tuple, draws: int, layout: Layout) -> Ca
         server, _, _ = exchange_once(algorithm.round[0], algorithm.init(x), None, source, keys, layout)
         return server.heard
 
-    return jax.jit(judged)
+    return compiled(judged)
 
 
 def _side_by_side(shard: Data) -> int:
@@ -273,4 +274,4 @@ def _every_row(predict: Predict, numbers: Callable[[Array, Array], Array]) -> Ca
 
         return jax.lax.map(one, jnp.arange(data.n, dtype=jnp.int32))
 
-    return jax.jit(every)
+    return compiled(every)

@@ -17,6 +17,7 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise import algorithms
+from equipoise._jax import compiled
 from equipoise.algorithms.fedavg import Server
 from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.cohorts import everyone
@@ -136,7 +137,7 @@ def own_training(task: Task, n: int, *, steps: int, local_lr: Any) -> Algorithm:
 
 @lru_cache(maxsize=16)
 def _fits(task: Task) -> Callable[[Vector, Any], Models]:
-    return jax.jit(lambda x, train: jax.lax.map(lambda i: fitted(task, x, train.client(i)), jnp.arange(train.n)))
+    return compiled(lambda x, train: jax.lax.map(lambda i: fitted(task, x, train.client(i)), jnp.arange(train.n)))
 
 
 def fitted(task: Task, x: Vector, shard: Any) -> Vector:
@@ -193,7 +194,7 @@ def _scorer(task: Task, scores: tuple) -> Callable:
 
         return jax.lax.map(one, jnp.arange(test.n))
 
-    return jax.jit(score)
+    return compiled(score)
 
 
 def record_of(problem: Problem, table: PerClient) -> records.AloneRecord:

@@ -20,6 +20,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from equipoise import artifact, cohorts, models, tasks
+from equipoise._jax import compiled
 from equipoise.algorithms.moments import moments
 from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards, client_shapes
@@ -254,8 +255,8 @@ class Programs(NamedTuple):
 @lru_cache(maxsize=8)
 def _programs(network: str, kind: Any, features: int) -> Programs:
     found = gradient_features(models.build(**json.loads(network)), kind=kind, features=features)
-    compiled = (jax.jit(found.with_random_layer), jax.jit(found.projection), jax.jit(found.apply))
-    return Programs(found, *compiled, at_once=rows_at_once(found.parameters))
+    programs = map(compiled, (found.with_random_layer, found.projection, found.apply))
+    return Programs(found, *programs, at_once=rows_at_once(found.parameters))
 
 
 def on_features(data: Any, features: Callable[[Any], Any], at_once: int) -> Any:

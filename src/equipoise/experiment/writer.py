@@ -14,6 +14,7 @@ import numpy as np
 from jax.tree_util import Partial
 
 from equipoise import certificates, evaluation, files
+from equipoise._jax import compiled
 from equipoise.data.shards import client_shapes
 from equipoise.engines.simulator import Result
 from equipoise.evaluation import PerClient
@@ -67,7 +68,7 @@ def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callab
 @lru_cache(maxsize=64)
 def certifier(task: Task, maker: Callable[..., Dual]) -> Callable:
     """Certificates of models for the dual that `maker` makes of numbers; compiled once for all numbers."""
-    return jax.jit(lambda numbers, data, x, lam: certificates.certify(task, maker(**numbers), data, x, lam))
+    return compiled(lambda numbers, data, x, lam: certificates.certify(task, maker(**numbers), data, x, lam))
 
 
 def validator(problem: Problem) -> Judge | None:
@@ -233,7 +234,7 @@ def weights_of(family: Algorithm | Partial, dtype: Any) -> Callable[[Any], Any]:
 
 @lru_cache(maxsize=64)
 def _weights(maker: Callable[..., Algorithm]) -> Callable:
-    return jax.jit(lambda numbers, server: maker(**numbers).weights(server))
+    return compiled(lambda numbers, server: maker(**numbers).weights(server))
 
 
 def crossing_of(family: Algorithm | Partial, algorithm: Algorithm, problem: Problem) -> Sequence[Wire]:

@@ -3,7 +3,6 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float
 
@@ -11,11 +10,11 @@ from jaxtyping import Float
 def convolve(layer: eqx.nn.Conv2d, x: Array) -> Array:
     """The layer on a batch, padded to keep the size: [b, h, w, c] -> [b, h / stride, w / stride, channels]."""
     form = CONVOLUTIONS[BY_BACKEND.get(jax.default_backend(), "rows")]
-    out = form(x, layer.weight, layer.stride[0])
-    return out if layer.bias is None else out + layer.bias.reshape(1, 1, 1, -1)
+    bias = None if layer.bias is None else layer.bias.ravel()
+    return form(x, layer.weight, bias, layer.stride[0])
 
 
-def by_rows(x: Array, weight: Float[Array, "k c i j"], stride: int = 1) -> Array:
+def by_rows(x: Array, weight: Float[Array, "k c i j"], bias: Float[Array, " k"] | None, stride: int) -> Array:
     """One product with the image's patches, put together first along a row of pixels, then across rows.
 
     Whole runs of channels are copied: pixel by pixel takes a CPU several times as long, and so does XLA's own
@@ -32,41 +31,55 @@ def by_rows(x: Array, weight: Float[Array, "k c i j"], stride: int = 1) -> Array
     row = jnp.concatenate([every(padded, 2, j, wide) for j in range(size)], axis=-1)  # [b, h + size - 1, wide, size c]
     patches = jnp.concatenate([every(row, 1, i, high) for i in range(size)], axis=-1)  # [b, high, wide, size^2 c]
     flat = weight.transpose(2, 3, 1, 0).reshape(c * size**2, -1)
-    return (patches.reshape(b * high * wide, -1) @ flat).reshape(b, high, wide, -1)
+    return plus(patches.reshape(b * high * wide, -1) @ flat, bias).reshape(b, high, wide, -1)
 
 
-def by_bands(x: Array, weight: Float[Array, "k c i j"], stride: int = 1) -> Array:
-    """One product of a few rows of pixels with the kernel as a banded matrix, zeros and all.
+def by_tiles(x: Array, weight: Float[Array, "k c i j"], bias: Float[Array, " k"] | None, stride: int) -> Array:
+    """One product of squares of pixels with all that they give of a tile of the result, zeros and all.
 
-    Several times the arithmetic of the patches for a fraction of the bytes: right where bytes are what takes the time.
-    A matrix that is too large for that gives way to patches.
+    Twice the arithmetic of the patches for half of the bytes, in products that are large enough: right where bytes are
+    what takes the time. A tile is a pixel smaller than the kernel, so that squares reach into the next one only.
     """
-    size, (b, h, w, c) = weight.shape[2], x.shape
-    around, high, wide = size // 2, -(-h // stride), -(-w // stride)
-    if size * w * c * wide * weight.shape[0] > LARGEST_BAND:
-        return by_rows(x, weight, stride)
-    # Of pixel j of the kernel: [j, in, out].
-    place = np.stack([np.eye(w, w * stride, k=around - j)[:, : wide * stride : stride] for j in range(size)])
-    band = jnp.einsum("jpo,kcij->ipcok", place.astype(x.dtype), weight).reshape(size * w * c, -1)
-    padded = jnp.pad(x.reshape(b, h, w * c), ((0, 0), (around, around), (0, 0)))
-    rows = jnp.concatenate(
-        [jax.lax.slice_in_dim(padded, i, i + (high - 1) * stride + 1, stride, 1) for i in range(size)], axis=-1
-    )  # [b, high, size w c]
-    return (rows.reshape(b * high, -1) @ band).reshape(b, high, wide, -1)
+    size, (b, h, w) = weight.shape[2], x.shape[:3]
+    around, high, wide, tile = size // 2, -(-h // stride), -(-w // stride), max(size - 1, 1)
+    square, apart = (tile - 1) * stride + size, tile * stride  # pixels on a side, and from one to the next
+    down, across = -(-high // tile), -(-wide // tile)
+
+    def squares(a: Array, axis: int, count: int) -> Array:
+        """[..., pixels, ...] -> [..., count, square, ...]"""
+        parts = -(-square // apart)
+        after = (count + parts - 1) * apart - around - a.shape[axis]
+        pads = [(0, 0, 0)] * a.ndim
+        pads[axis] = (around, after, 0)  # what is not needed of the last pixels is cut off
+        padded = jax.lax.pad(a, jnp.zeros((), a.dtype), pads)
+        blocks = padded.reshape(*a.shape[:axis], count + parts - 1, apart, *a.shape[axis + 1 :])
+        following = [jax.lax.slice_in_dim(blocks, i, i + count, axis=axis) for i in range(parts)]
+        return jax.lax.slice_in_dim(jnp.concatenate(following, axis + 1), 0, square, axis=axis + 1)
+
+    seen = squares(squares(x, 2, across), 1, down)  # [b, down, square, across, square, c]
+    seen = seen.transpose(0, 1, 3, 2, 4, 5).reshape(b * down * across, -1)
+    kernel, places = weight.transpose(2, 3, 1, 0), [(at, square - size - at) for at in range(0, apart, stride)]
+    moved = [jnp.pad(kernel, (i, j, (0, 0), (0, 0))) for i in places for j in places]
+    matrix = jnp.stack(moved, axis=3).reshape(seen.shape[1], -1)  # [square square c, tile tile k]
+    # The bias is added to whole tiles: a sum to a handful of channels, its gradient, is slow.
+    out = plus(seen @ matrix, None if bias is None else jnp.tile(bias, tile**2))
+    out = out.reshape(b, down, across, tile, tile, -1).transpose(0, 1, 3, 2, 4, 5)
+    return out.reshape(b, down * tile, across * tile, -1)[:, :high, :wide]
 
 
-def natively(x: Array, weight: Float[Array, "k c i j"], stride: int = 1) -> Array:
+def natively(x: Array, weight: Float[Array, "k c i j"], bias: Float[Array, " k"] | None, stride: int) -> Array:
     """XLA's own convolution; with other weights for each client it becomes one of as many groups."""
     around = (weight.shape[2] // 2,) * 2
-    return jax.lax.conv_general_dilated(
-        x,
-        weight.transpose(2, 3, 1, 0),
-        (stride, stride),
-        (around, around),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    flat = weight.transpose(2, 3, 1, 0)
+    out = jax.lax.conv_general_dilated(
+        x, flat, (stride, stride), (around, around), dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
+    return plus(out, bias)
 
 
-LARGEST_BAND = 1 << 18  # numbers of a banded matrix; beyond, by count, its arithmetic takes longer than patches
-CONVOLUTIONS = {"rows": by_rows, "bands": by_bands, "native": natively}
-BY_BACKEND = {"cpu": "rows", "gpu": "bands"}  # `python -m benchmarks.gpu` measures them
+def plus(x: Array, bias: Array | None) -> Array:
+    return x if bias is None else x + jnp.broadcast_to(bias, x.shape)
+
+
+CONVOLUTIONS = {"rows": by_rows, "tiles": by_tiles, "native": natively}
+BY_BACKEND = {"cpu": "rows", "gpu": "tiles"}  # `python -m benchmarks.gpu` measures them

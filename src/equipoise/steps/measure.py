@@ -13,6 +13,7 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise import local
+from equipoise._jax import compiled
 from equipoise.data.shards import Shards
 from equipoise.errors import all_positive, positive, require
 from equipoise.objectives.dual import Dual
@@ -166,7 +167,7 @@ def _constants(task: Any, data: Any, few: Any, x: Vector, low: float, high: floa
         return (1 - (1 - eta * h) ** steps) / (steps * eta)
 
     # Equal weights may hide the steepest client.
-    top = max(float(_smoothness(task, steps, few, x, eta)), damped(high))
+    top = max(float(_smoothness_alone(task, steps, few, x, eta)), damped(high))
     return Constants(top, damped(low), strong, weak)
 
 
@@ -193,7 +194,8 @@ def _measurement(function: Callable) -> Callable:
             return function(*args, **kwargs)
 
     fixed = [name for name in ("task", "steps", "k") if name in inspect.signature(function).parameters]
-    return jax.jit(in_full_precision, static_argnames=fixed)
+    program = functools.cache(lambda: compiled(in_full_precision, static_argnames=fixed))
+    return functools.wraps(function)(lambda *args, **kwargs: program()(*args, **kwargs))
 
 
 def _some(data: Any) -> Any:
@@ -296,7 +298,6 @@ def _coupling(task: Any, steps: int, data: Any, few: Any, x: Vector, eta: Scalar
     return jnp.linalg.eigvalsh((gram + gram.T) / 2)
 
 
-@_measurement
 def _smoothness(task: Any, steps: int, data: Any, x: Vector, eta: Scalar) -> Scalar:
     """The largest eigenvalue of M H for equal weights."""
 
@@ -304,6 +305,9 @@ def _smoothness(task: Any, steps: int, data: Any, x: Vector, eta: Scalar) -> Sca
         return jnp.mean(jax.vmap(lambda shard: _hessian(task, x, shard)(v))(data), axis=0)
 
     return _extremes(lambda v: _precondition(task, steps, data, x, eta, v), x, min(12, x.size), hessian)[1]
+
+
+_smoothness_alone = _measurement(_smoothness)
 
 
 @_measurement
