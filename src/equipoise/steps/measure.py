@@ -173,16 +173,16 @@ def _constants(task: Any, data: Any, few: Any, x: Vector, low: float, high: floa
 
 def _prepared(task: Any, shards: Any) -> Any:
     prepare = getattr(task, "prepare", _unprepared)
-    return jax.vmap(prepare)(shards) if isinstance(shards, Shards) else _one_by_one(prepare, shards)
+    return jax.vmap(prepare)(shards) if isinstance(shards, Shards) else _one_by_one(prepare)(shards)
 
 
 def _unprepared(shard: Any) -> Any:
     return shard
 
 
-@functools.partial(jax.jit, static_argnames="prepare")
-def _one_by_one(prepare: Callable, shards: Any) -> Any:
-    return jax.lax.map(lambda i: prepare(shards.client(i)), jnp.arange(shards.n))
+@functools.lru_cache(maxsize=16)
+def _one_by_one(prepare: Callable) -> Callable:
+    return compiled(lambda shards: jax.lax.map(lambda i: prepare(shards.client(i)), jnp.arange(shards.n)))
 
 
 def _measurement(function: Callable) -> Callable:
