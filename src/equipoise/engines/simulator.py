@@ -96,7 +96,8 @@ def simulate(
     be a Partial too, whose arrays do not matter either.
     """
     key, x = as_key(key), jnp.asarray(x)
-    make, numbers, algorithm = taken_apart(algorithm, x)
+    given = algorithm
+    make, numbers, algorithm = taken_apart(given, x)
     assert isinstance(algorithm, Algorithm)
     check_start(algorithm, x, rounds)
     check_data(algorithm, x, data)
@@ -118,7 +119,7 @@ def simulate(
         data = jax.device_put(data)
         state = in_precision(products, starting(make))(numbers, x)
         # What a method leaves to its task does not depend on the numbers: one program for all such methods.
-        shared = make(**numbers).prepare is algorithm.prepare
+        shared = not isinstance(given, Partial) or make(**given.keywords).prepare is algorithm.prepare
         preparation, operands = (constant(algorithm.prepare), {}) if shared else (preparation_of(make), numbers)
         source, finite = in_precision(products, preparing(preparation))(operands, data)
         require_finite(finite)
