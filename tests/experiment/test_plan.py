@@ -1,5 +1,7 @@
 """Many runs of one file: who inherits what, what is chosen, and that nothing is run twice or mixed up."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from equipoise.errors import InputError
@@ -107,6 +109,16 @@ def test_the_grid_is_for_those_who_know_the_key_and_do_not_say_it_themselves():
     assert count == {"FedAvg": 2, "own": 1, "DRFA": 4}
     assert {job.seed for job in study.trials} == {7}
     assert len({job.place for job in study.trials}) == len(study.trials) == 14
+
+
+def test_of_equal_settings_the_better_average_is_chosen():
+    def done(**summary):
+        return [SimpleNamespace(outcome=SimpleNamespace(summary=summary, higher_is_better=True))]
+
+    found = [({"lr": 1}, done(worst20=0.0, mean=0.1)), ({"lr": 2}, done(worst20=0.0, mean=0.3)), ({"lr": 3}, done())]
+    assert plan._best(found, "worst20") == {"lr": 2}
+    assert plan._best([*found, ({"lr": 4}, done(worst20=0.1, mean=0.2))], "worst20") == {"lr": 4}
+    assert plan._best(found[2:], "worst20") == {"lr": 3}
 
 
 def test_a_sweep_chooses_on_its_tuning_seeds_and_reports_on_the_others(tmp_path, monkeypatch):

@@ -91,7 +91,9 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         numbers = ", ".join(f"{name} {value:g}" for name, value in given.items())
         notes.append(f"the step sizes of the weights were not given: {numbers}, which serve on networks")
     if rule == "tuned":
-        _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }")
+        form = record.minibatch_form
+        known = "" if form is None else f", or model.batch, such as 32, for which {form} knows them"
+        _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }" + known)
         share = 1.0 if cohort is None else cohort / problem.n
         constants, local_lr = problem.constants(settings["steps"])
         rule = steps.rule_for(constants, psi, share=share)
@@ -103,7 +105,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
             notes.append(f"local_lr was measured: {settings['local_lr']:.4g}")
     for key in ("local_lr", "lr"):
         if settings.get(key) == "auto":
-            _must_be_convex(problem, f"algorithm.{key} is 'auto'", "a number")
+            _must_be_convex(problem, f"algorithm.{key} is 'auto'", "a number, such as 0.1")
             settings[key] = 1 / problem.smoothness
             notes.append(f"{key} was measured: 1/L = {settings[key]:.4g}")
     task = problem.task

@@ -299,8 +299,7 @@ def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:
     points: dict[tuple[str, str], list[tuple[dict, list[records.Run]]]] = {}
     for job, runs in _grouped(zip(study.trials, done, strict=True)):
         points.setdefault((_place(job.over), job.label), []).append((job.chosen, runs))
-    best = {key: _best(found, plan.measure) for key, found in points.items()}
-    chosen = {key: point for key, (point, _) in best.items()}
+    chosen = {key: _best(found, plan.measure) for key, found in points.items()}
     if study.tuned_apart:
         jobs = list(_jobs(study.settings, plan, plan.seeds, study.source, chosen))
         final = _grouped(zip(jobs, run_all(jobs, folder, **options), strict=True))
@@ -322,17 +321,15 @@ def _grouped(pairs: Any) -> list[tuple[PlannedRun, list[records.Run]]]:
     return list(found.values())
 
 
-def _best(found: list[tuple[dict, list[records.Run]]], measure: str) -> tuple[dict, float]:
-    """The point with the best mean; one that gave no number is never it, unless none did."""
-    read = measures.measure(measure)
-    up = read.more_is_better(found[0][1][0])
+def _best(found: list[tuple[dict, list[records.Run]]], measure: str) -> dict:
+    """The point with the best mean, of equal ones that with the best average; one without a number only if all are."""
 
-    def key(item: tuple[dict, list[records.Run]]) -> float:
-        value = statistics.fmean(map(read.of, item[1]))
-        return -math.inf if math.isnan(value) else value if up else -value
+    def rank(read: Measure, runs: list[records.Run]) -> float:
+        value = statistics.fmean(map(read.of, runs))
+        return -math.inf if math.isnan(value) else value if read.more_is_better(found[0][1][0]) else -value
 
-    point, runs = max(found, key=key)
-    return point, key((point, runs))
+    reads = [measures.measure(name) for name in (measure, "mean")]
+    return max(found, key=lambda item: [rank(read, item[1]) for read in reads])[0]
 
 
 def run_all(
