@@ -262,6 +262,8 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
 
         def watch(label: str) -> Watch:
             def update(at: int, of: int, row: Any) -> None:
+                if bar.disable:  # no terminal
+                    return
                 # Between two runs the next one's step sizes are measured and its program is compiled.
                 bar.reset(waiting, total=None, visible=at >= of, description="next", standing="measuring and compiling")
                 if label not in rows:
