@@ -255,8 +255,9 @@ class Programs(NamedTuple):
 @lru_cache(maxsize=8)
 def _programs(network: str, kind: Any, features: int) -> Programs:
     found = gradient_features(models.build(**json.loads(network)), kind=kind, features=features)
-    programs = map(compiled, (found.with_random_layer, found.projection, found.apply))
-    return Programs(found, *programs, at_once=rows_at_once(found.parameters))
+    with_random_layer, projection = compiled(found.with_random_layer), compiled(found.projection)
+    at_once = rows_at_once(found.parameters)
+    return Programs(found, with_random_layer, projection, compiled(found.apply), at_once)
 
 
 def on_features(data: Any, features: Callable[[Any], Any], at_once: int) -> Any:
