@@ -88,6 +88,8 @@ def test_a_comparison_of_silos(tmp_path, monkeypatch):
             "y",
             "--set",
             "run.rounds=2",
+            "--set",
+            "run.checkpoint_seconds=0",
             "--out",
             str(tmp_path / "out"),
         ]
