@@ -48,7 +48,9 @@ def test_stays_finite_and_on_its_set(kind, name):
         return algorithm.model(server), algorithm.weights(server)
 
     lost = unreliable(LOST.get(name, 0.3))
-    x, lam = eq.simulate(algorithm, start(), unequal(), 0, rounds=ROUNDS.get(name, 2000), record=record, lost=lost).history
+    x, lam = eq.simulate(
+        algorithm, start(), unequal(), 0, rounds=ROUNDS.get(name, 2000), record=record, lost=lost
+    ).history
     assert np.isfinite(x).all()
     assert np.isfinite(lam).all()
     assert lam.min() >= 0
