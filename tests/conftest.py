@@ -43,7 +43,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers, and the commands that te
     os.environ |= {
         "XLA_FLAGS": quick_to_compile(),
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
-        "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
         "JAX_COMPILATION_CACHE_DIR": str(COMPILED),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -56,7 +55,6 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
-jax.config.update("jax_traceback_in_locations_limit", 0)  # where in the source each operation is from: nobody asks
 jax.config.update("jax_captured_constants_warn_bytes", 1 << 20)  # data is an operand of a program, not part of it
 gc.set_threshold(100_000, 20, 50)  # tracing makes and drops millions of objects: the default took a tenth of all time
 PROGRAMS = 700  # that a process keeps in memory
