@@ -14,11 +14,13 @@ from equipoise.certificates import certify
 from equipoise.data import synthetic
 from equipoise.errors import InputError
 from equipoise.protocol import round_keys
+from equipoise.steps import client_smoothness
 from tests.algorithms.reference_model import model_rounds
 from tests.problems import assert_same
 
 MU, STEPS = 0.1, 10
-everyone = cache(eq.cohorts.everyone)
+D = 30
+everyone, uniform = cache(eq.cohorts.everyone), cache(eq.cohorts.uniform)
 DUALS = {
     "agnostic": eq.objectives.agnostic(5),
     "chi2": eq.objectives.chi2(5, 0.05),
@@ -31,15 +33,19 @@ DUALS = {
 
 @cache
 def easy():
-    """The paper's problem with clients a whole unit apart; condition number about 4."""
-    return synthetic.regression(shift=1.0, key=jax.random.key(0))
+    """The paper's problem with clients a whole unit apart; condition number about 4.
+
+    Features that are always zero are added to its ten: they change nothing, and programs are those of `hard`.
+    """
+    shards = synthetic.regression(shift=1.0, key=jax.random.key(0))
+    return shards._replace(inputs=jnp.asarray(np.pad(shards.inputs, [(0, 0), (0, 0), (0, D - shards.inputs.shape[2])])))
 
 
 @cache
 def hard(dtype=np.float64):
     """Condition number 834."""
     rng = np.random.default_rng(0)
-    n, m, d = 5, 100, 30
+    n, m, d = 5, 100, D
     inputs = rng.normal(size=(n, m, d)) * np.geomspace(1, np.sqrt(9000) / 5, d)
     truth, shift = rng.normal(size=d), 0.3 * rng.normal(size=(n, d))
     labels = np.einsum("nmd,nd->nm", inputs, truth + shift) / np.abs(inputs @ truth).std()
@@ -54,6 +60,12 @@ def quadratics(shards):
     return hessians, 2 / m * np.einsum("nmd,nm->nd", a, y), (y**2).mean(1)
 
 
+def smoothness(task, shards):
+    """Every client's L_i."""
+    each = jax.jit(lambda shards: jax.lax.map(lambda shard: client_smoothness(task, jnp.zeros(D), shard), shards))
+    return np.asarray(each(shards))
+
+
 @cache  # the same object for the same settings: its programs are compiled once for all tests
 def built(d, dual, sample, steps):
     return scaffpd_model(eq.tasks.ridge(d, MU), dual, sample, steps=steps)
@@ -63,11 +75,11 @@ def centre_and_weights(server):
     return server.at.x, server.lam
 
 
-def solve(shards, dual, x=None, *, rounds, sample=None, steps=STEPS, **how):
+def solve(shards, dual, x=None, *, rounds, sample=None, steps=STEPS, lost=None):
     d = shards.inputs.shape[2]
     algorithm = built(d, dual, sample or everyone(shards.n), steps)
     x = jnp.zeros(d, shards.inputs.dtype) if x is None else x
-    run = eq.simulate(algorithm, x, shards, 0, rounds=rounds, record=centre_and_weights, **how)
+    run = eq.simulate(algorithm, x, shards, 0, rounds=rounds, record=centre_and_weights, lost=lost or NOBODY)
     return eq.tasks.ridge(d, MU), run
 
 
@@ -102,41 +114,40 @@ def losing(lost):
     return Partial(in_table, jnp.asarray(np.broadcast_to(lost(rounds, exchanges, ids), (40, 2, 5))))
 
 
+NOBODY = losing(lambda *_: False)
 SOMETIMES = losing(lambda *_: np.random.default_rng(0).random((40, 2, 5)) < 0.3)  # three replies in ten
 BY_TURNS = losing(lambda round, exchange, i: (i == (2 * round + exchange) % 5) & (round > 0))  # after the first round
 
 
-@pytest.mark.parametrize("lost", [None, BY_TURNS], ids=["everybody answers", "replies get lost"])
+@pytest.mark.parametrize("lost", [NOBODY, BY_TURNS], ids=["everybody answers", "replies get lost"])
 def test_follows_its_description(lost):
     """Every centre and all weights as in NumPy, on a hard problem, until rounding takes over."""
     shards, dual = hard(), DUALS["chi2"]
-    task, run = solve(shards, dual, rounds=14, **({} if lost is None else {"lost": lost}))
+    task, run = solve(shards, dual, rounds=14, lost=lost)
 
     def answers(round, exchange):
-        return None if lost is None else ~np.asarray(lost(round, exchange, np.arange(5)))
+        return None if lost is NOBODY else ~np.asarray(lost(round, exchange, np.arange(5)))
 
-    L = np.array([float(eq.steps.client_smoothness(task, jnp.zeros(30), shards.client(i))) for i in range(5)])
-    problem = (*quadratics(shards), L, 0.05, np.zeros(30))
+    problem = (*quadratics(shards), smoothness(task, shards), 0.05, np.zeros(D))
     found = list(model_rounds(*problem, rounds=14, steps=STEPS, memory=5, answers=answers))
     x, lam, off = (np.array(column) for column in zip(*found, strict=True))
     early = 9  # rounding grows from round to round
     assert_same(jax.tree.map(lambda a: a[:early], run.history), (x[:early], lam[:early]), rtol=1e-8, atol=1e-8)
     assert_same(run.history, (x, lam), rtol=1e-6, atol=1e-8)
-    if lost is None:
+    if lost is NOBODY:
         assert off.max() < 1e-6  # of quadratics the images are exact
 
 
 def test_follows_its_description_with_a_few_clients_per_round():
     """Whom it asks, every centre and all weights as in NumPy, the same draws of chance given."""
-    shards, dual, m, rounds = hard(), DUALS["chi2"], 3, 14
-    task, run = solve(shards, dual, rounds=rounds, sample=eq.cohorts.uniform(5, m))
+    shards, dual, m, rounds = hard(), DUALS["chi2"], 2, 14
+    task, run = solve(shards, dual, rounds=rounds, sample=uniform(5, m))
 
     def luck(round):
         (opening, _), _ = round_keys(jax.random.key(0), round, 2)
         return np.asarray(jax.random.gumbel(opening, (5,), float))
 
-    L = np.array([float(eq.steps.client_smoothness(task, jnp.zeros(30), shards.client(i))) for i in range(5)])
-    problem = (*quadratics(shards), L, 0.05, np.zeros(30))
+    problem = (*quadratics(shards), smoothness(task, shards), 0.05, np.zeros(D))
     found = list(model_rounds(*problem, rounds=rounds, steps=STEPS, memory=5, cohort=m, luck=luck))
     x, lam, _ = (np.array(column) for column in zip(*found, strict=True))
     assert_same(run.history, (x, lam), rtol=1e-8, atol=1e-8)
@@ -153,7 +164,7 @@ def test_a_millionth_in_six_rounds_never_rising_and_then_at_rest(name):
     assert found.gap < 1e-8 * values[0]  # so the end is the optimum, whoever computed it
     assert rounds_to(errors(shards, dual, xs, values[-1]), 1e-6) <= 6
     _, again = solve(shards, dual, jnp.asarray(xs[-1]), rounds=3)
-    np.testing.assert_allclose(again.history[0], np.broadcast_to(xs[-1], (3, 10)), atol=1e-7)
+    np.testing.assert_allclose(again.history[0], np.broadcast_to(xs[-1], (3, D)), atol=1e-7)
 
 
 @pytest.mark.parametrize(("name", "most"), [("chi2", 25), ("agnostic", 25)])
@@ -176,7 +187,7 @@ def test_three_replies_in_ten_lost():
 def test_two_of_five_clients_in_a_round():
     shards, dual = hard(), DUALS["chi2"]
     best = robust(shards, dual, optimum(shards, rho=0.05)[None])[0]
-    _, run = solve(shards, dual, rounds=120, sample=eq.cohorts.uniform(5, 2))
+    _, run = solve(shards, dual, rounds=120, sample=uniform(5, 2))
     error = errors(shards, dual, run.history[0], best)
     assert rounds_to(error, 1e-3) <= 60
     assert error[-1] < 1e-4
@@ -208,7 +219,7 @@ def test_one_client_and_one_step_are_conjugate_gradients():
 
 def test_rotating_the_features_rotates_the_models():
     shards, dual = easy(), DUALS["chi2"]
-    turn = np.linalg.qr(np.random.default_rng(1).normal(size=(10, 10)))[0]
+    turn = np.linalg.qr(np.random.default_rng(1).normal(size=(D, D)))[0]
     turned = shards._replace(inputs=shards.inputs @ jnp.asarray(turn))
     plain, other = (solve(s, dual, rounds=4)[1].history[0] for s in (shards, turned))
     np.testing.assert_allclose(other @ turn.T, plain, atol=1e-6)

@@ -275,7 +275,8 @@ def test_silos_of_the_user_end_in_a_model_that_predicts(tmp_path):
 
 
 def test_digits_predict_from_an_npz(tmp_path):
-    done = eq.experiment.train({"run": {"rounds": 20}, "partition": {"kind": "iid", "clients": 3}}, tmp_path / "run")
+    settings = {"run": {"rounds": 20}, "partition": {"kind": "iid", "clients": 3}, "algorithm": {"name": "scaffold"}}
+    done = eq.experiment.train(settings, tmp_path / "run")
     images, labels = eq.data.vision.digits().flat()[1:3]
     np.savez(tmp_path / "new.npz", inputs=images[:300], labels=labels[:300])
     said = artifact.predict(done.path / "model.safetensors", tmp_path / "new.npz")["prediction"].to_numpy()

@@ -1,7 +1,8 @@
 """A ClientApp around Equipoise's that goes wrong where a file tells it to: what sites can do to a federation.
 
 $EQUIPOISE_TEST_FAULTS is a JSON file: {site: [[round, exchange, fault], ...]}. A fault happens once, at the first
-message of that exchange from that round on; "fail" happens at all of them.
+message of that exchange from that round on; "fail" happens at all of them. Beside it a file `paced` has sites take a
+moment for every message: a run without end, of which a test waits for some event, would keep all cores busy.
 """
 
 import json
@@ -19,6 +20,7 @@ from flwr.clientapp import ClientApp
 from equipoise.deploy.entry_points import client
 
 LONGEST = 120.0  # seconds that a site hangs if nobody releases it
+MOMENT = 0.05  # seconds
 
 
 def changed(reply, change):
@@ -47,6 +49,8 @@ CHANGES = {"nan": filled(math.nan), "shape": reshaped, "huge": filled(1e30, only
 class Faulty(ClientApp):
     def __call__(self, message, context):
         fault = planned(message, context)
+        if (plan_file().parent / "paced").exists():
+            time.sleep(MOMENT)
         if fault in ("raise", "fail"):
             raise ZeroDivisionError
         if fault == "die":

@@ -129,6 +129,7 @@ def wild(federation):
             "compress": "float32",
         },
     )
+    (federation.folder / "paced").touch()
     run = ServedRun(federation, "wild", settings)
     run.running()
     yield run

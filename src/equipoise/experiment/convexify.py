@@ -277,10 +277,12 @@ def _in_blocks(rows: Any, features: Callable[[Any], Any], at_once: int) -> Any:
     """One compiled program for all blocks: the last is filled up."""
     found = []
     for start in range(0, len(rows), at_once):
-        some = jnp.asarray(rows[start : start + at_once])
-        filled = jnp.pad(some, [(0, at_once - len(some))] + [(0, 0)] * (some.ndim - 1))
-        found.append(features(filled)[: len(some)])
-    return jnp.concatenate(found)
+        some = rows[start : start + at_once]
+        pad = np.pad if isinstance(some, np.ndarray) else jnp.pad
+        found.append(features(pad(some, [(0, at_once - len(some))] + [(0, 0)] * (some.ndim - 1))))
+    *full, last = found
+    last = last[: len(rows) - at_once * len(full)]
+    return jnp.concatenate([*full, last]) if full else last
 
 
 def agreed_scaling(train: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -294,6 +296,10 @@ def agreed_scaling(train: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scaled(data: Any, agreed: Scaling) -> Any:
-    mean, scale = (jnp.broadcast_to(part, data.inputs.shape) for part in agreed)
-    inputs = (data.inputs - mean) * scale
+    inputs = _shifted_and_scaled(data.inputs, *agreed)
     return data._replace(inputs=inputs) if isinstance(data, Shards) else replace(data, inputs=inputs)
+
+
+@jax.jit
+def _shifted_and_scaled(inputs: Any, mean: Any, scale: Any) -> Any:
+    return (inputs - jnp.broadcast_to(mean, inputs.shape)) * jnp.broadcast_to(scale, inputs.shape)

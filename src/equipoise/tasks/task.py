@@ -1,6 +1,7 @@
 """What every client minimises: f_i, its (stochastic) gradient and its local descent, over flat vectors."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -35,4 +36,10 @@ class Task(NamedTuple):
 
 def losses(task: Task, x: Vector, data: Any) -> Float[Array, " n"]:
     """(f_1(x), ..., f_n(x)) over a whole federation at once."""
-    return jax.lax.map(lambda i: task.loss(x, data.client(i)), jnp.arange(data.n))
+    return _of_every_client(task.loss)(x, data)
+
+
+@lru_cache(maxsize=16)
+def _of_every_client(loss: Callable[..., Scalar]) -> Callable[[Vector, Any], Float[Array, " n"]]:
+    """A compiled function of its own, because a loop outside of one is compiled again in every call."""
+    return jax.jit(lambda x, data: jax.lax.map(lambda i: loss(x, data.client(i)), jnp.arange(data.n)))
