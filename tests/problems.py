@@ -83,17 +83,10 @@ def sometimes(round: Any, exchange: int, ids: Any) -> jax.Array:
     return jnp.asarray(ids) == (round + exchange) % N
 
 
-def play_sampled(
-    name: str,
-    engine: Any = eq.simulate,
-    dtype: type = np.float64,
-    m: int | None = 3,
-    batch: int | None = 3,
-    **how: Any,
-) -> Any:
+def play_sampled(name: str, engine: Any = eq.simulate, dtype: type = np.float64, m: int | None = 3, **how: Any) -> Any:
     """A run with cohorts of three, minibatches of three and lost replies: one program per algorithm and precision."""
     how = {"rounds": 3, "record": everything, "lost": sometimes, **how}
-    return engine(build(name, batch=batch, m=m), start(dtype=dtype), unequal(dtype=dtype), KEY, **how)
+    return engine(build(name, batch=3, m=m), start(dtype=dtype), unequal(dtype=dtype), KEY, **how)
 
 
 def assert_same(a: object, b: object, rtol: float = 1e-9, atol: float = 1e-11) -> None:
