@@ -12,9 +12,11 @@ import jax
 import pytest
 
 from equipoise import keep_programs
+from equipoise._jax import PATIENCE
 
 # Tests compile much and run little: code is emitted the short way, which takes a third of the time of the usual one.
-QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+# And they wait for each other, as commands do: with other flags the same programs would be compiled once more.
+QUICK = f"--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 {PATIENCE}"
 
 
 def quick_to_compile():

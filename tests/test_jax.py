@@ -78,6 +78,22 @@ def test_only_programs_are_ever_thrown_away(tmp_path, monkeypatch):
     assert [name for name in names if (tmp_path / name).exists()] == names[2:]
 
 
+def test_devices_wait_for_each_other_unless_the_user_says_otherwise():
+    """In processes of their own: JAX reads these flags once."""
+    code = "import equipoise, os, jax; equipoise.use_all_cores(); jax.devices(); print(os.environ['XLA_FLAGS'])"
+
+    def flags(given):
+        env = {**os.environ, "XLA_FLAGS": given}
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True).stdout
+
+    known = jax.__version_info__[:2] == _jax.PATIENCE_TRIED_WITH
+    assert flags("--xla_cpu_use_fusion_emitters=false").strip() == (
+        f"--xla_cpu_use_fusion_emitters=false {_jax.PATIENCE}" if known else "--xla_cpu_use_fusion_emitters=false"
+    )
+    own = "--xla_cpu_collective_call_terminate_timeout_seconds=7"
+    assert flags(own).strip() == own
+
+
 def test_xlas_settings_are_for_gpus_and_left_out_where_xla_does_not_know_them(monkeypatch):
     _jax.compiler_options.cache_clear()
     assert _jax.compiler_options("cpu") is None

@@ -16,6 +16,13 @@ from pathlib import Path
 from typing import Any
 
 DEVICES = 16  # at most; more of them cost more to keep in step than they bring
+# XLA kills a process in which a device has waited a minute for another, as one may on a busy machine. A process dies of a
+# flag that XLA does not know, too, so: where it is known to.
+PATIENCE = (
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600 "
+    "--xla_cpu_collective_call_terminate_timeout_seconds=1000000"
+)
+PATIENCE_TRIED_WITH = (0, 10)  # of JAX
 # Else XLA tries hundreds of Triton kernels for products in float32, which takes ten times as long as all else it does,
 # and ends with those of cuBLAS or with some that are 4% faster.
 ON_GPUS = {"xla_gpu_enable_triton_gemm": False}
@@ -26,11 +33,15 @@ PROGRAM = re.compile(r"(.+-[0-9a-f]{64})-(cache|atime)")  # as JAX names them; o
 def use_all_cores() -> None:
     """Every core of the CPU becomes a device, so that clients run side by side on them.
 
-    Has an effect only before JAX is first used, and only where the user did not decide.
+    Has an effect only before JAX is first used, and only where the user did not decide. They wait for each other as
+    long as it takes.
     """
     import jax
 
-    decided = jax.config.jax_num_cpu_devices != -1 or "device_count" in os.environ.get("XLA_FLAGS", "")  # type: ignore[attr-defined]
+    flags = os.environ.get("XLA_FLAGS", "")
+    if jax.__version_info__[:2] == PATIENCE_TRIED_WITH and "xla_cpu_collective_call" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE}".strip()
+    decided = jax.config.jax_num_cpu_devices != -1 or "device_count" in flags  # type: ignore[attr-defined]
     if decided:
         return
     try:
