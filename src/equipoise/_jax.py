@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 DEVICES = 16  # at most; more of them cost more to keep in step than they bring
-# XLA kills a process in which a device has waited a minute for another, as one may on a busy machine. A process dies of a
-# flag that XLA does not know, too, so: where it is known to.
+# XLA kills a process in which a device has waited a minute for another, as one may on a busy machine. A process dies
+# of a flag that XLA does not know, too, so: where it is known to.
 PATIENCE = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600 "
     "--xla_cpu_collective_call_terminate_timeout_seconds=1000000"
