@@ -37,8 +37,8 @@ def by_rows(x: Array, weight: Float[Array, "k c i j"], bias: Float[Array, " k"] 
 def by_tiles(x: Array, weight: Float[Array, "k c i j"], bias: Float[Array, " k"] | None, stride: int) -> Array:
     """One product of squares of pixels with all that they give of a tile of the result, zeros and all.
 
-    Twice the arithmetic of the patches for half of the bytes, in products that are large enough: right where bytes are
-    what takes the time. A tile is a pixel smaller than the kernel, so that squares reach into the next one only.
+    Two or three times the arithmetic of the patches for less than half of their bytes: right where bytes are what takes
+    the time. A tile is a pixel smaller than the kernel, so that a square reaches into the next ones and no further.
     """
     size, (b, h, w) = weight.shape[2], x.shape[:3]
     around, high, wide, tile = size // 2, -(-h // stride), -(-w // stride), max(size - 1, 1)

@@ -307,6 +307,7 @@ def _smoothness(task: Any, steps: int, data: Any, x: Vector, eta: Scalar) -> Sca
     return _extremes(lambda v: _precondition(task, steps, data, x, eta, v), x, min(12, x.size), hessian)[1]
 
 
+# `_settle` has it inside its own program, where one with settings of the compiler must not be called.
 _smoothness_alone = _measurement(_smoothness)
 
 
