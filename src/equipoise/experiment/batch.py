@@ -89,8 +89,7 @@ def _run_part(specs: Sequence[RunSpec], rows: dict[str, ClientRows], in_turn: bo
     git = git_commit()
 
     def opened(spec: RunSpec, method: Method | None) -> AbstractContextManager[Session]:
-        data = rows[data_of(spec)]
-        shared = Shared(data.problem, data, git, method)
+        shared = Shared(rows[data_of(spec)], git, method)
         if not spec.overwrite and (spec.folder / records.CONFIG).is_file():
             return run.resumed(spec.folder, spec.label, spec.watch, shared)
         return run.begun(spec, shared)

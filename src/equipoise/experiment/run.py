@@ -60,7 +60,6 @@ class RunSpec(NamedTuple):
 class Shared(NamedTuple):
     """What runs on the same data share instead of building it again."""
 
-    problem: Problem
     data: "ClientRows"
     git: str | None  # see `git_commit`
     method: Method | None = None
@@ -156,7 +155,7 @@ def _trained_here(spec: RunSpec, stage: Config, problem: Problem) -> Trained:
 
 def share(problem: Problem) -> Shared:
     """For runs on one problem."""
-    return Shared(problem, ClientRows(problem, problem.train, problem.test), git_commit())
+    return Shared(ClientRows(problem, problem.train, problem.test), git_commit())
 
 
 @contextmanager
@@ -201,7 +200,8 @@ def resumed(
 @contextmanager
 def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) -> Iterator[Session]:
     config, folder = spec.config, spec.folder
-    problem, data, git, method = shared or share(problem_of(spec, begin))
+    data, git, method = shared or share(problem_of(spec, begin))
+    problem = data.problem
     algorithm, notes, family = method or build_method(config, problem)
     source = origin.of(config, problem)
     begin()
