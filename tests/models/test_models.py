@@ -181,19 +181,22 @@ def test_group_norm_is_equinox_own():
     np.testing.assert_allclose(normalise(layer, x), jnp.moveaxis(want, 1, -1), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("size", "stride"), [(5, 1), (3, 1), (3, 2), (1, 2)])
-def test_all_forms_of_a_convolution_are_one(size, stride):
+@pytest.mark.parametrize(
+    ("size", "stride", "pool"), [(5, 1, False), (3, 1, False), (3, 2, False), (1, 2, False), (5, 1, True), (1, 1, True)]
+)
+def test_all_forms_of_a_convolution_are_one(size, stride, pool):
     """And they are equinox's own."""
     layer = eqx.nn.Conv2d(3, 4, size, stride=stride, padding=size // 2, key=KEY)
     x = jax.random.normal(jax.random.key(0), (2, 6, 5, 3))
 
-    def own(x, weight, bias, stride):
+    def own(x, weight, bias, stride, pool):
         there = eqx.tree_at(lambda l: (l.weight, l.bias), layer, (weight, bias.reshape(-1, 1, 1)))
+        largest = eqx.nn.MaxPool2d(2, 2) if pool else eqx.nn.Identity()
         with jax.numpy_rank_promotion("allow"):
-            return jnp.moveaxis(jax.vmap(there)(jnp.moveaxis(x, -1, 1)), 1, -1)
+            return jnp.moveaxis(jax.vmap(lambda image: largest(there(image)))(jnp.moveaxis(x, -1, 1)), 1, -1)
 
     def total(form):
-        return lambda x, weight, bias: jnp.sum(jnp.sin(form(x, weight, bias, stride)))
+        return lambda x, weight, bias: jnp.sum(jnp.sin(form(x, weight, bias, stride, pool)))
 
     given = x, layer.weight, layer.bias.ravel()
     found = [jax.jit(jax.value_and_grad(total(form), (0, 1, 2)))(*given) for form in (own, *CONVOLUTIONS.values())]

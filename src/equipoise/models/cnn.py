@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from equipoise.errors import positive, require
@@ -45,20 +44,11 @@ def cnn(shape: Sequence[int], outputs: int) -> Model:
             f"the images have shape {inputs.shape[1:]}; this model was made for {shape}",
         )
         x = as_floats(inputs, last.weight.dtype).reshape(-1, height, width, channels)
-        x = _pool(jax.nn.relu(convolve(first, x)))
-        x = _pool(jax.nn.relu(convolve(second, x)))
+        x = jax.nn.relu(convolve(first, x, pool=True))
+        x = jax.nn.relu(convolve(second, x, pool=True))
         x = x.reshape(x.shape[0], -1)
         for layer in layers:
             x = jax.nn.relu(affine(layer, x))
         return affine(last, x)
 
     return Model(init, apply, "cnn", {"shape": list(shape), "outputs": outputs}, last=lambda params: params[-1])
-
-
-def _pool(x: Array) -> Array:
-    """The largest of every 2 by 2 pixels, pairwise: the gradient of a maximum over axes takes several passes."""
-    b, h, w, c = x.shape
-    squares = x[:, : h // 2 * 2, : w // 2 * 2].reshape(b, h // 2, 2, w // 2, 2, c)
-    above, below = squares[:, :, 0], squares[:, :, 1]
-    larger = jnp.maximum(above, below)
-    return jnp.maximum(larger[:, :, :, 0], larger[:, :, :, 1])
