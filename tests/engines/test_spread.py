@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.engines import layout
+from equipoise.engines import client_data, layout
 from tests.problems import KEY, N, assert_identical, assert_same, build, everything, play_sampled, start, unequal
 
 SOME = ("scaffold", "drfa", "scaffpd", "scaffpd_partial")  # states at clients, two exchanges, tables at the server
@@ -35,7 +35,47 @@ def test_the_numbers_of_one_device(name, m, monkeypatch):
     assert_same(one, seen(play_sampled(name, m=m, devices=2)))
 
 
-def test_every_device_holds_its_share(apart, monkeypatch):
+def pixels(sizes=(4, 3, 2, 4, 4)):
+    """A pool of small integers, with a padding of its own."""
+    rng, total = np.random.default_rng(0), sum(sizes)
+    parts = np.split(np.arange(total), np.cumsum(sizes)[:-1])
+    images, labels = rng.integers(0, 256, (total, 3), np.uint8), rng.integers(0, 2, total)
+    return eq.data.federate(images, labels, parts, scale=np.array([0.1, 0.2, 0.3]), offset=-1.0)
+
+
+def on_pixels(m, **how):
+    sample = eq.cohorts.everyone(5) if m is None else eq.cohorts.uniform(5, m)
+    algorithm = eq.algorithms.scaffold(eq.tasks.softmax_regression(3, 2), sample, steps=2, local_lr=0.1)
+    return eq.simulate(algorithm, np.zeros(8), pixels(), KEY, rounds=3, **how)
+
+
+@pytest.mark.parametrize("m", [3, None], ids=["sampled", "everyone"])
+def test_a_pool_is_spread_as_it_is_stored(m, monkeypatch):
+    one = seen(on_pixels(m, devices=1))
+    monkeypatch.setattr(layout, "one_memory", lambda: False)
+    lain = watch(monkeypatch)
+    assert_same(one, seen(on_pixels(m, devices=2)))
+    assert all(rows == {3} for _, rows in lain), lain
+    assert np.dtype(np.uint8) in {dtype for dtype, _ in lain}
+
+
+def test_the_scores_of_one_device(apart):
+    task, data, x = eq.tasks.softmax_regression(3, 2), pixels(), np.linspace(-1, 1, 8)
+    want = eq.evaluation.evaluate(task, x, data, devices=1)
+    assert_same(eq.evaluation.evaluator(task, data)(x), want)
+    assert_same(eq.evaluation.evaluate(task, x, data), want)
+
+
+@pytest.mark.parametrize(("sizes", "spread"), [((2, 2, 2, 2, 2), True), ((1, 1, 1, 1, 30), False)])
+def test_a_pool_is_copied_where_a_share_takes_more(apart, sizes, spread):
+    data = pixels(sizes)
+    padding = client_data.padding(data)
+    assert padding == 5 * max(sizes) / sum(sizes)
+    assert layout.lay_out(data.client(0), 5, 2, None, padding=padding).spread == spread
+
+
+def watch(monkeypatch):
+    """Of the clients' arrays that rounds are given: their type, and how many rows lie on a device."""
     lain = []
     rounds_of = eq.engines.simulator.rounds_of
 
@@ -43,16 +83,21 @@ def test_every_device_holds_its_share(apart, monkeypatch):
         program = rounds_of(make, layout)
 
         def advance(numbers, state, source, *rest, **how):
-            for array in jax.tree.leaves((state.clients, source)):
-                lain.append({shard.data.shape[0] for shard in array.addressable_shards})
+            for array in jax.tree.leaves((state.clients, source)):  # before the program takes them over
+                lain.append((array.dtype, {shard.data.shape[0] for shard in array.addressable_shards}))
             return program(numbers, state, source, *rest, **how)
 
         return advance
 
     monkeypatch.setattr(eq.engines.simulator, "rounds_of", watched)
+    return lain
+
+
+def test_every_device_holds_its_share(apart, monkeypatch):
+    lain = watch(monkeypatch)
     eq.simulate(build("scaffold"), start(), unequal(), KEY, rounds=2, devices=2)
     assert lain
-    assert all(rows == {(N + 1) // 2} for rows in lain), lain
+    assert all(rows == {(N + 1) // 2} for _, rows in lain), lain
 
 
 def test_stopped_and_resumed_bit_for_bit(apart):
@@ -73,6 +118,7 @@ jax.config.update("jax_num_cpu_devices", 1)
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
 import numpy as np
 import equipoise as eq
+from tests.engines.test_spread import on_pixels
 from tests.problems import KEY, build, start, unequal
 
 assert jax.device_count() == 2 and jax.local_device_count() == 1
@@ -83,6 +129,7 @@ for name in sys.argv[4:]:
     out[name] = np.asarray(algorithm.model(done.server))
     if name == "scaffold":
         out["states"] = np.asarray(jax.tree.leaves(done.clients)[0])
+out["pixels"] = np.asarray(on_pixels(3).server.x)
 if jax.process_index() == 0:
     np.savez(sys.argv[3], **out)
 """
@@ -108,6 +155,7 @@ def test_two_processes(tmp_path):
             process.kill()
     assert [process.returncode for process in both] == [0, 0], said
     found = np.load(file)
+    assert_same(found["pixels"], on_pixels(3, devices=1).server.x)
     for name in names:
         alone = eq.simulate(build(name), start(), unequal(), KEY, rounds=3, devices=1)
         assert_same(found[name], build(name).model(alone.server))

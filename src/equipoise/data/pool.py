@@ -70,6 +70,22 @@ class Pool:
             return inputs.astype(self.dtype) * scale + offset
         return inputs.astype(self.dtype) if jnp.issubdtype(inputs.dtype, jnp.floating) else inputs
 
+    @property
+    def padding(self) -> float:
+        """How many times the rows it would hold if every client had as many as the largest."""
+        return self.n * self.capacity / self.labels.shape[0]
+
+    def apart(self) -> "Pool":
+        """Every client as a pool of its own, in arrays with a leading axis of clients, padded and otherwise as stored.
+
+        What stands in the padding is somebody else's, which `client` hides.
+        """
+        rows = np.asarray(self.starts)[:, None] + np.arange(self.capacity)
+        first, sizes = np.zeros((self.n, 1), np.int32), np.asarray(self.sizes)[:, None]
+        inputs, labels = (np.asarray(a)[rows] for a in (self.inputs, self.labels))
+        scale, offset = (a if a is None else np.broadcast_to(a, (self.n, *a.shape)) for a in (self.scale, self.offset))
+        return Pool(inputs, labels, first, sizes, scale, offset, self.capacity, self.dtype)  # type: ignore[arg-type]
+
     def padded(self) -> Shards:
         """All clients side by side, each padded to the largest: n * capacity examples of memory."""
         return jax.lax.map(self.client, jnp.arange(self.n))

@@ -9,12 +9,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import PyTree
 
+from equipoise.data.pool import Pool
 from equipoise.data.shards import ClientData, Shards
 from equipoise.protocol import Algorithm, Data
 
 
 class StackedData(NamedTuple):
-    """One row per client in every array."""
+    """One row per client in every array: of shards, or of pools with one client each."""
 
     tree: PyTree[Array]
 
@@ -23,7 +24,12 @@ class StackedData(NamedTuple):
         return jax.tree.leaves(self.tree)[0].shape[0]
 
     def client(self, i: Any) -> Data:
-        return jax.tree.map(lambda a: a[i], self.tree)
+        return only(jax.tree.map(lambda a: a[i], self.tree))
+
+
+def only(row: Data) -> Data:
+    """A row as its client sees it."""
+    return row.client(0) if isinstance(row, Pool) else row
 
 
 class SpreadData(NamedTuple):
@@ -52,7 +58,7 @@ class PreparedData(NamedTuple):
             and isinstance(ids, np.ndarray)
             and np.array_equal(ids, np.arange(self.n))
         ):
-            return self.source.tree  # everyone, in order: nothing to gather
+            return jax.vmap(only)(self.source.tree)  # everyone, in order: nothing to gather
         return jax.vmap(self.source.client)(jnp.asarray(ids))
 
 
@@ -63,16 +69,26 @@ def prepare_data(algorithm: Algorithm, data: ClientData) -> PreparedData:
     return as_given(data) if prepared is None else prepared
 
 
+def padding(data: ClientData) -> float | None:
+    """How much more memory the data takes with a row per client in every array; None: it cannot lie so."""
+    return data.padding if isinstance(data, Pool) else 1.0 if isinstance(data, Shards) else None
+
+
+def by_client(data: ClientData) -> Any:
+    """The data with a row per client in every array."""
+    return data.apart() if isinstance(data, Pool) else data
+
+
 def as_given(data: ClientData) -> PreparedData:
     """For an algorithm that takes the shards as they are."""
     return PreparedData(StackedData(data) if isinstance(data, Shards) else data)
 
 
-def prepare(on_client: Callable[[Data], Data], data: ClientData) -> PreparedData | None:
+def prepare(on_client: Callable[[Data], Data], data: ClientData | StackedData) -> PreparedData | None:
     """What `on_client` makes of every shard, one client at a time; None: it leaves them as they are."""
     untouched = False
 
-    def look(data: ClientData) -> Data:
+    def look(data: ClientData | StackedData) -> Data:
         nonlocal untouched
         shard = data.client(0)
         prepared = on_client(shard)

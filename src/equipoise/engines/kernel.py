@@ -142,7 +142,7 @@ def exchange_once(
     # Jitted, so that it is traced once even where its shapes are asked for first.
     @partial(jax.jit, inline=True)
     def on_slice(
-        slots: Array, part: Cohort, rows: Array, table: Client, data: Any, server: Server, working: RandomKey
+        slots: Array, part: Cohort, rows: Any, table: Client, data: Any, server: Server, working: RandomKey
     ) -> tuple:
         """Runs the clients `part`, whose states stand in the rows `rows` of `table`."""
         mine = jax.tree.map(lambda t: t[rows], table)
@@ -155,7 +155,7 @@ def exchange_once(
         return table, total, (each, arrived, here & ~finite)
 
     def on_block(
-        slots: Array, part: Cohort, rows: Array, table: Client, places: Any, federation: PreparedData, *rest: Any
+        slots: Array, part: Cohort, rows: Any, table: Client, places: Any, federation: PreparedData, *rest: Any
     ) -> tuple:
         """Runs a device's share of the cohort, a slice at a time; the data of its clients stands at `places`."""
         size = slots.shape[0]
@@ -200,7 +200,7 @@ def exchange_once(
                 mine, at_hand = jax.lax.with_sharding_constraint((mine, at_hand), layout.by_client)
 
         def on_device(slots: Array, part: Cohort, mine: Client, at_hand: PreparedData, *rest: Any) -> tuple:
-            places = jnp.arange(slots.shape[0])
+            places = np.arange(slots.shape[0], dtype=np.int32)
             prepare_data = PreparedData(StackedData(at_hand.source.tree)) if apart else at_hand
             mine, total, rows = on_block(slots, part, places, mine, places if apart else part.ids, prepare_data, *rest)
             return mine, jax.lax.psum(total, "clients"), rows

@@ -97,13 +97,14 @@ def one_memory() -> bool:
 
 
 def lay_out(
-    shard: Data, m: int, devices: int | None, clients_per_batch: int | None, *, by_client: bool = False
+    shard: Data, m: int, devices: int | None, clients_per_batch: int | None, *, padding: float | None = None
 ) -> Layout:
     """The layout for cohorts of m clients with data like `shard`; None means the better choice for the device.
 
     An accelerator wants all clients side by side. On a CPU that holds for small clients only: larger ones run one by
-    one on every core, each with the caches to itself. `by_client`: the data has a row per client, so that it can be
-    spread over devices that have memories of their own.
+    one on every core, each with the caches to itself. `padding`: how much more memory the data takes with a row per
+    client, as it lies where devices with memories of their own hold a share each, if that is less than all of it; None:
+    it cannot lie so.
     """
     available = jax.devices()
     require(
@@ -125,4 +126,4 @@ def lay_out(
     if devices == 1:
         return Layout(None, clients_per_batch)
     mesh = jax.make_mesh((devices,), ("clients",), (AxisType.Auto,), devices=available[:devices])
-    return Layout(mesh, clients_per_batch, by_client and not one_memory())
+    return Layout(mesh, clients_per_batch, padding is not None and padding < devices and not one_memory())

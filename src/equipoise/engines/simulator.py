@@ -17,10 +17,18 @@ from jax.tree_util import Partial
 from jaxtyping import PyTree
 
 from equipoise._jax import compiled
-from equipoise.data.shards import ClientData, Shards
+from equipoise.data.shards import ClientData
 from equipoise.engines import kernel, stream
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
-from equipoise.engines.client_data import PreparedData, SpreadData, as_given, prepare
+from equipoise.engines.client_data import (
+    PreparedData,
+    SpreadData,
+    StackedData,
+    as_given,
+    by_client,
+    padding,
+    prepare,
+)
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import Layout, lay_out
 from equipoise.errors import LostReplies, Stopped, one_of, require
@@ -103,7 +111,7 @@ def simulate(
     check_data(algorithm, x, data)
     require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
     shard, largest = jax.eval_shape(outline_of(make), numbers, x, data, key)
-    layout = lay_out(shard, len(largest), devices, clients_per_batch, by_client=isinstance(data, Shards))
+    layout = lay_out(shard, len(largest), devices, clients_per_batch, padding=padding(data))
     keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
 
     if stream.is_mapped(data):
@@ -112,7 +120,7 @@ def simulate(
         program = stream.rounds(make, asked, exchange, data)
     elif layout.spread:
         begin = in_precision(products, beginning_apart(make, layout))
-        state, source, finite = begin(*layout.place((numbers, x)), layout.of_clients(data))
+        state, source, finite = begin(*layout.place((numbers, x)), layout.of_clients(by_client(data)))
         require_finite(finite)
         program = rounds_of(make, layout)
     else:
@@ -261,13 +269,14 @@ def beginning_apart(make: Callable[..., Algorithm], layout: Layout) -> Callable:
     def begin(numbers: dict[str, Array], x: Vector, data: ClientData) -> tuple[State, PreparedData, dict[str, Array]]:
         algorithm, share = make(**numbers), PartitionSpec("clients")
         state = kernel.init(algorithm, x)
-        prepared = jax.shard_map(
-            lambda part: jax.lax.map(algorithm.prepare, part),
-            mesh=layout.mesh,
-            in_specs=share,
-            out_specs=share,
-            check_vma=False,
-        )(data)
+
+        def prepared_here(part: ClientData) -> Data:
+            found = prepare(algorithm.prepare, StackedData(part))
+            return part if found is None else found.source.tree
+
+        prepared = jax.shard_map(prepared_here, mesh=layout.mesh, in_specs=share, out_specs=share, check_vma=False)(
+            data
+        )
         state = state._replace(clients=jax.tree.map(layout.filled, state.clients))
         return state, PreparedData(SpreadData(prepared)), all_finite(data)
 

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from equipoise._jax import compiled
 from equipoise.cohorts import Sample, check_distinct, everyone
 from equipoise.data.shards import client_shapes
-from equipoise.engines.client_data import PreparedData, as_given
+from equipoise.engines.client_data import PreparedData, SpreadData, as_given, by_client, padding
 from equipoise.engines.kernel import exchange_once
 from equipoise.engines.layout import Layout, lay_out
 from equipoise.engines.simulator import in_precision, once, simulate
@@ -213,9 +213,13 @@ def evaluator(
     x = jax.eval_shape(task.init, jax.random.key(0))
     if scores is None:
         scores = suited(task.predict, x, shard)
-    layout = lay_out(shard, data.n, None, clients_per_batch or _side_by_side(shard))
+    layout = lay_out(shard, data.n, None, clients_per_batch or _side_by_side(shard), padding=padding(data))
     judged = in_precision(None, _judged(task, data.n, tuple(scores.items()), draws, layout))
-    source, key = layout.share(as_given(jax.device_put(data))), layout.place(as_key(key))
+    if layout.spread:
+        source = PreparedData(SpreadData(layout.of_clients(by_client(data))))
+    else:
+        source = layout.share(as_given(jax.device_put(data)))
+    key = layout.place(as_key(key))
     return lambda x: jax.device_get(judged(layout.place(x), source, key))
 
 
