@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import equipoise as eq
-from equipoise.models import cnn, cross_entropy
+from equipoise.models import Model, cnn, cross_entropy, resnet
 
 # Of an H200: bytes/s of its memory, flop/s of its matrix units.
 BANDWIDTH, PEAK = 4.8e12, {"float32": 67e12, "tf32": 495e12}
@@ -81,8 +81,8 @@ def softmax(n: int, m: int, samples: int, features: int, batch: int, steps: int,
     timed(f"softmax regression, {what}", algorithm, jnp.zeros(task.size, jnp.float32), data, rounds)
 
 
-def images(n: int, rounds: int, products: str) -> None:
-    """The library's CNN: 10 local steps of batch 50 on 32 x 32 x 3 images, in each form of convolution."""
+def images(name: str, model: Model, n: int, rounds: int, products: str) -> None:
+    """A network on 32 x 32 x 3 images, 10 local steps of batch 50, in each form of convolution."""
     module = sys.modules["equipoise.models.convolution"]
     key = jax.random.key(2)
     inputs = jax.random.randint(key, (n, 200, 32, 32, 3), 0, 256, jnp.uint8)
@@ -90,11 +90,10 @@ def images(n: int, rounds: int, products: str) -> None:
     chosen = dict(module.BY_BACKEND)
     for form in module.CONVOLUTIONS:
         module.BY_BACKEND[jax.default_backend()] = form
-        model = cnn((32, 32, 3), 10)
         task = eq.tasks.task_of(model.init, model.apply, cross_entropy, batch=50)
         algorithm = eq.algorithms.fedavg(task, eq.cohorts.everyone(n), steps=10, local_lr=0.01)
         mark = " (the default)" if chosen.get(jax.default_backend(), "rows") == form else ""
-        what = f"CNN, {n} clients x 10 steps x 50 images, {form}{mark}, {products}"
+        what = f"{name}, {n} clients x 10 steps x 50 images, {form}{mark}, {products}"
         timed(what, algorithm, task.init(key), data, rounds, products=products)
     module.BY_BACKEND.update(chosen)
 
@@ -122,10 +121,13 @@ def sweep() -> None:
 def main() -> None:
     device = jax.devices()[0]
     say(f"{device.device_kind}, JAX {jax.__version__}")
+    small, deep = cnn((32, 32, 3), 10), resnet((32, 32, 3), 10, blocks=1)
     everything: list[tuple[Callable, tuple]] = [
-        (images, (20, 20, "float32")),
-        (images, (20, 20, "tf32")),
-        (images, (100, 5, "float32")),
+        (images, ("CNN", small, 20, 20, "float32")),
+        (images, ("CNN", small, 20, 20, "tf32")),
+        (images, ("CNN", small, 100, 5, "float32")),
+        (images, ("ResNet, width 16, one block a stage", deep, 20, 5, "float32")),
+        (images, ("ResNet, width 16, one block a stage", deep, 20, 5, "tf32")),
         (softmax, (100, 20, 600, 784, 120, 25, 200, "20 of 100 clients (W1)")),
         (softmax, (100, 100, 600, 784, 120, 25, 100, "100 of 100 clients (W1b)")),
         (softmax, (1000, 1000, 600, 784, 120, 25, 20, "1000 of 1000 clients")),

@@ -22,9 +22,9 @@ PATIENCE = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600 "
     "--xla_cpu_collective_call_terminate_timeout_seconds=1000000"
 )
-PATIENCE_TRIED_WITH = (0, 10)  # of JAX
+PATIENCE_TRIED_WITH = ((0, 10), (0, 11))  # of JAX
 # Else XLA tries hundreds of Triton kernels for products in float32, which takes ten times as long as all else it does,
-# and ends with those of cuBLAS or with some that are 4% faster.
+# and what it ends with makes rounds a tenth faster at best (docs/benchmarks.md).
 ON_GPUS = {"xla_gpu_enable_triton_gemm": False}
 BYTES = 1 << 30  # of programs; beyond, the ones that were used longest ago are removed
 PROGRAM = re.compile(r"(.+-[0-9a-f]{64})-(cache|atime)")  # as JAX names them; other files in the folder are not touched
@@ -39,7 +39,7 @@ def use_all_cores() -> None:
     import jax
 
     flags = os.environ.get("XLA_FLAGS", "")
-    if jax.__version_info__[:2] == PATIENCE_TRIED_WITH and "xla_cpu_collective_call" not in flags:
+    if jax.__version_info__[:2] in PATIENCE_TRIED_WITH and "xla_cpu_collective_call" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE}".strip()
     decided = jax.config.jax_num_cpu_devices != -1 or "device_count" in flags  # type: ignore[attr-defined]
     if decided:
