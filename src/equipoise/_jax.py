@@ -24,7 +24,7 @@ PATIENCE = (
 )
 PATIENCE_TRIED_WITH = ((0, 10), (0, 11))  # of JAX
 # Else XLA tries hundreds of Triton kernels for products in float32, which takes ten times as long as all else it does,
-# and what it ends with makes rounds a tenth faster at best (docs/benchmarks.md).
+# and what it ends with makes rounds of the library's own models at best 15% faster (docs/benchmarks.md).
 ON_GPUS = {"xla_gpu_enable_triton_gemm": False}
 BYTES = 1 << 30  # of programs; beyond, the ones that were used longest ago are removed
 PROGRAM = re.compile(r"(.+-[0-9a-f]{64})-(cache|atime)")  # as JAX names them; other files in the folder are not touched

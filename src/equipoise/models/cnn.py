@@ -44,6 +44,7 @@ def cnn(shape: Sequence[int], outputs: int) -> Model:
             f"the images have shape {inputs.shape[1:]}; this model was made for {shape}",
         )
         x = as_floats(inputs, last.weight.dtype).reshape(-1, height, width, channels)
+        # Rectified after the pooling, which is the same on a quarter of the pixels.
         x = jax.nn.relu(convolve(first, x, pool=True))
         x = jax.nn.relu(convolve(second, x, pool=True))
         x = x.reshape(x.shape[0], -1)

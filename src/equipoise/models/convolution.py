@@ -13,7 +13,8 @@ Bias = Float[Array, " k"] | None
 def convolve(layer: eqx.nn.Conv2d, x: Array, pool: bool = False) -> Array:
     """The layer on a batch, padded to keep the size: [b, h, w, c] -> [b, h / stride, w / stride, channels].
 
-    pool: of every 2 by 2 pixels of that the largest, which is half as high and wide.
+    pool: of every 2 by 2 pixels of that the largest, which is half as high and wide. The bias comes after it: it moves
+    all pixels of a channel alike.
     """
     form = CONVOLUTIONS[BY_BACKEND.get(jax.default_backend(), "rows")]
     bias = None if layer.bias is None else layer.bias.ravel()
