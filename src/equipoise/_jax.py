@@ -1,4 +1,4 @@
-"""How JAX is set up: a device for every core, programs on disk, how a GPU compiles. Importing this loads nothing.
+"""How JAX is set up: a device for every core, programs on disk, how and how often it compiles. Importing loads nothing.
 
 The commands do the first two by themselves; in Python they are a call each, before anything else of JAX:
 
@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ PATIENCE_TRIED_WITH = ((0, 10), (0, 11))  # of JAX
 # Else XLA tries hundreds of Triton kernels for products in float32, which takes ten times as long as all else it does,
 # and what it ends with makes rounds of the library's own models at best 15% faster (docs/benchmarks.md).
 ON_GPUS = {"xla_gpu_enable_triton_gemm": False}
+ALGORITHMS_KEPT = 64  # whose compiled programs stay in memory
 BYTES = 1 << 30  # of programs; beyond, the ones that were used longest ago are removed
 PROGRAM = re.compile(r"(.+-[0-9a-f]{64})-(cache|atime)")  # as JAX names them; other files in the folder are not touched
 
@@ -81,6 +82,20 @@ def compiled(function: Callable, **options: Any) -> Callable:
     import jax
 
     return jax.jit(function, compiler_options=compiler_options(jax.default_backend()), **options)
+
+
+def once(build: Callable[..., Any]) -> Callable[..., Any]:
+    """`build`, whose compiled programs are kept for the algorithms that were used last."""
+    kept = lru_cache(maxsize=ALGORITHMS_KEPT)(build)
+
+    def found(*key: Any) -> Any:
+        try:
+            hash(key)
+        except TypeError:  # an algorithm with a function that has no hash
+            return build(*key)
+        return kept(*key)
+
+    return found
 
 
 @cache

@@ -22,6 +22,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Key, PyTree
 
+from equipoise._jax import compiled, once
 from equipoise.errors import InputError, known, require
 
 Server = Any  # an algorithm's own NamedTuple of arrays
@@ -132,6 +133,12 @@ def run_client(
     return new, reply
 
 
+@once
+def client_program(exchange: Exchange) -> Callable:
+    """`run_client` of an exchange by itself: traced once for its shapes, whether they are asked for or it is run."""
+    return compiled(partial(run_client, exchange))
+
+
 def no_weights(server: Server) -> None:
     """Of a method that does not weigh clients."""
 
@@ -182,7 +189,7 @@ def wire(algorithm: Algorithm, x: Vector, shard: Data) -> list[Wire]:
     rows = []
     for exchange in algorithm.round:  # `open` and `close` leave the shapes of the server's state as they are
         message = jax.eval_shape(exchange.send, server, i)
-        client, reply = jax.eval_shape(partial(run_client, exchange), message, client, shard, key)
+        client, reply = jax.eval_shape(client_program(exchange), message, client, shard, key)
         rows.append(Wire(exchange.name, message, reply))
     return rows
 

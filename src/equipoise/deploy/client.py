@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from flwr.app import RecordDict
 
-from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint
+from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
 from equipoise.deploy.memory import Memory, check_order
 from equipoise.deploy.network.envelope import START, Address, mark, read_address, read_text, text
 from equipoise.deploy.network.wire import Refusal, pack, refuse_unless, unpack
 from equipoise.deploy.secure import SecureSite, answer_step, check_masked, masked
 from equipoise.errors import require
-from equipoise.protocol import Algorithm, Client, Data, Message, Vector
+from equipoise.protocol import Algorithm, Client, Data, Message, Vector, client_program
 from equipoise.tensors import named
 
 log = logging.getLogger("equipoise.flower")
@@ -68,9 +67,7 @@ class Open(NamedTuple):
     like: Client
 
 
-# Sites that share a process and an algorithm compile it once, one after the other.
-jitted = lru_cache(maxsize=64)(jax.jit)
-compiling = threading.RLock()
+compiling = threading.RLock()  # sites that share a process and an algorithm compile it once, one after the other
 
 
 def open_job(job: Job) -> Open:
@@ -82,8 +79,9 @@ def open_job(job: Job) -> Open:
             require(clean, why)
         specs = exchange_specs(algorithm, x, shard)
         like = jax.eval_shape(algorithm.init_client, x)
-        works = {name: jitted(spec.exchange.work) if compiled else spec.exchange.work for name, spec in specs.items()}
-        data = jitted(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
+        exchanges = {name: spec.exchange for name, spec in specs.items()}
+        works = {name: client_program(e) if compiled else e.work for name, e in exchanges.items()}
+        data = program(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
         return Open(job, specs, fingerprint(algorithm, specs, config), data, works, like)
 
 

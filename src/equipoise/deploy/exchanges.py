@@ -8,9 +8,12 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 from jaxtyping import PyTree
 
+from equipoise._jax import compiled, once
 from equipoise.errors import require
-from equipoise.protocol import Algorithm, Data, Exchange, Reply, Vector, wire
+from equipoise.protocol import Algorithm, Data, Exchange, Reply, Vector, client_program
 from equipoise.tensors import named
+
+program = once(compiled)  # a function's own, also for sites that share a process: traced and compiled once
 
 
 class ExchangeSpec(NamedTuple):
@@ -29,26 +32,31 @@ Specs = dict[str, ExchangeSpec]  # by the exchange's name, in order
 
 def exchange_specs(algorithm: Algorithm, x: Vector, shard: Data) -> Specs:
     """The specs of a round; `shard` is a client's, or shapes like one: only its number of rows may differ."""
-    prepared = jax.eval_shape(algorithm.prepare, shard)
+    prepared = jax.eval_shape(program(algorithm.prepare), shard)
     client = jax.eval_shape(algorithm.init_client, x)
     server = jax.eval_shape(algorithm.init, x)
     i, key = jax.eval_shape(lambda: (jnp.int32(0), jax.random.key(0)))
     specs: Specs = {}
-    for k, (exchange, shapes) in enumerate(zip(algorithm.round, wire(algorithm, x, prepared), strict=True)):
+    for k, exchange in enumerate(algorithm.round):
         require(exchange.name not in specs, f"{algorithm.name} has two exchanges '{exchange.name}'; rename one")
-        sent = jax.make_jaxpr(exchange.send)(server, i)
-        done = jax.make_jaxpr(exchange.work)(shapes.message, client, prepared, key)
-        first, count = len(jax.tree.leaves(shapes.message)), len(jax.tree.leaves(client))
-        mine = done.jaxpr.invars[first : first + count]
+        sent = program(exchange.send).trace(server, i)
+        message = shapes_of(sent.out_info)
+        done = client_program(exchange).trace(message, client, prepared, key)
+        first, count = len(jax.tree.leaves(message)), len(jax.tree.leaves(client))
+        mine = done.jaxpr.jaxpr.invars[first : first + count]
         specs[exchange.name] = ExchangeSpec(
             k,
             exchange,
-            shapes.message,
-            shapes.reply,
-            alike=not uses(sent, sent.jaxpr.invars[-1:]),
-            reads=uses(done, mine, beside=0 if exchange.writes else count),
+            message,
+            shapes_of(done.out_info[1]),
+            alike=not uses(sent.jaxpr, sent.jaxpr.jaxpr.invars[-1:]),
+            reads=uses(done.jaxpr, mine, beside=0 if exchange.writes else count),
         )
     return specs
+
+
+def shapes_of(tree: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
 
 
 def uses(traced: ClosedJaxpr, variables: list, beside: int = 0) -> bool:

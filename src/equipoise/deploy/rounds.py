@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Int, PyTree
 
 from equipoise.deploy.events import GivenUp, Ledger, Outcome, Traffic, What
-from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint
+from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
 from equipoise.deploy.network.envelope import NAME, START, Address, address, mark
 from equipoise.deploy.network.transport import INLINE
 from equipoise.deploy.network.wire import Refusal, check_values, content_bytes, framing, pack, refuse_unless, unpack
@@ -87,7 +87,7 @@ class Prepared(NamedTuple):
 def prepare(algorithm: Algorithm, x: Vector, shard: Data, config: str = "") -> Prepared:
     """See `serve` for the arguments."""
     specs = exchange_specs(algorithm, x, shard)
-    steps = {(name, do): jax.jit(getattr(spec.exchange, do)) for name, spec in specs.items() for do in STEPS}
+    steps = {(name, do): program(getattr(spec.exchange, do)) for name, spec in specs.items() for do in STEPS}
     return Prepared(algorithm, specs, steps, fingerprint(algorithm, specs, config))
 
 

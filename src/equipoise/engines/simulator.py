@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import Partial
 from jaxtyping import PyTree
 
-from equipoise._jax import compiled
+from equipoise._jax import compiled, once
 from equipoise.data.shards import ClientData
 from equipoise.engines import kernel, stream
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
@@ -40,7 +40,6 @@ Progress = Callable[[int, int, Any], None]
 CHUNK_SECONDS = 0.25  # how long the device runs between two looks at the clock and at Ctrl-C
 RECORDED = 1 << 22  # bytes of records that stay on the device before they are fetched
 MOST_RECORDED = 1024  # rounds of them
-ALGORITHMS_KEPT = 64  # whose compiled programs stay in memory
 
 
 class Result(NamedTuple):
@@ -206,20 +205,6 @@ def in_precision(products: Products | None, program: Callable) -> Callable:
             return program(*args, **options)
 
     return call
-
-
-def once(build: Callable[..., Any]) -> Callable[..., Any]:
-    """`build`, whose compiled programs are kept for the algorithms that were used last."""
-    kept = lru_cache(maxsize=ALGORITHMS_KEPT)(build)
-
-    def found(*key: Any) -> Any:
-        try:
-            hash(key)
-        except TypeError:  # an algorithm with a function that has no hash
-            return build(*key)
-        return kept(*key)
-
-    return found
 
 
 def taken_apart(algorithm: Any, x: Vector) -> tuple[Callable[..., Algorithm], dict[str, Array], Any]:

@@ -14,7 +14,7 @@ from jax import Array
 from jax.tree_util import Partial
 from jaxtyping import PyTree
 
-from equipoise._jax import compiled
+from equipoise._jax import compiled, once
 from equipoise.data.shards import ClientData
 from equipoise.engines import kernel
 from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
@@ -31,7 +31,6 @@ from equipoise.engines.simulator import (
     interrupts_deferred,
     longest_history,
     nothing_recorded,
-    once,
     outline_of,
     recorded,
     words_of,

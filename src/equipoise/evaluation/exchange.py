@@ -15,13 +15,13 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
-from equipoise._jax import compiled
+from equipoise._jax import compiled, once
 from equipoise.cohorts import Sample, check_distinct, everyone
 from equipoise.data.shards import client_shapes
 from equipoise.engines.client_data import PreparedData, SpreadData, as_given, by_client, padding
 from equipoise.engines.kernel import exchange_once
 from equipoise.engines.layout import Layout, lay_out
-from equipoise.engines.simulator import in_precision, once, simulate
+from equipoise.engines.simulator import in_precision, simulate
 from equipoise.errors import require
 from equipoise.evaluation.predictions import OF_ROWS, Predict, Score, rmse, suited
 from equipoise.protocol import (
