@@ -10,6 +10,7 @@ import pytest
 import equipoise as eq
 from equipoise.algorithms import ALGORITHMS
 from equipoise.errors import InputError
+from equipoise.experiment.methods import TRACED
 from equipoise.objectives import DUALS
 from tests.problems import DIM, EVERY, N, start, unequal
 
@@ -58,3 +59,20 @@ def test_stays_finite_and_on_its_set(kind, name):
         np.testing.assert_allclose(lam.sum(axis=1), 1, atol=1e-9)
     np.testing.assert_allclose(jax.vmap(lambda v: dual.prox(v, 1e-12))(jnp.asarray(lam[-20:])), lam[-20:], atol=1e-6)
     assert not np.allclose(lam[0], lam[-1])
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.xdist_group(kind)) for kind in sorted(TRACED)])
+def test_its_number_may_be_an_operand(kind):
+    """Of a round of every method: nothing in there asks for its value."""
+    settings = dict(DUALS[kind].example)
+    number = settings.pop(TRACED[kind])
+
+    def one_round(number, name):
+        dual = DUALS[kind](N, **{TRACED[kind]: number}, **settings)
+        algorithm = ALGORITHMS[name].build_example(eq.tasks.ridge(DIM, 0.1), dual)
+        state, federation = eq.kernel.init(algorithm, start()), eq.kernel.prepare(algorithm, unequal())
+        return algorithm.model(eq.kernel.step(algorithm, state, federation, jax.random.key(0)).server)
+
+    for name in (*ROBUST, *APART):
+        if dual_of(kind).simplex or name != "scaffpd_model":
+            assert jax.eval_shape(lambda rho, name=name: one_round(rho, name), jnp.asarray(number)).shape == (DIM,)
