@@ -125,7 +125,9 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     if server_steps is None and schedule is None:
         family = _family(config, problem, task, record, cohort, coin, measured or _with_tau(rule, settings), settings)
         if family is not None:
-            return Method(family.func(**family.keywords), tuple(notes), family)
+            algorithm = family.func(**family.keywords)
+            _check_steps(own_steps, algorithm, problem)
+            return Method(algorithm, tuple(notes), family)
     if config.privacy is not None:
         release = noisy_releases(task, noise_of(config), l2=problem.l2, draw=draw)
         task = private_task(task, noise_of(config), l2=problem.l2, draw=draw)
@@ -149,8 +151,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         algorithm = algorithms.with_local_schedule(lambda local_lr: build(local_lr=local_lr), falling)
     if config.privacy is not None and record.name == "scaffpd":
         algorithm = private_scaffpd(algorithm, release, steps=settings["steps"])
-    if own_steps is not None:  # where local steps are corrected it is a mistake, which shows when they are traced
-        crossing(algorithm, problem)
+    _check_steps(own_steps, algorithm, problem)
     if config.federation and _projects(config, problem, settings):
         quadratic = problem.loss in QUADRATIC
         algorithm = algorithms.project_updates(algorithm, quadratic=quadratic)
@@ -168,6 +169,12 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         kind, sums = config.federation.compress, config.federation.compress_sums
         algorithm = algorithms.compress_replies(algorithm, crossing(algorithm, problem), dtype=kind, sums=sums)
     return Method(algorithm, tuple(notes), algorithm)
+
+
+def _check_steps(own_steps: Any, algorithm: Algorithm, problem: Problem) -> None:
+    """An optimizer where local steps are corrected is a mistake, which shows when they are traced."""
+    if own_steps is not None:
+        crossing(algorithm, problem)
 
 
 def _with_tau(rule: Any, settings: Mapping[str, Any]) -> Any:
