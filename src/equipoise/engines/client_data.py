@@ -24,11 +24,11 @@ class StackedData(NamedTuple):
         return jax.tree.leaves(self.tree)[0].shape[0]
 
     def client(self, i: Any) -> Data:
-        return only(jax.tree.map(lambda a: a[i], self.tree))
+        return shard_of(jax.tree.map(lambda a: a[i], self.tree))
 
 
-def only(row: Data) -> Data:
-    """A row as its client sees it."""
+def shard_of(row: Data) -> Data:
+    """A client's shard, from its row of every array."""
     return row.client(0) if isinstance(row, Pool) else row
 
 
@@ -58,7 +58,7 @@ class PreparedData(NamedTuple):
             and isinstance(ids, np.ndarray)
             and np.array_equal(ids, np.arange(self.n))
         ):
-            return jax.vmap(only)(self.source.tree)  # everyone, in order: nothing to gather
+            return jax.vmap(shard_of)(self.source.tree)  # everyone, in order: nothing to gather
         return jax.vmap(self.source.client)(jnp.asarray(ids))
 
 

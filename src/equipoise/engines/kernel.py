@@ -201,8 +201,8 @@ def exchange_once(
 
         def on_device(slots: Array, part: Cohort, mine: Client, at_hand: PreparedData, *rest: Any) -> tuple:
             places = np.arange(slots.shape[0], dtype=np.int32)
-            prepare_data = PreparedData(StackedData(at_hand.source.tree)) if apart else at_hand
-            mine, total, rows = on_block(slots, part, places, mine, places if apart else part.ids, prepare_data, *rest)
+            own = PreparedData(StackedData(at_hand.source.tree)) if apart else at_hand
+            mine, total, rows = on_block(slots, part, places, mine, places if apart else part.ids, own, *rest)
             return mine, jax.lax.psum(total, "clients"), rows
 
         new, total, found = jax.shard_map(

@@ -102,9 +102,9 @@ def lay_out(
     """The layout for cohorts of m clients with data like `shard`; None means the better choice for the device.
 
     An accelerator wants all clients side by side. On a CPU that holds for small clients only: larger ones run one by
-    one on every core, each with the caches to itself. `padding`: how much more memory the data takes with a row per
-    client, as it lies where devices with memories of their own hold a share each, if that is less than all of it; None:
-    it cannot lie so.
+    one on every core, each with the caches to itself. `padding`: how many times its memory the data takes with a row
+    per client, None if it cannot have that. Devices with memories of their own hold such rows of their clients, unless
+    a copy of all the data takes less.
     """
     available = jax.devices()
     require(

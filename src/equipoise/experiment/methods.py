@@ -259,21 +259,20 @@ def _family(
         numbers[f"objective.{TRACED[name]}"] = objective.pop(TRACED[name])
     frozen = tuple(objective.items()), tuple(fixed.items())
     maker = _maker(task, problem.n, record.name, cohort, coin, name, *frozen)
-    return Partial(maker, **numbers) if _takes_operands(maker, numbers, problem) else None
+    return Partial(maker, **numbers) if _takes_operands(maker, numbers, problem.x) else None
 
 
-def _takes_operands(maker: Callable[..., Algorithm], numbers: dict[str, Any], problem: Problem) -> bool:
+def _takes_operands(maker: Callable[..., Algorithm], numbers: dict[str, Any], x: Vector) -> bool:
     """Whether the method can be made inside a program, where its numbers are not known; nothing is computed.
 
     What was made then runs: the laws say so of every method of the library.
     """
-    x, answers = problem.x, _answers(maker)
-    kind = frozenset(numbers), x.dtype
+    answers, kind = _answers(maker), (frozenset(numbers), x.dtype)
 
     def made(numbers: dict[str, Any], x: Vector) -> Any:
         return kernel.init(maker(**numbers), x)
 
-    if kind not in answers:  # which numbers there are makes no difference
+    if kind not in answers:  # the values make no difference
         operands = {name: jnp.asarray(value, x.dtype) for name, value in numbers.items()}
         try:
             jax.eval_shape(made, operands, x)
