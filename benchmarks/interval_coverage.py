@@ -1,191 +1,387 @@
-"""How often the 95% bounds hold that `equipoise.evaluation.intervals` gives, and how wide they are.
+"""How often the 95% bounds hold that a page prints, over unequal owners, and how wide they are.
 
-    python benchmarks/interval_coverage.py                    the tables of docs/fairness.md: minutes
-    python benchmarks/interval_coverage.py --paired           differences of two models on the same rows
-    python benchmarks/interval_coverage.py --one-client       the same, of one client by its own rows
-    python benchmarks/interval_coverage.py --clients 5 20 --rows 4 10 100 --repeats 200 100
+    python benchmarks/interval_coverage.py                    the table of docs/fairness.md
+    python benchmarks/interval_coverage.py --only rmse --repeats 50
+    python benchmarks/interval_coverage.py --former 898b91b   the bounds of an earlier commit: coverage and widths
+    python benchmarks/interval_coverage.py --end-to-end       20 trainings, each judged on fresh rows
 
-The clients' true scores are fixed, their rows are drawn again and again; what must be covered is the worst fifth of the
-true scores.
+The owners' true scores are fixed, their rows are drawn again and again. Two models are scored on the same rows: in
+every other repeat they are equally good, so that a difference that excludes zero is a false positive; in the others the
+second one is better for half of the owners.
 """
 
 import argparse
+import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtri
+from scipy.stats import rankdata
 
-from equipoise.evaluation import intervals
-from equipoise.evaluation.intervals import Bounds
-from equipoise.evaluation.rules import worst_mean
+from equipoise.evaluation import Bounds, PerClient, standing
+from equipoise.evaluation.differences import (
+    SameRows,
+    difference,
+    each_difference,
+    mean_difference,
+    on_same_rows,
+    worst_correlation,
+)
+from equipoise.evaluation.rules import higher_is_better, worst_mean
+from equipoise.evaluation.standing import Standing
 
-CLIENTS, ROWS, REPEATS = (5, 20, 100, 300), (5, 30), (60, 60, 40, 20)  # many clients take long
-ACCURACIES: dict[str, Callable[[int], np.ndarray]] = {
-    "all at 80%": lambda n: np.full(n, 0.8),
-    "50% to 95%": lambda n: np.linspace(0.5, 0.95, n),
-    "one at 0, others 85%": lambda n: np.r_[0.0, np.full(n - 1, 0.85)],
-    "one at 5%, others 85%": lambda n: np.r_[0.05, np.full(n - 1, 0.85)],
-    "all at 100%": np.ones,
-    "all at 98%": lambda n: np.full(n, 0.98),
-    "half at 50%, half at 90%": lambda n: np.where(np.arange(n) < (n + 1) // 2, 0.5, 0.9),
-    "a tenth at 50%, others 80%": lambda n: np.where(np.arange(n) < max(1, n // 10), 0.5, 0.8),
-    "as Beta(16, 4)": lambda n: np.random.default_rng(n).beta(16, 4, n),
-}
-LOSSES: dict[str, Callable[[int], np.ndarray]] = {
-    "exponential, all of mean 1": np.ones,
-    "exponential, means 0.5 to 2": lambda n: np.linspace(0.5, 2, n),
-    "exponential, one of mean 4, others 1": lambda n: np.r_[4.0, np.ones(n - 1)],
-    "exponential, half 0.5, half 2": lambda n: np.where(np.arange(n) < (n + 1) // 2, 2.0, 0.5),
-}
+REPEATS, MANY = 100, 300  # of owners from MANY on half as many
+RESAMPLED = 100
+OF_A_UNIT = 5  # rows
+OWN = 0.1  # of the rows: where the second model errs on its own
+Owners = tuple[np.ndarray, np.ndarray]  # rows and true score of each
 
 
-def before(values: np.ndarray, sizes: np.ndarray, up: bool, rng: np.random.Generator, draws: int = 300) -> Bounds:
-    """The bounds as they were: the basic bootstrap of the rows."""
-    if up:
-        means = values[:, 0]
-        drawn = rng.binomial(sizes, means, (draws, len(sizes))) / sizes
-    else:
-        means, m = values.mean(1), values.shape[1]
-        drawn = np.stack([row[rng.integers(0, m, (draws, m))].mean(1) for row in values], axis=1)
-    found = float(worst_mean(means, up))
-    low, high = np.quantile(worst_mean(drawn, up), [0.025, 0.975])
-    low, high = 2 * found - high, 2 * found - low
-    return Bounds(max(low, 0.0), found, min(high, 1.0) if up else high)
+class Setting(NamedTuple):
+    kind: str
+    name: str
+    rows: np.ndarray
+    truth: np.ndarray
+
+    @property
+    def score(self) -> str:
+        kinds = {"accuracy": "accuracy", "units of 5": "accuracy", "auroc": "auroc", "rmse": "rmse", "rmse t5": "rmse"}
+        return kinds.get(self.kind, "loss")
+
+    @property
+    def up(self) -> bool:
+        return higher_is_better(self.score)
 
 
-def one(truth: np.ndarray, m: int, up: bool, seed: int) -> tuple[Bounds, Bounds, float]:
-    """(bounds as they were, bounds, worst fifth as measured)"""
-    rng, n = np.random.default_rng([seed, len(truth), m]), len(truth)
-    sizes = np.full(n, m)
-    if up:
-        share = rng.binomial(m, truth) / m
-        new = intervals.accuracy_intervals(share, sizes, key=seed).worst
-        return before(share[:, None], sizes, up, rng), new, float(worst_mean(share, up))
-    values = rng.exponential(size=(n, m)) * truth[:, None]
-    new = intervals.intervals(values, sizes, key=seed).worst
-    return before(values, sizes, up, rng), new, float(worst_mean(values.mean(1), up))
+def two(a: int, rows: int, truth: float, b: int, more: int, other: float) -> Owners:
+    return np.repeat([rows, more], [a, b]), np.repeat([truth, other], [a, b])
 
 
-def cell(name: str, n: int, m: int, repeats: int) -> list[float]:
-    """Covered, width and error of the estimate: as they were, as they are."""
-    up = name in ACCURACIES
-    truth = (ACCURACIES | LOSSES)[name](n)
+def many(n: int, least: int, most: int, first: float, last: float) -> Owners:
+    """Sizes from `least` to `most`, scores from `first` to `last`."""
+    return np.rint(np.geomspace(least, most, n)).astype(int), np.linspace(first, last, n)
+
+
+def unrelated(n: int) -> Owners:
+    rng = np.random.default_rng(n)
+    return np.rint(np.exp(rng.uniform(np.log(2), np.log(1000), n))).astype(int), rng.beta(16, 4, n)
+
+
+def settings() -> Iterator[Setting]:
+    accuracies = {
+        "5 of 8 rows at 75%, 15 of 200 at 88%": two(5, 8, 0.75, 15, 200, 0.88),
+        "5 of 8 at 88%, 15 of 200 at 75%": two(5, 8, 0.88, 15, 200, 0.75),
+        "10 of 2 at 60%, 40 of 300 at 90%": two(10, 2, 0.6, 40, 300, 0.9),
+        "4 of 2 at 99%, 16 of 300 at 80%": two(4, 2, 0.99, 16, 300, 0.8),
+        "1 of 3 at 50%, 4 of 500 at 90%": two(1, 3, 0.5, 4, 500, 0.9),
+        "1 of 3 at 95%, 4 of 500 at 70%": two(1, 3, 0.95, 4, 500, 0.7),
+        "4 of 2 to 1,000, rising 60 to 95%": many(4, 2, 1000, 0.6, 0.95),
+        "4 of 2 to 1,000, falling": many(4, 2, 1000, 0.95, 0.6),
+        "12 of 2 to 1,000, all at 85%": many(12, 2, 1000, 0.85, 0.85),
+        "20 of 2 to 1,000, unrelated": unrelated(20),
+        "100 of 2 to 1,000, unrelated": unrelated(100),
+        "100 of 2 to 1,000, rising 50 to 95%": many(100, 2, 1000, 0.5, 0.95),
+        "100 of 2 to 1,000, falling": many(100, 2, 1000, 0.95, 0.5),
+        "300 of 2 to 1,000, rising 50 to 95%": many(300, 2, 1000, 0.5, 0.95),
+        "300 of 2 to 1,000, falling": many(300, 2, 1000, 0.95, 0.5),
+        "150 of 5 at 60%, 150 of 500 at 90%": two(150, 5, 0.6, 150, 500, 0.9),
+        "150 of 5 at 95%, 150 of 500 at 60%": two(150, 5, 0.95, 150, 500, 0.6),
+        "50 of 2 at 100%, 50 of 50 at 80%": two(50, 2, 1.0, 50, 50, 0.8),
+        "50 of 2 at 50%, 50 of 50 at 80%": two(50, 2, 0.5, 50, 50, 0.8),
+        "50 of 3 and 50 of 300, all at 80%": two(50, 3, 0.8, 50, 300, 0.8),
+        "10 of 20 at 70%, 10 of 60 at 90%": two(10, 20, 0.7, 10, 60, 0.9),
+        "10 of 20 at 90%, 10 of 60 at 70%": two(10, 20, 0.9, 10, 60, 0.7),
+        "60 of 10 to 30, rising 60 to 95%": many(60, 10, 30, 0.6, 0.95),
+        "60 of 10 to 30, falling": many(60, 10, 30, 0.95, 0.6),
+        "2 of 30 at 60%, 6 of 1,000 at 92%": two(2, 30, 0.6, 6, 1000, 0.92),
+        "30 of 10 at 98%, 10 of 300 at 85%": two(30, 10, 0.98, 10, 300, 0.85),
+        "95 of 30 at 85%, 5 of 1,000 at 60%": two(95, 30, 0.85, 5, 1000, 0.6),
+        "5 of 4 at 40%, 95 of 1,000 at 85%": two(5, 4, 0.4, 95, 1000, 0.85),
+        "20 of 30, all at 80%": two(10, 30, 0.8, 10, 30, 0.8),
+    }
+    yield from (Setting("accuracy", name, *owners) for name, owners in accuracies.items())
+    losses = {
+        "5 of 8 rows at 1.5, 15 of 200 at 0.6": two(5, 8, 1.5, 15, 200, 0.6),
+        "10 of 2 at 2, 40 of 300 at 0.5": two(10, 2, 2.0, 40, 300, 0.5),
+        "100 of 2 to 1,000, falling 1.5 to 0.3": many(100, 2, 1000, 1.5, 0.3),
+        "100 of 5 to 1,000, rising 0.3 to 1.5": many(100, 5, 1000, 0.3, 1.5),
+    }
+    yield from (Setting("log loss", name, *owners) for name, owners in losses.items())
+    yield Setting("log loss", "4 of 5 to 500, falling 1.5 to 0.3", *many(4, 5, 500, 1.5, 0.3))
+    yield Setting("log loss", "300 of 5 to 500, falling 1.5 to 0.3", *many(300, 5, 500, 1.5, 0.3))
+    yield from (Setting("log loss, heavy tail", name, *owners) for name, owners in losses.items())
+    errors = {
+        "5 of 8 rows at 2, 15 of 200 at 1": two(5, 8, 2.0, 15, 200, 1.0),
+        "10 of 2 at 0.5, 40 of 300 at 1": two(10, 2, 0.5, 40, 300, 1.0),
+        "100 of 2 to 1,000, falling 2 to 0.5": many(100, 2, 1000, 2.0, 0.5),
+        "100 of 2 to 1,000, rising 0.5 to 2": many(100, 2, 1000, 0.5, 2.0),
+    }
+    yield from (Setting("rmse", name, *owners) for name, owners in errors.items())
+    yield Setting("rmse", "1 of 3 at 2, 4 of 500 at 1", *two(1, 3, 2.0, 4, 500, 1.0))
+    yield Setting("rmse", "300 of 5 to 300, rising 0.5 to 2", *many(300, 5, 300, 0.5, 2.0))
+    yield from (Setting("rmse t5", name, *owners) for name, owners in errors.items())
+    yield Setting("auroc", "5 of 20 rows at 70%, 15 of 200 at 90%", *two(5, 20, 0.7, 15, 200, 0.9))
+    yield Setting("auroc", "40 of 20 to 1,000, falling 95 to 60%", *many(40, 20, 1000, 0.95, 0.6))
+    yield Setting("auroc", "10 of 8 at 95%, 10 of 300 at 75%", *two(10, 8, 0.95, 10, 300, 0.75))
+    yield Setting("auroc", "20 of 10 to 500, rising 60 to 95%", *many(20, 10, 500, 0.6, 0.95))
+    yield Setting("units of 5", "5 of 40 rows at 75%, 15 of 200 at 88%", *two(5, 40, 0.75, 15, 200, 0.88))
+    yield Setting("units of 5", "10 of 10 at 60%, 40 of 300 at 90%", *two(10, 10, 0.6, 40, 300, 0.9))
+    yield Setting("units of 5", "60 of 10 to 1,000, rising 50 to 95%", *many(60, 10, 1000, 0.5, 0.95))
+    yield Setting("units of 5", "20 of 50 and 20 of 500, all at 80%", *two(20, 50, 0.8, 20, 500, 0.8))
+
+
+def shares(setting: Setting, other: np.ndarray, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Which rows the two models have right, owner by owner; rows of a unit are alike."""
+    for m, p, q in zip(setting.rows, setting.truth, other, strict=True):
+        if setting.kind == "units of 5":
+            # Half of the spread is between units; the second model is drawn anew for some of them, or for all.
+            units = max(m // OF_A_UNIT, 1)
+            first, fresh = rng.beta(p, 1 - p, units), rng.beta(q, 1 - q, units)
+            anew = (rng.random(units) < 2 * OWN) | (p != q)
+            luck, own = rng.random((2, units, OF_A_UNIT))
+            second = np.where(anew, fresh, first)[:, None] > np.where(anew[:, None], own, luck)
+            yield (luck < first[:, None]).ravel(), second.ravel()
+        else:
+            luck, fresh = rng.random((2, m))
+            yield luck < p, np.where(rng.random(m) < OWN, fresh, luck) < q
+
+
+def losses(setting: Setting, other: np.ndarray, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """What each row adds to the mean: losses, or squared errors."""
+    for m, p, q in zip(setting.rows, setting.truth, other, strict=True):
+        if setting.score == "rmse":
+            drawn = rng.normal(size=m) if setting.kind == "rmse" else rng.standard_t(5, m) * np.sqrt(0.6)
+            base, p, q = drawn**2, p**2, q**2
+        else:
+            base = rng.exponential(size=m) if setting.kind == "log loss" else np.exp(rng.normal(size=m) - 0.5)
+        yield p * base, q * base * np.exp(rng.normal(0, 0.3, m) - 0.045)
+
+
+Ranked = tuple[np.ndarray, np.ndarray, np.ndarray]  # which rows are positive, how the two models rank them
+
+
+def curves(setting: Setting, other: np.ndarray, rng: np.random.Generator) -> Iterator[Ranked]:
+    for m, p, q in zip(setting.rows, setting.truth, other, strict=True):
+        positive = rng.random(m) < 0.5
+        noise, own = rng.normal(size=(2, m))
+        apart, also = (np.sqrt(2) * ndtri(of) for of in (p, q))
+        yield positive, noise + apart * positive, 0.9 * noise + np.sqrt(0.19) * own + also * positive
+
+
+def area(positive: np.ndarray, ranked: np.ndarray) -> np.ndarray:
+    """[draws] of [draws, m]; NaN: one class only."""
+    ranks, a = rankdata(ranked, axis=1), positive.sum(1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ((ranks * positive).sum(1) - a * (a + 1) / 2) / (a * (positive.shape[1] - a))
+
+
+class Scored(NamedTuple):
+    """One repeat: what a report has of the two models."""
+
+    tables: tuple[PerClient, PerClient]
+    pairs: SameRows | None
+    counted: np.ndarray | None
+
+
+def scored(setting: Setting, other: np.ndarray, rng: np.random.Generator) -> Scored:
+    score = setting.score
+    if score == "auroc":
+        values, again = np.full((2, setting.rows.size), np.nan), np.full((2, setting.rows.size, RESAMPLED), np.nan)
+        for i, (positive, *models) in enumerate(curves(setting, other, rng)):
+            draws = rng.integers(0, positive.size, (RESAMPLED, positive.size))
+            for k, ranked in enumerate(models):
+                values[k, i] = area(positive[None], ranked[None])[0]
+                again[k, i] = area(positive[draws], ranked[draws])
+        made = [PerClient(setting.rows, {score: v}, {score: a}, {}) for v, a in zip(values, again, strict=True)]
+        return Scored((made[0], made[1]), None, None)
+    drawn = list(zip(*(shares if score == "accuracy" else losses)(setting, other, rng), strict=True))
+    sizes = np.array([a.size for a in drawn[0]])
+    counted = sizes / OF_A_UNIT if setting.kind == "units of 5" else None
+    made = []
+    for rows in drawn:
+        mean, squares = np.array([a.mean() for a in rows]), np.array([(a.astype(float) ** 2).mean() for a in rows])
+        value = np.sqrt(mean) if score == "rmse" else mean
+        made.append(PerClient(sizes, {score: value}, {}, {} if score == "accuracy" else {score: squares}))
+    options: dict[str, Any] = {"shares": score == "accuracy", "root": score == "rmse", "counted": counted}
+    pairs = on_same_rows(np.concatenate(drawn[0]), np.concatenate(drawn[1]), sizes, **options)
+    return Scored((made[0], made[1]), pairs, counted)
+
+
+def holds(bounds: Bounds, truth: float) -> bool:
+    return bool(bounds.low - 1e-9 <= truth <= bounds.high + 1e-9)
+
+
+def repeat(setting: Setting, seed: int, former: Any) -> dict[str, float]:
+    """Of one drawing of all rows: 1 or 0 for what held, widths, and how far the worst fifth is off."""
+    rng, up = np.random.default_rng([seed, setting.rows.size]), setting.up
+    half, other = (np.arange(setting.truth.size) % 2).astype(bool), setting.truth.copy()
+    if seed % 2:
+        better = np.maximum(np.minimum(other + 0.05, 0.99), other) if up else 0.95 * other
+        other = np.where(half, better, other)
+    got = scored(setting, other, rng)
+    there = np.isfinite(got.tables[0].scores[setting.score]) & np.isfinite(got.tables[1].scores[setting.score])
+    truth, second = setting.truth[there], other[there]
+    value = got.tables[0].scores[setting.score][there]
+    old, new = (standing(table, setting.score, key=seed, counted=got.counted) for table in got.tables)
     goal = float(worst_mean(truth, up))
-    got = [one(truth, m, up, seed) for seed in range(repeats)]
-    cover = [np.mean([b[side].low - 1e-9 <= goal <= b[side].high + 1e-9 for b in got]) for side in (0, 1)]
-    width = [np.mean([b[side].high - b[side].low for b in got]) for side in (0, 1)]
-    off = [np.mean([b[2] for b in got]) - goal, np.mean([b[1].estimate for b in got]) - goal]
-    return [100 * float(v) for v in (*cover, *width, *off)]
+    found = {"measured": abs(float(worst_mean(value, up)) - goal), "corrected": abs(old.worst.estimate - goal)}
+    found |= of_one(old, there, truth, value, goal, up)
+    gains: dict[str, tuple[Bounds, float]] = {
+        "mean gain": (difference(old.mean, new.mean, 0.0), float((second - truth).mean())),
+        "worst gain": (difference(old.worst, new.worst, 0.0), float(worst_mean(second, up)) - goal),
+    }
+    each = [difference(Bounds(*a), Bounds(*b), 0.0) for a, b in zip(sides(old), sides(new), strict=True)]
+    low, high = np.array([b.low for b in each]), np.array([b.high for b in each])
+    if got.pairs is not None:
+        paired, together = mean_difference(got.pairs), worst_correlation(got.pairs, up=up)
+        gains["worst gain"] = (difference(old.worst, new.worst, together), gains["worst gain"][1])
+        if np.isfinite(paired.low):
+            gains["mean gain"] = (paired, gains["mean gain"][1])
+        low, high = each_difference(got.pairs)
+    for name, (bounds, gain) in gains.items():
+        found[name] = float(holds(bounds, gain))
+    known = np.isfinite(low) & there
+    gain = (other - setting.truth)[known]
+    held = (low[known] - 1e-9 <= gain) & (gain <= high[known] + 1e-9)
+    if held.size:
+        found["client gain"] = float(held.mean())
+    if seed % 2 == 0:
+        found |= {f"false {name}": 1 - found[name] for name in gains}
+        found["false client gain"] = float(not held.all())
+    if former is not None:
+        told = earlier(former, setting, got, there, value, seed)
+        before = of_one(told, np.ones(truth.size, bool), truth, value, goal, up)
+        found |= {f"{name} before": v for name, v in before.items()}
+    return found
 
 
-def alone(clients: tuple[int, ...], rows: tuple[int, ...], repeats: tuple[int, ...]) -> None:
-    several = zip(clients, repeats, strict=True)
-    jobs = [(name, n, m, r) for n, r in several for m in rows for name in (*ACCURACIES, *LOSSES)]
-    found = {}
-    with ProcessPoolExecutor() as pool:
-        for job, told in zip(jobs, pool.map(cell, *zip(*jobs, strict=True)), strict=True):
-            found[job[:3]] = told
-            numbers = " ".join(f"{v:8.1f}" for v in told)
+def of_one(of: Any, there: np.ndarray, truth: np.ndarray, value: np.ndarray, goal: float, up: bool) -> dict[str, float]:
+    """What held of the bounds of one model, and how wide they are."""
+    low, high = of.low[there], of.high[there]
+    found = {"mean": float(holds(of.mean, float(truth.mean()))), "worst": float(holds(of.worst, goal))}
+    found |= {"mean width": of.mean.high - of.mean.low, "worst width": of.worst.high - of.worst.low}
+    known = np.flatnonzero(np.isfinite(low))
+    if known.size:
+        held = (low[known] - 1e-9 <= truth[known]) & (truth[known] <= high[known] + 1e-9)
+        last = int(np.argmin(value[known] if up else -value[known]))
+        found |= {"client": float(held.mean()), "worst client": float(held[last])}
+        found["client width"] = float(np.mean(high[known] - low[known]))
+    return found
+
+
+def sides(of: Standing) -> Iterator[tuple[float, float, float]]:
+    middle = (of.low + of.high) / 2
+    return zip(of.low, middle, of.high, strict=True)
+
+
+def load_former(revision: str) -> Any:
+    """The module of an earlier commit, when it had evidence and bounds in one file."""
+    text = subprocess.run(
+        ["git", "show", f"{revision}:src/equipoise/evaluation/intervals.py"], capture_output=True, text=True, check=True
+    ).stdout
+    module = sys.modules["former"] = types.ModuleType("former")
+    exec(compile(text, "former", "exec"), module.__dict__)
+    return module
+
+
+def earlier(former: Any, setting: Setting, got: Scored, there: np.ndarray, value: np.ndarray, seed: int) -> Any:
+    table, score = got.tables[0], setting.score
+    sizes = np.asarray(table.sizes)[there]
+    if score == "accuracy":
+        evidence = former.of_shares(np.rint(value * sizes), sizes)
+    elif score == "auroc":
+        drawn = table.resampled[score][there]
+        evidence = former.of_errors(value, np.where(np.isnan(drawn), value[:, None], drawn).std(1), sizes)
+    else:
+        root = score == "rmse"
+        evidence = former.of_means(value**2 if root else value, table.squares[score][there], sizes, root=root)
+    return former.bounds_of(evidence, higher_is_better=setting.up, key=seed)
+
+
+HELD = ("mean", "worst", "client", "worst client", "mean gain", "worst gain", "client gain")
+FALSE = ("false mean gain", "false worst gain", "false client gain")
+OFF = ("measured", "corrected")
+WIDE = ("mean width", "worst width", "client width")
+
+
+def table(repeats: int, only: str, former: Any) -> None:
+    heads = [*HELD, *FALSE, *OFF, *WIDE]
+    if former is not None:
+        heads = [name for told in (*HELD[:4], *WIDE) for name in (told, f"{told} before")]
+    print(f"| setting | {' | '.join(heads)} |\n|---|{'---:|' * len(heads)}", flush=True)
+    means: dict[str, list[float]] = {}
+    for setting in settings():
+        if only not in f"{setting.kind}: {setting.name}":
+            continue
+        times = repeats if setting.rows.size < MANY else repeats // 2
+        got = [repeat(setting, seed, former) for seed in range(times)]
+        cells = []
+        for head in heads:
+            values = [of[head] for of in got if head in of]
+            mean = float(np.mean(values)) if values else np.nan
+            means.setdefault(head, []).append(mean)
+            percent = head.removesuffix(" before") in (*HELD, *FALSE)
+            cells.append("" if np.isnan(mean) else f"{100 * mean:.0f}%" if percent else f"{mean:.3g}")
+        print(f"| {setting.kind}: {setting.name} | {' | '.join(cells)} |", flush=True)
+    print()
+    for head in heads:
+        found = np.array(means[head])
+        found = 100 * found[np.isfinite(found)]
+        if head.removesuffix(" before") in HELD:
             print(
-                f"{len(found):4}/{len(jobs)} {job[0]:38} {job[1]:4} {job[2]:4} {numbers}", file=sys.stderr, flush=True
+                f"{head}: {found.mean():.1f}% on average, least {found.min():.1f}%, below 93% in {(found < 93).sum()}"
             )
+        elif head in FALSE:
+            print(f"{head}: {found.mean():.1f}% on average, most {found.max():.1f}%, above 7% in {(found > 7).sum()}")
 
-    def table(heads: tuple[str, ...], groups: dict[tuple[object, ...], list[list[float]]]) -> None:
-        print(
-            f"\n| {' | '.join(heads)} | covered before: mean (least) | now | width before | now | measured off by "
-            "| corrected off by |"
-        )
-        print("|---" * len(heads) + "|---:" * 6 + "|")
-        for key, values in groups.items():
-            a = np.array(values)
-            cover = [f"{a[:, i].mean():.0f}% ({a[:, i].min():.0f}%)" for i in (0, 1)]
-            rest = [f"{v:.1f}" for v in a[:, 2:4].mean(0)] + [f"{v:+.1f}" for v in a[:, 4:].mean(0)]
-            print("| " + " | ".join([*map(str, key), *cover, *rest]) + " |")
 
-    by_shape: dict[tuple[object, ...], list[list[float]]] = {}
-    by_size: dict[tuple[object, ...], list[list[float]]] = {}
-    for (name, n, m), told in found.items():
-        by_shape.setdefault((name,), []).append(told)
-        by_size.setdefault((n, m), []).append(told)
-    table(("true scores",), by_shape)
-    table(("clients", "rows"), by_size)
-    covered = np.array([told[:2] for told in found.values()])
+def end_to_end(runs: int) -> None:
+    """20 owners, 15 of 200 scored rows, and 5 of 8 scored rows that follow another law; truth by 20,000 fresh rows."""
+    import equipoise as eq
+
+    held, told = np.zeros(3), []
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        laws = rng.normal(size=(2, 5))
+
+        def rows(owner: int, m: int, rng: np.random.Generator = rng, laws: np.ndarray = laws) -> Any:
+            x = rng.normal(size=(m, 5))
+            return x, (x @ laws[int(owner < 5)] + rng.normal(size=m) > 0).astype(int)
+
+        tables = [rows(i, 40 if i < 5 else 1000) for i in range(20)]
+        fitted = eq.fit(tables, settings={"run": {"seed": seed}, "data": {"test": 0.2}})
+        truth = np.array([np.mean(fitted.predict(x) == y) for i in range(20) for x, y in [rows(i, 20_000)]])
+        end: Any = fitted.run.outcome
+        worst, mean = float(worst_mean(truth, True)), float(truth.mean())
+        low, high = np.array(end.low), np.array(end.high)
+        held += [
+            end.worst_low <= worst <= end.worst_high,
+            end.mean_low <= mean <= end.mean_high,
+            bool(((low <= truth) & (truth <= high)).all()),
+        ]
+        told.append([worst, end.worst_low, end.worst_high, end.worst_estimate, end.summary["worst20"]])
+    for what, count in zip(("the worst fifth", "the mean", "every client at once"), held, strict=True):
+        print(f"{what}: within the bounds in {count:.0f} of {runs} runs")
+    words = ("truth", "low", "high", "corrected", "measured")
     print(
-        f"\nOver all {len(found)} combinations: before {covered[:, 0].mean():.1f}%, now {covered[:, 1].mean():.1f}%; "
-        f"below 93%: before {(covered[:, 0] < 93).sum()}, now {(covered[:, 1] < 93).sum()}. The least now:"
+        "worst fifth on average:",
+        ", ".join(f"{w} {100 * v:.1f}%" for w, v in zip(words, np.mean(told, 0), strict=True)),
     )
-    for (name, n, m), told in sorted(found.items(), key=lambda item: item[1][1])[:5]:
-        print(f"  {told[1]:.0f}%  {name}, {n} clients of {m} rows")
-
-
-def paired(clients: tuple[int, ...], rows: tuple[int, ...], repeats: tuple[int, ...]) -> None:
-    """Two models that are right on mostly the same rows: the second is better for the worse half of the clients."""
-    print("| clients | rows | covered, same rows | as if on other rows | width, same rows | as if on other rows |")
-    print("|---:|---:|---:|---:|---:|---:|")
-    for n, several in zip(clients, repeats, strict=True):
-        old = np.linspace(0.6, 0.9, n)
-        new = old + np.where(np.arange(n) < (n + 1) // 2, 0.08, -0.02)
-        goal = float(worst_mean(new, True) - worst_mean(old, True))
-        for m in rows:
-            found = []
-            for seed in range(several):
-                luck = np.random.default_rng([seed, n, m]).random((n, m))
-                a, b = luck < old[:, None], luck < new[:, None]
-                flip = np.random.default_rng([seed, n, m, 1]).random((n, m)) < 0.1  # rows where they err on their own
-                b = np.where(flip, np.random.default_rng([seed, n, m, 2]).random((n, m)) < new[:, None], b)
-                sizes = np.full(n, m)
-                bounds = [intervals.accuracy_intervals(v.mean(1), sizes, key=seed).worst for v in (a, b)]
-                same = intervals.correlations(a.ravel(), b.ravel(), sizes, up=True, root=False).worst
-                found.append([intervals.difference(*bounds, rho) for rho in (same, 0.0)])
-            cover = [np.mean([f[i].low <= goal <= f[i].high for f in found]) for i in (0, 1)]
-            width = [np.mean([f[i].high - f[i].low for f in found]) for i in (0, 1)]
-            print(
-                f"| {n} | {m} |",
-                *(f"{100 * v:.0f}% |" for v in cover),
-                *(f"{100 * v:.1f} |" for v in width),
-                flush=True,
-            )
-
-
-ONE = ((0.9, 0.8, 0.77), (0.9, 0.9, 0.88), (0.7, 0.5, 0.29), (0.97, 0.95, 0.947))  # new, old, right with both
-
-
-def one_client(rows: tuple[int, ...], repeats: int) -> None:
-    """What one client gains by another model, judged by its own rows."""
-    print("| rows | right, new and old | right with both | covered | width | as if on other rows |")
-    print("|---:|---:|---:|---:|---:|---:|")
-    for m in rows:
-        for new, old, both in ONE:
-            kind = np.random.default_rng(m).choice(
-                4, (repeats, m), p=[both, new - both, old - both, 1 - new - old + both]
-            )
-            first, second, sizes = np.isin(kind, (0, 2)), kind < 2, np.full(repeats, m)
-            together = intervals.each_correlation(first.ravel(), second.ravel(), sizes, shares=True)
-            sides = [intervals.of_shares(a.sum(1), sizes) for a in (first, second)]
-            bounds = [[Bounds(*b) for b in zip(e.low(0.025), e.value, e.high(0.025), strict=True)] for e in sides]
-            found = [intervals.difference(a, b, r) for a, b, r in zip(*bounds, together, strict=True)]
-            apart = [intervals.difference(a, b, 0.0) for a, b in zip(*bounds, strict=True)]
-            cover = np.mean([f.low <= new - old <= f.high for f in found])
-            width = [100 * np.mean([f.high - f.low for f in several]) for several in (found, apart)]
-            print(
-                f"| {m} | {new:.0%}, {old:.0%} | {both:.1%} | {100 * cover:.1f}% | {width[0]:.1f} | {width[1]:.1f} |",
-                flush=True,
-            )
+    off = np.abs(np.array(told)[:, 3:] - np.array(told)[:, :1]).mean(0)
+    print(f"off by, on average: corrected {100 * off[0]:.1f} points, measured {100 * off[1]:.1f}")
 
 
 if __name__ == "__main__":
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--repeats", type=int, nargs="+", default=REPEATS, help="for each of --clients, or one for all")
-    asked.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
-    asked.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    asked.add_argument("--paired", action="store_true")
-    asked.add_argument("--one-client", action="store_true")
+    asked.add_argument("--repeats", type=int, default=REPEATS)
+    asked.add_argument("--only", default="", help="settings whose name has this in it")
+    asked.add_argument("--former", metavar="COMMIT")
+    asked.add_argument("--end-to-end", action="store_true")
     given = asked.parse_args()
-    repeats = tuple(given.repeats) if len(given.repeats) > 1 else tuple(given.repeats) * len(given.clients)
-    if len(repeats) != len(given.clients):
-        asked.error("give --repeats once, or once for each of --clients")
-    if given.one_client:
-        one_client(tuple(given.rows), repeats[0])
+    if given.end_to_end:
+        end_to_end(20)
     else:
-        (paired if given.paired else alone)(tuple(given.clients), tuple(given.rows), repeats)
+        table(given.repeats, given.only, None if given.former is None else load_former(given.former))

@@ -82,3 +82,12 @@ def test_not_one_number_per_client(wrong):
 def test_not_a_share(k):
     with pytest.raises(InputError, match="share of the clients"):
         fairness.summary(np.ones(5), k)
+
+
+def test_a_client_without_a_number_is_not_left_out_in_silence():
+    """Of [0.5, NaN, 1.0] the mean was NaN and the worst fifth 0.5."""
+    with pytest.raises(InputError, match="1 of 3 numbers are NaN; leave out the clients that have none"):
+        fairness.summary([0.5, np.nan, 1.0])
+    for up in (True, False):
+        told = jax.jit(lambda x, up=up: fairness.summary(x, higher_is_better=up))(jnp.array([0.5, jnp.nan, 1.0]))
+        assert all(np.isnan(value) for value in told.values())

@@ -22,7 +22,7 @@ def test_the_standing_of_accuracies():
     assert (found.low[known] < table.scores["accuracy"][known]).all()
     assert (found.high[known] >= table.scores["accuracy"][known]).all()
     assert np.isnan(found.low[3])
-    assert found.worst.low < 0.5 < found.worst.estimate < found.worst.high
+    assert found.worst.low < 0.5 <= found.worst.estimate < found.worst.high  # four of unequal sizes: nothing to learn
     assert found.mean.low < 0.8 < found.mean.high
     with pytest.raises(eq.errors.InputError, match="no score 'acuracy'; did you mean 'accuracy'"):
         standing(table, "acuracy")
@@ -30,14 +30,14 @@ def test_the_standing_of_accuracies():
 
 @pytest.mark.parametrize("draws", [0, 300])
 def test_the_bounds_of_an_rmse_are_those_of_its_error(draws):
-    """Clients with normal errors: an RMSE's interval is about that of the chi distribution."""
+    """Clients with normal errors: an RMSE's interval is about that of the chi distribution, for two at once."""
     errors = [RNG.normal(0, s, 400) for s in (1.0, 2.0)]
     shards = eq.data.stack([(e[:, None], np.zeros(400)) for e in errors])
     table = evaluate(lambda x, inputs: inputs * x[0], jnp.ones(1), shards, draws=draws)
     found = standing(table, "rmse")
     for i, s in enumerate((1.0, 2.0)):
         assert found.low[i] < table.scores["rmse"][i] < found.high[i]
-        assert found.high[i] - found.low[i] == pytest.approx(2 * 1.96 * s / np.sqrt(800), rel=0.2)
+        assert found.high[i] - found.low[i] == pytest.approx(2 * 2.24 * s / np.sqrt(800), rel=0.2)
     assert found.worst.low < found.summary["max"] < found.worst.high
     few = eq.data.stack([(np.ones((2, 1)), np.zeros(2))] * 2)
     assert np.isnan(standing(evaluate(lambda x, a: a * x[0], jnp.ones(1), few, draws=10), "rmse").low).all()
@@ -58,3 +58,22 @@ def test_scores_that_are_no_means_are_resampled():
     assert (found.high > table.scores["auroc"]).all()
     assert (found.high - found.low).mean() == pytest.approx(2 * 1.96 * 0.034, rel=0.3)
     assert found.worst.low < found.worst.estimate < found.worst.high
+
+
+def test_rows_that_count_as_fewer_leave_more_open():
+    table = made([0.8, 0.9, 0.7, 0.9], [50] * 4)
+    each, by_unit = standing(table), standing(table, counted=np.full(4, 10.0))
+    assert (by_unit.high - by_unit.low > 1.5 * (each.high - each.low)).all()
+    assert by_unit.mean.high - by_unit.mean.low > 1.5 * (each.mean.high - each.mean.low)
+    assert by_unit.worst.high - by_unit.worst.low > each.worst.high - each.worst.low
+
+
+def test_a_bound_that_says_nothing_is_not_given():
+    """Squared errors of five rows, for 50 clients together: it may be a thousand times as large."""
+    values = RNG.exponential(size=(50, 5))
+    table = PerClient(np.full(50, 5), {"rmse": np.sqrt(values.mean(1))}, {}, {"rmse": (values**2).mean(1)})
+    found = standing(table, "rmse")
+    known = np.isfinite(found.high)
+    assert not known.all()
+    assert (found.high[known] <= 10 * table.scores["rmse"][known]).all()
+    assert np.isfinite(found.mean).all()

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from equipoise.errors import InputError
-from equipoise.evaluation.intervals import Paired
 from equipoise.experiment import records
 from equipoise.report import numbers, wording
 from tests.report import folders
@@ -90,7 +89,7 @@ def test_without_rows_in_common_errors_are_independent(five):
     assert worst.gain == pytest.approx(new.summary["worst20"] - old.summary["worst20"])
     assert worst.gain - worst.low == pytest.approx((0.024**2 + 0.016**2) ** 0.5)  # the halves that face each other
     assert mean.high - mean.gain == pytest.approx(0.01 * 2**0.5)
-    less, _ = wording.changes(old, new, Paired(0.0, 0.9))
+    less, _ = wording.changes(old, new, numbers.Paired(numbers.UNKNOWN, 0.9))
     assert less.high - less.low < 0.5 * (worst.high - worst.low)
 
 
@@ -106,7 +105,9 @@ def test_two_runs_on_the_same_rows_are_compared_row_by_row(tmp_path):
     rows_of(new.record, luck < np.repeat(new.values, sizes))
     found = numbers.paired(old, new)
     assert found is not None
-    assert 0.6 < found.mean <= 1
+    assert 0.1 < found.worst <= 1
+    assert found.mean.low < 0.03 < found.mean.high
+    assert found.mean.high - found.mean.low < 0.07
     cost = wording.cost_of_fairness([old, new])
     assert "compared on the same rows" in " ".join(cost.remarks)
     rows_of(new.record, luck < np.repeat(new.values, sizes), rows="others")
@@ -140,11 +141,13 @@ def test_how_sure_a_gain_is_for_a_single_client(tmp_path):
     assert gains.paired
     np.testing.assert_allclose(gains.values, fair.values - mine)
     assert (gains.low <= gains.values).all()
-    assert (gains.high - gains.low <= apart.high - apart.low + 1e-12).all()
-    assert (gains.high - gains.low)[3] < 0.8 * (apart.high - apart.low)[3]
+    assert (gains.high >= gains.values).all()
     assert list(np.flatnonzero(gains.sure)) == [2]
     said = wording.who_gains(runs)
-    assert "The gain is more than chance for 1 client, the loss for no client, 19 times in 20 for each;" in said
+    assert (
+        "The gain is more than chance for 1 client, the loss for no client, 19 times in 20 for all of them together;"
+        in said
+    )
     assert said.endswith(f"for the other {fair.n - 1} their rows leave both possible.")
 
 

@@ -4,6 +4,7 @@ The worst 20% are as in SCAFF-PD (section 6.2): sort the clients, take the lower
 that is not a whole number is rounded down, but it is never less than one client.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
@@ -21,7 +22,7 @@ def summary(per_client: ArrayLike, k: float = SHARE, *, higher_is_better: bool =
     """Mean, worst20, best20, min, max, std, gini, jain, gap; for another k the names say so (worst10).
 
     The gap is between the best and the worst client. Give higher_is_better=False for losses: then the worst
-    are the highest. Works under jit.
+    are the highest. Works under jit, where a NaN makes every number NaN; elsewhere it is refused.
     """
     x = _checked(per_client)
     name = f"{100 * k:g}"
@@ -41,7 +42,8 @@ def summary(per_client: ArrayLike, k: float = SHARE, *, higher_is_better: bool =
 def worst(per_client: ArrayLike, k: float = SHARE, *, higher_is_better: bool = True) -> Number:
     """The mean over the worst share k of the clients."""
     x = jnp.sort(_checked(per_client), descending=not higher_is_better)
-    return jnp.mean(x[: worst_count(x.shape[0], k)])
+    found = jnp.mean(x[: worst_count(x.shape[0], k)])
+    return jnp.where(jnp.isnan(x).any(), jnp.nan, found)  # sorting would leave it out at one end
 
 
 def best(per_client: ArrayLike, k: float = SHARE, *, higher_is_better: bool = True) -> Number:
@@ -74,4 +76,8 @@ def effective_clients(lam: ArrayLike) -> Number:
 def _checked(per_client: ArrayLike) -> Array:
     x = jnp.asarray(per_client)
     require(x.ndim == 1 and x.shape[0] > 0, f"the numbers have shape {x.shape}; give one per client")
-    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
+    x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
+    if not isinstance(x, jax.core.Tracer):
+        missing = int(jnp.isnan(x).sum())
+        require(missing == 0, f"{missing} of {x.shape[0]} numbers are NaN; leave out the clients that have none")
+    return x

@@ -1,5 +1,7 @@
 """How evenly a model serves its clients by one score, and what their finite test sets leave open."""
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,12 +9,15 @@ import numpy as np
 
 from equipoise.errors import require, unknown
 from equipoise.evaluation import fairness, intervals
+from equipoise.evaluation.evidence import FEW_ROWS, Evidence, of_errors, of_means, of_shares
 from equipoise.evaluation.exchange import PerClient
-from equipoise.evaluation.intervals import UNKNOWN, Bounds, Evidence
+from equipoise.evaluation.intervals import UNKNOWN, Bounds
 from equipoise.evaluation.predictions import ROOTS
 from equipoise.evaluation.rules import SHARE, higher_is_better, main_score
 
-FEW = 5  # resampling fewer rows than this says nothing about them
+RESAMPLED = 20  # resampling fewer rows than this says nothing about them
+BEYOND = 10  # times a client's score: a bound so far off says nothing
+BETWEEN_ZERO_AND_ONE = ("auroc",)  # resampled scores that lie between zero and one
 
 
 class Standing(NamedTuple):
@@ -20,7 +25,7 @@ class Standing(NamedTuple):
 
     score: str
     summary: dict[str, float]  # as `fairness.summary`, of the scores as measured
-    low: np.ndarray  # [n], bounds of each client's score; NaN: not known
+    low: np.ndarray  # [n], bounds of each client's score, which hold for all clients together; NaN: not known
     high: np.ndarray
     mean: Bounds  # of the mean over the clients
     worst: Bounds  # of the mean over the worst share, whose estimate is corrected for chance; NaN: not known
@@ -35,11 +40,14 @@ def standing(
     k: float = SHARE,
     level: float = 0.95,
     key: Any = 0,
+    counted: np.ndarray | None = None,
 ) -> Standing:
     """The summary of one score over the clients that have it, and what their finite test sets leave open.
 
     Accuracy and RMSE bring their bounds with them; other scores need `draws` when they are evaluated. `score` is
     accuracy, else RMSE, else the loss, unless given. `up`: higher is better, of a score that the library does not know.
+    `counted` [n]: as how many independent rows each client's count, where several are of one person (`data.unit`);
+    then scores that have to be resampled have no bounds.
     """
     score = chosen(table, score)
     values, sizes = np.asarray(table.scores[score], np.float64), np.asarray(table.sizes)
@@ -50,12 +58,14 @@ def standing(
     summary = _summary(values[known], k, up)
     low, high = np.full((2, len(values)), np.nan)
     mean = worst = UNKNOWN
-    evidence = _evidence(table, score, known)
-    if evidence is not None:
-        found = intervals.bounds_of(evidence, higher_is_better=up, key=key, k=k, level=level)
+    rows = np.asarray(sizes if counted is None else counted, np.float64)
+    evidence_of = _evidence(table, score, known, rows[known], resampling=counted is None)
+    if evidence_of is not None:
+        found = intervals.bounds_of(evidence_of, rows[known], higher_is_better=up, key=key, k=k, level=level)
         low[known], high[known], mean, worst = found
         if score != "accuracy":
-            low[sizes < FEW], high[sizes < FEW] = np.nan, np.nan
+            silent = (rows < FEW_ROWS) | (high > BEYOND * np.abs(values))
+            low[silent], high[silent] = np.nan, np.nan
     left_out = tuple(int(i) for i in np.flatnonzero(~np.isfinite(values)))
     return Standing(score, summary, low, high, mean, worst, left_out)
 
@@ -70,18 +80,29 @@ def _summary(values: np.ndarray, k: float, up: bool) -> dict[str, float]:
         return {name: float(v) for name, v in fairness.summary(values, k, higher_is_better=up).items()}
 
 
-def _evidence(table: PerClient, score: str, known: np.ndarray) -> Evidence | None:
-    values, sizes = np.asarray(table.scores[score], np.float64)[known], np.asarray(table.sizes)[known]
+def _evidence(
+    table: PerClient, score: str, known: np.ndarray, rows: np.ndarray, *, resampling: bool
+) -> Callable[[np.ndarray], Evidence] | None:
+    """Of some of the known clients, by their indices; None: nothing says how certain the score is."""
+    values = np.asarray(table.scores[score], np.float64)[known]
     if score == "accuracy":
-        return intervals.of_shares(np.rint(values * sizes), sizes)
+        right = np.rint(values * np.asarray(table.sizes)[known]) * (rows / np.asarray(table.sizes)[known])
+        return lambda i: of_shares(right[i], rows[i])
     if score in table.squares:
         root = score in ROOTS
-        squares = np.asarray(table.squares[score], np.float64)[known]
-        return intervals.of_means(values**2 if root else values, squares, sizes, root=root)
-    if score in table.resampled:
+        squares, means = np.asarray(table.squares[score], np.float64)[known], values**2 if root else values
+        return lambda i: of_means(means[i], squares[i], rows[i], root=root)
+    if score in table.resampled and resampling:
         drawn = np.asarray(table.resampled[score], np.float64)[known]
-        drawn = np.where(np.isnan(drawn), values[:, None], drawn)
-        return intervals.of_errors(values, drawn.std(1), sizes)
+        missing = np.isnan(drawn)
+        error = np.where(missing, values[:, None], drawn).std(1) * np.sqrt(rows / np.maximum(rows - 2, 1))
+        # Draws in which the score is not defined tell that it hangs on a few rows.
+        blind = (rows < RESAMPLED) | (missing.mean(1) > 0.005) | (error == 0)
+        edges = (0.0, 1.0) if score in BETWEEN_ZERO_AND_ONE else (-math.inf, math.inf)
+        if blind.any() and score not in BETWEEN_ZERO_AND_ONE:
+            return None
+        error = np.where(blind, np.inf, error)
+        return lambda i: of_errors(values[i], error[i], rows[i], edges=edges)
     return None
 
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from equipoise import algorithms, objectives
 from equipoise.errors import InputError, require
-from equipoise.evaluation import Bounds, intervals, main_score_named
-from equipoise.evaluation.intervals import UNKNOWN, Paired
+from equipoise.evaluation import Bounds, differences, main_score_named
+from equipoise.evaluation.differences import SameRows
+from equipoise.evaluation.intervals import UNKNOWN
 from equipoise.evaluation.predictions import ROOTS
 from equipoise.evaluation.rules import TASK_SCORES, higher_is_better, is_fraction, main_score, worst_mean
 from equipoise.experiment import records
@@ -32,7 +33,7 @@ class ReportedRun(NamedTuple):
     measure: str  # the name of its score
     higher_is_better: bool
     values: np.ndarray  # [n] scores of the last row; NaN: no score
-    low: np.ndarray  # [n] bounds of the scores; NaN: not known
+    low: np.ndarray  # [n] bounds of the scores, which hold for all clients together; NaN: not known
     high: np.ndarray
     summary: dict[str, float]  # mean, worst20, best20, worst, std; NaN: not known
     worst: Bounds  # of the true scores of the worst-served fifth; NaN: not known
@@ -251,13 +252,41 @@ def summarize(values: np.ndarray, higher: bool) -> dict[str, float]:
     }
 
 
+class Paired(NamedTuple):
+    """What two runs that were scored on the same rows say of their difference."""
+
+    mean: Bounds  # of the average client, the new run's less the old one's; NaN: a client has too few rows
+    worst: float  # how far the errors of the two worst fifths go together: a correlation
+
+
 def paired(old: ReportedRun, new: ReportedRun) -> Paired | None:
-    """How the errors of two runs correlate; None unless both kept the scores of the same rows."""
-    kept = _same_rows(new, old.record.path / records.ROW_SCORES) if _scored_rows(old) == _scored_rows(new) else None
+    """None unless both kept the scores of the same rows."""
+    found = _pairs(new, old.record.path / records.ROW_SCORES) if _scored_rows(old) == _scored_rows(new) else None
+    if found is None:
+        return None
+    correlation = differences.worst_correlation(found, up=new.higher_is_better)
+    return Paired(differences.mean_difference(found), correlation)
+
+
+def _pairs(run: ReportedRun, other: pathlib.Path) -> SameRows | None:
+    """Another model and the run's on the same rows; None unless both kept what each row adds to the score."""
+    kept = _same_rows(run, other)
     if kept is None:
         return None
-    root = old.measure in ROOTS
-    return intervals.correlations(*kept, np.array(_scored_rows(new)), up=old.higher_is_better, root=root)
+    root, shares, sizes = run.measure in ROOTS, run.measure == "accuracy", np.array(_scored_rows(run))
+    found = differences.on_same_rows(*kept, sizes, shares=shares, root=root, counted=counted(run))
+    if shares:
+        return found
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = run.values / found.new  # rows of a regression were kept in units of the training
+    known = ratio[np.isfinite(ratio)]
+    return found.in_units(float(np.median(known))) if known.size else found
+
+
+def counted(run: ReportedRun) -> np.ndarray | None:
+    """As how many independent rows each client's scored ones count; None: each of them does."""
+    found = [member.counted for member in run.members]
+    return None if None in found else np.array(found, np.float64)
 
 
 def _scored_rows(run: ReportedRun) -> list[int]:
@@ -305,7 +334,7 @@ class Gains(NamedTuple):
 
     against: str
     values: np.ndarray  # [n]
-    low: np.ndarray  # [n], bounds of each: what the client's own rows leave open
+    low: np.ndarray  # [n], bounds of each by its own rows, which hold for all clients together
     high: np.ndarray
     paired: bool  # both models were compared row by row
 
@@ -318,17 +347,17 @@ class Gains(NamedTuple):
 def gains(run: ReportedRun, other: "ReportedRun | Alone", against: str) -> Gains:
     """Client by client."""
     rows = other.rows if isinstance(other, Alone) else other.record.path / records.ROW_SCORES
-    kept = _same_rows(run, rows)
-    sizes = np.array(_scored_rows(run))
-    correlation = np.zeros(run.n)
-    if kept is not None:
-        correlation = intervals.each_correlation(*kept, sizes, shares=run.measure == "accuracy")
-    found = np.full((3, run.n), np.nan)
-    sides = zip(other.low, other.values, other.high, run.low, run.values, run.high, correlation, strict=True)
-    for i, (a, b, c, d, e, f, r) in enumerate(sides):
-        low, value, high = intervals.difference(Bounds(a, b, c), Bounds(d, e, f), r)
-        found[:, i] = (low, value, high) if run.higher_is_better else (-high, -value, -low)
-    return Gains(against, found[1], found[0], found[2], kept is not None)
+    pairs = _pairs(run, rows)
+    value = run.values - other.values
+    if pairs is not None:
+        low, high = differences.each_difference(pairs)
+    else:
+        sides = zip(other.low, other.values, other.high, run.low, run.values, run.high, strict=True)
+        bounds = [differences.difference(Bounds(a, b, c), Bounds(d, e, f), 0.0) for a, b, c, d, e, f in sides]
+        low, high = np.array([found.low for found in bounds]), np.array([found.high for found in bounds])
+    if not run.higher_is_better:
+        low, value, high = -high, -value, -low
+    return Gains(against, value, low, high, pairs is not None)
 
 
 class Path(NamedTuple):

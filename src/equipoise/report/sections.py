@@ -97,7 +97,7 @@ def table(runs: Sequence[ReportedRun]) -> Content:
         "Floats and bytes are what was sent to and from a client over all rounds, the mean over the clients.",
     ]
     if any(math.isfinite(run.worst.estimate) for run in runs):
-        sentences.append(wording.CORRECTED)
+        sentences += [wording.CORRECTED, wording.rests_on(runs[0])]
     if len(runs) > 1:
         sentences.append("The best of each column is bold; unfinished runs do not compete.")
     alone = numbers.alone(runs)

@@ -6,18 +6,33 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.evaluation import Bounds, intervals
-from equipoise.evaluation.intervals import Paired
+from equipoise.evaluation import Bounds
+from equipoise.evaluation.differences import difference
 from equipoise.experiment.records import Run
 from equipoise.report import numbers
 from equipoise.report.formats import capitalized
-from equipoise.report.numbers import ReportedRun
+from equipoise.report.numbers import Paired, ReportedRun
 
 CORRECTED = (
     "Some clients are in the worst-served fifth only because the few rows they were judged by happened to be hard, so "
     "the number as measured looks worse than what they will see; the corrected number takes this bad luck out, and the "
     "truth lies between its bounds 19 times in 20."
 )
+
+
+def rests_on(run: ReportedRun) -> str:
+    """What a reader has to grant for the bounds to hold."""
+    unit = numbers.setting(run.record, "data", "unit")
+    rows = f"clients' scored rows are a fair sample of what they will have, of each {unit} apart from the others"
+    if not unit:
+        rows = (
+            "every scored row is drawn by itself from what its client will have (several rows of one person are not: "
+            "then data.unit has to name the column that says whose they are)"
+        )
+    return (
+        "The bounds hold whatever the number of a client's rows has to do with its score, and those of single clients "
+        f"hold for all of them together. They rest on this: {rows}, and no scored row had a say in the model."
+    )
 
 
 class Change(NamedTuple):
@@ -69,12 +84,13 @@ def _merit(run: ReportedRun, key: str) -> float:
 def changes(old: ReportedRun, new: ReportedRun, paired: Paired | None) -> tuple[Change, Change]:
     """For the worst-served fifth, and for the average client.
 
-    `paired` says how the errors of the two correlate, if they were scored on the same rows; without it they count as
-    independent.
+    `paired` says what the same rows tell of the difference, if the two were scored on the same; without it they count
+    as scored on different rows.
     """
-    correlations = paired or Paired(0.0, 0.0)
-    worst = intervals.difference(old.worst, new.worst, correlations.worst)
-    mean = intervals.difference(old.mean, new.mean, correlations.mean)
+    worst = difference(old.worst, new.worst, 0.0 if paired is None else paired.worst)
+    mean = difference(old.mean, new.mean, 0.0)
+    if paired is not None and math.isfinite(paired.mean.low):
+        mean = paired.mean
     return _towards_better(worst, new.higher_is_better), _towards_better(mean, new.higher_is_better)
 
 
@@ -204,7 +220,7 @@ def sure_of(run: ReportedRun, gains: numbers.Gains) -> str:
     text = f"The gain is more than chance for {_clients(len(up))}, the loss for {_clients(len(down))}{who}"
     left = bounded - len(up) - len(down)
     rest = f"; for the other {left:,} their rows leave both possible" if left else ""
-    return f"{text}, 19 times in 20 for each{rest}.{rows}"
+    return f"{text}, 19 times in 20 for all of them together{rest}.{rows}"
 
 
 def _clients(count: int) -> str:

@@ -1,0 +1,314 @@
+"""What the rows of each client say about its true score, for three kinds of score.
+
+    of_shares   rows are right or wrong: an accuracy
+    of_means    a mean of numbers from zero up: a loss, a squared error, or the root of one
+    of_errors   anything else, of which a standard error is known: an AUROC that was resampled
+
+Nothing of one client is used for another here but how widely the numbers of rows scatter, and that only within a class
+of clients of similar size: whether a client is small may have to do with how it is served.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import scipy  # its parts load when they are used
+
+Drawn = np.ndarray  # [draws, n]: true scores of the clients
+TINY = 1e-300
+BOX = 0.1  # of a tail: spent on the boxes in which the clients' true shares are sought
+FEW_ROWS = 5  # of fewer, numbers that are neither right nor wrong say nothing about one client
+PEERS = 4  # of fewer similar clients each follows its own rows
+USUAL = 2.0  # the squared coefficient of variation of squared normal errors
+DOUBT = 8.0  # it counts as if so many rows had shown it
+LEAST_KNOWN = 6.0  # degrees of freedom: how widely rows scatter is never known worse than this
+
+
+class Apart(NamedTuple):
+    """How far the sum of several clients' true scores may lie from that of the measured ones."""
+
+    below: np.ndarray  # one number each, or one for all together: independent errors
+    above: np.ndarray
+    short: float  # by how much the measured ones are too small on average
+
+
+class Evidence(NamedTuple):
+    """What the rows of n clients say about their true scores, for one kind of score."""
+
+    value: np.ndarray  # [n], as measured
+    edges: tuple[float, float]  # no score lies outside
+    low: Callable[[float], np.ndarray]  # tail -> [n], each client's own lower bound
+    high: Callable[[float], np.ndarray]
+    apart: Callable[[float], Apart] | None  # tail -> how far the sum of the scores may be off; None: of shares
+    counts: tuple[np.ndarray, np.ndarray] | None  # of shares: rows that are right, and all rows
+    centres: Callable[[int], np.ndarray]  # how many -> about as many places for a centre
+    scatters: tuple[float, ...]  # how closely clients may stand around a centre
+    around: Callable[[np.ndarray, np.ndarray], np.ndarray]  # centre, scatter [c] -> log likelihoods [n, c]
+    at: Callable[[np.ndarray], np.ndarray]  # centre [c] -> log likelihoods [n, c] of clients that all have it
+    alone: np.ndarray  # [n], log likelihood of a client that follows nobody
+    draw_around: Callable[..., Drawn]  # rng, centre, scatter [draws, n]
+    draw_at: Callable[..., Drawn]  # rng, who [draws, n] -> [draws, 1], the common score of those
+    draw_alone: Callable[..., tuple[Drawn, Drawn]]  # rng, draws -> the same, erring downwards and upwards
+    measure: Callable[..., Drawn]  # rng, true scores [n], draws -> scores as they would be measured
+
+
+def exact(right: np.ndarray, rows: np.ndarray, tail: float) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds of each share that hold whatever it is (Clopper and Pearson 1934)."""
+    wrong = rows - right
+    low = scipy.special.betaincinv(np.maximum(right, TINY), wrong + 1, tail)
+    high = scipy.special.betaincinv(right + 1, np.maximum(wrong, TINY), 1 - tail)
+    return np.where(right <= 0, 0.0, low), np.where(wrong <= 0, 1.0, high)
+
+
+def mean_share(
+    right: np.ndarray, rows: np.ndarray, tail: float, weights: np.ndarray | None = None
+) -> tuple[float, float]:
+    """Bounds of the (weighted) mean of the true shares, whatever the rows of a client have to do with its share.
+
+    The measured mean varies most, about a true mean, when the shares are as near to one half as their own rows allow,
+    those of few rows first: with that variance it is tested as one share of as many rows as would vary so much (Korn
+    and Graubard 1998). Clients of few rows that are all right thus leave open that they were lucky.
+    """
+    n = rows.size
+    w = np.full(n, 1 / n) if weights is None else weights / weights.sum()
+    found = float(w @ (right / rows))
+    low, high = exact(right, rows, BOX * tail / n)
+    pull = rows / w  # the share at a price l of the mean is (1 - l pull) / 2, kept within its box
+
+    def variance(means: np.ndarray) -> np.ndarray:
+        least, most = np.full(means.size, -1 / pull.min()), np.full(means.size, 1 / pull.min())
+        for _ in range(50):
+            price = (least + most) / 2
+            shares = np.clip((1 - price[:, None] * pull) / 2, low, high)
+            above = shares @ w > means
+            least, most = np.where(above, price, least), np.where(above, most, price)
+        return (shares * (1 - shares)) @ (w**2 / rows)
+
+    def chance(means: np.ndarray, at_least: bool) -> np.ndarray:
+        """Of a measured mean as far up (or down) as this one."""
+        count = means * (1 - means) / np.maximum(variance(means), TINY)
+        share = found if at_least else 1 - found
+        x = share * count
+        return scipy.special.betainc(np.maximum(x, TINY), count - x + 1, means if at_least else 1 - means)
+
+    def bound(at_least: bool) -> float:
+        edge = float(w @ (low if at_least else high))
+        ends = (edge, found)
+        for _ in range(3):
+            grid = np.linspace(*ends, 18)
+            inner = grid[1:-1]
+            possible = np.r_[False, chance(inner, at_least) >= (1 - BOX) * tail, True]
+            first = int(np.argmax(possible))
+            ends = (grid[first - 1], grid[first])
+        return float(ends[0])
+
+    return (bound(True) if found > 0 else 0.0), (bound(False) if found < 1 else 1.0)
+
+
+def bounds_of_mean(parts: Sequence[Evidence], tail: float) -> tuple[float, float]:
+    """Of the mean over the clients of all parts. Where it is not of shares, by how far each part may be off (MOVER; Zou
+    and Donner 2008, "Construction of confidence limits about effect measures")."""
+    counts = [part.counts for part in parts if part.counts is not None]
+    if counts:
+        right, rows = (np.concatenate(side) for side in zip(*counts, strict=True))
+        return mean_share(right, rows, tail)
+    errors = [part.apart(tail) for part in parts if part.apart is not None]
+    below, above = (float(np.linalg.norm(np.concatenate(side))) for side in list(zip(*errors, strict=True))[:2])
+    found, n = sum(float(part.value.sum()) for part in parts), sum(part.value.size for part in parts)
+    low, high = found - below, found + sum(error.short for error in errors) + above
+    first, last = parts[0].edges
+    return max(low / n, first), min(high / n, last)
+
+
+def of_shares(right: np.ndarray, rows: np.ndarray) -> Evidence:
+    """Of `rows` rows that many are right: binomial. Neither needs to be a whole number, where rows count as fewer."""
+    betaln = scipy.special.betaln
+    r, m = right.astype(np.float64), rows.astype(np.float64)
+    wrong = m - r
+    smooth = (r + 0.5) / (m + 1)
+    pooled = (r.sum() + 0.5) / (m.sum() + 1)
+    whole = np.maximum(np.floor(m + 1e-9), 1).astype(np.int64)
+
+    def around(centre: np.ndarray, scatter: np.ndarray) -> np.ndarray:
+        a, b = centre * scatter, (1 - centre) * scatter
+        return betaln(a + r[:, None], b + wrong[:, None]) - betaln(a, b)
+
+    def draw_alone(rng: np.random.Generator, draws: int) -> tuple[Drawn, Drawn]:
+        shape = (draws, m.size)
+        below = np.where(r <= 0, 0.0, rng.beta(np.maximum(r, TINY), wrong + 1, shape))
+        return below, np.where(wrong <= 0, 1.0, rng.beta(r + 1, np.maximum(wrong, TINY), shape))
+
+    return Evidence(
+        value=r / m,
+        edges=(0.0, 1.0),
+        low=lambda tail: exact(r, m, tail)[0],
+        high=lambda tail: exact(r, m, tail)[1],
+        apart=None,
+        counts=(r, m),
+        centres=lambda count: np.unique([*np.linspace(smooth.min(), smooth.max(), count), pooled]),
+        scatters=(4.0, 12.0, 40.0, 150.0),
+        around=around,
+        at=lambda centre: r[:, None] * np.log(centre) + wrong[:, None] * np.log1p(-centre),
+        alone=betaln(1 + r, 1 + wrong),
+        draw_around=lambda rng, centre, scatter: rng.beta(centre * scatter + r, (1 - centre) * scatter + wrong),
+        draw_at=lambda rng, who: rng.beta(0.5 + who @ r, 0.5 + who @ wrong)[:, None],
+        draw_alone=draw_alone,
+        measure=lambda rng, truth, draws: rng.binomial(whole, truth, (draws, m.size)) / whole,
+    )
+
+
+def of_means(mean: np.ndarray, squares: np.ndarray, rows: np.ndarray, *, root: bool = False) -> Evidence:
+    """Each client's mean of numbers from zero up, such as losses or squared errors, and the mean of their squares.
+
+    Their mean is taken for a gamma variable, which it is for exponential losses and for squares of normal errors. How
+    far a client's numbers scatter is learnt from all of them, where it has few, and is never less than its own rows
+    say. `root`: the score is the mean's root.
+    """
+    gammaln = scipy.special.gammaln
+    m = rows.astype(np.float64)
+    x = np.maximum(mean, max(float(mean.max()), 1e-100) * 1e-9)
+    free = np.maximum(m - 1, 0)
+    ratio = np.maximum(squares - mean**2, 0) * m / np.maximum(free, 1) / x**2  # squared coefficient of variation
+    pooled = float(free @ ratio + DOUBT * USUAL) / (free.sum() + DOUBT)
+    pooled = max(pooled * (1 + 2 * pooled / m.mean()), 1e-12)  # the mean in the denominator errs too
+    pooled *= 1 + max(pooled - USUAL, 0) / 2  # a heavy tail that shows is heavier than it shows
+    # The scatter of skewed rows is uncertain, for exponential ones as that of a quarter as many normal ones: a client's
+    # own counts fully only where it has many rows.
+    ratio = np.maximum((32 * pooled + free * ratio) / (32 + free), ratio * (1 + ratio / m))
+    shape = np.clip(m / ratio, 0.05, 1e9)
+    known = np.maximum(np.minimum(free.sum(), 32 + free) / (1 + 3 * ratio), LEAST_KNOWN)  # degrees of freedom of it
+    centre_of_all = float(np.exp(np.log(x).mean()))
+    common = float(shape @ x / shape.sum())
+    s, x_ = shape[:, None], x[:, None]
+    constant = s * np.log(s) + (s - 1) * np.log(x_) - gammaln(s)
+    score = np.sqrt if root else np.asarray
+
+    def around(centre: np.ndarray, scatter: np.ndarray) -> np.ndarray:
+        a, b = scatter, scatter * centre
+        return constant + a * np.log(b) + gammaln(a + s) - gammaln(a) - (a + s) * np.log(b + s * x_)
+
+    def shapes(rng: np.random.Generator, draws: int) -> np.ndarray:
+        return np.maximum(shape * (rng.chisquare(known, (draws, m.size)) / known), 0.2)
+
+    def draw_around(rng: np.random.Generator, centre: np.ndarray, scatter: np.ndarray) -> Drawn:
+        drawn = shapes(rng, len(centre))
+        return score((scatter * centre + drawn * x) / rng.gamma(scatter + drawn))
+
+    def draw_at(rng: np.random.Generator, who: np.ndarray) -> Drawn:
+        drawn = shapes(rng, len(who)) * who
+        return score((drawn @ x) / np.maximum(rng.gamma(np.maximum(drawn.sum(1), 0.05)), TINY))[:, None]
+
+    def draw_alone(rng: np.random.Generator, draws: int) -> tuple[Drawn, Drawn]:
+        drawn = shapes(rng, draws)
+        own = score(drawn * x / np.maximum(rng.gamma(drawn), TINY))
+        return own, own
+
+    def own(tail: float) -> np.ndarray:
+        """As if of so many fewer rows as Student's t is wider than the normal distribution."""
+        least = min(tail, 1 - tail)
+        fewer = np.maximum(shape * (scipy.special.ndtri(least) / student(least)) ** 2, 0.05)
+        return score(x * fewer / np.maximum(scipy.special.gammaincinv(fewer, 1 - tail), TINY))
+
+    def apart(tail: float) -> Apart:
+        y = score(x)
+        error = y / np.sqrt(shape) / (2 if root else 1)
+        # The root of a mean of few rows is too small on average.
+        short = y * np.exp(gammaln(shape) + np.log(shape) / 2 - gammaln(shape + 0.5)) - y if root else np.zeros(m.size)
+        if m.size < PEERS:
+            above = np.maximum(own(1 - tail) - y, 0)
+            return Apart(np.maximum(y - own(tail), student(tail) * error), above, float(short.sum()))
+        total, spread = float(y.sum()), float(np.linalg.norm(error))
+        all_of_them = (total / max(spread, TINY)) ** 2 * (scipy.special.ndtri(tail) / student(tail).max()) ** 2
+        above = total * all_of_them / scipy.special.gammaincinv(all_of_them, tail) - total
+        return Apart(np.array([student(tail).max() * spread]), np.array([above]), float(short.sum()))
+
+    def student(tail: float) -> np.ndarray:
+        return -scipy.special.stdtrit(known, tail)
+
+    return Evidence(
+        value=score(mean),
+        edges=(0.0, math.inf),
+        low=own,
+        high=lambda tail: own(1 - tail),
+        apart=apart,
+        counts=None,
+        centres=lambda count: np.unique([*np.geomspace(x.min(), x.max(), count), common]),
+        scatters=(2.0, 6.0, 20.0, 75.0),
+        around=around,
+        at=lambda centre: constant - s * np.log(centre) - s * x_ / centre,
+        alone=around(np.array([centre_of_all]), np.array([1.0]))[:, 0],
+        draw_around=draw_around,
+        draw_at=draw_at,
+        draw_alone=draw_alone,
+        measure=lambda rng, truth, draws: truth * score(rng.gamma(shape, size=(draws, m.size)) / shape),
+    )
+
+
+def of_errors(
+    value: np.ndarray, error: np.ndarray, rows: np.ndarray, *, edges: tuple[float, float] = (-math.inf, math.inf)
+) -> Evidence:
+    """Each client's score and its standard error, whatever the score is: normal.
+
+    An infinite error: the client's rows say nothing of its score, which may be anything between the edges.
+    """
+    blind = np.isinf(error)
+    spread = float(np.ptp(value))
+    least = max(spread, float(np.abs(value).max()), TINY) * 1e-6
+    usual = float(np.median(error[~blind])) if not blind.all() else edges[1] - edges[0]
+    e = np.where(blind, edges[1] - edges[0], np.maximum(error, max(usual / 10, least)))
+    free = np.where(blind, 100.0, np.maximum(rows - 1.0, 1.0))
+    precise = 1 / e**2
+    wide = math.hypot(spread, usual)
+    common = float(precise @ value / precise.sum())
+
+    def log_normal(away: np.ndarray, variance: np.ndarray) -> np.ndarray:
+        return -(away**2) / variance / 2 - np.log(variance) / 2
+
+    def around(centre: np.ndarray, scatter: np.ndarray) -> np.ndarray:
+        return log_normal(value[:, None] - centre, (e**2)[:, None] + (wide * scatter) ** 2)
+
+    def scaled(rng: np.random.Generator, draws: int) -> np.ndarray:
+        return e * np.sqrt(free / rng.chisquare(free, (draws, e.size)))  # errors are estimates too: Student's t
+
+    def kept(drawn: np.ndarray) -> np.ndarray:
+        return np.clip(drawn, *edges)
+
+    def draw_around(rng: np.random.Generator, centre: np.ndarray, scatter: np.ndarray) -> Drawn:
+        own, theirs = scaled(rng, len(centre)) ** -2, (wide * scatter) ** -2
+        middle = (own * value + theirs * centre) / (own + theirs)
+        return kept(middle + rng.normal(size=middle.shape) / np.sqrt(own + theirs))
+
+    def draw_at(rng: np.random.Generator, who: np.ndarray) -> Drawn:
+        weight = np.maximum(who @ precise, TINY)
+        return kept((who @ (precise * value)) / weight + rng.normal(size=len(who)) / np.sqrt(weight))[:, None]
+
+    def draw_alone(rng: np.random.Generator, draws: int) -> tuple[Drawn, Drawn]:
+        own = kept(value + scaled(rng, draws) * rng.normal(size=(draws, e.size)))
+        return own, own
+
+    def own(tail: float) -> np.ndarray:
+        anything = edges[0] if tail < 0.5 else edges[1]
+        return np.where(blind, anything, kept(value + e * scipy.special.stdtrit(free, tail)))
+
+    def apart(tail: float) -> Apart:
+        far = np.where(blind, edges[1] - edges[0], -scipy.special.stdtrit(free, tail) * e)
+        return Apart(far, far, 0.0)
+
+    return Evidence(
+        value=value,
+        edges=edges,
+        low=own,
+        high=lambda tail: own(1 - tail),
+        apart=apart,
+        counts=None,
+        centres=lambda count: np.unique([*np.linspace(value.min(), value.max(), count), common]),
+        scatters=(0.5, 0.2, 0.07, 0.02),
+        around=around,
+        at=lambda centre: log_normal(value[:, None] - centre, (e**2)[:, None]),
+        alone=log_normal(value - float(np.median(value)), e**2 + (2 * wide) ** 2),
+        draw_around=draw_around,
+        draw_at=draw_at,
+        draw_alone=draw_alone,
+        measure=lambda rng, truth, draws: kept(truth + e * rng.standard_t(free, (draws, e.size))),
+    )
