@@ -68,8 +68,11 @@ def test_keys_for_trials(tmp_path):
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["localhost", "fed.example.org"]
     assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.0.0.7"]
-    secrets = [tmp_path / "k" / name for name in ("ca.key", "server.key", "sites/north", "sites/south")]
-    assert [stat.S_IMODE(path.stat().st_mode) for path in secrets] == [0o600] * 4
+    assert not (tmp_path / "k" / "ca.key").exists()  # nobody can make another certificate in its name
+    assert "the server gets ca.crt, server.crt, server.key and sites/*.pub, and no other file" in text
+    assert "delete it here: sites/north, sites/south" in text
+    secrets = [tmp_path / "k" / name for name in ("server.key", "sites/south", "sites/north")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in secrets] == [0o600] * 3
     key = load_ssh_private_key(secrets[2].read_bytes(), None)
     assert key.curve.name == "secp384r1"
     before = secrets[2].read_bytes(), (tmp_path / "k" / "server.crt").read_bytes()
@@ -84,18 +87,21 @@ def test_encryption_and_authentication_unless_asked_otherwise(tmp_path):
     from equipoise.deploy.operations import keys, launch
 
     keys.make(tmp_path, ["north"])
-    link = launch.superlink("0.0.0.0", 8000, tmp_path)
+    at = launch.Operator(tmp_path)
+    link = launch.superlink("0.0.0.0", 8000, tmp_path, at)
+    assert link[link.index("--operator") + 1] == str(at.socket)
+    assert {"--superexec-auth-secret-file", "--keys"} <= {*link}
     assert {"--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--enable-supernode-auth"} <= {*link}
     assert "--insecure" not in link
     node = launch.supernode("host:1", 2, {"site": "north", "data": "x y.csv"}, tmp_path)
     assert {"--root-certificates", "--auth-supernode-private-key"} <= {*node}
     assert node[node.index("--node-config") + 1] == "site='north' data='x y.csv'"
     assert "--insecure" not in node
-    assert "--insecure" in launch.superlink("127.0.0.1", 8000, None)
+    assert "--insecure" in launch.superlink("127.0.0.1", 8000, None, at)
     assert Path(link[2]).name == "superlink.py"  # the one that holds pulls
     assert "--database" not in link
-    stock = launch.superlink("127.0.0.1", 8000, tmp_path, database=tmp_path / "state.db")
-    assert stock[0] == "flower-superlink"
+    stock = launch.superlink("0.0.0.0", 8000, tmp_path, launch.Operator(tmp_path, 9000), database=tmp_path / "state.db")
+    assert stock[stock.index("--host") + 1 :][:3] == ["127.0.0.1", "--port", "9000"]  # all but the sites' API
     assert "--database" in stock
     assert "--insecure" in launch.supernode("host:1", 2, {"site": "north"}, None)
     with pytest.raises(InputError, match="there is no key"):
@@ -246,6 +252,75 @@ def test_the_live_page_is_served_on_this_machine_only(tmp_path):
         assert httpx.get(address + "../../etc/passwd").status_code == 404
     with pytest.raises(httpx.ConnectError):
         httpx.get(address)
+
+
+@needs_flower
+def test_the_live_page_answers_under_its_own_name_only(tmp_path):
+    """A page elsewhere may have its name point to this machine, and read what is served under that name."""
+    import httpx
+
+    from equipoise.deploy.operations.page import live_page
+
+    (tmp_path / "status.json").write_text("{}")
+    with live_page(tmp_path) as address:
+        port = httpx.URL(address).port
+        for path in ("", "status.json"):
+            codes = {
+                host: httpx.get(address + path, headers={"Host": host}).status_code
+                for host in (f"localhost:{port}", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1.evil:{port}", "[x")
+            }
+            assert [*codes.values()] == [200, 403, 403, 403, 403], codes
+        twice = httpx.get(address, headers=[("Host", f"127.0.0.1:{port}"), ("Host", "evil.example")])
+        assert twice.status_code == 403
+
+
+@needs_flower
+def test_a_key_is_registered_replaced_and_revoked(tmp_path):
+    from equipoise.deploy.operations import keys
+
+    k, own = tmp_path / "k", tmp_path / "own"
+    assert said("keys", k)[0] == 2
+    keys.make(k, ["north", "south"])
+    keys.make(own, ["west", "other"])
+    assert said("keys", k, "--add", f"west={own / 'sites' / 'west.pub'}")[0] == 0
+    assert not (k / "sites" / "west").exists()  # its private key stays where it was made
+    for words, sentence in [
+        (("--add", f"west={own / 'sites' / 'other.pub'}"), "'west' has a key already"),
+        (("--add", f"east={own / 'sites' / 'west.pub'}"), "is the key of 'west'; each site needs a key of its own"),
+        (("--add", f"east={k / 'server.crt'}"), "holds no public key"),
+        (("--add", "east"), "give NAME=FILE.pub"),
+        (("--revoke", "east"), "has no key of 'east'; it has north, south, west"),
+    ]:
+        code, text = said("keys", k, *words)
+        assert code == 2
+        assert sentence in text
+    before = keys.names(k)
+    assert said("keys", k, "--rotate", f"west={own / 'sites' / 'other.pub'}", "--rotate", "north")[0] == 0
+    code, text = said("keys", k, "--revoke", "south")
+    assert code == 0
+    assert "south joins" not in text
+    after = keys.names(k)
+    assert after.keys() == {"north", "west"}
+    assert {*before.values()}.isdisjoint(after.values())
+    code, text = said("keys", k, "--add", f"east={own / 'sites' / 'west.pub'}")
+    assert code == 2
+    assert "is a key that was revoked" in text
+
+
+@needs_flower
+def test_a_server_without_a_key_for_one_of_its_sites_says_so(tmp_path):
+    from equipoise.deploy.operations import commands, keys
+
+    keys.make(tmp_path, ["north", "south"])
+    told, heard = config.parse(silos.settings()), []
+    settings = commands.ServerSettings(tmp_path / "state", tmp_path)
+    with pytest.raises(InputError, match="has no key for east, so nobody could join under that name"):
+        commands.check_who_may_join(told, settings, heard.append)
+    keys.make(tmp_path, ["east"])
+    commands.check_who_may_join(told, settings, heard.append)
+    assert heard == ["may join, each with its own key: east, north, south"]
+    commands.check_who_may_join(told, settings._replace(keys=None, host="0.0.0.0"), heard.append)
+    assert "lets whoever reaches it join under any name" in heard[1]
 
 
 @needs_flower

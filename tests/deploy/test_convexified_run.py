@@ -163,6 +163,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.thorough(witness="::test_both_stages_are_as_on_one_machine")
 def test_other_kinds_as_on_one_machine(name, tmp_path):
     told = convex(**OTHERS[name])
     if told["algorithm"]["name"] == "scaffpd_model":
@@ -173,6 +174,7 @@ def test_other_kinds_as_on_one_machine(name, tmp_path):
     assert (over.path / records.STAGE_1).is_dir() == (told["convexify"].get("rounds") != 0)
 
 
+@pytest.mark.thorough(witness="experiment/test_convexify.py::test_a_given_network_is_taken")
 def test_a_network_that_is_given_is_sent_to_the_sites_in_single_precision(pair, tmp_path):
     there = str(pair.local.path / records.STAGE_1)
     over, local = both(tmp_path, convex(convexify={"network": there}, run={"rounds": 1, "precision": "float32"}))
@@ -185,6 +187,9 @@ def test_a_network_that_is_given_is_sent_to_the_sites_in_single_precision(pair, 
     np.testing.assert_array_equal(theta, want.astype(np.float32))
 
 
+@pytest.mark.thorough(
+    witness="deploy/test_secure_run.py::test_masked_as_on_one_machine_with_a_certificate_and_no_site_s_own_number"
+)
 def test_masked_sums(tmp_path):
     """Of the features too the server learns sums over the sites, and no site's own."""
     told = secure_settings(model=NETWORK, convexify=CONVEXIFY, run={"rounds": 1})

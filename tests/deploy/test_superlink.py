@@ -78,7 +78,7 @@ def message(node=7, number="m"):
 
 
 def reply(to, number="r"):
-    metadata = Metadata(reply_to_message_id=to, message_id=number)
+    metadata = Metadata(reply_to_message_id=to, message_id=number, src_node_id=7)
     return PushMessagesRequest(node=Node(node_id=7), messages_list=[Message(metadata=metadata)])
 
 
@@ -214,6 +214,38 @@ def test_the_server_is_told_which_nodes_stay():
         assert await nodes(app) is None
 
     run(main())
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_is_larger_than_a_sites_request_is_not_read(told, monkeypatch):
+    """By what it says of its length, and where it says nothing, as soon as it is too long."""
+    monkeypatch.setattr(superlink, "LARGEST", 100)
+    store, given, said = Store(), [], []
+
+    async def receive():
+        given.append(b"x" * 60)
+        return {"type": "http.request", "body": given[-1], "more_body": True}
+
+    async def send(event):
+        said.append(event)
+
+    headers = [(b"content-length", b"101")] if told else []
+    door = superlink.SitesDoor(HeldPulls(store), None)
+    scope = {"type": "http", "method": "POST", "path": FLEET + "push-messages", "headers": headers}
+    run(door(scope, receive, send))
+    assert said[0]["status"] == 413
+    assert len(given) == (0 if told else 2)
+    assert store.asked == []
+    assert door.refused == {"requests that are larger than a site's can be": 1}
+
+
+def test_kinds_of_refusals_are_bounded(monkeypatch):
+    """Their counts travel in a header."""
+    monkeypatch.setattr(superlink, "KINDS", 2)
+    door = superlink.SitesDoor(Store(), None)
+    for why in "abcda":
+        door.note({"path": "/", "method": "GET"}, why)
+    assert door.refused == {"a": 2, "b": 1, "requests of still other kinds": 2}
 
 
 def test_numbers_that_are_none_are_no_wait():

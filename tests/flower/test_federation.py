@@ -9,8 +9,11 @@ whatever is started is ended.
 import json
 import os
 import re
+import shutil
 import signal
+import ssl
 
+import httpx
 import numpy as np
 import pytest
 import safetensors
@@ -199,6 +202,27 @@ def test_a_site_that_is_killed_leaves_nothing_and_without_its_memory_it_refuses(
     wild.await_event("north", "refused", "'north' does not remember what it did in")
     now = wild.rows()[-1].round
     wild.until(lambda: wild.rows()[-1].round > now and None not in wild.rows()[-1].loss)  # all are heard again
+
+
+def test_a_site_that_lost_its_folder_is_taken_back_without_a_restart(wild, federation):
+    federation.faults_are()
+    federation.sites["north"].stop()
+    shutil.rmtree(federation.folder / "flower-sites" / "north")
+    federation.start("north")
+    wild.await_event("north", "refused", "'north' has not been told the agreement")
+    now = wild.rows()[-1].round
+    wild.until(lambda: wild.rows()[-1].round > now and None not in wild.rows()[-1].loss)
+
+
+def test_an_outsider_is_refused_and_named_in_status_and_log(wild, federation):
+    trust = ssl.create_default_context(cafile=federation.folder / "keys" / "ca.crt")
+    for path in ("control/start-run", "control/register-node"):
+        assert httpx.post(f"https://127.0.0.1:{federation.port}/v1/{path}", verify=trust).status_code == 404
+    wild.await_event("", "outsider", "requests for what is not the sites' API")
+    found = json.loads((wild.folder / "status.json").read_text())
+    assert found["refused"] == {"requests for what is not the sites' API": 2}
+    logs = [path.read_text() for path in federation.folder.rglob("superlink.log")]
+    assert any("/v1/control/register-node" in log for log in logs)
 
 
 def test_nobody_was_held_up_until_the_time_out(wild, federation):

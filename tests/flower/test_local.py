@@ -17,6 +17,7 @@ from tests.flower.federation import LONG, assert_as_on_one_machine, bytes_of, no
 from tests.flower.processes import Command, left, started_in, until
 
 
+@pytest.mark.thorough(witness="flower/test_federation.py::test_a_run_that_was_resumed_has_the_numbers_of_one_machine")
 def test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing(tmp_path):
     """With the default method: it resumes after Ctrl-C, gives the simulator's numbers, and ends all that it started."""
     settings = silos.settings(run={"rounds": 8, "evaluate_every": 1})
@@ -47,7 +48,7 @@ def test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing(tmp_path):
     assert all("server was started again" in event for event in over.outcome.events)
     text = (tmp_path / "local.log").read_text()
     assert "one process that stays (warm)" in text
-    assert nobody_listens(int(text.split("--port ")[1].split()[0]))
+    assert nobody_listens(int(text.split("--sites-port ")[1].split()[0]))
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     exchanges = [line for line in lines if line["kind"] == "exchange"]
     ends = [datetime.fromisoformat(line["time"]).timestamp() for line in exchanges]

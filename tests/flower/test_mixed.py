@@ -10,6 +10,7 @@ from tests.flower.federation import HURRIED, LONG, OBJECTS, Federation
 from tests.flower.processes import kill, left
 
 
+@pytest.mark.thorough(witness="deploy/test_transport.py::test_where_flower_has_changed_a_site_becomes_flowers_own_node")
 def test_flowers_own_nodes_work_beside_sites_that_stay_and_very_large_messages_go_as_objects(tmp_path):
     federation = Federation(tmp_path)
     try:

@@ -49,6 +49,9 @@ def settings():
     }
 
 
+@pytest.mark.thorough(
+    witness="deploy/test_secure_run.py::test_masked_as_on_one_machine_with_a_certificate_and_no_site_s_own_number"
+)
 def test_two_of_five_are_killed_and_the_sums_are_the_simulator_s_and_nobody_s_numbers_cross(tmp_path):
     """One dies in the middle of an exchange, another after it answered, when the sum is to be opened."""
     write_silos(tmp_path / "silos")

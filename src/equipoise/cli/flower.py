@@ -42,14 +42,23 @@ State = Annotated[Path, typer.Option(help="Where Flower's settings, logs and the
 
 @flower_app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(help="The folder to write.")],
-    sites: Annotated[str, typer.Option(help="Names, such as north,south.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of the keys.")],
+    sites: Annotated[str, typer.Option(help="Names to make keys for, such as north,south.")] = "",
     host: Annotated[list[str] | None, typer.Option(help="A name or address of the server; repeatable.")] = None,
     days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 30,
+    add: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILE.pub: the public key of a site that made its own; repeatable.")
+    ] = None,
+    revoke: Annotated[list[str] | None, typer.Option(help="NAME: its key is not taken any longer; repeatable.")] = None,
+    rotate: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME or NAME=FILE.pub: another key, made here or by the site; repeatable."),
+    ] = None,
 ) -> None:
-    """Make a certificate authority, a server certificate and a key for every site, FOR TRIALS.
+    """Say who may join under which name: make keys FOR TRIALS, register, replace or revoke the sites' own.
 
-    Whoever has ca.key can pass for the server; whoever has sites/NAME can pass for that site.
+    A server that runs takes changes at once. Without options it says who holds what. Whoever has sites/NAME can pass
+    for that site.
 
     Example: equipoise flower keys keys --sites north,south --host fed.example.org
     """
@@ -58,10 +67,26 @@ def keys(
         from equipoise.deploy.operations import keys as made
 
         names = [name.strip() for name in sites.split(",") if name.strip()]
-        require(names, "--sites names nobody; give names, such as --sites north,south")
         require(1 <= days <= 36500, f"--days is {days}; give how long the certificates are valid, from 1 to 36500")
-        made.make(folder, names, hosts=host or (), days=days)
-        say(f"{folder}: for trials. The server needs all but sites/NAME; a site needs ca.crt and its own sites/NAME.")
+        there = (folder / made.SITES).is_dir()
+        require(names or add or there, f"{folder} has no keys yet; name the sites, such as --sites north,south")
+        if names:
+            made.make(folder, names, hosts=host or (), days=days)
+            say(f"{folder}: made for trials")
+        for given in add or ():
+            name, _, file = given.partition("=")
+            require(name and file, f"--add is {given!r}; give NAME=FILE.pub, such as north=north.pub")
+            made.add(folder, name, Path(file))
+            say(f"{name}: registered")
+        for given in rotate or ():
+            name, _, file = given.partition("=")
+            made.rotate(folder, name, Path(file) if file else None)
+            say(f"{name}: has another key; give the other sites its new {made.SITES}/{name}.pub if sums are masked")
+        for name in revoke or ():
+            made.revoke(folder, name)
+            say(f"{name}: revoked; a server that runs refuses it from now on")
+        for sentence in made.holders(folder):
+            say(f"- {sentence}")
 
 
 @flower_app.command()

@@ -9,6 +9,8 @@ What = Literal[
     "joined",  # a site was found, at the start or after it had been away
     "stranger",  # a node that is not one of the run's sites was turned away
     "double",  # a second node with a site's name was turned away
+    "false name",  # a node whose key is registered under another name was turned away
+    "outsider",  # requests were refused at the server's port
     "absent",  # nobody could be asked for this site
     "late",  # no reply within the time-out
     "failed",  # the site raised, or its process died

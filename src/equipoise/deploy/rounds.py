@@ -22,7 +22,7 @@ from jaxtyping import Int, PyTree
 
 from equipoise.deploy.events import GivenUp, Ledger, Outcome, Traffic, What
 from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
-from equipoise.deploy.network.envelope import NAME, START, Address, address, mark
+from equipoise.deploy.network.envelope import NAME, NOT_TOLD, START, Address, address, mark
 from equipoise.deploy.network.transport import INLINE
 from equipoise.deploy.network.wire import Refusal, check_values, content_bytes, framing, pack, refuse_unless, unpack
 from equipoise.deploy.secure import MaskedExchange, Masking, SecureSums
@@ -330,6 +330,8 @@ def one_exchange(
             found: tuple[What, str] = ("broken", str(refusal)) if held else why_not(delivery)
             what, why = found
             federation.note(site, what, why)
+            if NOT_TOLD in why:
+                federation.tell_agreement(site)
             tally.broken[clients[s]] += what == "broken"
             if what == "late" and setup.note_under is None:
                 federation.suspect(site)

@@ -23,6 +23,8 @@ from equipoise.data.shards import Shards
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.client import Job
+from equipoise.deploy.network.envelope import NOT_TOLD
+from equipoise.deploy.network.wire import refuse_unless
 from equipoise.errors import not_none, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
@@ -131,7 +133,7 @@ def kept_features(folder: Path, made_of: list[Any], make: Callable[[], OwnerRows
 def read_agreement(folder: Path, name: str) -> Agreement:
     """What the site has been told before the first round."""
     path = folder / agreement.FILE
-    require(path.is_file(), f"'{name}' has not been told the agreement; it can take part when the run is resumed")
+    refuse_unless(path.is_file(), f"'{name}' {NOT_TOLD}; the server tells it again, and it goes on from there")
     return records.read_record(path, Agreement)
 
 

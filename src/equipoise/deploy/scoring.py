@@ -26,11 +26,13 @@ from jaxtyping import Float, Int
 
 from equipoise import evaluation
 from equipoise.algorithms.scaffpd_sums import LEAST_TILT, MOST_TILT
+from equipoise.certificates import resolution
 from equipoise.cohorts import everyone
 from equipoise.evaluation import PerClient
 from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, Cohort, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.tasks import Convexity
 
 
 class Tilt(NamedTuple):
@@ -145,7 +147,7 @@ class Summed(NamedTuple):
     level: float  # to send next time
 
 
-def read_sums(table: SumTable, tilt: Tilt, level: float, *, n: int, mu: float | None) -> Summed:
+def read_sums(table: SumTable, tilt: Tilt, level: float, *, n: int, mu: Convexity | None) -> Summed:
     """The objective and its certificate are those of all n sites, or not known."""
     sums: Any = jax.tree.map(lambda a: np.asarray(a, np.float64), table)
     count = round(float(sums.sites))
@@ -161,4 +163,6 @@ def read_sums(table: SumTable, tilt: Tilt, level: float, *, n: int, mu: float | 
     if not tilt.known or count < n or not in_range:
         return Summed(np.nan, np.nan, scores, new)
     slope = sums.gradient / sums.tilted
-    return Summed(objective, float(slope @ slope / (2 * mu)) if mu else np.nan, scores, new)
+    gap = np.nan if mu is None else float(np.sum(slope**2 / np.asarray(mu)) / 2)
+    # What sites computed is known up to rounding, and so is what is certified.
+    return Summed(objective, gap + resolution(table.loss.dtype) * abs(objective), scores, new)

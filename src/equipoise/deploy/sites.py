@@ -58,6 +58,8 @@ class ConnectedSites:
         self.sites = tuple(sites or ())
         self.anyone = sites is None  # while it is not decided yet who takes part
         self.nodes: dict[str, int] = {}  # site -> node
+        self.agreement = ""  # what all were told before the first round; who has lost it is told again
+        self.refused: dict[str, int] = {}  # what the SuperLink refused at its port so far, how often
         self.inline: set[int] = set()  # nodes that take messages with the content inside
         self.events: list[Event] = []
         self._last_event: dict[str, int] = {}  # site -> its last event, by its place among them
@@ -79,29 +81,30 @@ class ConnectedSites:
     def where(self, now: tuple[int, str]) -> None:
         self._where.now = now
 
-    def note(self, site: str, what: What, why: str) -> None:
+    def note(self, site: str, what: What, why: str, times: int = 1) -> None:
         if what == "network" and self.events and self.events[-1][:5] == (*self.where, site, what, why):
             return  # it is still down
-        event = self._add(site, what, why)
-        if event.times == 1:
+        event = self._add(site, what, why, times)
+        if event.times == times:
             log.log(logging.INFO if what == "joined" else logging.WARNING, "round %s %s: %s %s: %s", *event[:5])
 
     def warn(self, site: str, what: What, why: str) -> None:
         self._add(site, what, why)
         warnings.warn(why, FederationWarning, stacklevel=3)
 
-    def _add(self, site: str, what: What, why: str) -> Event:
-        """Adds an event, or counts one more of the site's last event if it is the same."""
-        event = Event(*self.where, site, what, why)
+    def _add(self, site: str, what: What, why: str, times: int = 1) -> Event:
+        """Adds an event, or counts it with the site's last event if it is the same."""
+        event = Event(*self.where, site, what, why, times, self.where[0] if times > 1 else None)
         self.observe({"kind": "event", **dict(zip(Event._fields[:5], event, strict=False))})
         with self._lock:
-            known = self._last_event.get(site, -1)
+            of = why if what == "outsider" else site  # whoever knocks in turn in two ways does not fill the list
+            known = self._last_event.get(of, -1)
             if known >= self.reported and self.events[known][3:5] == (what, why):
                 event = self.events[known]
-                event = event._replace(times=event.times + 1, last_round=self.where[0])
+                event = event._replace(times=event.times + times, last_round=self.where[0])
                 self.events[known] = event
             else:
-                self._last_event[site] = len(self.events)
+                self._last_event[of] = len(self.events)
                 self.events.append(event)
         return event
 
@@ -114,11 +117,22 @@ class ConnectedSites:
         except Exception as error:
             self.note("", "network", f"the nodes could not be listed ({type(error).__name__}: {error})")
             return
+        self._tell_refused(self.transport.door().refused)
         with self._lock:
             self._greet(present)
             self._hear()
 
+    def _tell_refused(self, refused: dict[str, int]) -> None:
+        """Notes what was refused at the server's port since the last look."""
+        before, self.refused = self.refused, refused
+        if refused != before:
+            self.observe({"kind": "refused", "refused": refused})
+        for why, times in refused.items():
+            if times > before.get(why, 0):
+                self.note("", "outsider", f"refused at the server's port: {why}", times - before.get(why, 0))
+
     def _greet(self, present: set[int]) -> None:
+        self._turned_away &= present  # one that comes again may have another name
         self.nodes = {site: node for site, node in self.nodes.items() if node in present}
         waiting = {node for node, _ in self._greeted.values()}
         new = sorted(present - set(self.nodes.values()) - self._turned_away - waiting)
@@ -151,6 +165,11 @@ class ConnectedSites:
             self.note("", what, why)
 
     def _admit(self, name: str, node: int) -> None:
+        names = self.transport.door().names
+        if names is not None and names.get(node) != name:
+            owner = f"the key of '{names[node]}'" if node in names else "a key that is not registered"
+            why = f"a node with {owner} says that it is '{name}'; it is turned away: a site has its own key and name"
+            return self._turn_away(name, node, "false name", why)
         if not self.anyone and name not in self.sites:
             why = f"'{name}' is not one of this run's sites ({', '.join(self.sites)}); it can join the next run"
             return self._turn_away(name, node, "stranger", why)
@@ -193,6 +212,12 @@ class ConnectedSites:
                     self._hear()
             else:
                 self.look()
+
+    def tell_agreement(self, site: str) -> None:
+        """For a site that has lost its folder; what it answers is not waited for."""
+        node = self.nodes.get(site)
+        if self.agreement and node is not None:
+            self._push([self._question("agreement", self.agreement, node, self.patience.question)])
 
     def suspect(self, site: str) -> None:
         """A site that did not answer is asked for its name again; until it says it, nobody waits for it."""
@@ -259,6 +284,7 @@ class ConnectedSites:
         """
         require(question.isidentifier(), f"'{question}' cannot be asked; give a name like 'statistics'")
         self.find(self.sites)
+        self.agreement = value if question == "agreement" else self.agreement
         self.where = (self.where[0], question)
         asked_for = [s for s in self.sites if not warm or self.nodes.get(s) in self.inline]
         found = [site for site in asked_for if site in self.nodes]

@@ -54,6 +54,7 @@ class Status(JsonRecord):
     bytes_up: int = 0
     transport: str = ""
     sites: dict[str, SiteStatus]
+    refused: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it: what was refused at the server's port, how often
     last_error: str = ""
 
     @property
@@ -154,10 +155,11 @@ def newest(folder: Path) -> Path:
 def describe(status: Status, folder: Path) -> str:
     """One line."""
     connected = sum(site.state == "connected" for site in status.sites.values())
+    refused = "".join(f"; refused at the server's port: {times:,} {why}" for why, times in status.refused.items())
     return (
         f"{folder}: {status.state}, round {status.round} of {status.rounds}, {connected} of {len(status.sites)} sites "
         f"connected{status.pace}, {status.bytes_down:,} bytes down, {status.bytes_up:,} up; as of {status.updated}; "
-        f"{status.transport}" + (f"; last error: {status.last_error}" if status.last_error else "")
+        f"{status.transport}{refused}" + (f"; last error: {status.last_error}" if status.last_error else "")
     )
 
 

@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from equipoise.deploy.network.wire import refuse_unless
 
+NOT_TOLD = "has not been told the agreement"  # in the refusal of a site that has lost its folder
 START = ""  # the mark of a client that has not been counted yet
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)  # of a run or a part: it becomes part of a file's name
 

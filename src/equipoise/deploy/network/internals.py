@@ -5,14 +5,16 @@ Importing this module fails where Flower has changed; `why_not_warm` says so, an
 
 # ruff: noqa: F401 - what is imported here is used by the modules beside this one
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
+import httpx
 from flwr.app import Error, Metadata
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.config import get_fab_config, get_fused_config_from_fab
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, SUPERLINK_NODE_ID, TIMESTAMP_HEADER, ErrorCode
 from flwr.common.serde import fab_from_proto, message_from_proto, message_to_proto, run_from_proto
-from flwr.proto.control_pb2 import RegisterNodeRequest
 from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
@@ -49,6 +51,17 @@ from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpI
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supernode.fleet_http_client import FleetHttpClient
+
+T = TypeVar("T")
+TIMEOUT = 30.0  # seconds, as Flower's own clients have it
+
+
+def over_socket(kind: type[T], path: Path, proof: Mapping[str, str], interceptors: Sequence[Any], **options: Any) -> T:
+    """One of Flower's clients whose server listens on a socket of the file system; `proof` goes with every request."""
+    client: Any = kind("http://localhost", interceptors=interceptors, **options)  # type: ignore[call-arg]
+    client._client.close()
+    client._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=TIMEOUT, headers=dict(proof))
+    return client
 
 
 def pull_message(tree: ObjectTree, number: str, node: Node, run: int, pull: Any, confirm: Any) -> Any:

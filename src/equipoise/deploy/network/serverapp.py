@@ -7,8 +7,9 @@ not its public interface; where they have changed, importing it fails and Flower
 """
 
 import hashlib
+import hmac
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +30,7 @@ from flwr.proto.runtime_pb2 import (
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+from flwr.supercore.interceptors.http.superexec_auth import SuperExecAuthHttpInterceptor
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -38,6 +40,8 @@ from equipoise.deploy.network import internals as flower
 from equipoise.errors import EquipoiseError
 
 RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at most
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+OPERATOR = "x-equipoise-operator"
 AWAY = (502, 503, 504)  # HTTP status: the SuperLink may be back soon
 
 
@@ -69,21 +73,24 @@ class LinkGrid:
 
 
 @contextmanager
-def started_run(address: str, certificates: bytes | None, app: Path, lost: threading.Event) -> Iterator[Any]:
+def started_run(socket: Path, secret: bytes, app: Path, lost: threading.Event) -> Iterator[Any]:
     """Starts a run of the app in a folder; gives the Grid over which it is served.
 
     Args:
-        address: HOST:PORT of the SuperLink.
-        certificates: whom to believe; None: no encryption.
+        socket: where the SuperLink listens for its operator.
+        secret: without it nobody is answered there, nor can take the run's task.
         app: what `flwr run` would take.
         lost: set by the caller when the SuperLink has ended: whatever waits for it raises LinkLost.
     """
-    insecure = certificates is None
+    # As `superlink.py` makes it, which is a program of its own.
+    proof = {OPERATOR: hmac.new(secret, OPERATOR.encode(), hashlib.sha256).hexdigest()}
+    executor = [
+        flower.RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+        SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE]),
+    ]
     try:
-        _start(address, certificates, app)
-        with RuntimeHttpClient.from_server_address(
-            address, insecure, certificates, [flower.RuntimeVersionHttpInterceptor(component_name="SuperExec")]
-        ) as finder:
+        _start(socket, proof, app)
+        with flower.over_socket(RuntimeHttpClient, socket, proof, executor) as finder:
             token = finder.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
     except httpx.HTTPStatusError as error:
         raise EquipoiseError(f"Flower's server refused the run: {error.response.text[-300:]}") from error
@@ -98,7 +105,7 @@ def started_run(address: str, certificates: bytes | None, app: Path, lost: threa
         flower.RuntimeVersionHttpInterceptor(component_name="flwr-serverapp"),
         RuntimeTokenHttpInterceptor(token),
     ]
-    client = RuntimeHttpClient.from_server_address(address, insecure, certificates, named, retry_invoker=retries)
+    client = flower.over_socket(RuntimeHttpClient, socket, proof, named, retry_invoker=retries)
     given = client.PullTaskInput(PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
     TaskIdentity.node_id = given.context.node_id
@@ -121,12 +128,11 @@ def started_run(address: str, certificates: bytes | None, app: Path, lost: threa
         # The connection stays: an evaluation that is still under way ends with the SuperLink.
 
 
-def _start(address: str, certificates: bytes | None, app: Path) -> None:
+def _start(socket: Path, proof: Mapping[str, str], app: Path) -> None:
     content = build_fab_from_disk(app)
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    with flower.ControlHttpClient.from_server_address(
-        address, certificates is None, certificates, [flower.RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
-    ) as control:
+    named = [flower.RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+    with flower.over_socket(flower.ControlHttpClient, socket, proof, named) as control:
         if not control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).HasField("run_id"):
             raise EquipoiseError("Flower's server did not start the run; its log says why")
 

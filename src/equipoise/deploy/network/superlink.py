@@ -1,27 +1,56 @@
-"""Flower's SuperLink with one layer more: a pull that asks to wait is answered as soon as there is something to pull.
+"""Flower's SuperLink with two doors: the sites' API for everybody outside, everything else for the operator alone.
 
-    python -P superlink.py ARGUMENTS OF flower-superlink
+    python -P superlink.py --sites-host HOST --sites-port PORT [--keys FOLDER] [--operator SOCKET] FLOWER'S ARGUMENTS
 
-It is started as a file, so that it loads Flower and nothing else of Equipoise. Nothing is stored or decided here: what
-is given out comes from Flower's own application, which authenticates the request. A node may wait when that application
-has accepted its key; it is asked again when a message has come for the node, and when the time is up.
+It is started as a file, so that it loads Flower and nothing else of Equipoise. What is given out comes from Flower's
+own application, which authenticates the request. Three layers stand around it:
+
+`SitesDoor`, on --sites-host and --sites-port, passes the routes of Flower's Fleet API on, for keys whose names are in
+FOLDER/sites (NAME.pub), and refuses, logs and counts everything else. The folder is read again when it changes: a key
+that is added is taken, one that is gone is refused from then on.
+
+`OperatorDoor` has all of Flower's API: on SOCKET, in a folder of the file system that only one user may enter, for
+requests that show they know the secret of --superexec-auth-secret-file; or, for Flower's own programs, which know
+neither, on --host and --port, for processes of the same user.
+
+`HeldPulls` lets a node wait whose key Flower has accepted; Flower is asked again when a message has come for the node,
+and when the time is up.
 
     x-equipoise-wait: 20    on a pull: wait up to 20 s
     x-equipoise-most: 8     on a pull of replies: at most 8 of those that are there, so that an answer stays small
     x-equipoise-nodes: 7,9  on the answer to a list of nodes: those that asked to wait, so they are sites that stay
+    x-equipoise-door: {..}  on the same answer, as JSON: whose key each node has, and what the sites' door refused
+    x-equipoise-operator: proof of the secret, on every request to SOCKET
 """
 
+import argparse
 import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-import flwr.superlink.main as superlink_main
 import uvicorn
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes, verify_signature
 from flwr.superlink.cli import flower_superlink
+
+log = logging.getLogger("equipoise.superlink")
 
 LONGEST = 25.0  # seconds of one wait, below the client's own time-out of 30
 RECHECK = 2.0  # seconds between two looks for what no push announces: nodes that are gone
@@ -29,6 +58,28 @@ RECHECK = 2.0  # seconds between two looks for what no push announces: nodes tha
 # at most.
 TOGETHER = (0.002, 0.1)
 REMEMBERED = 100_000  # replies that have come and were never asked for
+LARGEST = 64 << 20  # bytes of one request of a site; what is larger goes as several of Flower's objects
+REQUEST = 1 << 31  # bytes of one request of the operator
+LOOK = 0.5  # seconds between two looks at the folder of the sites' keys
+LINES, MINUTE = 20, 60.0  # lines about refused requests that are logged in so many seconds
+KINDS = 50  # of refusals that are counted each on its own: the counts travel in a header
+FLEET = "/v1/fleet/"
+SITES_API = frozenset(
+    FLEET + name
+    for name in (
+        "activate-node",
+        "deactivate-node",
+        "send-node-heartbeat",
+        "pull-messages",
+        "push-messages",
+        "pull-object",
+        "push-object",
+        "confirm-message-received",
+        "get-run",
+        "get-fab",
+    )
+)
+WITHOUT_KEYS = frozenset({FLEET + "register-node", FLEET + "unregister-node"})  # a node then registers itself
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -57,7 +108,9 @@ class HeldPulls:
             return await self.app(scope, receive, self.with_nodes(send))
         if not path.endswith(("/pull-messages", "/push-messages")):
             return await self.app(scope, receive, send)
-        body = await read(receive)
+        body = await read(receive, REQUEST)
+        if body is None:
+            return await answer(send, 413, "the request is too large")
         match path:
             case "/v1/runtime/push-messages":
                 await self.app(scope, once(body), send)
@@ -65,8 +118,11 @@ class HeldPulls:
                 self.unread += nodes
                 self.wake(("node", node) for node in nodes)
             case "/v1/fleet/push-messages":
+                request = PushMessagesRequest.FromString(body)
+                if any(m.metadata.src_node_id != request.node.node_id for m in request.messages_list):
+                    return await answer(send, 403, "a node answers its own messages only")
                 await self.app(scope, once(body), send)
-                replied = [m.metadata.reply_to_message_id for m in PushMessagesRequest.FromString(body).messages_list]
+                replied = [m.metadata.reply_to_message_id for m in request.messages_list]
                 self.ready |= dict.fromkeys(replied)
                 while len(self.ready) > REMEMBERED:
                     del self.ready[next(iter(self.ready))]
@@ -203,6 +259,227 @@ class HeldPulls:
                 event.set()
 
 
+class Roster:
+    """Who may join under which name: FOLDER/sites/NAME.pub, read again when the folder changes."""
+
+    def __init__(self, folder: Path, state: Any):
+        """`state` is Flower's, which is told the keys."""
+        self.folder, self.state = folder, state
+        self.names: dict[bytes, str] = {}  # key -> name
+        self.revoked: dict[bytes, str] = {}
+        self.version: Any = None
+        self.looked = -LOOK
+        self.look()
+
+    def look(self) -> None:
+        """Takes the keys that have come, and lets go of the nodes whose key has gone."""
+        now = time.monotonic()
+        if now - self.looked < LOOK:
+            return
+        self.looked = now
+        folders = [self.folder / kind for kind in ("sites", "revoked")]
+        files = [path for folder in folders for path in folder.glob("*.pub")]
+        version = {str(path): path.stat().st_mtime_ns for path in files if path.exists()}
+        if version == self.version:
+            return
+        self.version, before = version, self.names
+        self.revoked = {key: path.stem.rpartition("-")[0] for path, key in self.keys("revoked")}
+        found = [(path.stem, key) for path, key in self.keys("sites")]
+        times = Counter(key for _, key in found)
+        for name, key in found:
+            if times[key] > 1:
+                log.error("the key of '%s' is another site's too; neither is taken", name)
+            elif key in self.revoked:
+                log.error("the key of '%s' was revoked; it is not taken", name)
+        self.names = {key: name for name, key in found if times[key] == 1 and key not in self.revoked}
+        for key in self.names.keys() - before.keys():
+            with suppress(ValueError):  # Flower knows it already
+                self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+            log.info("the key of '%s' is registered", self.names[key])
+        for key in before.keys() - self.names.keys():
+            node = self.state.get_node_id_by_public_key(key)
+            if node is not None:
+                self.state.deactivate_node(node)
+            log.warning("the key of '%s' is not taken any longer", before[key])
+
+    def keys(self, kind: str) -> list[tuple[Path, bytes]]:
+        found = []
+        for path in sorted((self.folder / kind).glob("*.pub")):
+            try:
+                key = load_ssh_public_key(path.read_bytes())
+                if not isinstance(key, ec.EllipticCurvePublicKey):
+                    raise TypeError(type(key).__name__)
+                found.append((path, public_key_to_bytes(key)))
+            except Exception as error:  # one bad file does not keep the others out
+                log.error("%s is no public key of an EC kind (%s); it is not taken", path, error)
+        return found
+
+    def nodes(self) -> dict[int, str]:
+        """node -> the name of its key."""
+        self.look()
+        found = {self.state.get_node_id_by_public_key(key): name for key, name in self.names.items()}
+        return {node: name for node, name in found.items() if node is not None}
+
+
+class SitesDoor:
+    """All that is to be had from outside: the sites' API, for those whose keys are known by name."""
+
+    def __init__(self, app: App, roster: Roster | None):
+        """Without a roster there is no authentication: nodes register themselves."""
+        self.app, self.roster = app, roster
+        self.routes = SITES_API | (WITHOUT_KEYS if roster is None else frozenset())
+        self.refused: Counter[str] = Counter()  # sentence -> requests
+        self.lines, self.since, self.unsaid = 0, 0.0, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"the sites' door takes no {scope['type']}")
+        path = scope["path"]
+        as_written = scope.get("raw_path") in (None, path.encode())  # no second way to write a route
+        if scope["method"] != "POST" or path not in self.routes or not as_written:
+            return await self.refuse(scope, send, 404, "requests for what is not the sites' API")
+        key = public_key(scope)
+        if self.roster is not None:
+            self.roster.look()
+            if key not in self.roster.names:
+                was = self.roster.revoked.get(key)
+                what = "an unknown key" if was is None else f"the revoked key of '{was}'"
+                return await self.refuse(scope, send, 403, f"requests with {what}")
+            if not signed(scope, key):  # before anything of it is read: public keys are no secret
+                why = f"requests in the name of '{self.roster.names[key]}' that its key did not sign"
+                return await self.refuse(scope, send, 401, why)
+        body = None if length(scope) > LARGEST else await read(receive, LARGEST)
+        if body is None:
+            return await self.refuse(scope, send, 413, "requests that are larger than a site's can be")
+        ended = False
+
+        async def checked(event: Event) -> None:
+            nonlocal ended
+            if event["type"] == "http.response.start":
+                if self.roster is not None:
+                    self.roster.look()  # a pull may have waited while its key was revoked
+                    if key not in self.roster.names:
+                        ended = True
+                        return await self.refuse(scope, send, 403, "requests with a key that was revoked meanwhile")
+                self.count(scope, key, event["status"])
+            if not ended:
+                await send(event)
+
+        return await self.app(scope, once(body, receive), checked)
+
+    def count(self, scope: Scope, key: bytes, status: int) -> None:
+        """What Flower refused, where it says something about who asks."""
+        if self.roster is None:
+            return
+        name, state = self.roster.names[key], self.roster.state
+        if status == 403:
+            self.note(scope, f"replies of '{name}' to messages of others")
+        elif status == 412 and ("node", state.get_node_id_by_public_key(key)) in HeldPulls.events:
+            # It asks to be activated while another waits for messages.
+            self.note(scope, f"requests of a second node with the key of '{name}' while the first one is there")
+
+    async def refuse(self, scope: Scope, send: Send, status: int, why: str) -> None:
+        self.note(scope, why)
+        await answer(send, status, f"refused: {why}")
+
+    def note(self, scope: Scope, why: str) -> None:
+        """Counts it; the log has a line for each, but not for each of thousands."""
+        if why not in self.refused and len(self.refused) >= KINDS:
+            why = "requests of still other kinds"
+        self.refused[why] += 1
+        now = time.monotonic()
+        if now - self.since >= MINUTE:
+            if self.unsaid:
+                log.warning("%d more requests were refused", self.unsaid)
+            self.since, self.lines, self.unsaid = now, 0, 0
+        self.lines += 1
+        if self.lines > LINES:
+            self.unsaid += 1
+            return
+        path = "".join(c if c.isprintable() else "?" for c in scope["path"][:100])
+        where = ":".join(map(str, scope.get("client") or ("?",)))
+        log.warning("refused %s: %s (%s %s)", where, why, scope["method"][:10], path)
+
+
+class OperatorDoor:
+    """All of Flower's API, for the operator; the answer to a list of nodes says whose key each node has."""
+
+    def __init__(self, app: App, door: SitesDoor, secret: bytes | None):
+        """Without a secret it is on a port; only processes of the user who runs this one are answered."""
+        self.app, self.door = app, door
+        self.proof = None if secret is None else proof(secret)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if self.proof is not None:
+                if not hmac.compare_digest(text(scope, OPERATOR), self.proof):
+                    return await self.door.refuse(scope, send, 403, "requests of other processes of this machine")
+            elif owner(scope["client"], scope["server"]) not in (os.getuid(), UNKNOWN):
+                return await self.door.refuse(scope, send, 403, "requests of other users of this machine")
+            if scope["path"] == "/v1/runtime/get-nodes":
+                send = self.with_names(send)
+        return await self.app(scope, receive, send)
+
+    def with_names(self, send: Send) -> Send:
+        roster = self.door.roster
+        told = {"names": None if roster is None else roster.nodes(), "refused": self.door.refused}
+
+        async def sent(event: Event) -> None:
+            if event["type"] == "http.response.start":
+                about = (b"x-equipoise-door", json.dumps(told).encode())
+                event = {**event, "headers": [*event.get("headers", ()), about]}
+            await send(event)
+
+        return sent
+
+
+OPERATOR = b"x-equipoise-operator"
+
+
+def proof(secret: bytes) -> bytes:
+    """What the header of the operator's requests holds; `serverapp.py` makes the same."""
+    return hmac.new(secret, OPERATOR, hashlib.sha256).hexdigest().encode()
+
+
+UNKNOWN = -1  # a system whose kernel has no such table
+
+
+def owner(client: tuple[str, int], server: tuple[str, int], table: Path = Path("/proc/net/tcp")) -> int | None:
+    """The user whose process has the other end of a connection within this machine; None: it is not there."""
+
+    def written(at: tuple[str, int]) -> str:
+        return f"{socket.inet_aton(at[0])[::-1].hex().upper()}:{at[1]:04X}"
+
+    if not table.is_file():
+        return UNKNOWN
+    ends = [written(client), written(server)]
+    for line in table.read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1:3] == ends:
+            return int(fields[7])
+    return None
+
+
+def public_key(scope: Scope) -> bytes:
+    with suppress(ValueError):
+        return b64decode(text(scope, FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()), validate=True)
+    return b""
+
+
+def signed(scope: Scope, key: bytes) -> bool:
+    """Whether the request's time was signed with the key."""
+    try:
+        signature = b64decode(text(scope, FLEET_HTTP_SIGNATURE_HEADER.lower().encode()), validate=True)
+        return verify_signature(bytes_to_public_key(key), text(scope, TIMESTAMP_HEADER.lower().encode()), signature)
+    except ValueError:
+        return False
+
+
+async def answer(send: Send, status: int, why: str) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": f"{why}\n".encode()})
+
+
 def text(scope: Scope, name: bytes) -> bytes:
     """The value of a header; empty where there is none."""
     return next((value for key, value in scope["headers"] if key == name), b"")
@@ -216,23 +493,38 @@ def header(scope: Scope, name: bytes) -> float:
         return 0.0
 
 
-async def read(receive: Receive) -> bytes:
-    parts = []
+def length(scope: Scope) -> int:
+    """What a request says of its size; 0 where it says nothing."""
+    said = text(scope, b"content-length")
+    return int(said) if said.isdigit() else 0
+
+
+async def read(receive: Receive, most: int) -> bytes | None:
+    """The body of a request; None as soon as it is longer than that, whatever its header says."""
+    parts, size = [], 0
     while True:
         event = await receive()
         parts.append(event.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            return None
         if not event.get("more_body"):
             return b"".join(parts)
 
 
-def once(body: bytes) -> Receive:
-    """A request whose body has been read already."""
+async def never() -> Event:
+    await asyncio.Event().wait()
+    return {}
+
+
+def once(body: bytes, rest: Receive = never) -> Receive:
+    """A request whose body has been read already; `rest` is what comes after it."""
     given = False
 
     async def receive() -> Event:
         nonlocal given
         if given:
-            await asyncio.Event().wait()
+            return await rest()
         given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -244,25 +536,62 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
+def doors(app: Any, keys: Path | None, secret: bytes | None) -> tuple[SitesDoor, OperatorDoor]:
+    """The two ways into one application of Flower's."""
+    held = HeldPulls(app)
+    sites = SitesDoor(held, None if keys is None else Roster(keys, app.state.linkstate_factory.state()))
+    return sites, OperatorDoor(held, sites, secret)
+
+
+async def serve(operator: uvicorn.Server, sites: uvicorn.Server) -> None:
+    """Both listen until they are told to end; the operator's first, so that whoever finds the other finds it too."""
+    with operator.capture_signals():
+        running = asyncio.ensure_future(operator._serve())
+        running.add_done_callback(lambda _: setattr(sites, "should_exit", True))
+        while not operator.started and not running.done():
+            await asyncio.sleep(0.01)
+        if not running.done():
+            await sites._serve()
+            operator.should_exit = True
+        await running
+
+
 def main() -> None:
-    """flower-superlink, with the layer outermost, connections kept open, and no line in the log for every request."""
-    create_app, run, handle_exit = superlink_main.create_app, uvicorn.run, uvicorn.Server.handle_exit
+    """flower-superlink behind its doors, connections kept open, and no line in the log for every request."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--sites-host", required=True)
+    parser.add_argument("--sites-port", type=int, required=True)
+    parser.add_argument("--keys", type=Path)
+    parser.add_argument("--operator")
+    parser.add_argument("--superexec-auth-secret-file", type=Path)
+    ours, sys.argv[1:] = parser.parse_known_args()
+    secret = None
+    if ours.operator:
+        secret = ours.superexec_auth_secret_file.read_bytes()
+        sys.argv += ["--superexec-auth-secret-file", str(ours.superexec_auth_secret_file)]
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
 
-    def with_layer(*args: Any, **options: Any) -> Any:
-        app = create_app(*args, **options)
-        app.add_middleware(HeldPulls)
-        return app
+    def run(app: Any, *, host: str, port: int, **options: Any) -> None:
+        options |= {"access_log": False, "timeout_keep_alive": 60, "timeout_graceful_shutdown": 2}
+        options |= {"proxy_headers": False, "ws": "none"}
+        encrypted = {name: options.pop(name, None) for name in ("ssl_keyfile", "ssl_certfile")}
+        outside, inside = doors(app, ours.keys, secret)
+        where = {"uds": ours.operator} if ours.operator else {"host": host, "port": port, **encrypted}
+        operator = uvicorn.Server(uvicorn.Config(inside, **where, **options))
+        sites = uvicorn.Server(
+            uvicorn.Config(outside, host=ours.sites_host, port=ours.sites_port, lifespan="off", **encrypted, **options)
+        )
 
-    def end(server: uvicorn.Server, *args: Any) -> None:
-        HeldPulls.stopping = True
-        HeldPulls.wake(list(HeldPulls.events))
-        handle_exit(server, *args)
+        def end(server: uvicorn.Server, *args: Any) -> None:
+            HeldPulls.stopping = sites.should_exit = True
+            HeldPulls.wake(list(HeldPulls.events))
+            handle_exit(server, *args)
 
-    superlink_main.create_app = with_layer
-    uvicorn.Server.handle_exit = end  # type: ignore[method-assign, assignment]
-    uvicorn.run = lambda *args, **options: run(
-        *args, **options | {"access_log": False, "timeout_keep_alive": 60, "timeout_graceful_shutdown": 2}
-    )
+        handle_exit = uvicorn.Server.handle_exit
+        uvicorn.Server.handle_exit = end  # type: ignore[method-assign, assignment]
+        asyncio.run(serve(operator, sites))
+
+    uvicorn.run = run  # type: ignore[assignment]
     flower_superlink()
 
 

@@ -7,6 +7,7 @@ which Flower keeps once however many sites are sent the same.
 """
 
 import importlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,8 +20,15 @@ from equipoise.deploy.network.wire import content_bytes
 
 INLINE = 16 << 20  # bytes of arrays from which on a message is sent as objects
 REQUEST = 32 << 20  # bytes of content in one request or answer
-WAIT, MOST, NODES = "x-equipoise-wait", "x-equipoise-most", "x-equipoise-nodes"  # see superlink.py
+WAIT, MOST, NODES, DOOR = (f"x-equipoise-{word}" for word in ("wait", "most", "nodes", "door"))  # see superlink.py
 T = TypeVar("T")
+
+
+class Door(NamedTuple):
+    """What the SuperLink says about who is there, with every list of nodes."""
+
+    names: dict[int, str] | None = None  # node -> the name that its key is registered under; None: it does not say
+    refused: dict[str, int] = {}  # noqa: RUF012 - never changed: what was refused at the sites' port, how often
 
 
 class Transport(NamedTuple):
@@ -29,6 +37,7 @@ class Transport(NamedTuple):
     push: Callable[[Sequence[Message], Sequence[bool]], list[str | None]]  # which of them go with their content inside
     pull: Callable[[Sequence[str], float, int], list[Message]]  # waits so many seconds, for replies of so many bytes
     stay: Callable[[], set[int]]  # nodes that take the content inside, as far as the SuperLink knows
+    door: Callable[[], Door]
     about: str
 
 
@@ -61,7 +70,27 @@ def standard(grid: Grid, why: str) -> Transport:
     def pull(ids: Sequence[str], wait: float, size: int) -> list[Message]:
         return list(grid.pull_messages(list(ids)))
 
-    return Transport(push, pull, set, f"messages as Flower's objects ({why})")
+    return Transport(push, pull, set, watch_door(grid), f"messages as Flower's objects ({why})")
+
+
+def watch_door(grid: Any) -> Callable[[], Door]:
+    """What the last list of nodes said about them."""
+    found = Door()
+
+    class Watching:
+        def intercept(self, context: Any, call_next: Any) -> Any:
+            nonlocal found
+            response = call_next(context)
+            if DOOR in response.headers:
+                told = json.loads(response.headers[DOOR])
+                names = told["names"] and {int(node): name for node, name in told["names"].items()}
+                found = Door(names, told["refused"])
+            return response
+
+    client = getattr(grid, "_runtime_client", None)
+    if client is not None:  # Flower's HttpGrid, and the server's own
+        client._interceptors = (*client._interceptors, Watching())
+    return lambda: found
 
 
 def direct(grid: Any) -> Transport:
@@ -137,7 +166,8 @@ def direct(grid: Any) -> Transport:
         )
         return flower.make_message(metadata=metadata, error=flower.Error(flower.ErrorCode.MESSAGE_UNAVAILABLE, why))
 
-    return Transport(push, pull, lambda: staying, "messages with their content inside, to sites that can")
+    about = "messages with their content inside, to sites that can"
+    return Transport(push, pull, lambda: staying, watch_door(grid), about)
 
 
 def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:

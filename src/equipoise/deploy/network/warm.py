@@ -40,6 +40,7 @@ from equipoise.errors import EquipoiseError, require
 from equipoise.files import write_whole
 
 log = logging.getLogger("equipoise.flower")
+AGAIN = (401, 403)  # HTTP status: the server was started again, or does not take this site's key any longer
 HOLD = 20.0  # seconds that the SuperLink may keep a pull open
 POLL = (0.05, 2.0)  # seconds between two pulls where it cannot: while messages come, and when none has come for long
 RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at most
@@ -150,9 +151,9 @@ class WarmSite:
                         last = time.monotonic()
                         continue
                 except httpx.HTTPStatusError as error:
-                    if error.response.status_code != httpx.codes.UNAUTHORIZED:
+                    if error.response.status_code not in AGAIN:
                         raise
-                    log.warning("%s: the server does not know this node any more; it was started again", self.name)
+                    log.warning("%s: the server does not know this node any more; connecting again", self.name)
                     self.runs.clear()
                     self.connect()
                     continue
@@ -270,7 +271,7 @@ class WarmSite:
             reply = self.called(app, message, context)
             self.send(run, reply, inside, time.monotonic() - began)
         except httpx.HTTPStatusError as error:
-            if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            if error.response.status_code in AGAIN:
                 raise
             log.info("%s: the run is over (HTTP %d)", self.name, error.response.status_code)
             self.runs.pop(run, None)

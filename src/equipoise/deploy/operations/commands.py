@@ -1,11 +1,11 @@
 """What the commands do: a server, a site, or a whole federation on one machine; all that they start ends with them."""
 
-import os
+import secrets
 import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import cache
 from pathlib import Path
@@ -16,16 +16,17 @@ from equipoise.deploy.network.transport import why_not_warm
 from equipoise.deploy.operations import keys as made
 from equipoise.deploy.operations import launch
 from equipoise.deploy.operations.page import live_page
-from equipoise.deploy.operations.processes import await_port, is_free, keep_running, process
+from equipoise.deploy.operations.processes import await_port, free_port, is_free, keep_running, process
 from equipoise.deploy.operations.site_process import Say, Site, begin_sites, node_config
 from equipoise.deploy.site import read as read_site
 from equipoise.errors import EquipoiseError, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.files import make_folder
+from equipoise.files import make_folder, write_whole
 
 LAST_WORDS = 1.5  # seconds for the output of a run that is finished
 RESTARTS = 5  # times that a SuperLink that died is started again
+LOCAL = ("127.0.0.1", "localhost", "::1")
 TRIES = 5  # times that the processes of a trial's sites may end soon after their start
 
 
@@ -33,7 +34,7 @@ class ServerSettings(NamedTuple):
     """Where a server listens, and what it keeps."""
 
     state: Path
-    keys: Path | None  # None: no encryption, no authentication
+    keys: Path | None  # None: no encryption, no authentication, nobody's name is known to be true
     host: str = "127.0.0.1"
     port: int = 8000
     client: str | None = None
@@ -67,17 +68,14 @@ def run_server(
         is_free(settings.local, settings.port),
         f"somebody listens on {settings.local}:{settings.port} already; stop it, or give another --port",
     )
-    say(f"SuperLink: {f'Flower alone ({why})' if why else 'holds pulls, state in memory'}")
-    home = launch.connection(state / "home", f"{settings.local}:{settings.port}", settings.keys)
+    say(f"SuperLink: {f'for Flower alone ({why})' if why else 'holds pulls, state in memory'}")
+    check_who_may_join(config, settings, say)
     app = launch.app(state / "app", config, folder, client=settings.client or launch.CLIENT, stock=settings.stock)
-    more = launch.environment(home)
-    database = state / "state.db" if why else None
-    link = launch.superlink(settings.host, settings.port, settings.keys, database=database)
     with ExitStack() as stack:
         if settings.page is not None:
             say(f"live: {stack.enter_context(live_page(folder, settings.page))}")
         for attempt in range(RESTARTS + 1):
-            if _one_link(link, app, more, config, folder, settings, why, say, ready, check, ending):
+            if _one_link(app, config, folder, settings, why, say, ready, check, ending):
                 break
             if attempt == RESTARTS:
                 raise EquipoiseError(f"Flower's server ended {RESTARTS + 1} times, see {state / 'superlink.log'}")
@@ -88,10 +86,29 @@ def run_server(
     )
 
 
+def check_who_may_join(config: Config, settings: ServerSettings, say: Say) -> None:
+    """Says which names have keys, and what it means where there are none."""
+    wanted = config.federation.sites if config.federation is not None else ()
+    if settings.keys is None:
+        if settings.host not in LOCAL:
+            say(
+                f"WARNING: without encryption and authentication, {settings.host} lets whoever reaches it join under "
+                "any name and read what others send; leave --insecure out unless all of the network is trusted"
+            )
+        return
+    names = made.names(settings.keys)
+    if not isinstance(wanted, int):
+        lacking = [name for name in wanted if name not in names]
+        require(
+            not lacking,
+            f"{settings.keys / made.SITES} has no key for {', '.join(lacking)}, so nobody could join under that name; "
+            f"register one: equipoise flower keys {settings.keys} --add {lacking[0] if lacking else ''}=FILE.pub",
+        )
+    say(f"may join, each with its own key: {', '.join(names)}")
+
+
 def _one_link(
-    link: Sequence[str],
     app: Path,
-    more: Mapping[str, str],
     config: Config,
     folder: Path,
     settings: ServerSettings,
@@ -102,18 +119,25 @@ def _one_link(
     ending: Callable[[], None],
 ) -> bool:
     """One SuperLink and a run on it; False if the SuperLink died before the run ended."""
-    diary = settings.state / "superlink.log"
-    say(launch.shown(link, more))
-    with diary.open("a") as log, process(link, more, stdout=log, stderr=log) as child:
+    state, diary = settings.state, settings.state / "superlink.log"
+    with ExitStack() as stack:
+        at = stack.enter_context(launch.operator(free_port() if why else None))
+        home = launch.connection(state / "home", f"{launch.LOOPBACK}:{at.port}", settings.keys)
+        more, database = launch.environment(home), state / "state.db" if why else None
+        link = launch.superlink(settings.host, settings.port, settings.keys, at, database=database)
+        secret = secrets.token_hex(32).encode()  # a text: Flower may take blanks off its ends
+        write_whole(at.secret, secret, secret=True)
+        say(launch.shown(link, more))
+        log = stack.enter_context(diary.open("a"))
+        child = stack.enter_context(process(link, more, stdout=log, stderr=log))
         say(f"its log: {diary}")
         await_port(child, settings.local, settings.port)
-        if settings.keys is not None:
-            register(settings, more, why, say)
+        at.secret.unlink()  # the SuperLink has read it: from now on these two processes alone know it
         ready()
         if why:
             served = _served_by_flower(child, app, more, folder, say, check)
         else:
-            served = _served_here(child, app, config, folder, settings, check)
+            served = _served_here(child, app, config, folder, at.socket, secret, check)
         if served:
             ending()
         return served
@@ -124,7 +148,8 @@ def _served_here(
     app: Path,
     config: Config,
     folder: Path,
-    settings: ServerSettings,
+    socket: Path,
+    secret: bytes,
     check: Callable[[], None],
 ) -> bool:
     """The run, in this process; False if the SuperLink died before it ended."""
@@ -147,10 +172,9 @@ def _served_here(
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
-    certificates = None if settings.keys is None else (settings.keys / made.CA).read_bytes()
     keep_programs()
     try:
-        with started_run(f"{settings.local}:{settings.port}", certificates, app, lost) as grid:
+        with started_run(socket, secret, app, lost) as grid:
             serve_run(config, folder, grid)
     except LinkLost:
         if failed:
@@ -189,48 +213,6 @@ def _served_by_flower(
         with suppress(subprocess.TimeoutExpired):  # what ended first is not what is noticed first
             child.wait(2 * LAST_WORDS)
     return child.poll() is None or records.finished(folder)
-
-
-def register(settings: ServerSettings, more: Mapping[str, str], why: str, say: Say) -> None:
-    """Tells the SuperLink the sites' public keys; what it knows already it refuses, which is no harm."""
-    assert settings.keys is not None
-    public = sorted((settings.keys / made.SITES).glob("*.pub"))
-    if why:
-        for path in public:
-            command = launch.register(path)
-            say(launch.shown(command, more))
-            done = subprocess.run(command, env={**os.environ, **more}, check=False, capture_output=True, text=True)
-            said = (done.stdout + done.stderr).strip()
-            known = "already" in said.lower()
-            require(done.returncode == 0 or known, f"{path} could not be registered: {said[-300:]}")
-        return
-    import httpx
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-
-    from equipoise.deploy.network import internals
-
-    client = internals.ControlHttpClient.from_server_address(
-        f"{settings.local}:{settings.port}",
-        False,
-        (settings.keys / made.CA).read_bytes(),
-        [internals.RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-    )
-    for path in public:
-        public_key = load_ssh_public_key(path.read_bytes())
-        require(
-            isinstance(public_key, EllipticCurvePublicKey), f"{path} is not an EC key; make one: ssh-keygen -t ecdsa"
-        )
-        assert isinstance(public_key, EllipticCurvePublicKey)
-        key = internals.public_key_to_bytes(public_key)
-        try:
-            client.RegisterNode(internals.RegisterNodeRequest(public_key=key))
-        except httpx.HTTPStatusError as error:
-            said = error.response.text[-300:]
-            if "already in use" not in said:
-                raise EquipoiseError(f"{path} could not be registered: {said}") from error
-    client.close()
-    say(f"registered {len(public)} keys")
 
 
 def check_files(config: Config, files: Mapping[str, Path]) -> None:

@@ -3,9 +3,11 @@
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tomli_w
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from equipoise.experiment.config import Config
 
 SUPERLINK = str(Path(network.__file__).with_name("superlink.py"))
+LOOPBACK = "127.0.0.1"
 NAME = "equipoise"  # of the connection and of the app
 CLIENT, SERVER = "equipoise.deploy.entry_points:client", "equipoise.deploy.entry_points:server"
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -64,26 +67,47 @@ def _write_own(path: Path, content: Mapping[str, Any], mark: str) -> None:
     write_whole(path, tomli_w.dumps(content))
 
 
-def superlink(host: str, port: int, folder: Path | None, *, database: Path | None = None) -> list[str]:
-    """With `database` Flower's own, which keeps its state in a file; without, one that holds pulls, in memory.
+class Operator(NamedTuple):
+    """Where a SuperLink listens for its operator: on a socket, or for Flower's own programs on a port of loopback."""
 
-    The latter starts no process of its own: the ServerApp is the process that starts it.
+    folder: Path  # that only this user may enter
+    port: int | None = None
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "operator"
+
+    @property
+    def secret(self) -> Path:
+        """What it takes to serve the run."""
+        return self.folder / "secret"
+
+
+@contextmanager
+def operator(port: int | None = None) -> Iterator[Operator]:
+    """A folder for one SuperLink; not in the state's, whose path may be too long for a socket."""
+    with tempfile.TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True) as folder:
+        yield Operator(Path(folder), port)
+
+
+def superlink(host: str, port: int, folder: Path | None, at: Operator, *, database: Path | None = None) -> list[str]:
+    """A SuperLink that listens for sites on `host` and `port`, and for its operator where no site can reach it.
+
+    With `database` it keeps its state in a file and starts Flower's own programs to serve a run. Without, its state is
+    in memory and it starts no process: the ServerApp is the process that starts it.
     """
-    command = ["flower-superlink"] if database else [sys.executable, "-P", SUPERLINK, "--isolation", "process"]
-    command += ["--host", host, "--port", str(port)] + (["--database", str(database)] if database else [])
+    command = [sys.executable, "-P", SUPERLINK, "--sites-host", host, "--sites-port", str(port)]
+    if database:
+        command += ["--host", LOOPBACK, "--port", str(at.port), "--database", str(database)]
+    else:
+        command += ["--operator", str(at.socket), "--isolation", "process"]
+        command += ["--superexec-auth-secret-file", str(at.secret)]
     command += ["--disable-runtime-dependency-installation"]
     if folder is None:
         return [*command, "--insecure"]
     files = {"--ssl-ca-certfile": keys.CA, "--ssl-certfile": keys.SERVER, "--ssl-keyfile": keys.SERVER_KEY}
-    return (
-        command
-        + [part for option, name in files.items() for part in (option, str(folder / name))]
-        + ["--enable-supernode-auth"]
-    )
-
-
-def register(public: Path) -> list[str]:
-    return ["flwr", "supernode", "register", str(public), NAME]
+    command += [part for option, name in files.items() for part in (option, str(folder / name))]
+    return [*command, "--keys", str(folder), "--enable-supernode-auth"]
 
 
 def run_app(folder: Path) -> list[str]:

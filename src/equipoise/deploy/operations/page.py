@@ -6,23 +6,30 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from equipoise.deploy.status import STATUS
 from equipoise.errors import InputError
 from equipoise.files import reason
 
 REPORT = "report.html"
+HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @contextmanager
 def live_page(folder: Path, port: int = 0) -> Iterator[str]:
-    """Serves the page on 127.0.0.1; gives its address."""
+    """Serves the page on 127.0.0.1; gives its address.
+
+    A browser that was sent here under another name, as by a page whose name was pointed to this machine, gets nothing.
+    """
     text = (resources.files("equipoise.deploy.operations") / "live.html").read_bytes()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             files = {f"/{STATUS}": (folder / STATUS, "application/json"), f"/{REPORT}": (folder / REPORT, "text/html")}
-            if self.path == "/":
+            if not asked_here(self.headers.get_all("Host") or []):
+                self.answer(403, "text/plain", f"the page is at http://127.0.0.1:{server.server_port}/\n".encode())
+            elif self.path == "/":
                 self.answer(200, "text/html", text)
             elif self.path in files and files[self.path][0].is_file():
                 path, kind = files[self.path]
@@ -40,6 +47,13 @@ def live_page(folder: Path, port: int = 0) -> Iterator[str]:
 
         def log_message(self, *args: object) -> None:
             pass
+
+    def asked_here(hosts: list[str]) -> bool:
+        try:
+            found = [urlsplit(f"//{host}") for host in hosts]
+            return [(at.hostname in HOSTS, at.port) for at in found] == [(True, server.server_port)]
+        except ValueError:
+            return False
 
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
