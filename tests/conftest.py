@@ -87,12 +87,30 @@ LONGEST = (
 FIRST = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
 
 
-def pytest_collection_modifyitems(items):
+TIERS = pytest.StashKey()
+
+
+def witness(item):
+    marker = item.get_closest_marker("thorough")
+    if marker is None:
+        return None
+    name = marker.kwargs["witness"]
+    return item.nodeid.split("::")[0] + name if name.startswith("::") else f"tests/{name}"
+
+
+def pytest_collection_modifyitems(config, items):
     """A file runs in one process (`--dist loadfile`), and in it the tests of a group one after the other."""
+    config.stash[TIERS] = {item.nodeid: witness(item) for item in items}  # before `-m` leaves any out
     places = {}
     for item in items:
         places.setdefault(group(item), len(places))
     items.sort(key=lambda item: (FIRST.get(item.nodeid.split("::")[0], len(FIRST)), places[group(item)]))
+
+
+@pytest.fixture
+def tiers(request):
+    """Every test that was collected, with the witness that its marker names, or None."""
+    return request.config.stash[TIERS]
 
 
 compiled = 0

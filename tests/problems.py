@@ -46,6 +46,18 @@ LOCAL = dict(ALGORITHMS["fedavg"].example)
 BOUND = ALGORITHMS["propfair"].example["bound"]  # PropFair's M
 KEY = jax.random.key(3)
 EVERY = sorted(ALGORITHMS)
+# One of each kind of round: a mean; state at the clients; the largest losses; two exchanges and few clients; weights
+# of a dual. What engines promise of these they promise of all others, which `make test-all` looks at.
+KINDS = ("fedavg", "scaffold", "delta_fl", "drfa", "scaffpd")
+
+
+def each_kind(law: Any) -> Any:
+    """A law of engines: of one algorithm of each kind in `make test`, of all of them in `make test-all`."""
+    later = pytest.mark.thorough(witness=f"::{law.__name__}[scaffpd]")
+    marks = {name: [pytest.mark.xdist_group(name), *([] if name in KINDS else [later])] for name in EVERY}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in EVERY])(law)
+
+
 each_algorithm = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in EVERY]
 )

@@ -84,6 +84,7 @@ def elsewhere(built, tmp_path_factory):
     return folder, python
 
 
+@pytest.mark.thorough(witness="::test_what_the_files_hold")
 def test_the_wheel_works_in_an_empty_environment(elsewhere):
     folder, python = elsewhere
     where = run(python, "-c", "import equipoise; print(equipoise.__version__, equipoise.__file__)", cwd=folder)

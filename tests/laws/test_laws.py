@@ -24,6 +24,7 @@ from tests.problems import (
     assert_same,
     build,
     each_algorithm,
+    each_kind,
     play,
     play_sampled,
     start,
@@ -35,7 +36,7 @@ def seen(run):
     return [run.server, run.history, run.tally, run.clients]
 
 
-@each_algorithm
+@each_kind
 def test_engines_and_slices_agree(name):
     """Compiled at once, in slices, and in plain Python: the same rounds, the same numbers."""
     whole = seen(play_sampled(name))
@@ -43,7 +44,7 @@ def test_engines_and_slices_agree(name):
     assert_same(whole, seen(play_sampled(name, clients_per_batch=2)))
 
 
-@each_algorithm
+@each_kind
 def test_devices_agree(name):
     """As above, spread over two devices, each with its share of the cohort in slices.
 
@@ -63,7 +64,7 @@ def scaled(name, scale):
     return changes
 
 
-@each_algorithm
+@each_kind
 def test_settings_may_be_traced(name):
     """The kernel under vmap over step sizes, inside jit: a run of each setting, as if it were alone."""
 
@@ -145,7 +146,7 @@ def test_relabelling_clients_relabels_lambda_and_nothing_else(name):
         assert_same(now, then[order] if per_client else then)
 
 
-@each_algorithm
+@each_kind
 def test_one_client_is_centralised_descent(name):
     data = unequal(1)
     a, y = np.asarray(data.inputs[0]), np.asarray(data.labels[0])
@@ -170,7 +171,7 @@ def test_one_client_is_centralised_descent(name):
     assert_same(algorithm.model(result.server), u)
 
 
-@each_algorithm
+@each_kind
 def test_stopped_and_resumed_is_uninterrupted(name):
     def interrupt(done, rounds, last):
         if done >= 2:
@@ -187,7 +188,7 @@ def test_stopped_and_resumed_is_uninterrupted(name):
     assert_identical((*whole[:3], whole.tally), (*again[:3], again.tally))
 
 
-@each_algorithm
+@each_kind
 def test_single_precision_stays_single(name):
     m = None if ALGORITHMS[name].cohorts == "by_weight" or name == "scaffpd_partial" else 3
     # by_weight draws others in float32, so these ask everybody.

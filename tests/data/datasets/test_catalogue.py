@@ -3,6 +3,7 @@ import hashlib
 import http.server
 import io
 import re
+import sys
 import tarfile
 import threading
 import zipfile
@@ -101,6 +102,13 @@ def test_another_checksum_is_refused(served, tmp_path, monkeypatch):
 def test_no_network_is_a_sentence(tmp_path, monkeypatch):
     offer(monkeypatch, "adult", Remote("http://127.0.0.1:9/adult.data", "md5:" + "0" * 32))
     with pytest.raises(InputError, match=r"could not be downloaded .*; adult was not found: put adult\.data"):
+        catalogue.load("adult", data_dir=tmp_path, download=True)
+
+
+def test_without_pooch_a_sentence_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    offer(monkeypatch, "adult", Remote("http://127.0.0.1:9/adult.data", "md5:" + "0" * 32))
+    with pytest.raises(InputError, match=r"downloads need .*\(pooch\): pip install 'equipoise\[data\]'"):
         catalogue.load("adult", data_dir=tmp_path, download=True)
 
 

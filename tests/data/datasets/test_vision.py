@@ -1,12 +1,15 @@
 import gzip
+import hashlib
 import os
 import pickle
 import struct
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 from scipy.io import savemat
+from sklearn.datasets import load_digits
 
 from equipoise.data import catalogue, vision
 from equipoise.errors import InputError
@@ -44,6 +47,25 @@ def test_digits_are_always_there():
     assert data.inputs.shape == (1797, 8, 8, 1)
     assert data.inputs.max() * data.scale == 1
     assert data.test_inputs is None
+    rows = np.concatenate([data.inputs.reshape(1797, 64), data.labels[:, None]], axis=1)
+    lines = "".join(",".join(map(str, row)) + "\n" for row in rows.tolist())  # as UCI publishes them
+    assert (
+        hashlib.sha256(lines.encode()).hexdigest() == "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
+    )
+    same = load_digits()
+    np.testing.assert_array_equal(data.inputs[..., 0], same.images)
+    np.testing.assert_array_equal(data.labels, same.target)
+
+
+def test_without_pillow_a_sentence_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    for part in ("train", "val"):
+        (tmp_path / "tiny-imagenet" / part / "n1/images").mkdir(parents=True)
+        (tmp_path / "tiny-imagenet" / part / "n1/images/a.jpeg").touch()
+    with pytest.raises(
+        InputError, match=r"images in files of their own need .*\(PIL\): pip install 'equipoise\[data\]'"
+    ):
+        vision.tiny_imagenet(data_dir=tmp_path)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ""])

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pooch
 from pydantic import TypeAdapter, ValidationError
 
 from equipoise import extensions
 from equipoise.data.dataset import Dataset
-from equipoise.errors import InputError, not_none, one_of, require
+from equipoise.errors import InputError, needs, not_none, one_of, require
+from equipoise.files import cache_folder
 
 Where = str | os.PathLike[str] | None
 
@@ -59,7 +59,7 @@ UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 
 CATALOGUE = {
     "digits": Known(
-        "1,797 handwritten digits of 8 x 8 pixels (UCI optical recognition), inside scikit-learn",
+        "1,797 handwritten digits of 8 x 8 pixels (UCI optical recognition, Alpaydin, Kaynak 1998)",
         "CC BY 4.0",
         "vision.digits",
     ),
@@ -219,7 +219,7 @@ def entry(name: str) -> Known:
 
 def root(data_dir: Where = None) -> Path:
     """The data directory: the argument, or $EQUIPOISE_DATA, or the user's cache folder."""
-    return Path(data_dir or os.environ.get("EQUIPOISE_DATA") or pooch.os_cache("equipoise")).expanduser()
+    return Path(data_dir or os.environ.get("EQUIPOISE_DATA") or cache_folder()).expanduser()
 
 
 def folders(name: str, data_dir: Where = None) -> list[Path]:
@@ -270,6 +270,9 @@ def fetch(name: str, data_dir: Where = None) -> Path:
     """Downloads the set into its folder, checks it, unpacks it."""
     known, target = entry(name), root(data_dir) / entry(name).folder
     require(known.remotes, f"{name} has no download with a known checksum; {absent(name, data_dir)}")
+    with needs("data", "downloads"):
+        import pooch
+
     for url, checksum, archive in known.remotes:
         file = url.rsplit("/", 1)[1]
         unpack = pooch.Unzip if file.endswith(".zip") else pooch.Untar
