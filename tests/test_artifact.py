@@ -241,3 +241,11 @@ def test_what_cannot_be_loaded(saved, tmp_path):
         other.write_bytes(safetensors.numpy.save(broken, file.metadata()))
     with pytest.raises(InputError, match="hold what is not a finite number"):
         artifact.load(other)
+
+
+def test_a_task_is_no_model_to_save(tmp_path):
+    from equipoise import tasks
+
+    with pytest.raises(InputError, match=r"the model is a Task; give one of equipoise.models"):
+        artifact.save(tmp_path / "model.safetensors", np.zeros(3), tasks.ridge(3))  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())

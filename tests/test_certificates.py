@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.certificates import certify, feasible, gap_bound
+from equipoise.certificates import certify, feasible, gap_bound, resolution
 from equipoise.data import synthetic
 from tests.algorithms import reference
 from tests.problems import DIM, N, rows, start, unequal
@@ -93,3 +93,51 @@ def test_weights_that_are_all_zero_certify_what_is_left():
     dual, losses = eq.objectives.qffl(3, 1.0), jnp.array([0.5, 1.0, 2.0])
     gap = gap_bound(dual, losses, jnp.zeros(3), jnp.zeros(2), mu=0.1)
     np.testing.assert_allclose(gap, dual.value(losses))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_no_gap_is_below_what_rounding_leaves_of_the_objective(dtype):
+    """In float32 5e-12 was once claimed of an objective that is known to 1e-7."""
+    data, dual = unequal(), eq.objectives.chi2(N, 0.3)
+    saddle = synthetic.saddle_point(data, mu=MU, rho=0.3)
+    narrow = jax.tree.map(lambda a: a.astype(dtype) if a.dtype.kind == "f" else a, data)
+    found = certify(TASK, dual, narrow, jnp.asarray(saddle.x, dtype), jnp.asarray(saddle.lam, dtype), mu=MU)
+    assert np.finfo(dtype).eps * saddle.value < float(found.gap)
+    assert float(found.gap) < 20 * resolution(dtype) * saddle.value
+    assert abs(float(found.robust) - saddle.value) <= float(found.gap)
+
+
+def affine(l2, intercept):
+    """Squared losses of a line with an intercept, which has a penalty of its own."""
+    return eq.tasks.over_examples(
+        "line",
+        DIM + 1,
+        lambda x, inputs, labels: (inputs @ x[:DIM] + x[DIM] - labels) ** 2,
+        l2=(l2,) * DIM + (intercept,),
+        convex=True,
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bounds_the_exact_gap_where_parameters_are_penalised_differently(seed):
+    rng, data, dual = np.random.default_rng(seed), unequal(), eq.objectives.chi2(N, 0.3)
+    data = data._replace(labels=data.labels + 50.0)
+    l2 = np.array([0.1] * DIM + [1e-4])
+    task = affine(0.1, 1e-4)
+    assert task.strong_convexity == tuple(l2)
+    lam = rng.dirichlet(np.ones(N))
+    clients = [(np.hstack([a, np.ones((len(a), 1))]), y) for a, y in rows(data)]
+    hessian = sum(w * 2 / len(y) * a.T @ a for w, (a, y) in zip(lam, clients, strict=True)) + np.diag(l2)
+    right = sum(w * 2 / len(y) * a.T @ y for w, (a, y) in zip(lam, clients, strict=True))
+    best = np.linalg.solve(hessian, right)
+
+    def loss(x, client):
+        a, y = client
+        return np.mean((a @ x - y) ** 2) + l2 @ x**2 / 2
+
+    x = best + 0.1 * rng.normal(size=DIM + 1)
+    found = certify(task, dual, data, jnp.asarray(x), jnp.asarray(lam))
+    np.testing.assert_allclose(found.losses, [loss(x, client) for client in clients], rtol=1e-12)
+    lowest = sum(w * loss(best, client) for w, client in zip(lam, clients, strict=True))
+    exact = float(found.robust) - (lowest - float(dual.penalty(jnp.asarray(lam))))
+    assert 0 < exact <= float(found.gap) * (1 + 1e-12)

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from equipoise.experiment import plan, records
+from equipoise.experiment import folders, plan, records
 
 DOC = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
 
@@ -40,5 +40,8 @@ def test_the_files_it_names_are_those_of_a_run_folder():
         "ALONE_ROWS",
         "PERSONAL",
         "OWN_MODELS",
+        "AGREEMENT",
+        "STATUS",
+        "LOG",
     )
-    assert named == {getattr(records, name) for name in files} | {"report.html"}
+    assert named == {getattr(records, name) for name in files} | {folders.PAGE, folders.TABLE, folders.SERVER}

@@ -1,5 +1,6 @@
 """The documentation site builds strictly and loads nothing from elsewhere; its own pages are run, not believed."""
 
+import importlib
 import inspect
 import logging
 import os
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 import equipoise as eq
 from equipoise.cli import app
+from equipoise.experiment import folders
 from tests.problems import start, unequal
 from tests.searches import tiny
 
@@ -172,3 +174,31 @@ def test_every_algorithm_and_objective_of_the_decision_table_exists():
         if found and methods and methods[0] in ALGORITHMS:
             summary = entry(ALGORITHMS[methods[0]])
             assert (summary.down, summary.up) == found.groups(), methods[0]
+
+
+def test_every_name_of_the_library_that_is_documented_exists():
+    """eq.simulate, equipoise.deploy.flower ...; what needs an extra that is not installed is looked for as a file."""
+    for path in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for found in re.finditer(r"(?<![\w./])(?:eq|equipoise)((?:\.[A-Za-z_]\w*)+)(?!\.?\w)", path.read_text()):
+            if found[1] != ".json":  # the marker of run folders
+                assert documented(found[1].split(".")[1:]), f"{path.name} names {found[0]}, which does not exist"
+
+
+def documented(parts):
+    place, owner = "equipoise", eq
+    for part in parts:
+        place = f"{place}.{part}"
+        if hasattr(owner, part):
+            owner = getattr(owner, part)
+            continue
+        try:
+            owner = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            return error.name is not None and not error.name.startswith("equipoise")  # an extra's own
+    return True
+
+
+def test_what_overwrite_deletes_is_listed():
+    text = (DOCS / "experiments.md").read_text()
+    for name in (*folders.MADE["run"], *folders.MADE["plan"], f"{folders.BOARD}/{folders.EVENTS}"):
+        assert f"`{name}`" in text, f"docs/experiments.md does not say that --overwrite deletes {name}"

@@ -56,6 +56,7 @@ def fitted():
     return names
 
 
+@pytest.mark.thorough(witness="test_estimator.py::test_it_predicts")
 def test_fit_and_predict(fitted):
     assert set(fitted["fitted"].report()["owner"]) == {"village", "town", "city"}
     said = fitted["fitted"].predict(fitted["rows"][500:].drop("ill")) == "true"

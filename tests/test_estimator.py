@@ -7,6 +7,7 @@ import pytest
 import equipoise as eq
 from equipoise.errors import InputError
 from equipoise.experiment import records
+from equipoise.report import numbers, wording
 from tests.searches import tiny
 
 QUICK = {"run": {"rounds": 8}, "model": {"l2": 0.01}}
@@ -87,3 +88,30 @@ def test_what_is_wrong_is_one_sentence(given, sentence):
     with pytest.raises(InputError) as error:
         eq.fit(given, "ill")
     assert sentence in str(error.value)
+
+
+def test_settings_are_a_mapping():
+    table = (np.zeros((4, 2)), np.arange(4))
+    with pytest.raises(InputError, match="settings is 'x'; give a mapping of sections"):
+        eq.fit([table], settings="x")  # type: ignore[arg-type]
+
+
+def test_rows_of_one_patient_count_together():
+    """Twelve patients of five rows each: bounds as of patients, and the page says so."""
+    rng = np.random.default_rng(0)
+    named = [
+        frame.with_columns(pl.Series("patient", np.repeat([f"p{k}" for k in range(12)], 5)[rng.permutation(60)]))
+        for frame in tables()
+    ]
+    by_row = eq.fit([frame.drop("patient") for frame in named], label="ill", settings=QUICK)
+    done = eq.fit(named, label="ill", settings={**QUICK, "data": {"unit": "patient"}})
+    assert done.model.encoding.inputs == by_row.model.encoding.inputs
+    for member in done.run.federation.members:
+        assert member.test % 5 == 0
+        assert member.counted == pytest.approx(member.test / 5)
+    assert by_row.run.federation.members[0].counted is None
+    width = [np.array(fit.run.outcome.high) - np.array(fit.run.outcome.low) for fit in (by_row, done)]
+    assert (width[1] > 1.3 * width[0]).all()
+    said = [wording.rests_on(numbers.reported([fit.run])[0]) for fit in (by_row, done)]
+    assert "every scored row is drawn by itself" in said[0]
+    assert "of each patient apart from the others" in said[1]

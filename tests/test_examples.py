@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -21,6 +23,7 @@ def run(name, folder):
     return done.stdout
 
 
+@pytest.mark.thorough(witness="test_readme.py::test_the_code_runs")
 def test_objectives_side_by_side(tmp_path):
     said = run("compare_objectives.py", tmp_path)
     rows = [line.split() for line in said.splitlines() if re.match(r"\s+[0-9.]+ +[0-9.]+%", line)]
@@ -32,6 +35,7 @@ def test_objectives_side_by_side(tmp_path):
     assert all(0 <= float(row[4]) < 1e-4 for row in rows)
 
 
+@pytest.mark.thorough(witness="test_walks.py::test_a_comparison_of_silos")
 def test_from_files_to_a_decision(tmp_path):
     said = run("csv_to_decision.py", tmp_path)
     assert {file.stem for file in (tmp_path / "clinics").iterdir()} == {"village", "town", "city"}

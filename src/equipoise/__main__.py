@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import warnings
 from types import FrameType
 
 
@@ -10,6 +11,11 @@ def main() -> None:
     """Ctrl-C while libraries are loaded, which takes a second, ends at once and without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
+    if any(action == "error" for action, *_ in warnings.filters):  # PYTHONWARNINGS=error
+        # Libraries warn of each other; a command that ended there would help nobody.
+        warnings.simplefilter("default")
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)
     from equipoise.cli import app
 
     app(prog_name="equipoise")

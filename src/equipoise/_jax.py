@@ -15,6 +15,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from equipoise.files import cache_folder
+
 DEVICES = 16  # at most; more of them cost more to keep in step than they bring
 # XLA kills a process in which a device has waited a minute for another, as one may on a busy machine. A process dies
 # of a flag that XLA does not know, too, so: where it is known to.
@@ -61,9 +63,7 @@ def keep_programs(folder: Path | str | None = None) -> None:
     import jax
 
     if folder is None:
-        import pooch
-
-        folder = Path(pooch.os_cache("equipoise")) / "programs"
+        folder = cache_folder() / "programs"
     folder = Path(folder)
     # JAX writes a program in place: one that another process is writing, or that a kill left half written, cannot be
     # read, JAX then compiles it as if it were not there, and a warning would only frighten.

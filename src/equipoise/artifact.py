@@ -76,6 +76,11 @@ def save(
     `metadata` is anything JSON can hold: the algorithm, the rounds, the silos' results.
     """
     path = Path(path)
+    require(
+        isinstance(model, Model),
+        f"the model is a {type(model).__name__}; give one of equipoise.models, such as eq.models.linear(3, 1), which "
+        "the file names so that it can be built again",
+    )
     if encoding is not None:
         _check_fit(model, encoding)
     header = {

@@ -2,7 +2,8 @@
 
 A certificate says: no model has a robust objective below `robust - gap`. It needs two things, or it is none: every
 f_i is strongly convex, which a task declares (`Task.strong_convexity`; a network's loss is not convex), and lam lies in
-the set of this dual.
+the set of this dual. It never claims more than is known: the objective is a sum of rounded numbers, and what rounding
+leaves open is part of the gap (`resolution`).
 
 The server of SCAFF-PD can certify itself without asking anybody: after a round, `server.losses` are the f_i(x^r) and
 `server.c` is sum_i lam_i^{r+1} grad f_i(x^r), so this bounds the gap of the pair (x^r, lam^{r+1}):
@@ -19,7 +20,7 @@ from jaxtyping import Float
 
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Vector
-from equipoise.tasks import Task, losses
+from equipoise.tasks import Convexity, Task, losses
 
 Scalar = Float[Array, ""]
 
@@ -30,25 +31,32 @@ class Certificate(NamedTuple):
     losses: Float[Array, " n"]  # f_i(x)
     robust: Scalar  # max over lam of F(x, .), by the exact best response: the objective of x
     value: Scalar  # F(x, lam)
-    gap: Scalar  # at least max_lam' F(x, lam') - min_x' F(x', lam), and zero at the saddle point; NaN: no certificate
+    gap: Scalar  # at least max_lam' F(x, lam') - min_x' F(x', lam), at the saddle point rounding; NaN: no certificate
+
+
+def resolution(dtype: Any) -> float:
+    """The smallest relative gap that numbers of this precision can show."""
+    return 4 * float(jnp.finfo(dtype).eps)
 
 
 def gap_bound(
-    dual: Dual, losses: Float[Array, " n"], lam: Float[Array, " n"], gradient: Vector, *, mu: float
+    dual: Dual, losses: Float[Array, " n"], lam: Float[Array, " n"], gradient: Vector, *, mu: Convexity
 ) -> Scalar:
     """A bound on the duality gap of (x, lam) when every f_i is mu-strongly convex and lam is in the dual's set.
 
-    max_lam' F(x, lam') is exact; min_x' F(x', lam) >= F(x, lam) - |gradient|^2 / (2 mu sum(lam)), with
-    gradient = sum_i lam_i grad f_i(x). What is below zero by no more than rounding is zero; by more, it is no bound
-    (lam was outside of the set), and NaN.
+    max_lam' F(x, lam') is exact; min_x' F(x', lam) >= F(x, lam) - sum_j gradient_j^2 / (2 mu_j sum(lam)), with
+    gradient = sum_i lam_i grad f_i(x), and mu_j = mu unless each parameter has its own. To this comes what rounding
+    leaves open. What is below zero by more than rounding is no bound (lam was outside of the set), and NaN.
     """
     robust, penalty = dual.value(losses), dual.penalty(lam)
     total = jnp.sum(lam)  # zero where all weights are: then F does not depend on x
-    room = jnp.where(total > 0, gradient @ gradient / (2 * mu * jnp.where(total > 0, total, 1)), 0)
+    bent = jnp.sum(gradient**2 / jnp.asarray(mu, gradient.dtype))
+    room = jnp.where(total > 0, bent / (2 * jnp.where(total > 0, total, 1)), 0)
     gap = robust - (losses @ lam - penalty) + room
     size = jnp.abs(robust) + jnp.abs(losses) @ jnp.abs(lam) + jnp.abs(penalty)
-    rounding = (8 + dual.n**0.5) * jnp.finfo(gap.dtype).eps * size
-    return jnp.where(gap >= 0, gap, jnp.where(gap >= -rounding, jnp.zeros_like(gap), jnp.nan))
+    eps = jnp.finfo(gap.dtype).eps
+    unknown = resolution(gap.dtype) / 2 * size  # of two numbers that are as large as the objective
+    return jnp.where(gap >= -(8 + dual.n**0.5) * eps * size, jnp.maximum(gap, 0) + unknown, jnp.nan)
 
 
 def feasible(dual: Dual, lam: Float[Array, " n"]) -> Float[Array, " n"]:
@@ -60,7 +68,7 @@ def feasible(dual: Dual, lam: Float[Array, " n"]) -> Float[Array, " n"]:
 
 
 def certify(
-    task: Task, dual: Dual, data: Any, x: Vector, lam: Float[Array, " n"] | None = None, *, mu: float | None = None
+    task: Task, dual: Dual, data: Any, x: Vector, lam: Float[Array, " n"] | None = None, *, mu: Convexity | None = None
 ) -> Certificate:
     """The certificate of (x, lam) from all clients' exact losses and gradients; works inside a `record` function.
 

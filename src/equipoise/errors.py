@@ -2,7 +2,8 @@
 
 import difflib
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 
@@ -65,6 +66,15 @@ def refuse_unless(condition: Any, sentence: str) -> None:
     """Raises Refusal(sentence) unless `condition` holds."""
     if not condition:
         raise Refusal(sentence)
+
+
+@contextmanager
+def needs(extra: str, what: str) -> Iterator[None]:
+    """Around the import of a package that only an extra of Equipoise installs: where it is missing, how to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InputError(f"{what} need one more package ({error.name}): pip install 'equipoise[{extra}]'") from None
 
 
 def positive(name: str, value: Any) -> None:

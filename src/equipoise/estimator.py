@@ -93,6 +93,10 @@ def fit(
 
     given = tables if isinstance(tables, Mapping) else {f"owner {i}": table for i, table in enumerate(tables)}
     require(given, "there are no tables; give one for each owner")
+    require(
+        settings is None or isinstance(settings, Mapping),
+        f"settings is {settings!r}; give a mapping of sections, such as {{'objective': {{'name': 'cvar'}}}}",
+    )
     with tempfile.TemporaryDirectory() as place:
         silos = Path(place) / "silos"
         silos.mkdir()

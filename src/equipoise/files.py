@@ -18,6 +18,13 @@ TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.part")  # what a process that was kille
 UNLOCKABLE = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # file systems without locks
 
 
+def cache_folder() -> Path:
+    """The user's own, in the place that the system has for such folders."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("equipoise"))
+
+
 class LockWarning(UserWarning):
     """The file system has no locks: a second writer would not be noticed."""
 

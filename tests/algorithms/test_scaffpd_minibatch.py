@@ -92,6 +92,9 @@ def test_with_exact_gradients_it_takes_as_many_rounds_as_the_paper():
 
 
 @pytest.mark.parametrize(("steps", "path"), [(50, 3.0), (20, 0.5)])
+@pytest.mark.thorough(
+    witness="laws/test_laws.py::test_absent_clients_change_neither_state_nor_result[scaffpd_minibatch]"
+)
 def test_noise_floors(steps, path):
     """Relative to c_i from as many minibatches as there are local steps; `path` is J eta L."""
     data, batch, everyone = synthetic.regression(n=5, shift=1.0, key=jax.random.key(0)), 4, eq.cohorts.everyone(5)

@@ -225,6 +225,7 @@ def test_rotating_the_features_rotates_the_models():
     np.testing.assert_allclose(other @ turn.T, plain, atol=1e-6)
 
 
+@pytest.mark.thorough(witness="::test_a_millionth_in_six_rounds_never_rising_and_then_at_rest")
 def test_softmax_regression_of_digits():
     from sklearn.datasets import load_digits
 

@@ -21,7 +21,7 @@ def test_list_names_every_set(run, tmp_path):
     shown = run("list", "--data-dir", tmp_path)
     assert shown.exit_code == 0
     assert all(name in shown.output for name in catalogue.CATALOGUE)
-    assert "scikit-learn" in shown.output
+    assert "inside Equipoise" in shown.output
 
 
 def test_info(run):

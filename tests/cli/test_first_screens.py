@@ -46,7 +46,7 @@ def test_alone_it_says_what_to_do_first():
 def test_doctor_says_what_a_bug_report_needs():
     said = run(app, ["doctor"])
     assert said.exit_code == 0
-    assert f"equipoise     {equipoise.__version__} in " in said.output
+    assert re.search(rf"^  equipoise +{re.escape(equipoise.__version__)} in ", said.output, re.MULTILINE)
     for name in (*LIBRARIES, *EXTRAS, "cores", "memory", "compiled programs", "JAX_PLATFORMS"):
         assert re.search(rf"^  {re.escape(name)}\b", said.output, re.MULTILINE), name
     assert re.search(r"jax +\d+ x cpu", said.output)

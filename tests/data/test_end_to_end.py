@@ -53,6 +53,7 @@ def algorithms(task, rule, local_lr):
 
 
 @pytest.mark.parametrize("model", [softmax, mlp])
+@pytest.mark.thorough(witness="experiment/test_run.py::test_digits_predict_from_an_npz")
 def test_digits_over_twenty_clients(digits, model):
     train, test = digits
     task, *rule = model(train)
@@ -108,6 +109,7 @@ print(kilobytes("VmHWM") - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.thorough(witness="engines/test_stream.py::test_only_the_rows_of_the_cohort_are_read")
 def test_a_run_over_fashion_mnist_sized_data_takes_less_than_twice_the_float32s():
     """The growth of the peak resident set over an empty run, the images that the pool was made from included."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)

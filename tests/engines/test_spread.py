@@ -135,6 +135,7 @@ if jax.process_index() == 0:
 """
 
 
+@pytest.mark.thorough(witness="::test_the_numbers_of_one_device")
 def test_two_processes(tmp_path):
     """Through jax.distributed, with its own collectives for CPUs."""
     with socket.create_server(("localhost", 0)) as free:

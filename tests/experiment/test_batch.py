@@ -99,6 +99,7 @@ def test_what_ends_early_or_measures_first_runs_alone(tmp_path, monkeypatch):
     assert len(plan.run_all(plan.sweep(settings).trials, tmp_path / "study")) == 2
 
 
+@pytest.mark.thorough(witness="::test_the_same_numbers_as_alone")
 def test_federations_of_other_kinds_share_a_program_too_where_compiling_costs_most(tmp_path, monkeypatch):
     settings = STUDY | {"run": STUDY["run"] | {"rounds": 2}}
     settings["sweep"] = {

@@ -55,5 +55,5 @@ def test_every_option_of_silo_files_has_a_key(tmp_path):
     assert given.data.silo_options == Options(task="regression", **keys | {"missing": ("-",)})
     encoding = build_problem(given).encoding
     assert encoding.inputs == ("age", "age is missing", "town=oslo")
-    assert (encoding.target.mean, encoding.target.scale) == (0, 1)
+    assert (encoding.target.mean, encoding.target.scale) == (3.5, 1)
     assert config.parse(tomllib.loads(given.toml())) == given

@@ -92,3 +92,17 @@ def test_anything_else_is_a_configuration_or_a_sentence(settings):
     except InputError:
         return
     assert config.parse(tomllib.loads(told.toml())) == told
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"model": {"name": True}}, "model.name is true"),
+        ({"run": {"rounds": [1, "a"]}}, r"run.rounds is \[1, 'a'\]"),
+        ({"run": {"rounds": {"a": False}}}, "run.rounds is { a = false }"),
+        ({"run": False}, r"run is false; give a table, \[run\]"),
+    ],
+)
+def test_values_are_shown_as_a_file_has_them(settings, sentence):
+    with pytest.raises(InputError, match=sentence):
+        config.parse(settings)

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 import safetensors.numpy
 
-from equipoise import artifact, tasks
+from equipoise import artifact, data, tasks
 from equipoise.algorithms.moments import moments
 from equipoise.cohorts import everyone
 from equipoise.data.shards import stack
@@ -101,14 +101,12 @@ def test_the_artifact_predicts_from_raw_inputs(finished):
 
 
 def test_predict_takes_images(finished, tmp_path):
-    from sklearn.datasets import load_digits
-
-    images = load_digits().images[:20].astype(np.uint8)
-    np.savez(tmp_path / "new.npz", inputs=images[..., None])
+    images = data.load("digits").inputs[:20]
+    np.savez(tmp_path / "new.npz", inputs=images)
     predicted = artifact.predict(finished.path / records.MODEL, tmp_path / "new.npz")
     assert isinstance(predicted, pl.DataFrame)
     assert predicted.columns == ["prediction"]  # squares make no probabilities
-    outputs = artifact.load(finished.path / records.MODEL).outputs(images[..., None] / 16)
+    outputs = artifact.load(finished.path / records.MODEL).outputs(images / 16)
     assert predicted["prediction"].to_list() == outputs.argmax(axis=1).tolist()
 
 
@@ -171,6 +169,7 @@ def test_it_resumes_in_either_stage_bit_for_bit(finished, tmp_path, lines):
     ]
 
 
+@pytest.mark.thorough(witness="::test_one_folder_has_both_stages")
 def test_a_plan_trains_a_network_once_and_methods_differ_in_sections(tmp_path):
     settings = MLP | {
         "compare": {
@@ -235,7 +234,7 @@ def test_the_linearised_network_is_trained_by_its_own_loss(tmp_path):
         (["convexify.algorithm={name='fedag'}"], "give the name of one of .*; did you mean 'fedavg'"),
         (["convexify.algorithm={step=5}"], "has no key 'step'; did you mean 'steps'"),
         (["convexify.algorithm=5"], "convexify.algorithm is 5; give a table"),
-        (["convexify.algorithm={name='os:system'}"], "'os:system'}; give the name of one of"),
+        (["convexify.algorithm={name='os:system'}"], "'os:system' }; give the name of one of"),
         (["convexify.objective={name=['chi2']}"], "give the name of one of average"),
         (["convexify.rounds=-1"], "convexify.rounds is -1; give a number at least 0"),
         (["privacy.epsilon=1.0"], r"\[convexify\] has two and sums of features, which no noise covers"),
@@ -271,6 +270,7 @@ def test_the_method_of_choice_is_that_of_convex_models():
     assert config.parse(settings).algorithm.name != "scaffpd_model"
 
 
+@pytest.mark.thorough(witness="::test_the_problem_is_least_squares_on_standardised_features")
 def test_jax_makes_the_same_features_again(finished):
     """What `resume` counts on."""
     jax.clear_caches()

@@ -117,9 +117,16 @@ def test_patience_ends_a_run(finished, tmp_path):
     ("assignments", "sentence"),
     [
         (["run.keep_best=false", "run.patience=3"], r"run\.patience waits for a better model"),
+        (["run.keep_best=false", "data.unit=patient"], r"data\.unit is a column of the silo files"),
         (["federation.sites=3"], r"run\.keep_best looks at validation rows on this machine"),
     ],
 )
 def test_mistakes_are_sentences(assignments, sentence):
     with pytest.raises(InputError, match=sentence):
         parsed(*assignments)
+
+
+def test_rows_of_a_unit_are_not_torn_apart_to_choose_a_round():
+    settings = {"data": {"silos": "owners", "unit": "patient"}, "run": {"keep_best": True}}
+    with pytest.raises(InputError, match=r"sets rows aside one by one, not by data\.unit"):
+        config.parse(settings)

@@ -20,6 +20,9 @@ SETTINGS = {
 RHOS = [0.1, 30.0, 1.0, 10.0]
 
 
+@pytest.mark.thorough(
+    witness="experiment/test_plan.py::test_a_sweep_chooses_on_its_tuning_seeds_and_reports_on_the_others"
+)
 def test_a_path_goes_from_the_average_to_the_worst_client(tmp_path):
     jobs = plan.path(SETTINGS, RHOS)
     assert [job.label for job in jobs] == ["rho 30", "rho 10", "rho 1", "rho 0.1"]

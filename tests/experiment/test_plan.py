@@ -189,3 +189,40 @@ def test_a_method_without_noise_beside_one_with_it():
     private, plain = plan.compare(settings)
     assert private.config.privacy.epsilon == 3.0
     assert plain.config.privacy is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"sweep": {"grid": {"algorithm.local_lrr": [0.1]}}}, "local_lrr'; did you mean 'local_lr'"),
+        (STUDY | {"sweep": {"grid": {"algorithm.local_lrr": [0.1]}}}, "no method of the file has; did you mean"),
+        (
+            {"compare": {"A": {"name": "fedavg", "steps": 2}}, "sweep": {"grid": {"algorithm.steps": [1, 2]}}},
+            "which every method that has it sets itself",
+        ),
+        ({"sweep": {"grid": {"algorithm.memory": [3], "algorithm.local_lr": [0.1]}}}, "no key 'memory'"),
+    ],
+)
+def test_no_key_of_a_grid_is_dropped(settings, sentence):
+    with pytest.raises(InputError, match=sentence):
+        plan.sweep(settings)
+
+
+def test_a_grid_of_the_algorithm_that_is_not_named_is_of_the_one_that_runs():
+    """Plans once took scaffpd for it, which has no memory."""
+    study = plan.sweep({"sweep": {"grid": {"algorithm.memory": [3, 4]}}})
+    assert [(job.label, job.config.algorithm.name, job.config.algorithm.memory) for job in study.trials] == [
+        ("scaffpd_model", "scaffpd_model", 3),
+        ("scaffpd_model", "scaffpd_model", 4),
+    ]
+    study = plan.sweep({"sweep": {"grid": {"algorithm.rule.sigma": [0.1, 0.2]}}})
+    assert [(job.label, job.config.algorithm.rule.sigma) for job in study.trials] == [
+        ("scaffpd", 0.1),
+        ("scaffpd", 0.2),
+    ]
+
+
+def test_a_file_s_other_sections_are_read_by_every_command():
+    plan.check_beside({"run": {"rounds": 1}}, "mine.toml")
+    with pytest.raises(InputError, match=r"\[sweep\] has no key 'sedes'; did you mean 'seeds'"):
+        plan.check_beside({"sweep": {"sedes": [1]}}, "mine.toml")

@@ -22,8 +22,8 @@ max_lam sum_i lam_i f_i - psi(lam). One round:
     kappa_i, q, nu   server.shape       curvature along d per client, inverse curvature across D, damping
 
 This file has the two exchanges. What the server does between them is in server_model: directions.py (D, Y, U),
-saddle.py (the small saddle problems), judge.py (what replies tell), trial.py (the dual step and the trial),
-sampling.py (whom to hear in a round of few), precision.py and state.py.
+saddle.py (the small saddle problems), interior.py (what they need of a dual), judge.py (what replies tell), trial.py
+(the dual step and the trial), sampling.py (whom to hear in a round of few), precision.py and state.py.
 
 The weights that it reports are those that certify most at the centre, where the losses are strongly convex.
 
@@ -60,6 +60,7 @@ from jaxtyping import Float, Int
 from equipoise.algorithms.messages import LossAndGradient
 from equipoise.algorithms.record import SADDLE, Record
 from equipoise.algorithms.server_model import judge, saddle, state
+from equipoise.algorithms.server_model.interior import interior_of
 from equipoise.algorithms.server_model.precision import in_double, joined
 from equipoise.algorithms.server_model.sampling import clients_to_hear, heaviest
 from equipoise.algorithms.server_model.state import Server
@@ -129,7 +130,8 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
 
     Args:
         task: the clients' losses and gradients, over all of their data.
-        dual: the set Lam and penalty psi, on the simplex.
+        dual: the set Lam and penalty psi, on the simplex; one of your own needs no `interior` where psi is smooth and
+            Lam is all of the simplex.
         sample: everyone(n); or uniform(n, m), with a memory of about 2n/m.
         steps: J, local steps.
         memory: k, the directions kept: k + 2 tables of n d numbers at the server.
@@ -139,12 +141,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
     require(
         n == dual.n, f"the cohorts are drawn from {n} clients but the dual is for {dual.n}; build both for the same"
     )
-    require(
-        dual.interior is not None,
-        f"the weights of '{dual.name}' are not shares, which SCAFF-PD with a model needs; "
-        "give an objective on the simplex, such as chi2, or use scaffpd",
-    )
-    interior: Any = dual.interior
+    interior = interior_of(dual)
     positive("steps", steps)
     require(isinstance(memory, int) and memory >= 2, f"memory is {memory}; give the number of directions, at least 2")
     m, mu = sample.m, task.strong_convexity
@@ -245,7 +242,8 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         """argmax_lam lam.f - psi(lam) - |sum_i lam_i c_i|^2 / (2 mu): no weights certify more at the centre."""
         with jax.enable_x64(True):
             f, C = joined(server.at.f.astype(jnp.float64)), server.at.C.astype(jnp.float64)
-            found = saddle.solve(interior, f, jnp.zeros((n, 0)), jnp.zeros((n, 0, 0)), C @ C.T / (mu or 1.0))
+            Q = C / jnp.array(mu)[None] @ C.T if isinstance(mu, tuple) else C @ C.T / (mu or 1.0)
+            found = saddle.solve(interior, f, jnp.zeros((n, 0)), jnp.zeros((n, 0, 0)), Q)
             lam = jnp.where(found.residual <= saddle.USELESS, found.lam, server.lam.astype(jnp.float64))
             return lam.astype(server.lam.dtype)
 

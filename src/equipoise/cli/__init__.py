@@ -11,7 +11,7 @@ from equipoise.cli.data import data_app
 from equipoise.cli.doctor import doctor
 from equipoise.cli.experiments import compare, config, path, reproduce, resume, run, sweep
 from equipoise.cli.flower import flower_app
-from equipoise.cli.plainly import Commands, in_sentences, say
+from equipoise.cli.plainly import Commands, in_sentences, say, show_any_letter
 from equipoise.cli.results import predict, report
 
 FIRST = """\
@@ -33,6 +33,7 @@ Each ends with the path of a page to open in a browser.
 
 def begin(context: typer.Context) -> None:
     """One model that works for every data owner."""
+    show_any_letter()
     if context.invoked_subcommand is None:
         say(FIRST)
 

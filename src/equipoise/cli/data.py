@@ -41,7 +41,7 @@ def list_(data_dir: Folder = None) -> None:
     places = {}
     table = Table("name", "what", "licence", "found")
     for name, known in catalogue.CATALOGUE.items():
-        places[name] = catalogue.where(name, data_dir) if known.files else "inside scikit-learn"
+        places[name] = catalogue.where(name, data_dir) if known.files else "inside Equipoise"
         table.add_row(name, known.what, known.licence, "yes" if places[name] else "no")
     Console().print(table)
     for name, place in places.items():
@@ -168,7 +168,7 @@ def facts(
     ]
     if name in catalogue.CATALOGUE:
         known = catalogue.entry(name)
-        found = catalogue.where(name, data_dir) if known.files else "scikit-learn"
+        found = catalogue.where(name, data_dir) if known.files else "Equipoise"
         rows[1:1] = [("what", known.what), ("licence", known.licence), ("found in", str(found))]
     return rows
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from equipoise.cli.plainly import in_sentences, say
 
-LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "polars", "pydantic", "scikit-learn", "typer", "rich")
+LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "polars", "pydantic", "scipy", "typer", "rich")
 EXTRAS = {  # what to install, what it is for, and a module of it that says whether it is there
+    "data": ("downloads, images in files of their own", {"pooch": "pooch", "pillow": "PIL"}),
     "flower": ("federations across machines", {"flwr": "flwr", "cryptography": "cryptography"}),
     "torch": ("sites with PyTorch", {"torch": "torch"}),
     "privacy": ("tighter accounting", {"dp-accounting": "dp_accounting"}),
@@ -56,13 +57,17 @@ def _versions() -> dict[str, str]:
 
 
 def _machine() -> dict[str, str]:
-    from equipoise.engines.sweep import total_memory
+    from equipoise.engines.checks import total_memory
 
+    try:
+        memory = f"{total_memory() / 2**30:.1f} GiB"
+    except RuntimeError:  # JAX finds no device, which is said below
+        memory = "not known"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": str(cores),
-        "memory": f"{total_memory() / 2**30:.1f} GiB",
+        "memory": memory,
     }
 
 
@@ -87,11 +92,10 @@ def _devices() -> dict[str, str]:
 
 
 def _folders() -> dict[str, str]:
-    import pooch
-
     from equipoise.data.datasets import catalogue
+    from equipoise.files import cache_folder
 
-    programs = Path(pooch.os_cache("equipoise")) / "programs"
+    programs = cache_folder() / "programs"
     kept = [file for file in programs.glob("*-cache") if file.is_file()] if programs.is_dir() else []
     size = sum(file.stat().st_size for file in kept) / 1e6
     there = [name for name, known in catalogue.CATALOGUE.items() if not known.files or catalogue.where(name, None)]

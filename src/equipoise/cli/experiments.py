@@ -11,7 +11,7 @@ from rich.console import Console
 
 from equipoise._jax import keep_programs, use_all_cores
 from equipoise.cli.plainly import in_sentences, say
-from equipoise.cli.results import show, write_page
+from equipoise.cli.results import show
 from equipoise.errors import FileError, require
 from equipoise.files import write_whole
 
@@ -37,9 +37,12 @@ def run(
     """
     with in_sentences():
         from equipoise.experiment import config as configs
+        from equipoise.experiment import plan
         from equipoise.experiment import run as runs
 
-        config = configs.parse(_settings(file, silos, label, set_), source=_source(file))
+        settings = _settings(file, silos, label, set_)
+        config = configs.parse(settings, source=_source(file))
+        plan.check_beside(settings, _source(file))
         folder = _folder(out, config.name)
         with _progress() as watch, _stoppable(folder, f"`equipoise resume {folder}` goes on"):
             done = runs.run(config, folder, overwrite=overwrite, watch=watch(config.algorithm.name))
@@ -65,6 +68,7 @@ def compare(
 
         settings = _settings(file, silos, label, set_, default="compare.toml")
         jobs = plan.compare(settings, source=_source(file))
+        plan.check_beside(settings, _source(file))
         folder = _folder(out, jobs[0].config.name, "compare")
         with _progress() as watch, _stoppable(folder, "the same command goes on"):
             seen = _by(lambda job: job.label, watch)
@@ -103,6 +107,7 @@ def path(
         if alpha:
             settings["objective"] = {"name": "cvar"}
         jobs = plan.path(settings, rho or alpha, source=_source(file))
+        plan.check_beside(settings, _source(file))
         folder = _folder(out, jobs[0].config.name, "path")
         with _progress() as watch, _stoppable(folder, "the same command goes on"):
             done = plan.run_path(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
@@ -198,14 +203,15 @@ def _folder(out: Path | None, name: str, command: str = "") -> Path:
 def _run_study(study: Any, folder: Path, overwrite: bool) -> None:
     from equipoise.experiment import plan
     from equipoise.experiment.folders import PAGE, TABLE
-    from equipoise.report import sweeps
+    from equipoise.report import html, sweeps
 
     with _progress(len(study.trials)) as watch, _stoppable(folder, "the same command goes on"):
         cells = plan.run_study(study, folder, overwrite=overwrite, watch=_by(lambda job: job.place, watch))
-    Console().print(sweeps.table(cells, study.sweep.show))
     write_whole(folder / TABLE, sweeps.markdown(cells, study.sweep.show))
+    html.write([run for cell in cells for run in cell.runs[:1]], folder / PAGE)
+    Console().print(sweeps.table(cells, study.sweep.show))
     say(f"table: {folder / TABLE}")
-    write_page([run for cell in cells for run in cell.runs[:1]], folder / PAGE)
+    say(f"page:  {folder / PAGE}")
 
 
 def _settings(
@@ -224,7 +230,7 @@ def _settings(
         require(silos.is_dir(), f"{silos} is not a folder; give the one that holds a file per owner")
         settings.pop("partition", None)
         given = settings.get("data", {})
-        require(isinstance(given, dict), f"{_source(file)}: data is {given!r}; give a table, [data]")
+        require(isinstance(given, dict), f"{_source(file)}: data is not a table; give one, [data]")
         settings["data"] = {**given, "silos": str(silos)}
         settings["name"] = silos.resolve().name
     if label is not None:

@@ -1,8 +1,11 @@
 """How commands speak: what a user typed is text, never markup; what goes wrong is one line."""
 
+import errno
+import inspect
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -11,6 +14,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from equipoise.errors import EquipoiseError
+from equipoise.files import reason
 
 
 class Command(TyperCommand):
@@ -19,12 +23,37 @@ class Command(TyperCommand):
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace("\\[", "[")
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments with what their declaration says of them, which not every pair of typer and click hands on."""
+        declared = inspect.signature(self.callback).parameters if self.callback else {}
+        rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            name, text = param.get_help_record(ctx) or (None, "")
+            if name is None:
+                continue
+            if param.param_type_name == "argument":
+                notes = getattr(declared[str(param.name)].annotation, "__metadata__", ())
+                said = next((note.help for note in notes if getattr(note, "help", None)), "")
+                text = text if said in text else f"{said}  {text}".strip()
+            rows["Arguments" if param.param_type_name == "argument" else "Options"].append((name, text))
+        for title, found in rows.items():
+            if found:
+                with formatter.section(title):
+                    formatter.write_dl(found)
+
 
 class Commands(typer.Typer):
     """A group of such commands."""
 
     def command(self, *arguments: Any, **options: Any) -> Any:
         return super().command(*arguments, **{"cls": Command, **options})
+
+
+def show_any_letter() -> None:
+    """From now on letters that the terminal does not have are escaped, wherever they come from."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def say(text: Any, *, error: bool = False) -> None:
@@ -47,7 +76,7 @@ def busy(what: str) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    with console.status(Text(what)):
+    with console.status(Text(what), spinner="line" if console.options.ascii_only else "dots"):
         yield
 
 
@@ -56,9 +85,43 @@ def in_sentences() -> Iterator[None]:
     """An error is one line instead of a traceback; Ctrl-C is no error."""
     try:
         yield
+        sys.stdout.flush()  # or a full disk would be found when nobody listens any more
     except EquipoiseError as error:
-        say(f"error: {' '.join(str(error).split())}", error=True)
-        raise typer.Exit(2) from None
+        raise _told(str(error)) from None
     except KeyboardInterrupt as stop:
         say(str(stop) or "stopped", error=True)
         raise typer.Exit(130) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        raise _told(f"the output cannot be written ({reason(error)}); make room, or send it elsewhere") from None
+    except (MemoryError, RuntimeError) as error:
+        if (plain := _of_machine(error)) is None:
+            raise
+        raise _told(plain) from None
+
+
+def _told(error: str) -> typer.Exit:
+    say(f"error: {' '.join(error.split())}", error=True)
+    return typer.Exit(2)
+
+
+def _of_machine(error: Exception) -> str | None:
+    """What the machine cannot do, as NumPy and JAX say it; None: a mistake of the program."""
+    text = str(error)
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
+        return (
+            f"the memory of this machine is not enough ({text.splitlines()[0] if text else 'no more is given'}); give "
+            "smaller settings, or set run.clients_per_batch"
+        )
+    if "Unable to initialize backend" in text or "nknown backend" in text:
+        given = os.environ.get("JAX_PLATFORMS", "")
+        return f"JAX finds no device ({text.splitlines()[0]}); JAX_PLATFORMS is '{given}': unset it, or give 'cpu'"
+    return None
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again when Python ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -90,8 +90,9 @@ def show(done: list, folder: Path) -> None:
     """The table of runs that have ended, what to conclude, and their page."""
     from equipoise.experiment import records
     from equipoise.experiment.folders import PAGE
-    from equipoise.report import numbers, personal, tables, wording
+    from equipoise.report import html, numbers, personal, tables, wording
 
+    html.write(done, folder / PAGE)  # whatever becomes of the terminal
     console = Console()
     for note in dict.fromkeys(note for run in done for note in run.federation.notes if "measured" not in note):
         say(f"note: {note}")
@@ -113,7 +114,7 @@ def show(done: list, folder: Path) -> None:
             say(f"note: {run.outcome.label}: {event}")
     if len(done) == 1:
         say(f"model: {folder / records.MODEL}")
-    write_page(done, folder / PAGE)
+    say(f"page:  {folder / PAGE}")
 
 
 def write_page(runs: list, path: Path) -> None:

@@ -1,15 +1,61 @@
 """What every engine checks before the first round, in sentences."""
 
+import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 from jaxtyping import PyTree
 
 from equipoise.data.shards import ClientData, client_shapes
-from equipoise.errors import known, require
-from equipoise.protocol import Algorithm, Vector
+from equipoise.engines.made_from import TRACED, made_from
+from equipoise.errors import InputError, known, require
+from equipoise.protocol import Algorithm, Vector, nbytes
+
+
+def check_outside(engine: str, *operands: Any) -> None:
+    """An engine compiles and runs programs of its own, which it cannot do inside of another one."""
+    made = [made_from(algorithm).settings for algorithm in operands if isinstance(algorithm, Algorithm)]
+    numbers = [op.keywords if isinstance(op, Partial) else op for op in operands if not isinstance(op, Algorithm)]
+    require(
+        known(*jax.tree.leaves(numbers)) and not any(TRACED in settings for settings in made),
+        f"{engine} runs programs of its own and was called inside jit, vmap, grad or scan; there, use eq.kernel: "
+        "`prepare`, `init` and `step` are pure functions",
+    )
+
+
+def as_vector(x: Any) -> Vector:
+    """A start as an array; algorithms know flat vectors only."""
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the start is a {type(x).__name__}, not an array; give a flat vector, which task.ravel makes of a tree of "
+            "parameters, and task.unravel turns back"
+        ) from error
+
+
+def check_memory(state: PyTree, algorithm: Algorithm) -> None:
+    """A state that no memory holds is a mistake in a setting."""
+    needed, there = nbytes(state), total_memory()
+    require(
+        needed <= there,
+        f"the state of {algorithm.name} takes {needed / 2**30:,.0f} GiB for {algorithm.n} clients and {algorithm.size} "
+        f"parameters, and this device has {there / 2**30:,.0f} GiB; give a smaller setting, such as its memory",
+    )
+
+
+def total_memory() -> float:
+    """Bytes that the device has, in use or not: the same for a sweep that is begun again."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return float(1 << 32)
 
 
 def check_start(algorithm: Algorithm, x: Vector, rounds: int) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from equipoise.data.shards import ClientData
-from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
+from equipoise.engines.checks import all_finite, as_vector, check_data, check_start, require_finite
 from equipoise.engines.client_data import StackedData, prepare_data
 from equipoise.engines.fold import fold_slots
 from equipoise.engines.kernel import Lost, Tally
+from equipoise.engines.made_from import made_from
 from equipoise.engines.simulator import Result, broken_replies
 from equipoise.errors import EquipoiseError, LostReplies
 from equipoise.protocol import (
@@ -52,7 +53,7 @@ def debug(
         strict: a reply that is not finite is an error that names its client, instead of a lost reply.
         jit: compile the algorithm's functions; faster, but no breakpoint or print in there sees numbers.
     """
-    key, x = as_key(key), jnp.asarray(x)
+    key, x = as_key(key), as_vector(x)
     check_start(algorithm, x, rounds)
     check_data(algorithm, x, data)
     require_finite(all_finite(data))
@@ -96,7 +97,8 @@ def debug(
             server = named(where + ", close", close, server, fold_slots(replies, like, cohort))
         history.append(keep(server))
     table = jax.tree.map(lambda *rows: jnp.stack(rows), *clients)
-    result = Result(server, table, stacked(history), rounds, tally, float("nan"), 0.0, algorithm.name)
+    origin = made_from(algorithm, data)
+    result = Result(server, table, stacked(history), rounds, tally, float("nan"), 0.0, algorithm.name, origin=origin)
     if sentence := broken_replies(result.tally):
         warnings.warn(sentence, LostReplies, stacklevel=2)
     return result

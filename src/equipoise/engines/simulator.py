@@ -19,7 +19,15 @@ from jaxtyping import PyTree
 from equipoise._jax import compiled, once
 from equipoise.data.shards import ClientData
 from equipoise.engines import kernel, stream
-from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
+from equipoise.engines.checks import (
+    all_finite,
+    as_vector,
+    check_data,
+    check_memory,
+    check_outside,
+    check_start,
+    require_finite,
+)
 from equipoise.engines.client_data import (
     PreparedData,
     SpreadData,
@@ -31,6 +39,7 @@ from equipoise.engines.client_data import (
 )
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import Layout, lay_out
+from equipoise.engines.made_from import MadeFrom, differs, made_from
 from equipoise.errors import LostReplies, Stopped, one_of, require
 from equipoise.protocol import Algorithm, Client, Data, RandomKey, Server, Vector, as_key, nbytes
 
@@ -54,6 +63,7 @@ class Result(NamedTuple):
     compile_seconds: float
     algorithm: str = ""  # its name
     key: tuple[int, ...] = ()  # the words of the run's random key
+    origin: MadeFrom = MadeFrom()  # of its algorithm and data; nothing: not known
 
 
 def simulate(
@@ -89,7 +99,8 @@ def simulate(
         devices: over how many devices to spread a cohort (None: all, where that pays); the cores of a CPU count.
         progress: called now and then with (rounds done, rounds in all, the last record).
         lost: which clients' replies get lost: lost(round, exchange, ids) -> [m]; for studies of drop-out.
-        resume: an earlier result to continue, bit for bit as if it had never stopped.
+        resume: an earlier result to continue, bit for bit as if it had never stopped. One of another algorithm, other
+            numbers of it, another key or other data is refused; data is compared by its sizes and a few rows of it.
         pause: called after every `every` rounds and after the last with the result so far (without its history), whose
             arrays are gone when it returns: for evaluation and checkpoints.
         every: see `pause`.
@@ -102,13 +113,16 @@ def simulate(
     `record` and `lost`; the number of rounds, the numbers in `data` and `resume` do not matter. `record` and `lost` may
     be a Partial too, whose arrays do not matter either.
     """
-    key, x = as_key(key), jnp.asarray(x)
+    check_outside("simulate", algorithm, x, data, key)
+    key, x = as_key(key), as_vector(x)
     given = algorithm
     make, numbers, algorithm = taken_apart(given, x)
     assert isinstance(algorithm, Algorithm)
     check_start(algorithm, x, rounds)
     check_data(algorithm, x, data)
     require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
+    origin = made_from(algorithm, data)
+    check_memory(jax.eval_shape(starting(make), numbers, x), algorithm)
     shard, largest = jax.eval_shape(outline_of(make), numbers, x, data, key)
     layout = lay_out(shard, len(largest), devices, clients_per_batch, padding=padding(data))
     keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
@@ -139,7 +153,7 @@ def simulate(
     if resume is not None:
         n = algorithm.n
         begun = state._replace(clients=jax.eval_shape(lambda clients: layout.cut(clients, n), state.clients))
-        check_resume(resume, algorithm.name, words, begun, row, rounds)
+        check_resume(resume, algorithm.name, words, begun, row, rounds, origin)
         # A copy, because the loop takes over the buffers that it is given.
         server, clients = jax.tree.map(np.array, (resume.server, resume.clients))
         at_round: Any = np.int32(resume.rounds)
@@ -161,7 +175,8 @@ def simulate(
     def result(history: PyTree = None) -> Result:
         clients = layout.gathered(state.clients, algorithm.n)
         counted = tally._replace(broken=tally.broken + np.asarray(state.tally.broken))
-        return Result(state.server, clients, history, at, counted, seconds, compile_seconds, algorithm.name, words)
+        took = (seconds, compile_seconds)
+        return Result(state.server, clients, history, at, counted, *took, algorithm.name, words, origin)
 
     with interrupts_deferred() as interrupted:
         while at < rounds and not interrupted:
@@ -355,8 +370,10 @@ def longest_history(row: PyTree) -> int:
     return max(1, min(MOST_RECORDED, RECORDED // max(nbytes(row), 1)))
 
 
-def check_resume(resume: Result, name: str, words: tuple[int, ...], state: State, row: PyTree, rounds: int) -> None:
-    """`resume` is of this run: the same algorithm, record and key, and not beyond its end."""
+def check_resume(
+    resume: Result, name: str, words: tuple[int, ...], state: State, row: PyTree, rounds: int, origin: MadeFrom
+) -> None:
+    """`resume` is of this run: the same algorithm, data, record and key, and not beyond its end."""
     require(resume.rounds <= rounds, f"the result to resume has {resume.rounds} rounds already; ask for more than that")
     require(
         resume.algorithm in ("", name)
@@ -367,6 +384,10 @@ def check_resume(resume: Result, name: str, words: tuple[int, ...], state: State
     require(
         resume.key in ((), words),
         "the result to resume was made with another key; resume with the same key, or start over",
+    )
+    other = differs(resume.origin, origin)
+    require(
+        other is None, f"the result to resume was made with other {other}; resume with the same ones, or start over"
     )
     require(
         resume.history is None or _shapes(jax.tree.map(_one, resume.history)) == _shapes(row),

@@ -1,6 +1,5 @@
 """Many runs of one method as one compiled program: a grid of settings and seeds, side by side or in turn."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +16,20 @@ from jaxtyping import PyTree
 from equipoise._jax import compiled, once
 from equipoise.data.shards import ClientData
 from equipoise.engines import kernel
-from equipoise.engines.checks import all_finite, check_data, check_start, require_finite
+from equipoise.engines.checks import (
+    all_finite,
+    as_vector,
+    check_data,
+    check_memory,
+    check_outside,
+    check_start,
+    require_finite,
+    total_memory,
+)
 from equipoise.engines.client_data import PreparedData, as_given, prepare
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import SMALL, Layout, lay_out
+from equipoise.engines.made_from import made_from
 from equipoise.engines.simulator import (
     CHUNK_SECONDS,
     Products,
@@ -116,7 +125,9 @@ def sweep(
     """
     require(len(trials) > 0, "there are no trials; give at least one")
     require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
-    trials = [t._replace(x=jnp.asarray(t.x), key=as_key(t.key), lost=_operand(t.lost)) for t in trials]
+    for trial in trials:
+        check_outside("sweep", trial.settings, trial.x, trial.data, trial.key)
+    trials = [t._replace(x=as_vector(t.x), key=as_key(t.key), lost=_operand(t.lost)) for t in trials]
     trials = with_data_alike(trials)
     first = trials[0]
     algorithm = make(**first.settings)
@@ -124,6 +135,7 @@ def sweep(
         check_start(algorithm, trial.x, rounds)
     for data in {id(t.data): t.data for t in trials}.values():
         check_data(algorithm, first.x, data)
+    check_memory(jax.eval_shape(partial(kernel.init, algorithm), first.x), algorithm)
     before = [None] * len(trials) if resume is None else list(resume)
     shard, largest = _outline(make, first)
     layout = lay_out(shard, len(largest), 1, clients_per_batch)
@@ -201,12 +213,13 @@ def _run(
     single = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), states)
     row = jax.eval_shape(recorded, keep, single.server)
     words = [words_of(as_key(t.key)) for t in trials]
+    origins = [made_from(make(**t.settings), t.data) for t in trials]
     tallies, pasts, seconds, compiling = [Tally.nothing(algorithm)] * len(trials), [None] * len(trials), 0.0, 0.0
     done = 0
     if before[0] is not None:
         old: list[Any] = list(before)
-        for one, word in zip(old, words, strict=True):
-            check_resume(one, algorithm.name, word, single, row, rounds)
+        for one, word, origin in zip(old, words, origins, strict=True):
+            check_resume(one, algorithm.name, word, single, row, rounds, origin)
         server, clients = (
             jax.tree.map(lambda *a: np.stack([np.asarray(v) for v in a]), *[getattr(r, part) for r in old])
             for part in ("server", "clients")
@@ -226,7 +239,16 @@ def _run(
     def result(t: int, history: PyTree = None) -> Result:
         server, clients = one_of((states.server, states.clients), t)
         return Result(
-            server, clients, history, at, tallies[t], seconds / real, compiling / real, algorithm.name, words[t]
+            server,
+            clients,
+            history,
+            at,
+            tallies[t],
+            seconds / real,
+            compiling / real,
+            algorithm.name,
+            words[t],
+            origins[t],
         )
 
     while at < rounds and not interrupted:
@@ -261,6 +283,8 @@ def beginnings(make: Make) -> Callable:
 
     def begin(xs: Array, numbers: Numbers, data: ClientData) -> tuple[State, PreparedData | None, dict[str, Array]]:
         states = jax.vmap(lambda x, numbers: kernel.init(make(**numbers), x))(xs, numbers)
+        if not numbers:  # the trials differ in their seeds only
+            return states, prepare(make().prepare, data), all_finite(data)
         try:
             source = jax.vmap(lambda numbers: prepare(make(**numbers).prepare, data), out_axes=None)(numbers)
         except ValueError as error:
@@ -329,14 +353,3 @@ def side_by_side(make: Make, trial: Trial, trials: int) -> int:
 def _outline(make: Make, trial: Trial) -> tuple:
     numbers = {name: jnp.asarray(value, trial.x.dtype) for name, value in trial.settings.items()}
     return jax.eval_shape(outline_of(make), numbers, trial.x, trial.data, as_key(trial.key))
-
-
-def total_memory() -> float:
-    """Bytes that the device has, in use or not: the same for a sweep that is begun again."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_limit" in stats:
-        return stats["bytes_limit"]
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return float(1 << 32)

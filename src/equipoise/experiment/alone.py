@@ -201,7 +201,7 @@ def record_of(problem: Problem, table: PerClient) -> records.AloneRecord:
     table = in_units(problem, table)
     measure, up, _ = problem.main_score(table)
     known = np.isfinite(np.asarray(table.scores[measure])).any()
-    bounds = standing(table, measure, up=up) if known else None
+    bounds = standing(table, measure, up=up, counted=problem.counted) if known else None
     nothing: tuple[None, ...] = (None,) * problem.n
     return records.AloneRecord(
         measure=measure,

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from equipoise.data.alike import alike
-from equipoise.engines.sweep import Trial, side_by_side, total_memory
+from equipoise.engines.checks import total_memory
+from equipoise.engines.sweep import Trial, side_by_side
 from equipoise.errors import InputError, not_none
 from equipoise.experiment import records, run
 from equipoise.experiment.config import Config

@@ -44,6 +44,12 @@ def _for_exact_gradients(settings: Mapping[str, Any]) -> Choice:
         return Choice("scaffpd", f"{', '.join(foreign)} is given, which SCAFF-PD with a model does not need")
     if model != "linear" and settings.get("convexify") is None:
         return Choice("scaffpd", f"a {model} is not convex, which SCAFF-PD with a model counts on")
+    if is_reference(objective):
+        return Choice(
+            "scaffpd",
+            f"'{objective}' is code of your own; algorithm.name = 'scaffpd_model' takes it too where its penalty is "
+            "smooth, and needs fewer rounds",
+        )
     if not _on_simplex(objective):
         return Choice("scaffpd", f"the weights of '{objective}' need not be shares, which SCAFF-PD with a model needs")
     if given("federation", "clip") is not None or given("federation", "clip_gradients") is not None:

@@ -59,8 +59,9 @@ class DataSettings(Section):
     max_categories: int = Field(100, ge=1, description="a column of more different texts is left out")
     min_count: int = Field(1, ge=1, description="a text that an owner has less often is not told to the others")
     indicators: bool = Field(False, description="an input 'is missing' beside each number that is missing somewhere")
-    scale_label: bool = Field(True, description="standardise the label of a regression")
+    scale_label: bool = Field(True, description="standardise the label of a regression; false: centre it only")
     separator: str = Field(",", description="between the cells of a CSV")
+    unit: str | None = Field(None, description="the column that says whose rows belong together, such as the patient")
     test: float = Field(0.2, ge=0, lt=1, description="share of each owner's rows held out, if there is no test set")
     data_dir: str | None = Field(None, description="where data sets are sought; default: $EQUIPOISE_DATA")
     download: bool = Field(False, description="fetch the data set if it is not there")
@@ -107,6 +108,11 @@ class ModelSettings(Section):
         "auto", description="cross_entropy or squared (one-hot targets) for classes, squared_error for numbers"
     )
     l2: float = Field(0.01, ge=0, description="coefficient of |x|^2/2; above zero the gap is certified")
+    l2_intercept: float | None = Field(
+        None,
+        ge=0,
+        description="linear: of the intercept; default: l2 / 1000 for numbers to predict, else l2",
+    )
     batch: int | None = Field(None, ge=1, description="examples of a local step; default: all")
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
     options: dict[str, Any] = Field({}, description="other arguments of the model's function, such as width = 16")
@@ -389,7 +395,7 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
             raise mistakes.no_key(source, "", key, KEYS)
         if key == "name":
             continue
-        require(isinstance(value, Mapping), f"{source}: {key} is {value!r}; give a table, [{key}]")
+        require(isinstance(value, Mapping), f"{source}: {key} is {mistakes.shown(value)}; give a table, [{key}]")
     best = choice.best_algorithm(given).name
     names = {"objective": ("chi2", OBJECTIVES), "algorithm": (best, tuple(ALGORITHMS))}
     own = {"run.score": (given.get("run", {}).get("score"), SCORES)}

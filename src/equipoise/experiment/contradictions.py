@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from equipoise.experiment import mistakes
+
 if TYPE_CHECKING:
     from equipoise.experiment.config import Config, ConvexifySettings, FederationSettings, PersonalSettings
 
@@ -12,6 +14,13 @@ def contradictions(config: "Config") -> Iterator[str]:
     owners, of, algorithm = config.data.silos is not None, config.federation, config.algorithm
     if owners and config.partition != type(config.partition)():
         yield "silo files are divided already; leave out [partition], or data.silos"
+    if config.data.unit is not None and not owners:
+        yield (
+            "data.unit is a column of the silo files of a run on this machine; give data.silos, or leave it out: data "
+            "sets and the sites of a federation do not have it"
+        )
+    if config.data.unit is not None and config.run.keep_best:
+        yield "run.keep_best sets rows aside one by one, not by data.unit; leave out one of them"
     if config.data.name == "synthetic" and config.partition.kind == "natural":
         yield "synthetic data has no natural owners; leave out partition.kind"
     if config.model.name == "torch" and (of is None or owners):
@@ -22,6 +31,11 @@ def contradictions(config: "Config") -> Iterator[str]:
     trains, section = (algorithm, "") if config.convexify is None else (config.convexify.algorithm, "convexify.")
     if config.model.name == "torch" and trains.optimizer is not None:
         yield f"{section}algorithm.optimizer is of optax, and a PyTorch module takes its own steps; leave it out"
+    if config.model.l2_intercept is not None and (config.model.name != "linear" or config.model.loss == "squared"):
+        yield (
+            "model.l2_intercept is for linear models with an intercept, which networks and model.loss = 'squared' have "
+            "not; leave it out"
+        )
     if of is not None:
         yield from _of_federation(config, of)
     if config.convexify is not None:
@@ -48,7 +62,7 @@ def contradictions(config: "Config") -> Iterator[str]:
 def _of_federation(config: "Config", of: "FederationSettings") -> Iterator[str]:
     sites, algorithm = of.sites, config.algorithm
     if not isinstance(sites, int) and not (all(sites) and len(set(sites)) == len(sites) > 0):
-        yield f"federation.sites is {sites!r}; give the sites' names, each once, or their number"
+        yield f"federation.sites is {mistakes.shown(sites)}; give the sites' names, each once, or their number"
     count = sites if isinstance(sites, int) else len(sites)
     if of.secure and count < 3:
         yield f"federation.secure hides a site among others, which takes 3 sites at least, not {count}"

@@ -13,6 +13,7 @@ from equipoise import algorithms, cohorts, objectives, steps
 from equipoise.algorithms.clipping import has_field
 from equipoise.algorithms.private import private_scaffpd
 from equipoise.algorithms.scaffpd_sums import MOST_TILT
+from equipoise.certificates import resolution
 from equipoise.data.datasets import synthetic
 from equipoise.data.shards import client_shapes
 from equipoise.engines import kernel
@@ -26,6 +27,7 @@ from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Vector, Wire, wire
 from equipoise.tasks import Task
 from equipoise.tasks.private import Draw, noisy_releases, normal, private_task
+from equipoise.tasks.task import least
 
 
 def build_dual(config: Config, n: int) -> Dual:
@@ -79,6 +81,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     server_steps, schedule = settings.pop("server_optimizer", None), settings.pop("schedule", None)
     psi, notes = build_dual(config, problem.n), []
     sample = _sample(record, problem.n, cohort, coin)
+    _check_until_gap(config, problem)
     alone = config.model_dump(exclude_none=True) | {"algorithm": {"cohort": cohort}}  # whatever is set of it
     best = choice.best_algorithm(alone)
     if best.name == record.name:
@@ -119,7 +122,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     if config.federation and config.federation.secure and "tilt_cap" in record.arguments:
         settings.setdefault("tilt_cap", MOST_TILT)
     if settings.get("mu") == "auto":
-        settings["mu"] = problem.l2
+        settings["mu"] = least(problem.l2)
     if record.minibatch_form is not None and config.batch is not None:
         notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
     if server_steps is None and schedule is None:
@@ -169,6 +172,17 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         kind, sums = config.federation.compress, config.federation.compress_sums
         algorithm = algorithms.compress_replies(algorithm, crossing(algorithm, problem), dtype=kind, sums=sums)
     return Method(algorithm, tuple(notes), algorithm)
+
+
+def _check_until_gap(config: Config, problem: Problem) -> None:
+    """A gap that no row of the history could show would never end a run."""
+    wanted, least_gap = config.run.until_gap, resolution(problem.x.dtype)
+    more = "or run.precision = 'float64'" if config.run.precision == "float32" else "which is as exact as it gets"
+    require(
+        wanted is None or wanted > least_gap,
+        f"run.until_gap is {wanted}, but numbers of {config.run.precision} show no gap below {least_gap:.1g} of the "
+        f"objective; give a larger one, {more}",
+    )
 
 
 def _check_steps(own_steps: Any, algorithm: Algorithm, problem: Problem) -> None:
@@ -350,4 +364,4 @@ def known_saddle(config: Config, problem: Problem) -> np.ndarray | None:
     if config.data.name != "synthetic" or settings.name not in caps:
         return None
     rho = settings.rho if settings.name == "chi2" else 0.0
-    return synthetic.saddle_point(problem.train, mu=problem.l2, rho=rho, cap=caps[settings.name]).x
+    return synthetic.saddle_point(problem.train, mu=least(problem.l2), rho=rho, cap=caps[settings.name]).x

@@ -19,9 +19,11 @@ def mistake(
 
     `within` is the section that was validated, where it was not all of `settings`.
     """
-    first = error.errors()[0]["loc"][:2]
+    # A key that does not exist before one that is missing: the one may be a typo of the other.
+    problems = sorted(error.errors(), key=lambda p: p["type"] != "extra_forbidden")
+    first = problems[0]["loc"][:2]
     # Of a value that may be one thing or another, the reading that went furthest.
-    problem = max((p for p in error.errors() if p["loc"][:2] == first), key=lambda p: len(p["loc"]))
+    problem = max((p for p in problems if p["loc"][:2] == first), key=lambda p: len(p["loc"]))
     kinds = [p for p in error.errors() if p["loc"][: len(problem["loc"]) - 1] == problem["loc"][:-1]]
     known = _every_name(settings)
     where = [*within, *(str(part) for part in problem["loc"] if str(part) in known or isinstance(part, int))]
@@ -34,7 +36,7 @@ def mistake(
     allowed = " or ".join(dict.fromkeys(_allowed(p) for p in kinds))
     expected = problem.get("ctx", {}).get("expected", "").replace(" or ", ",").split(",")
     hint = nearest(given, [part.strip(" '") for part in expected]) if isinstance(given, str) else ""
-    return InputError(f"{source}: {key} is {given!r}; give {allowed}{hint}")
+    return InputError(f"{source}: {key} is {shown(given)}; give {allowed}{hint}")
 
 
 def _allowed(problem: Any) -> str:
@@ -63,6 +65,18 @@ def _allowed(problem: Any) -> str:
     return next((word for key, word in words.items() if kind.startswith(key)), problem["msg"])
 
 
+def shown(value: Any) -> str:
+    """A value as a file has it: true, 'a text', [1, 2], { name = 'kl' }."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{key} = {shown(below)}" for key, below in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    return repr(value)
+
+
 def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
@@ -79,7 +93,7 @@ def no_key(source: str, section: str, key: str, allowed: Iterable[str]) -> Input
 
 
 def no_value(source: str, key: str, value: Any, allowed: Iterable[str]) -> InputError:
-    return InputError(f"{source}: {key} is {value!r}{nearest(value, allowed)} (known: {', '.join(allowed)})")
+    return InputError(f"{source}: {key} is {shown(value)}{nearest(value, allowed)} (known: {', '.join(allowed)})")
 
 
 def checked(source: str, settings: Any, key: str = "") -> Any:

@@ -34,12 +34,13 @@ import jax
 from pydantic import Field, ValidationError
 
 from equipoise import artifact
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, nearest, require
 from equipoise.experiment import alone, config, folders, measures, mistakes, origin, reading, records, run
 from equipoise.experiment.batch import data_of, is_done, run_batch
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.convexify import network_config
 from equipoise.experiment.measures import Measure
+from equipoise.experiment.mistakes import shown
 from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
 from equipoise.experiment.run import ClientRows, RunSpec
 
@@ -139,21 +140,32 @@ class Method(NamedTuple):
     settings: dict[str, Any]  # of its run
     grid: dict[str, list]  # its own
     own: frozenset[str]  # what it says itself, so that a shared grid does not
+    knows: frozenset[str] | None  # of a shared grid's [algorithm]; None: all of it, as the only method
+
+    def takes(self, key: str) -> bool:
+        """Whether a shared grid's key is for this method."""
+        section, _, rest = key.partition(".")
+        name = rest.partition(".")[0]
+        return section != "algorithm" or self.knows is None or name in self.knows - self.own
 
 
-def methods(settings: Settings, source: str) -> dict[str, Method]:
+def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = None) -> dict[str, Method]:
+    """By their labels. `first` is a point of the grids for all of them, which may decide on the algorithm."""
     base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     compared = settings.get("compare", {})
     require(
-        isinstance(compared, Mapping), f"{source}: compare is {compared!r}; give a table per method, [compare.LABEL]"
+        isinstance(compared, Mapping),
+        f"{source}: compare is {shown(compared)}; give a table per method, [compare.LABEL]",
     )
     if not compared:
-        name = config.parse(base, source=source).algorithm.name
-        return {name: Method(base, {}, frozenset())}
+        full = reading.override(base, [])
+        for key, value in (first or {}).items():
+            reading.put(full, key, value)
+        return {config.parse(full, source=source).algorithm.name: Method(base, {}, frozenset(), None)}
     out: dict[str, Method] = {}
     for label, method in compared.items():
         where = _named(source, label)
-        require(isinstance(method, Mapping), f"{where} is {method!r}; give a table of settings")
+        require(isinstance(method, Mapping), f"{where} is {shown(method)}; give a table of settings")
         require("name" in method, f"{where} has no name; give the algorithm's, such as name = 'drfa'")
         own = {key: value for key, value in method.items() if key not in (*OWN_SECTIONS, "objective", "grid")}
         mine = reading.override(base, [])
@@ -163,17 +175,18 @@ def methods(settings: Settings, source: str) -> dict[str, Method]:
             given = method["objective"]
             require(
                 isinstance(given, Mapping),
-                f"{where}.objective is {given!r}; give a table, such as objective = {{ name = 'kl' }}",
+                f"{where}.objective is {shown(given)}; give a table, such as objective = {{ name = 'kl' }}",
             )
             mine["objective"] = dict(given)
         for section in OWN_SECTIONS:
             _overlay(mine, section, method.get(section, {}), where)
-        config.parse(mine, source=where)
+        parsed = config.parse(mine, source=where)
         grid = _checked_grid(f"{where}.grid", method.get("grid", {}))
         out[label] = Method(
             mine,
             {key if "." in key else f"algorithm.{key}": values for key, values in grid.items()},
-            frozenset(f"algorithm.{key}" for key in own),
+            frozenset(own),
+            frozenset(type(parsed.algorithm).model_fields),
         )
     return out
 
@@ -183,7 +196,7 @@ def _overlay(settings: dict[str, Any], section: str, own: Any, where: str) -> No
     if own is False and section in ("convexify", "privacy"):
         settings.pop(section, None)
         return
-    require(isinstance(own, Mapping), f"{where}.{section} is {own!r}; give a table of settings")
+    require(isinstance(own, Mapping), f"{where}.{section} is {shown(own)}; give a table of settings")
     before = settings.get(section, {})
     if own and isinstance(before, Mapping):  # what else it may be is a mistake that parsing names
         settings[section] = {**before, **own}
@@ -191,7 +204,7 @@ def _overlay(settings: dict[str, Any], section: str, own: Any, where: str) -> No
 
 def sweep_of(settings: Settings, source: str) -> Sweep:
     given = settings.get("sweep", {})
-    require(isinstance(given, Mapping), f"{source}: sweep is {given!r}; give a table, [sweep]")
+    require(isinstance(given, Mapping), f"{source}: sweep is {shown(given)}; give a table, [sweep]")
     try:
         sweep = Sweep.model_validate(given)
     except ValidationError as error:
@@ -206,9 +219,9 @@ def sweep_of(settings: Settings, source: str) -> Sweep:
 
 
 def _checked_grid(where: str, grid: Any) -> Mapping[str, list]:
-    require(isinstance(grid, Mapping), f"{where} is {grid!r}; give a list of values per setting")
+    require(isinstance(grid, Mapping), f"{where} is {shown(grid)}; give a list of values per setting")
     for key, values in grid.items():
-        require(isinstance(values, list) and values, f"{where}: {key} is {values!r}; give a list of values")
+        require(isinstance(values, list) and values, f"{where}: {key} is {shown(values)}; give a list of values")
         twice = [value for value, times in Counter(map(exact, values)).items() if times > 1]
         require(not twice, f"{where}: {key} has {', '.join(twice[:1])} more than once; give each value once")
         head, _, rest = key.partition(".")
@@ -262,10 +275,12 @@ def _jobs(
     settings: Settings, plan: Sweep, seeds: Sequence[int], source: str, only: Mapping[Any, Any] | None = None
 ) -> Iterator[PlannedRun]:
     """`only` maps (place of the federation, label) to the point of the grid to run."""
-    known = methods(settings, source)
+    first = {key: values[0] for key, values in {**plan.over, **plan.grid}.items()}
+    known = methods(settings, source, first)
+    _check_taken(plan.grid, known, source)
     for over in _points(plan.over):
         for label, method in known.items():
-            grid = _shared(plan.grid, method) | method.grid
+            grid = {key: values for key, values in plan.grid.items() if method.takes(key)} | method.grid
             both = [key for key in grid if key in over]
             require(
                 not both,
@@ -283,11 +298,27 @@ def _jobs(
                     yield PlannedRun(label, f"{place}/seed-{seed}", parsed, over, point, seed)
 
 
-def _shared(grid: Mapping[str, list], method: Method) -> dict[str, list]:
-    """Of the grid for all methods what this one knows, and does not say itself."""
-    name = method.settings.get("algorithm", {}).get("name", "scaffpd")
-    known = {f"algorithm.{key}" for key in config.algorithm_section(name).model_fields} - method.own
-    return {key: values for key, values in grid.items() if not key.startswith("algorithm.") or key in known}
+def _check_taken(grid: Mapping[str, list], methods: Mapping[str, Method], source: str) -> None:
+    """Of the grid for all methods, each key is for one of them at least."""
+    for key in grid:
+        if any(method.takes(key) for method in methods.values()):
+            continue
+        names = sorted({f"algorithm.{name}" for method in methods.values() for name in method.knows or ()})
+        require(
+            ".".join(key.split(".")[:2]) in names,
+            f"{source}: sweep.grid has '{key}', which no method of the file has{nearest(key, names)} "
+            f"(known: {', '.join(names)})",
+        )
+        raise InputError(
+            f"{source}: sweep.grid has '{key}', which every method that has it sets itself; leave it out of the grid, "
+            "or out of their tables"
+        )
+
+
+def check_beside(settings: Settings, source: str) -> None:
+    """[compare] and [sweep] make sense, also where a command has no use for them: nothing in a file goes unread."""
+    if "compare" in settings or "sweep" in settings:
+        sweep(settings, source=source)
 
 
 def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:

@@ -32,9 +32,13 @@ from equipoise.experiment.config import Config, DataSettings
 from equipoise.models import Model
 from equipoise.models.model import Params
 from equipoise.protocol import Vector
-from equipoise.tasks import Task, moreau_envelope
+from equipoise.tasks import Convexity, Task, moreau_envelope
 from equipoise.tasks.moreau import Personal
 from equipoise.tasks.squares import Gram, Kernel
+from equipoise.tasks.task import least
+
+# Of l2, what an intercept has unless told: too little to be seen in a prediction, enough for certificates to rest on.
+FREE = 1e-3
 
 
 class Sent(NamedTuple):
@@ -68,7 +72,7 @@ class Problem:
     loss: str  # a name in models.LOSSES
     encoding: Encoding | None
     task: Task
-    l2: float
+    l2: Convexity
     x: Vector
     notes: tuple[str, ...] = ()
     validation: Any | None = None  # rows to choose the best round by, with `run.keep_best`
@@ -78,6 +82,7 @@ class Problem:
     score: MainScore | None = None  # that runs are summed up by; None: the one that says most
     envelope: "Envelope | None" = None  # of which `task` is, where owners have models of their own
     site_scores: Mapping[str, Score] = field(default_factory=dict)  # that sites of a federation have of their own
+    counted: np.ndarray | None = None  # [n], with data.unit: as how many independent rows the scored ones count
     filled_up: Any | None = None  # `train` in the shape of a plan's other divisions: what is measured has one program
 
     @property
@@ -112,8 +117,8 @@ class Problem:
 
         def measured(local_steps: int) -> tuple[steps.Constants, float]:
             if self.slope is None:
-                return steps.near_solution(self.task, self.compiled_for, self.x, steps=local_steps, mu=self.l2)
-            return steps.bounded(self.smoothness, self.slope, steps=local_steps, mu=self.l2)
+                return steps.near_solution(self.task, self.compiled_for, self.x, steps=local_steps, mu=least(self.l2))
+            return steps.bounded(self.smoothness, self.slope, steps=local_steps, mu=least(self.l2))
 
         return cache(measured)
 
@@ -177,7 +182,7 @@ def with_own_models(config: Config, problem: Problem) -> Problem:
         lr = 1 / (problem.smoothness + mu) if of.lr == "auto" else of.lr
         personal = moreau_envelope(task, mu, steps=of.steps, lr=lr)
     envelope = Envelope(task, personal, mu)
-    return replace(problem, task=personal.task, l2=envelope.damped(problem.l2), envelope=envelope)
+    return replace(problem, task=personal.task, l2=envelope.damped(least(problem.l2)), envelope=envelope)
 
 
 @contextmanager
@@ -249,7 +254,8 @@ def _of_silos(config: Config) -> Problem:
             seed=config.run.seed,
         )
     what = f"{len(found.names)} silos of the folder {Path(str(settings.silos)).name}, predicting {settings.label}"
-    return problem_of(config, what, found.names, found.train, found.test, found.encoding, found.warnings)
+    problem = problem_of(config, what, found.names, found.train, found.test, found.encoding, found.warnings)
+    return replace(problem, counted=found.counted)
 
 
 def _synthetic(config: Config) -> Problem:
@@ -405,8 +411,13 @@ def problem_of(
     )
     model = _model(config, shape, outputs, train)
     features = math.prod(shape)
-    options: dict[str, Any] = {"l2": settings.l2, "batch": settings.batch}
-    if settings.name != "linear" or (loss == "squared_error" and config.data.name != "synthetic"):
+    line = settings.name == "linear" and loss == "squared_error" and config.data.name != "synthetic"
+    l2: Convexity = settings.l2
+    intercept = settings.l2 * FREE if line and settings.l2_intercept is None else settings.l2_intercept
+    if intercept is not None:
+        l2 = (settings.l2,) * (features * outputs) + (intercept,) * outputs
+    options: dict[str, Any] = {"l2": l2, "batch": settings.batch}
+    if settings.name != "linear" or line:
         convex = settings.name == "linear"  # every loss of models.LOSSES is convex in the outputs
         score = models.LOSSES[loss]
         task = tasks.task_of(model.init, model.apply, score, name=settings.name, convex=convex, **options)
@@ -417,7 +428,7 @@ def problem_of(
     else:
         task = cached(tasks.ridge)(features, settings.l2, settings.batch)
     x = task.init(jax.random.key(config.run.seed))
-    return Problem(what, names, train, test, classes, model, loss, encoding, task, settings.l2, x, notes)
+    return Problem(what, names, train, test, classes, model, loss, encoding, task, l2, x, notes)
 
 
 @cache

@@ -99,6 +99,7 @@ class ClientRecord(JsonRecord):
     name: str
     train: int  # rows
     test: int
+    counted: float | None = None  # as how many independent rows its scored ones count, with data.unit; None: each does
 
 
 class FederationRecord(JsonRecord):

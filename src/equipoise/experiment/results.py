@@ -75,7 +75,7 @@ def write_result(
     else:
         events.append("the model is not finite: the step sizes are too large")
     nothing: tuple[None, ...] = (None,) * problem.n
-    found = standing(table, measure, up=up) if known else None
+    found = standing(table, measure, up=up, counted=problem.counted) if known else None
     outcome = records.RunResult(
         label=label,
         rounds=result.rounds,
@@ -102,13 +102,14 @@ def write_result(
 def federation_record(problem: Problem, algorithm: Algorithm, notes: tuple[str, ...]) -> records.FederationRecord:
     train = np.asarray(problem.train.sizes)
     test = np.zeros_like(train) if problem.test is None else np.asarray(problem.test.sizes)
+    counted: list[Any] = [None] * problem.n if problem.counted is None else problem.counted.tolist()
     return records.FederationRecord(
         what=problem.what,
         task="classification" if problem.classes else "regression",
         classes=problem.classes,
         members=tuple(
-            records.ClientRecord(name=name, train=int(a), test=int(b))
-            for name, a, b in zip(problem.names, train, test, strict=True)
+            records.ClientRecord(name=name, train=int(a), test=int(b), counted=c)
+            for name, a, b, c in zip(problem.names, train, test, counted, strict=True)
         ),
         held_out=problem.test is not None,
         parameters=problem.x.size,

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from equipoise import evaluation, files
+from equipoise.engines import kernel
+from equipoise.engines.checks import check_memory
 from equipoise.engines.simulator import Lost, Result, broken_replies, simulate
 from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
@@ -204,6 +206,7 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     problem = data.problem
     algorithm, notes, family = method or build_method(config, problem)
     source = origin.of(config, problem)
+    check_memory(jax.eval_shape(partial(kernel.init, algorithm), problem.x), algorithm)
     begin()
     crossing = crossing_of(family, algorithm, problem)
     evaluate = local_evaluator(config, problem, data.train, data.scorer)

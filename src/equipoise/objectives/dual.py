@@ -26,9 +26,11 @@ class Interior:
 
     lam_i is the sum of the parts w_j with owner_j = i; the parts are at least zero and sum to one, and
 
-        psi = cost' w + quadratic/2 |w - p|^2 + entropy sum_j w_j log(w_j/p_j),    w <= cap,    |w - p|^2 <= radius.
+        psi = cost' w + quadratic/2 |w - p|^2 + entropy sum_j w_j log(w_j/p_j) + smooth(w),
+        w <= cap,    |w - p|^2 <= radius.
 
-    Most duals have one part per client: the weight itself.
+    Most duals have one part per client: the weight itself. `smooth` is any convex function with two derivatives, which
+    are taken by JAX.
     """
 
     owner: np.ndarray
@@ -38,6 +40,7 @@ class Interior:
     quadratic: Any = None
     entropy: Any = None
     radius: Any = None
+    smooth: Callable[[Array], Array] | None = None
 
     @property
     def only(self) -> np.ndarray | None:
@@ -73,7 +76,7 @@ class Dual(NamedTuple):
     value: Callable[[Losses], Scalar]  # that maximum: the robust objective of a loss vector
     modulus: float  # psi is modulus-strongly convex on Lam in the Euclidean norm; 0: merely convex
     simplex: bool = True  # Lam lies in the probability simplex, so lam can be sampled from
-    interior: Interior | None = None  # both for `algorithms.scaffpd_model`; None: not of that form
+    interior: Interior | None = None  # both for `algorithms.scaffpd_model`; None: found from `penalty`, if it can be
     # The same as prox, of a v of which that is known; who replaces the one replaces the other. None: of no use.
     prox_given: Callable[[Weights, Scalar | float, Known], Weights] | None = None
 

@@ -10,5 +10,6 @@ from equipoise.tasks.optimizer import with_local_optimizer as with_local_optimiz
 from equipoise.tasks.quadratic import quadratic as quadratic
 from equipoise.tasks.squares import least_squares as least_squares
 from equipoise.tasks.squares import ridge as ridge
+from equipoise.tasks.task import Convexity as Convexity
 from equipoise.tasks.task import Task as Task
 from equipoise.tasks.task import losses as losses

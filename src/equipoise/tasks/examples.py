@@ -14,7 +14,7 @@ from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, known, require
 from equipoise.protocol import RandomKey, Vector, as_key
-from equipoise.tasks.task import Scalar, Task
+from equipoise.tasks.task import Convexity, Scalar, Task, least, penalty
 
 
 def over_examples(
@@ -22,7 +22,7 @@ def over_examples(
     size: int,
     example_losses: Callable[[Vector, Array, Array], Float[Array, " b"]],
     *,
-    l2: float = 0.0,
+    l2: Convexity = 0.0,
     batch: int | None = None,
     init: Callable[[RandomKey | int], Vector] | None = None,
     predict: Callable[[Vector, Array], Array] | None = None,
@@ -32,16 +32,19 @@ def over_examples(
 ) -> Task:
     """f_i(x) = mean over the client's examples of `example_losses` + l2/2 |x|^2.
 
+    `l2` may be a number for every parameter, l2_j/2 x_j^2 each: an intercept is hardly ever meant to be small.
     `convex`: each of `example_losses` is convex in x, whatever the example. With l2 above zero the task then promises
     strong convexity, on which certificates rest; leave it where you are not sure. `random`: `example_losses` takes a
     key as its fourth argument, another one in every step; None: nothing is left to chance.
     """
     require(size >= 1, f"a model of {size} parameters cannot be trained; give at least one")
     require(batch is None or batch >= 1, f"batch is {batch}; give at least 1, or None for all examples")
-    require(l2 >= 0, f"the l2 coefficient is {l2}; give zero or more")
+    if isinstance(l2, tuple):
+        require(len(l2) == size, f"l2 has {len(l2)} numbers for {size} parameters; give one for each, or one for all")
+    require(least(l2) >= 0, f"the l2 coefficient is {least(l2)}; give zero or more")
 
     def penalised(mean_loss: Scalar, x: Vector) -> Scalar:
-        return mean_loss if known(l2) and not l2 else mean_loss + l2 / 2 * (x @ x)
+        return mean_loss if known(l2) and not l2 else mean_loss + penalty(l2, x)
 
     def each_loss(x: Vector, inputs: Array, labels: Array, key: RandomKey | None) -> Float[Array, " b"]:
         return example_losses(x, inputs, labels, key) if random else example_losses(x, inputs, labels)  # type: ignore[call-arg]
@@ -79,7 +82,8 @@ def over_examples(
             expects(shard)
         return shard
 
-    modulus, start = float(l2) if convex and l2 > 0 else None, init or (lambda key: jnp.zeros(size))
+    promised = l2 if isinstance(l2, tuple) else float(l2)
+    modulus, start = promised if convex and least(l2) > 0 else None, init or (lambda key: jnp.zeros(size))
     return Task(name, size, loss, grad, descend, start, predict, prepare, modulus)
 
 
@@ -102,7 +106,7 @@ def task_of(
     apply: Callable[..., Array],
     loss: Callable[[Array, Array], Float[Array, " b"]],
     *,
-    l2: float = 0.0,
+    l2: Convexity = 0.0,
     batch: int | None = None,
     name: str = "model",
     convex: bool = False,
@@ -177,7 +181,7 @@ def _raveler(init: Callable[[RandomKey], PyTree]) -> tuple[Vector, Callable[[Vec
     return start, lambda x: eqx.combine(unravel(x), rest)
 
 
-def softmax_regression(features: int, classes: int, *, l2: float = 0.0, batch: int | None = None) -> Task:
+def softmax_regression(features: int, classes: int, *, l2: Convexity = 0.0, batch: int | None = None) -> Task:
     """Multinomial logistic regression; x = (weights [classes, features], bias [classes]), raveled."""
     require(classes >= 2, f"softmax regression over {classes} classes; give at least two")
 

@@ -20,7 +20,7 @@ from equipoise import local
 from equipoise.errors import all_positive, known, positive, require
 from equipoise.protocol import Data, RandomKey, Vector
 from equipoise.tasks.squares import Gram, Kernel
-from equipoise.tasks.task import Scalar, Task
+from equipoise.tasks.task import Scalar, Task, least
 
 
 class Personal(NamedTuple):
@@ -54,7 +54,7 @@ def moreau_envelope(task: Task, mu: float, *, steps: int | None = None, lr: floa
 
 
 def _exact(task: Task, mu: float) -> Personal:
-    l2 = task.strong_convexity or 0.0
+    l2 = least(task.strong_convexity)  # of squared losses, whose parameters have the same
 
     def prepare(shard: Data) -> Solved:
         data = task.prepare(shard)
@@ -88,14 +88,13 @@ def _exact(task: Task, mu: float) -> Personal:
     def descend(x: Vector, solved: Any, key: RandomKey | None, *, steps: int, **options: Any) -> Any:
         return local.descend(lambda u, _: grad(u, solved), x, None, steps=steps, **options)
 
-    convexity = task.strong_convexity
     envelope = task._replace(
         name=f"{task.name}_envelope",
         loss=loss,
         grad=grad,
         descend=descend,
         prepare=prepare,
-        strong_convexity=None if convexity is None else mu * convexity / (mu + convexity),
+        strong_convexity=mu * l2 / (mu + l2) if l2 else None,
     )
     return Personal(envelope, model)
 

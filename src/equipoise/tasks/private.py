@@ -18,7 +18,7 @@ from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, all_positive, require
 from equipoise.protocol import RandomKey, Vector
-from equipoise.tasks.task import Scalar, Task
+from equipoise.tasks.task import Convexity, Scalar, Task, least, penalty, shrink
 
 AT_ONCE, NUMBERS = 256, 1 << 24  # rows whose gradients are in memory at a time, or fewer with so many numbers
 Draw = Callable[[Any, tuple[int, ...], Any], Array]  # normal numbers, as jax.random.normal
@@ -38,14 +38,14 @@ def normal(key: RandomKey, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def clipped_sums(
-    task: Task, x: Vector, shard: Shards, *, l2: float, clip: float, bound: float
+    task: Task, x: Vector, shard: Shards, *, l2: Convexity, clip: float, bound: float
 ) -> tuple[Scalar, Vector]:
     """The sums over the shard's rows of their clipped losses and gradients, a few rows at a time."""
 
     def of_row(inputs: Array, label: Array) -> tuple[Scalar, Vector]:
         row = Shards(inputs[None], label[None], jnp.ones((), shard.sizes.dtype))
-        loss = task.loss(x, row) - l2 / 2 * (x @ x)
-        gradient = task.grad(x, row) - l2 * x
+        loss = task.loss(x, row) - penalty(l2, x)
+        gradient = task.grad(x, row) - shrink(l2, x)
         length = jnp.linalg.norm(gradient)
         scale = jnp.minimum(1, clip / jnp.where(length > 0, length, 1))
         # A row that overflows adds nothing: its sensitivity is bounded too.
@@ -66,14 +66,14 @@ def clipped_sums(
 
 
 def noisy_releases(
-    task: Task, noise: Noise, *, l2: float, draw: Draw = normal
+    task: Task, noise: Noise, *, l2: Convexity, draw: Draw = normal
 ) -> Callable[[Vector, Shards, RandomKey | None], tuple[Scalar, Vector]]:
     """A loss and a gradient of `task` at once, each with noise; both need a key, each time another one.
 
     `l2` is the task's own, which says nothing about records. `draw` is where noise comes from.
     """
     all_positive(**noise._asdict())
-    require(l2 >= 0, f"l2 is {l2}; give the task's own, zero or more")
+    require(least(l2) >= 0, f"l2 is {least(l2)}; give the task's own, zero or more")
 
     def released(x: Vector, shard: Shards, key: RandomKey | None) -> tuple[Scalar, Vector]:
         if key is None:
@@ -83,12 +83,12 @@ def noisy_releases(
         gradient = gradient + noise.gradient * noise.clip * draw(one, x.shape, x.dtype)
         loss = loss + noise.loss * noise.loss_bound * draw(other, (), x.dtype)
         count = shard.sizes.astype(x.dtype)
-        return loss / count + l2 / 2 * (x @ x), gradient / count + l2 * x
+        return loss / count + penalty(l2, x), gradient / count + shrink(l2, x)
 
     return released
 
 
-def private_task(task: Task, noise: Noise, *, l2: float, draw: Draw = normal) -> Task:
+def private_task(task: Task, noise: Noise, *, l2: Convexity, draw: Draw = normal) -> Task:
     """`task`, whose every gradient and loss is a release, see `noisy_releases`."""
     released = noisy_releases(task, noise, l2=l2, draw=draw)
 

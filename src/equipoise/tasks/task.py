@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, PyTree
 
 from equipoise.protocol import Data, RandomKey, Vector
 
 Scalar = Float[Array, ""]
+Convexity = float | tuple[float, ...]  # a tuple has a number for every parameter
 
 
 class Task(NamedTuple):
@@ -29,9 +31,24 @@ class Task(NamedTuple):
     init: Callable[[RandomKey | int], Vector]  # a start
     predict: Callable[[Vector, Array], Array] | None  # model outputs [b, ...] of inputs [b, ...]
     prepare: Callable[[Data], Data]  # run once per client, on its own data
-    strong_convexity: float | None = None  # every f_i is that strongly convex, whatever the data; None: no such promise
+    strong_convexity: Convexity | None = None  # of every f_i, whatever the data; None: no such promise
     ravel: Callable[[PyTree], Vector] = lambda params: params  # parameters as they were given -> the flat vector
     unravel: Callable[[Vector], PyTree] = lambda x: x  # and back
+
+
+def least(numbers: Convexity | None) -> float:
+    """What holds in every direction; nothing promised is zero."""
+    return 0.0 if numbers is None else min(numbers) if isinstance(numbers, tuple) else numbers
+
+
+def penalty(l2: Convexity, x: Vector) -> Scalar:
+    """sum_j l2_j/2 x_j^2."""
+    return jnp.sum(shrink(l2, x) * x) / 2 if isinstance(l2, tuple) else l2 / 2 * (x @ x)
+
+
+def shrink(l2: Convexity, x: Vector) -> Vector:
+    """Its gradient."""
+    return (jnp.asarray(np.array(l2), x.dtype) if isinstance(l2, tuple) else l2) * x
 
 
 def losses(task: Task, x: Vector, data: Any) -> Float[Array, " n"]:

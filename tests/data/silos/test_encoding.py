@@ -240,8 +240,9 @@ def test_a_regression_label_is_standardised_and_given_back():
     assert labels is not None
     assert labels.mean() == pytest.approx(0)
     np.testing.assert_allclose(encoding.decode(labels[:, None]).to_numpy(), y + 0.5)
-    plain = agreed([frame], scale_label=False)
-    np.testing.assert_allclose(plain.apply(frame)[1], y + 0.5)
+    plain = agreed([frame], scale_label=False)  # centred, in its own unit
+    np.testing.assert_allclose(plain.apply(frame)[1], y - y.mean(), rtol=1e-6)
+    np.testing.assert_allclose(plain.decode(plain.apply(frame)[1][:, None]).to_numpy(), y + 0.5)
 
 
 def test_columns_of_any_name():

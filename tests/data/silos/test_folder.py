@@ -412,3 +412,45 @@ def test_what_is_properly_quoted_is_read_as_it_was_written(rows):
             csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([["x", "y"], *rows])
         read = silos.scan(path).collect().rows()
     assert [[cell or "" for cell in row] for row in read] == rows
+
+
+def of_patients(folder, name, visits):
+    """A file with rows of patients, some of them with several visits, in no order."""
+    who = np.repeat([f"{name}{i}" for i in range(len(visits))], visits)
+    rng = np.random.default_rng(len(visits))
+    who = who[rng.permutation(who.size)]
+    table = {"patient": who, "age": rng.normal(size=who.size), "y": rng.choice(["no", "yes"], who.size)}
+    pl.DataFrame(table).write_csv(folder / f"{name}.csv")
+    return who
+
+
+def test_rows_of_a_unit_are_on_one_side_and_no_input(tmp_path):
+    who = {name: of_patients(tmp_path, name, visits) for name, visits in {"a": [5] * 12, "b": [1, 9, *[3] * 8]}.items()}
+    options = Options("y", unit="patient")
+    for name, of in who.items():
+        site = open_site(tmp_path / f"{name}.csv", options)
+        assert 0 < site.held_out.sum() < of.size
+        assert not set(of[site.held_out]) & set(of[~site.held_out])
+        assert "patient" not in site.statistics(options).to_json()
+    found = read(tmp_path, "y", unit="patient")
+    assert found.encoding.inputs == ("age",)
+    sizes = np.asarray(found.test.sizes)
+    assert found.counted[0] == pytest.approx(sizes[0] / 5)
+    assert 1 <= found.counted[1] <= sizes[1]
+    assert read(tmp_path, "y", drop=["patient"]).counted is None
+    assert read(tmp_path, "y", unit="patient", test=0.0).counted == pytest.approx([12, 34**2 / (1 + 81 + 8 * 9)])
+
+
+@pytest.mark.parametrize(
+    ("unit", "rows", "sentence"),
+    [
+        ("person", "a,1,no\nb,2,yes\n", r"unit is 'person', which is no column of north.csv; name the one"),
+        ("y", "a,1,no\nb,2,yes\n", r"unit is 'y', which is the label; name the one"),
+        ("patient", "a,1,no\n,2,yes\n", r"north.csv, column 'patient', data row 2: the unit is missing; fill it in"),
+        ("patient", "a,1,no\na,2,yes\n", r"north.csv has rows of a single patient; a silo needs two"),
+    ],
+)
+def test_units_that_cannot_be(tmp_path, unit, rows, sentence):
+    (tmp_path / "north.csv").write_text(f"patient,age,y\n{rows}")
+    with pytest.raises(InputError, match=sentence):
+        read(tmp_path, "y", unit=unit)

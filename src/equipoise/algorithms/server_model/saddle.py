@@ -76,6 +76,8 @@ def solve(
     quadratic = zero if dual.quadratic is None else jnp.asarray(dual.quadratic, zero.dtype)
     entropy = zero if dual.entropy is None else jnp.asarray(dual.entropy, zero.dtype)
     modulus = jnp.maximum(quadratic, entropy)
+    if dual.smooth is not None:
+        modulus = jnp.maximum(modulus, jnp.max(jnp.diagonal(jax.hessian(dual.smooth)(p))))
 
     # One scale for the losses and one for the directions, so that every residual is compared with one.
     diagonal = jnp.diagonal(Q)
@@ -91,13 +93,19 @@ def solve(
     rounding = 1e-13  # keeps the systems regular
 
     def penalty_slopes(w: Array) -> tuple[Array, Array]:
-        """First and second derivative of psi."""
+        """First derivative of psi, and the second of all of it but `smooth`."""
         first, second = quadratic * (w - p), jnp.full(m, 1.0) * quadratic
         if dual.entropy is not None:  # its slope goes on as a line below a weight that no longer counts
             floor = jnp.maximum(w / p, NEGLIGIBLE)
             first = first + entropy * (jnp.log(floor) + 1 + (w / p - floor) / floor)
             second = second + entropy / (p * floor)
+        if dual.smooth is not None:
+            first = first + jax.grad(dual.smooth)(w) / scale
         return first, second
+
+    def bends(w: Array) -> Array:
+        """The second derivative of `smooth`, and Q."""
+        return Q if dual.smooth is None else Q + jax.hessian(dual.smooth)(w) / scale
 
     def slacks(w: Array, caps: Any, of_ball: Any) -> Array:
         """All constraints as one vector: w, then caps - w, then the ball."""
@@ -129,7 +137,7 @@ def solve(
         bend = bend + 2 * at.price[-1] if ball else bend
         in_a = jnp.tensordot(at.w, A, 1) + rounding * jnp.eye(k)
         below = jnp.concatenate([r.models, jnp.full((m, 1), -1.0)], axis=1)
-        K = jnp.block([[-(Q + jnp.diag(bend)), below], [below.T, jnp.pad(in_a, (0, 1))]])
+        K = jnp.block([[-(bends(at.w) + jnp.diag(bend)), below], [below.T, jnp.pad(in_a, (0, 1))]])
         if ball:
             edge = jnp.pad(-2 * (at.w - p), (0, k + 1))
             K = jnp.block([[K, edge[:, None]], [edge[None, :], (at.slack[-1:] / at.price[-1:])[None, :]]])

@@ -128,9 +128,8 @@ def _target(labels: dict[str, Column], options: Options) -> Target:
         math.isfinite(m2),
         f"the label {name!r} differs too widely between silos to be standardised; rescale it",
     )
-    if not options.scale_label:
-        return Target(name)
-    return Target(name, mean=mean, scale=math.sqrt(m2 / n))
+    # Centred in any case: a model starts at the mean, and single precision counts from there.
+    return Target(name, mean=mean, scale=math.sqrt(m2 / n) if options.scale_label else 1.0)
 
 
 def _class_order(value: str) -> tuple[float, str]:

@@ -13,6 +13,8 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from equipoise.data.shards import Shards, stack
 from equipoise.data.silos.agreement import agree
 from equipoise.data.silos.encoding import Encoding
@@ -35,6 +37,7 @@ class Silos(NamedTuple):
     encoding: Encoding
     task: str  # "classification" or "regression"
     warnings: tuple[str, ...]  # what was left out, a sentence each
+    counted: np.ndarray | None = None  # [n], with `unit`: as how many independent rows each silo's scored ones count
 
 
 def read(
@@ -49,6 +52,7 @@ def read(
     min_count: int = 1,
     indicators: bool = False,
     scale_label: bool = True,
+    unit: str | None = None,
     separator: str = ",",
     test: float = 0.2,
     seed: int = 0,
@@ -57,7 +61,7 @@ def read(
     for name, value in (("categorical", categorical), ("drop", drop), ("missing", missing)):
         require(not isinstance(value, str), f"{name} is the text {value!r}; give a list")
     columns = (tuple(categorical), tuple(drop), tuple(missing))
-    options = Options(label, task, *columns, max_categories, min_count, indicators, scale_label)
+    options = Options(label, task, *columns, max_categories, min_count, indicators, scale_label, unit)
     return read_with(Path(directory), options, separator=separator, test=test, seed=seed)
 
 
@@ -78,4 +82,5 @@ def read_with(directory: Path, options: Options, *, separator: str, test: float,
         encoding,
         encoding.task,
         notes,
+        None if options.unit is None else np.array([site.counted for site in sites], np.float64),
     )

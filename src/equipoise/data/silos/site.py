@@ -17,7 +17,7 @@ import polars as pl
 from equipoise.data.partition import stratified
 from equipoise.data.silos.encoding import Encoding
 from equipoise.data.silos.files import scan
-from equipoise.data.silos.statistics import Options, Statistics, statistics, strata
+from equipoise.data.silos.statistics import Options, Statistics, statistics, strata, units
 from equipoise.errors import not_none, require
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -30,6 +30,13 @@ class Site(NamedTuple):
     file: str
     frame: pl.LazyFrame
     held_out: np.ndarray  # per row: it is for testing
+    unit: np.ndarray | None = None  # per row: the number of its unit; None: every row is one of its own
+
+    @property
+    def counted(self) -> float | None:
+        """As how many independent rows the scored ones count; None: each of them does."""
+        scored = self.held_out if self.held_out.any() else ~self.held_out
+        return None if self.unit is None else effective_rows(self.unit[scored])
 
     def statistics(self, options: Options) -> Statistics:
         return statistics(self.frame, options, site=self.file, train=~self.held_out)
@@ -67,4 +74,20 @@ def site_of(frame: pl.LazyFrame, options: Options, *, name: str, file: str, test
         f"{file} has a single row; a silo needs two, one to train with and one to test with, or test=0",
     )
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    return Site(name, file, frame, stratified(classes.to_numpy(), test, rng))
+    of = units(frame, options, site=file)
+    if of is None:
+        return Site(name, file, frame, stratified(classes.to_numpy(), test, rng))
+    _, first, unit = np.unique(of.to_numpy(), return_index=True, return_inverse=True)
+    require(
+        len(first) > 1 or test == 0,
+        f"{file} has rows of a single {options.unit}; a silo needs two, one to train with and one to test with, "
+        "or test=0",
+    )
+    # Whole units, each counted for the label of its first row: no unit is on both sides.
+    return Site(name, file, frame, stratified(classes.to_numpy()[first], test, rng)[unit], unit)
+
+
+def effective_rows(unit: np.ndarray) -> float:
+    """As how many independent rows those of some units count, at the least: all rows of a unit may say the same."""
+    counts = np.unique(unit, return_counts=True)[1].astype(np.float64)
+    return float(counts.sum() ** 2 / (counts**2).sum())

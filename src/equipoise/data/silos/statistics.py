@@ -48,7 +48,8 @@ class Options(NamedTuple):
     max_categories: int = 100  # a text column with more different values is dropped
     min_count: int = 1  # a category that occurs less often in a silo is not told
     indicators: bool = False  # an input "is missing" beside each numeric column with missing cells
-    scale_label: bool = True  # standardise the label of a regression
+    scale_label: bool = True  # divide the label of a regression by its spread
+    unit: str | None = None  # the column that says whose rows belong together, such as the patient; no input
 
 
 class Column(NamedTuple):
@@ -118,6 +119,21 @@ def strata(frame: pl.DataFrame | pl.LazyFrame, options: Options, *, site: str = 
     return cells["name"] if classes else pl.repeat("", len(cells), eager=True)
 
 
+def units(frame: pl.DataFrame | pl.LazyFrame, options: Options, *, site: str = "the table") -> pl.Series | None:
+    """The unit of every row, such as its patient; None: every row is one of its own."""
+    if options.unit is None:
+        return None
+    table, _ = _opened(frame, options, site)
+    found = table.collect(table.cells(options.unit).text).to_series()
+    gaps = found.is_null().arg_true()
+    require(
+        not len(gaps),
+        f"{site}, column {options.unit!r}, data row {gaps[0] + 1 if len(gaps) else 0}: the unit is missing; fill it in "
+        "or leave the row out",
+    )
+    return found
+
+
 def _opened(frame: pl.DataFrame | pl.LazyFrame, options: Options, site: str) -> tuple[Table, list[str]]:
     """The table and the names of its input columns."""
     table = open_table(frame, site, options.missing)
@@ -140,8 +156,14 @@ def _opened(frame: pl.DataFrame | pl.LazyFrame, options: Options, site: str) -> 
                 name != options.label,
                 f"{what} names the label {name!r}; take it out, or say which task it is",
             )
+    unit = options.unit
+    require(
+        unit is None or (unit in table.columns and unit != options.label),
+        f"unit is {unit!r}, which is {'the label' if unit == options.label else f'no column of {site}'}; name the one "
+        f"that says whose rows belong together, of {listing(table.columns)}",
+    )
     require(table.collect(pl.len()).item() > 0, f"{site} has no rows; leave this silo out or give it data")
-    return table, [name for name in table.columns if name != options.label and name not in options.drop]
+    return table, [name for name in table.columns if name not in (options.label, unit, *options.drop)]
 
 
 class _Kind(NamedTuple):

@@ -1,0 +1,144 @@
+"""What a result came from: enough of the numbers of an algorithm and of its data to tell when others would resume it.
+
+An algorithm is functions, whose numbers (a penalty rho, step sizes, local steps) are in their closures; those are
+looked up, nothing is traced. Of data it is the clients' sizes and a few of their rows, so that it takes no time, also
+where the rows are on a disk or a device. Numbers are compared up to what another device may round or measure
+differently.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+CLIENTS, NUMBERS = 16, 64  # that are looked at: clients, and numbers of an array
+MOST = 5000  # things in an algorithm
+CLOSE = 1e-3  # numbers of settings, relative: step sizes may have been measured, by another device too
+SAME = 1e-6  # numbers of data
+TRACED = "a number that is not known yet"
+
+
+class MadeFrom(NamedTuple):
+    """Words that have to be the same, and numbers that have to be close."""
+
+    settings: tuple[str | float, ...] = ()  # of the algorithm
+    sizes: tuple[float, ...] = ()  # of clients
+    kind: str = ""  # of data
+    rows: tuple[float, ...] = ()  # of some clients
+
+
+def made_from(algorithm: Any, data: Any = None) -> MadeFrom:
+    """Of an algorithm, and of the data that it is given."""
+    seen: dict[int, Any] = {}
+    settings = tuple(item for item, _ in zip(_parts(algorithm, seen), range(MOST), strict=False))
+    if data is None:
+        return MadeFrom(settings)
+    return MadeFrom(settings, tuple(_some(data.sizes)), type(data).__name__, tuple(_rows(data)))
+
+
+def differs(before: MadeFrom, now: MadeFrom) -> str | None:
+    """What is not the same, in words; None: nothing, or nothing is known of it."""
+    if before.settings and not _alike(before.settings, now.settings, CLOSE):
+        return "settings (a penalty, a step size, another task or dual)"
+    if before.sizes and not _alike(before.sizes, now.sizes, SAME):
+        return "data: the clients have other numbers of rows"
+    if before.kind == now.kind and before.rows and not _alike(before.rows, now.rows, SAME):
+        return "data: rows of some clients are not the same"
+    return None
+
+
+def _alike(one: tuple, other: tuple, relative: float) -> bool:
+    if len(one) != len(other) or [type(a) for a in one] != [type(b) for b in other]:
+        return False
+    pairs = list(zip(one, other, strict=True))
+    numbers = np.array([(a, b) for a, b in pairs if not isinstance(a, str)], np.float64).reshape(-1, 2)
+    close = np.isclose(numbers[:, 0], numbers[:, 1], rtol=relative, atol=0, equal_nan=True)
+    return bool(close.all()) and all(a == b for a, b in pairs if isinstance(a, str))
+
+
+def _parts(value: Any, seen: dict[int, Any]) -> Iterator[str | float]:
+    """Words and numbers in `value`, in an order that is the same whenever it is made in the same way."""
+    if value is None or isinstance(value, str):
+        yield str(value)
+    elif isinstance(value, bool | int | float | np.number):
+        yield float(value)
+    elif isinstance(value, np.ndarray | jax.Array):
+        yield from (TRACED,) if isinstance(value, jax.core.Tracer) else _some(value)
+    elif id(value) in seen:
+        return
+    else:
+        seen[id(value)] = value  # kept, so that no other gets its id
+        for inner in _inside(value):
+            yield from _parts(inner, seen)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, tuple | list):
+        yield from value
+    elif isinstance(value, functools.partial):
+        yield from (value.func, value.args, value.keywords)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from (getattr(value, field.name) for field in dataclasses.fields(value))
+    elif callable(value):
+        function = _function(value)
+        yield getattr(function, "__qualname__", type(value).__name__)
+        yield from getattr(function, "__defaults__", None) or ()
+        yield from (getattr(function, "__kwdefaults__", None) or {}).values()
+        for cell in getattr(function, "__closure__", None) or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # not set yet
+                continue
+    else:
+        yield type(value).__name__
+
+
+def _function(value: Any) -> Callable:
+    """What jit, custom derivatives, caches and methods are wrapped around."""
+    for name in ("__wrapped__", "__func__", "fun"):
+        if callable(inner := getattr(value, name, None)):
+            return _function(inner)
+    return value
+
+
+def _rows(data: Any) -> Iterator[float]:
+    """Numbers in the first and last rows of some clients; of data of other kinds, numbers of every array."""
+    if not all(hasattr(data, name) for name in ("inputs", "labels")):
+        for leaf in jax.tree.leaves(data):
+            yield from _some(leaf)
+        return
+    sizes = _host(data.sizes)
+    if sizes is None:
+        return
+    starts = _host(data.starts) if hasattr(data, "starts") else None  # of a Pool
+    for i in np.unique(np.linspace(0, len(sizes) - 1, CLIENTS).astype(int)):
+        for row in (0, int(sizes[i]) - 1):
+            for table in (data.inputs, data.labels):
+                place = (i, row) if starts is None else (int(starts[i]) + row,)
+                yield from _some(table, place)
+
+
+def _some(array: Any, place: tuple = ()) -> Iterator[float]:
+    """Shape and some numbers of an array, or of what is at a place in it."""
+    found = _host(array, place)
+    if found is None or found.dtype.kind not in "fiub":
+        return
+    yield from map(float, found.shape)
+    flat = found.reshape(-1)
+    yield from map(float, flat[np.unique(np.linspace(0, max(flat.size - 1, 0), min(NUMBERS, flat.size)).astype(int))])
+
+
+def _host(array: Any, place: tuple = ()) -> np.ndarray | None:
+    """An array or a part of it in NumPy, without a copy of all that a device holds; None: it is in other processes."""
+    if not isinstance(array, jax.Array):
+        return np.asarray(array[place] if place else array)
+    if not array.is_fully_addressable or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return None
+    if all(device.platform == "cpu" for device in array.devices()):
+        return np.asarray(array)[place]
+    return np.asarray(array[place] if place else array)
