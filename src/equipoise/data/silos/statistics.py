@@ -213,6 +213,7 @@ def _kinds(table: Table, names: Iterable[str], options: Options, remedy: str = "
     questions: dict[tuple[str, str], pl.Expr] = {}
     kinds: dict[str, _Kind] = {}
     names = list(names)
+    categorical = {*options.categorical, *([options.label] if options.task == "classification" else [])}
     for name in names:
         dtype = table.columns[name][1]
         if isinstance(dtype, pl.Array):
@@ -230,9 +231,12 @@ def _kinds(table: Table, names: Iterable[str], options: Options, remedy: str = "
             }
     for name, found in table.ask(questions).items():
         kind = "number" if table.columns[name][1].is_numeric() else "date"
-        kinds[name] = _shown(table, name, Look(1, **found), kind, options.categorical)
+        kinds[name] = _shown(table, name, Look(1, **found), kind, categorical)
     for name, seen in look(table, names).items():
-        kinds[name] = _of_texts(table, name, seen, options, remedy)
+        text = not seen.cells or name in categorical
+        kinds[name] = (
+            _shown(table, name, seen, "text", categorical) if text else _of_texts(table, name, seen, options, remedy)
+        )
     return {name: kinds[name] for name in names}
 
 
@@ -252,8 +256,6 @@ def _of_texts(table: Table, name: str, seen: Look, options: Options, remedy: str
     """More than half of the cells numbers (dates) and the rest text is an error, not a guess."""
     where, asked = f"{table.file}, column {name!r}, data row", options.conventions
     names = "data.task = 'classification'" if remedy == "data.task" else f"{remedy} = [{name!r}]"
-    if not seen.cells or name in options.categorical or (options.task == "classification" and name == options.label):
-        return _shown(table, name, seen, "text", (name,))
     for kind, writing, setting in (("number", seen.number, asked.decimal), ("date", seen.date, asked.dates)):
         if writing.either * 2 <= seen.cells:
             continue
