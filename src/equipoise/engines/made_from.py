@@ -1,9 +1,9 @@
 """What a result came from: enough of the numbers of an algorithm and of its data to tell when others would resume it.
 
 An algorithm is functions, whose numbers (a penalty rho, step sizes, local steps) are in their closures; those are
-looked up, nothing is traced. Of data it is the clients' sizes, a few of their rows, and sums over all rows where that takes
-no time: not where they are many, or on a disk or a device. Numbers are compared up to what another device may round or
-measure differently.
+looked up, nothing is traced. Of data it is the clients' sizes, a few of their rows, and sums over all rows where that
+takes no time: not where they are many, or on a disk or a device. Numbers are compared up to what another device may
+round or measure differently.
 """
 
 import dataclasses
