@@ -1,10 +1,12 @@
 """Every test runs in float64, with strict promotion, and with warnings as errors (pyproject.toml)."""
 
+import contextlib
 import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import hypothesis
@@ -61,6 +63,25 @@ jax.config.update("jax_captured_constants_warn_bytes", 1 << 20)  # data is an op
 gc.set_threshold(100_000, 20, 50)  # tracing makes and drops millions of objects: the default took a tenth of all time
 PROGRAMS = 700  # that a process keeps in memory
 keep_programs(COMPILED)  # and the same programs in many places, and again next time
+
+
+def share_contexts(uses=100):
+    """A context of MLIR for many small programs of a thread: to make one takes as long as to look up a program."""
+    make, mine = mlir.make_ir_context, threading.local()
+
+    def context():
+        mine.left = getattr(mine, "left", 0) - 1
+        if mine.left < 0:  # one that lived on would keep every constant that was ever in it
+            mine.context, mine.left = make(), uses
+        return mine.context
+
+    mlir.make_ir_context = context
+
+
+with contextlib.suppress(ImportError, AttributeError):  # where JAX keeps it today
+    from jax._src.interpreters import mlir
+
+    share_contexts()
 
 
 def group(item):
