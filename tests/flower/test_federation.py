@@ -152,12 +152,14 @@ def away_and_back(run, site, fault, exchange, release):
     run.await_event(site, "joined", more_than=joined)
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_a_site_that_raises_in_its_own_code_tells_only_the_kind")
 def test_a_site_that_raises(wild, federation):
     federation.faults_are(east=[[0, "collect", "raise"]])
     wild.await_event("east", "failed", "error 2: ZeroDivisionError; the log of 'east' says more")
     assert "ZeroDivisionError" in federation.sites["east"].log.read_text()
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_a_fault_is_a_lost_reply")
 def test_replies_with_nan_or_a_wrong_shape_are_left_out(wild, federation):
     federation.faults_are(north=[[0, "collect", "shape"]], south=[[0, "improve", "nan"]])
     wild.await_event("south", "broken", "is not finite")
@@ -165,6 +167,9 @@ def test_replies_with_nan_or_a_wrong_shape_are_left_out(wild, federation):
     wild.until(lambda: wild.rows() and wild.rows()[-1].broken == 2)
 
 
+@pytest.mark.thorough(
+    witness="deploy/test_faults.py::test_a_huge_loss_passes_the_checks_and_is_bounded_by_the_defences"
+)
 def test_a_site_with_an_enormous_loss_is_named_and_capped(wild, federation):
     federation.faults_are(south=[[0, "collect", "huge"]])
     wild.await_event("south", "heavy", "'south' has 50% of the weight")
@@ -173,16 +178,19 @@ def test_a_site_with_an_enormous_loss_is_named_and_capped(wild, federation):
     assert max(wild.rows()[-1].lam) <= 0.5 + 1e-12
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_a_site_that_raises_in_its_own_code_tells_only_the_kind")
 def test_a_site_whose_disk_is_full(wild, federation):
     federation.faults_are(east=[[0, "collect", "full"]])
     wild.await_event("east", "failed", "FileError; the log of 'east' says more")
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_a_slow_site_is_waited_for_until_the_time_out")
 def test_a_site_that_hangs_in_its_work(wild, federation):
     wild.until(lambda: wild.rounds() >= 8)  # enough replies to make deadlines of
     away_and_back(wild, "south", "hang", "collect", (federation.folder / "released").touch)
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_a_site_that_leaves_and_comes_back_takes_its_place_again")
 def test_a_network_that_is_cut_for_longer_than_the_deadline_and_comes_back(wild, federation):
     wild.until(lambda: wild.rounds() >= 8)
     cut = federation.sites["east"].find("operations.worker")
@@ -193,6 +201,9 @@ def test_a_site_whose_process_dies_is_started_again(wild):
     away_and_back(wild, "north", "die", "improve", lambda: None)
 
 
+@pytest.mark.thorough(
+    witness="deploy/test_faults.py::test_a_site_without_its_file_is_refused_where_that_matters_and_only_there"
+)
 def test_a_site_that_is_killed_leaves_nothing_and_without_its_memory_it_refuses(wild, federation):
     federation.faults_are()
     assert left(federation.sites["north"].kill()) == []  # no node without its command
@@ -204,6 +215,7 @@ def test_a_site_that_is_killed_leaves_nothing_and_without_its_memory_it_refuses(
     wild.until(lambda: wild.rows()[-1].round > now and None not in wild.rows()[-1].loss)  # all are heard again
 
 
+@pytest.mark.thorough(witness="deploy/test_names.py::test_a_site_that_lost_its_folder_is_taken_back_without_a_restart")
 def test_a_site_that_lost_its_folder_is_taken_back_without_a_restart(wild, federation):
     federation.faults_are()
     federation.sites["north"].stop()
@@ -214,6 +226,7 @@ def test_a_site_that_lost_its_folder_is_taken_back_without_a_restart(wild, feder
     wild.until(lambda: wild.rows()[-1].round > now and None not in wild.rows()[-1].loss)
 
 
+@pytest.mark.thorough(witness="flower/test_outsider.py::test_an_outsider_gets_nothing_at_any_route")
 def test_an_outsider_is_refused_and_named_in_status_and_log(wild, federation):
     trust = ssl.create_default_context(cafile=federation.folder / "keys" / "ca.crt")
     for path in ("control/start-run", "control/register-node"):
@@ -229,6 +242,7 @@ def test_nobody_was_held_up_until_the_time_out(wild, federation):
     assert [why for _, _, why in federation.events("wild") if "within 60 s" in why] == []
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_given_up_in_the_end_with_everything_in_hand_and_resumed")
 def test_a_run_that_no_site_answers_stops_with_all_that_is_finished(wild, federation):
     """All fail in every try of a round. Of the tests of this run it has to be the last."""
     server = wild.servers[-1]
