@@ -1,7 +1,8 @@
 """Real federations: a SuperLink and sites as processes, TLS and authentication on, faults included.
 
 Two runs of the same three sites, which stay up all the while, as they would: one whose server is ended in every way,
-and one whose sites do whatever sites may do. A test disturbs the run and waits for what must come of it; the run goes
+and one whose sites do whatever sites may do. `make test` has one server that is killed and whose run resumes; what else
+happens here it sees in one process (`tests/deploy`). A test disturbs the run and waits for what must come of it; the run goes
 on. The clock of one site is an hour ahead, that of another an hour behind. Every wait is for something and bounded, and
 whatever is started is ended.
 """
@@ -73,6 +74,7 @@ def nothing_is_left_but_the_sites(run, tree):
     assert all(site.process.poll() is None for site in run.federation.sites.values())
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_ctrl_c_keeps_all_finished_rounds")
 def test_ctrl_c_ends_all_of_a_server_and_the_sites_stay(steady):
     server = steady.running()
     tree = server.tree()
@@ -81,6 +83,9 @@ def test_ctrl_c_ends_all_of_a_server_and_the_sites_stay(steady):
     nothing_is_left_but_the_sites(steady, tree)
 
 
+@pytest.mark.thorough(
+    witness="cli/test_flower.py::test_a_process_that_crashes_is_started_again_and_one_that_refuses_is_not"
+)
 def test_a_superlink_that_is_killed_is_started_again_and_the_run_resumes(steady):
     server = steady.running()
     server.find("superlink.py").kill()
@@ -197,6 +202,9 @@ def test_a_network_that_is_cut_for_longer_than_the_deadline_and_comes_back(wild,
     away_and_back(wild, "east", "stop", "collect", lambda: os.kill(cut.pid, signal.SIGCONT))
 
 
+@pytest.mark.thorough(
+    witness="cli/test_flower.py::test_a_process_that_crashes_is_started_again_and_one_that_refuses_is_not"
+)
 def test_a_site_whose_process_dies_is_started_again(wild):
     away_and_back(wild, "north", "die", "improve", lambda: None)
 
@@ -238,6 +246,7 @@ def test_an_outsider_is_refused_and_named_in_status_and_log(wild, federation):
     assert any("/v1/control/register-node" in log for log in logs)
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_no_site_waits_for_ever")
 def test_nobody_was_held_up_until_the_time_out(wild, federation):
     assert [why for _, _, why in federation.events("wild") if "within 60 s" in why] == []
 
