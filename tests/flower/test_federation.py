@@ -1,10 +1,10 @@
 """Real federations: a SuperLink and sites as processes, TLS and authentication on, faults included.
 
 Two runs of the same three sites, which stay up all the while, as they would: one whose server is ended in every way,
-and one whose sites do whatever sites may do. `make test` has one server that is killed and whose run resumes; what else
-happens here it sees in one process (`tests/deploy`). A test disturbs the run and waits for what must come of it; the run goes
-on. The clock of one site is an hour ahead, that of another an hour behind. Every wait is for something and bounded, and
-whatever is started is ended.
+and one whose sites do whatever sites may do. `make test` has one server that is killed and whose run resumes; what
+else happens here it sees in one process (`tests/deploy`). A test disturbs the run and waits for what must come of it;
+the run goes on. The clock of one site is an hour ahead, that of another an hour behind. Every wait is for something
+and bounded, and whatever is started is ended.
 """
 
 import json
