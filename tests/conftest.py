@@ -44,7 +44,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes depends on what else the machine does, and says nothing.
-# Every run tries the same examples, so that a change is judged by what it changed; EQUIPOISE_SEARCH=10 looks for others.
+# Every run tries the same examples, so that a change is judged by what it changed; EQUIPOISE_SEARCH=10 tries others.
 hypothesis.settings.register_profile(
     "untimed",
     deadline=None,
