@@ -19,6 +19,7 @@ from equipoise.experiment import config, records, run
 from tests.deploy.grid import InProcess
 from tests.flower import silos
 from tests.flower.silos import SITES
+from tests.problems import few
 
 HASTY = {"gather": 2.0, "hello": 1.0, "question": 5.0, "exchange": 5.0, "poll": 0.001}
 
@@ -97,7 +98,9 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", few(("state at the sites", "capped and clipped"), METHODS, "::test_scaffpd_as_on_one_machine")
+)
 def test_other_methods_as_on_one_machine(name, tmp_path):
     told = settings(**METHODS[name])
     told["algorithm"] = {key: value for key, value in told["algorithm"].items() if value is not None}
