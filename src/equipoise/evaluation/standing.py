@@ -9,7 +9,7 @@ import numpy as np
 
 from equipoise.errors import require, unknown
 from equipoise.evaluation import fairness, intervals
-from equipoise.evaluation.evidence import FEW_ROWS, Evidence, of_errors, of_means, of_shares
+from equipoise.evaluation.evidence import LEAST_ROWS, Evidence, of_errors, of_means, of_shares
 from equipoise.evaluation.exchange import PerClient
 from equipoise.evaluation.intervals import UNKNOWN, Bounds
 from equipoise.evaluation.predictions import ROOTS
@@ -64,7 +64,7 @@ def standing(
         found = intervals.bounds_of(evidence_of, rows[known], higher_is_better=up, key=key, k=k, level=level)
         low[known], high[known], mean, worst = found
         if score != "accuracy":
-            silent = (rows < FEW_ROWS) | (high > BEYOND * np.abs(values))
+            silent = (rows < LEAST_ROWS) | (high > BEYOND * np.abs(values))
             low[silent], high[silent] = np.nan, np.nan
     left_out = tuple(int(i) for i in np.flatnonzero(~np.isfinite(values)))
     return Standing(score, summary, low, high, mean, worst, left_out)
