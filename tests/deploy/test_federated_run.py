@@ -183,6 +183,30 @@ def test_a_regression_from_arrays_of_a_function_of_ones_own(tmp_path):
     assert all(low < high for low, high in zip(over.outcome.low, over.outcome.high, strict=True))
 
 
+def test_rows_of_a_unit_stay_together_at_every_site(tmp_path):
+    """Split and counted by patient, as on one machine; the server learns as how many rows they count, no patient."""
+    data = silos.write(tmp_path / "silos")
+    for site in SITES:
+        first, *lines = (data / f"{site}.csv").read_text().splitlines()
+        named = [f"{line},P-{k // 5}" for k, line in enumerate(lines)]
+        (data / f"{site}.csv").write_text("\n".join([f"{first},patient", *named]) + "\n")
+    told = settings(data={"unit": "patient"}, run={"rounds": 1, "precision": "float64"})
+    here = config.parse(told)
+    over = run_federation(here, tmp_path / "flower", grid(here, data, tmp_path / "homes"))
+    local = run.run(config.parse({**told, "data": {"unit": "patient", "silos": str(data)}}), tmp_path / "local")
+    assert_the_same(over, local)
+    assert [member.counted for member in over.federation.members] == [m.test / 5 for m in over.federation.members]
+    assert over.outcome.low == pytest.approx(local.outcome.low)
+    agreed = (tmp_path / "flower" / agreement.FILE).read_text()
+    assert "P-" not in agreed
+    assert "patient" not in agreed
+    assert any("as how many independent rows those of its units count" in note for note in over.federation.notes)
+    with pytest.raises(InputError, match=r"data\.unit is a column of owners' tables"):
+        config.parse(settings(data={"unit": "patient"}, model={"name": "torch"}))
+    with pytest.raises(InputError, match=r"data\.unit is a column of owners' tables"):
+        config.parse({"data": {"unit": "patient"}})
+
+
 def test_faults_are_told_by_name_and_cost_one_reply_each(tmp_path):
     data, here = silos.write(tmp_path / "silos"), config.parse(settings(federation={"exchange": 0.3}))
     network = grid(here, data, tmp_path / "homes")
