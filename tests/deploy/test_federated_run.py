@@ -19,6 +19,7 @@ from equipoise.experiment import config, records, run
 from tests.deploy.grid import InProcess
 from tests.flower import silos
 from tests.flower.silos import SITES
+from tests.problems import few
 
 HASTY = {"gather": 2.0, "hello": 1.0, "question": 5.0, "exchange": 5.0, "poll": 0.001}
 
@@ -124,7 +125,9 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", few(("state at the sites", "capped and clipped"), METHODS, "::test_scaffpd_as_on_one_machine")
+)
 def test_other_methods_as_on_one_machine(name, tmp_path):
     told = settings(**METHODS[name])
     told["algorithm"] = {key: value for key, value in told["algorithm"].items() if value is not None}
@@ -178,6 +181,30 @@ def test_a_regression_from_arrays_of_a_function_of_ones_own(tmp_path):
     assert_the_same(over, local)
     assert over.outcome.measure == "rmse"
     assert all(low < high for low, high in zip(over.outcome.low, over.outcome.high, strict=True))
+
+
+def test_rows_of_a_unit_stay_together_at_every_site(tmp_path):
+    """Split and counted by patient, as on one machine; the server learns as how many rows they count, no patient."""
+    data = silos.write(tmp_path / "silos")
+    for site in SITES:
+        first, *lines = (data / f"{site}.csv").read_text().splitlines()
+        named = [f"{line},P-{k // 5}" for k, line in enumerate(lines)]
+        (data / f"{site}.csv").write_text("\n".join([f"{first},patient", *named]) + "\n")
+    told = settings(data={"unit": "patient"}, run={"rounds": 1, "precision": "float64"})
+    here = config.parse(told)
+    over = run_federation(here, tmp_path / "flower", grid(here, data, tmp_path / "homes"))
+    local = run.run(config.parse({**told, "data": {"unit": "patient", "silos": str(data)}}), tmp_path / "local")
+    assert_the_same(over, local)
+    assert [member.counted for member in over.federation.members] == [m.test / 5 for m in over.federation.members]
+    assert over.outcome.low == pytest.approx(local.outcome.low)
+    agreed = (tmp_path / "flower" / agreement.FILE).read_text()
+    assert "P-" not in agreed
+    assert "patient" not in agreed
+    assert any("as how many independent rows those of its units count" in note for note in over.federation.notes)
+    with pytest.raises(InputError, match=r"data\.unit is a column of owners' tables"):
+        config.parse(settings(data={"unit": "patient"}, model={"name": "torch"}))
+    with pytest.raises(InputError, match=r"data\.unit is a column of owners' tables"):
+        config.parse({"data": {"unit": "patient"}})
 
 
 def test_faults_are_told_by_name_and_cost_one_reply_each(tmp_path):
