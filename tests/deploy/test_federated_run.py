@@ -19,6 +19,7 @@ from equipoise.experiment import config, records, run
 from tests.deploy.grid import InProcess
 from tests.flower import silos
 from tests.flower.silos import SITES
+from tests.problems import few
 
 HASTY = {"gather": 2.0, "hello": 1.0, "question": 5.0, "exchange": 5.0, "poll": 0.001}
 
@@ -82,6 +83,33 @@ def test_scaffpd_as_on_one_machine(tmp_path):
         assert records.read_record(tmp_path / "homes" / site / agreement.FILE, agreement.Agreement).sites == SITES
 
 
+def test_sites_that_write_in_their_own_way(tmp_path):
+    """Decimal commas, semicolons, odd line ends; and a site that can be read in two ways, which follows the others."""
+    plain = silos.write(tmp_path / "plain")
+    rewritten = tmp_path / "rewritten"
+    rewritten.mkdir()
+    for site in SITES:
+        header, *rows = [line.split(",") for line in (plain / f"{site}.csv").read_text().splitlines()]
+        digits = 3 if site == "south" else 4  # of ages above one: "51,234" may be thousands
+        for row in rows:
+            row[0] = f"{float(row[0]):.{digits}f}".replace(".", ",")
+            row[1] = f"{100 * float(row[1]):.0f}"
+        text = "\r\r\n".join(";".join(row) for row in [header, *rows])
+        (rewritten / f"{site}.csv").write_bytes(text.encode() + b"\r\r\n")
+    told = settings(run={"rounds": 1})
+    over = run_federation(
+        config.parse(told), tmp_path / "flower", grid(config.parse(told), rewritten, tmp_path / "homes")
+    )
+    encoding = artifact.load(over.path / records.MODEL).encoding
+    whole = [float(row.split(",")[0]) for site in SITES for row in (plain / f"{site}.csv").read_text().splitlines()[1:]]
+    assert encoding.features[0].kind == "number"
+    assert encoding.features[0].seen == (",",)
+    assert abs(encoding.features[0].mean - np.mean(whole)) < 1  # nobody's commas became thousands
+    local = run.run(config.parse({**told, "data": {"silos": str(rewritten)}}), tmp_path / "local")
+    assert artifact.load(local.path / records.MODEL).encoding == encoding
+    assert_the_same(over, local)
+
+
 METHODS = {
     "measured step size, sampled, minibatches": {
         "algorithm": {"name": "fedavg", "steps": 3, "local_lr": "auto", "cohort": 2, "rule": None},
@@ -97,7 +125,9 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", few(("state at the sites", "capped and clipped"), METHODS, "::test_scaffpd_as_on_one_machine")
+)
 def test_other_methods_as_on_one_machine(name, tmp_path):
     told = settings(**METHODS[name])
     told["algorithm"] = {key: value for key, value in told["algorithm"].items() if value is not None}
