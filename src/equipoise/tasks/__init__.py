@@ -7,9 +7,12 @@ from equipoise.tasks.linearised import linearised as linearised
 from equipoise.tasks.moreau import Personal as Personal
 from equipoise.tasks.moreau import moreau_envelope as moreau_envelope
 from equipoise.tasks.optimizer import with_local_optimizer as with_local_optimizer
+from equipoise.tasks.own import own_part as own_part
 from equipoise.tasks.quadratic import quadratic as quadratic
 from equipoise.tasks.squares import least_squares as least_squares
 from equipoise.tasks.squares import ridge as ridge
 from equipoise.tasks.task import Convexity as Convexity
+from equipoise.tasks.task import Examples as Examples
+from equipoise.tasks.task import Own as Own
 from equipoise.tasks.task import Task as Task
 from equipoise.tasks.task import losses as losses
