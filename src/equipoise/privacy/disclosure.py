@@ -48,6 +48,8 @@ def disclosed(
     bound: float = 1.0,
     own_models: bool = False,
     features: bool = False,
+    baselines: bool = False,
+    own_parts: bool = False,
 ) -> Iterator[str]:
     """Of a run whose exchanges are `crossing`.
 
@@ -65,6 +67,11 @@ def disclosed(
         "before the first round the server learns of each site: its name, its number of rows, statistics of its columns"
         + (", the largest curvature of its loss and the slope at the start" if measured else "")
     )
+    if baselines:
+        yield (
+            "before the first round the server learns of each site how well a model of its own rows alone does on rows "
+            "that it has not seen, one number: the objective is of gains over it"
+        )
     if features:
         yield sums_of_features(masked=masked)
     for exchange in crossing:
@@ -87,6 +94,9 @@ def disclosed(
         yield "when the model is evaluated: the server learns sums of the sites' losses and scores, and no site's own"
     else:
         yield "when the model is evaluated: the server sees each site's scores and its training loss"
+    if own_parts:
+        told = "learns the sum over the sites that answered" if masked else f"is sent each site's own ({PLAIN})"
+        yield f"after training: of the sites' parts of the model, whose mean a new owner gets, the server {told}"
     if own_models:
         yield (
             "after training: the server sees each site's scores with the shared model and with its own, which stays at "

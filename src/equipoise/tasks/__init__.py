@@ -1,5 +1,7 @@
 """What every client minimises."""
 
+from equipoise.tasks.baseline import WithBaseline as WithBaseline
+from equipoise.tasks.baseline import less_baseline as less_baseline
 from equipoise.tasks.examples import over_examples as over_examples
 from equipoise.tasks.examples import softmax_regression as softmax_regression
 from equipoise.tasks.examples import task_of as task_of

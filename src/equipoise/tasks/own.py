@@ -109,6 +109,18 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
     return task._replace(name=f"{task.name}_own", loss=loss, grad=grad, descend=descend, own=parts)
 
 
+def base_rate(task: Task, x: Vector, shard: Shards) -> Part:
+    """The own intercept [k, 1] of a model whose outputs are zero: what an owner predicts that looks at labels only."""
+    of = not_none(task.examples)
+    like = jax.eval_shape(lambda x, rows: of.outputs(x, rows, None), x, shard.inputs)
+    z = jnp.zeros((like.size // like.shape[0], like.shape[0]), like.dtype)
+
+    def losses(z: Float[Array, "k m"], labels: Array) -> Float[Array, " m"]:
+        return of.losses(z.T.reshape(like.shape), labels)
+
+    return _minimised(losses, of.bend, z, jnp.ones((1, z.shape[1]), z.dtype), shard, None)
+
+
 def _parts(task: Task, inputs: tuple[int, ...], fit: Callable[[Vector, Shards], Part]) -> Own:
     of = not_none(task.examples)
 
