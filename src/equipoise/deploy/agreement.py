@@ -226,7 +226,7 @@ def setup(
     algorithm, notes = build_method(config, problem, draw)[:2]
     digest, sums = digest_of(config, agreed), tilt_of(config) if not_none(config.federation).secure else None
     personal = None if config.personal is None else own_models(config, problem)
-    own = None if problem.plain_task.own is None else mean_part(problem)
+    own = None if problem.plain_task.own is None else mean_part(problem, tell=sums is not None)
     return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, digest, sums, personal, own)
 
 

@@ -158,8 +158,8 @@ class FederatedRun:
     def once(self, part: str, algorithm: Algorithm, x: Vector, round: int, **options: Any) -> Any:
         """One round of something else than training, with whoever answers, noted under a round of training."""
         demands, seed = self.demands._replace(least=0, tries=1), self.config.run.seed
-        options = {"part": part, "shard": self.rows, "demands": demands, "note_under": round} | options
-        return serve(algorithm, x, self.federation, seed, rounds=1, **options).result.server
+        given: dict[str, Any] = {"part": part, "shard": self.rows, "demands": demands, "note_under": round} | options
+        return serve(algorithm, x, self.federation, seed, rounds=1, **given).result.server
 
     def evaluated(self, x: Vector, lam: Any) -> Evaluation:
         """How the model fares at every site that answers."""

@@ -3,7 +3,8 @@
 down    the shared model
 up      the sum over the owners of their parts, and their number: the mean of them is what a new owner gets
 
-The part stays with its owner, as the client's state.
+The part stays with its owner, as the client's state. Where nothing hides the parts of a sum nothing goes up, and a new
+owner begins with a part of zero.
 """
 
 import json
@@ -35,8 +36,11 @@ class Server(NamedTuple):
     part: Float[Array, "k q"]
 
 
-def mean_part(problem: Problem) -> Algorithm:
-    """An algorithm of one round, for any engine: clients end with their parts, the server with the mean of them."""
+def mean_part(problem: Problem, *, tell: bool = True) -> Algorithm:
+    """An algorithm of one round, for any engine: clients end with their parts, the server with the mean of them.
+
+    `tell`: the server is told sums; otherwise nothing.
+    """
     task, n = problem.plain_task, problem.n
     own, sample = not_none(task.own), everyone(problem.n)
     shape = jax.eval_shape(own.fit, problem.x, problem.train.client(0))
@@ -46,10 +50,10 @@ def mean_part(problem: Problem) -> Algorithm:
 
     def fit(message: ModelMessage, _: Array, data: Data, key: RandomKey) -> tuple[Array, Reply]:
         part = own.fit(message.x, data)
-        return part, Reply(total=weighted(jnp.ones((), part.dtype), part))
+        return part, Reply(total=weighted(jnp.ones((), part.dtype), part)) if tell else Reply()
 
     def note(server: Server, replies: Replies) -> Server:
-        return server._replace(part=mean(replies.total))
+        return server._replace(part=mean(replies.total)) if tell else server
 
     return Algorithm(
         name="own_parts",

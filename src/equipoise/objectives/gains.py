@@ -30,6 +30,8 @@ def of_gains(dual: Dual, base: ArrayLike) -> Dual:
     require(
         not known(base) or bool(np.isfinite(np.asarray(base)).all()), "a baseline is not finite; give a number for each"
     )
+    if known(base) and not np.any(np.asarray(base)):
+        return dual
 
     def of(like: Array) -> Array:
         return jnp.asarray(base).astype(like.dtype) if isinstance(base, Array) else jnp.asarray(base, like.dtype)

@@ -62,6 +62,8 @@ def disclosed(
         bound: of the masked numbers.
         own_models: sites make models of their own, after training.
         features: the rows of the run are features of a network, which sites have told sums of.
+        baselines: sites tell the loss of a model of their own.
+        own_parts: sites keep a part of the model for themselves.
     """
     yield (
         "before the first round the server learns of each site: its name, its number of rows, statistics of its columns"
@@ -95,8 +97,8 @@ def disclosed(
     else:
         yield "when the model is evaluated: the server sees each site's scores and its training loss"
     if own_parts:
-        told = "learns the sum over the sites that answered" if masked else f"is sent each site's own ({PLAIN})"
-        yield f"after training: of the sites' parts of the model, whose mean a new owner gets, the server {told}"
+        told = "the server learns the sum over the sites that answered" if masked else "the server learns nothing"
+        yield f"of the parts of the model that sites keep for themselves {told}"
     if own_models:
         yield (
             "after training: the server sees each site's scores with the shared model and with its own, which stays at "
