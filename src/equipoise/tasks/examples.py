@@ -118,7 +118,7 @@ def task_of(
     """Any model: `init(key)` makes its parameters, `apply(params, inputs [b, ...])` its outputs [b, ...],
     `loss(outputs, labels)` one number per example. Without `apply`, `loss(params, (inputs, labels))` is one number per
     example or their mean. `convex`: the loss is convex in the parameters, as it is for outputs linear in them and a
-    loss convex in the outputs. `bend`: how it is curved in the outputs, where that is known; `own_part` is faster with it.
+    loss convex in the outputs. `bend`: how it is curved in the outputs, where it is known, for `own_part`.
 
     Parameters are any tree, an equinox module with functions and sizes in it too; its floating-point arrays travel as
     one flat vector, and `task.unravel(x)` is the tree again. An `apply` (or a `loss` without it) with an argument `key`
