@@ -20,8 +20,8 @@ from flwr.app import RecordDict
 from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
 from equipoise.deploy.memory import Memory, check_order
 from equipoise.deploy.network.envelope import START, Address, mark, read_address, read_text, text
-from equipoise.deploy.network.wire import Refusal, pack, refuse_unless, unpack
-from equipoise.deploy.secure import SecureSite, answer_step, check_masked, masked
+from equipoise.deploy.network.wire import Refusal, pack, refuse_unless
+from equipoise.deploy.secure import SecureSite, answer_step, check_masked, masked, read_message
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Client, Data, Message, Vector, client_program
 from equipoise.tensors import named
@@ -149,7 +149,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     spec = job.specs[at.exchange]
     say_round(site, at)
     check_masked(site.secure, spec, content)
-    message = unpack(content.get("message"), spec.message)
+    message = read_message(site.secure, spec, at, content)
     memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
     mine = recall(site, job, spec, at, memory)
     refuse_unless(len(at.key) == KEY_WORDS, "the message's random key is none")
