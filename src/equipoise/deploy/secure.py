@@ -13,19 +13,22 @@ import jax
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from equipoise.deploy.exchanges import ExchangeSpec
+from equipoise.deploy.exchanges import ExchangeSpec, program
 from equipoise.deploy.network.envelope import Address
 from equipoise.deploy.network.wire import unpack
 from equipoise.deploy.sites import ConnectedSites, why_not
 from equipoise.engines.summation import Summation
-from equipoise.errors import Refusal, refuse_unless
+from equipoise.errors import Refusal, StopHere, refuse_unless
 from equipoise.privacy import fixed_point, masks, shamir, unmasking
 from equipoise.privacy.fixed_point import Integers
 from equipoise.privacy.site_masks import FEWEST, About, Limits, SiteMasks, keys_length, least_threshold
 from equipoise.privacy.unmasking import Batch
-from equipoise.protocol import Reply
+from equipoise.protocol import Algorithm, Reply, Vector
+from equipoise.steps.rules import StepSizes
+from equipoise.tensors import named
 
 QUESTION = "secure"
+MOST_ROUNDS = 1_000_000  # whose step sizes a site reckons
 HIGHEST = 2.0  # of a weight that a site keeps itself, of which all are near 1 together
 
 
@@ -93,7 +96,9 @@ def read_message(secure: SecureSite | None, spec: ExchangeSpec, at: Address, con
         refuse_unless(said == mine, "the message says something else to this site than to all members of the sum")
     table = unpack(content.get("message"), spec.table(len(members)))
     for leaf, varies in zip(jax.tree.leaves(table), spec.varies, strict=True):
-        if varies:
+        if varies and np.issubdtype(leaf.dtype, np.integer):
+            refuse_unless(len({*leaf.ravel().tolist()}) == len(members), "two sites would have the same number")
+        elif varies:
             check_weights(leaf, secure.limits().weight)
     return spec.row(table, k)
 
@@ -113,11 +118,38 @@ def check_weights(weights: np.ndarray, most: float) -> None:
 def check_own_weight(weight: Any, members: int, most: float) -> None:
     """Where each site keeps its own weight and nobody knows all: a band in which no site can have more than `most`."""
     low = lowest_weight(members, most)
-    refuse_unless(
-        low <= float(weight) <= HIGHEST,
-        f"this site's own weight has left the range {low:.2g} to {HIGHEST:g}, in which no site has more than {most:g} "
-        "of a masked sum: set a larger objective.rho, or let the sites say most_weight in site.toml",
-    )
+    if not low <= float(weight) <= HIGHEST:
+        raise StopHere(
+            f"this site's own weight has left the range {low:.2g} to {HIGHEST:g}, in which no site has more than "
+            f"{most:g} of a masked sum: set a larger objective.rho, or let the sites say most_weight in site.toml"
+        )
+
+
+class AgreedSteps:
+    """The largest step sizes of the weights that the agreed rule gives, round by round: sites reckon them too."""
+
+    def __init__(self, algorithm: Algorithm, x: Vector):
+        self.open, self.server = program(algorithm.round[0].open), algorithm.init(x)
+        self.known: list[dict[str, float]] = []
+
+    def check(self, round: int, message: Any) -> None:
+        """A Refusal where a message has larger ones."""
+        given = {name.rpartition(".")[2]: a for name, a in named(message)}
+        for what in {"sigma", "theta"} & given.keys():
+            refuse_unless(round < MOST_ROUNDS, f"there is no round {round}")
+            while len(self.known) <= round:
+                self.server, _ = self.open(self.server, jax.random.key(0))
+                found = [s for s in jax.tree.leaves(self.server, is_leaf=_is_steps) if _is_steps(s)]
+                self.known.append({w: max(float(getattr(s, w)) for s in found) for w in ("sigma", "theta")})
+            most = self.known[round][what]
+            refuse_unless(
+                np.isfinite(given[what]) and 0 <= float(given[what]) <= most * (1 + 1e-5),
+                f"{what} is {float(given[what]):.4g}, and the agreed rule gives {most:.4g} in this round",
+            )
+
+
+def _is_steps(tree: Any) -> bool:
+    return isinstance(tree, StepSizes)
 
 
 def lowest_weight(members: int, most: float) -> float:
@@ -157,7 +189,8 @@ class MaskedExchange:
 
     def told(self, since: Sequence[str], keys: Sequence[Sequence[int]]) -> None:
         """Says to all members what each of them is told: the state to start from, and its random key."""
-        self.header |= {"since": [*since], "keys": [word for key in keys for word in key]}
+        more: Any = {"since": [*since], "keys": [word for key in keys for word in key]}
+        self.header = ConfigRecord({**self.header, **more})
 
     def sent(self, at: Address, arrays: ArrayRecord) -> None:
         """Called with any of the messages: what is on them goes into the masks."""

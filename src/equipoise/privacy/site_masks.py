@@ -71,7 +71,7 @@ class Limits(NamedTuple):
     """What a site asks of the sums that it takes part in."""
 
     threshold: int | None = 0  # sites that have to help the server to read another's part; None: all but one
-    weight: float = 0.9  # the most that any site may count for in a sum
+    weight: float = 0.95  # the most that any site may count for in a sum
     same_sites: bool = False  # all sums of a run are over the same sites
 
 
