@@ -106,6 +106,7 @@ def _reveals(config: Config) -> Iterator[str]:
         sums_only=of.secure,
         measured=agreement.needs_curvature(config),
         n=sites_of(config),
+        threshold=of.threshold,
         bound=of.secure_bound,
         own_models=config.personal is not None,
         features=agreement.has_features(config),

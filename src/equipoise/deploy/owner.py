@@ -72,8 +72,8 @@ def with_kept_split(site: Site, config: Config, folder: Path, rules: Policy, tab
     if kept is not None and kept["table"] != table:
         refuse_unless(
             abs(rows - kept["rows"]) >= rules.min_rows,
-            f"the table of '{site.name}' has changed by fewer than {rules.min_rows} rows since it was told of, and both "
-            f"answers together would tell these; its owner starts over by removing {SPLIT} from the site's folder",
+            f"the table of '{site.name}' has changed by fewer than {rules.min_rows} rows since it was told of, and "
+            f"both answers together would tell these; its owner starts over by removing {SPLIT} from the site's folder",
         )
         kept = None
     if kept is None:
@@ -103,7 +103,7 @@ def table_digest(path: Path | None, frame: pl.LazyFrame) -> str:
     """Of a file, by its bytes; of what a function gives, by its rows."""
     digest = hashlib.sha256()
     if path is None:
-        digest.update(frame.collect().hash_rows(0, 1, 2, 3).to_numpy().tobytes())
+        digest.update(frame.collect().hash_rows(seed=0).to_numpy().tobytes())
     else:
         with path.open("rb") as file:
             while part := file.read(1 << 20):
@@ -121,8 +121,8 @@ def told_statistics(site: Site, config: Config, folder: Path, rules: Policy) -> 
         found = withheld(site.statistics(options), rules.min_rows)
         refuse_unless(
             found.label.categories is None or found.label.categories,
-            f"no value of the label '{config.data.label}' is in {options.min_count} rows or more of '{site.name}', so that "
-            "none of them is told; name another label",
+            f"no value of the label '{config.data.label}' is in {options.min_count} rows or more of '{site.name}', so "
+            "that none of them is told; name another label",
         )
         known[question] = found.to_json()
         if rules.split == "kept":
@@ -133,7 +133,7 @@ def told_statistics(site: Site, config: Config, folder: Path, rules: Policy) -> 
 
 def withheld(statistics: Statistics, least: int) -> Statistics:
     """Without the mean and the spread of a column that fewer rows have a number in: as if it were empty."""
-    nothing = {"n": 0, "mean": 0.0, "rest": 0.0, "m2": 0.0, "missing": statistics.rows}
+    nothing: dict[str, Any] = {"n": 0, "mean": 0.0, "rest": 0.0, "m2": 0.0, "missing": statistics.rows}
     columns = tuple(c._replace(**nothing) if 0 < c.n < least else c for c in statistics.columns)
     return statistics._replace(columns=columns)
 
@@ -233,8 +233,8 @@ def check_step(x: np.ndarray, start: Vector, most: float) -> None:
     far = float(np.sqrt(np.mean((np.asarray(x, np.float64) - np.asarray(start, np.float64)) ** 2)))
     refuse_unless(
         far <= most,
-        f"the model is {far:.3g} away from where it began, and this site goes along with {most:.3g} in this round; it is "
-        "no model that training leads to, or let the sites say most_step in site.toml",
+        f"the model is {far:.3g} away from where it began, and this site goes along with {most:.3g} in this round; it "
+        "is no model that training leads to, or let the sites say most_step in site.toml",
     )
 
 
@@ -252,7 +252,7 @@ _lengths: dict[Any, Callable[..., tuple[Array, Array]]] = {}  # by gradient: sit
 
 
 def lengths(grad: Callable[..., Vector], l2: Any) -> Callable[..., tuple[Float[Array, ""], Float[Array, ""]]]:
-    """The longest of the rows' own gradients, and the sum of their lengths."""
+    """The longest of the rows' own gradients, without what l2 adds, and the sum of their lengths."""
 
     def measure(x: Vector, shard: Shards) -> tuple[Array, Array]:
         def of_row(inputs: Array, label: Array) -> Array:

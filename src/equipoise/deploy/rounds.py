@@ -310,7 +310,7 @@ def one_exchange(
             content = RecordDict({"at": address(at), "message": arrays})
             if masked is not None:
                 content["mask"] = masked.header
-                masked.sent(at, alike)
+                masked.sent(at, arrays)
             message = federation.message(content, node, round=r, ttl=timeout)
             traffic.sent(message, node in federation.inline and content_bytes(message) <= INLINE)
             yield s, message

@@ -100,6 +100,8 @@ def read_message(secure: SecureSite | None, spec: ExchangeSpec, at: Address, con
             refuse_unless(len({*leaf.ravel().tolist()}) == len(members), "two sites would have the same number")
         elif varies:
             check_weights(leaf, secure.limits().weight)
+    if spec.exchange.weights is not None:
+        check_weights(spec.exchange.weights(table), secure.limits().weight)
     return spec.row(table, k)
 
 

@@ -23,13 +23,14 @@ outside_budget = ["statistics"]  # with a budget, what no noise covers is refuse
 
 import hashlib
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from equipoise.errors import InputError, not_none, refuse_unless
+from equipoise.errors import InputError, not_none, refuse_unless, require
 from equipoise.files import append, make_folder, read_text, write_whole
 from equipoise.privacy.site_masks import Limits
 
@@ -109,13 +110,18 @@ def load(path: Path) -> Policy:
     if not path.is_file():
         return Policy()
     try:
-        return Policy.model_validate(tomllib.loads(read_text(path)))
+        return validated(tomllib.loads(read_text(path)), str(path))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from None
+
+
+def validated(given: Mapping[str, Any], source: str) -> Policy:
+    try:
+        return Policy.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
-        raise InputError(f"{path}: {where}: {first['msg']}; see docs/privacy.md") from None
+        raise InputError(f"{source}: {where}: {first['msg']}; see docs/privacy.md") from None
 
 
 def approved_here(folder: Path) -> set[str]:
@@ -200,3 +206,47 @@ def check(policy: Policy, plan: Plan, also_approved: set[str], stopped: Collecti
             f"this site gives away epsilon {policy.epsilon:g} at delta {policy.delta:g} at most, not {epsilon:g} "
             f"at {delta:g}",
         )
+
+
+class Query(NamedTuple):
+    """A question to the owner of a site, and the key of site.toml that its answer is."""
+
+    key: str
+    words: str
+    default: str
+
+
+QUESTIONS = (
+    Query("ask", "Ask me before every new run? (yes, no)", "yes"),
+    Query("label", "The only column that may be predicted (empty: any)", ""),
+    Query("columns", "The only columns that may be read besides, with commas (empty: all)", ""),
+    Query("min_rows", "Rows that stand behind everything that is told, at least", "20"),
+    Query("min_count", "Rows that a text or a class has at least before it is told", "10"),
+    Query("secure", "Send sums masked only, and no loss of this site? (yes, no)", "yes"),
+    Query("least_cohort", "Sites that a run is over, at least", "3"),
+    Query("epsilon", "A budget of differential privacy for all runs together, epsilon (empty: none)", ""),
+)
+
+
+def written(answers: Sequence[tuple[Query, str]]) -> str:
+    """The answers as a file; an answer that makes no sense is an InputError."""
+    lines = []
+    for (key, words, _), given in answers:
+        answer = given.strip()
+        if not answer:
+            continue
+        value: Any = answer
+        if words.endswith("(yes, no)"):
+            require(answer.lower() in ("yes", "no", "y", "n"), f"{key}: the answer is {answer!r}; say yes or no")
+            value = answer.lower().startswith("y")
+        elif key == "columns":
+            value = [name.strip() for name in answer.split(",") if name.strip()]
+        elif key != "label":
+            try:
+                value = float(answer) if key == "epsilon" else int(answer)
+            except ValueError:
+                raise InputError(f"{key}: the answer is {answer!r}; give a number") from None
+        lines.append(f"# {words}\n{tomli_w.dumps({key: value})}")
+    text = "".join(lines)
+    validated(tomllib.loads(text), "the answers")
+    return text
