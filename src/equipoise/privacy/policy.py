@@ -47,6 +47,7 @@ min_rows = 1
 min_count = 1
 most_of_row = 1.0
 """
+NOT_APPROVED = "has not been approved here"  # in the refusal of a site whose owner has not looked at a run yet
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -170,8 +171,7 @@ def check(policy: Policy, plan: Plan, also_approved: set[str], stopped: Collecti
     )
     refuse_unless(
         not policy.ask or plan.digest in {*policy.approved, *also_approved},
-        f"this configuration has not been approved here: `equipoise flower approve {plan.digest[:16]}` shows what it "
-        "would reveal",
+        f"this configuration {NOT_APPROVED}: `equipoise flower approve {plan.digest[:16]}` shows what it would reveal",
     )
     refuse_unless(
         policy.algorithms is None or plan.algorithm in policy.algorithms,
