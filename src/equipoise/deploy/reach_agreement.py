@@ -21,15 +21,17 @@ from equipoise.deploy.rounds import Demands, serve
 from equipoise.deploy.site import SiteStatistics
 from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
-from equipoise.errors import InputError, not_none, require
+from equipoise.errors import EquipoiseError, InputError, not_none, require
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import crossing
 from equipoise.files import read_text, write_whole
 from equipoise.privacy.disclosure import disclosed
+from equipoise.privacy.policy import NOT_APPROVED
 from equipoise.protocol import Algorithm, Vector
 
 BASELINES = "baselines.json"  # in the server's run folder: of every site, the loss of its own model
+APPROVAL = 5.0  # seconds between two looks whether a run has been approved
 
 
 def gather_sites(
@@ -53,7 +55,7 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
         f"{', '.join(gone)} did not come: all sites have to be there when the encoding is agreed; start the missing "
         "ones, or leave them out of federation.sites",
     )
-    answers = {site: _statistics(site, text) for site, text in federation.ask("statistics").items()}
+    answers = {site: _statistics(site, text) for site, text in ask_for_statistics(federation).items()}
     known: dict[str, Any] = {}
     if config.model.name == "torch":
         known["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
@@ -70,6 +72,18 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
     )
     agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
     return send_agreement(config, federation, agreed)
+
+
+def ask_for_statistics(federation: ConnectedSites) -> dict[str, str]:
+    """Every site's; owners who have not looked at the run yet are waited for as long as sites that have not come."""
+    end = time.monotonic() + federation.patience.gather
+    while True:
+        try:
+            return federation.ask("statistics")
+        except EquipoiseError as error:
+            if NOT_APPROVED not in str(error) or time.monotonic() >= end:
+                raise
+        time.sleep(min(APPROVAL, federation.patience.gather / 4))
 
 
 def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
@@ -92,6 +106,7 @@ def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
             sums_only=setup.sums is not None,
             measured=agreement.needs_curvature(config),
             n=problem.n,
+            threshold=of.threshold,
             bound=of.secure_bound,
             own_models=setup.personal is not None,
             features=agreement.has_features(config),
