@@ -102,6 +102,9 @@ def server(
     client: Annotated[
         str | None, typer.Option(help="module:app, a ClientApp around Equipoise's, installed at all sites.")
     ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="NAME: resume the run without this site; repeatable.")
+    ] = None,
     page: Page = 0,
     stock: Stock = False,
     insecure: Insecure = False,
@@ -137,7 +140,8 @@ def server(
             f"{keys} has no {made.SERVER}; `equipoise flower keys {keys} --sites ...` makes keys for trials",
         )
         folder = _begun(parsed, out, overwrite)
-        at = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page)
+        left = tuple(without or ())
+        at = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page, left)
         run_server(parsed, folder, at, say, check=follower(folder, say))
         show([records.read(folder)], folder)
 

@@ -1,5 +1,6 @@
 """The rounds of a configured run at the server: training, evaluations beside it, and what the run folder holds."""
 
+import json
 import secrets
 import threading
 import time
@@ -28,7 +29,7 @@ from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import precision
 from equipoise.experiment.results import in_units, write_result
 from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, until_certified
-from equipoise.files import write_whole
+from equipoise.files import read_text, write_whole
 from equipoise.protocol import Algorithm, Vector
 
 OWNER = "server.txt"  # says which process writes the folder
@@ -49,7 +50,7 @@ class FederatedRun:
         self.dual = build_dual(config, setup.problem.n)
         of = not_none(config.federation)
         self.secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
-        self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
+        self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum, of.believed)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
         self.rows = OwnerRows(setup.problem.train.client(0), setup.problem.train.client(0))
@@ -99,8 +100,9 @@ class FederatedRun:
         saved = checkpoint.load(path, self.setup.algorithm, x, source, with_clients=False)
         result = self.writer.restore(saved).result
         outcome = Outcome(result._replace(history=()), ledger(saved.more))
-        if self.due(result.rounds):  # its row follows the checkpoint, so it is written again
-            self.record(outcome)
+        rows = read_text(self.folder / records.HISTORY).splitlines()
+        if self.due(result.rounds) and (not rows or json.loads(rows[-1])["round"] != result.rounds):
+            self.record(outcome)  # its row follows the checkpoint, so it is written again
         return outcome
 
     def due(self, rounds: int) -> bool:
@@ -156,7 +158,7 @@ class FederatedRun:
 
     def once(self, part: str, algorithm: Algorithm, x: Vector, round: int, **options: Any) -> Any:
         """One round of something else than training, with whoever answers, noted under a round of training."""
-        demands, seed = self.demands._replace(least=0, tries=1), self.config.run.seed
+        demands, seed = self.demands._replace(least=0, tries=1, bound=None), self.config.run.seed
         options |= {"part": part, "shard": self.rows, "demands": demands, "note_under": round}
         return serve(algorithm, x, self.federation, seed, rounds=1, **options).result.server
 

@@ -58,6 +58,7 @@ class ConnectedSites:
         self.sites = tuple(sites or ())
         self.anyone = sites is None  # while it is not decided yet who takes part
         self.nodes: dict[str, int] = {}  # site -> node
+        self.without: frozenset[str] = frozenset()  # sites of the run that its operator leaves out
         self.agreement = ""  # what all were told before the first round; who has lost it is told again
         self.refused: dict[str, int] = {}  # what the SuperLink refused at its port so far, how often
         self.inline: set[int] = set()  # nodes that take messages with the content inside
@@ -173,6 +174,10 @@ class ConnectedSites:
         if not self.anyone and name not in self.sites:
             why = f"'{name}' is not one of this run's sites ({', '.join(self.sites)}); it can join the next run"
             return self._turn_away(name, node, "stranger", why)
+        if name in self.without:
+            self._turned_away.add(node)
+            self._push([self._question("notice", f"'{name}' is left out of this run by its operator", node, 60.0)])
+            return None
         if name in self.nodes and self._alive(self.nodes[name]):
             why = f"there is another node called '{name}'; stop one of them, or rename it"
             return self._turn_away(name, node, "double", why)
@@ -283,10 +288,11 @@ class ConnectedSites:
         are asked.
         """
         require(question.isidentifier(), f"'{question}' cannot be asked; give a name like 'statistics'")
-        self.find(self.sites)
+        self.find([site for site in self.sites if site not in self.without])
         self.agreement = value if question == "agreement" else self.agreement
         self.where = (self.where[0], question)
-        asked_for = [s for s in self.sites if not warm or self.nodes.get(s) in self.inline]
+        there = [s for s in self.sites if s not in self.without]
+        asked_for = [s for s in there if not warm or self.nodes.get(s) in self.inline]
         found = [site for site in asked_for if site in self.nodes]
         wait = self.patience.question
         asked = [(s, self._question(question, value, self.nodes[s], wait)) for s in found]
@@ -371,18 +377,28 @@ def gather(
     patience: Patience | None = None,
     observe: Callable[[dict[str, Any]], None] | None = None,
     stock: bool = False,
+    without: Sequence[str] = (),
 ) -> ConnectedSites:
     """Waits for the sites of a run: those named, or else the first n, which are numbered by name.
 
     Sites that are named and do not come in time are absent until they do; without names all n have to come. `observe`
-    sees every event and every exchange as it happens; `stock`: messages go Flower's own way only.
+    sees every event and every exchange as it happens; `stock`: messages go Flower's own way only. Sites `without` which
+    a run is resumed keep their places and are asked nothing.
     """
     patience = patience or Patience()
     require((n is None) != (sites is None), "give the sites' names, or their number n")
     require(sites is None or len(set(sites)) == len(sites) > 0, f"the sites {sites} are not distinct; name each once")
-    wanted = not_none(n) if sites is None else len(sites)
+    strange = [name for name in without if sites is None or name not in sites]
+    require(
+        not strange,
+        f"{', '.join(strange)} cannot be left out; give the names of sites that the run has: {', '.join(sites or ())}",
+    )
+    wanted = not_none(n) if sites is None else len(sites) - len({*without})
     federation, end = ConnectedSites(grid, sites, patience, stock=stock), time.monotonic() + patience.gather
     federation.observe = observe or federation.observe
+    federation.without = frozenset(without)
+    for site in sorted(federation.without):
+        federation.note(site, "left out", f"'{site}' is left out of this run by its operator")
     federation.look()
     while len(federation.nodes) < wanted and time.monotonic() < end:
         time.sleep(patience.poll)
@@ -397,7 +413,7 @@ def gather(
         )
         federation.sites, federation.anyone = tuple(names), False
     for site in federation.sites:
-        if site not in federation.nodes:
+        if site not in federation.nodes and site not in federation.without:
             why = f"'{site}' did not come within {patience.gather:g} s; the run starts without it"
             federation.warn(site, "absent", why)
     return federation
