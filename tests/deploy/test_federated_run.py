@@ -16,6 +16,7 @@ from equipoise.deploy.server import begin_or_go_on, run_federation
 from equipoise.deploy.site import QUESTIONS, open_site
 from equipoise.errors import InputError
 from equipoise.experiment import config, records, run
+from equipoise.privacy import policy
 from tests.deploy.grid import InProcess
 from tests.flower import silos
 from tests.flower.silos import SITES
@@ -30,6 +31,8 @@ def settings(**sections):
 
 def grid(told, folder, homes, *, sites=SITES, fault=None, node=None):
     own = node or (lambda site: {"data": str(folder / f"{site}.csv")})
+    for site in sites:
+        policy.trial(homes / site)
     app = client_app(open_site, questions=QUESTIONS)
     return InProcess(
         app, sites, fault, lambda site: {"folder": str(homes / site), **own(site)}, {"settings": told.toml()}

@@ -11,6 +11,7 @@ from equipoise.deploy.network.transport import Door
 from equipoise.deploy.server import run_federation
 from equipoise.deploy.sites import ConnectedSites
 from equipoise.experiment import config
+from equipoise.privacy import policy
 from tests.deploy.grid import InProcess
 from tests.deploy.test_federated_run import QUESTIONS, grid, open_site, settings
 from tests.flower import silos
@@ -75,6 +76,7 @@ def test_a_site_that_lost_its_folder_is_taken_back_without_a_restart(tmp_path):
         if here and message.content["at"]["round"] == 1 and not lost:
             lost.append(message)
             shutil.rmtree(homes / "north")
+            policy.trial(homes / "north")
             over.app = client_app(open_site, questions=QUESTIONS)
         return reply
 

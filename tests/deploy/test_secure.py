@@ -12,7 +12,7 @@ import equipoise as eq
 from equipoise.deploy import client, flower
 from equipoise.deploy.flower import Demands, GivenUp, SecureSite, SecureSums
 from equipoise.privacy import fixed_point
-from equipoise.privacy.site_masks import SiteMasks
+from equipoise.privacy.site_masks import Limits, SiteMasks
 from tests import problems
 from tests.deploy.grid import InProcess
 from tests.deploy.setting import CALM, HASTY, SHARD, SITES
@@ -25,17 +25,19 @@ SETTINGS = SecureSums()
 ERROR = fixed_point.largest_error(N, SETTINGS.bound)
 IDENTITIES = identities(SITES)
 build = functools.cache(problems.build)
+FREE = Limits(weight=1.0)  # small problems put much weight on one client
 # All of them that ask no site twice.
 SUMMED = ("agnostic_fedavg", "fedavg", "scaffold", "scaffpd_secure", "scaffpd_sums")
 
 
-def federate(algorithm, folder, fault=None, who=IDENTITIES, secure=True, least=3):
+def federate(algorithm, folder, fault=None, who=IDENTITIES, secure=True, least=3, limits=FREE):
     data = unequal()
 
     def open_site(context):
         name = flower.site_name(context)
         job = flower.Job(algorithm, start(), data.client(SITES.index(name)))
-        masks = SecureSite(SiteMasks(who[name], folder / name, lambda: least)) if secure else None
+        own = SiteMasks(who[name], folder / name, lambda: least, lambda: limits)
+        masks = SecureSite(own) if secure else None
         return flower.Participant(name, folder / name, {"train": lambda: job}, secure=masks)
 
     grid = InProcess(flower.client_app(open_site), SITES, fault)

@@ -13,6 +13,7 @@ from equipoise.deploy.operations import keys, site_process
 from equipoise.deploy.operations.processes import free_port
 from equipoise.experiment import checkpoint, config, records, run
 from equipoise.files import write_whole
+from equipoise.privacy import policy
 from tests.flower import silos
 from tests.flower.processes import PATH, ROOT, Command, until
 from tests.flower.silos import SITES
@@ -33,9 +34,11 @@ class Federation:
         self.faults.write_text("{}")
         silos.write(folder / "silos")
         keys.make(folder / "keys", SITES)
+        (folder / "trial.toml").write_text(policy.TRIAL)  # not in a folder that a site may lose
 
     def start(self, site, *more, env=None):
         words = ("site", site, f"silos/{site}.csv", "--server", f"127.0.0.1:{self.port}", *more)
+        words += ("--policy", "trial.toml")
         env = {"EQUIPOISE_TEST_FAULTS": str(self.faults), **(env or {})}
         self.sites[site] = Command(*words, folder=self.folder, log=f"{site}.log", env=env)
 
@@ -77,6 +80,8 @@ class SharedProcess(Command):
 
     def __init__(self, sites, server, *, folder, log, env=None):
         self.log = folder / log
+        for site in sites:
+            policy.trial(folder / site)
         files = {site: {"data": str(folder / "silos" / f"{site}.csv")} for site in sites}
         made = [site_process.Site(s, folder / s, site_process.node_config(s, folder / s, files[s])) for s in sites]
         self.start(site_process.WORKER, folder, env, stdin=subprocess.PIPE)

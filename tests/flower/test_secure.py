@@ -14,7 +14,7 @@ from equipoise.engines.simulator import simulate
 from equipoise.experiment import config, records
 from equipoise.experiment.methods import build_method
 from equipoise.experiment.problems import build_problem, precision
-from equipoise.privacy import fixed_point
+from equipoise.privacy import fixed_point, policy
 from tests.flower.federation import LONG, SharedProcess, parameters
 from tests.flower.processes import Command, kill
 
@@ -60,10 +60,13 @@ def test_two_of_five_are_killed_and_the_sums_are_the_simulator_s_and_nobody_s_nu
     Command("keys", "keys", "--sites", ",".join(SITES), folder=tmp_path, log="keys.log").wait(LONG)
     (tmp_path / "secure.toml").write_text(tomli_w.dumps(settings()))
     port, commands = free_port(), []
+    for site in SITES:  # two may be lost at once
+        (tmp_path / site).mkdir()
+        (tmp_path / site / policy.FILE).write_text(f"{policy.TRIAL}threshold = 3\n")
     try:
         env = {"EQUIPOISE_TEST_FAULTS": str(tmp_path / "faults.json")}
         for site in faults:
-            words = ("site", site, f"silos/{site}.csv", "--server", f"127.0.0.1:{port}")
+            words = ("site", site, f"silos/{site}.csv", "--server", f"127.0.0.1:{port}", "--folder", site)
             commands.append(Command(*words, folder=tmp_path, log=f"{site}.log", env=env))
         commands.append(SharedProcess(UNHARMED, f"127.0.0.1:{port}", folder=tmp_path, log="others.log", env=env))
         words = ("server", "secure.toml", "--port", port, "--out", "run", "--client", "tests.flower.recorded:app")

@@ -163,7 +163,7 @@ def site(
         Path | None, typer.Option(help="Where the site keeps what it must not forget; default: flower-sites/NAME.")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="What the site agrees to; default: site.toml in its folder, if it is there.")
+        Path | None, typer.Option(help="What the site agrees to; default: site.toml in its folder, see `policy`.")
     ] = None,
     stock: Stock = False,
     insecure: Insecure = False,
@@ -278,18 +278,18 @@ def approve(
 ) -> None:
     """Show what a run would reveal of this site, and approve it.
 
-    A site whose site.toml has `ask = true` keeps the configurations that it refused for want of approval.
+    A site keeps the configurations that it refused for want of approval, unless its site.toml has `ask = false`.
 
     Example: equipoise flower approve 3f0c9a --site flower-sites/north
     """
     with in_sentences():
         _need_flower()
-        from equipoise.deploy.oversight import pending, would_reveal
+        from equipoise.deploy.oversight import pending, rows_behind, would_reveal
         from equipoise.privacy import policy
 
         whole, run = pending(site, digest)
         say(f"{whole}: '{run.name}', {run.algorithm.name}, {run.run.rounds} rounds")
-        for sentence in would_reveal(run):
+        for sentence in (*would_reveal(run), *rows_behind(site, whole, run)):
             say(f"- {sentence}")
         say(run.toml())
         if yes or typer.confirm("Approve it for this site?"):
@@ -297,6 +297,33 @@ def approve(
             say("approved; the site takes part when it is asked again")
         else:
             say("not approved")
+
+
+@flower_app.command()
+def policy(
+    site: Home,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: write the strict answers.")] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Write a site's site.toml, what it agrees to, from a few questions.
+
+    Every answer can be changed in the file, which is read before every message; docs/privacy.md has all of its keys.
+
+    Example: equipoise flower policy --site flower-sites/north
+    """
+    with in_sentences():
+        from equipoise.files import make_folder, write_whole
+        from equipoise.privacy import policy as policies
+
+        path = site / policies.FILE
+        require(overwrite or not path.exists(), f"{path} is there already; edit it, or give --overwrite")
+        answers = [(q, q.default if yes else typer.prompt(q.words, q.default)) for q in policies.QUESTIONS]
+        text = policies.written([(q, str(answer)) for q, answer in answers])
+        make_folder(site)
+        write_whole(path, text)
+        policies.load(path)
+        say(text)
+        say(f"{path}: the site goes by it from its next answer on")
 
 
 @flower_app.command()

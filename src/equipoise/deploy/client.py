@@ -20,8 +20,8 @@ from flwr.app import RecordDict
 from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
 from equipoise.deploy.memory import Memory, check_order
 from equipoise.deploy.network.envelope import START, Address, mark, read_address, read_text, text
-from equipoise.deploy.network.wire import Refusal, pack, refuse_unless, unpack
-from equipoise.deploy.secure import SecureSite, answer_step, check_masked, masked
+from equipoise.deploy.network.wire import Refusal, pack, refuse_unless
+from equipoise.deploy.secure import AgreedSteps, SecureSite, answer_step, check_masked, masked, read_message
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Client, Data, Message, Vector, client_program
 from equipoise.tensors import named
@@ -41,6 +41,8 @@ class Job(NamedTuple):
     # Sees every message that was answered, and the site's state after it: to save models.
     then: Callable[[Message, Client], None] | None = None
     within: Callable[[], AbstractContextManager[None]] = nullcontext  # around its work, inside the participant's
+    # Sees the round and the message before anything is worked out: a Refusal where the site's owner wants no answer.
+    check: Callable[[int, Message], None] | None = None
 
 
 class Participant(NamedTuple):
@@ -65,6 +67,7 @@ class Open(NamedTuple):
     data: Data
     work: Mapping[str, Callable]
     like: Client
+    steps: AgreedSteps
 
 
 compiling = threading.RLock()  # sites that share a process and an algorithm compile it once, one after the other
@@ -82,7 +85,7 @@ def open_job(job: Job) -> Open:
         exchanges = {name: spec.exchange for name, spec in specs.items()}
         works = {name: client_program(e) if compiled else e.work for name, e in exchanges.items()}
         data = program(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
-        return Open(job, specs, fingerprint(algorithm, specs, config), data, works, like)
+        return Open(job, specs, fingerprint(algorithm, specs, config), data, works, like, AgreedSteps(algorithm, x))
 
 
 def guarded(name: str, answer: Callable[[], RecordDict]) -> RecordDict:
@@ -149,7 +152,11 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     spec = job.specs[at.exchange]
     say_round(site, at)
     check_masked(site.secure, spec, content)
-    message = unpack(content.get("message"), spec.message)
+    message = read_message(site.secure, spec, at, content)
+    if site.secure is not None:
+        job.steps.check(at.round, message)
+    if job.job.check is not None:
+        job.job.check(at.round, message)
     memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
     mine = recall(site, job, spec, at, memory)
     refuse_unless(len(at.key) == KEY_WORDS, "the message's random key is none")

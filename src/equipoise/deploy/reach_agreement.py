@@ -97,6 +97,7 @@ def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
             sums_only=setup.sums is not None,
             measured=agreement.needs_curvature(config),
             n=problem.n,
+            threshold=of.threshold,
             bound=of.secure_bound,
             own_models=setup.personal is not None,
             features=agreement.has_features(config),

@@ -304,6 +304,11 @@ def one_exchange(
 
     def messages() -> Iterator[tuple[int, Message]]:
         alike = pack(send(server, jnp.int32(0))) if spec.alike else None
+        if masked is not None:
+            of = {federation.sites[i]: (s, i) for s, i in clients.items()}
+            slots = [of[name] for name in masked.batch.members]
+            masked.told([state.counted[i] for _, i in slots], [words[s] for s, _ in slots])
+            alike = alike or pack(spec.joined([send(server, jnp.int32(i)) for _, i in slots]))
         for s, i in clients.items():
             site, since = federation.sites[i], state.counted[i]
             if site in federation.without:
@@ -318,7 +323,7 @@ def one_exchange(
             content = RecordDict({"at": address(at), "message": arrays})
             if masked is not None:
                 content["mask"] = masked.header
-                masked.sent(at, alike)
+                masked.sent(at, arrays)
             message = federation.message(content, node, round=r, ttl=timeout)
             traffic.sent(message, node in federation.inline and content_bytes(message) <= INLINE)
             yield s, message

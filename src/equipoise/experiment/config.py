@@ -224,9 +224,7 @@ class FederationSettings(Section):
     )
     secure: bool = Field(False, description="totals are masked: the server learns sums over sites, see docs/privacy.md")
     secure_bound: float = Field(2.0**20, gt=0, le=1e15, description="no site sends a larger number in a masked total")
-    threshold: int | None = Field(
-        None, ge=2, description="sites that open a masked sum together; default: more than half of them"
-    )
+    threshold: int | None = Field(None, ge=2, description="sites that open a masked sum together; default: all but one")
 
     @property
     def believed(self) -> float | None:

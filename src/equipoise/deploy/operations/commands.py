@@ -23,6 +23,7 @@ from equipoise.errors import EquipoiseError, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.files import make_folder, write_whole
+from equipoise.privacy import policy
 
 LAST_WORDS = 1.5  # seconds for the output of a run that is finished
 RESTARTS = 5  # times that a SuperLink that died is started again
@@ -243,6 +244,8 @@ def run_local(
     assert settings.keys is not None
     made.make(settings.keys, files)
     folders = settings.state / "sites"
+    for name in files:
+        policy.trial(folders / name)
     sites = [
         Site(name, folders / name, node_config(name, folders / name, {"data": str(path.resolve()), **(torch or {})}))
         for name, path in sorted(files.items())
