@@ -12,6 +12,7 @@ pytest.importorskip("flwr")
 from equipoise import artifact
 from equipoise.deploy import agreement, federated_run
 from equipoise.deploy.flower import GivenUp, client_app
+from equipoise.deploy.rows_site import AGREEMENTS
 from equipoise.deploy.server import begin_or_go_on, run_federation
 from equipoise.deploy.site import QUESTIONS, open_site
 from equipoise.errors import InputError
@@ -82,7 +83,8 @@ def test_scaffpd_as_on_one_machine(tmp_path):
     assert over.outcome.events == ()
     assert "Flower's framing added" in over.federation.notes[-1]
     for site in SITES:  # each has been told, and keeps, what was agreed
-        assert records.read_record(tmp_path / "homes" / site / agreement.FILE, agreement.Agreement).sites == SITES
+        (kept,) = (tmp_path / "homes" / site / AGREEMENTS).glob("*.json")
+        assert records.read_record(kept, agreement.Agreement).sites == SITES
 
 
 METHODS = {

@@ -62,7 +62,7 @@ def test_two_of_five_are_killed_and_the_sums_are_the_simulator_s_and_nobody_s_nu
     port, commands = free_port(), []
     for site in SITES:  # two may be lost at once
         (tmp_path / site).mkdir()
-        (tmp_path / site / policy.FILE).write_text(f"{policy.TRIAL}threshold = 3\n")
+        (tmp_path / site / policy.FILE).write_text(policy.TRIAL + 'threshold = 3\nmodules = ["tests.flower.recorded:app"]\n')
     try:
         env = {"EQUIPOISE_TEST_FAULTS": str(tmp_path / "faults.json")}
         for site in faults:

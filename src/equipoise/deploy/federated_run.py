@@ -56,13 +56,14 @@ class FederatedRun:
         self.rows = OwnerRows(setup.problem.train.client(0), setup.problem.train.client(0))
         self.scoring = prepare(setup.scoring, setup.problem.x, self.rows, setup.digest)
         self.evaluation: Background | None = None
+        self.name = ""  # of the run, by which sites know what was agreed
         self.round = 0  # of the model that is evaluated
         self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
         self.table: Any = None  # of the last model
         self.summed: Summed | None = None  # the same, where sites tell sums only
 
     def train(self, name: str) -> Outcome:
-        config, setup = self.config, self.setup
+        config, setup, self.name = self.config, self.setup, name
         start = self.start()
         try:
             return until_certified(
@@ -159,7 +160,7 @@ class FederatedRun:
     def once(self, part: str, algorithm: Algorithm, x: Vector, round: int, **options: Any) -> Any:
         """One round of something else than training, with whoever answers, noted under a round of training."""
         demands, seed = self.demands._replace(least=0, tries=1, bound=None), self.config.run.seed
-        options |= {"part": part, "shard": self.rows, "demands": demands, "note_under": round}
+        options |= {"part": part, "run": self.name, "shard": self.rows, "demands": demands, "note_under": round}
         return serve(algorithm, x, self.federation, seed, rounds=1, **options).result.server
 
     def evaluated(self, x: Vector, lam: Any) -> Evaluation:
@@ -194,7 +195,7 @@ class FederatedRun:
         setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
         if setup.personal is None or not np.isfinite(np.asarray(x)).all():
             return outcome
-        found = self.once("personal", setup.personal, x, outcome.rounds, config=setup.digest, run=outcome.ledger.run)
+        found = self.once("personal", setup.personal, x, outcome.rounds, config=setup.digest)
         personal.write(self.folder, setup.problem, personal.recorded(self.config, setup.problem, found), None)
         events = (*outcome.ledger.events, *self.federation.events[self.federation.reported :])
         self.federation.reported = len(self.federation.events)

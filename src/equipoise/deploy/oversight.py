@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from equipoise import algorithms, objectives, tasks
 from equipoise.data.shards import shard_like
 from equipoise.deploy import agreement
+from equipoise.deploy.allowance import allow, spend_bytes
 from equipoise.deploy.owner import Counts, behind
 from equipoise.errors import Refusal, StopHere, not_none, refuse_unless, require
 from equipoise.experiment import config as configuration
@@ -65,6 +66,7 @@ def plan_of(config: Config) -> Plan:
         batch=None if config.model.name == "torch" and config.batch is None else config.batch,
         epsilon=private.epsilon if private else None,
         delta=private.delta if private else None,
+        rounds=config.run.rounds,
     )
 
 
@@ -128,6 +130,7 @@ def overseen(config: Config, folder: Path, file: Path, count: Callable[[], Count
             try:
                 for plan in plans:
                     policy.check(rules, plan, policy.approved_here(folder), policy.stopped_here(folder))
+                allow(folder, digest, policy.approvals(folder, digest), config, rules, kind, content)
             except Refusal:  # kept, so that it can be looked at, and approved
                 make_folder(folder / policy.PENDING)
                 write_whole(folder / policy.PENDING / f"{digest}.toml", config.toml())
@@ -135,6 +138,8 @@ def overseen(config: Config, folder: Path, file: Path, count: Callable[[], Count
                 raise
             account(config, rules, folder, kind, content)
             reply = answer()
+            if rules.bytes is not None:
+                spend_bytes(folder, digest, described(reply)["bytes"], rules.bytes)
         except Refusal as refusal:
             if isinstance(refusal, StopHere):
                 policy.stop(folder, digest)

@@ -115,10 +115,10 @@ def resend_agreement(folder: Path, federation: ConnectedSites, known: Agreement)
     return known
 
 
-def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites) -> Setup:
+def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites, run: str) -> Setup:
     """The run from the weights that the first site's module begins with."""
     problem = setup.problem
-    details = {"part": "start", "shard": problem.train.client(0), "config": setup.digest}
+    details = {"part": "start", "run": run, "shard": problem.train.client(0), "config": setup.digest}
     x = ask_before(config, federation, first_model(problem.n, problem.x), problem.x, least=1, **details)
     note = f"the model starts as the module of '{problem.names[0]}' does"
     return setup._replace(problem=replace(problem, x=x), notes=(*setup.notes, note))

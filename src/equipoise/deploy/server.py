@@ -116,7 +116,9 @@ def train_as_agreed(
     write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
     setup = agreement.setup(config, agreed)
     federation.observe({"kind": "state", "state": "compiling at every site"})
-    federation.ask("prepare", "train evaluate", everyone=False, warm=True)  # Flower's own nodes keep nothing
+    federation.ask(
+        "prepare", f"{agreed.run} train evaluate", everyone=False, warm=True
+    )  # Flower's own nodes keep nothing
     setup = with_start(config, folder, setup, federation, agreed)
     revealed = disclosures(config, setup)
     print("\n".join(f"what the server learns: {sentence}" for sentence in revealed), flush=True)
@@ -136,7 +138,7 @@ def with_start(config: Config, folder: Path, setup: Setup, federation: Connected
     module = agreed.module is not None and agreed.network is None
     if not module or (folder / records.CHECKPOINT).is_file():
         return setup
-    return start_from_first_module(config, setup, federation)
+    return start_from_first_module(config, setup, federation, agreed.run)
 
 
 def begin_or_go_on(config: Config, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, RecordDict
@@ -11,6 +12,9 @@ from equipoise.deploy.network.wire import refuse_unless
 NOT_TOLD = "has not been told the agreement"  # in the refusal of a site that has lost its folder
 START = ""  # the mark of a client that has not been counted yet
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)  # of a run or a part: it becomes part of a file's name
+
+
+of_run: ContextVar[str] = ContextVar("of_run")  # the run whose message is being answered
 
 
 class Address(NamedTuple):
