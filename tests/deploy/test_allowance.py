@@ -28,7 +28,7 @@ class Run:
     def __init__(self, tmp_path, more="", **sections):
         self.here, self.home = config.parse(settings(run={"rounds": 2}, **sections)), tmp_path / "homes" / NORTH
         self.home.mkdir(parents=True)
-        (self.home / policy.FILE).write_text(policy.TRIAL.replace("runs = 1000000\n", "") + more)
+        (self.home / policy.FILE).write_text(policy.TRIAL.replace("\nruns = 1000000\n", "\n") + more)
         for site in ("east", "south"):
             policy.trial(tmp_path / "homes" / site)
         self.asked = []

@@ -21,6 +21,7 @@ What = Literal[
     "repeated",  # too few replies: the round started again
     "given up",
     "resumed",  # the server was started again
+    "log went back",  # a site's own log has fewer lines than it had
     "heavy",  # one site has most of the weight
 ]
 

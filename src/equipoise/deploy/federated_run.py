@@ -20,7 +20,7 @@ from equipoise.deploy.scoring import Summed, read_sums
 from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.sites import ConnectedSites
 from equipoise.engines.simulator import Result
-from equipoise.errors import not_none, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import checkpoint, origin, personal, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_dual, crossing
@@ -30,8 +30,10 @@ from equipoise.experiment.problems import precision
 from equipoise.experiment.results import in_units, write_result
 from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, until_certified
 from equipoise.files import read_text, write_whole
+from equipoise.privacy.audit import Receipt
 from equipoise.protocol import Algorithm, Vector
 
+RECEIPTS = "receipts.json"  # where the log of each site stood, signed by the site
 OWNER = "server.txt"  # says which process writes the folder
 
 
@@ -53,6 +55,8 @@ class FederatedRun:
         self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum, of.believed)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
+        if (folder / RECEIPTS).is_file() and not federation.receipts:
+            federation.receipts = read_receipts(folder / RECEIPTS)
         self.rows = OwnerRows(setup.problem.train.client(0), setup.problem.train.client(0))
         self.scoring = prepare(setup.scoring, setup.problem.x, self.rows, setup.digest)
         self.evaluation: Background | None = None
@@ -153,6 +157,8 @@ class FederatedRun:
     def save(self, outcome: Outcome) -> None:
         self.check_owner()
         self.writer.save(self.timed(outcome.result), outcome.ledger.to_json())
+        kept = {site: receipt._asdict() for site, receipt in sorted(self.federation.receipts.items())}
+        write_whole(self.folder / RECEIPTS, json.dumps(kept, indent=1) + "\n")
 
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=max(result.seconds - self.aside, 0.0))
@@ -221,6 +227,14 @@ class FederatedRun:
         result, asked = self.timed(outcome.result), self.setup.sums is None
         write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, asked=asked)
         (self.folder / OWNER).unlink()
+
+
+def read_receipts(path: Path) -> dict[str, Receipt]:
+    """Of every site, by name."""
+    try:
+        return {site: Receipt(**of) for site, of in json.loads(read_text(path)).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise InputError(f"{path} holds no receipts; give the receipts.json of a run") from None
 
 
 class Background:

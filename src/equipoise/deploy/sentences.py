@@ -22,6 +22,7 @@ WHOLE = (
     "false name",
     "outsider",
     "left out",
+    "log went back",
     "heavy",
 )  # their reason is a sentence, with the site in it
 

@@ -12,12 +12,14 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from equipoise.deploy.events import Event, What
-from equipoise.deploy.network.envelope import plain, read_abilities, read_text, text
+from equipoise.deploy.network.envelope import plain, read_abilities, read_receipt, read_text, text
 from equipoise.deploy.network.transport import batches, transport
 from equipoise.deploy.network.wire import content_bytes
 from equipoise.errors import EquipoiseError, not_none, require
+from equipoise.privacy.audit import Receipt
 
 log = logging.getLogger("equipoise.flower")
+TOGETHER = 100  # messages that a site may be working on at a time, at most
 HOLD = 20.0  # seconds that one pull may wait
 Limit = Callable[[int], float]  # after so many answers, the seconds since the start at which waiting ends
 
@@ -61,6 +63,7 @@ class ConnectedSites:
         self.without: frozenset[str] = frozenset()  # sites of the run that its operator leaves out
         self.agreement = ""  # what all were told before the first round; who has lost it is told again
         self.refused: dict[str, int] = {}  # what the SuperLink refused at its port so far, how often
+        self.receipts: dict[str, Receipt] = {}  # site -> where its own log stood with its last reply
         self.inline: set[int] = set()  # nodes that take messages with the content inside
         self.events: list[Event] = []
         self._last_event: dict[str, int] = {}  # site -> its last event, by its place among them
@@ -248,11 +251,12 @@ class ConnectedSites:
         waited for any longer.
         """
         pending: dict[str, Any] = {}
+        to: dict[str, int] = {}  # message -> node
         for batch in batches(messages, lambda item: content_bytes(item[1])):
             ids = self._push([message for _, message in batch])
-            for (of, _), number in zip(batch, ids, strict=True):
+            for (of, message), number in zip(batch, ids, strict=True):
                 if number:
-                    pending[number] = of
+                    pending[number], to[number] = of, message.metadata.dst_node_id
                 else:
                     yield of, Delivery(None, None, "network", "the message could not be sent")
         start, asked = time.monotonic(), len(pending)
@@ -268,6 +272,7 @@ class ConnectedSites:
                 number = reply.metadata.reply_to_message_id
                 if number in pending:
                     found = True
+                    self._keep_receipt(to[number], reply)
                     in_time = time.monotonic() - start < 0.9 * seconds  # Flower's clock is another one
                     yield pending.pop(number), opened(reply, lost if in_time else late)
             for number, of in list(pending.items()) if hopeless else ():
@@ -280,6 +285,19 @@ class ConnectedSites:
                 return
             if pending and not found and now - began < self.patience.poll:
                 time.sleep(self.patience.poll)
+
+    def _keep_receipt(self, node: int, reply: Message) -> None:
+        """Of two replies that are under way at the same time, the later line may come first."""
+        now = read_receipt(reply.content) if reply.has_content() else None
+        site = next((name for name, known in self.nodes.items() if known == node), None)
+        if now is None or site is None:
+            return
+        with self._lock:
+            before = self.receipts.get(site, now)
+            self.receipts[site] = now if now.number < before.number - TOGETHER else max(before, now)
+        if now.number < before.number - TOGETHER:
+            why = f"the log of '{site}' has gone back to an earlier line than it told before: lines were deleted there"
+            self.note(site, "log went back", why)
 
     def ask(self, question: str, value: str = "", *, everyone: bool = True, warm: bool = False) -> dict[str, str]:
         """What every site answers to a question that is not an exchange (`Participant.answers`).

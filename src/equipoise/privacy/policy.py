@@ -50,6 +50,7 @@ split = "asked"
 min_rows = 1
 min_count = 1
 most_of_row = 1.0
+rounds = 1000000
 runs = 1000000
 """
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -38,7 +38,7 @@ from equipoise.deploy.network.transport import INLINE, WAIT
 from equipoise.deploy.network.wire import content_bytes
 from equipoise.errors import EquipoiseError, refuse_unless, require
 from equipoise.files import write_whole
-from equipoise.privacy import audit, policy
+from equipoise.privacy import audit, identity, policy
 
 log = logging.getLogger("equipoise.flower")
 AGAIN = (401, 403)  # HTTP status: the server was started again, or does not take this site's key any longer
@@ -387,7 +387,8 @@ def check_module(folder: Path, config: Mapping[str, Any], where: Any) -> None:
             "it in site.toml: modules = [...]",
         )
     except EquipoiseError as error:
-        audit.record(folder, {"kind": "module", "answer": "refused", "why": str(error)})
+        signer = identity.signer(Path(str(config["key"]))) if config.get("key") else None
+        audit.record(folder, {"kind": "module", "answer": "refused", "why": str(error)}, signer)
         raise
 
 
