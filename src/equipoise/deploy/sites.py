@@ -20,6 +20,8 @@ from equipoise.privacy.audit import Receipt
 
 log = logging.getLogger("equipoise.flower")
 TOGETHER = 100  # messages that a site may be working on at a time, at most
+SMALL = 1 << 16  # bytes of a reply besides its arrays
+ANSWER = 32 << 20  # bytes of the answer to a question, at most
 HOLD = 20.0  # seconds that one pull may wait
 Limit = Callable[[int], float]  # after so many answers, the seconds since the start at which waiting ends
 
@@ -253,7 +255,7 @@ class ConnectedSites:
         pending: dict[str, Any] = {}
         to: dict[str, int] = {}  # message -> node
         for batch in batches(messages, lambda item: content_bytes(item[1])):
-            ids = self._push([message for _, message in batch])
+            ids = self._push([message for _, message in batch], 2 * reply_bytes + SMALL if reply_bytes else ANSWER)
             for (of, message), number in zip(batch, ids, strict=True):
                 if number:
                     pending[number], to[number] = of, message.metadata.dst_node_id
@@ -337,13 +339,13 @@ class ConnectedSites:
     def _question(question: str, value: str, node: int, ttl: float) -> Message:
         return Message(text("question", value), node, f"query.{question}", ttl=max(ttl, 1.0))
 
-    def _push(self, messages: list[Message]) -> list[str | None]:
+    def _push(self, messages: list[Message], largest: int = SMALL) -> list[str | None]:
         if not messages:
             return []
         try:
             able = self.inline | self.transport.stay()
             inside = [message.metadata.dst_node_id in able for message in messages]
-            ids = self.transport.push(messages, inside)
+            ids = self.transport.push(messages, inside, largest)
         except Exception as error:
             self.note("", "network", f"messages could not be sent ({type(error).__name__}: {error})")
             ids = []
