@@ -207,7 +207,7 @@ def test_a_policy_is_about_both_trainings(tmp_path):
     data, here = silos.write(tmp_path / "silos"), config.parse(convex())
     home = tmp_path / "homes" / "north"
     home.mkdir(parents=True)
-    (home / "site.toml").write_text('algorithms = ["scaffpd"]')
+    (home / "site.toml").write_text('ask = false\nalgorithms = ["scaffpd"]')
     with pytest.raises(Exception, match="takes part in scaffpd, not in fedavg"):
         run_federation(here, tmp_path / "run", grid(here, data, tmp_path / "homes"))
 
