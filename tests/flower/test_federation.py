@@ -173,7 +173,7 @@ def test_replies_with_nan_or_a_wrong_shape_are_left_out(wild, federation):
 
 
 @pytest.mark.thorough(
-    witness="deploy/test_faults.py::test_a_huge_loss_passes_the_checks_and_is_bounded_by_the_defences"
+    witness="deploy/test_faults.py::test_a_huge_loss_is_bounded_by_the_defences_where_every_length_is_believed"
 )
 def test_a_site_with_an_enormous_loss_is_named_and_capped(wild, federation):
     federation.faults_are(south=[[0, "collect", "huge"]])
