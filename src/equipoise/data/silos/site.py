@@ -41,9 +41,11 @@ class Site(NamedTuple):
     def statistics(self, options: Options) -> Statistics:
         return statistics(self.frame, options, site=self.file, train=~self.held_out)
 
-    def encode(self, encoding: Encoding) -> tuple[Pair, Pair | None]:
-        """(inputs, labels) for training, and for testing."""
+    def encode(self, encoding: Encoding, min_count: int = 1) -> tuple[Pair, Pair | None]:
+        """(inputs, labels) for training, and for testing; a text of fewer training rows counts as unknown here."""
         inputs, found = encoding.apply(self.frame, file=self.file)
+        if min_count > 1:
+            inputs[:, encoding.rare(inputs[~self.held_out], min_count)] = 0
         labels = not_none(found, f"{self.file} has no column {encoding.target.name!r}, the label")
         train, test = ~self.held_out, self.held_out
         return (inputs[train], labels[train]), (inputs[test], labels[test]) if test.any() else None
@@ -71,7 +73,7 @@ def site_of(frame: pl.LazyFrame, options: Options, *, name: str, file: str, test
     classes = strata(frame, options, site=file)
     require(
         len(classes) > 1 or test == 0,
-        f"{file} has a single row; a silo needs two, one to train with and one to test with, or test=0",
+        f"{file} has a single row; a silo needs two, one to train with and one to test with, or data.test = 0",
     )
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     of = units(frame, options, site=file)
@@ -81,7 +83,7 @@ def site_of(frame: pl.LazyFrame, options: Options, *, name: str, file: str, test
     require(
         len(first) > 1 or test == 0,
         f"{file} has rows of a single {options.unit}; a silo needs two, one to train with and one to test with, "
-        "or test=0",
+        "or data.test = 0",
     )
     # Whole units, each counted for the label of its first row: no unit is on both sides.
     return Site(name, file, frame, stratified(classes.to_numpy()[first], test, rng)[unit], unit)
