@@ -8,9 +8,11 @@ from scipy.optimize import minimize
 
 import equipoise as eq
 from equipoise import models
+from equipoise.algorithms import ALGORITHMS
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError
 from equipoise.tasks import own_part
+from tests.problems import DIM, KEY, N, assert_same, build, each_kind, play, rows, start, unequal
 
 K, D = 3, 2
 
@@ -173,3 +175,20 @@ def test_says_what_is_wrong():
         own_part(TASKS["softmax"](), (1, 1))
     with pytest.raises(InputError, match="an example has shape"):
         own_part(TASKS["softmax"](), (5,)).loss(jnp.zeros(9), shard_of(*classes()))
+
+
+@each_kind
+def test_algorithms_see_a_task_like_any_other(name):
+    """Squares with own intercepts are squares of rows that are partly centred, here by hand: for every algorithm."""
+    data = unequal()
+    centred = []
+    for a, y in rows(data):
+        share = 1 - 1 / np.sqrt(2 * len(y) + 1)
+        centred.append((a - share * a.mean(axis=0), y - share * y.mean()))
+    task = own_part(eq.tasks.ridge(DIM, 0.1))
+    mine = ALGORITHMS[name].build_example(task, eq.objectives.chi2(N, 0.1), eq.cohorts.everyone(N))
+    found = eq.simulate(mine, start(), data, KEY, rounds=3).server
+    plain = play(name, eq.data.stack(centred)).server
+    assert_same(mine.model(found), build(name).model(plain), rtol=1e-8)
+    if mine.weights(found) is not None:
+        assert_same(mine.weights(found), build(name).weights(plain), rtol=1e-8)
