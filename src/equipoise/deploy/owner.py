@@ -134,8 +134,11 @@ def told_statistics(site: Site, config: Config, folder: Path, rules: Policy) -> 
 def withheld(statistics: Statistics, least: int) -> Statistics:
     """Without the mean and the spread of a column that fewer rows have a number in: as if it were empty."""
     nothing: dict[str, Any] = {"n": 0, "mean": 0.0, "rest": 0.0, "m2": 0.0, "missing": statistics.rows}
-    columns = tuple(c._replace(**nothing) if 0 < c.n < least else c for c in statistics.columns)
-    return statistics._replace(columns=columns)
+    columns, others = (
+        tuple(c._replace(**nothing) if 0 < c.n < least else c for c in some)
+        for some in (statistics.columns, statistics.others)
+    )
+    return statistics._replace(columns=columns, others=others)
 
 
 class Counts(NamedTuple):
