@@ -13,6 +13,7 @@ most_step = 10.0         # that the model may move in a round, as the root of th
 secure = true            # totals leave masked only
 losses = false           # its own loss and scores are told to nobody; the default where secure is true
 least_cohort = 5         # sites that a run, and a masked sum, must be over
+baseline = false         # how well a model of its own rows alone would do is told to nobody
 threshold = 4            # sites that have to help the server to read another's part of a sum; default: all but one
 most_weight = 0.95       # that any site may count for in a masked sum
 same_sites = false       # true: all masked sums of a run are over the same sites; one that is lost stops it
@@ -69,6 +70,7 @@ class Policy(BaseModel):
     secure: bool = False
     losses: bool | None = None
     least_cohort: int = Field(1, ge=1)
+    baseline: bool = True
     threshold: int | None = Field(None, ge=2)
     most_weight: float = Field(0.95, gt=0, le=1)
     same_sites: bool = False
@@ -99,6 +101,7 @@ class Plan(NamedTuple):
     batch: int | None  # rows of a local step; None: all
     epsilon: float | None  # None: no differential privacy
     delta: float | None
+    tells_baseline: bool = False  # the loss of a model of its own rows alone
 
 
 def digest_of(configuration: str) -> str:
@@ -194,6 +197,10 @@ def check(policy: Policy, plan: Plan, also_approved: set[str], stopped: Collecti
         plan.batch is None or plan.batch >= policy.min_rows,
         f"a local step would be on {plan.batch} rows, and this site tells nothing of fewer than {policy.min_rows}; set "
         f"model.batch = {policy.min_rows} or more",
+    )
+    refuse_unless(
+        policy.baseline or not plan.tells_baseline,
+        "this site tells nobody how well a model of its own would do; set objective.of = 'losses'",
     )
     if policy.epsilon is not None:
         refuse_unless(
