@@ -216,7 +216,7 @@ def overseen_jobs(
             rounds = round + 1 if part == "train" else config.run.rounds
             check_step(x, job.x, now.most_step * rounds)
             if problem is not None and config.privacy is None and now.most_of_row < 1:
-                check_dominance(problem(), x, train, now.most_of_row)
+                check_dominance(problem(), x, getattr(train, "data", train), now.most_of_row)
 
         return check
 
@@ -242,7 +242,10 @@ def check_step(x: np.ndarray, start: Vector, most: float) -> None:
 
 
 def check_dominance(problem: Problem, x: np.ndarray, shard: Shards, most: float) -> None:
-    longest, total = lengths(problem.task.grad, problem.l2)(jnp.asarray(x), shard)
+    task = problem.plain_task
+    if task.own is not None:  # a part of the model is fitted to all rows: a single row has no gradient of its own
+        return
+    longest, total = lengths(task.grad, problem.l2)(jnp.asarray(x), shard)
     share = float(longest) / float(total) if total > 0 else 0.0
     refuse_unless(
         share <= most,
