@@ -12,6 +12,7 @@ pytest.importorskip("flwr")
 from equipoise import artifact
 from equipoise.deploy import agreement, federated_run
 from equipoise.deploy.flower import GivenUp, client_app
+from equipoise.deploy.rows_site import AGREEMENTS
 from equipoise.deploy.server import begin_or_go_on, run_federation
 from equipoise.deploy.site import QUESTIONS, open_site
 from equipoise.errors import InputError
@@ -85,7 +86,8 @@ def test_scaffpd_as_on_one_machine(tmp_path):
     assert over.outcome.events == ()
     assert "Flower's framing added" in over.federation.notes[-1]
     for site in SITES:  # each has been told, and keeps, what was agreed
-        assert records.read_record(tmp_path / "homes" / site / agreement.FILE, agreement.Agreement).sites == SITES
+        (kept,) = (tmp_path / "homes" / site / AGREEMENTS).glob("*.json")
+        assert records.read_record(kept, agreement.Agreement).sites == SITES
 
 
 def test_sites_that_write_in_their_own_way(tmp_path):

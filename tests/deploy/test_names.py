@@ -5,9 +5,9 @@ import shutil
 import pytest
 from flwr.app import RecordDict
 
-from equipoise.deploy import agreement
 from equipoise.deploy.flower import FederationWarning, Patience, client_app
 from equipoise.deploy.network.transport import Door
+from equipoise.deploy.rows_site import AGREEMENTS
 from equipoise.deploy.server import run_federation
 from equipoise.deploy.sites import ConnectedSites
 from equipoise.experiment import config
@@ -85,5 +85,5 @@ def test_a_site_that_lost_its_folder_is_taken_back_without_a_restart(tmp_path):
     refused = [event for event in done.outcome.events if "has not been told the agreement" in event]
     assert len(refused) == 1, done.outcome.events
     assert lost
-    assert (homes / "north" / agreement.FILE).is_file()
+    assert [*(homes / "north" / AGREEMENTS).glob("*.json")]
     assert None not in done.rows[-1].loss  # all are heard again

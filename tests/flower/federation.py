@@ -18,6 +18,7 @@ from tests.flower import silos
 from tests.flower.processes import PATH, ROOT, Command, until
 from tests.flower.silos import SITES
 
+APPS = 'modules = ["tests.flower.faulty:app", "tests.flower.recorded:app"]\n'
 LONG = 240.0  # seconds after which a run hangs, on a machine that is busy with other things
 ALTERED = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "flower" / "altered"), PATH])}
 AHEAD, BEHIND = ({**ALTERED, "EQUIPOISE_TEST_CLOCK": seconds} for seconds in ("3600", "-3600"))
@@ -34,7 +35,7 @@ class Federation:
         self.faults.write_text("{}")
         silos.write(folder / "silos")
         keys.make(folder / "keys", SITES)
-        (folder / "trial.toml").write_text(policy.TRIAL)  # not in a folder that a site may lose
+        (folder / "trial.toml").write_text(policy.TRIAL + APPS)  # not in a folder that a site may lose
 
     def start(self, site, *more, env=None):
         words = ("site", site, f"silos/{site}.csv", "--server", f"127.0.0.1:{self.port}", *more)

@@ -15,7 +15,7 @@ from equipoise.experiment import config, records
 from equipoise.experiment.methods import build_method
 from equipoise.experiment.problems import build_problem, precision
 from equipoise.privacy import fixed_point, policy
-from tests.flower.federation import LONG, SharedProcess, parameters
+from tests.flower.federation import APPS, LONG, SharedProcess, parameters
 from tests.flower.processes import Command, kill
 
 SITES = ("ash", "birch", "cedar", "elm", "fir")
@@ -62,7 +62,7 @@ def test_two_of_five_are_killed_and_the_sums_are_the_simulator_s_and_nobody_s_nu
     port, commands = free_port(), []
     for site in SITES:  # two may be lost at once
         (tmp_path / site).mkdir()
-        (tmp_path / site / policy.FILE).write_text(f"{policy.TRIAL}threshold = 3\n")
+        (tmp_path / site / policy.FILE).write_text(policy.TRIAL + "threshold = 3\n" + APPS)
     try:
         env = {"EQUIPOISE_TEST_FAULTS": str(tmp_path / "faults.json")}
         for site in faults:

@@ -79,13 +79,15 @@ def open_site(context: Context) -> Participant:
         keep_programs(Path(str(node["compiled"])))
     secure, file = secure_site(config, name, node, folder), policy_file(node, folder)
 
+    signer = identity.signer(Path(str(node["key"]))) if node.get("key") else None
+
     def rules() -> Policy:
         return policy.load(file)
 
     if config.model.name == "torch":
         module = _open_module_site(config, name, node, folder)
         jobs = overseen_jobs(module.jobs, config, name, rules, None)
-        return module._replace(jobs=jobs, secure=secure, guard=overseen(config, folder, file, no_counts))
+        return module._replace(jobs=jobs, secure=secure, guard=overseen(config, folder, file, no_counts, signer))
     path = Path(str(node.get("data", "")))
 
     @cache
@@ -134,7 +136,7 @@ def open_site(context: Context) -> Participant:
 
     jobs, accept_agreement, baseline = rows_site(config, name, folder, rows, features, setup)
     answers = {"statistics": statistics, "agreement": accept_agreement, "baseline": baseline}
-    guard = overseen(config, folder, file, lambda: counts_of(read_now()[0]))
+    guard = overseen(config, folder, file, lambda: counts_of(read_now()[0]), signer)
     overseen_parts = overseen_jobs(jobs, config, name, rules, trained)
     return Participant(name, folder, overseen_parts, answers, lambda: precision(config), secure, guard)
 

@@ -20,6 +20,10 @@ same_sites = false       # true: all masked sums of a run are over the same site
 epsilon = 3.0            # the budget of all runs together, see docs/privacy.md
 delta = 1e-5
 outside_budget = ["statistics"]  # with a budget, what no noise covers is refused unless it stands here
+rounds = 10000           # of a run, at most
+runs = 20                # of one configuration; every further approval is for as many again
+bytes = 1000000000       # that leave for one configuration, at most; default: what its rounds come to
+modules = ["ours:app"]   # ClientApps that a server may name besides Equipoise's own; nothing else is imported
 """
 
 import hashlib
@@ -47,6 +51,8 @@ split = "asked"
 min_rows = 1
 min_count = 1
 most_of_row = 1.0
+rounds = 1000000
+runs = 1000000
 """
 NOT_APPROVED = "has not been approved here"  # in the refusal of a site whose owner has not looked at a run yet
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -77,6 +83,10 @@ class Policy(BaseModel):
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=1)
     outside_budget: tuple[Literal["statistics", "evaluation"], ...] = ()  # told though no noise covers it
+    rounds: int = Field(10_000, ge=1)
+    runs: int = Field(20, ge=1)
+    bytes: int | None = Field(None, ge=1)
+    modules: tuple[str, ...] = ()
 
     @property
     def tells_losses(self) -> bool:
@@ -102,6 +112,7 @@ class Plan(NamedTuple):
     epsilon: float | None  # None: no differential privacy
     delta: float | None
     tells_baseline: bool = False  # the loss of a model of its own rows alone
+    rounds: int = 1
 
 
 def digest_of(configuration: str) -> str:
@@ -130,6 +141,12 @@ def validated(given: Mapping[str, Any], source: str) -> Policy:
 
 def approved_here(folder: Path) -> set[str]:
     return _lines(folder / APPROVED)
+
+
+def approvals(folder: Path, digest: str) -> int:
+    """How often a configuration was approved here."""
+    path = folder / APPROVED
+    return read_text(path).split().count(digest) if path.is_file() else 0
 
 
 def approve(folder: Path, digest: str) -> None:
@@ -190,6 +207,10 @@ def check(policy: Policy, plan: Plan, also_approved: set[str], stopped: Collecti
         "this site tells its own loss and scores to nobody; use scaffpd_sums or fedavg with federation.secure = true",
     )
     refuse_unless(
+        policy.baseline or not plan.tells_baseline,
+        "this site tells nobody how well a model of its own would do; set objective.of = 'losses'",
+    )
+    refuse_unless(
         policy.label is None or plan.label == policy.label,
         f"the label of this site is '{policy.label}'; set data.label",
     )
@@ -199,8 +220,8 @@ def check(policy: Policy, plan: Plan, also_approved: set[str], stopped: Collecti
         f"model.batch = {policy.min_rows} or more",
     )
     refuse_unless(
-        policy.baseline or not plan.tells_baseline,
-        "this site tells nobody how well a model of its own would do; set objective.of = 'losses'",
+        plan.rounds <= policy.rounds,
+        f"this site takes part in runs of {policy.rounds} rounds at most, not {plan.rounds}; set run.rounds",
     )
     if policy.epsilon is not None:
         refuse_unless(

@@ -41,6 +41,7 @@ class ServerSettings(NamedTuple):
     client: str | None = None
     stock: bool = False  # Flower's own programs only
     page: int | None = 0  # port of the live page on this machine; 0: any, None: none
+    without: tuple[str, ...] = ()  # sites that a run is resumed without
 
     @property
     def local(self) -> str:
@@ -71,7 +72,8 @@ def run_server(
     )
     say(f"SuperLink: {f'for Flower alone ({why})' if why else 'holds pulls, state in memory'}")
     check_who_may_join(config, settings, say)
-    app = launch.app(state / "app", config, folder, client=settings.client or launch.CLIENT, stock=settings.stock)
+    client = settings.client or launch.CLIENT
+    app = launch.app(state / "app", config, folder, client=client, stock=settings.stock, without=settings.without)
     with ExitStack() as stack:
         if settings.page is not None:
             say(f"live: {stack.enter_context(live_page(folder, settings.page))}")
@@ -138,7 +140,7 @@ def _one_link(
         if why:
             served = _served_by_flower(child, app, more, folder, say, check)
         else:
-            served = _served_here(child, app, config, folder, at.socket, secret, check)
+            served = _served_here(child, app, config, folder, settings.without, at.socket, secret, check)
         if served:
             ending()
         return served
@@ -149,6 +151,7 @@ def _served_here(
     app: Path,
     config: Config,
     folder: Path,
+    without: tuple[str, ...],
     socket: Path,
     secret: bytes,
     check: Callable[[], None],
@@ -176,7 +179,7 @@ def _served_here(
     keep_programs()
     try:
         with started_run(socket, secret, app, lost) as grid:
-            serve_run(config, folder, grid)
+            serve_run(config, folder, grid, without=without)
     except LinkLost:
         if failed:
             raise failed[0] from None
