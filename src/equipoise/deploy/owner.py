@@ -135,8 +135,11 @@ def told_statistics(site: Site, config: Config, folder: Path, rules: Policy) -> 
 def withheld(statistics: Statistics, least: int) -> Statistics:
     """Without the mean and the spread of a column that fewer rows have a number in: as if it were empty."""
     nothing: dict[str, Any] = {"n": 0, "mean": 0.0, "rest": 0.0, "m2": 0.0, "missing": statistics.rows}
-    columns = tuple(c._replace(**nothing) if 0 < c.n < least else c for c in statistics.columns)
-    return statistics._replace(columns=columns)
+    columns, others = (
+        tuple(c._replace(**nothing) if 0 < c.n < least else c for c in some)
+        for some in (statistics.columns, statistics.others)
+    )
+    return statistics._replace(columns=columns, others=others)
 
 
 class Counts(NamedTuple):
@@ -215,7 +218,7 @@ def overseen_jobs(
             rounds = round + 1 if part == "train" else config.run.rounds
             check_step(x, job.x, now.most_step * rounds)
             if problem is not None and config.privacy is None and now.most_of_row < 1:
-                check_dominance(problem(), x, train, now.most_of_row)
+                check_dominance(problem(), x, getattr(train, "data", train), now.most_of_row)
 
         return check
 
@@ -241,7 +244,7 @@ def check_step(x: np.ndarray, start: Vector, most: float) -> None:
 
 
 def check_dominance(problem: Problem, x: np.ndarray, shard: Shards, most: float) -> None:
-    longest, total = lengths(problem.task, problem.l2)(jnp.asarray(x), shard)
+    longest, total = lengths(problem.plain_task, problem.l2)(jnp.asarray(x), shard)
     share = float(longest) / float(total) if total > 0 else 0.0
     refuse_unless(
         share <= most,
