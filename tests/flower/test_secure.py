@@ -45,7 +45,7 @@ def settings():
             "rule": {"sigma": 0.5, "theta": 0.5},
         },
         "run": {"rounds": ROUNDS, "precision": "float64", "evaluate_every": 3},
-        "federation": {"sites": list(SITES), "secure": True, "gather": 240.0, "exchange": 60.0},
+        "federation": {"sites": list(SITES), "secure": True, "threshold": 3, "gather": 240.0, "exchange": 60.0},
     }
 
 

@@ -266,7 +266,8 @@ def test_a_site_with_a_budget_of_its_own_is_never_talked_out_of_it(noisy):
 
 POLICY = {
     "approved": ["a" * 64], "ask": True, "algorithms": ["fedavg"], "secure": True, "least_cohort": 5, "losses": False,
-    "min_count": 10, "min_rows": 30, "label": "z", "threshold": 3, "most_weight": 0.9, "epsilon": 3.0, "delta": 1e-5, "outside_budget": ["statistics"],
+    "min_count": 10, "min_rows": 30, "label": "z", "threshold": 3, "most_weight": 0.9,
+    "epsilon": 3.0, "delta": 1e-5, "outside_budget": ["statistics"],
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equipoise.certificates import feasible, gap_bound
+from equipoise.data.shards import OwnerRows
 from equipoise.deploy import sentences
 from equipoise.deploy.agreement import Setup
 from equipoise.deploy.events import GivenUp, LinkLost, Outcome, ledger
@@ -25,10 +26,9 @@ from equipoise.experiment import checkpoint, origin, personal, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_dual, crossing
 from equipoise.experiment.origin import Origin
-from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import precision
 from equipoise.experiment.results import in_units, write_result
-from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, until_certified
+from equipoise.experiment.writer import Evaluation, RunWriter, Watch
 from equipoise.files import read_text, write_whole
 from equipoise.privacy.audit import Receipt
 from equipoise.protocol import Algorithm, Vector
@@ -49,7 +49,7 @@ class FederatedRun:
         source = Origin(settings=origin.flat(config), files={}, data=setup.digest, code=origin.code(config))
         sent = crossing(setup.algorithm, setup.problem)
         self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, sent, source, watch, self.evaluated)
-        self.dual = build_dual(config, setup.problem.n)
+        self.dual = build_dual(config, setup.problem)
         of = not_none(config.federation)
         self.secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
         self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum, of.believed)
@@ -64,14 +64,14 @@ class FederatedRun:
         self.round = 0  # of the model that is evaluated
         self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
         self.table: Any = None  # of the last model
+        self.part: np.ndarray | None = None  # the mean of the sites' own
         self.summed: Summed | None = None  # the same, where sites tell sums only
 
     def train(self, name: str) -> Outcome:
         config, setup, self.name = self.config, self.setup, name
         start = self.start()
         try:
-            return until_certified(
-                serve,
+            return serve(
                 setup.algorithm,
                 setup.problem.x,
                 self.federation,
@@ -82,7 +82,8 @@ class FederatedRun:
                 run=name,
                 demands=self.demands,
                 secure=self.secure,
-                pause=self.pause,
+                callback=self.callback,
+                until=lambda outcome: self.writer.certified is not None,
                 resume=start,
             )
         except GivenUp as up:
@@ -113,7 +114,7 @@ class FederatedRun:
     def due(self, rounds: int) -> bool:
         return rounds > 0 and (rounds % self.writer.every == 0 or rounds == self.config.run.rounds)
 
-    def pause(self, outcome: Outcome) -> None:
+    def callback(self, outcome: Outcome) -> None:
         self.check_owner()
         self.wait()  # a checkpoint counts on the rows of the rounds before it
         self.save(outcome)
@@ -121,8 +122,6 @@ class FederatedRun:
             self.record(outcome)
         if outcome.rounds == self.config.run.rounds or self.config.run.until_gap is not None:
             self.wait()  # whether this round was the last
-        if self.writer.certified is not None:
-            raise Enough(outcome)
 
     def record(self, outcome: Outcome) -> None:
         traffic = outcome.ledger.traffic
@@ -166,8 +165,9 @@ class FederatedRun:
     def once(self, part: str, algorithm: Algorithm, x: Vector, round: int, **options: Any) -> Any:
         """One round of something else than training, with whoever answers, noted under a round of training."""
         demands, seed = self.demands._replace(least=0, tries=1, bound=None), self.config.run.seed
-        options |= {"part": part, "run": self.name, "shard": self.rows, "demands": demands, "note_under": round}
-        return serve(algorithm, x, self.federation, seed, rounds=1, **options).result.server
+        given: dict[str, Any] = {"part": part, "shard": self.rows, "demands": demands, "note_under": round}
+        given |= {"run": self.name, **options}
+        return serve(algorithm, x, self.federation, seed, rounds=1, **given).result.server
 
     def evaluated(self, x: Vector, lam: Any) -> Evaluation:
         """How the model fares at every site that answers."""
@@ -195,6 +195,18 @@ class FederatedRun:
         if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
             gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
         return Evaluation(losses, objective, gap, self.table)
+
+    def own_parts(self, outcome: Outcome) -> None:
+        """The mean of the sites' own parts, for who has none; each keeps its own, with the model."""
+        setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
+        if setup.own is None or not np.isfinite(np.asarray(x)).all():
+            return
+        options = {"config": setup.digest, "run": outcome.ledger.run, "secure": self.secure}
+        try:
+            found = self.once("own", setup.own, x, outcome.rounds, shard=self.rows.train, **options)
+        except GivenUp:  # too few for a masked sum; what led to it is noted
+            found = setup.own.init(x)
+        self.part = np.asarray(found.part)
 
     def own_models(self, outcome: Outcome) -> Outcome:
         """Every site makes a model of its own, if the run says so, and tells how it fares with it; it stays there."""
@@ -225,7 +237,8 @@ class FederatedRun:
             self.evaluated(x, None)
         events = list(sentences.of(outcome.ledger.events))
         result, asked = self.timed(outcome.result), self.setup.sums is None
-        write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, asked=asked)
+        options: dict[str, Any] = {"asked": asked, "part": self.part}
+        write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, **options)
         (self.folder / OWNER).unlink()
 
 

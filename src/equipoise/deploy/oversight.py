@@ -64,6 +64,7 @@ def plan_of(config: Config) -> Plan:
         sites=sites_of(config),
         secure=secure,
         tells_losses=tells,
+        tells_baseline=agreement.needs_baselines(config),
         label=config.data.label,
         batch=None if config.model.name == "torch" and config.batch is None else config.batch,
         epsilon=private.epsilon if private else None,
@@ -80,7 +81,7 @@ def crossing(config: Config) -> list[Wire]:
     of = not_none(config.federation)
     n = min(max(sites_of(config), FEW), MOST_MEMBERS)  # whatever the server says: names do not depend on it
     record, task = algorithms.named(config.algorithm.name), tasks.ridge(3, 0.1)
-    settings = config.objective.model_dump(exclude_none=True)
+    settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
     dual = objectives.named(settings.pop("name"))(n, **settings)
     with precision(config):
         algorithm = record.build_example(task, dual)
@@ -114,6 +115,9 @@ def _reveals(config: Config) -> Iterator[str]:
         bound=of.secure_bound,
         own_models=config.personal is not None,
         features=agreement.has_features(config),
+        units=config.data.unit is not None,
+        baselines=agreement.needs_baselines(config),
+        own_parts=config.model.own != "none",
     )
 
 

@@ -27,8 +27,9 @@ from equipoise.experiment.problems import Problem
 from equipoise.files import make_folder, write_whole
 from equipoise.privacy.policy import Policy
 from equipoise.protocol import Message, Vector
+from equipoise.tasks.baseline import WithBaseline
 from equipoise.tasks.private import AT_ONCE, NUMBERS
-from equipoise.tasks.task import shrink
+from equipoise.tasks.task import Task, shrink
 from equipoise.tensors import named
 
 SPLIT, STATISTICS = "split.json", "statistics.json"
@@ -202,6 +203,7 @@ def overseen_jobs(
     def watcher(job: Job, part: str) -> Callable[[int, Message], None]:
         both = part in HELD_OUT_TOO
         train = job.shard.train if both else job.shard
+        train = train.data if isinstance(train, WithBaseline) else train
         scored = int(job.shard.test.sizes) if both else None
 
         def check(round: int, message: Message) -> None:
@@ -239,7 +241,7 @@ def check_step(x: np.ndarray, start: Vector, most: float) -> None:
 
 
 def check_dominance(problem: Problem, x: np.ndarray, shard: Shards, most: float) -> None:
-    longest, total = lengths(problem.task.grad, problem.l2)(jnp.asarray(x), shard)
+    longest, total = lengths(problem.task, problem.l2)(jnp.asarray(x), shard)
     share = float(longest) / float(total) if total > 0 else 0.0
     refuse_unless(
         share <= most,
@@ -251,13 +253,19 @@ def check_dominance(problem: Problem, x: np.ndarray, shard: Shards, most: float)
 _lengths: dict[Any, Callable[..., tuple[Array, Array]]] = {}  # by gradient: sites of one process share programs
 
 
-def lengths(grad: Callable[..., Vector], l2: Any) -> Callable[..., tuple[Float[Array, ""], Float[Array, ""]]]:
-    """The longest of the rows' own gradients, without what l2 adds, and the sum of their lengths."""
+def lengths(task: Task, l2: Any) -> Callable[..., tuple[Float[Array, ""], Float[Array, ""]]]:
+    """The longest of the rows' own gradients, without what l2 adds, and the sum of their lengths.
+
+    With a part of the owner's own they are those at the part that all rows make.
+    """
 
     def measure(x: Vector, shard: Shards) -> tuple[Array, Array]:
+        part = None if task.own is None else task.own.fit(x, shard)
+
         def of_row(inputs: Array, label: Array) -> Array:
             row = Shards(inputs[None], label[None], jnp.ones((), shard.sizes.dtype))
-            return jnp.linalg.norm(grad(x, row) - shrink(l2, x))
+            slope = task.grad(x, row) if task.own is None else jax.grad(task.own.loss)(x, part, row)
+            return jnp.linalg.norm(slope - shrink(l2, x))
 
         rows, few = shard.labels.shape[0], max(1, min(AT_ONCE, NUMBERS // x.size, shard.labels.shape[0]))
         at = jnp.arange(-(-rows // few) * few, dtype=jnp.int32).reshape(-1, few)
@@ -270,7 +278,7 @@ def lengths(grad: Callable[..., Vector], l2: Any) -> Callable[..., tuple[Float[A
         found = jax.lax.map(some, at)
         return jnp.max(found), jnp.sum(found)
 
-    if grad not in _lengths:
+    if task.grad not in _lengths:
         _lengths.clear()
-        _lengths[grad] = jax.jit(measure)
-    return _lengths[grad]
+        _lengths[task.grad] = jax.jit(measure)
+    return _lengths[task.grad]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
@@ -20,12 +21,17 @@ from equipoise.deploy.rounds import Demands, serve
 from equipoise.deploy.site import SiteStatistics
 from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
-from equipoise.errors import InputError, not_none, require
+from equipoise.errors import EquipoiseError, InputError, not_none, require
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import crossing
+from equipoise.files import read_text, write_whole
 from equipoise.privacy.disclosure import disclosed
+from equipoise.privacy.policy import NOT_APPROVED
 from equipoise.protocol import Algorithm, Vector
+
+BASELINES = "baselines.json"  # in the server's run folder: of every site, the loss of its own model
+APPROVAL = 5.0  # seconds between two looks whether a run has been approved
 
 
 def gather_sites(
@@ -58,7 +64,7 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
         f"{', '.join(gone)} did not come: all sites have to be there when the encoding is agreed; start the missing "
         "ones, or leave them out of federation.sites",
     )
-    answers = {site: _statistics(site, text) for site, text in federation.ask("statistics").items()}
+    answers = {site: _statistics(site, text) for site, text in ask_for_statistics(federation).items()}
     known: dict[str, Any] = {}
     if config.model.name == "torch":
         known["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
@@ -70,10 +76,23 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
         sites=federation.sites,
         train=tuple(a.train for a in answers.values()),
         test=tuple(a.test for a in answers.values()),
+        counted=None if config.data.unit is None else tuple(_counted(site, a) for site, a in answers.items()),
         **known,
     )
     agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
     return send_agreement(config, federation, agreed)
+
+
+def ask_for_statistics(federation: ConnectedSites) -> dict[str, str]:
+    """Every site's; owners who have not looked at the run yet are waited for as long as sites that have not come."""
+    end = time.monotonic() + federation.patience.gather
+    while True:
+        try:
+            return federation.ask("statistics")
+        except EquipoiseError as error:
+            if NOT_APPROVED not in str(error) or time.monotonic() >= end:
+                raise
+        time.sleep(min(APPROVAL, federation.patience.gather / 4))
 
 
 def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
@@ -101,6 +120,9 @@ def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
             bound=of.secure_bound,
             own_models=setup.personal is not None,
             features=agreement.has_features(config),
+            units=config.data.unit is not None,
+            baselines=agreement.needs_baselines(config),
+            own_parts=setup.own is not None,
         )
     )
 
@@ -113,6 +135,31 @@ def resend_agreement(folder: Path, federation: ConnectedSites, known: Agreement)
     federation.note("", "resumed", f"the server was started again after {done} rounds")
     federation.ask("agreement", known.model_dump_json(), everyone=False)
     return known
+
+
+def told_baselines(config: Config, folder: Path, federation: ConnectedSites) -> np.ndarray | None:
+    """The loss of every site's own model, told once in a run; None: it needs none."""
+    if not agreement.needs_baselines(config):
+        return None
+    path = folder / BASELINES
+    if not path.is_file():
+        federation.observe({"kind": "state", "state": "fitting a model of its own at every site"})
+        found = {site: _number(site, text) for site, text in federation.ask("baseline").items()}
+        write_whole(path, json.dumps(found, indent=1) + "\n")
+    told = json.loads(read_text(path))
+    return np.array([float(told[site]) for site in federation.sites])
+
+
+def _number(site: str, text: str) -> float:
+    try:
+        found = float(json.loads(text))
+    except (ValueError, TypeError):
+        found = math.nan
+    require(
+        math.isfinite(found),
+        f"'{site}' told no loss of a model of its own ({text[:40]!r}); set objective.of = 'losses'",
+    )
+    return found
 
 
 def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites, run: str) -> Setup:
@@ -142,6 +189,16 @@ def _statistics(site: str, text: str) -> SiteStatistics:
         raise InputError(
             f"'{site}' told statistics that cannot be read; give it the same version of Equipoise"
         ) from None
+
+
+def _counted(site: str, told: SiteStatistics) -> float:
+    """As how many independent rows a site's scored ones count: never more than there are."""
+    rows = told.test or told.train
+    require(
+        told.counted is not None,
+        f"'{site}' did not tell as how many its rows of each data.unit count; give it the same version of Equipoise",
+    )
+    return min(not_none(told.counted), float(rows))
 
 
 def _check_alike(config: Config, curvatures: dict[str, float]) -> None:

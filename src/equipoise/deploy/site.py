@@ -27,7 +27,7 @@ from pydantic import Field
 
 from equipoise._jax import keep_programs
 from equipoise.data import silos
-from equipoise.data.shards import Shards, stack
+from equipoise.data.shards import OwnerRows, Shards, stack
 from equipoise.data.silos import Site
 from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy import agreement
@@ -51,14 +51,13 @@ from equipoise.deploy.secure import SecureSite
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import feature_maker
-from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.records import JsonRecord
 from equipoise.privacy import identity, policy
 from equipoise.privacy.policy import Policy
 from equipoise.privacy.site_masks import SiteMasks
 
-QUESTIONS = ("statistics", "agreement")
+QUESTIONS = ("statistics", "agreement", "baseline")
 OPEN = Policy(min_rows=1, min_count=1)  # of a table that is looked at where nothing leaves
 
 
@@ -68,6 +67,7 @@ class SiteStatistics(JsonRecord):
     statistics: str  # as JSON
     train: int = Field(ge=1)  # rows
     test: int = Field(ge=0)
+    counted: float | None = Field(None, ge=1)  # with data.unit: as how many independent rows the scored ones count
 
 
 def open_site(context: Context) -> Participant:
@@ -128,13 +128,14 @@ def open_site(context: Context) -> Participant:
         counts = counts_of(site)
         check_rows(now, config, name, train=counts.train)
         found = told_statistics(site, config, folder, now)
-        return SiteStatistics(statistics=found, train=counts.train, test=counts.test).model_dump_json()
+        answer = SiteStatistics(statistics=found, train=counts.train, test=counts.test, counted=site.counted)
+        return answer.model_dump_json()
 
     def trained() -> Problem:
         return setup(read_agreement(folder, name)).problem
 
-    jobs, accept_agreement = rows_site(config, name, folder, rows, features, setup)
-    answers = {"statistics": statistics, "agreement": accept_agreement}
+    jobs, accept_agreement, baseline = rows_site(config, name, folder, rows, features, setup)
+    answers = {"statistics": statistics, "agreement": accept_agreement, "baseline": baseline}
     guard = overseen(config, folder, file, lambda: counts_of(read_now()[0]), signer)
     overseen_parts = overseen_jobs(jobs, config, name, rules, trained)
     return Participant(name, folder, overseen_parts, answers, lambda: precision(config), secure, guard)

@@ -60,7 +60,17 @@ class DataSettings(Section):
     min_count: int = Field(1, ge=1, description="a text that an owner has less often is not told to the others")
     indicators: bool = Field(False, description="an input 'is missing' beside each number that is missing somewhere")
     scale_label: bool = Field(True, description="standardise the label of a regression; false: centre it only")
-    separator: str = Field(",", description="between the cells of a CSV")
+    separator: str = Field("auto", description="between the cells of a CSV; auto: found in each file")
+    decimal: Literal["auto", ".", ","] = Field(
+        "auto", description="of numbers in texts, '.' or ','; auto: found from the cells of all owners"
+    )
+    dates: Literal["auto", "day-first", "month-first"] = Field(
+        "auto", description="as 05/01/2024; auto: found from the cells of all owners"
+    )
+    percent: Literal["auto", "share", "number"] = Field(
+        "auto",
+        description="share: 12% is 0.12; number: it is 12; auto: a share, where all cells of a column have the sign",
+    )
     unit: str | None = Field(None, description="the column that says whose rows belong together, such as the patient")
     test: float = Field(0.2, ge=0, lt=1, description="share of each owner's rows held out, if there is no test set")
     data_dir: str | None = Field(None, description="where data sets are sought; default: $EQUIPOISE_DATA")
@@ -112,6 +122,9 @@ class ModelSettings(Section):
         None,
         ge=0,
         description="linear: of the intercept; default: l2 / 1000 for numbers to predict, else l2",
+    )
+    own: Literal["none", "intercept"] | tuple[str, ...] = Field(
+        "none", description="what owners keep for themselves: intercept, or columns whose slopes are theirs too; none"
     )
     batch: int | None = Field(None, ge=1, description="examples of a local step; default: all")
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
@@ -270,6 +283,7 @@ WORDS = {
     "its step size",
     "server_optimizer": "of the server, on what a round would change: { name = .., learning_rate = .. } of optax",
     "schedule": "how local_lr falls to zero over the rounds: linear or cosine",
+    "of": "losses; or gains: losses less that of each owner's own model on rows that it has not seen",
     "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; tuned: measured (linear models)",
 }
 AUTO_WORDS = {"mu": "auto: the model's l2"}
@@ -320,6 +334,7 @@ def objective_section(name: str) -> type[Section]:
     record = objectives.named(name)
     fields: dict[str, Any] = {"name": (Literal[name], Field(name))}
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
+    fields["of"] = (Literal["losses", "gains"], Field("losses", description=WORDS["of"]))
     return create_model(f"objective.{name}", __base__=Section, **fields)
 
 

@@ -13,6 +13,7 @@ most_step = 10.0         # that the model may move in a round, as the root of th
 secure = true            # totals leave masked only
 losses = false           # its own loss and scores are told to nobody; the default where secure is true
 least_cohort = 5         # sites that a run, and a masked sum, must be over
+baseline = false         # how well a model of its own rows alone would do is told to nobody
 threshold = 4            # sites that have to help the server to read another's part of a sum; default: all but one
 most_weight = 0.95       # that any site may count for in a masked sum
 same_sites = false       # true: all masked sums of a run are over the same sites; one that is lost stops it
@@ -53,6 +54,7 @@ most_of_row = 1.0
 rounds = 1000000
 runs = 1000000
 """
+NOT_APPROVED = "has not been approved here"  # in the refusal of a site whose owner has not looked at a run yet
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -74,6 +76,7 @@ class Policy(BaseModel):
     secure: bool = False
     losses: bool | None = None
     least_cohort: int = Field(1, ge=1)
+    baseline: bool = True
     threshold: int | None = Field(None, ge=2)
     most_weight: float = Field(0.95, gt=0, le=1)
     same_sites: bool = False
@@ -108,6 +111,7 @@ class Plan(NamedTuple):
     batch: int | None  # rows of a local step; None: all
     epsilon: float | None  # None: no differential privacy
     delta: float | None
+    tells_baseline: bool = False  # the loss of a model of its own rows alone
     rounds: int = 1
 
 
@@ -187,8 +191,7 @@ def check(policy: Policy, plan: Plan, also_approved: set[str], stopped: Collecti
     )
     refuse_unless(
         not policy.ask or plan.digest in {*policy.approved, *also_approved},
-        f"this configuration has not been approved here: `equipoise flower approve {plan.digest[:16]}` shows what it "
-        "would reveal",
+        f"this configuration {NOT_APPROVED}: `equipoise flower approve {plan.digest[:16]}` shows what it would reveal",
     )
     refuse_unless(
         policy.algorithms is None or plan.algorithm in policy.algorithms,
@@ -202,6 +205,10 @@ def check(policy: Policy, plan: Plan, also_approved: set[str], stopped: Collecti
     refuse_unless(
         policy.tells_losses or not plan.tells_losses,
         "this site tells its own loss and scores to nobody; use scaffpd_sums or fedavg with federation.secure = true",
+    )
+    refuse_unless(
+        policy.baseline or not plan.tells_baseline,
+        "this site tells nobody how well a model of its own would do; set objective.of = 'losses'",
     )
     refuse_unless(
         policy.label is None or plan.label == policy.label,

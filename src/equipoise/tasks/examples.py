@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, known, require
 from equipoise.protocol import RandomKey, Vector, as_key
-from equipoise.tasks.task import Convexity, Scalar, Task, least, penalty
+from equipoise.tasks.task import Convexity, Examples, Scalar, Task, least, penalty
 
 
 def over_examples(
@@ -58,10 +59,6 @@ def over_examples(
         each = jnp.where(real, each_loss(x, shard.inputs, shard.labels, key), 0)
         return penalised(jnp.sum(each) / shard.sizes.astype(each.dtype), x)
 
-    def draw(key: RandomKey, shard: Shards, shape: tuple[int, ...]) -> Array:
-        # Never from the padding. As uniform as 32 bits are, in a third of the operations of `randint`.
-        return (jax.random.bits(key, shape, jnp.uint32) % shard.sizes.astype(jnp.uint32)).astype(jnp.int32)
-
     def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
         if key is None or batch is None:
             return on_all(x, shard, key)
@@ -87,6 +84,12 @@ def over_examples(
     return Task(name, size, loss, grad, descend, start, predict, prepare, modulus)
 
 
+def draw(key: RandomKey, shard: Shards, shape: tuple[int, ...]) -> Array:
+    """Rows of a minibatch, never from the padding."""
+    # As uniform as 32 bits are, in a third of the operations of `randint`.
+    return (jax.random.bits(key, shape, jnp.uint32) % shard.sizes.astype(jnp.uint32)).astype(jnp.int32)
+
+
 def features_of(features: int) -> Callable[[Any], None]:
     """A check that a shard's examples have that many features."""
 
@@ -103,37 +106,49 @@ def features_of(features: int) -> Callable[[Any], None]:
 
 def task_of(
     init: Callable[[RandomKey], PyTree],
-    apply: Callable[..., Array],
-    loss: Callable[[Array, Array], Float[Array, " b"]],
+    apply: Callable[..., Array] | None = None,
+    loss: Callable[..., Float[Array, " b"]] | None = None,
     *,
     l2: Convexity = 0.0,
     batch: int | None = None,
     name: str = "model",
     convex: bool = False,
+    bend: Literal["softmax"] | float | None = None,
 ) -> Task:
     """Any model: `init(key)` makes its parameters, `apply(params, inputs [b, ...])` its outputs [b, ...],
-    `loss(outputs, labels)` one number per example. `convex`: the loss is convex in the parameters, as it is for outputs
-    linear in them and a loss convex in the outputs.
+    `loss(outputs, labels)` one number per example. Without `apply`, `loss(params, (inputs, labels))` is one number per
+    example or their mean. `convex`: the loss is convex in the parameters, as it is for outputs linear in them and a
+    loss convex in the outputs. `bend`: how it is curved in the outputs, where it is known, for `own_part`.
 
     Parameters are any tree, an equinox module with functions and sizes in it too; its floating-point arrays travel as
-    one flat vector, and `task.unravel(x)` is the tree again. An `apply` with an argument `key` gets one in every local
-    step, for dropout and the like, and None where nothing is left to chance.
+    one flat vector, and `task.unravel(x)` is the tree again. An `apply` (or a `loss` without it) with an argument `key`
+    gets one in every local step, for dropout and the like, and None where nothing is left to chance.
     """
+    if loss is None:
+        raise InputError(
+            "task_of was given no loss; give loss(outputs, labels), or loss(params, batch) without `apply`"
+        )
     start, unravel = _raveler(init)
-    keyed = "key" in inspect.signature(apply).parameters
+    keyed = "key" in inspect.signature(apply or loss).parameters
 
     def outputs(x: Vector, inputs: Array, key: RandomKey | None) -> Array:
+        assert apply is not None
         return apply(unravel(x), inputs, key=key) if keyed else apply(unravel(x), inputs)
 
     def predict(x: Vector, inputs: Array) -> Array:
         return outputs(x, inputs, None)
 
     def example_losses(x: Vector, inputs: Array, labels: Array, key: RandomKey | None = None) -> Float[Array, " b"]:
-        return loss(outputs(x, inputs, key), labels)
+        if apply is not None:
+            return loss(outputs(x, inputs, key), labels)
+        on_batch = partial(loss, unravel(x), **({"key": key} if keyed else {}))
+        if jax.eval_shape(on_batch, (inputs, labels)).shape:
+            return on_batch((inputs, labels))
+        return jax.vmap(lambda *example: on_batch(jax.tree.map(lambda a: a[None], example)))(inputs, labels)
 
     def fits(shard: Shards) -> None:
         try:
-            each = jax.eval_shape(lambda x, s: loss(predict(x, s.inputs), s.labels), start, shard)
+            each = jax.eval_shape(lambda x, s: example_losses(x, s.inputs, s.labels), start, shard)
         except (TypeError, ValueError) as error:
             raise InputError(
                 f"the model cannot be applied to examples of shape {shard.inputs.shape[1:]} with labels of shape "
@@ -151,12 +166,13 @@ def task_of(
         l2=l2,
         batch=batch,
         init=lambda key: _ravel(init(as_key(key))),
-        predict=predict,
+        predict=None if apply is None else predict,
         expects=fits,
         convex=convex,
         random=keyed,
     )
-    return task._replace(ravel=_ravel, unravel=unravel)
+    made_of = None if apply is None else Examples(outputs, loss, l2, batch, random=keyed, bend=bend)
+    return task._replace(ravel=_ravel, unravel=unravel, examples=made_of)
 
 
 def _ravel(params: PyTree) -> Vector:
@@ -195,11 +211,12 @@ def softmax_regression(features: int, classes: int, *, l2: Convexity = 0.0, batc
         return logits(x, inputs).T
 
     def example_losses(x: Vector, inputs: Array, labels: Array) -> Float[Array, " b"]:
-        z = logits(x, inputs)
-        hit = jax.nn.one_hot(labels, classes, dtype=z.dtype, axis=0)
-        return jax.nn.logsumexp(z, axis=0) - jnp.sum(z * hit, axis=0)
+        return _cross_entropy(logits(x, inputs), labels)
 
-    return over_examples(
+    def losses(outputs: Float[Array, "b k"], labels: Array) -> Float[Array, " b"]:
+        return _cross_entropy(outputs.T, labels)
+
+    task = over_examples(
         "softmax_regression",
         classes * (features + 1),
         example_losses,
@@ -209,3 +226,9 @@ def softmax_regression(features: int, classes: int, *, l2: Convexity = 0.0, batc
         expects=features_of(features),
         convex=True,
     )
+    return task._replace(examples=Examples(lambda x, a, key: predict(x, a), losses, l2, batch, bend="softmax"))
+
+
+def _cross_entropy(z: Float[Array, "k b"], labels: Array) -> Float[Array, " b"]:
+    hit = jax.nn.one_hot(labels, z.shape[0], dtype=z.dtype, axis=0)
+    return jax.nn.logsumexp(z, axis=0) - jnp.sum(z * hit, axis=0)
