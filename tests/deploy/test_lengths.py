@@ -197,7 +197,7 @@ def test_a_model_that_is_infinite_is_in_no_checkpoint(tmp_path):
     honest, saved, asked = build("scaffpd"), [], iter(range(100))
     algorithm = honest._replace(model=lambda server: server.x if next(asked) < 2 else server.x + np.inf)
     with pytest.raises(GivenUp, match="the model is not finite any longer"):
-        run(algorithm, tmp_path, pause=saved.append)
+        run(algorithm, tmp_path, callback=saved.append)
     assert [o.rounds for o in saved] == [1, 2]
 
 
