@@ -1,7 +1,6 @@
 """Masked sums without a network: every drop-out, every question that a site must refuse, and noise for messages."""
 
 import itertools
-import json
 import os
 import random
 
@@ -15,7 +14,7 @@ from equipoise.errors import InputError, Refusal
 from equipoise.privacy import fixed_point, masks, shamir
 from equipoise.privacy.disclosure import colluders
 from equipoise.privacy.identity import Identity
-from equipoise.privacy.site_masks import KEPT, About, Limits, SiteMasks
+from equipoise.privacy.site_masks import KEPT, About, Limits, SiteMasks, read_state
 from equipoise.privacy.unmasking import Batch, recover, unmasked
 
 NAMES = ("ada", "ben", "cyd", "dan", "eve")
@@ -215,10 +214,10 @@ def test_secrets_are_gone_once_an_exchange_is_opened(tmp_path):
     prepared(sites, count=2)
     for name in NAMES:
         masked(sites[name], values()[name])
-    path = tmp_path / "ada" / "masks-r-b.json"
-    before = json.loads(path.read_text())
+    path = tmp_path / "ada" / "masks-r-b.sealed"
+    before = read_state(path, sites["ada"].identity.at_rest)
     sites["ada"].answer(opening(NAMES))
-    after = json.loads(path.read_text())
+    after = read_state(path, sites["ada"].identity.at_rest)
     assert path.stat().st_mode & 0o077 == 0
     assert before["seeds"][0]
     assert (after["seeds"][0], after["privates"][0]) == ("", "")
@@ -362,7 +361,7 @@ def test_sites_that_were_shown_different_keys_of_one_site_never_begin(tmp_path):
         # ada and the others have the same keys of each other, and differ in eve's alone.
         with pytest.raises(Refusal, match="are not those that it sealed for"):
             sites[name].answer(head("deliver", sealed=[sealed[of][k] for of in NAMES]))
-        assert json.loads((tmp_path / name / "masks-r-b.json").read_text())["step"] == "shares"
+        assert read_state(tmp_path / name / "masks-r-b.sealed", sites[name].identity.at_rest)["step"] == "shares"
 
 
 def test_steps_out_of_order_are_refused(tmp_path):
@@ -427,7 +426,7 @@ def test_ten_thousand_odd_messages_are_refused_and_change_nothing(step, tmp_path
     if step == "open":
         masked(site, np.zeros(D, np.uint64))
         real["open"] = opening(members, members)
-    path = tmp_path / "ada" / "masks-r-b.json"
+    path = tmp_path / "ada" / "masks-r-b.sealed"
     before, told = path.read_bytes(), 0
     for _ in range(10_000):
         asked = junk(rng, real[step])
@@ -445,7 +444,7 @@ def test_ten_thousand_odd_messages_are_refused_and_change_nothing(step, tmp_path
         told += 1
     assert told == 0
     assert path.read_bytes() == before
-    assert [p.name for p in (tmp_path / "ada").glob("masks-*.json")] == [path.name]
+    assert [p.name for p in (tmp_path / "ada").glob("masks-*.sealed")] == [path.name]
 
 
 # An active server.

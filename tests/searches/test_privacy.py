@@ -7,6 +7,7 @@ import copy
 import functools
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +20,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from equipoise.cli import app
 from equipoise.deploy import oversight
+from equipoise.deploy.network.envelope import RECEIPT
 from equipoise.deploy.oversight import plan_of, would_reveal
 from equipoise.deploy.server import run_federation
 from equipoise.errors import Refusal
 from equipoise.experiment import config, private, reading
-from equipoise.privacy import audit, ledger, policy
+from equipoise.privacy import audit, identity, ledger, policy
 from equipoise.privacy.ledger import Budget
+from equipoise.privacy.site_masks import read_state
 from tests.deploy.test_federated_run import grid, settings
 from tests.deploy.test_secure_run import node, told
 from tests.flower import silos
@@ -136,11 +139,17 @@ def noisy(tmp_path_factory):
     return Recording(tmp_path_factory.mktemp("fuzz") / "noisy", {**plan, "algorithm": method})
 
 
+def kept_masks(recording, path):
+    """What a site keeps of a batch, opened with its own key."""
+    known = Path(recording.place.contexts[recording.number].node_config["key"])
+    return read_state(path, identity.load(recording.home.name, known, known.parent).at_rest)
+
+
 def secrets_of(recording):
     """What must be in no answer: what the site keeps of its masks, and the cells of its table."""
     kept = []
-    for path in recording.home.glob("masks-*.json"):
-        state = json.loads(path.read_text())
+    for path in recording.home.glob("masks-*.sealed"):
+        state = kept_masks(recording, path)
         kept += [s for key in ("privates", "seeds", "shares") for s in state.get(key, ()) if s and set(s) != {"0"}]
     return [bytes.fromhex(s[:64]) for s in kept if len(s) >= 64]
 
@@ -159,7 +168,7 @@ def bombard(recording, kind, rng, allowed, first=lambda: None):
         content = odd(rng, message.content)
         first()
         answer = recording.send(content, message.metadata.message_type)
-        (what,) = answer
+        (what,) = set(answer) - {RECEIPT}
         counts[what] += 1
         said = b"".join(_bytes_of(record) for record in answer.values())
         assert not any(secret in said for secret in hidden)
@@ -186,31 +195,39 @@ def _bytes_of(record):
     return b"".join(v if isinstance(v, bytes) else str(v).encode() for v in values)
 
 
+def test_a_copy_of_the_folder_tells_no_mask(masked):
+    """The secrets of masks at rest are sealed with the site's key, which is elsewhere."""
+    kept = [secret for secret in secrets_of(masked) if set(secret) != {0}]  # what was opened is gone
+    assert kept
+    files = b"".join(path.read_bytes() for path in masked.home.rglob("*") if path.is_file())
+    assert not [secret for secret in kept if secret in files or secret.hex().encode() in files]
+
+
 @pytest.mark.parametrize("step", ["keys", "shares", "deliver", "open"])
 def test_odd_steps_of_a_masked_sum(step, masked):
     """No share is told, and what the site remembers of the real batches stays as it is."""
-    real = {path: path.read_bytes() for path in masked.home.glob("masks-*.json")}
+    real = {path: path.read_bytes() for path in masked.home.glob("masks-*.sealed")}
 
     def allowed(content, answer):
         assert step == "keys"  # a batch of another name, which may be made
         assert set(answer["answer"]) == {"keys", "signature"}
-        for path in masked.home.glob("masks-*.json"):
+        for path in masked.home.glob("masks-*.sealed"):
             if path not in real:
                 path.unlink()
 
     counts = bombard(masked, step, random.Random(step), allowed)
     assert counts["failed"] == 0
-    assert {path: path.read_bytes() for path in masked.home.glob("masks-*.json")} == real
+    assert {path: path.read_bytes() for path in masked.home.glob("masks-*.sealed")} == real
 
 
 @pytest.mark.parametrize("part", ["train", "evaluate"])
 def test_odd_exchanges_of_a_masked_run(part, masked):
     """Nothing plain leaves, and no mask is used twice; one that was not used yet may be asked for."""
-    used = {(path.name, k) for path in masked.home.glob("masks-*.json") for k in json.loads(path.read_text())["used"]}
+    used = {(path.name, k) for path in masked.home.glob("masks-*.sealed") for k in kept_masks(masked, path)["used"]}
 
     def allowed(content, answer):
         at, mask = content["at"], content["mask"]
-        this = (f"masks-{at['run']}-{mask['batch']}.json", mask["exchange"])
+        this = (f"masks-{at['run']}-{mask['batch']}.sealed", mask["exchange"])
         assert this not in used
         used.add(this)
         assert {array.dtype for array in answer["reply"].values()} == {"uint64"}

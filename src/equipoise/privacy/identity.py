@@ -10,6 +10,7 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
@@ -33,6 +34,12 @@ class Identity(NamedTuple):
 
     def sign(self, said: bytes) -> bytes:
         return self.private.sign(said, SIGNATURE)
+
+    @property
+    def at_rest(self) -> bytes:
+        """The key with which the site seals what it keeps for itself."""
+        secret = self.private.private_numbers().private_value.to_bytes(72)
+        return HKDF(hashes.SHA256(), 32, salt=None, info=b"equipoise, masks at rest").derive(secret)
 
     def check(self, name: str, said: bytes, signature: bytes) -> None:
         """A Refusal unless `name` has signed it."""

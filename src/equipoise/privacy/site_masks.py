@@ -130,7 +130,7 @@ class SiteMasks(NamedTuple):
         refuse_unless(1 <= count <= MOST_EXCHANGES, f"a batch is of 1 to {MOST_EXCHANGES} exchanges, not {count}")
         with self._changing(run, batch) as path:
             refuse_unless(not path.exists(), "this batch has been prepared already")
-            found = sorted(self.folder.glob("masks-*.json"), key=lambda path: path.stat().st_mtime_ns)
+            found = sorted(self.folder.glob("masks-*.sealed"), key=lambda path: path.stat().st_mtime_ns)
             for old in found[: -(KEPT - 1)]:
                 old.unlink(missing_ok=True)
             privates = [masks.new_seed() for _ in range(count + 1)]
@@ -148,7 +148,7 @@ class SiteMasks(NamedTuple):
                 "used": [],
                 "opened": [],
             }
-            _write(path, state)
+            _write(path, state, self.identity.at_rest)
         said = signed_keys(run, batch, members, threshold, count, self.name, keys)
         return {"keys": keys, "signature": self.identity.sign(said)}
 
@@ -156,7 +156,7 @@ class SiteMasks(NamedTuple):
         run, batch = _word(question, "run"), _word(question, "batch")
         keys, signatures = _bytes(question, "keys"), _bytes(question, "signatures")
         with self._changing(run, batch) as path:
-            state = _read(path, "keys")
+            state = _read(path, "keys", self.identity.at_rest)
             members, threshold, count = state["members"], state["threshold"], state["count"]
             refuse_unless(len(keys) == len(signatures) == len(members), "there are not as many keys as members")
             for name, theirs, signature in zip(members, keys, signatures, strict=True):
@@ -179,14 +179,14 @@ class SiteMasks(NamedTuple):
                 key = self._sealing_key(state, keys[k], run, batch)
                 sealed.append(masks.seal(key, plain, sealing(run, batch, keys, self.name, name)))
             state |= {"step": "shares", "keys": [k.hex() for k in keys]}
-            _write(path, state)
+            _write(path, state, self.identity.at_rest)
         return {"sealed": sealed}
 
     def deliver(self, question: Question) -> Answer:
         run, batch = _word(question, "run"), _word(question, "batch")
         sealed = _bytes(question, "sealed")
         with self._changing(run, batch) as path:
-            state = _read(path, "shares")
+            state = _read(path, "shares", self.identity.at_rest)
             members = state["members"]
             refuse_unless(len(sealed) == len(members), "there are not as many shares as members")
             keys, opened = [bytes.fromhex(k) for k in state["keys"]], []
@@ -203,13 +203,13 @@ class SiteMasks(NamedTuple):
                 opened.append(plain.hex())
             del state["sealing"]
             state |= {"step": "ready", "shares": opened}
-            _write(path, state)
+            _write(path, state, self.identity.at_rest)
         return {}
 
     def members(self, question: Question) -> list[str]:
         """Of a batch that is ready."""
         with self._changing(_word(question, "run"), _word(question, "batch")) as path:
-            return list(_read(path, "ready")["members"])
+            return list(_read(path, "ready", self.identity.at_rest)["members"])
 
     def mask(
         self, question: Question, encode: Callable[[int], Integers], context: bytes, about: About | None = None
@@ -217,14 +217,16 @@ class SiteMasks(NamedTuple):
         """The integers that `encode` makes for a sum of so many members, hidden; each exchange of a batch once."""
         run, batch, exchange = _word(question, "run"), _word(question, "batch"), _whole(question, "exchange")
         with self._changing(run, batch) as path:
-            state = _read(path, "ready")
+            state = _read(path, "ready", self.identity.at_rest)
             refuse_unless(exchange < state["count"], "the batch has no such exchange")
             refuse_unless(exchange not in state["used"], "this exchange has been answered already")
             members = state["members"]
             integers = encode(len(members))
             state["used"].append(exchange)
             state.setdefault("about", {})[str(exchange)] = about
-            _write(path, state)  # before anything leaves: the masks are used up, whatever happens now
+            _write(
+                path, state, self.identity.at_rest
+            )  # before anything leaves: the masks are used up, whatever happens now
         at = (1 + exchange) * masks.SEED
         publics = {
             name: bytes.fromhex(keys)[at : at + masks.SEED] for name, keys in zip(members, state["keys"], strict=True)
@@ -239,7 +241,7 @@ class SiteMasks(NamedTuple):
         run, batch, exchange = _word(question, "run"), _word(question, "batch"), _whole(question, "exchange")
         answered, missing = _names(question, "answered"), _names(question, "missing")
         with self._changing(run, batch) as path:
-            state = _read(path, "ready")
+            state = _read(path, "ready", self.identity.at_rest)
             members = state["members"]
             both = sorted({*answered} & {*missing})
             refuse_unless(not both, f"both shares of {', '.join(map(repr, both[:3]))} were asked for")
@@ -264,7 +266,7 @@ class SiteMasks(NamedTuple):
                 state["shares"][k] = shares[: 2 * at] + gone + shares[2 * (at + SHARE) :]
             state["privates"][exchange] = state["seeds"][exchange] = ""
             state["opened"].append(exchange)
-            _write(path, state)
+            _write(path, state, self.identity.at_rest)
         return {"shares": given}
 
     def _only_one_set(self, about: About, answered: list[str]) -> None:
@@ -294,25 +296,30 @@ class SiteMasks(NamedTuple):
     @contextmanager
     def _changing(self, run: str, batch: str) -> Iterator[Path]:
         """The file of a batch, while nobody else changes it."""
-        path = self.folder / f"masks-{run}-{batch}.json"
+        path = self.folder / f"masks-{run}-{batch}.sealed"
         with _changing:
             make_folder(self.folder)
             with locked(self.folder / "masks.lock", f"the masks of {self.name}", wait=30.0):
                 yield path
 
 
-def _read(path: Path, step: str) -> dict[str, Any]:
+def read_state(path: Path, key: bytes) -> dict[str, Any]:
+    """What a site keeps of a batch: sealed with its own key, so that a copy of its folder tells nobody its masks."""
+    return json.loads(masks.unseal(key, path.read_bytes(), path.name.encode()))
+
+
+def _read(path: Path, step: str, key: bytes) -> dict[str, Any]:
     refuse_unless(path.is_file(), "this batch has not been prepared here, or is forgotten")
     try:
-        state = json.loads(path.read_text())
-    except (OSError, ValueError):
+        state = read_state(path, key)
+    except (OSError, ValueError, InvalidTag):
         raise Refusal("what this site remembered of the batch cannot be read") from None
     refuse_unless(state["step"] == step, f"the batch is at the step '{state['step']}', not '{step}'")
     return state
 
 
-def _write(path: Path, state: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(state), secret=True)
+def _write(path: Path, state: dict[str, Any], key: bytes) -> None:
+    write_whole(path, masks.seal(key, json.dumps(state).encode(), path.name.encode()), secret=True)
 
 
 # What a question holds, or a Refusal.
