@@ -18,6 +18,7 @@ from equipoise.evaluation.rules import SHARE, higher_is_better, main_score
 RESAMPLED = 20  # resampling fewer rows than this says nothing about them
 BEYOND = 10  # times a client's score: a bound so far off says nothing
 BETWEEN_ZERO_AND_ONE = ("auroc",)  # resampled scores that lie between zero and one
+SHORTFALLS = ("skill",)  # one less a mean of numbers from zero up, by which they are bounded
 
 
 class Standing(NamedTuple):
@@ -44,7 +45,7 @@ def standing(
 ) -> Standing:
     """The summary of one score over the clients that have it, and what their finite test sets leave open.
 
-    Accuracy and RMSE bring their bounds with them; other scores need `draws` when they are evaluated. `score` is
+    Accuracy, RMSE and skill bring their bounds with them; other scores need `draws` when they are evaluated. `score` is
     accuracy, else RMSE, else the loss, unless given. `up`: higher is better, of a score that the library does not know.
     `counted` [n]: as how many independent rows each client's count, where several are of one person (`data.unit`);
     then scores that have to be resampled have no bounds.
@@ -59,15 +60,22 @@ def standing(
     low, high = np.full((2, len(values)), np.nan)
     mean = worst = UNKNOWN
     rows = np.asarray(sizes if counted is None else counted, np.float64)
+    short = score in SHORTFALLS
     evidence_of = _evidence(table, score, known, rows[known], resampling=counted is None)
     if evidence_of is not None:
-        found = intervals.bounds_of(evidence_of, rows[known], higher_is_better=up, key=key, k=k, level=level)
+        found = intervals.bounds_of(evidence_of, rows[known], higher_is_better=up != short, key=key, k=k, level=level)
         low[known], high[known], mean, worst = found
         if score != "accuracy":
-            silent = (rows < FEW_ROWS) | (high > BEYOND * np.abs(values))
+            silent = (rows < FEW_ROWS) | (high > BEYOND * np.abs(1 - values if short else values))
             low[silent], high[silent] = np.nan, np.nan
+        if short:
+            low, high, mean, worst = 1 - high, 1 - low, _from_one(mean), _from_one(worst)
     left_out = tuple(int(i) for i in np.flatnonzero(~np.isfinite(values)))
     return Standing(score, summary, low, high, mean, worst, left_out)
+
+
+def _from_one(bounds: Bounds) -> Bounds:
+    return Bounds(1 - bounds.high, 1 - bounds.estimate, 1 - bounds.low)
 
 
 def _summary(values: np.ndarray, k: float, up: bool) -> dict[str, float]:
@@ -90,7 +98,8 @@ def _evidence(
         return lambda i: of_shares(right[i], rows[i])
     if score in table.squares:
         root = score in ROOTS
-        squares, means = np.asarray(table.squares[score], np.float64)[known], values**2 if root else values
+        squares = np.asarray(table.squares[score], np.float64)[known]
+        means = values**2 if root else 1 - values if score in SHORTFALLS else values
         return lambda i: of_means(means[i], squares[i], rows[i], root=root)
     if score in table.resampled and resampling:
         drawn = np.asarray(table.resampled[score], np.float64)[known]

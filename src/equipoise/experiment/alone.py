@@ -23,12 +23,12 @@ from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.cohorts import everyone
 from equipoise.engines.simulator import Progress, simulate
 from equipoise.evaluation import PerClient, standing
-from equipoise.evaluation.predictions import OF_ROWS
+from equipoise.evaluation.predictions import OF_ROWS, SQUARED, log_loss
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.optimizers import SCHEDULES, with_own_steps
 from equipoise.experiment.problems import Problem
-from equipoise.experiment.results import floats, in_units
+from equipoise.experiment.results import floats, in_units, skill_of_rows
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.tasks import Task
 
@@ -46,7 +46,10 @@ def write(folders: Sequence[Path], problem: Problem, configs: Sequence[Config], 
     record = record_of(problem, table)
     for folder in folders:
         if record.measure in rows and np.isfinite(rows[record.measure]).all():
-            found = records.RowScores(record.measure, problem.digest_of_rows, rows[record.measure])
+            values = rows[record.measure]
+            if record.measure == "skill":
+                values = skill_of_rows(problem, values, problem.train if problem.test is None else problem.test)
+            found = records.RowScores(record.measure, problem.digest_of_rows, values)
             records.write_row_scores(folder / records.ALONE_ROWS, found)
         records.write_record(folder / records.ALONE, record)
 
@@ -188,9 +191,12 @@ def _scorer(task: Task, scores: tuple) -> Callable:
             real = jnp.arange(labels.shape[0], dtype=rows.sizes.dtype) < rows.sizes
             found |= {name: of(outputs, labels, real) for name, of in scores}
             each = {name: OF_ROWS[name](outputs, labels) for name in found if name in OF_ROWS}
+            if dict(scores).get("loss") is log_loss:
+                each["skill"] = OF_ROWS["skill"](outputs, labels)
             count = rows.sizes.astype(model.dtype)
-            fourth = {name: jnp.sum(jnp.where(real, each[name] ** 2, 0)) / count for name in ("rmse",) if name in each}
-            return found, fourth, each
+            squared = {name: SQUARED[of](outputs, labels) for name, of in scores if of in SQUARED}
+            squares = {name: jnp.sum(jnp.where(real, a**2, 0)) / count for name, a in squared.items()}
+            return found, squares, each
 
         return jax.lax.map(one, jnp.arange(test.n))
 

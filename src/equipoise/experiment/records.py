@@ -113,6 +113,7 @@ class FederationRecord(JsonRecord):
     parameters: int  # numbers of the model
     exchanges: tuple[str, ...]  # of the algorithm's round
     notes: tuple[str, ...] = ()  # what was left out, what was measured instead of chosen
+    score: str | None = None  # that runs on it are summed up by, unless they say otherwise; None: the one of the task
 
 
 class Environment(JsonRecord):

@@ -13,8 +13,9 @@ import numpy as np
 import equipoise
 from equipoise import artifact, evaluation, files
 from equipoise.engines.simulator import Result
-from equipoise.errors import FileError
-from equipoise.evaluation import PerClient, standing
+from equipoise.errors import FileError, not_none
+from equipoise.evaluation import PerClient, standing, with_skill
+from equipoise.evaluation.skill import skill_of
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
@@ -22,7 +23,9 @@ from equipoise.protocol import Algorithm, Vector
 
 
 def in_units(problem: Problem, table: PerClient) -> PerClient:
-    """RMSE in the label's own units."""
+    """RMSE in the label's own units; beside a log loss the skill."""
+    if problem.base is not None and "loss" in table.scores:
+        return with_skill(table, problem.base.loss)
     if problem.encoding is None or problem.encoding.task != "regression":
         return table
     unit = problem.encoding.target.scale
@@ -43,8 +46,15 @@ def write_row_scores(folder: Path, problem: Problem, x: Vector, rows: Any, score
     values = evaluation.of_rows(problem.plain_task, x, rows, score)
     if values is None or not np.isfinite(values).all():
         return
+    if score == "skill":
+        values = skill_of_rows(problem, values, rows)
     found = records.RowScores(score, problem.digest_of_rows, values)
     records.write_row_scores(folder / records.ROW_SCORES, found)
+
+
+def skill_of_rows(problem: Problem, losses: np.ndarray, rows: Any) -> np.ndarray:
+    """What each row adds to the skill of its owner, of what it adds to the log loss; NaN where there is no skill."""
+    return skill_of(losses, np.repeat(not_none(problem.base).loss, np.asarray(rows.sizes)))
 
 
 def save_model(path: Path, problem: Problem, x: Vector, metadata: dict[str, Any]) -> None:
@@ -115,6 +125,7 @@ def federation_record(problem: Problem, algorithm: Algorithm, notes: tuple[str, 
         parameters=problem.x.size,
         exchanges=tuple(exchange.name for exchange in algorithm.round),
         notes=problem.notes + notes,
+        score="skill" if problem.one_class_is_common else None,
     )
 
 

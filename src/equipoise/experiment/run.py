@@ -290,12 +290,13 @@ def complete(session: Session, result: Result) -> None:
     (config, folder, label, *_), problem = session.spec, session.problem
     best = session.writer.best
     x = session.algorithm.model(result.server) if best is None else jnp.asarray(best.x)
-    scorer = session.data.scorer
-    if problem.score is not None:
-        scorer = evaluation.evaluator(
-            problem.plain_task, session.data.scored, scores=problem.scores, draws=DRAWS, key=config.run.seed
+    table = in_units(problem, session.data.scorer(x))
+    asked_for = {} if problem.score is None else {problem.score.name: problem.scores.get(problem.score.name)}
+    if asked_for and None not in asked_for.values():
+        resample = evaluation.evaluator(
+            problem.plain_task, session.data.scored, scores=asked_for, draws=DRAWS, key=config.run.seed
         )
-    table = in_units(problem, scorer(x))
+        table = table._replace(resampled=in_units(problem, resample(x)).resampled)
     write_row_scores(folder, problem, x, session.data.scored, problem.main_score(table).name)
     if config.personal is not None and bool(jnp.all(jnp.isfinite(x))):
         own, models = personal.made(config, problem, x, session.data.train, session.data.scored)

@@ -19,7 +19,7 @@ from equipoise.experiment import records
 from equipoise.experiment.records import ClientRecord, Number, PerClient, Row, Run, RunResult
 from equipoise.report import formats
 
-SCORE_NAMES = {"rmse": "RMSE", "auroc": "AUROC", "r2": "R²"}
+SCORE_NAMES = {"rmse": "RMSE", "auroc": "AUROC", "r2": "R²", "loss": "log loss", "brier": "Brier score"}
 DIVERGED = 1e100
 
 XAxis = Literal["rounds", "bytes"]
@@ -234,7 +234,8 @@ def _main_measure(run: Run) -> tuple[str, bool]:
         name, higher, _ = main_score_named(setting(run, "run", "score") or "")
         if name in known:
             return name, higher
-    measure = main_score(known) or TASK_SCORES.get(run.federation.task, "loss")
+    leads = run.federation.score
+    measure = leads if leads in known else main_score(known) or TASK_SCORES.get(run.federation.task, "loss")
     return measure, higher_is_better(measure)
 
 
@@ -275,7 +276,7 @@ def _pairs(run: ReportedRun, other: pathlib.Path) -> SameRows | None:
         return None
     root, shares, sizes = run.measure in ROOTS, run.measure == "accuracy", np.array(_scored_rows(run))
     found = differences.on_same_rows(*kept, sizes, shares=shares, root=root, counted=counted(run))
-    if shares:
+    if not root:
         return found
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = run.values / found.new  # rows of a regression were kept in units of the training
