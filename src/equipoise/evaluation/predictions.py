@@ -161,7 +161,13 @@ def squared_errors(outputs: Array, labels: Array) -> Float[Array, " m"]:
 
 # Scores that are the mean of a number per row, or its root: such a mean is all that bounds need to know. Of the log
 # losses a skill is made (`skill.py`).
-OF_ROWS: dict[str, OfRows] = {"accuracy": hits, "rmse": squared_errors, "skill": cross_entropy}
+OF_ROWS: dict[str, OfRows] = {
+    "accuracy": hits,
+    "rmse": squared_errors,
+    "skill": cross_entropy,
+    "predicted": lambda outputs, labels: expectations(outputs, labels)[0],
+    "observed": lambda outputs, labels: expectations(outputs, labels)[1],
+}
 ROOTS = ("rmse",)
 # Scores of which the mean square of the rows' numbers is told too; accuracies are their own squares.
 SQUARED: dict[Score, OfRows] = {rmse: squared_errors, log_loss: cross_entropy}

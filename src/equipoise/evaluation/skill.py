@@ -37,7 +37,7 @@ def base_of(train: Data, rows: Data, classes: int) -> Base:
 
     def counts(shard: Data) -> Array:
         real = jnp.arange(shard.labels.shape[0], dtype=shard.sizes.dtype) < shard.sizes
-        return jnp.sum((shard.labels[:, None] == names) & real[:, None], axis=0)
+        return jnp.sum((shard.labels[:, None] == names[None]) & real[:, None], axis=0)
 
     seen, scored = counts(train).astype(jnp.float32), counts(rows).astype(jnp.float32)
     size = jnp.sum(seen)

@@ -190,7 +190,7 @@ def _scorer(task: Task, scores: tuple) -> Callable:
             outputs, labels = task.predict(model, rows.inputs), rows.labels
             real = jnp.arange(labels.shape[0], dtype=rows.sizes.dtype) < rows.sizes
             found |= {name: of(outputs, labels, real) for name, of in scores}
-            each = {name: OF_ROWS[name](outputs, labels) for name in found if name in OF_ROWS}
+            each: Found = {name: OF_ROWS[name](outputs, labels) for name in ("accuracy", "rmse") if name in found}
             if dict(scores).get("loss") is log_loss:
                 each["skill"] = OF_ROWS["skill"](outputs, labels)
             count = rows.sizes.astype(model.dtype)

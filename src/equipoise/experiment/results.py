@@ -21,6 +21,8 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, Vector
 
+TENTHS = 10  # of the rows, of which a curve of calibration is made
+
 
 def in_units(problem: Problem, table: PerClient) -> PerClient:
     """RMSE in the label's own units; beside a log loss the skill."""
@@ -52,6 +54,17 @@ def write_row_scores(folder: Path, problem: Problem, x: Vector, rows: Any, score
     records.write_row_scores(folder / records.ROW_SCORES, found)
 
 
+def calibration_of(problem: Problem, x: Vector, rows: Any) -> tuple[tuple[float, float, int], ...]:
+    """Tenths of the scored rows, from the least likely to the likeliest; empty where there are no probabilities."""
+    if problem.base is None:
+        return ()
+    found = [evaluation.of_rows(problem.plain_task, x, rows, name) for name in ("predicted", "observed")]
+    chance, came = (np.asarray(values, np.float64) for values in found)
+    order = np.argsort(chance, kind="stable")
+    parts = [part for part in np.array_split(order, TENTHS) if part.size]
+    return tuple((float(chance[part].mean()), float(came[part].mean()), part.size) for part in parts)
+
+
 def skill_of_rows(problem: Problem, losses: np.ndarray, rows: Any) -> np.ndarray:
     """What each row adds to the skill of its owner, of what it adds to the log loss; NaN where there is no skill."""
     return skill_of(losses, np.repeat(not_none(problem.base).loss, np.asarray(rows.sizes)))
@@ -74,6 +87,7 @@ def write_result(
     *,
     asked: bool = True,
     best_round: int | None = None,
+    calibration: tuple[tuple[float, float, int], ...] = (),
 ) -> None:
     """The model, then the result: whoever sees the result sees a whole run. `asked`: clients told their own scores."""
     measure, up, _ = problem.main_score(table)
@@ -101,6 +115,7 @@ def write_result(
         worst_estimate=found.worst.estimate if found else None,
         mean_low=found.mean.low if found else None,
         mean_high=found.mean.high if found else None,
+        calibration=calibration,
         best_round=best_round,
         events=tuple(events),
     )

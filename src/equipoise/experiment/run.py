@@ -26,6 +26,7 @@ from equipoise.experiment.methods import Method, build_method
 from equipoise.experiment.problems import Problem, build_problem, precision
 from equipoise.experiment.reading import load_config
 from equipoise.experiment.results import (
+    calibration_of,
     environment_record,
     federation_record,
     git_commit,
@@ -291,10 +292,14 @@ def complete(session: Session, result: Result) -> None:
     best = session.writer.best
     x = session.algorithm.model(result.server) if best is None else jnp.asarray(best.x)
     table = in_units(problem, session.data.scorer(x))
-    asked_for = {} if problem.score is None else {problem.score.name: problem.scores.get(problem.score.name)}
-    if asked_for and None not in asked_for.values():
+    name = "" if problem.score is None else problem.score.name
+    if name in problem.scores:
         resample = evaluation.evaluator(
-            problem.plain_task, session.data.scored, scores=asked_for, draws=DRAWS, key=config.run.seed
+            problem.plain_task,
+            session.data.scored,
+            scores={name: problem.scores[name]},
+            draws=DRAWS,
+            key=config.run.seed,
         )
         table = table._replace(resampled=in_units(problem, resample(x)).resampled)
     write_row_scores(folder, problem, x, session.data.scored, problem.main_score(table).name)
@@ -304,7 +309,9 @@ def complete(session: Session, result: Result) -> None:
     files.sync(folder / records.HISTORY)  # before there is a result that counts on it
     events = [sentence] if (sentence := broken_replies(result.tally)) else []
     best_round = None if best is None else best.round
-    write_result(config, folder, problem, x, result, table, label, events, best_round=best_round)
+    finite = bool(jnp.all(jnp.isfinite(x)))
+    curve = calibration_of(problem, x, session.data.scored) if finite else ()
+    write_result(config, folder, problem, x, result, table, label, events, best_round=best_round, calibration=curve)
 
 
 def _lost(config: Config) -> Lost | None:

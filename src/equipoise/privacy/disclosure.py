@@ -86,7 +86,10 @@ def disclosed(
     if sums_only:
         yield "when the model is evaluated: the server learns sums of the sites' losses and scores, and no site's own"
     else:
-        yield "when the model is evaluated: the server sees each site's scores and its training loss"
+        yield (
+            "when the model is evaluated: the server sees each site's scores and its training loss, and of classes how "
+            "common they are there"
+        )
     if own_models:
         yield (
             "after training: the server sees each site's scores with the shared model and with its own, which stays at "

@@ -330,6 +330,53 @@ def alone(runs: Sequence[ReportedRun]) -> Alone | None:
     return None
 
 
+class Scored(NamedTuple):
+    """All scores of one model, or of each client's own, by client."""
+
+    title: str
+    scores: dict[str, np.ndarray]  # [n] each; NaN: not known
+
+    @property
+    def main(self) -> str | None:
+        """Of which gains are told: the log loss of probabilities, or the RMSE; None: there is no such score."""
+        return "rmse" if "rmse" in self.scores else "loss" if "brier" in self.scores else None
+
+
+def scored(run: ReportedRun) -> Scored:
+    known = run.record.final.scores if run.record.rows else {}
+    return Scored(run.title, {name: array(values, run.n) for name, values in known.items()})
+
+
+def scored_alone(runs: Sequence[ReportedRun]) -> Scored | None:
+    """Of the first of comparable runs that has it."""
+    for run in runs:
+        found = records.read_alone(run.record.path)
+        if found is not None and len(found.low) == run.n:
+            return Scored("each alone", {name: array(values, run.n) for name, values in found.scores.items()})
+    return None
+
+
+def gain_over(one: Scored, alone: Scored) -> np.ndarray:
+    """[n], of a score of which less is better; above zero: better than alone."""
+    main = one.main or "loss"
+    return alone.scores[main] - one.scores[main] if main in alone.scores else np.full_like(one.scores[main], np.nan)
+
+
+def mean(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def worst_fifth(values: np.ndarray, *, up: bool) -> float:
+    known = values[np.isfinite(values)]
+    return float(worst_mean(known, up)) if known.size else math.nan
+
+
+def share_below_zero(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float((known < 0).mean()) if known.size else math.nan
+
+
 class Gains(NamedTuple):
     """What a run gives each client beyond another model; above zero is better, NaN: not known."""
 
