@@ -175,7 +175,7 @@ class FederatedRun:
         except GivenUp:  # too few for a masked sum; what led to it is noted
             found = start
         if found.base is not None and self.setup.sums is None:
-            problem = replace(problem, told=found.base)
+            problem = replace(problem, labels_told=found.base)
             self.setup = self.setup._replace(problem=problem)
         self.table = in_units(problem, found.table)
         if self.setup.sums is not None:

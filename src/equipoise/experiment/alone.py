@@ -46,10 +46,7 @@ def write(folders: Sequence[Path], problem: Problem, configs: Sequence[Config], 
     record = record_of(problem, table)
     for folder in folders:
         if record.measure in rows and np.isfinite(rows[record.measure]).all():
-            values = rows[record.measure]
-            if record.measure == "skill":
-                values = skill_of_rows(problem, values, problem.train if problem.test is None else problem.test)
-            found = records.RowScores(record.measure, problem.digest_of_rows, values)
+            found = records.RowScores(record.measure, problem.digest_of_rows, rows[record.measure])
             records.write_row_scores(folder / records.ALONE_ROWS, found)
         records.write_record(folder / records.ALONE, record)
 
@@ -174,7 +171,10 @@ def scored(problem: Problem, models: Models) -> tuple[PerClient, dict[str, np.nd
     test = problem.train if problem.test is None else problem.test
     scores, squares, rows = _scorer(problem.plain_task, tuple(problem.scores.items()))(models, test)
     real = np.arange(test.client(0).labels.shape[0]) < np.asarray(test.sizes)[:, None]
-    return PerClient(test.sizes, scores, {}, squares), {name: np.asarray(a)[real] for name, a in rows.items()}
+    each = {name: np.asarray(a)[real] for name, a in rows.items()}
+    if "skill" in each:
+        each["skill"] = skill_of_rows(problem, each["skill"], test)
+    return PerClient(test.sizes, scores, {}, squares), each
 
 
 @lru_cache(maxsize=16)

@@ -84,7 +84,7 @@ class Problem:
     envelope: "Envelope | None" = None  # of which `task` is, where owners have models of their own
     site_scores: Mapping[str, Score] = field(default_factory=dict)  # that sites of a federation have of their own
     counted: np.ndarray | None = None  # [n], with data.unit: as how many independent rows the scored ones count
-    told: skill.Base | None = None  # what sites of a federation say of their labels
+    labels_told: skill.Base | None = None  # what sites of a federation say of their labels
     divided: bool = False  # by chance or by its labels, not among owners that exist
     filled_up: Any | None = None  # `train` in the shape of a plan's other divisions: what is measured has one program
 
@@ -150,10 +150,9 @@ class Problem:
     @cached_property
     def base(self) -> skill.Base | None:
         """What is known of the owners' labels, by which a log loss becomes a skill; None: there is no such loss."""
-        if self.told is not None or not self.classes or self.loss != "cross_entropy" or self.task.predict is None:
-            return self.told
-        if not isinstance(self.train, Pool | Shards):
-            return None  # the rows are elsewhere
+        at_hand = isinstance(self.train, Pool | Shards)  # else sites tell it
+        if not at_hand or not self.classes or self.loss != "cross_entropy" or self.task.predict is None:
+            return self.labels_told
         return skill.bases(self.train, self.train if self.test is None else self.test, len(self.classes))
 
     @property

@@ -258,7 +258,7 @@ def _bars_caption(run: ReportedRun, other: ReportedRun | None) -> str:
 
 def calibration(runs: Sequence[ReportedRun]) -> Content | None:
     """Whether what the models expect is what came, of the leading run client by client."""
-    known = [run for run in _leading_first(runs) if run.finished and "predicted" in run.record.final.scores]
+    known = [run for run in _leading_first(runs) if run.finished and "predicted" in numbers.scored(run).scores]
     if not known:
         return None
     return {"runs": known, "chart": plots.calibration(known), "sentences": wording.calibration(known[0])}
