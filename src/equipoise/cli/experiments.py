@@ -67,7 +67,7 @@ def compare(
 
     Without a file: schools (exam). Stopped comparisons go on where they were; finished ones are shown again.
 
-    Example: equipoise compare contraception --set run.rounds=50
+    Example: equipoise compare exam --set run.rounds=100 --out runs/schools
     """
     with in_sentences():
         from equipoise.experiment import plan

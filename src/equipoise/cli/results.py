@@ -18,7 +18,7 @@ def report(
 ) -> None:
     """Write one page about one or more runs: who is served how, what it cost, how it went. No network is needed.
 
-    Example: equipoise report runs/digits-compare --out page.html
+    Example: equipoise report runs/exam-compare --out page.html
     """
     with in_sentences():
         from equipoise.experiment import records
