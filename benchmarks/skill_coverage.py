@@ -1,4 +1,4 @@
-"""How often the bounds of skills hold: python -m benchmarks.skill_coverage
+"""How often the bounds of skills hold: python benchmarks/skill_coverage.py
 
 Owners differ in their base rate and in how well one model fits them. The truth is the skill that endlessly many rows
 would give, with the scored rows' mixture of classes held fixed, as the bounds have it, or over all mixtures.

@@ -188,7 +188,7 @@ class RunSettings(Section):
     patience: Count | None = Field(None, description="keep_best: stop when so many rounds have brought nothing better")
     score: str | None = Field(
         None,
-        description="what the run is summed up by: accuracy, skill, auroc, loss, rmse, r2, or your own, module:name",
+        description="what the run is summed up by: accuracy, skill, auroc, loss, rmse, r2, or module:name",
     )
     lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
     tensorboard: bool = Field(False, description="write what TensorBoard shows beside the history")
