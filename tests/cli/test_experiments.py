@@ -137,7 +137,7 @@ def test_from_silo_files_to_predictions(here):
 def test_several_methods_on_silo_files(here):
     said = ok("compare", "--silos", "hospitals", "--label", "ill", *QUICK, "--out", "runs/both")
     assert "SCAFF-PD" in said
-    assert "holds 6 runs; choose one" in wrong("predict", "runs/both", "new.csv")
+    assert "holds 4 runs; choose one" in wrong("predict", "runs/both", "new.csv")
 
 
 @pytest.mark.parametrize(

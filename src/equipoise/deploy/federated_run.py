@@ -210,14 +210,14 @@ class FederatedRun:
 
     def finish(self, outcome: Outcome) -> None:
         self.check_owner()
-        problem, server = self.setup.problem, outcome.result.server
-        x = self.setup.algorithm.model(server)
+        x = self.setup.algorithm.model(outcome.result.server)
         self.wait()
         if self.table is None:  # stopped between the last round and here
             self.round = outcome.rounds
             self.evaluated(x, None)
         events = list(sentences.of(outcome.ledger.events))
         result, asked = self.timed(outcome.result), self.setup.sums is None
+        problem = self.setup.problem  # as the last evaluation knows it
         write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, asked=asked)
         (self.folder / OWNER).unlink()
 

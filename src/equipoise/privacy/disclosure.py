@@ -48,6 +48,7 @@ def disclosed(
     bound: float = 1.0,
     own_models: bool = False,
     features: bool = False,
+    units: bool = False,
 ) -> Iterator[str]:
     """Of a run whose exchanges are `crossing`.
 
@@ -60,9 +61,11 @@ def disclosed(
         bound: of the masked numbers.
         own_models: sites make models of their own, after training.
         features: the rows of the run are features of a network, which sites have told sums of.
+        units: sites tell as how many their rows of each data.unit count.
     """
     yield (
         "before the first round the server learns of each site: its name, its number of rows, statistics of its columns"
+        + (", as how many independent rows those of its units count" if units else "")
         + (", the largest curvature of its loss and the slope at the start" if measured else "")
     )
     if features:

@@ -32,7 +32,7 @@ FIXED = (
 
 def alike(runs: Sequence[ReportedRun]) -> str:
     """One sentence where several methods have the same scores to the digit at every client; else empty."""
-    if len(runs) < 2 or not all(run.finished and np.isfinite(run.values).any() for run in runs):
+    if len(runs) < 3 or not all(run.finished and np.isfinite(run.values).any() for run in runs):
         return ""
     written = [[run.format(float(v)) for v in run.values] for run in runs]
     if any(row != written[0] for row in written):
