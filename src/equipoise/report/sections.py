@@ -57,7 +57,7 @@ def top(runs: Sequence[ReportedRun]) -> Content:
     name = lead.members[worst_client].name if math.isfinite(lead.values[worst_client]) else ""
     bounds = formats.interval(lead.worst.low, lead.worst.high, lead.format)
     corrected = f"{lead.format(lead.worst.estimate)} corrected for chance, bounds {bounds}"
-    measure = "" if lead.is_fraction else f" ({lead.score_name})"
+    measure = "" if lead.measure == "accuracy" else f" ({lead.score_name})"
 
     def score(heading: str, key: str, detail: str = "") -> tuple[str, str, str, str]:
         others = f"{other.label}: {other.format(other.summary[key])}" if other else ""
