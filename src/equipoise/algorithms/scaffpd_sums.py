@@ -246,4 +246,5 @@ SCAFFPD_SUMS = Record(
     cohorts="everyone",
     minibatch_form="scaffpd_minibatch",
     only_dual="kl",
+    weighs_itself=True,
 )

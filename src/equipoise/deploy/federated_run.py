@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equipoise.certificates import feasible, gap_bound
+from equipoise.data.shards import OwnerRows
 from equipoise.deploy import sentences
 from equipoise.deploy.agreement import Setup
 from equipoise.deploy.events import GivenUp, LinkLost, Outcome, ledger
@@ -25,7 +26,6 @@ from equipoise.experiment import checkpoint, origin, personal, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_dual, crossing
 from equipoise.experiment.origin import Origin
-from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import precision
 from equipoise.experiment.results import in_units, write_result
 from equipoise.experiment.writer import Evaluation, RunWriter, Watch
@@ -47,7 +47,7 @@ class FederatedRun:
         source = Origin(settings=origin.flat(config), files={}, data=setup.digest, code=origin.code(config))
         sent = crossing(setup.algorithm, setup.problem)
         self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, sent, source, watch, self.evaluated)
-        self.dual = build_dual(config, setup.problem.n)
+        self.dual = build_dual(config, setup.problem)
         of = not_none(config.federation)
         self.secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
         self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
@@ -59,6 +59,7 @@ class FederatedRun:
         self.round = 0  # of the model that is evaluated
         self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
         self.table: Any = None  # of the last model
+        self.part: np.ndarray | None = None  # the mean of the sites' own
         self.summed: Summed | None = None  # the same, where sites tell sums only
 
     def train(self, name: str) -> Outcome:
@@ -156,8 +157,8 @@ class FederatedRun:
     def once(self, part: str, algorithm: Algorithm, x: Vector, round: int, **options: Any) -> Any:
         """One round of something else than training, with whoever answers, noted under a round of training."""
         demands, seed = self.demands._replace(least=0, tries=1), self.config.run.seed
-        options |= {"part": part, "shard": self.rows, "demands": demands, "note_under": round}
-        return serve(algorithm, x, self.federation, seed, rounds=1, **options).result.server
+        given: dict[str, Any] = {"part": part, "shard": self.rows, "demands": demands, "note_under": round} | options
+        return serve(algorithm, x, self.federation, seed, rounds=1, **given).result.server
 
     def evaluated(self, x: Vector, lam: Any) -> Evaluation:
         """How the model fares at every site that answers."""
@@ -189,6 +190,18 @@ class FederatedRun:
             gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
         return Evaluation(losses, objective, gap, self.table)
 
+    def own_parts(self, outcome: Outcome) -> None:
+        """The mean of the sites' own parts, for who has none; each keeps its own, with the model."""
+        setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
+        if setup.own is None or not np.isfinite(np.asarray(x)).all():
+            return
+        options = {"config": setup.digest, "run": outcome.ledger.run, "secure": self.secure}
+        try:
+            found = self.once("own", setup.own, x, outcome.rounds, shard=self.rows.train, **options)
+        except GivenUp:  # too few for a masked sum; what led to it is noted
+            found = setup.own.init(x)
+        self.part = np.asarray(found.part)
+
     def own_models(self, outcome: Outcome) -> Outcome:
         """Every site makes a model of its own, if the run says so, and tells how it fares with it; it stays there."""
         setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
@@ -217,8 +230,9 @@ class FederatedRun:
             self.evaluated(x, None)
         events = list(sentences.of(outcome.ledger.events))
         result, asked = self.timed(outcome.result), self.setup.sums is None
+        options: dict[str, Any] = {"asked": asked, "part": self.part}
         problem = self.setup.problem  # as the last evaluation knows it
-        write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, asked=asked)
+        write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, **options)
         (self.folder / OWNER).unlink()
 
 

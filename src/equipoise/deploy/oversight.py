@@ -58,6 +58,7 @@ def plan_of(config: Config) -> Plan:
         sites=sites_of(config),
         secure=secure,
         tells_losses=tells,
+        tells_baseline=agreement.needs_baselines(config),
         min_count=config.data.min_count,
         epsilon=private.epsilon if private else None,
         delta=private.delta if private else None,
@@ -72,7 +73,7 @@ def crossing(config: Config) -> list[Wire]:
     of = not_none(config.federation)
     n = min(max(sites_of(config), FEW), MOST_MEMBERS)  # whatever the server says: names do not depend on it
     record, task = algorithms.named(config.algorithm.name), tasks.ridge(3, 0.1)
-    settings = config.objective.model_dump(exclude_none=True)
+    settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
     dual = objectives.named(settings.pop("name"))(n, **settings)
     with precision(config):
         algorithm = record.build_example(task, dual)
@@ -106,6 +107,8 @@ def _reveals(config: Config) -> Iterator[str]:
         own_models=config.personal is not None,
         features=agreement.has_features(config),
         units=config.data.unit is not None,
+        baselines=agreement.needs_baselines(config),
+        own_parts=config.model.own != "none",
     )
 
 

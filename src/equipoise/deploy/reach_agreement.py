@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
@@ -24,8 +25,11 @@ from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import crossing
+from equipoise.files import read_text, write_whole
 from equipoise.privacy.disclosure import disclosed
 from equipoise.protocol import Algorithm, Vector
+
+BASELINES = "baselines.json"  # in the server's run folder: of every site, the loss of its own model
 
 
 def gather_sites(
@@ -92,6 +96,8 @@ def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
             own_models=setup.personal is not None,
             features=agreement.has_features(config),
             units=config.data.unit is not None,
+            baselines=agreement.needs_baselines(config),
+            own_parts=setup.own is not None,
         )
     )
 
@@ -104,6 +110,31 @@ def resend_agreement(folder: Path, federation: ConnectedSites, known: Agreement)
     federation.note("", "resumed", f"the server was started again after {done} rounds")
     federation.ask("agreement", known.model_dump_json(), everyone=False)
     return known
+
+
+def told_baselines(config: Config, folder: Path, federation: ConnectedSites) -> np.ndarray | None:
+    """The loss of every site's own model, told once in a run; None: it needs none."""
+    if not agreement.needs_baselines(config):
+        return None
+    path = folder / BASELINES
+    if not path.is_file():
+        federation.observe({"kind": "state", "state": "fitting a model of its own at every site"})
+        found = {site: _number(site, text) for site, text in federation.ask("baseline").items()}
+        write_whole(path, json.dumps(found, indent=1) + "\n")
+    told = json.loads(read_text(path))
+    return np.array([float(told[site]) for site in federation.sites])
+
+
+def _number(site: str, text: str) -> float:
+    try:
+        found = float(json.loads(text))
+    except (ValueError, TypeError):
+        found = math.nan
+    require(
+        math.isfinite(found),
+        f"'{site}' told no loss of a model of its own ({text[:40]!r}); set objective.of = 'losses'",
+    )
+    return found
 
 
 def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites) -> Setup:

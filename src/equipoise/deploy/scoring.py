@@ -11,7 +11,7 @@ Where totals are masked, a site tells nothing but its part of sums:
 
 down    the model, and a level m
 up      total: 1, f_i(x), its scores and its skill, and for the objectives rho log 1/n sum exp(f_i/rho) and
-        1/n sum f_i: t_i = exp(f_i/rho - m) or 1, and t_i grad f_i(x)
+        1/n sum f_i: t_i = exp(f_i/rho - m) or 1, and t_i grad f_i(x); of gains, f_i less what only the site knows
 
 The gradient of those objectives at x is sum t_i grad f_i / sum t_i, and they are as strongly convex as the f_i, so that
 |gradient|^2 / (2 mu) bounds how far the objective is from its optimum: a certificate from sums alone.
@@ -30,14 +30,14 @@ from equipoise import evaluation
 from equipoise.algorithms.scaffpd_sums import LEAST_TILT, MOST_TILT
 from equipoise.certificates import resolution
 from equipoise.cohorts import everyone
+from equipoise.data.shards import OwnerRows
 from equipoise.errors import not_none
 from equipoise.evaluation import PerClient
 from equipoise.evaluation.predictions import log_loss
 from equipoise.evaluation.skill import Base, base_of, skill_of
-from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, Cohort, Exchange, RandomKey, Replies, Reply, Vector
-from equipoise.tasks import Convexity
+from equipoise.tasks import Convexity, WithBaseline, less_baseline
 
 
 class Tilt(NamedTuple):
@@ -77,7 +77,7 @@ class SumTable(NamedTuple):
 
 def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) -> Algorithm:
     """An algorithm of one round; the server's weights are zero unless they are put into its state."""
-    task, n = problem.task, problem.n
+    task, n = less_baseline(problem.task), problem.n
     shard = problem.train.client(0)
     scores = evaluation.suited(task.predict, problem.x, shard, problem.loss) | dict(problem.site_scores)
     classes = len(problem.classes) if scores.get("loss") is log_loss else 0
@@ -96,7 +96,8 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         return Server(inner.init(x), jnp.zeros_like(unknown), unknown, jnp.full_like(x, jnp.nan), zero, base, blank)
 
     def prepare(rows: OwnerRows) -> OwnerRows:
-        return rows._replace(test=inner.prepare(rows.test))
+        train = rows.train.data if isinstance(rows.train, WithBaseline) else rows.train
+        return rows._replace(test=inner.prepare(problem.with_rows(train, rows.test)))
 
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         opened, cohort = evaluate.open(server.inner, key)
@@ -109,7 +110,7 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         x, lam_i = message
         _, reply = evaluate.work(x, None, rows.test, key)
         slope = lam_i * task.grad(x, rows.train) if certified else None
-        base = _told(base_of(rows.train, rows.test, classes), x) if classes else None
+        base = _told(rows, classes, x) if classes else None
         return None, Reply(total=slope, each=(reply.each, task.loss(x, rows.train).astype(x.dtype), base))
 
     def close(server: Server, replies: Replies) -> Server:
@@ -132,7 +133,7 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         _, reply = evaluate.work(x, None, rows.test, key)
         _, _, (values, known), *_ = reply.each
         if classes:
-            base = _told(base_of(rows.train, rows.test, classes), x).loss
+            base = _told(rows, classes, x).loss
             values = values | {"skill": jnp.where(base > 0, skill_of(values["loss"], jnp.where(base > 0, base, 1)), 0)}
             known = known | {"skill": base > 0}
         loss, one = task.loss(x, rows.train).astype(x.dtype), jnp.ones((), x.dtype)
@@ -155,8 +156,10 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
     )
 
 
-def _told(base: Base, x: Vector) -> Base:
-    """Zero where it is not defined: a NaN in a reply would make it a lost one."""
+def _told(rows: OwnerRows, classes: int, x: Vector) -> Base:
+    """Of a site's labels; zero where it is not defined: a NaN in a reply would make it a lost one."""
+    train = rows.train.data if isinstance(rows.train, WithBaseline) else rows.train
+    base = base_of(train, rows.test.test if isinstance(rows.test, OwnerRows) else rows.test, classes)
     return Base(jnp.nan_to_num(base.loss).astype(x.dtype), base.common.astype(x.dtype))
 
 

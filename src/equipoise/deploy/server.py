@@ -15,6 +15,7 @@ from equipoise.deploy.reach_agreement import (
     reach_agreement,
     resend_agreement,
     start_from_first_module,
+    told_baselines,
 )
 from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.site import settings
@@ -104,17 +105,20 @@ def train_as_agreed(
 ) -> None:
     """One training and its run folder, from the agreement to the result."""
     write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
-    setup = agreement.setup(config, agreed)
+    baselines = told_baselines(config, folder, federation)
+    setup = agreement.setup(config, agreed, baselines=baselines)
     federation.observe({"kind": "state", "state": "compiling at every site"})
     federation.ask("prepare", "train evaluate", everyone=False, warm=True)  # Flower's own nodes keep nothing
     setup = with_start(config, folder, setup, federation, agreed)
     revealed = disclosures(config, setup)
     print("\n".join(f"what the server learns: {sentence}" for sentence in revealed), flush=True)
-    about = federation_record(setup.problem, setup.algorithm, (*setup.notes, *revealed))
+    about = federation_record(setup.problem, setup.algorithm, (*setup.notes, *revealed), baselines)
     records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}, git_commit()))
     records.write_record(folder / records.FEDERATION, about)
     writer = FederatedRun(config, folder, setup, federation, watch)
-    outcome = writer.own_models(writer.train(agreed.run))
+    outcome = writer.train(agreed.run)
+    writer.own_parts(outcome)
+    outcome = writer.own_models(outcome)
     more = (sentences.framing(outcome.ledger.traffic), *writer.averages())
     about = about.model_copy(update={"notes": (*about.notes, *more)})
     records.write_record(folder / records.FEDERATION, about)

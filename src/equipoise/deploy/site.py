@@ -27,7 +27,7 @@ from pydantic import Field
 
 from equipoise._jax import keep_programs
 from equipoise.data import silos
-from equipoise.data.shards import Shards, stack
+from equipoise.data.shards import OwnerRows, Shards, stack
 from equipoise.data.silos import Site
 from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy import agreement
@@ -40,13 +40,12 @@ from equipoise.deploy.secure import SecureSite
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import feature_maker
-from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import precision
 from equipoise.experiment.records import JsonRecord
 from equipoise.privacy import identity, policy
 from equipoise.privacy.site_masks import SiteMasks
 
-QUESTIONS = ("statistics", "agreement")
+QUESTIONS = ("statistics", "agreement", "baseline")
 
 
 class SiteStatistics(JsonRecord):
@@ -101,8 +100,8 @@ def open_site(context: Context) -> Participant:
         answer = SiteStatistics(statistics=found, train=len(mine.held_out) - test, test=test, counted=mine.counted)
         return answer.model_dump_json()
 
-    jobs, accept_agreement = rows_site(config, name, folder, rows, features, setup)
-    answers = {"statistics": statistics, "agreement": accept_agreement}
+    jobs, accept_agreement, baseline = rows_site(config, name, folder, rows, features, setup)
+    answers = {"statistics": statistics, "agreement": accept_agreement, "baseline": baseline}
     return Participant(name, folder, jobs, answers, lambda: precision(config), secure, guard)
 
 

@@ -123,6 +123,9 @@ class ModelSettings(Section):
         ge=0,
         description="linear: of the intercept; default: l2 / 1000 for numbers to predict, else l2",
     )
+    own: Literal["none", "intercept"] | tuple[str, ...] = Field(
+        "none", description="what owners keep for themselves: intercept, or columns whose slopes are theirs too; none"
+    )
     batch: int | None = Field(None, ge=1, description="examples of a local step; default: all")
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
     options: dict[str, Any] = Field({}, description="other arguments of the model's function, such as width = 16")
@@ -276,6 +279,7 @@ WORDS = {
     "its step size",
     "server_optimizer": "of the server, on what a round would change: { name = .., learning_rate = .. } of optax",
     "schedule": "how local_lr falls to zero over the rounds: linear or cosine",
+    "of": "losses; or gains: losses less that of each owner's own model on rows that it has not seen",
     "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; tuned: measured (linear models)",
 }
 AUTO_WORDS = {"mu": "auto: the model's l2"}
@@ -326,6 +330,7 @@ def objective_section(name: str) -> type[Section]:
     record = objectives.named(name)
     fields: dict[str, Any] = {"name": (Literal[name], Field(name))}
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
+    fields["of"] = (Literal["losses", "gains"], Field("losses", description=WORDS["of"]))
     return create_model(f"objective.{name}", __base__=Section, **fields)
 
 

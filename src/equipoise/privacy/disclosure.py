@@ -49,6 +49,8 @@ def disclosed(
     own_models: bool = False,
     features: bool = False,
     units: bool = False,
+    baselines: bool = False,
+    own_parts: bool = False,
 ) -> Iterator[str]:
     """Of a run whose exchanges are `crossing`.
 
@@ -62,12 +64,19 @@ def disclosed(
         own_models: sites make models of their own, after training.
         features: the rows of the run are features of a network, which sites have told sums of.
         units: sites tell as how many their rows of each data.unit count.
+        baselines: sites tell the loss of a model of their own.
+        own_parts: sites keep a part of the model for themselves.
     """
     yield (
         "before the first round the server learns of each site: its name, its number of rows, statistics of its columns"
         + (", as how many independent rows those of its units count" if units else "")
         + (", the largest curvature of its loss and the slope at the start" if measured else "")
     )
+    if baselines:
+        yield (
+            "before the first round the server learns of each site how well a model of its own rows alone does on rows "
+            "that it has not seen, one number: the objective is of gains over it"
+        )
     if features:
         yield sums_of_features(masked=masked)
     for exchange in crossing:
@@ -93,6 +102,9 @@ def disclosed(
             "when the model is evaluated: the server sees each site's scores and its training loss, and of classes how "
             "common they are there"
         )
+    if own_parts:
+        told = "the server learns the sum over the sites that answered" if masked else "the server learns nothing"
+        yield f"of the parts of the model that sites keep for themselves {told}"
     if own_models:
         yield (
             "after training: the server sees each site's scores with the shared model and with its own, which stays at "

@@ -6,6 +6,7 @@ algorithms = ["scaffpd_sums", "fedavg"]
 secure = true            # totals leave masked only
 least_cohort = 5         # sites that a run, and a masked sum, must be over
 losses = false           # its own loss and scores are told to nobody
+baseline = false         # how well a model of its own rows alone would do is told to nobody
 min_count = 10           # a text that occurs less often in a column is not told
 epsilon = 3.0            # the budget of all runs together, see docs/privacy.md
 delta = 1e-5
@@ -39,6 +40,7 @@ class Policy(BaseModel):
     secure: bool = False
     least_cohort: int = Field(1, ge=1)
     losses: bool = True
+    baseline: bool = True
     min_count: int = Field(1, ge=1)
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=1)
@@ -60,6 +62,7 @@ class Plan(NamedTuple):
     min_count: int
     epsilon: float | None  # None: no differential privacy
     delta: float | None
+    tells_baseline: bool = False  # the loss of a model of its own rows alone
 
 
 def digest_of(configuration: str) -> str:
@@ -112,6 +115,10 @@ def check(policy: Policy, plan: Plan, also_approved: set[str]) -> None:
     refuse_unless(
         policy.losses or not plan.tells_losses,
         "this site tells its own loss and scores to nobody; use scaffpd_sums or fedavg with federation.secure = true",
+    )
+    refuse_unless(
+        policy.baseline or not plan.tells_baseline,
+        "this site tells nobody how well a model of its own would do; set objective.of = 'losses'",
     )
     refuse_unless(
         plan.min_count >= policy.min_count,

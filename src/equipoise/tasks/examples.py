@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, known, require
 from equipoise.protocol import RandomKey, Vector, as_key
-from equipoise.tasks.task import Convexity, Scalar, Task, least, penalty
+from equipoise.tasks.task import Convexity, Examples, Scalar, Task, least, penalty
 
 
 def over_examples(
@@ -59,10 +59,6 @@ def over_examples(
         each = jnp.where(real, each_loss(x, shard.inputs, shard.labels, key), 0)
         return penalised(jnp.sum(each) / shard.sizes.astype(each.dtype), x)
 
-    def draw(key: RandomKey, shard: Shards, shape: tuple[int, ...]) -> Array:
-        # Never from the padding. As uniform as 32 bits are, in a third of the operations of `randint`.
-        return (jax.random.bits(key, shape, jnp.uint32) % shard.sizes.astype(jnp.uint32)).astype(jnp.int32)
-
     def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
         if key is None or batch is None:
             return on_all(x, shard, key)
@@ -88,6 +84,12 @@ def over_examples(
     return Task(name, size, loss, grad, descend, start, predict, prepare, modulus)
 
 
+def draw(key: RandomKey, shard: Shards, shape: tuple[int, ...]) -> Array:
+    """Rows of a minibatch, never from the padding."""
+    # As uniform as 32 bits are, in a third of the operations of `randint`.
+    return (jax.random.bits(key, shape, jnp.uint32) % shard.sizes.astype(jnp.uint32)).astype(jnp.int32)
+
+
 def features_of(features: int) -> Callable[[Any], None]:
     """A check that a shard's examples have that many features."""
 
@@ -111,11 +113,12 @@ def task_of(
     batch: int | None = None,
     name: str = "model",
     convex: bool = False,
+    bend: Literal["softmax"] | float | None = None,
 ) -> Task:
     """Any model: `init(key)` makes its parameters, `apply(params, inputs [b, ...])` its outputs [b, ...],
     `loss(outputs, labels)` one number per example. Without `apply`, `loss(params, (inputs, labels))` is one number per
     example or their mean. `convex`: the loss is convex in the parameters, as it is for outputs linear in them and a
-    loss convex in the outputs.
+    loss convex in the outputs. `bend`: how it is curved in the outputs, where it is known, for `own_part`.
 
     Parameters are any tree, an equinox module with functions and sizes in it too; its floating-point arrays travel as
     one flat vector, and `task.unravel(x)` is the tree again. An `apply` (or a `loss` without it) with an argument `key`
@@ -168,7 +171,8 @@ def task_of(
         convex=convex,
         random=keyed,
     )
-    return task._replace(ravel=_ravel, unravel=unravel)
+    made_of = None if apply is None else Examples(outputs, loss, l2, batch, random=keyed, bend=bend)
+    return task._replace(ravel=_ravel, unravel=unravel, examples=made_of)
 
 
 def _ravel(params: PyTree) -> Vector:
@@ -207,11 +211,12 @@ def softmax_regression(features: int, classes: int, *, l2: Convexity = 0.0, batc
         return logits(x, inputs).T
 
     def example_losses(x: Vector, inputs: Array, labels: Array) -> Float[Array, " b"]:
-        z = logits(x, inputs)
-        hit = jax.nn.one_hot(labels, classes, dtype=z.dtype, axis=0)
-        return jax.nn.logsumexp(z, axis=0) - jnp.sum(z * hit, axis=0)
+        return _cross_entropy(logits(x, inputs), labels)
 
-    return over_examples(
+    def losses(outputs: Float[Array, "b k"], labels: Array) -> Float[Array, " b"]:
+        return _cross_entropy(outputs.T, labels)
+
+    task = over_examples(
         "softmax_regression",
         classes * (features + 1),
         example_losses,
@@ -221,3 +226,9 @@ def softmax_regression(features: int, classes: int, *, l2: Convexity = 0.0, batc
         expects=features_of(features),
         convex=True,
     )
+    return task._replace(examples=Examples(lambda x, a, key: predict(x, a), losses, l2, batch, bend="softmax"))
+
+
+def _cross_entropy(z: Float[Array, "k b"], labels: Array) -> Float[Array, " b"]:
+    hit = jax.nn.one_hot(labels, z.shape[0], dtype=z.dtype, axis=0)
+    return jax.nn.logsumexp(z, axis=0) - jnp.sum(z * hit, axis=0)
