@@ -244,7 +244,7 @@ def _settings(
         require(silos.is_dir(), f"{silos} is not a folder; give the one that holds a file per owner")
         settings.pop("partition", None)
         if file is None:
-            settings.pop("model", None)  # it suits the default data
+            settings.get("model", {}).pop("l2", None)  # it suits the default data
         given = settings.get("data", {})
         require(isinstance(given, dict), f"{_source(file)}: data is not a table; give one, [data]")
         settings["data"] = {**given, "silos": str(silos)}
