@@ -1,5 +1,6 @@
 """The rounds of a configured run at the server: training, evaluations beside it, and what the run folder holds."""
 
+import json
 import secrets
 import threading
 import time
@@ -21,7 +22,7 @@ from equipoise.deploy.scoring import Summed, read_sums
 from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.sites import ConnectedSites
 from equipoise.engines.simulator import Result
-from equipoise.errors import not_none, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import checkpoint, origin, personal, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_dual, crossing
@@ -29,9 +30,11 @@ from equipoise.experiment.origin import Origin
 from equipoise.experiment.problems import precision
 from equipoise.experiment.results import in_units, write_result
 from equipoise.experiment.writer import Evaluation, RunWriter, Watch
-from equipoise.files import write_whole
+from equipoise.files import read_text, write_whole
+from equipoise.privacy.audit import Receipt
 from equipoise.protocol import Algorithm, Vector
 
+RECEIPTS = "receipts.json"  # where the log of each site stood, signed by the site
 OWNER = "server.txt"  # says which process writes the folder
 
 
@@ -50,12 +53,15 @@ class FederatedRun:
         self.dual = build_dual(config, setup.problem)
         of = not_none(config.federation)
         self.secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
-        self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
+        self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum, of.believed)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
+        if (folder / RECEIPTS).is_file() and not federation.receipts:
+            federation.receipts = read_receipts(folder / RECEIPTS)
         self.rows = OwnerRows(setup.problem.train.client(0), setup.problem.train.client(0))
         self.scoring = prepare(setup.scoring, setup.problem.x, self.rows, setup.digest)
         self.evaluation: Background | None = None
+        self.name = ""  # of the run, by which sites know what was agreed
         self.round = 0  # of the model that is evaluated
         self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
         self.table: Any = None  # of the last model
@@ -63,7 +69,7 @@ class FederatedRun:
         self.summed: Summed | None = None  # the same, where sites tell sums only
 
     def train(self, name: str) -> Outcome:
-        config, setup = self.config, self.setup
+        config, setup, self.name = self.config, self.setup, name
         start = self.start()
         try:
             return serve(
@@ -101,8 +107,9 @@ class FederatedRun:
         saved = checkpoint.load(path, self.setup.algorithm, x, source, with_clients=False)
         result = self.writer.restore(saved).result
         outcome = Outcome(result._replace(history=()), ledger(saved.more))
-        if self.due(result.rounds):  # its row follows the checkpoint, so it is written again
-            self.record(outcome)
+        rows = read_text(self.folder / records.HISTORY).splitlines()
+        if self.due(result.rounds) and (not rows or json.loads(rows[-1])["round"] != result.rounds):
+            self.record(outcome)  # its row follows the checkpoint, so it is written again
         return outcome
 
     def due(self, rounds: int) -> bool:
@@ -150,14 +157,17 @@ class FederatedRun:
     def save(self, outcome: Outcome) -> None:
         self.check_owner()
         self.writer.save(self.timed(outcome.result), outcome.ledger.to_json())
+        kept = {site: receipt._asdict() for site, receipt in sorted(self.federation.receipts.items())}
+        write_whole(self.folder / RECEIPTS, json.dumps(kept, indent=1) + "\n")
 
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=max(result.seconds - self.aside, 0.0))
 
     def once(self, part: str, algorithm: Algorithm, x: Vector, round: int, **options: Any) -> Any:
         """One round of something else than training, with whoever answers, noted under a round of training."""
-        demands, seed = self.demands._replace(least=0, tries=1), self.config.run.seed
-        given: dict[str, Any] = {"part": part, "shard": self.rows, "demands": demands, "note_under": round} | options
+        demands, seed = self.demands._replace(least=0, tries=1, bound=None), self.config.run.seed
+        given: dict[str, Any] = {"part": part, "shard": self.rows, "demands": demands, "note_under": round}
+        given |= {"run": self.name, **options}
         return serve(algorithm, x, self.federation, seed, rounds=1, **given).result.server
 
     def evaluated(self, x: Vector, lam: Any) -> Evaluation:
@@ -207,7 +217,7 @@ class FederatedRun:
         setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
         if setup.personal is None or not np.isfinite(np.asarray(x)).all():
             return outcome
-        found = self.once("personal", setup.personal, x, outcome.rounds, config=setup.digest, run=outcome.ledger.run)
+        found = self.once("personal", setup.personal, x, outcome.rounds, config=setup.digest)
         personal.write(self.folder, setup.problem, personal.recorded(self.config, setup.problem, found), None)
         events = (*outcome.ledger.events, *self.federation.events[self.federation.reported :])
         self.federation.reported = len(self.federation.events)
@@ -234,6 +244,14 @@ class FederatedRun:
         problem = self.setup.problem  # as the last evaluation knows it
         write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, **options)
         (self.folder / OWNER).unlink()
+
+
+def read_receipts(path: Path) -> dict[str, Receipt]:
+    """Of every site, by name."""
+    try:
+        return {site: Receipt(**of) for site, of in json.loads(read_text(path)).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise InputError(f"{path} holds no receipts; give the receipts.json of a run") from None
 
 
 class Background:

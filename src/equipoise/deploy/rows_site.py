@@ -23,7 +23,8 @@ from equipoise.data.shards import OwnerRows, Shards
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.client import Job
-from equipoise.deploy.network.envelope import NOT_TOLD
+from equipoise.deploy.memory import forget_old
+from equipoise.deploy.network.envelope import NAME, NOT_TOLD, of_run
 from equipoise.deploy.network.wire import refuse_unless
 from equipoise.errors import not_none, require
 from equipoise.experiment import records
@@ -35,6 +36,7 @@ from equipoise.files import write_whole
 from equipoise.privacy.noise import own_noise
 from equipoise.tasks import WithBaseline
 
+AGREEMENTS = "agreements"  # a folder with a file for each of the last runs
 FEATURES = "features.safetensors"  # of the site's own rows; it stays there
 BASELINE = "baseline.json"  # the loss of its own model
 OWN_MODEL = "own-model.safetensors"  # for `equipoise predict`; it leaves the site with nobody's message
@@ -189,15 +191,24 @@ def kept_features(folder: Path, made_of: list[Any], make: Callable[[], OwnerRows
 
 def read_agreement(folder: Path, name: str) -> Agreement:
     """What the site has been told before the first round."""
-    path = folder / agreement.FILE
+    path = agreement_of(folder, of_run.get())
     refuse_unless(path.is_file(), f"'{name}' {NOT_TOLD}; the server tells it again, and it goes on from there")
     return records.read_record(path, Agreement)
 
 
 def keep_agreement(folder: Path, name: str, text: str) -> None:
-    require(name in Agreement.model_validate_json(text).sites, f"'{name}' is not one of the sites")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / agreement.FILE, text)
+    known = Agreement.model_validate_json(text)
+    require(name in known.sites, f"'{name}' is not one of the sites")
+    refuse_unless(NAME.fullmatch(known.run), "the agreement names no run that could be kept")
+    path = agreement_of(folder, known.run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)
+    forget_old(path.parent.glob("*.json"))
+
+
+def agreement_of(folder: Path, run: str) -> Path:
+    """Each run has its own, which no other run can change."""
+    return folder / AGREEMENTS / f"{run}.json"
 
 
 # The sites of one process make the same of the same agreement, so they share what is compiled.

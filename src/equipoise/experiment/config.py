@@ -217,6 +217,9 @@ class FederationSettings(Section):
     least: int = Field(1, ge=0, description="sites that have to answer in every exchange, or the round is repeated")
     tries: int = Field(3, ge=1, description="times that a round is tried; then the run stops, to be resumed")
     heavy: float = Field(0.8, gt=0, le=1, description="share of the weight from which on a site is named in a warning")
+    bound: Annotated[float, Field(ge=10)] | Literal["none"] = Field(
+        100.0, description="a reply so many times longer than its site's and the others' ever were is left out; or none"
+    )
     cap: float | None = Field(None, gt=0, le=1, description="most weight that a site can have")
     compress: Literal["float32", "bfloat16"] | None = Field(
         None, description="gradients go up as differences of this type; the limit stays the same"
@@ -235,9 +238,11 @@ class FederationSettings(Section):
     )
     secure: bool = Field(False, description="totals are masked: the server learns sums over sites, see docs/privacy.md")
     secure_bound: float = Field(2.0**20, gt=0, le=1e15, description="no site sends a larger number in a masked total")
-    threshold: int | None = Field(
-        None, ge=2, description="sites that open a masked sum together; default: more than half of them"
-    )
+    threshold: int | None = Field(None, ge=2, description="sites that open a masked sum together; default: all but one")
+
+    @property
+    def believed(self) -> float | None:
+        return None if self.bound == "none" else self.bound
 
 
 class PrivacySettings(Section):

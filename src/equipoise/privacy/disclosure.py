@@ -7,6 +7,7 @@ import jax
 from jaxtyping import PyTree
 
 from equipoise.privacy.fixed_point import largest_error
+from equipoise.privacy.site_masks import least_threshold
 from equipoise.protocol import Wire
 
 WORDS = {
@@ -45,6 +46,7 @@ def disclosed(
     sums_only: bool,
     measured: bool,
     n: int | None = None,
+    threshold: int | None = None,
     bound: float = 1.0,
     own_models: bool = False,
     features: bool = False,
@@ -60,6 +62,7 @@ def disclosed(
         sums_only: evaluations tell sums instead of each site's scores.
         measured: sites tell the curvature and the slope of their loss before the first round.
         n: sites, where it is known.
+        threshold: of these, that open a masked sum together; None: all but one.
         bound: of the masked numbers.
         own_models: sites make models of their own, after training.
         features: the rows of the run are features of a network, which sites have told sums of.
@@ -111,7 +114,17 @@ def disclosed(
             "the site"
         )
     if masked and n is not None:
+        helpers = colluders(n, max(threshold or n - 1, least_threshold(n)))
         yield (
-            f"masked sums are exact to {largest_error(n, bound):.1g}; more than half of the sites together, or the "
-            "server with all but one of the sites that answered, could read a single site's part"
+            f"masked sums are exact to {largest_error(n, bound):.1g}; the server alone cannot read a single site's "
+            f"part, and could with {helpers} of the {n} sites; it reads each sum, and what two of them differ by"
         )
+
+
+def colluders(n: int, threshold: int) -> int:
+    """The fewest of n sites that could read another's part, together with a server that lies.
+
+    It needs `threshold` shares of both secrets of a site. An honest site gives one kind, and may be told another story
+    than the next: n - c honest sites and c that give both make 2 `threshold` shares from c = 2 `threshold` - n on.
+    """
+    return min(2 * threshold - n, n - 1)
