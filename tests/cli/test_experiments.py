@@ -75,7 +75,7 @@ def example(name):
 def test_the_examples_work_one_after_the_other(here):
     """Those that train, with fewer rounds where they do not say themselves."""
     said = ok(*example("compare"))
-    for label in ("FedAvg", "SCAFFOLD", "DRFA", "SCAFF-PD of losses"):
+    for label in ("FedAvg", "SCAFFOLD", "DRFA", "SCAFF-PD of losses", "SCAFF-PD of gains"):
         assert label in said
     assert "page:  runs/schools/report.html" in said
     as_in_the_readme(records.find(here / "runs/schools"))
@@ -137,7 +137,7 @@ def test_from_silo_files_to_predictions(here):
 def test_several_methods_on_silo_files(here):
     said = ok("compare", "--silos", "hospitals", "--label", "ill", *QUICK, "--out", "runs/both")
     assert "SCAFF-PD" in said
-    assert "holds 4 runs; choose one" in wrong("predict", "runs/both", "new.csv")
+    assert "holds 6 runs; choose one" in wrong("predict", "runs/both", "new.csv")
 
 
 @pytest.mark.parametrize(
