@@ -30,7 +30,7 @@ $(TOOLS): $(READY)
 setup: $(READY) ## only the .venv with Equipoise in it
 tools: $(TOOLS) ## the .venv with everything that development takes
 
-demo: setup ## six methods on one federation of handwritten digits: a table, and a page to look at
+demo: setup ## does joining pay for 50 schools? several methods: a table, and a page to look at
 	$(BIN)/equipoise compare
 
 lint: tools ## ruff and mypy

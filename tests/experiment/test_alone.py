@@ -47,7 +47,7 @@ def test_every_client_is_scored_on_its_own_rows(tmp_path):
         problem = build_problem(settings)
         table, rows = alone.scored(problem, alone.trained(problem, [settings]))
         record = alone.record_of(problem, table)
-    assert record.measure == "accuracy"
+    assert record.measure == "skill"
     assert len(record.low) == problem.n == 2
     for i in range(2):
         model = alone.fitted(problem.task, problem.x, problem.train.client(i))
@@ -73,7 +73,7 @@ def test_a_network_takes_the_local_steps_of_the_comparison(tmp_path):
             for _ in range(8):  # four rounds of two steps on all rows, which need no random numbers
                 expected = expected - 0.3 * problem.task.grad(expected, shard)
             np.testing.assert_allclose(models[i], expected, rtol=1e-9, atol=1e-12)
-    assert alone.record_of(problem, table).measure == "accuracy"
+    assert alone.record_of(problem, table).measure == "skill"
     assert float(np.linalg.norm(models[0] - models[1])) > 0.01
 
 

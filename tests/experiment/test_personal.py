@@ -61,7 +61,7 @@ def test_from_a_file_to_the_page(tmp_path):
     done = records.read(tmp_path / "run")
     own = done.personal
     assert own.kind == "fine_tuning"
-    assert own.shared == pytest.approx(done.rows[-1].scores["accuracy"])
+    assert own.shared == pytest.approx(done.rows[-1].scores[own.measure])
     assert set(own.pull) <= {0.0, 0.03, 1.0}
     assert any(pull > 0 for pull in own.pull)  # the owners differ, so that somebody gains
 

@@ -12,6 +12,7 @@ from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation import PerClient
 from equipoise.experiment import alone, batch, methods, run, writer
+from equipoise.experiment.results import in_units
 from equipoise.protocol import wire
 
 # How many times longer the searches look than in `make test`.
@@ -72,7 +73,7 @@ def table(x, n):
 def use(monkeypatch):
     def evaluator(config, problem, train, scorer):
         def evaluate(x, lam):
-            found = table(x, problem.n)
+            found = in_units(problem, table(x, problem.n))
             return writer.Evaluation(found.scores["loss"], float(found.scores["loss"].max()), 0.5, found)
 
         return evaluate
@@ -80,7 +81,10 @@ def use(monkeypatch):
     monkeypatch.setattr(run, "simulate", simulate)
     monkeypatch.setattr(run, "local_evaluator", evaluator)
     monkeypatch.setattr(alone, "trained", lambda problem, configs, watch=None: problem.x)
-    monkeypatch.setattr(alone, "scored", lambda problem, x: (table(x, problem.n), {"accuracy": np.ones(4 * problem.n)}))
+    rows = ("accuracy", "skill")
+    monkeypatch.setattr(
+        alone, "scored", lambda problem, x: (table(x, problem.n), dict.fromkeys(rows, np.ones(4 * problem.n)))
+    )
     monkeypatch.setattr(evaluation, "evaluator", lambda task, data, **_: lambda x: table(x, data.n))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
     monkeypatch.setattr(methods, "_takes_operands", lambda maker, numbers, x: maker(**numbers) is not None)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +15,13 @@ from equipoise.cli.results import show
 from equipoise.errors import FileError, require
 from equipoise.files import write_whole
 
-File = Annotated[Path | None, typer.Argument(help="A TOML file; `equipoise config` prints one to begin with.")]
+if TYPE_CHECKING:
+    from equipoise.data.datasets.catalogue import Known
+
+File = Annotated[
+    Path | None,
+    typer.Argument(help="A TOML file (`equipoise config` prints one), or the name of a data set, such as exam."),
+]
 Set = Annotated[list[str] | None, typer.Option("--set", "-s", help="section.key=value, over the file; repeatable.")]
 Silos = Annotated[Path | None, typer.Option(help="Your own data: a folder with one .csv, .parquet or .npz per owner.")]
 Label = Annotated[str | None, typer.Option(help="The column to predict, with --silos.")]
@@ -57,11 +63,11 @@ def compare(
     out: Out = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Train several methods on one federation and set them side by side. Without a file: six methods on the digits.
+    """Train several methods on one federation, and say whether joining pays, for whom, and what it costs.
 
-    Stopped comparisons go on where they were; finished ones are shown again.
+    Without a file: schools (exam). Stopped comparisons go on where they were; finished ones are shown again.
 
-    Example: equipoise compare --set run.rounds=100 --out runs/six
+    Example: equipoise compare exam --set run.rounds=100 --out runs/schools
     """
     with in_sentences():
         from equipoise.experiment import plan
@@ -221,14 +227,24 @@ def _settings(
 
     from equipoise.experiment import reading
 
+    def defaults(name: str) -> dict[str, Any]:
+        return tomllib.loads((resources.files("equipoise.experiment") / "defaults" / name).read_text())
+
     settings: dict[str, Any] = {}
-    if file is not None:
+    known = _data_set(file)
+    if known is not None:
+        settings = defaults("digits.toml" if known.natural is None else "compare.toml")
+        settings["name"] = str(file)
+        settings["data"] |= {"name": str(file), "options": known.natural or {}}
+    elif file is not None:
         settings = reading.read(file)
     elif default is not None:
-        settings = tomllib.loads((resources.files("equipoise.experiment") / "defaults" / default).read_text())
+        settings = defaults(default)
     if silos is not None:
         require(silos.is_dir(), f"{silos} is not a folder; give the one that holds a file per owner")
         settings.pop("partition", None)
+        if file is None:
+            settings.get("model", {}).pop("l2", None)  # it suits the default data
         given = settings.get("data", {})
         require(isinstance(given, dict), f"{_source(file)}: data is not a table; give one, [data]")
         settings["data"] = {**given, "silos": str(silos)}
@@ -238,6 +254,13 @@ def _settings(
         require(isinstance(given, dict) and "silos" in given, "--label is for silo files; give --silos too")
         settings["data"]["label"] = label
     return reading.override(settings, set_ or ())
+
+
+def _data_set(file: Path | None) -> "Known | None":
+    """What is known of the data set of that name; None: it is a file, or nothing at all."""
+    from equipoise.data.datasets.catalogue import CATALOGUE
+
+    return None if file is None or file.exists() else CATALOGUE.get(str(file))
 
 
 def _source(file: Path | None) -> str:

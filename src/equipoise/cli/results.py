@@ -18,7 +18,7 @@ def report(
 ) -> None:
     """Write one page about one or more runs: who is served how, what it cost, how it went. No network is needed.
 
-    Example: equipoise report runs/digits-compare --out page.html
+    Example: equipoise report runs/exam-compare --out page.html
     """
     with in_sentences():
         from equipoise.experiment import records
@@ -101,14 +101,16 @@ def show(done: list, folder: Path) -> None:
     with busy("comparing"):
         table = tables.comparison(done, console.width) if len(done) > 1 else tables.per_client(done[0])
     console.print(table)
+    if len(done) > 1 and (scores := tables.scores_table(done, console.width)) is not None:
+        console.print(scores)
     for run in done:
         if (own := personal.table(run)) is not None:
             console.print(own)
     if len(done) > 1:
         for group in numbers.comparable(numbers.reported(done)):
-            sentence(wording.conclusion(group))
             if gains := wording.who_gains(group):
                 sentence(gains)
+            sentence(wording.alike(group) or wording.conclusion(group))
     for run in done:
         for note in wording.kept(run):
             say(f"note: {note}")

@@ -198,7 +198,7 @@ def features_like(config: Config, problem: Problem) -> Shards:
 
 def summed_up(config: Config, problem: Problem, own: Mapping[str, bool]) -> Problem:
     """By the score that the settings name, if they do; `own` are scores of the sites' own, and which way is better."""
-    suited = evaluation.suited(problem.task.predict, problem.x, problem.train.client(0))
+    suited = evaluation.suited(problem.task.predict, problem.x, problem.train.client(0), problem.loss)
     problem = with_main_score(config, problem, [*suited, *own])
     score = problem.score
     if score is None or score.name not in own:

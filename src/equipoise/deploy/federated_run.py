@@ -5,6 +5,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,9 @@ class FederatedRun:
             found = self.once("evaluate", self.scoring.algorithm, x, self.round, **options)
         except GivenUp:  # too few for a masked sum; what led to it is noted
             found = start
+        if found.base is not None and self.setup.sums is None:
+            problem = replace(problem, labels_told=found.base)
+            self.setup = self.setup._replace(problem=problem)
         self.table = in_units(problem, found.table)
         if self.setup.sums is not None:
             level = 0.0 if self.summed is None else self.summed.level
@@ -229,8 +233,7 @@ class FederatedRun:
 
     def finish(self, outcome: Outcome) -> None:
         self.check_owner()
-        problem, server = self.setup.problem, outcome.result.server
-        x = self.setup.algorithm.model(server)
+        x = self.setup.algorithm.model(outcome.result.server)
         self.wait()
         if self.table is None:  # stopped between the last round and here
             self.round = outcome.rounds
@@ -238,6 +241,7 @@ class FederatedRun:
         events = list(sentences.of(outcome.ledger.events))
         result, asked = self.timed(outcome.result), self.setup.sums is None
         options: dict[str, Any] = {"asked": asked, "part": self.part}
+        problem = self.setup.problem  # as the last evaluation knows it
         write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, **options)
         (self.folder / OWNER).unlink()
 

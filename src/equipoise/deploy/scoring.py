@@ -1,15 +1,17 @@
 """How a model is evaluated over a network: one exchange, in which each site scores it on its own rows.
 
 down    the model, and the site's weight lam_i
-up      each: the scores of its held-out rows (`equipoise.evaluation`), and its training loss f_i(x)
+up      each: the scores of its held-out rows (`equipoise.evaluation`), and its training loss f_i(x); of classes with a
+        cross-entropy the log loss of its own base rate on the same rows, and the share of its most common class
+        (`evaluation/skill.py`)
         total: lam_i grad f_i(x), for methods with a dual and a strongly convex task: the sum certifies the gap
         (`certificates.py`)
 
 Where totals are masked, a site tells nothing but its part of sums:
 
 down    the model, and a level m
-up      total: 1, f_i(x), its scores, and for the objectives rho log 1/n sum exp(f_i/rho) and 1/n sum f_i
-        t_i = exp(f_i/rho - m) or 1, and t_i grad f_i(x); of gains, f_i less what only the site knows
+up      total: 1, f_i(x), its scores and its skill, and for the objectives rho log 1/n sum exp(f_i/rho) and
+        1/n sum f_i: t_i = exp(f_i/rho - m) or 1, and t_i grad f_i(x); of gains, f_i less what only the site knows
 
 The gradient of those objectives at x is sum t_i grad f_i / sum t_i, and they are as strongly convex as the f_i, so that
 |gradient|^2 / (2 mu) bounds how far the objective is from its optimum: a certificate from sums alone.
@@ -29,7 +31,10 @@ from equipoise.algorithms.scaffpd_sums import LEAST_TILT, MOST_TILT
 from equipoise.certificates import resolution
 from equipoise.cohorts import everyone
 from equipoise.data.shards import OwnerRows
+from equipoise.errors import not_none
 from equipoise.evaluation import PerClient
+from equipoise.evaluation.predictions import log_loss
+from equipoise.evaluation.skill import Base, base_of, skill_of
 from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, Cohort, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.tasks import Convexity, WithBaseline, less_baseline
@@ -50,6 +55,7 @@ class Server(NamedTuple):
     losses: Float[Array, " n"]  # NaN: not heard
     gradient: Vector  # sum_i lam_i grad f_i(x); NaN unless all were heard
     level: Float[Array, ""]  # m; near log sum exp(f_i/rho)
+    base: Base | None = None  # what each site says of its labels; NaN: not heard, or no base rate to be better than
     sums: Any = None  # a SumTable, where sites tell sums only
 
     @property
@@ -73,7 +79,8 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
     """An algorithm of one round; the server's weights are zero unless they are put into its state."""
     task, n = less_baseline(problem.task), problem.n
     shard = problem.train.client(0)
-    scores = evaluation.suited(task.predict, problem.x, shard) | dict(problem.site_scores)
+    scores = evaluation.suited(task.predict, problem.x, shard, problem.loss) | dict(problem.site_scores)
+    classes = len(problem.classes) if scores.get("loss") is log_loss else 0
     inner = evaluation.evaluation(problem.plain_task, everyone(n), None, scores=scores)
     evaluate = inner.round[0]
     certified = task.strong_convexity is not None and method.dual is not None
@@ -83,9 +90,10 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         unknown, zero = jnp.full(n, jnp.nan, x.dtype), jnp.zeros((), x.dtype)
         blank = None
         if sums is not None:
-            nothing = dict.fromkeys(scores, zero)
+            nothing = dict.fromkeys([*scores, *(["skill"] if classes else [])], zero)
             blank = SumTable(zero, zero, nothing, nothing, zero, jnp.zeros_like(x), zero)
-        return Server(inner.init(x), jnp.zeros_like(unknown), unknown, jnp.full_like(x, jnp.nan), zero, blank)
+        base = Base(unknown, unknown) if classes else None
+        return Server(inner.init(x), jnp.zeros_like(unknown), unknown, jnp.full_like(x, jnp.nan), zero, base, blank)
 
     def prepare(rows: OwnerRows) -> OwnerRows:
         train = rows.train.data if isinstance(rows.train, WithBaseline) else rows.train
@@ -102,15 +110,20 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         x, lam_i = message
         _, reply = evaluate.work(x, None, rows.test, key)
         slope = lam_i * task.grad(x, rows.train) if certified else None
-        return None, Reply(total=slope, each=(reply.each, task.loss(x, rows.train).astype(x.dtype)))
+        base = _told(rows, classes, x) if classes else None
+        return None, Reply(total=slope, each=(reply.each, task.loss(x, rows.train).astype(x.dtype), base))
 
     def close(server: Server, replies: Replies) -> Server:
-        each, losses = replies.each
+        each, losses, told = replies.each
         inner_server = evaluate.close(server.inner, Replies(None, each, replies.cohort))
         heard = replies.cohort.put(server.losses, losses)
         everybody = jnp.all(jnp.isfinite(heard))
         gradient = jnp.where(everybody, replies.total, jnp.nan) if certified else server.gradient
-        return server._replace(inner=inner_server, losses=heard, gradient=gradient)
+        base = server.base
+        if classes:
+            put = Base(*(replies.cohort.put(a, b) for a, b in zip(not_none(base), told, strict=True)))
+            base = put._replace(loss=jnp.where(put.loss > 0, put.loss, jnp.nan))
+        return server._replace(inner=inner_server, losses=heard, gradient=gradient, base=base)
 
     def send_level(server: Server, i: Int[Array, ""]) -> tuple[Vector, Array]:
         return evaluate.send(server.inner, i), server.level
@@ -119,6 +132,10 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         x, level = message
         _, reply = evaluate.work(x, None, rows.test, key)
         _, _, (values, known), *_ = reply.each
+        if classes:
+            base = _told(rows, classes, x).loss
+            values = values | {"skill": jnp.where(base > 0, skill_of(values["loss"], jnp.where(base > 0, base, 1)), 0)}
+            known = known | {"skill": base > 0}
         loss, one = task.loss(x, rows.train).astype(x.dtype), jnp.ones((), x.dtype)
         exponent = jnp.zeros_like(loss) if rho is None else loss / rho - level
         tilted = jnp.exp(jnp.minimum(exponent, math.log(MOST_TILT)))
@@ -137,6 +154,13 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
     return Algorithm(
         "scoring", n, task.size, prepare, init, lambda x: None, (exchange,), lambda server: inner.model(server.inner)
     )
+
+
+def _told(rows: OwnerRows, classes: int, x: Vector) -> Base:
+    """Of a site's labels; zero where it is not defined: a NaN in a reply would make it a lost one."""
+    train = rows.train.data if isinstance(rows.train, WithBaseline) else rows.train
+    base = base_of(train, rows.test.test if isinstance(rows.test, OwnerRows) else rows.test, classes)
+    return Base(jnp.nan_to_num(base.loss).astype(x.dtype), base.common.astype(x.dtype))
 
 
 class Summed(NamedTuple):

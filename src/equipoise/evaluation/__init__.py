@@ -5,6 +5,7 @@ predictions  scores of a model's outputs: which of them fit a task, and what eac
 exchange     evaluation as an exchange: the server sends a model, each client scores it on its own rows
 fairness     summaries of one number per client
 intervals    what finitely many rows leave open
+skill        the log loss against that of each owner's base rate
 standing     all of it for one table
 """
 
@@ -24,6 +25,7 @@ from equipoise.evaluation.predictions import rmse as rmse
 from equipoise.evaluation.predictions import suited as suited
 from equipoise.evaluation.rules import higher_is_better as higher_is_better
 from equipoise.evaluation.rules import main_score as main_score
+from equipoise.evaluation.skill import with_skill as with_skill
 from equipoise.evaluation.standing import Standing as Standing
 from equipoise.evaluation.standing import chosen as chosen
 from equipoise.evaluation.standing import standing as standing

@@ -1,7 +1,8 @@
 """How a model fares at every client, as an exchange: the server sends it, each client scores it on its own rows.
 
 What crosses is a model down, and up the client's number of rows and its scores; no row and no prediction. Of an RMSE
-the mean fourth power of the errors crosses too: with it the server knows how certain the RMSE is.
+the mean fourth power of the errors crosses too, of a log loss the mean square: with it the server knows how certain the
+score is.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from equipoise.engines.kernel import exchange_once
 from equipoise.engines.layout import Layout, lay_out
 from equipoise.engines.simulator import in_precision, simulate
 from equipoise.errors import require
-from equipoise.evaluation.predictions import OF_ROWS, Predict, Score, rmse, suited
+from equipoise.evaluation.predictions import OF_ROWS, SQUARED, Predict, Score, suited
 from equipoise.protocol import (
     Algorithm,
     Cohort,
@@ -46,9 +47,9 @@ class PerClient(NamedTuple):
     """A row for each client; for a path of models, with a leading axis of models."""
 
     sizes: Int[Array, " n"]  # rows scored; 0: the client did not answer
-    scores: Scores  # "loss" is the task's f_i, its l2 term included; NaN: not defined there, or no answer
+    scores: Scores  # "loss": the task's f_i, its l2 term included, or a score given by that name; NaN: not known
     resampled: Scores  # the same [n, draws], for rows drawn with replacement
-    squares: Scores  # "rmse": the mean of the squares of what each row adds to the score's mean, the squared errors
+    squares: Scores  # "rmse", "loss": the mean of the squares of what each row adds, the squared errors or log losses
 
 
 class Server(NamedTuple):
@@ -77,7 +78,7 @@ def evaluation(
     own = own_of(task)
     require(predict is not None or not scores, "this task makes no predictions; give scores={}")
     require(draws >= 0, f"draws is {draws}; give zero or more")
-    squared = [name for name, score in scores.items() if score is rmse]  # accuracies are their own squares
+    squared = {name: SQUARED[score] for name, score in scores.items() if score in SQUARED}
 
     def prepare(shard: Data) -> Data:
         check_fit(task, shard)
@@ -111,7 +112,7 @@ def evaluation(
             return jnp.sum(jnp.where(real, of_rows(outputs, labels) ** 2, 0)) / data.sizes.astype(x.dtype)
 
         again = jax.lax.map(resampled, jax.random.split(key, draws)) if draws else {}
-        moments = {name: squares(OF_ROWS[name]).astype(x.dtype) for name in squared}
+        moments = {name: squares(of).astype(x.dtype) for name, of in squared.items()}
         return None, Reply(each=(data.sizes, told, _marked(scored(outputs, labels)), _marked(again), _marked(moments)))
 
     def listen(server: Server, replies: Replies) -> Server:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 
 from equipoise import extensions
 from equipoise.evaluation.rules import higher_is_better
+from equipoise.models.losses import cross_entropy
 from equipoise.protocol import Data, Vector
 
 Predict = Callable[[Vector, Array], Array]  # model, inputs [m, ...] -> outputs [m, ...]
@@ -47,15 +48,19 @@ def main_score_named(name: str) -> MainScore:
     return MainScore(name.partition(":")[2], up, found)
 
 
-def suited(predict: Predict | None, x: Vector, shard: Data) -> dict[str, Score]:
-    """The scores that fit what is predicted."""
+def suited(predict: Predict | None, x: Vector, shard: Data, loss: str | None = None) -> dict[str, Score]:
+    """The scores that fit what is predicted. `loss`: what was trained; with the cross-entropy outputs are logits.
+
+    Then "loss" is the log loss of the rows, without the l2 term that the task's own has.
+    """
     if predict is None:
         return {}
     classes = jnp.issubdtype(shard.labels.dtype, jnp.integer)
     outputs = jax.eval_shape(predict, x, shard.inputs).shape
     if not classes or len(outputs) < 2 or outputs[1] < 2:
         return {"rmse": rmse, "r2": r2}
-    return {"accuracy": accuracy, "auroc": auroc} if outputs[1] == 2 else {"accuracy": accuracy}
+    found: dict[str, Score] = {"accuracy": accuracy, "auroc": auroc} if outputs[1] == 2 else {"accuracy": accuracy}
+    return found | PROBABILITIES if loss == "cross_entropy" else found
 
 
 def accuracy(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
@@ -73,6 +78,53 @@ def auroc(outputs: Float[Array, "m 2"], labels: Array, real: Bool[Array, " m"]) 
     wins = jnp.sum(jnp.where(positive, (less + at_most).astype(scores.dtype) / 2, 0))
     pairs = jnp.sum(positive, dtype=scores.dtype) * count.astype(scores.dtype)
     return jnp.where(pairs > 0, wins / jnp.maximum(pairs, 1), jnp.nan)
+
+
+def balanced_accuracy(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
+    """The mean over the classes that have rows of the share of their rows that is right."""
+    own = (jnp.arange(outputs.shape[1], dtype=labels.dtype)[None] == labels[:, None]) & real[:, None]
+    rows = jnp.sum(own, axis=0).astype(outputs.dtype)
+    right = jnp.sum(jnp.where(own, hits(outputs, labels)[:, None], 0), axis=0)
+    return _mean(right / jnp.maximum(rows, 1), rows > 0)
+
+
+def log_loss(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
+    """The mean of -log of the probability that each row's label was given; outputs are logits."""
+    return _mean(cross_entropy(outputs, labels), real)
+
+
+def brier(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
+    """The mean squared distance of the probabilities from what came; of two classes that of the second alone."""
+    came = (jnp.arange(outputs.shape[1], dtype=labels.dtype)[None] == labels[:, None]).astype(outputs.dtype)
+    apart = jnp.sum((jax.nn.softmax(outputs, axis=1) - came) ** 2, axis=1)
+    return _mean(apart / 2 if outputs.shape[1] == 2 else apart, real)
+
+
+def predicted(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
+    """How often the model expects what `observed` counts: its mean probability."""
+    return _mean(expectations(outputs, labels)[0], real)
+
+
+def observed(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
+    """Of two classes the share of rows of the second; of more, the share whose likeliest class is theirs."""
+    return _mean(expectations(outputs, labels)[1], real)
+
+
+def expectations(outputs: Array, labels: Array) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
+    """Of each row a probability, and whether what it is of came: what calibration compares."""
+    chances = jax.nn.softmax(outputs, axis=1)
+    if outputs.shape[1] == 2:
+        return chances[:, 1], (labels == 1).astype(outputs.dtype)
+    return jnp.max(chances, axis=1), hits(outputs, labels)
+
+
+PROBABILITIES: dict[str, Score] = {
+    "loss": log_loss,
+    "brier": brier,
+    "balanced_accuracy": balanced_accuracy,
+    "predicted": predicted,
+    "observed": observed,
+}
 
 
 def rmse(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:
@@ -107,6 +159,15 @@ def squared_errors(outputs: Array, labels: Array) -> Float[Array, " m"]:
     return jnp.mean(errors.reshape(errors.shape[0], -1) ** 2, axis=1)
 
 
-# Scores that are the mean of a number per row, or its root: such a mean is all that bounds need to know.
-OF_ROWS: dict[str, OfRows] = {"accuracy": hits, "rmse": squared_errors}
+# Scores that are the mean of a number per row, or its root: such a mean is all that bounds need to know. Of the log
+# losses a skill is made (`skill.py`).
+OF_ROWS: dict[str, OfRows] = {
+    "accuracy": hits,
+    "rmse": squared_errors,
+    "skill": cross_entropy,
+    "predicted": lambda outputs, labels: expectations(outputs, labels)[0],
+    "observed": lambda outputs, labels: expectations(outputs, labels)[1],
+}
 ROOTS = ("rmse",)
+# Scores of which the mean square of the rows' numbers is told too; accuracies are their own squares.
+SQUARED: dict[Score, OfRows] = {rmse: squared_errors, log_loss: cross_entropy}

@@ -7,10 +7,12 @@ import numpy as np
 
 from equipoise.errors import require
 
-LOWER = ("loss", "rmse")  # scores of which less is better
+LOWER = ("loss", "rmse", "brier")  # scores of which less is better
 MAIN = ("accuracy", "rmse", "loss")  # the first of these that a model has says most
 TASK_SCORES = {"classification": "accuracy", "regression": "rmse"}  # what says most before anything was scored
-FRACTIONS = ("accuracy",)  # scores that are a fraction of the rows, written in per cent
+FRACTIONS = ("accuracy", "balanced_accuracy", "skill")  # scores that are written in per cent
+COMMON = 0.6  # of an owner's rows: of a class that is more common, an accuracy says little, and the skill leads
+DESCRIBED = ("predicted", "observed")  # calibration: neither is better for being more or less
 SHARE = 0.2  # of the clients: the worst-served and the best-served fifth
 
 

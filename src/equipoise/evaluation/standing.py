@@ -19,6 +19,7 @@ RESAMPLED = 20  # rows: fewer, drawn again, may all be alike where further ones 
 UNDEFINED = 0.005  # share of draws without the score: from there on it hangs on a few rows
 BEYOND = 10  # times a loss or an error: a bound so far off says nothing
 BETWEEN_ZERO_AND_ONE = ("auroc",)  # resampled scores that lie between zero and one
+SHORTFALLS = ("skill",)  # one less a mean of numbers from zero up, by which they are bounded
 
 
 class Standing(NamedTuple):
@@ -45,7 +46,7 @@ def standing(
 ) -> Standing:
     """The summary of one score over the clients that have it, and what their finite test sets leave open.
 
-    Accuracy and RMSE bring their bounds with them; other scores need `draws` when they are evaluated. `score` is
+    Accuracy, RMSE and skill bring their bounds with them; other scores need `draws` when they are evaluated. `score` is
     accuracy, else RMSE, else the loss, unless given. `up`: higher is better, of a score that the library does not know.
     `counted` [n]: as how many independent rows each client's count, where several are of one person (`data.unit`);
     then scores that have to be resampled have no bounds.
@@ -60,19 +61,27 @@ def standing(
     low, high = np.full((2, len(values)), np.nan)
     mean = worst = UNKNOWN
     rows = np.asarray(sizes if counted is None else counted, np.float64)
+    short = score in SHORTFALLS
     telling = known[_telling(table, score, known, by_row=counted is None)]
     if telling.size:
         evidence_of = _evidence(table, score, telling, rows[telling])
-        found = intervals.bounds_of(evidence_of, rows[telling], higher_is_better=up, key=key, k=k, level=level)
+        better = up != short
+        found = intervals.bounds_of(evidence_of, rows[telling], higher_is_better=better, key=key, k=k, level=level)
         low[telling], high[telling] = found.low, found.high
         if telling.size == known.size:
             mean, worst = found.mean, found.worst
         if score in table.squares:
-            silent = (rows < LEAST_ROWS) | (high > BEYOND * np.abs(values))
+            silent = (rows < LEAST_ROWS) | (high > BEYOND * np.abs(1 - values if short else values))
             low[silent], high[silent] = np.nan, np.nan
             mean, worst = (UNKNOWN if b.high > BEYOND * b.estimate else b for b in (mean, worst))
+        if short:
+            low, high, mean, worst = 1 - high, 1 - low, _from_one(mean), _from_one(worst)
     left_out = tuple(int(i) for i in np.flatnonzero(~np.isfinite(values)))
     return Standing(score, summary, low, high, mean, worst, left_out)
+
+
+def _from_one(bounds: Bounds) -> Bounds:
+    return Bounds(1 - bounds.high, 1 - bounds.estimate, 1 - bounds.low)
 
 
 def _summary(values: np.ndarray, k: float, up: bool) -> dict[str, float]:
@@ -115,7 +124,8 @@ def _evidence(table: PerClient, score: str, known: np.ndarray, rows: np.ndarray)
         return lambda i: of_shares(right[i], rows[i])
     if score in table.squares:
         root = score in ROOTS
-        squares, means = np.asarray(table.squares[score], np.float64)[known], values**2 if root else values
+        squares = np.asarray(table.squares[score], np.float64)[known]
+        means = values**2 if root else 1 - values if score in SHORTFALLS else values
         return lambda i: of_means(means[i], squares[i], rows[i], root=root)
     error = _spread(table, score, known) * np.sqrt(rows / np.maximum(rows - 2, 1))
     error = np.where(_blind(table, score, known), np.inf, error)

@@ -23,13 +23,13 @@ from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.cohorts import everyone
 from equipoise.engines.simulator import Progress, simulate
 from equipoise.evaluation import PerClient, standing
-from equipoise.evaluation.predictions import OF_ROWS
+from equipoise.evaluation.predictions import OF_ROWS, SQUARED, log_loss
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.fits import least_loss
 from equipoise.experiment.optimizers import SCHEDULES, with_own_steps
 from equipoise.experiment.problems import Problem
-from equipoise.experiment.results import floats, in_units
+from equipoise.experiment.results import floats, in_units, skill_of_rows
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.tasks import Task
 
@@ -151,7 +151,10 @@ def scored(problem: Problem, models: Models) -> tuple[PerClient, dict[str, np.nd
     pairs = problem.with_rows(problem.train, test)
     scores, squares, rows = _scorer(problem.plain_task, tuple(problem.scores.items()))(models, pairs)
     real = np.arange(test.client(0).labels.shape[0]) < np.asarray(test.sizes)[:, None]
-    return PerClient(test.sizes, scores, {}, squares), {name: np.asarray(a)[real] for name, a in rows.items()}
+    each = {name: np.asarray(a)[real] for name, a in rows.items()}
+    if "skill" in each:
+        each["skill"] = skill_of_rows(problem, each["skill"], test)
+    return PerClient(test.sizes, scores, {}, squares), each
 
 
 @lru_cache(maxsize=16)
@@ -170,10 +173,13 @@ def _scorer(task: Task, scores: tuple) -> Callable:
             labels = rows.labels
             real = jnp.arange(labels.shape[0], dtype=rows.sizes.dtype) < rows.sizes
             found |= {name: of(outputs, labels, real) for name, of in scores}
-            each = {name: OF_ROWS[name](outputs, labels) for name in found if name in OF_ROWS}
+            each: Found = {name: OF_ROWS[name](outputs, labels) for name in ("accuracy", "rmse") if name in found}
+            if dict(scores).get("loss") is log_loss:
+                each["skill"] = OF_ROWS["skill"](outputs, labels)
             count = rows.sizes.astype(model.dtype)
-            fourth = {name: jnp.sum(jnp.where(real, each[name] ** 2, 0)) / count for name in ("rmse",) if name in each}
-            return found, fourth, each
+            squared = {name: SQUARED[of](outputs, labels) for name, of in scores if of in SQUARED}
+            squares = {name: jnp.sum(jnp.where(real, a**2, 0)) / count for name, a in squared.items()}
+            return found, squares, each
 
         return jax.lax.map(one, jnp.arange(test.n))
 

@@ -190,7 +190,8 @@ class RunSettings(Section):
     validation: float = Field(0.2, gt=0, lt=1, description="keep_best: share of each client's training rows for that")
     patience: Count | None = Field(None, description="keep_best: stop when so many rounds have brought nothing better")
     score: str | None = Field(
-        None, description="what the run is summed up by: accuracy, auroc, rmse, r2, loss, or your own, module:name"
+        None,
+        description="what the run is summed up by: accuracy, skill, auroc, loss, rmse, r2, or module:name",
     )
     lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
     tensorboard: bool = Field(False, description="write what TensorBoard shows beside the history")

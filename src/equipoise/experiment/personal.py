@@ -51,7 +51,7 @@ def own_models(config: Config, problem: Problem) -> Algorithm:
     """An algorithm of one round, for any engine: clients end with the models that they keep."""
     n, plain = problem.n, problem.plain_task
     prepare_rows, keep = _fine_tuned(config, problem) if problem.envelope is None else _of_envelope(problem)
-    scores = evaluation.suited(plain.predict, problem.x, problem.train.client(0)) if plain.predict else {}
+    scores = evaluation.suited(plain.predict, problem.x, problem.train.client(0), problem.loss)
     if problem.score is not None and problem.score.own is not None:
         scores = scores | {problem.score.name: problem.score.own}
     inner = evaluation.evaluation(plain, everyone(n), None, scores=scores)

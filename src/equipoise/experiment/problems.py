@@ -26,8 +26,9 @@ from equipoise.data.shards import OwnerRows, Shards, client_shapes
 from equipoise.data.silos.encoding import Encoding, Feature, Target
 from equipoise.engines.simulator import products_in
 from equipoise.errors import InputError, nearest, not_none, require
-from equipoise.evaluation import MainScore, PerClient
+from equipoise.evaluation import MainScore, PerClient, skill
 from equipoise.evaluation.predictions import Score
+from equipoise.evaluation.rules import COMMON
 from equipoise.experiment import baselines
 from equipoise.experiment.config import Config, DataSettings
 from equipoise.models import Model
@@ -84,6 +85,8 @@ class Problem:
     envelope: "Envelope | None" = None  # of which `task` is, where owners have models of their own
     site_scores: Mapping[str, Score] = field(default_factory=dict)  # that sites of a federation have of their own
     counted: np.ndarray | None = None  # [n], with data.unit: as how many independent rows the scored ones count
+    labels_told: skill.Base | None = None  # what sites of a federation say of their labels
+    divided: bool = False  # by chance or by its labels, not among owners that exist
     told: np.ndarray | None = None  # [n], baselines that sites have told, where the rows are elsewhere
     filled_up: Any | None = None  # `train` in the shape of a plan's other divisions: what is measured has one program
 
@@ -143,7 +146,7 @@ class Problem:
     @cached_property
     def scores(self) -> dict[str, Score]:
         """What models are scored by, where the rows are at hand."""
-        found = evaluation.suited(self.task.predict, self.x, client_shapes(self.train))
+        found = evaluation.suited(self.task.predict, self.x, client_shapes(self.train), self.loss)
         return found if self.score is None or self.score.own is None else found | {self.score.name: self.score.own}
 
     @cached_property
@@ -159,8 +162,25 @@ class Problem:
         """The score of an evaluated model that sums it up."""
         if self.score is not None:
             return self.score
-        name = evaluation.chosen(table, None)
+        name = evaluation.chosen(table, "skill" if "skill" in table.scores and self.one_class_is_common else None)
         return MainScore(name, evaluation.higher_is_better(name))
+
+    @cached_property
+    def base(self) -> skill.Base | None:
+        """What is known of the owners' labels, by which a log loss becomes a skill; None: there is no such loss."""
+        at_hand = isinstance(self.train, Pool | Shards)  # else sites tell it
+        if not at_hand or not self.classes or self.loss != "cross_entropy" or self.task.predict is None:
+            return self.labels_told
+        return skill.bases(self.train, self.train if self.test is None else self.test, len(self.classes))
+
+    @property
+    def one_class_is_common(self) -> bool:
+        """At some owner; of a data set that was divided for an experiment, in all of it: then accuracies say little."""
+        if self.base is None:
+            return False
+        if self.divided:
+            return skill.common_in_all(self.train, len(self.classes)) > COMMON
+        return bool((np.asarray(self.base.common) > COMMON).any())
 
     def artifact_params(self, x: Vector) -> Params:
         """x as the parameters of `model`: squared losses are trained without a bias, which is then zero."""
@@ -225,7 +245,8 @@ def with_main_score(config: Config, problem: Problem, scores: Iterable[str]) -> 
     """The problem, summed up by the score that the settings name; `scores` are those that it has."""
     if config.run.score is None:
         return problem
-    score, there = evaluation.main_score_named(config.run.score), [*scores, "loss"]
+    score, there = evaluation.main_score_named(config.run.score), list(dict.fromkeys([*scores, "loss"]))
+    there += ["skill"] if problem.classes and problem.loss == "cross_entropy" else []
     require(
         score.own is not None or score.name in there,
         f"run.score is '{score.name}', which this problem does not have; give {', '.join(there)}, or module:name",
@@ -362,7 +383,8 @@ def _of_dataset(config: Config) -> Problem:
     what += f", at most {division.max_size} rows each" if division.max_size else ""
     what += f", {division.thin[0]:.0%} of them without {division.thin[1]:.0%} of their rows" if division.thin else ""
     encoding, shape = _encoding_of(dataset), dataset.inputs.shape[1:]
-    return problem_of(config, what, names, train, test, encoding, classes=dataset.classes, shape=shape)
+    problem = problem_of(config, what, names, train, test, encoding, classes=dataset.classes, shape=shape)
+    return replace(problem, divided=division.kind != "natural")
 
 
 def divide(config: Config, dataset: Dataset) -> tuple[partition.Partition, partition.Parts | None]:

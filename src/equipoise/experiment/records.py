@@ -115,6 +115,7 @@ class FederationRecord(JsonRecord):
     parameters: int  # numbers of the model
     exchanges: tuple[str, ...]  # of the algorithm's round
     notes: tuple[str, ...] = ()  # what was left out, what was measured instead of chosen
+    score: str | None = None  # that runs on it are summed up by, unless they say otherwise; None: the one of the task
 
 
 class Environment(JsonRecord):
@@ -150,6 +151,8 @@ class RunResult(JsonRecord):
     worst_estimate: Number = None  # that mean, corrected for chance: the worst of noisy scores look worse than they are
     mean_low: Number = None  # bounds of the mean over the clients
     mean_high: Number = None
+    # Of all clients' scored rows, from the least likely to the likeliest: mean probability, share that came, rows.
+    calibration: tuple[tuple[float, float, int], ...] = ()
     best_round: int | None = None  # with `run.keep_best`, the round whose model this is; None: the last
     events: tuple[str, ...] = ()  # what went wrong on the way, a sentence each
 

@@ -12,17 +12,23 @@ import numpy as np
 
 import equipoise
 from equipoise import artifact, evaluation, files
+from equipoise.data.shards import OwnerRows
 from equipoise.engines.simulator import Result
-from equipoise.errors import FileError
-from equipoise.evaluation import PerClient, standing
+from equipoise.errors import FileError, not_none
+from equipoise.evaluation import PerClient, standing, with_skill
+from equipoise.evaluation.skill import skill_of
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, Vector
 
+TENTHS = 10  # of the rows, of which a curve of calibration is made
+
 
 def in_units(problem: Problem, table: PerClient) -> PerClient:
-    """RMSE in the label's own units."""
+    """RMSE in the label's own units; beside a log loss the skill."""
+    if problem.base is not None and "loss" in table.scores:
+        return with_skill(table, problem.base.loss)
     if problem.encoding is None or problem.encoding.task != "regression":
         return table
     unit = problem.encoding.target.scale
@@ -43,8 +49,27 @@ def write_row_scores(folder: Path, problem: Problem, x: Vector, rows: Any, score
     values = evaluation.of_rows(problem.plain_task, x, rows, score)
     if values is None or not np.isfinite(values).all():
         return
+    if score == "skill":
+        values = skill_of_rows(problem, values, rows)
     found = records.RowScores(score, problem.digest_of_rows, values)
     records.write_row_scores(folder / records.ROW_SCORES, found)
+
+
+def calibration_of(problem: Problem, x: Vector, rows: Any) -> tuple[tuple[float, float, int], ...]:
+    """Tenths of the scored rows, from the least likely to the likeliest; empty where there are no probabilities."""
+    if problem.base is None:
+        return ()
+    found = [evaluation.of_rows(problem.plain_task, x, rows, name) for name in ("predicted", "observed")]
+    chance, came = (np.asarray(values, np.float64) for values in found)
+    order = np.argsort(chance, kind="stable")
+    parts = [part for part in np.array_split(order, TENTHS) if part.size]
+    return tuple((float(chance[part].mean()), float(came[part].mean()), part.size) for part in parts)
+
+
+def skill_of_rows(problem: Problem, losses: np.ndarray, rows: Any) -> np.ndarray:
+    """What each row adds to the skill of its owner, of what it adds to the log loss; NaN where there is no skill."""
+    scored = rows.test if isinstance(rows, OwnerRows) else rows
+    return skill_of(losses, np.repeat(not_none(problem.base).loss, np.asarray(scored.sizes)))
 
 
 def save_model(path: Path, problem: Problem, x: Vector, metadata: dict[str, Any], part: Any | None = None) -> None:
@@ -66,6 +91,7 @@ def write_result(
     *,
     asked: bool = True,
     best_round: int | None = None,
+    calibration: tuple[tuple[float, float, int], ...] = (),
     part: Any | None = None,
 ) -> None:
     """The model, then the result: whoever sees the result sees a whole run. `asked`: clients told their own scores."""
@@ -94,6 +120,7 @@ def write_result(
         worst_estimate=found.worst.estimate if found else None,
         mean_low=found.mean.low if found else None,
         mean_high=found.mean.high if found else None,
+        calibration=calibration,
         best_round=best_round,
         events=tuple(events),
     )
@@ -121,6 +148,7 @@ def federation_record(
         parameters=problem.x.size,
         exchanges=tuple(exchange.name for exchange in algorithm.round),
         notes=problem.notes + notes,
+        score="skill" if problem.one_class_is_common else None,
     )
 
 

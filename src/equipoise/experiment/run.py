@@ -26,6 +26,7 @@ from equipoise.experiment.methods import Method, baselines_of, build_method, tra
 from equipoise.experiment.problems import Problem, build_problem, precision
 from equipoise.experiment.reading import load_config
 from equipoise.experiment.results import (
+    calibration_of,
     environment_record,
     federation_record,
     git_commit,
@@ -295,12 +296,17 @@ def complete(session: Session, result: Result) -> None:
     (config, folder, label, *_), problem = session.spec, session.problem
     best = session.writer.best
     x = session.algorithm.model(result.server) if best is None else jnp.asarray(best.x)
-    scorer = session.data.scorer
-    if problem.score is not None:
-        scorer = evaluation.evaluator(
-            problem.plain_task, session.data.judged, scores=problem.scores, draws=DRAWS, key=config.run.seed
+    table = in_units(problem, session.data.scorer(x))
+    name = "" if problem.score is None else problem.score.name
+    if name in problem.scores:
+        resample = evaluation.evaluator(
+            problem.plain_task,
+            session.data.judged,
+            scores={name: problem.scores[name]},
+            draws=DRAWS,
+            key=config.run.seed,
         )
-    table = in_units(problem, scorer(x))
+        table = table._replace(resampled=in_units(problem, resample(x)).resampled)
     write_row_scores(folder, problem, x, session.data.judged, problem.main_score(table).name)
     part, finite = None, bool(jnp.all(jnp.isfinite(x)))
     if problem.plain_task.own is not None and finite:
@@ -313,7 +319,9 @@ def complete(session: Session, result: Result) -> None:
     files.sync(folder / records.HISTORY)  # before there is a result that counts on it
     events = [sentence] if (sentence := broken_replies(result.tally)) else []
     best_round = None if best is None else best.round
-    write_result(config, folder, problem, x, result, table, label, events, best_round=best_round, part=part)
+    curve = calibration_of(problem, x, session.data.judged) if finite else ()
+    more: dict[str, Any] = {"best_round": best_round, "part": part, "calibration": curve}
+    write_result(config, folder, problem, x, result, table, label, events, **more)
 
 
 def _lost(config: Config) -> Lost | None:

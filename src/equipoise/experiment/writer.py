@@ -17,7 +17,7 @@ from equipoise import certificates, evaluation, files
 from equipoise._jax import compiled
 from equipoise.data.shards import client_shapes
 from equipoise.engines.simulator import Result
-from equipoise.evaluation import PerClient
+from equipoise.evaluation import PerClient, skill
 from equipoise.evaluation.rules import worst_mean
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.boards import boards
@@ -77,9 +77,14 @@ def validator(problem: Problem) -> Judge | None:
         return None
     rows = problem.with_rows(problem.train, problem.validation)
     scorer = evaluation.evaluator(problem.plain_task, rows, scores=problem.scores)
+    bases = None
+    if problem.base is not None:
+        bases = skill.bases(problem.train, problem.validation, len(problem.classes))
 
     def judge(x: Vector) -> tuple[float, bool]:
         table = scorer(x)
+        if bases is not None:
+            table = evaluation.with_skill(table, bases.loss)
         name, up, _ = problem.main_score(table)
         values = np.asarray(table.scores[name], np.float64)
         known = values[np.isfinite(values)]

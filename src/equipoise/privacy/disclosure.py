@@ -101,7 +101,10 @@ def disclosed(
     if sums_only:
         yield "when the model is evaluated: the server learns sums of the sites' losses and scores, and no site's own"
     else:
-        yield "when the model is evaluated: the server sees each site's scores and its training loss"
+        yield (
+            "when the model is evaluated: the server sees each site's scores and its training loss, and of classes how "
+            "common they are there"
+        )
     if own_parts:
         told = "the server learns the sum over the sites that answered" if masked else "the server learns nothing"
         yield f"of the parts of the model that sites keep for themselves {told}"

@@ -20,7 +20,9 @@ NAME, BAR, END = 0.23, 0.24, 0.87  # fractions of the width: where names end, ba
 
 
 def scale(runs: Sequence[ReportedRun]) -> svg.Axis:
-    """From zero, the same for all runs; up to one for fractions."""
+    """From zero, the same for all runs; up to one for fractions. Of a skill bounds may reach beyond it."""
+    if runs[0].measure == "skill":
+        return svg.axis((v for run in runs for v in run.values), from_zero=True)
     if runs[0].is_fraction:
         return svg.Axis(0.0, 1.0, (0.0, 0.25, 0.5, 0.75, 1.0))
     top = max((float(v) for run in runs for v in run.values if math.isfinite(v)), default=0.0)
@@ -83,7 +85,9 @@ def _whisker(frame: svg.Frame, low: float, high: float, y: float) -> Markup:
     if not (math.isfinite(low) and math.isfinite(high)):
         return Markup()
     a, b = (frame.x_at(min(max(v, frame.x.low), frame.x.high)) for v in (low, high))
-    ends = (svg.line(at, y - 4, at, y + 4, "whisker") for at, v in ((a, low), (b, high)) if v <= frame.x.high)
+    ends = (
+        svg.line(at, y - 4, at, y + 4, "whisker") for at, v in ((a, low), (b, high)) if frame.x.low <= v <= frame.x.high
+    )
     return tag("g", svg.line(a, y, b, y, "whisker"), *ends)
 
 
@@ -191,6 +195,34 @@ def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
         parts.append(_row(i, run.members[i].name, top, ROW, tag("title", hint), inside))
     title = f"What each client gains with {run.label} against {main.against}"
     return svg.chart(title, frame.bottom + 30, *parts, class_=_class(run))
+
+
+def by_method(found: Sequence[tuple[ReportedRun, Gains]]) -> Markup:
+    """A row for each run: a mark for what each client gains, a line at their mean."""
+    known = [float(v) for _, g in found for v in g.values if math.isfinite(v)]
+    axis = svg.axis([*known, 0.0], margin=0.04)
+    frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * len(found))
+    first = found[0][0]
+    zero = frame.x_at(0.0)
+    parts = [_vertical_grid(frame, first.signed_tick), svg.line(zero, frame.top, zero, frame.bottom, "base")]
+    for row, (run, g) in enumerate(found):
+        top = 8 + ROW * row
+        middle = top + ROW / 2
+        each = [i for i in range(run.n) if math.isfinite(g.values[i])]
+        marks = []
+        for i in each:
+            hint = f"{run.members[i].name}: {run.signed(float(g.values[i]))} with {run.label}"
+            marks.append(svg.marker(frame.x_at(float(g.values[i])), middle, run.series, hint, scale=0.7, data_client=i))
+        mean = float(np.mean(g.values[each])) if each else math.nan
+        at = frame.x_at(mean) if each else zero
+        line = svg.line(at, top + 3, at, top + ROW - 3, "mark-line")
+        text = run.signed(mean).replace(" points", "").replace(" point", "")
+        title = tag("title", f"{run.label}: {run.signed(mean)} on average")
+        name = tag("text", run.label, x="0", y=ROW / 2 + 4.5, class_="name")
+        cut = tag("svg", name, x="0", y=float(top), width=svg.percent(NAME), height=float(ROW), overflow="hidden")
+        value = svg.label(1, middle + 4.5, text, "end", "value")
+        parts.append(tag("g", title, cut, *marks, line, value, data_run=run.series))
+    return svg.chart("What each client gains over its own model, by method", frame.bottom + 30, *parts, class_="chart")
 
 
 def _gains_profile(run: ReportedRun, main: Gains, other: Gains | None, order: list[int], axis: svg.Axis) -> Markup:

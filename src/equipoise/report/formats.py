@@ -74,6 +74,11 @@ def with_interval(value: float, low: float, high: float, write: Callable[[float]
     return write(value) if span == MISSING else f"{write(value)} ({span})"
 
 
+def signed(value: float) -> str:
+    """A gain or a loss, to four digits behind the point at most."""
+    return f"{value:+.3f}".replace("-", "−") if math.isfinite(value) else MISSING
+
+
 def capitalized(text: str) -> str:
     """The first letter only; the others may be those of a name."""
     return text[:1].upper() + text[1:]

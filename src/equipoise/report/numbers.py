@@ -19,7 +19,7 @@ from equipoise.experiment import records
 from equipoise.experiment.records import ClientRecord, Number, PerClient, Row, Run, RunResult
 from equipoise.report import formats
 
-SCORE_NAMES = {"rmse": "RMSE", "auroc": "AUROC", "r2": "R²"}
+SCORE_NAMES = {"rmse": "RMSE", "auroc": "AUROC", "r2": "R²", "loss": "log loss", "brier": "Brier score"}
 DIVERGED = 1e100
 
 XAxis = Literal["rounds", "bytes"]
@@ -236,7 +236,8 @@ def _main_measure(run: Run) -> tuple[str, bool]:
         name, higher, _ = main_score_named(setting(run, "run", "score") or "")
         if name in known:
             return name, higher
-    measure = main_score(known) or TASK_SCORES.get(run.federation.task, "loss")
+    leads = run.federation.score
+    measure = leads if leads in known else main_score(known) or TASK_SCORES.get(run.federation.task, "loss")
     return measure, higher_is_better(measure)
 
 
@@ -277,7 +278,7 @@ def _pairs(run: ReportedRun, other: pathlib.Path) -> SameRows | None:
         return None
     root, shares, sizes = run.measure in ROOTS, run.measure == "accuracy", np.array(_scored_rows(run))
     found = differences.on_same_rows(*kept, sizes, shares=shares, root=root, counted=counted(run))
-    if shares:
+    if not root:
         return found
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = run.values / found.new  # rows of a regression were kept in units of the training
@@ -329,6 +330,53 @@ def alone(runs: Sequence[ReportedRun]) -> Alone | None:
                 rows = run.record.path / records.ALONE_ROWS
                 return Alone(values, low, high, summarize(values, run.higher_is_better), rows)
     return None
+
+
+class Scored(NamedTuple):
+    """All scores of one model, or of each client's own, by client."""
+
+    title: str
+    scores: dict[str, np.ndarray]  # [n] each; NaN: not known
+
+    @property
+    def main(self) -> str | None:
+        """Of which gains are told: the log loss of probabilities, or the RMSE; None: there is no such score."""
+        return "rmse" if "rmse" in self.scores else "loss" if "brier" in self.scores else None
+
+
+def scored(run: ReportedRun) -> Scored:
+    known = run.record.final.scores if run.record.rows else {}
+    return Scored(run.title, {name: array(values, run.n) for name, values in known.items()})
+
+
+def scored_alone(runs: Sequence[ReportedRun]) -> Scored | None:
+    """Of the first of comparable runs that has it."""
+    for run in runs:
+        found = records.read_alone(run.record.path)
+        if found is not None and len(found.low) == run.n:
+            return Scored("each alone", {name: array(values, run.n) for name, values in found.scores.items()})
+    return None
+
+
+def gain_over(one: Scored, alone: Scored) -> np.ndarray:
+    """[n], of a score of which less is better; above zero: better than alone."""
+    main = one.main or "loss"
+    return alone.scores[main] - one.scores[main] if main in alone.scores else np.full_like(one.scores[main], np.nan)
+
+
+def mean(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def worst_fifth(values: np.ndarray, *, up: bool) -> float:
+    known = values[np.isfinite(values)]
+    return float(worst_mean(known, up)) if known.size else math.nan
+
+
+def share_below_zero(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float((known < 0).mean()) if known.size else math.nan
 
 
 class Gains(NamedTuple):

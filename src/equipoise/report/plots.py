@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
+from equipoise.errors import not_none
 from equipoise.report import formats, numbers, svg
 from equipoise.report.markup import tag
 from equipoise.report.numbers import ReportedRun, XAxis
@@ -60,7 +61,37 @@ def _against(first: ReportedRun, known: Sequence[tuple[ReportedRun, float]], gro
 
 def _possible(run: ReportedRun, axis: svg.Axis) -> svg.Axis:
     """Without ticks that a fraction cannot reach: where all runs have 100%, the axis goes beyond it."""
-    return axis._replace(ticks=tuple(t for t in axis.ticks if 0 <= t <= 1)) if run.is_fraction else axis
+    return (
+        axis._replace(ticks=tuple(t for t in axis.ticks if 0 <= t <= 1))
+        if run.is_fraction and run.measure != "skill"
+        else axis
+    )
+
+
+def calibration(runs: Sequence[ReportedRun]) -> Markup:
+    """What came against what the model expected: a curve for each run, and a dot for each client of the first."""
+    curves = [[(x, y) for x, y, _ in not_none(run.record.outcome).calibration] for run in runs]
+    dots = numbers.scored(runs[0]).scores
+    points = list(zip(dots["predicted"], dots["observed"], strict=True)) if "predicted" in dots else []
+    known = [v for curve in (*curves, points) for point in curve for v in point if math.isfinite(v)]
+    axis = svg.axis([*known, 0.0], margin=0.04)
+    frame = _frame(axis, axis)
+    write = "{:.0%}".format if max(known, default=1.0) > 0.1 else "{:.1%}".format
+    parts = frame.grid(write, write, "expected: mean probability")
+    parts.append(svg.label(frame.left, frame.top - 2, "came", "start", "axis"))
+    ends = (max(axis.low, 0.0), min(axis.high, 1.0))
+    same = tag("path", d=frame.path([(v, v) for v in ends]), class_="line faint")
+    lines = [
+        frame.curve(curve, run.series, run.label, data_run=run.series)
+        for run, curve in zip(runs, curves, strict=True)
+        if curve
+    ]
+    parts.append(frame.stretched(same, *lines))
+    for member, (x, y) in zip(runs[0].members, points, strict=False):
+        if math.isfinite(x) and math.isfinite(y):
+            hint = f"{member.name}: expected {x:.1%}, came {y:.1%}"
+            parts.append(svg.marker(frame.x_at(x), frame.y_at(y), runs[0].series, hint, scale=0.8))
+    return svg.chart("What came against what was expected", HEIGHT, *parts)
 
 
 def path(found: numbers.Path) -> Markup:

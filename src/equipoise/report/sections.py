@@ -34,11 +34,12 @@ def shown(runs: Sequence[ReportedRun]) -> list[Section]:
     found = problems(runs)
     broken = len(found["problems"])
     every = (
-        Section("who", "What was trained, on whom", who(runs)),
-        Section("numbers", f"The run{'s' if len(runs) > 1 else ''} in numbers", table(runs)),
-        Section("tradeoff", "Average against worst-served", tradeoff(runs)),
-        Section("joining", "What each client gains by joining", joining(runs)),
+        Section("joining", "Does joining pay, and for whom?", joining(runs)),
         Section("clients", "Who is served how", clients(runs)),
+        Section("numbers", f"The run{'s' if len(runs) > 1 else ''} in numbers, and what they cost", table(runs)),
+        Section("tradeoff", "Average against worst-served", tradeoff(runs)),
+        Section("calibration", "Are the probabilities right?", calibration(runs)),
+        Section("who", "What was trained, on whom", who(runs)),
         Section("personal", "The shared model against each owner's own", own_models(runs)),
         Section("convergence", "How training went", convergence(runs)),
         Section("weights", "Whose loss counted how much", weights(runs)),
@@ -56,7 +57,7 @@ def top(runs: Sequence[ReportedRun]) -> Content:
     name = lead.members[worst_client].name if math.isfinite(lead.values[worst_client]) else ""
     bounds = formats.interval(lead.worst.low, lead.worst.high, lead.format)
     corrected = f"{lead.format(lead.worst.estimate)} corrected for chance, bounds {bounds}"
-    measure = "" if lead.is_fraction else f" ({lead.score_name})"
+    measure = "" if lead.measure == "accuracy" else f" ({lead.score_name})"
 
     def score(heading: str, key: str, detail: str = "") -> tuple[str, str, str, str]:
         others = f"{other.label}: {other.format(other.summary[key])}" if other else ""
@@ -68,8 +69,9 @@ def top(runs: Sequence[ReportedRun]) -> Content:
     if finished > 1:
         source += f", which of {finished} finished runs serves the worst-served fifth best"
     cost = wording.cost_of_fairness(runs)
+    alike = wording.alike(runs)
     return {
-        "cost": cost.sentence,
+        "cost": alike or cost.sentence,
         "key_numbers": (  # heading, value, detail, the same of another run
             score("Worst-served fifth", "worst20", corrected if bounds != formats.MISSING else ""),
             score("Average client", "mean"),
@@ -100,15 +102,20 @@ def table(runs: Sequence[ReportedRun]) -> Content:
     ]
     if any(math.isfinite(run.worst.estimate) for run in runs):
         sentences += [wording.CORRECTED, wording.rests_on(runs[0])]
+        sentences += [wording.FIXED] if runs[0].measure == "skill" else []
     if len(runs) > 1:
         sentences.append("The best of each column is bold; unfinished runs do not compete.")
     alone = numbers.alone(runs)
     last = tables.alone_cells(runs[0], alone) if alone is not None else {}
     if alone is not None:
         sentences.append('"Each alone" is what clients get from models of their own rows, which send nothing.')
+    alike = wording.alike(runs)
+    rows = list(zip(runs, cells, strict=True))
     return {
+        "alike": alike,
+        "scores": tables.scores(runs),
         "columns": columns,
-        "rows": list(zip(runs, cells, strict=True)),
+        "rows": [(runs[0]._replace(label=f"all {len(runs)} methods"), cells[0])] if alike else rows,
         "alone": [last.get(column.title, "") for column in columns] if last else [],
         "sentences": sentences,
         "csv": tables.runs_csv(runs),
@@ -176,10 +183,19 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
 
     many = f"the {len(shown)} that gain least of {run.n:,}" if len(order) > len(shown) else f"all {run.n:,} clients"
     sentences = [wording.JOINING] if alone is not None else [wording.sure_of(run, found[0]), wording.NOT_ALONE]
+    charts = [(run, bars.gains(run, found[0], found[1] if len(found) > 1 else None), _gains_caption(run, found))]
+    every = []
+    if alone is not None:
+        every = [(other, numbers.gains(other, alone, wording.OWN_ROWS)) for other in runs if other.finished]
+        charts += [
+            (other, bars.gains(other, gains, None), _gains_caption(other, [gains]))
+            for other, gains in every
+            if other is not run
+        ]
     return {
         "sentences": sentences,
-        "chart": bars.gains(run, found[0], found[1] if len(found) > 1 else None),
-        "caption": _gains_caption(run, found),
+        "by_method": bars.by_method(every) if len(every) > 1 else "",
+        "charts": charts,
         "table_title": f"{capitalized(many)}, as a table",
         "headings": headings,
         "rows": [(i, cells(i)) for i in shown],
@@ -242,6 +258,14 @@ def _bars_caption(run: ReportedRun, other: ReportedRun | None) -> str:
     if known.any() and not known[np.isfinite(run.values)].all():
         text += " Where there are none, the client has too few rows to say."
     return text + (f" {comparison} {other.label}." if other else "")
+
+
+def calibration(runs: Sequence[ReportedRun]) -> Content | None:
+    """Whether what the models expect is what came, of the leading run client by client."""
+    known = [run for run in _leading_first(runs) if run.finished and "predicted" in numbers.scored(run).scores]
+    if not known:
+        return None
+    return {"runs": known, "chart": plots.calibration(known), "sentences": wording.calibration(known[0])}
 
 
 def own_models(runs: Sequence[ReportedRun]) -> Content | None:

@@ -13,8 +13,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.evaluation.rules import is_fraction
 from equipoise.experiment.records import Run
-from equipoise.report import formats, numbers
+from equipoise.report import formats, numbers, wording
 from equipoise.report.numbers import ReportedRun
 
 WIDE = 104  # columns of a terminal that has room for all numbers
@@ -93,7 +94,8 @@ def measured(runs: Sequence[ReportedRun]) -> str:
     first = runs[0]
     rows = "held-out rows" if first.record.federation.held_out else "training rows (none were held out)"
     direction = "higher" if first.higher_is_better else "lower"
-    return f"{first.score_name} of {first.n:,} clients on their {rows}, {direction} is better"
+    text = f"{first.score_name} of {first.n:,} clients on their {rows}, {direction} is better"
+    return f"{text} ({wording.SKILL})" if first.measure == "skill" else text
 
 
 def clients_shown(runs: Sequence[ReportedRun], limit: int = MOST_CLIENTS) -> tuple[list[int], str]:
@@ -118,15 +120,17 @@ def comparison(runs: Sequence[Run], width: int = 80) -> Any:
         heads, grid = cells(group)
         kept = [k for k, head in enumerate(heads) if head.narrow_title and head.needs <= width]
         more = "" if width >= WIDE else f"; std, rounds and time: on the page, or from {WIDE} columns on"
+        alike = wording.alike(group)
+        shown = [group[0]._replace(label=f"all {len(group)} methods")] if alike else group
         table = narrow_table(f"{measured(group)}; floats: sent to and from a client, all rounds{more}")
         table.add_column("method", overflow="ellipsis", min_width=longest_word([run.title for run in group]))
         for k in kept:
             words = [word for row in grid for word in row[k].text.split(" (")]  # a cell is folded between words only
             folds = len(words) > len(grid)
             table.add_column(heads[k].narrow_title, justify="right", no_wrap=not folds, min_width=max(map(len, words)))
-        served = [worst_served(run.members, run.worst_first()[0], run.values) for run in group]
+        served = [worst_served(run.members, run.worst_first()[0], run.values) for run in shown]
         table.add_column("worst\nserved", overflow="ellipsis", min_width=longest_word(served))
-        for run, row, name in zip(group, grid, served, strict=True):
+        for run, row, name in zip(shown, grid[: len(shown)], served, strict=True):
             texts = (Text(row[k].text, "bold green" if row[k].best else "") for k in kept)
             table.add_row(Text(run.title), *texts, Text(name))
         alone = numbers.alone(group)
@@ -137,6 +141,64 @@ def comparison(runs: Sequence[Run], width: int = 80) -> Any:
             table.add_row("each alone", *(by_title.get(heads[k].title, "") for k in kept), Text(name))
         found.append(table)
     return Group(*found)
+
+
+def scores(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]], str] | None:
+    """What the models are worth by their losses: headings, a row for each run and for each alone, and a caption.
+
+    None where there is only the score that the comparison is by.
+    """
+    found = [numbers.scored(run) for run in runs]
+    alone = numbers.scored_alone(runs)
+    main = found[0].main
+    if main is None or any(one.main != main for one in found):
+        return None
+    everybody = [*found, *([alone] if alone is not None else [])]
+    heads = [SCORE_TITLES[main], f"{SCORE_TITLES[main]}\nworst 20%"]
+    others = [name for name in OTHER_SCORES if any(name in one.scores for one in everybody)]
+    heads += [SCORE_TITLES[name] for name in others]
+    gains = [] if alone is None else [numbers.gain_over(one, alone) for one in found]
+    heads += ["gain", "gain\nworst 20%", "lose"] if gains else []
+    rows = []
+    for k, one in enumerate(everybody):
+        values = one.scores[main]
+        cells = [formats.number(numbers.mean(values)), formats.number(numbers.worst_fifth(values, up=False))]
+        for name in others:
+            write = formats.percent if is_fraction(name) or name == "auroc" else formats.number
+            cells.append(write(numbers.mean(one.scores[name])) if name in one.scores else "")
+        if k < len(gains):
+            gain = gains[k]
+            cells += [formats.signed(numbers.mean(gain)), formats.signed(numbers.worst_fifth(gain, up=True))]
+            cells.append(formats.percent(numbers.share_below_zero(gain)))
+        elif gains:
+            cells += ["", "", ""]
+        rows.append([one.title, *cells])
+    caption = f"means over the clients on the same rows; {SCORE_TITLES[main]}: lower is better"
+    if gains:
+        caption += "; gain: in it, over each client's own model; lose: clients whose own model is better, as measured"
+    return ["method", *heads], rows, caption
+
+
+SCORE_TITLES = {"loss": "log loss", "rmse": "RMSE", "accuracy": "accuracy", "balanced_accuracy": "balanced\naccuracy"}
+SCORE_TITLES |= {"auroc": "AUC", "brier": "Brier", "r2": "R²", "skill": "skill"}
+OTHER_SCORES = ("skill", "accuracy", "balanced_accuracy", "auroc", "brier", "r2")
+
+
+def scores_table(runs: Sequence[Run], width: int = 80) -> Any:
+    """`scores` as a rich table, one for each set of clients; None: there is nothing to show."""
+    found = []
+    for group in _groups(runs):
+        if (content := scores(group)) is None:
+            continue
+        heads, rows, caption = content
+        kept = [k for k, head in enumerate(heads) if width >= WIDE or head not in ("Brier", "balanced\naccuracy")]
+        table = narrow_table(caption)
+        for k in kept:
+            table.add_column(heads[k], justify="right" if k else "left", no_wrap=bool(k))
+        for row in rows:
+            table.add_row(*(Text(row[k]) for k in kept))
+        found.append(table)
+    return Group(*found) if found else None
 
 
 def longest_word(texts: Iterable[str], most: int = 16) -> int:

@@ -20,6 +20,48 @@ CORRECTED = (
 )
 
 
+SKILL = (
+    "by how much the log loss is below that of predicting each client's own base rate: 100% is certain and right, 0% "
+    "no better than the base rate; one class is so common at some client that an accuracy says little"
+)
+FIXED = (
+    "A skill is bounded at the mixture of classes that a client's scored rows have, with its base rate, of its "
+    "training rows, held fixed."
+)
+
+
+def alike(runs: Sequence[ReportedRun]) -> str:
+    """One sentence where several methods have the same scores to the digit at every client; else empty."""
+    if len(runs) < 3 or not all(run.finished and np.isfinite(run.values).any() for run in runs):
+        return ""
+    written = [[run.format(float(v)) for v in run.values] for run in runs]
+    if any(row != written[0] for row in written):
+        return ""
+    advice = 'run.score = "skill" compares their probabilities' if runs[0].measure == "accuracy" else ""
+    how = "the same predictions are right" if runs[0].measure == "accuracy" else "the scores are the same"
+    first = f"All {len(runs)} methods serve every client alike: {how} to the digit, and nothing here tells them apart"
+    return f"{first}; {advice}." if advice else f"{first}."
+
+
+def calibration(run: ReportedRun) -> list[str]:
+    """Where a model expects what does not come, most of all."""
+    found = numbers.scored(run).scores
+    expected, came = found["predicted"], found["observed"]
+    what = "the class " + run.record.federation.classes[1] if len(run.record.federation.classes) == 2 else "its choice"
+    lines = [f"Dots are the clients with {run.label}: how often it expects {what} there, and how often that came."]
+    far = np.where(np.isfinite(expected + came), np.abs(expected - came), -1)
+    if (far >= 0).any():
+        i = int(np.argmax(far))
+        more = "more" if expected[i] > came[i] else "less"
+        lines.append(
+            f"It is furthest off at {run.members[i].name}, where it expects {expected[i]:.1%} and {came[i]:.1%} came: "
+            f"{more} than there is; few rows alone make such differences too."
+        )
+    if any(run.record.outcome.calibration if run.record.outcome else ()):
+        lines.append("Curves are of all clients' rows together, in tenths from the least likely to the likeliest.")
+    return lines
+
+
 def rests_on(run: ReportedRun) -> str:
     """What a reader has to grant for the bounds to hold."""
     unit = numbers.setting(run.record, "data", "unit")

@@ -42,6 +42,7 @@ class Known(NamedTuple):
     elsewhere: tuple[str, ...] = ()  # further folders, within the data directory or absolute
     remotes: tuple[Remote, ...] = ()
     hint: str = ""  # another way to get the files
+    natural: dict[str, Any] | None = None  # options of the loader with which its rows have owners; None: they have none
 
 
 def _idx(base: str, *checksums: str) -> tuple[Remote, ...]:
@@ -55,6 +56,7 @@ def _archive(url: str, md5: str) -> tuple[Remote]:
 IDX = tuple(
     f"{part}-ubyte.gz" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 )
+SHIPPED = "GPL (>= 2) of the R packages mlmRev and lme4, whose data it is; part of this package"
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 
 CATALOGUE = {
@@ -153,6 +155,25 @@ CATALOGUE = {
             Remote(f"{UCI}/adult.data", "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
             Remote(f"{UCI}/adult.test", "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
         ),
+        natural={"by": "education", "exclude": ["education", "education-num", "fnlwgt", "native-country"]},
+    ),
+    "exam": Known(
+        "4,059 pupils of 65 schools in London; is the exam at sixteen above the average? (Goldstein et al. 1993)",
+        SHIPPED,
+        "natural.exam",
+        natural={},
+    ),
+    "contraception": Known(
+        "1,934 women of 60 districts of Bangladesh, 1988; is contraception used? (Huq and Cleland 1990)",
+        SHIPPED,
+        "natural.contraception",
+        natural={},
+    ),
+    "insteval": Known(
+        "73,421 ratings of lectures in 14 departments of ETH Zurich; is the lecture good, 4 or 5 of 5? (lme4)",
+        SHIPPED,
+        "natural.insteval",
+        natural={},
     ),
     "shakespeare": Known(
         "the next character in the lines of a role in a play, a client each (LEAF, Caldas et al. 2018)",
