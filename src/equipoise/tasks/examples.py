@@ -14,7 +14,9 @@ from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, known, require
 from equipoise.protocol import RandomKey, Vector, as_key
-from equipoise.tasks.task import Convexity, Scalar, Task, least, penalty
+from equipoise.tasks.task import Convexity, Linear, Scalar, Task, least, penalty
+
+SOFTMAX = 0.1  # of p (1 - p), which is between 0 and 1/4 and moves while a model is trained
 
 
 def over_examples(
@@ -199,7 +201,7 @@ def softmax_regression(features: int, classes: int, *, l2: Convexity = 0.0, batc
         hit = jax.nn.one_hot(labels, classes, dtype=z.dtype, axis=0)
         return jax.nn.logsumexp(z, axis=0) - jnp.sum(z * hit, axis=0)
 
-    return over_examples(
+    task = over_examples(
         "softmax_regression",
         classes * (features + 1),
         example_losses,
@@ -209,3 +211,4 @@ def softmax_regression(features: int, classes: int, *, l2: Convexity = 0.0, batc
         expects=features_of(features),
         convex=True,
     )
+    return task._replace(linear=Linear(features, classes, True, SOFTMAX, l2, task.loss))

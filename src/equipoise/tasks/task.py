@@ -16,6 +16,17 @@ Scalar = Float[Array, ""]
 Convexity = float | tuple[float, ...]  # a tuple has a number for every parameter
 
 
+class Linear(NamedTuple):
+    """A model that is linear in its inputs: x = (weights [outputs, features], intercepts [outputs] if it has any)."""
+
+    features: int
+    outputs: int
+    intercept: bool
+    curvature: float  # what the second moments of the inputs are multiplied by in a Hessian, about
+    l2: Convexity
+    loss: Callable[..., Scalar]  # of a task with another one, such as an envelope, this says how x lies and no more
+
+
 class Task(NamedTuple):
     """A loss over flat vectors of length `size`.
 
@@ -34,6 +45,7 @@ class Task(NamedTuple):
     strong_convexity: Convexity | None = None  # of every f_i, whatever the data; None: no such promise
     ravel: Callable[[PyTree], Vector] = lambda params: params  # parameters as they were given -> the flat vector
     unravel: Callable[[Vector], PyTree] = lambda x: x  # and back
+    linear: Linear | None = None  # None: the model is not linear in its inputs, or nobody has said so
 
 
 def least(numbers: Convexity | None) -> float:
