@@ -140,10 +140,24 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
     return Artifact(params, model, fitted, loss, metadata)
 
 
-def predict(model: Artifact | str | PathLike[str], file: str | PathLike[str], *, separator: str = ",") -> pl.DataFrame:
-    """What a model, or the one saved at a path, says about the rows of a CSV, Parquet or NPZ file."""
+def predict(
+    model: Artifact | str | PathLike[str],
+    file: str | PathLike[str],
+    *,
+    separator: str = "auto",
+    decimal: str | None = None,
+    dates: str | None = None,
+) -> pl.DataFrame:
+    """What a model, or the one saved at a path, says about the rows of a CSV, Parquet or NPZ file.
+
+    `decimal` and `dates` are as in `data.silos.Options`; None: as in training.
+    """
     saved = model if isinstance(model, Artifact) else load(model)
     label = "label" if saved.encoding is None else saved.encoding.target.name
+    given = {name: value for name, value in (("decimal", decimal), ("dates", dates)) if value is not None}
+    if saved.encoding is not None and given:
+        conventions = saved.encoding.conventions._replace(**given).checked()
+        saved = saved._replace(encoding=saved.encoding._replace(conventions=conventions))
     return saved.predict(silos.scan(file, label=label, separator=separator), file=Path(file).name)
 
 

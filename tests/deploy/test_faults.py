@@ -153,7 +153,7 @@ def test_what_happens_in_every_exchange_is_one_event_that_counts(tmp_path):
     federation = federate(algorithm, tmp_path)
     federation.grid.stop("b")
     saved = []
-    outcome = serve(algorithm, federation, KEY, rounds=5, pause=lambda now: saved.append(len(now.ledger.events)))
+    outcome = serve(algorithm, federation, KEY, rounds=5, callback=lambda now: saved.append(len(now.ledger.events)))
     gone = [e for e in outcome.ledger.events if e.site == "b" and e.what == "absent"]
     assert [(e.round, e.exchange, e.times, e.last_round) for e in gone] == [(0, "collect", 5, 4)]  # asked once a round
     assert saved == [saved[0]] * 5
@@ -264,7 +264,7 @@ def test_given_up_in_the_end_with_everything_in_hand_and_resumed(tmp_path):
     with pytest.raises(
         GivenUp, match=r"round 2, exchange 'train': 4 of 5 sites answered and 5 are needed, 2 times"
     ) as up:
-        serve(algorithm, federation, KEY, pause=checkpoints.append, **how)
+        serve(algorithm, federation, KEY, callback=checkpoints.append, **how)
     outcome = up.value.outcome
     assert outcome.rounds == 2 == len(outcome.result.history) == len(checkpoints)
     assert_identical(outcome.result.server, checkpoints[-1].result.server)
@@ -291,7 +291,7 @@ def test_a_server_that_was_killed_resumes_from_its_last_checkpoint(stop, every, 
     federation = federate(algorithm, tmp_path)
     killing.grid, federation.grid.fault = federation.grid, killing
     with pytest.raises(SystemExit):
-        serve(algorithm, federation, KEY, rounds=5, pause=checkpoints.append, every=every)
+        serve(algorithm, federation, KEY, rounds=5, callback=checkpoints.append, every=every)
     last = checkpoints[-1] if checkpoints else None
     assert (last.rounds if last else 0) == stop[0] - stop[0] % every
     if last is not None:

@@ -101,12 +101,6 @@ def test_inside_another_program_the_way_to_the_kernel_is_shown():
             act()
 
 
-@pytest.mark.parametrize("engine", [eq.simulate, eq.debug])
-def test_a_tree_as_the_start_is_told_what_to_do(engine):
-    with pytest.raises(InputError, match=r"the start is a dict, not an array; give a flat vector, which task.ravel"):
-        engine(chi2(), {"weights": start()}, unequal(), 0, rounds=1)
-
-
 def test_a_state_that_no_memory_holds_is_refused():
     task, dual = eq.tasks.ridge(DIM, 0.1), eq.objectives.chi2(N, 0.3)
     algorithm = eq.algorithms.scaffpd_model(task, dual, eq.cohorts.everyone(N), steps=1, memory=10**9)

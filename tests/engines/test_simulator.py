@@ -41,7 +41,7 @@ def test_no_rounds_leave_everything_as_it_was():
 
 def test_counts_go_on_from_one_stretch_of_rounds_to_the_next():
     poisoned = unequal()._replace(inputs=unequal().inputs.at[1].multiply(1e300))
-    seen, how = [], {"pause": lambda result: seen.append(result.tally.broken.tolist()), "every": 2}
+    seen, how = [], {"callback": lambda result: seen.append(result.tally.broken.tolist()), "every": 2}
     with pytest.warns(eq.errors.LostReplies):
         before = eq.simulate(build("fedavg"), start(), poisoned, 0, rounds=3, **how)
     with pytest.warns(eq.errors.LostReplies):
@@ -240,3 +240,36 @@ def test_chunks_over_devices_give_the_same(n):
         for d in (1, 2)
     )
     assert_same((one.server, one.clients, one.tally), (two.server, two.clients, two.tally))
+
+
+def test_a_run_ends_early_with_its_history():
+    """`until` sees the same as `callback`, and what ended early can be resumed to the end, bit for bit."""
+    seen, how = [], {"record": lambda s: s.x, "every": 2}
+    algorithm = build("scaffold")
+    whole = eq.simulate(algorithm, start(), unequal(), 0, rounds=7, **how)
+    stop = {"callback": lambda r: seen.append(r.rounds), "until": lambda r: float(jnp.sum(r.server.x**2)) > 0}
+    short = eq.simulate(algorithm, start(), unequal(), 0, rounds=7, **how, **stop)
+    assert (short.rounds, seen) == (2, [2])
+    np.testing.assert_array_equal(short.history, whole.history[:2])
+    rest = eq.simulate(algorithm, start(), unequal(), 0, rounds=7, resume=short, **how)
+    assert_identical((rest.server, rest.history), (whole.server, whole.history))
+
+
+def test_a_tree_goes_in_and_comes_back():
+    """Any tree of parameters may be the start; other leaves than floating-point arrays come back as they were."""
+    tree = {"weights": start()[1:], "intercept": start()[:1], "name": "ridge"}
+    flat = jnp.concatenate([tree["intercept"], tree["weights"]])
+    algorithm = build("fedavg")
+    expected = eq.simulate(algorithm, flat, unequal(), 0, rounds=2).model
+    for result in (
+        eq.simulate(algorithm, tree, unequal(), 0, rounds=2),
+        eq.debug(algorithm, tree, unequal(), 0, rounds=2, jit=True),
+        *eq.sweep(lambda: algorithm, eq.grid({}, tree, unequal()), rounds=2),
+    ):
+        assert result.model["name"] == "ridge"
+        assert result.model["weights"].shape == (DIM - 1,)
+        np.testing.assert_allclose(
+            jnp.concatenate([result.model["intercept"], result.model["weights"]]), expected, rtol=1e-12
+        )
+    with pytest.raises(InputError, match="without floating-point arrays"):
+        eq.simulate(algorithm, {"name": "ridge"}, unequal(), 0, rounds=2)

@@ -86,7 +86,9 @@ def test_compiles_once_stops_and_resumes():
 
     whole = eq.sweep(make, given, rounds=6, record=everything, at_once=4)
     with pytest.raises(Stopped) as stopped:
-        eq.sweep(make, given, rounds=6, record=everything, at_once=4, pause=lambda t, r: t == 0 and stop(t, r), every=2)
+        eq.sweep(
+            make, given, rounds=6, record=everything, at_once=4, callback=lambda t, r: t == 0 and stop(t, r), every=2
+        )
     part = stopped.value.result
     assert paused == [(0, 2)]
     assert [None if r is None else r.rounds for r in part].count(2) == 4

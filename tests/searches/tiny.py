@@ -40,7 +40,7 @@ def settings(folder, **changes):
     }  # fmt: skip
 
 
-def simulate(algorithm, x, data, key, *, rounds, resume=None, pause=None, every=1, **_):
+def simulate(algorithm, x, data, key, *, rounds, resume=None, callback=None, until=None, every=1, **_):
     """Stands for the engine: states that depend on all before, the seed and the round, and nothing else."""
     algorithm = algorithm() if isinstance(algorithm, Partial) else algorithm
     if resume is None:
@@ -55,8 +55,10 @@ def simulate(algorithm, x, data, key, *, rounds, resume=None, pause=None, every=
 
         server, clients = jax.tree.map(moved, (server, clients))
         tally = tally._replace(asked=tally.asked + algorithm.n, answered=tally.answered + algorithm.n)
-        if pause is not None and ((r + 1) % every == 0 or r + 1 == rounds):
-            pause(Result(server, clients, None, r + 1, tally, *times))
+        if callback is not None and ((r + 1) % every == 0 or r + 1 == rounds):
+            callback(now := Result(server, clients, None, r + 1, tally, *times))
+            if until is not None and until(now):
+                return now
     return Result(server, clients, None, rounds, tally, *times)
 
 

@@ -90,8 +90,26 @@ def test_any_model_becomes_a_task():
     assert run.history[-1] < 0.6 * run.history[0]
 
 
+@pytest.mark.parametrize("mean", [False, True], ids=["an example", "a batch"])
+def test_a_loss_of_parameters_and_a_batch(mean):
+    """As optax's users write it: one number per example, or their mean, which is then taken of one at a time."""
+    init, apply, loss = model()
+
+    def of_batch(params, batch):
+        each = loss(apply(params, batch[0]), batch[1])
+        return jnp.mean(each) if mean else each
+
+    with_apply, task = eq.tasks.task_of(init, apply, loss), eq.tasks.task_of(init, loss=of_batch)
+    x, shard = task.init(1), DATA.client(2)
+    assert_same(task.loss(x, shard), with_apply.loss(x, shard))
+    assert_same(task.grad(x, shard), with_apply.grad(x, shard))
+    assert task.predict is None
+
+
 def test_says_what_is_wrong():
     init, apply, loss = model()
+    with pytest.raises(InputError, match="was given no loss"):
+        eq.tasks.task_of(init, apply)
     wide = eq.data.stack([(np.ones((2, 7)), np.zeros(2, int))])
     with pytest.raises(InputError, match=r"cannot be applied to examples of shape \(7,\)"):
         eq.tasks.task_of(init, apply, loss).prepare(wide.client(0))

@@ -12,8 +12,23 @@ federated learning", in their letters:
     tau, sigma, theta  server.steps.now
     eta_l, J           local_lr, steps
 
-Beyond the paper: a client lost in a round keeps its last loss in the dual step, and the sums over lam are rescaled to
-those who answered. With everyone present this is the paper's algorithm, step for step.
+The paper's lines have no numbers; counted from the first `for` of each algorithm, comments and `for` included:
+
+    Algorithm 1                                       Algorithm 2, LOCAL-UPDATE(x, c_i, c)
+     3  set tau_r, sigma_r, theta_r                    1  u_{i,0} = x
+     5  L_i^r = f_i(x^r), c_i^r = g_i(x^r), sent up    3  u_{i,j} = u_{i,j-1} - eta_l (g_i(u_{i,j-1}) - c_i + c)
+     7  s^r, lam^{r+1}, Eq. (4.1)                      4  Delta u_i = (x - u_{i,J}) / (eta_l J)
+     9  c^r = sum_i lam_i^{r+1} c_i^r, sent down
+    11  Delta u_i^r, Algorithm 2, sent up
+    12  x^{r+1}, Eq. (4.2)
+
+Beyond the paper:
+  - A client lost in a round keeps its last loss in the dual step (`heard`, `neutral`), and the sums over lam are
+    rescaled to those who answered (`answered`). With everyone present this is the paper's algorithm, step for step.
+  - `moved` and `coupling` measure how far the model went and how the losses changed over it; `rule.guard` bounds sigma
+    by their ratio where a rule asks for it. The constant rules and those of Conditions 5.1 and 5.2 leave it alone.
+  - `secure`: three exchanges, for c^r as a sum of its own (`weighing`), so that no single gradient is seen.
+  - `uniform(n, m)` as the sample: m of n clients in a round, which is another algorithm (scaffpd_partial.py).
 """
 
 from collections.abc import Callable
@@ -103,12 +118,11 @@ def scaffpd(
     # (1) Collect gradients and the loss vector.
 
     def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server._replace(steps=rule.next(server.steps)), sample(key)
+        return server._replace(steps=rule.next(server.steps)), sample(key)  # line 3
 
     def collect(message: ModelMessage, _: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         x = message.x
-        c_i = task.grad(x, data, key)
-        loss = task.loss(x, data)
+        loss, c_i = task.loss(x, data), task.grad(x, data, key)  # line 5
         return Client(x, c_i), Reply(each=Loss(loss) if secure else LossAndGradient(loss, c_i))
 
     # (2) Update the dual lam, Eq. (4.1).
@@ -122,26 +136,27 @@ def scaffpd(
         coupling = mean((server.moved, jnp.sum((change - jnp.mean(change)) ** 2)))
         rule_state = rule.guard(server.steps, coupling)
         _, sigma, theta = rule_state.now
-        s = neutral((1 + theta) * losses - theta * before, heard)
-        lam = dual.prox(server.lam + sigma * s, sigma)
-        c = server.c if secure else replies.cohort.share(lam) @ replies.each.gradient
+        s = neutral((1 + theta) * losses - theta * before, heard)  # line 7
+        lam = dual.prox(server.lam + sigma * s, sigma)  # line 7, Eq. (4.1)
+        c = server.c if secure else replies.cohort.share(lam) @ replies.each.gradient  # line 9
         return server._replace(lam=lam, losses=losses, heard=heard, answered=answered, c=c, steps=rule_state)
 
     # (3) Update the primal x: Algorithm 2 on the clients, then Eq. (4.2).
 
     def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
-        return Correction(server.c, server.lam[i])
+        return Correction(server.c, server.lam[i])  # line 9
 
     def improve(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         (c, lam_i), (x, c_i) = message, mine
-        u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=c - c_i)
-        du = (x - u) / (local_lr * steps)
-        return mine, Reply(total=weighted(lam_i, du))
+        u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=c - c_i)  # Algorithm 2, lines 1-3
+        du = (x - u) / (local_lr * steps)  # Algorithm 2, line 4
+        return mine, Reply(total=weighted(lam_i, du))  # line 11
 
     def update_primal(server: Server, replies: Replies) -> Server:
         du = jnp.sum(server.lam) * mean(replies.total)  # sum_i lam_i du_i; sum(lam) is 1 on a simplex
         tau = server.steps.now.tau
-        return server._replace(x=server.x - tau * du, moved=tau**2 * jnp.maximum(server.c @ du, 0))
+        x = server.x - tau * du  # line 12, Eq. (4.2)
+        return server._replace(x=x, moved=tau**2 * jnp.maximum(server.c @ du, 0))
 
     def init(x: Vector) -> Server:
         nobody = jnp.zeros(n, bool)

@@ -39,7 +39,9 @@ def predict(
     model: Annotated[Path, typer.Argument(help="A run folder, or its model.safetensors.")],
     file: Annotated[Path, typer.Argument(help="New rows: .csv, .parquet or .npz.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV there, not to the terminal.")] = None,
-    separator: Annotated[str, typer.Option(help="Between the cells of a CSV.")] = ",",
+    separator: Annotated[str, typer.Option(help="Between the cells of a CSV; auto: found in the file.")] = "auto",
+    decimal: Annotated[str | None, typer.Option(help="Of numbers in texts: '.' or ','; default: as found.")] = None,
+    dates: Annotated[str | None, typer.Option(help="day-first or month-first; default: as found.")] = None,
     owner: Annotated[
         str | None, typer.Option(help="With this owner's own model, of a run folder with [personal].")
     ] = None,
@@ -64,7 +66,7 @@ def predict(
             require(model.is_dir(), f"--owner is for a run folder, which {model} is not")
             chosen = personal.own_model(model, owner)
         with busy(f"predicting the rows of {file.name}"):
-            predicted = artifact.predict(chosen, file, separator=separator).write_csv()
+            predicted = artifact.predict(chosen, file, separator=separator, decimal=decimal, dates=dates).write_csv()
         if out is None:
             typer.echo(predicted, nl=False)
         else:

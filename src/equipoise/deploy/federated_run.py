@@ -27,7 +27,7 @@ from equipoise.experiment.origin import Origin
 from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import precision
 from equipoise.experiment.results import in_units, write_result
-from equipoise.experiment.writer import Enough, Evaluation, RunWriter, Watch, until_certified
+from equipoise.experiment.writer import Evaluation, RunWriter, Watch
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, Vector
 
@@ -64,8 +64,7 @@ class FederatedRun:
         config, setup = self.config, self.setup
         start = self.start()
         try:
-            return until_certified(
-                serve,
+            return serve(
                 setup.algorithm,
                 setup.problem.x,
                 self.federation,
@@ -76,7 +75,8 @@ class FederatedRun:
                 run=name,
                 demands=self.demands,
                 secure=self.secure,
-                pause=self.pause,
+                callback=self.callback,
+                until=lambda outcome: self.writer.certified is not None,
                 resume=start,
             )
         except GivenUp as up:
@@ -106,7 +106,7 @@ class FederatedRun:
     def due(self, rounds: int) -> bool:
         return rounds > 0 and (rounds % self.writer.every == 0 or rounds == self.config.run.rounds)
 
-    def pause(self, outcome: Outcome) -> None:
+    def callback(self, outcome: Outcome) -> None:
         self.check_owner()
         self.wait()  # a checkpoint counts on the rows of the rounds before it
         self.save(outcome)
@@ -114,8 +114,6 @@ class FederatedRun:
             self.record(outcome)
         if outcome.rounds == self.config.run.rounds or self.config.run.until_gap is not None:
             self.wait()  # whether this round was the last
-        if self.writer.certified is not None:
-            raise Enough(outcome)
 
     def record(self, outcome: Outcome) -> None:
         traffic = outcome.ledger.traffic

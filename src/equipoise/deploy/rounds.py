@@ -27,7 +27,7 @@ from equipoise.deploy.network.transport import INLINE
 from equipoise.deploy.network.wire import Refusal, check_values, content_bytes, framing, pack, refuse_unless, unpack
 from equipoise.deploy.secure import MaskedExchange, Masking, SecureSums
 from equipoise.deploy.sites import ConnectedSites, Delivery, Limit, why_not
-from equipoise.engines.checks import check_start
+from equipoise.engines.checks import check_every, check_start
 from equipoise.engines.fold import Collected
 from equipoise.engines.simulator import Progress, Result, Tally
 from equipoise.errors import Stopped, require
@@ -140,7 +140,8 @@ def serve(
     timeouts: Mapping[str, float] | None = None,
     secure: SecureSums | None = None,
     progress: Progress | None = None,
-    pause: Callable[[Outcome], None] | None = None,
+    callback: Callable[[Outcome], None] | None = None,
+    until: Callable[[Outcome], bool] | None = None,
     every: int = 1,
     resume: Outcome | None = None,
     note_under: int | None = None,
@@ -164,9 +165,10 @@ def serve(
         timeouts: seconds for the replies of an exchange, by its name; `federation.patience.exchange` for others.
         secure: totals are masked, and the server learns their sums only; sites have to have the same.
         progress: called after every round with (rounds done, rounds in all, the last record).
-        pause: called after every `every` rounds and after the last with the outcome so far: for checkpoints. A run
+        callback: called after every `every` rounds and after the last with the outcome so far: for checkpoints. A run
             can be resumed from the newest of them only, for sites remember no further back.
-        every: see `pause`.
+        until: asked at the same times, with the same outcome; once it says True, the run ends there.
+        every: how many rounds lie between two calls of `callback` and `until`.
         resume: an outcome to continue.
         note_under: for what happens beside another run, such as an evaluation: its events are noted under this round of
             the other run, whose outcome reports them.
@@ -227,12 +229,17 @@ def serve(
                 raise Stopped(outcome(r, began)) from None
         history.append(jax.tree.map(np.asarray, keep(state.server)))
         name_the_heavy(federation, algorithm.weights(state.server), demands.heavy)
-        if pause is None or (r + 1) % every == 0 or r + 1 == rounds:
-            if pause is not None:
-                pause(outcome(r + 1, state, last=False))
+        ended, due = False, (r + 1) % every == 0 or r + 1 == rounds
+        if callback is not None and due:
+            callback(outcome(r + 1, state, last=False))
+        if until is not None and due:
+            ended = until(outcome(r + 1, state, last=False))
+        if callback is None or due:
             saved = state.counted
         if progress is not None:
             progress(r + 1, rounds, history[-1])
+        if ended:
+            return outcome(r + 1, state)
     return outcome(rounds, state)
 
 
@@ -241,7 +248,7 @@ def check(
 ) -> None:
     n = len(federation.sites)
     check_start(algorithm, x, rounds)
-    require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
+    check_every(every)
     require(
         n == algorithm.n,
         f"there are {n} sites but {algorithm.name} was built for {algorithm.n}; build it for as many",

@@ -92,7 +92,7 @@ class Strategy(NamedTuple):
             seed,
             shard=self.site.shard,
             rounds=num_rounds,
-            pause=None if evaluate_fn is None else lambda now: look(now.rounds, arrays_of(now)),
+            callback=None if evaluate_fn is None else lambda now: look(now.rounds, arrays_of(now)),
         )
         result.arrays = arrays_of(outcome)
         return result

@@ -1,17 +1,19 @@
 """What every engine checks before the first round, in sentences."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 from jaxtyping import PyTree
 
 from equipoise.data.shards import ClientData, client_shapes
 from equipoise.engines.made_from import TRACED, made_from
-from equipoise.errors import InputError, known, require
+from equipoise.errors import known, require
 from equipoise.protocol import Algorithm, Vector, nbytes
 
 
@@ -26,15 +28,21 @@ def check_outside(engine: str, *operands: Any) -> None:
     )
 
 
-def as_vector(x: Any) -> Vector:
-    """A start as an array; algorithms know flat vectors only."""
-    try:
-        return jnp.asarray(x)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"the start is a {type(x).__name__}, not an array; give a flat vector, which task.ravel makes of a tree of "
-            "parameters, and task.unravel turns back"
-        ) from error
+def as_vector(x: Any) -> tuple[Vector, Callable[[Vector], PyTree]]:
+    """A start as the flat vector that algorithms know, and the way back to what was given: an array, or any tree with
+    floating-point arrays in it, such as an equinox module."""
+    numbers = isinstance(x, list | tuple) and all(map(np.isscalar, jax.tree.leaves(x)))
+    if numbers or np.isscalar(x) or hasattr(x, "dtype"):
+        return jnp.asarray(x), lambda vector: vector
+    import equinox as eqx
+
+    learned, rest = eqx.partition(x, eqx.is_inexact_array)
+    require(
+        jax.tree.leaves(learned),
+        f"the start is a {type(x).__name__} without floating-point arrays; give a flat vector, or a tree of parameters",
+    )
+    vector, unravel = ravel_pytree(learned)
+    return vector, lambda vector: eqx.combine(unravel(vector), rest)
 
 
 def check_memory(state: PyTree, algorithm: Algorithm) -> None:
@@ -72,6 +80,10 @@ def check_start(algorithm: Algorithm, x: Vector, rounds: int) -> None:
     )
     if known(x):
         require(np.isfinite(np.asarray(x)).all(), "the start has NaN or infinite entries; give finite ones")
+
+
+def check_every(every: int) -> None:
+    require(every >= 1, f"every is {every}; give how many rounds lie between two calls of the callback, at least 1")
 
 
 def check_data(algorithm: Algorithm, x: Vector, data: Any) -> None:

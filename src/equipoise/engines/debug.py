@@ -37,7 +37,7 @@ class ExchangeError(EquipoiseError):
 
 def debug(
     algorithm: Algorithm,
-    x: Vector,
+    x: Vector | PyTree,
     data: ClientData,
     key: RandomKey | int,
     *,
@@ -53,7 +53,7 @@ def debug(
         strict: a reply that is not finite is an error that names its client, instead of a lost reply.
         jit: compile the algorithm's functions; faster, but no breakpoint or print in there sees numbers.
     """
-    key, x = as_key(key), as_vector(x)
+    key, (x, as_given_start) = as_key(key), as_vector(x)
     check_start(algorithm, x, rounds)
     check_data(algorithm, x, data)
     require_finite(all_finite(data))
@@ -98,7 +98,8 @@ def debug(
         history.append(keep(server))
     table = jax.tree.map(lambda *rows: jnp.stack(rows), *clients)
     origin = made_from(algorithm, data)
-    result = Result(server, table, stacked(history), rounds, tally, float("nan"), 0.0, algorithm.name, origin=origin)
+    model, took = as_given_start(algorithm.model(server)), (float("nan"), 0.0)
+    result = Result(server, table, stacked(history), rounds, tally, *took, algorithm.name, origin=origin, model=model)
     if sentence := broken_replies(result.tally):
         warnings.warn(sentence, LostReplies, stacklevel=2)
     return result

@@ -23,6 +23,7 @@ from equipoise.engines.checks import (
     all_finite,
     as_vector,
     check_data,
+    check_every,
     check_memory,
     check_outside,
     check_start,
@@ -64,11 +65,12 @@ class Result(NamedTuple):
     algorithm: str = ""  # its name
     key: tuple[int, ...] = ()  # the words of the run's random key
     origin: MadeFrom = MadeFrom()  # of its algorithm and data; nothing: not known
+    model: PyTree = None  # what was trained, in the form of the start: a flat vector or a tree
 
 
 def simulate(
     algorithm: Algorithm | Partial,
-    x: Vector,
+    x: Vector | PyTree,
     data: ClientData,
     key: RandomKey | int,
     *,
@@ -79,7 +81,8 @@ def simulate(
     progress: Progress | None = None,
     lost: Lost | None = None,
     resume: Result | None = None,
-    pause: Callable[[Result], None] | None = None,
+    callback: Callable[[Result], None] | None = None,
+    until: Callable[[Result], bool] | None = None,
     every: int = 1,
     products: Products | None = None,
 ) -> Result:
@@ -88,7 +91,8 @@ def simulate(
     Args:
         algorithm: from `equipoise.algorithms`; or a jax.tree_util.Partial that makes one from numbers, such as
             Partial(make, local_lr=0.1): other numbers are then another run of the same compiled program.
-        x: the first model, a flat vector of `algorithm.size`; its dtype is the precision of the run.
+        x: the first model, a flat vector of `algorithm.size` or any tree with as many numbers, such as an equinox
+            module; its dtype is the precision of the run, and `result.model` is of the same form.
         data: Shards, a Pool, or a pytree of your own (see `equipoise.data.ClientData`), of NumPy or JAX arrays. Shards
             of memory-mapped arrays stay in their files: only the rows of those who are asked are read, round by round.
         key: a jax.random key, or an integer seed.
@@ -101,9 +105,10 @@ def simulate(
         lost: which clients' replies get lost: lost(round, exchange, ids) -> [m]; for studies of drop-out.
         resume: an earlier result to continue, bit for bit as if it had never stopped. One of another algorithm, other
             numbers of it, another key or other data is refused; data is compared by its sizes and a few rows of it.
-        pause: called after every `every` rounds and after the last with the result so far (without its history), whose
-            arrays are gone when it returns: for evaluation and checkpoints.
-        every: see `pause`.
+        callback: called after every `every` rounds and after the last with the result so far (without its history),
+            whose arrays are gone when it returns: for evaluation and checkpoints.
+        until: asked at the same times, with the same result; once it says True, the run ends there, with its history.
+        every: how many rounds lie between two calls of `callback` and `until`.
         products: the precision of matrix products on an accelerator, whose sums are of the precision of x in any case:
             "tf32" and "bf16" are faster and less exact. None: what JAX is set to, float32 where it is not set.
 
@@ -114,13 +119,13 @@ def simulate(
     be a Partial too, whose arrays do not matter either.
     """
     check_outside("simulate", algorithm, x, data, key)
-    key, x = as_key(key), as_vector(x)
+    key, (x, as_given_start) = as_key(key), as_vector(x)
     given = algorithm
     make, numbers, algorithm = taken_apart(given, x)
     assert isinstance(algorithm, Algorithm)
     check_start(algorithm, x, rounds)
     check_data(algorithm, x, data)
-    require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
+    check_every(every)
     origin = made_from(algorithm, data)
     check_memory(jax.eval_shape(starting(make), numbers, x), algorithm)
     shard, largest = jax.eval_shape(outline_of(make), numbers, x, data, key)
@@ -169,18 +174,19 @@ def simulate(
     state, _ = jax.block_until_ready(advance(state, source, key, np.int32(done), keep, lose))
     compile_seconds += time.perf_counter() - clock
 
-    at, chunk = done, 1
+    at, chunk, ended = done, 1, False
     rows = [] if past is None else [past]
 
     def result(history: PyTree = None) -> Result:
         clients = layout.gathered(state.clients, algorithm.n)
         counted = tally._replace(broken=tally.broken + np.asarray(state.tally.broken))
         took = (seconds, compile_seconds)
-        return Result(state.server, clients, history, at, counted, *took, algorithm.name, words, origin)
+        model = as_given_start(algorithm.model(state.server))
+        return Result(state.server, clients, history, at, counted, *took, algorithm.name, words, origin, model)
 
     with interrupts_deferred() as interrupted:
-        while at < rounds and not interrupted:
-            halt = rounds if pause is None else min(rounds, at - at % every + every)
+        while at < rounds and not interrupted and not ended:
+            halt = rounds if callback is None and until is None else min(rounds, at - at % every + every)
             stop, clock = min(at + min(chunk, most), halt), time.perf_counter()
             state, seen = advance(state, source, key, np.int32(stop), keep, lose)
             asked, answered = (np.asarray(count) for count in state.tally[:2])  # waits for the device
@@ -190,8 +196,9 @@ def simulate(
             pace = (stop - at) / max(elapsed, 1e-9)
             rows.append(jax.tree.map(lambda a, fresh=stop - at: np.array(a[:fresh]), jax.tree.map(np.asarray, seen)))
             at, chunk = stop, max(1, min(10 * chunk, int(pace * CHUNK_SECONDS)))
-            if pause is not None and at == halt:
-                pause(result())
+            if callback is not None and at == halt:
+                callback(result())
+            ended = until is not None and at == halt and bool(until(result()))
             if progress is not None:
                 progress(at, rounds, jax.tree.map(lambda a: a[-1], rows[-1]))
     blank = jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), row)

@@ -20,6 +20,7 @@ from equipoise.engines.checks import (
     all_finite,
     as_vector,
     check_data,
+    check_every,
     check_memory,
     check_outside,
     check_start,
@@ -99,7 +100,7 @@ def sweep(
     clients_per_batch: int | None = None,
     progress: Callable[[int, int, int], None] | None = None,
     resume: Sequence[Result | None] | None = None,
-    pause: Callable[[int, Result], None] | None = None,
+    callback: Callable[[int, Result], None] | None = None,
     every: int = 1,
     products: Products | None = None,
 ) -> list[Result]:
@@ -116,18 +117,21 @@ def sweep(
         clients_per_batch: as in `simulate`.
         progress: called now and then with (trials done, the rounds of those that run, rounds in all).
         resume: earlier results to continue, one for each trial or None.
-        pause: called after every `every` rounds and after the last with (trial, its result so far without history).
-        every: see `pause`.
+        callback: called after every `every` rounds and after the last with (trial, its result so far without history).
+        every: how many rounds lie between two calls of `callback`.
         products: as in `simulate`.
 
     A trial that diverges loses its own replies only. Ctrl-C raises `Stopped`, whose `result` is a list: a result for
     every trial that has begun.
     """
     require(len(trials) > 0, "there are no trials; give at least one")
-    require(every >= 1, f"every is {every}; give how many rounds lie between two pauses, at least 1")
+    check_every(every)
     for trial in trials:
         check_outside("sweep", trial.settings, trial.x, trial.data, trial.key)
-    trials = [t._replace(x=as_vector(t.x), key=as_key(t.key), lost=_operand(t.lost)) for t in trials]
+    forms = [as_vector(t.x) for t in trials]
+    trials = [
+        t._replace(x=x, key=as_key(t.key), lost=_operand(t.lost)) for t, (x, _) in zip(trials, forms, strict=True)
+    ]
     trials = with_data_alike(trials)
     first = trials[0]
     algorithm = make(**first.settings)
@@ -155,13 +159,13 @@ def sweep(
 
             program = Program(make, layout, keep, rounds, every, products)
             chosen, old = [trials[i] for i in slice_], [before[i] for i in slice_]
-            found = _run(program, chosen, old, slice_, watch, pause, interrupted)
+            found = _run(program, chosen, old, slice_, watch, callback, interrupted)
             for i, result in zip(slice_, found, strict=False):
                 results[i] = result
             done += len({*slice_})
     if interrupted:
         raise Stopped(results)
-    return [result for result in results if result is not None]
+    return [r._replace(model=form(r.model)) for r, (_, form) in zip(results, forms, strict=True) if r is not None]
 
 
 class Program(NamedTuple):
@@ -196,7 +200,7 @@ def _run(
     before: Sequence[Result | None],
     places: Sequence[int],
     watch: Callable[[int], None],
-    pause: Callable[[int, Result], None] | None,
+    callback: Callable[[int, Result], None] | None,
     interrupted: list,
 ) -> list[Result]:
     make, layout, keep, rounds, every, products = program
@@ -249,10 +253,11 @@ def _run(
             algorithm.name,
             words[t],
             origins[t],
+            algorithm.model(server),
         )
 
     while at < rounds and not interrupted:
-        halt = rounds if pause is None else min(rounds, at - at % every + every)
+        halt = rounds if callback is None else min(rounds, at - at % every + every)
         stop, clock = min(at + min(chunk, most), halt), time.perf_counter()
         states, seen = advance(states, source, keys, numbers, jnp.int32(stop), keep, lose)
         counts = jax.tree.map(np.asarray, states.tally)  # waits for the device
@@ -264,9 +269,9 @@ def _run(
         for t in range(real):
             rows[t].append(jax.tree.map(lambda a, fresh=stop - at, t=t: np.array(a[:fresh, t]), seen))
         at, chunk = stop, max(1, min(10 * chunk, int(pace * CHUNK_SECONDS)))
-        if pause is not None and at == halt:
+        if callback is not None and at == halt:
             for t in range(real):
-                pause(places[t], result(t))
+                callback(places[t], result(t))
         watch(at)
     blank = jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), row)
     return [result(t, jax.tree.map(lambda *a: np.concatenate(a), blank, *rows[t])) for t in range(real)]

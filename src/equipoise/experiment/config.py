@@ -60,7 +60,17 @@ class DataSettings(Section):
     min_count: int = Field(1, ge=1, description="a text that an owner has less often is not told to the others")
     indicators: bool = Field(False, description="an input 'is missing' beside each number that is missing somewhere")
     scale_label: bool = Field(True, description="standardise the label of a regression; false: centre it only")
-    separator: str = Field(",", description="between the cells of a CSV")
+    separator: str = Field("auto", description="between the cells of a CSV; auto: found in each file")
+    decimal: Literal["auto", ".", ","] = Field(
+        "auto", description="of numbers in texts, '.' or ','; auto: found from the cells of all owners"
+    )
+    dates: Literal["auto", "day-first", "month-first"] = Field(
+        "auto", description="as 05/01/2024; auto: found from the cells of all owners"
+    )
+    percent: Literal["auto", "share", "number"] = Field(
+        "auto",
+        description="share: 12% is 0.12; number: it is 12; auto: a share, where all cells of a column have the sign",
+    )
     unit: str | None = Field(None, description="the column that says whose rows belong together, such as the patient")
     test: float = Field(0.2, ge=0, lt=1, description="share of each owner's rows held out, if there is no test set")
     data_dir: str | None = Field(None, description="where data sets are sought; default: $EQUIPOISE_DATA")

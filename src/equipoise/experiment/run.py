@@ -38,7 +38,6 @@ from equipoise.experiment.writer import (
     Watch,
     crossing_of,
     local_evaluator,
-    until_certified,
     validator,
     weights_of,
 )
@@ -228,8 +227,7 @@ def run_alone(session: Session) -> None:
     config = session.spec.config
     with warnings.catch_warnings(action="ignore", category=LostReplies):  # they are among the result's events
         try:
-            result = until_certified(
-                simulate,
+            result = simulate(
                 session.family,
                 session.problem.x,
                 session.data.train,
@@ -239,7 +237,8 @@ def run_alone(session: Session) -> None:
                 devices=config.run.devices,
                 lost=_lost(config),
                 resume=session.start,
-                pause=session.writer.pause,
+                callback=session.writer.callback,
+                until=session.writer.is_done,
                 every=session.writer.every,
             )
         except Stopped as stop:
@@ -259,9 +258,9 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
         for s in sessions
     ]
 
-    def pause(place: int, result: Result) -> None:
+    def callback(place: int, result: Result) -> None:
         writer = sessions[place].writer
-        writer.pause(result)
+        writer.callback(result)
         if result.rounds == settings.rounds:
             writer.save(result)  # it is completed when all others have ended
 
@@ -273,7 +272,7 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
             at_once=width,
             clients_per_batch=settings.clients_per_batch,
             resume=[s.start for s in sessions],
-            pause=pause,
+            callback=callback,
             every=sessions[0].writer.every,
         )
     except Stopped as stop:

@@ -87,22 +87,6 @@ def validator(problem: Problem) -> Judge | None:
     return judge
 
 
-class Enough(Exception):
-    """`run.until_gap` or `run.patience` says that the run ends; `result` is where it stands."""
-
-    def __init__(self, result: Any):
-        super().__init__("the run ends here")
-        self.result = result
-
-
-def until_certified(engine: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What the engine returns, or where it stood when a pause found that it was enough."""
-    try:
-        return engine(*args, **options)
-    except Enough as enough:
-        return enough.result
-
-
 class RunWriter:
     """Evaluates the model now and then, writes the history, and a checkpoint when one is due."""
 
@@ -176,14 +160,16 @@ class RunWriter:
         }
         self.write(self.algorithm.model(server), self.weights(server), **counted | counts)
 
-    def pause(self, result: Result) -> None:
+    def callback(self, result: Result) -> None:
         self.record(result)
+        if not self.is_done(result) and time.monotonic() - self.saved >= self.config.run.checkpoint_seconds:
+            self.save(result)
+
+    def is_done(self, result: Result) -> bool:
+        """Whether `run.until_gap` or `run.patience` ends the run here."""
         patience = self.config.run.patience
         waited = patience is not None and self.best is not None and result.rounds - self.best.round >= patience
-        if (self.certified is not None or waited) and result.rounds < self.config.run.rounds:
-            raise Enough(result)
-        if time.monotonic() - self.saved >= self.config.run.checkpoint_seconds:
-            self.save(result)
+        return self.certified is not None or waited
 
     def write(self, x: Vector, lam: Any, **counts: Any) -> None:
         # Only weights of the run's own objective certify anything about it.

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -105,8 +106,8 @@ def features_of(features: int) -> Callable[[Any], None]:
 
 def task_of(
     init: Callable[[RandomKey], PyTree],
-    apply: Callable[..., Array],
-    loss: Callable[[Array, Array], Float[Array, " b"]],
+    apply: Callable[..., Array] | None = None,
+    loss: Callable[..., Float[Array, " b"]] | None = None,
     *,
     l2: Convexity = 0.0,
     batch: int | None = None,
@@ -114,28 +115,39 @@ def task_of(
     convex: bool = False,
 ) -> Task:
     """Any model: `init(key)` makes its parameters, `apply(params, inputs [b, ...])` its outputs [b, ...],
-    `loss(outputs, labels)` one number per example. `convex`: the loss is convex in the parameters, as it is for outputs
-    linear in them and a loss convex in the outputs.
+    `loss(outputs, labels)` one number per example. Without `apply`, `loss(params, (inputs, labels))` is one number per
+    example or their mean. `convex`: the loss is convex in the parameters, as it is for outputs linear in them and a
+    loss convex in the outputs.
 
     Parameters are any tree, an equinox module with functions and sizes in it too; its floating-point arrays travel as
-    one flat vector, and `task.unravel(x)` is the tree again. An `apply` with an argument `key` gets one in every local
-    step, for dropout and the like, and None where nothing is left to chance.
+    one flat vector, and `task.unravel(x)` is the tree again. An `apply` (or a `loss` without it) with an argument `key`
+    gets one in every local step, for dropout and the like, and None where nothing is left to chance.
     """
+    if loss is None:
+        raise InputError(
+            "task_of was given no loss; give loss(outputs, labels), or loss(params, batch) without `apply`"
+        )
     start, unravel = _raveler(init)
-    keyed = "key" in inspect.signature(apply).parameters
+    keyed = "key" in inspect.signature(apply or loss).parameters
 
     def outputs(x: Vector, inputs: Array, key: RandomKey | None) -> Array:
+        assert apply is not None
         return apply(unravel(x), inputs, key=key) if keyed else apply(unravel(x), inputs)
 
     def predict(x: Vector, inputs: Array) -> Array:
         return outputs(x, inputs, None)
 
     def example_losses(x: Vector, inputs: Array, labels: Array, key: RandomKey | None = None) -> Float[Array, " b"]:
-        return loss(outputs(x, inputs, key), labels)
+        if apply is not None:
+            return loss(outputs(x, inputs, key), labels)
+        on_batch = partial(loss, unravel(x), **({"key": key} if keyed else {}))
+        if jax.eval_shape(on_batch, (inputs, labels)).shape:
+            return on_batch((inputs, labels))
+        return jax.vmap(lambda *example: on_batch(jax.tree.map(lambda a: a[None], example)))(inputs, labels)
 
     def fits(shard: Shards) -> None:
         try:
-            each = jax.eval_shape(lambda x, s: loss(predict(x, s.inputs), s.labels), start, shard)
+            each = jax.eval_shape(lambda x, s: example_losses(x, s.inputs, s.labels), start, shard)
         except (TypeError, ValueError) as error:
             raise InputError(
                 f"the model cannot be applied to examples of shape {shard.inputs.shape[1:]} with labels of shape "
@@ -153,7 +165,7 @@ def task_of(
         l2=l2,
         batch=batch,
         init=lambda key: _ravel(init(as_key(key))),
-        predict=predict,
+        predict=None if apply is None else predict,
         expects=fits,
         convex=convex,
         random=keyed,

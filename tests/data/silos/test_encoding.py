@@ -186,7 +186,7 @@ def test_integers_may_be_names_and_identifiers_go():
     assert [f.kind for f in agreed([frame, frame]).features] == ["number", "number"]
     assert agreed([frame]).notes == (
         "column 'id' dropped: it looks like an identifier (too many different texts); "
-        "name it in `categorical` to keep it",
+        "name it in data.categorical to keep it",
     )
     assert sent(frame).columns[1].categories is None  # the values do not cross
     assert "p7" not in statistics(frame, OPTIONS).to_json()
@@ -246,7 +246,7 @@ def test_a_regression_label_is_standardised_and_given_back():
 
 
 def test_columns_of_any_name():
-    names = ["*", "^.*$", "row", "0", "count", "a\nb", "", "literal"]
+    names = ["*", "^.*$", "row", "0", "count", "a\nb", "-", "literal"]
     frame = with_labels({name: [i, i + 1, i + 3] for i, name in enumerate(names)})
     assert agreed([frame]).apply(frame)[0].shape == (3, len(names))
 
@@ -326,7 +326,7 @@ def test_disagreements_name_both_silos():
     assert said([base.drop("x"), base]).startswith("silo 0 lacks the column 'x', which silo 1 has")
     assert said([base, with_labels({"x": ["?", "low"], "z": [1, 2]})]) == (
         "column 'x' holds number in silo 0 (data row 1) but text in silo 1 (data row 2); "
-        "correct the cells, or say categorical=['x']"
+        "correct the cells, or set data.categorical = ['x']"
     )
     named = agreed([base, with_labels({"x": ["?", "low"], "z": [1, 2]})], categorical=["x"])
     assert named.features[0].categories == ("1", "2", "low")
@@ -352,11 +352,12 @@ def test_labels_that_cannot_be_learnt():
     )
     assert said([labelled("1", "2", "three")]).endswith(
         "column 'y', data row 3: 'three' is not a number although most of the column is; "
-        "correct the cell, or say task='classification'"
+        "correct the cell, or set data.task = 'classification'"
     )
     assert "the label is of kind date" in said([labelled("2020-01-01", "2020-01-02")])
     assert said([labelled(*(f"n{i}" for i in range(25)))]).endswith(
-        "has 25 different texts as labels; choose another label, or say task='classification' if these are classes"
+        "has 25 different texts as labels; choose another label, or set data.task = 'classification' if these are "
+        "classes"
     )
     assert said([labelled("a", "b")], task="ranking").startswith("task is 'ranking'")
     assert said([pl.DataFrame({"y": ["a", "b"]})]) == "no column is left to learn from; only the label was given"
@@ -367,7 +368,7 @@ def test_values_out_of_range():
     assert "too large to standardise" in said([with_labels({"x": [1e300, -1e300]})])
     assert "differs too widely" in said([with_labels({"x": [1e300, 1e300]}), with_labels({"x": [-1e300, -1e300]})])
     assert said([with_labels({"x": [[1], [2]]})]).endswith(
-        "holds List(Int64), not numbers, dates or names; say drop=['x']"
+        "holds List(Int64), not numbers, dates or names; set data.drop = ['x']"
     )
     assert said([with_labels({"x": [1.0, 2.0]})], drop=["z"]).startswith("silo 0 has no column 'z', which drop names")
     assert "names the label" in said([with_labels({"x": [1.0, 2.0]})], drop=["y"])

@@ -4,6 +4,8 @@ folder.py      a folder of silo files as a federation
 site.py        one silo by itself
 files.py       from a file to a table
 cells.py       what a cell says: a number, a date, a text, nothing
+written.py     how people write numbers and dates
+conventions.py which way a column is written, by all its cells
 statistics.py  what a silo tells about its table
 agreement.py   one encoding from what all silos told
 encoding.py    from a table's columns to a model's inputs

@@ -3,14 +3,17 @@
 import math
 from collections.abc import Collection, Sequence
 from itertools import pairwise
+from typing import Any
 
 from equipoise.data.silos.cells import listing
+from equipoise.data.silos.conventions import settle, undecided
 from equipoise.data.silos.encoding import Encoding, Feature, Target
 from equipoise.data.silos.statistics import CLASSES, Column, Options, Statistics
 from equipoise.errors import InputError, require
 
 CONSTANT = "it has the same value everywhere"
-MANY = "it looks like an identifier (too many different texts); name it in `categorical` to keep it"
+MANY = "it looks like an identifier (too many different texts); name it in data.categorical to keep it"
+INDEX = "it has no name of its own, as the index of a table"
 
 
 def agree(statistics: Sequence[Statistics], options: Options) -> Encoding:
@@ -19,22 +22,60 @@ def agree(statistics: Sequence[Statistics], options: Options) -> Encoding:
     ordered = sorted(statistics, key=lambda s: s.site)
     for one, two in pairwise(s.site for s in ordered):
         require(one != two, f"two silos are called {one!r}; give each its own name")
-    tables = {s.site: {c.name: c for c in s.columns} for s in ordered}
-    (site, first), *others = tables.items()
+    (site, first), *others = ((s.site, {c.name: c for c in s.columns}) for s in ordered)
     for other, columns in others:
         _same_columns(site, first, other, columns)
-    fitted = {name: _feature(name, {s: t[name] for s, t in tables.items()}, options) for name in first}
+    settled = _settled(ordered, options)
+    fitted = _features(settled, options)
     features = tuple(f for f in fitted.values() if isinstance(f, Feature))
+    unnamed = dict.fromkeys(name for s in ordered for name in s.unnamed)
     dropped = tuple((name, f) for name, f in fitted.items() if isinstance(f, str))
+    dropped += tuple((name, INDEX) for name in unnamed)
     require(features, f"no column is left to learn from; {dict(dropped) or 'only the label was given'}")
     arrays = [f.name for f in features if f.kind == "array"]
     require(
         not arrays or len(features) == 1,
         f"the column {listing(arrays)} holds arrays and has to be the only input; drop the other columns",
     )
-    target = _target({s.site: s.label for s in ordered}, options)
+    target = _target({s.site: s.label for s in settled}, options)
     task = "classification" if target.classes else "regression"
-    return Encoding(task, target, features, tuple(options.missing), dropped)
+    seen = {way for found in (*(f.seen for f in features), target.seen) for way in found}
+    return Encoding(task, target, features, tuple(options.missing), dropped, options.conventions, tuple(sorted(seen)))
+
+
+def _features(statistics: Sequence[Statistics], options: Options) -> dict[str, Feature | str]:
+    """The encoding of every column, or why it is left out."""
+    tables = {s.site: {c.name: c for c in s.columns} for s in statistics}
+    names = (column.name for column in statistics[0].columns)
+    return {name: _feature(name, {site: t[name] for site, t in tables.items()}, options) for name in names}
+
+
+def _settled(statistics: Sequence[Statistics], options: Options) -> list[Statistics]:
+    """What was told in two ways, in the one that the rest of the file and the other silos decide for."""
+    if not any(s.others for s in statistics):
+        return list(statistics)
+    # What is left out says nothing: `Encoding.apply` settles by what it encodes, and has to come to the same.
+    kept = {name for name, feature in _features(statistics, options).items() if isinstance(feature, Feature)}
+    kept.add(options.label)
+    certain = {s.site: {c.name: c.reading for c in _certain(s) if c.name in kept} for s in statistics}
+    same = {name: {found[name] for found in certain.values() if name in found} for name in kept}
+    every = {way for found in certain.values() for way in found.values()}
+
+    def settled(s: Statistics, column: Column) -> Column:
+        other = next((c for c in s.others if c.name == column.name), None)
+        if other is None or column.name not in kept:
+            return column
+        own, ways = set(certain[s.site].values()), {column.reading, other.reading}
+        way = settle(ways, column.mark, own, same[column.name], every)
+        require(way, undecided(f"{s.site}, column {column.name!r}, data row {column.row}", ways))
+        return column if way == column.reading else other
+
+    return [s._replace(label=settled(s, s.label), columns=tuple(settled(s, c) for c in s.columns)) for s in statistics]
+
+
+def _certain(s: Statistics) -> list[Column]:
+    """The columns that can be read in one way only."""
+    return [c for c in (s.label, *s.columns) if c.reading and not c.mark]
 
 
 def _same_columns(one: str, columns: Collection[str], other: str, others: Collection[str]) -> None:
@@ -54,9 +95,23 @@ def _common_kind(name: str, columns: dict[str, Column], remedy: str) -> str:
         (one, a), (other, b) = [shown[kind] for kind in sorted(shown)][:2]
         raise InputError(
             f"column {name!r} holds {a.kind} in {one} (data row {a.row}) but {b.kind} in {other} "
-            f"(data row {b.row}); correct the cells, or say {remedy}"
+            f"(data row {b.row}); correct the cells, or set {remedy}"
         )
     return next(iter(shown), "empty")
+
+
+def _ways(name: str, columns: dict[str, Column]) -> dict[str, Any]:
+    """How the column is written: the ways that are certain somewhere, and whether with percent signs."""
+    filled = {site: c for site, c in columns.items() if c.n and (c.mean or c.m2)}
+    signed = next((site for site, c in filled.items() if c.percent), None)
+    plain = next((site for site, c in filled.items() if not c.percent), None)
+    if signed is not None and plain is not None:
+        raise InputError(
+            f"column {name!r} has percent signs in {signed} (data row {columns[signed].row}) and none in {plain} (data "
+            f"row {columns[plain].row}); write them alike, or set data.percent = 'share' (12% is 0.12) or 'number' (12)"
+        )
+    seen = {c.reading for c in columns.values() if c.reading and not c.mark}
+    return {"seen": tuple(sorted(seen)), "percent": signed is not None}
 
 
 def _merged(columns: dict[str, Column]) -> tuple[int, float, float]:
@@ -74,7 +129,7 @@ def _merged(columns: dict[str, Column]) -> tuple[int, float, float]:
 
 def _feature(name: str, columns: dict[str, Column], options: Options) -> Feature | str:
     """The column's encoding, or why it is left out."""
-    kind = _common_kind(name, columns, f"categorical=[{name!r}]")
+    kind = _common_kind(name, columns, f"data.categorical = [{name!r}]")
     missing = any(c.missing for c in columns.values())
     if kind == "array":
         return _array_feature(name, columns)
@@ -91,12 +146,12 @@ def _feature(name: str, columns: dict[str, Column], options: Options) -> Feature
     n, mean, m2 = _merged(columns)
     require(
         math.isfinite(m2),
-        f"column {name!r} differs too widely between silos to be standardised; say drop=[{name!r}]",
+        f"column {name!r} differs too widely between silos to be standardised; set data.drop = [{name!r}]",
     )
     indicated = missing and options.indicators  # then even a constant says something: whether it is there
     if m2 == 0.0 and not indicated:
         return CONSTANT
-    return Feature(name, kind, mean, math.sqrt(m2 / n) or 1.0, missing=indicated)
+    return Feature(name, kind, mean, math.sqrt(m2 / n) or 1.0, missing=indicated, **_ways(name, columns))
 
 
 def _array_feature(name: str, columns: dict[str, Column]) -> Feature:
@@ -112,7 +167,7 @@ def _array_feature(name: str, columns: dict[str, Column]) -> Feature:
 
 def _target(labels: dict[str, Column], options: Options) -> Target:
     name = options.label
-    kind = _common_kind(name, labels, "task='classification'")
+    kind = _common_kind(name, labels, "data.task = 'classification'")
     values = {v for c in labels.values() for v in c.categories or ()}
     complete = all(c.categories is not None for c in labels.values())
     if kind == "text" or (options.task is None and complete and len(values) <= CLASSES):
@@ -121,7 +176,7 @@ def _target(labels: dict[str, Column], options: Options) -> Target:
             len(classes) > 1,
             f"the label {name!r} is {listing(classes)} in every row of every silo; there is nothing to learn",
         )
-        return Target(name, classes=tuple(classes))
+        return Target(name, classes=tuple(classes), kind=kind, **_ways(name, labels))
     n, mean, m2 = _merged(labels)
     require(m2 > 0, f"the label {name!r} is {mean} in every row of every silo; there is nothing to learn")
     require(
@@ -129,7 +184,8 @@ def _target(labels: dict[str, Column], options: Options) -> Target:
         f"the label {name!r} differs too widely between silos to be standardised; rescale it",
     )
     # Centred in any case: a model starts at the mean, and single precision counts from there.
-    return Target(name, mean=mean, scale=math.sqrt(m2 / n) if options.scale_label else 1.0)
+    scale = math.sqrt(m2 / n) if options.scale_label else 1.0
+    return Target(name, mean=mean, scale=scale, kind="number", **_ways(name, labels))
 
 
 def _class_order(value: str) -> tuple[float, str]:

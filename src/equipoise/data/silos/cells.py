@@ -1,12 +1,13 @@
 """A table's cells read as names, numbers and dates: one reading for training and for prediction."""
 
-from collections.abc import Collection, Iterable
-from typing import Annotated, NamedTuple, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
 from pydantic import Field, TypeAdapter, ValidationError
 
+from equipoise.data.silos import written
 from equipoise.errors import InputError, require
 
 
@@ -25,6 +26,7 @@ class Table(NamedTuple):
     file: str
     frame: pl.LazyFrame  # column i as "i" (the cell itself), "i text", "i number" and "i date"; and "row"
     columns: dict[str, tuple[str, pl.DataType]]  # name in the file -> its "i", its type there
+    readings: Mapping[str, str] = {}  # how a column's texts are written, where it matters: see conventions.py
 
     def collect(self, *expressions: pl.Expr, rows: np.ndarray | None = None) -> pl.DataFrame:
         frame = self.frame if rows is None else self.frame.filter(pl.lit(pl.Series(rows)))
@@ -33,13 +35,34 @@ class Table(NamedTuple):
         except (pl.exceptions.PolarsError, OSError) as error:
             raise InputError(f"{self.file} cannot be read: {first_line(error)}") from error
 
+    def ask(
+        self, questions: Mapping[tuple[str, str], pl.Expr], rows: np.ndarray | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """All questions (column, what) in one pass over the table."""
+        answers: dict[str, dict[str, Any]] = {}
+        if questions:
+            row = self.collect(*(e.alias(str(k)) for k, e in enumerate(questions.values())), rows=rows).row(0)
+            for (name, what), answer in zip(questions, row, strict=True):
+                answers.setdefault(name, {})[what] = answer
+        return answers
+
+    def cell(self, column: str, row: int) -> str:
+        """As messages show it."""
+        return repr(self.collect(pl.col(self.columns[column][0]).filter(pl.col("row") == row)).item())
+
     def cells(self, column: str) -> Cells:
-        i, dtype = self.columns[column]
-        seen = pl.col(f"{i} number") if dtype.is_numeric() else pl.col(i)
-        return Cells(seen.is_not_null(), pl.col(f"{i} text"), pl.col(f"{i} number"), pl.col(f"{i} date"))
+        (i, dtype), reading = self.columns[column], self.readings.get(column, "")
+        number = pl.col(f"{i} comma" if reading == "," else f"{i} number")
+        date = pl.col(f"{i} month" if reading == "month-first" else f"{i} date")
+        seen = number if dtype.is_numeric() else pl.col(i)
+        return Cells(seen.is_not_null(), pl.col(f"{i} text"), number, date)
 
 
-def open_table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[str]) -> Table:
+def first_row(condition: pl.Expr) -> pl.Expr:
+    return pl.when(condition).then(pl.col("row")).min()
+
+
+def open_table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[str], percent: str = "auto") -> Table:
     lazy = frame.lazy()
     try:
         schema = lazy.collect_schema()
@@ -50,20 +73,25 @@ def open_table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[
     require(not twice, f"{file} has the column {listing(twice)} more than once; rename or remove one")
     columns = {name: (str(i), dtype) for i, (name, dtype) in enumerate(zip(names, schema.dtypes(), strict=True))}
     safe = lazy.rename(dict(zip(schema, (i for i, _ in columns.values()), strict=True)))
-    return Table(file, _read(safe, columns.values(), missing), columns)
+    return Table(file, _read(safe, columns.values(), missing, percent), columns)
 
 
-def _read(frame: pl.LazyFrame, columns: Collection[tuple[str, pl.DataType]], missing: Iterable[str]) -> pl.LazyFrame:
-    """Readings are columns, made step by step: within expressions each step would run many times."""
+def _read(
+    frame: pl.LazyFrame, columns: Collection[tuple[str, pl.DataType]], missing: Iterable[str], percent: str
+) -> pl.LazyFrame:
     absent = [m.lower() for m in missing]
-    texts = [pl.col(i) for i, dtype in columns if dtype in TEXTS]
-    clean = [pl.when(~text.str.to_lowercase().is_in(absent)).then(text) for text in texts]  # null stays null
-    return (
+    texts = [i for i, dtype in columns if dtype in TEXTS]
+    cells = [pl.col(i) for i in texts]
+    clean = [pl.when(~cell.str.to_lowercase().is_in(absent)).then(cell) for cell in cells]  # null stays null
+    frame = (
         frame.with_row_index("row", offset=1)
-        .with_columns(text.cast(pl.String).str.strip_chars() for text in texts)
+        .with_columns(cell.cast(pl.String).str.strip_chars() for cell in cells)
         .with_columns(clean)
         .with_columns(e.alias(f"{i} {what}") for i, dtype in columns for what, e in _readings(i, dtype).items())
     )
+    for step in zip(*(written.steps(i, percent) for i in texts), strict=True):
+        frame = frame.with_columns(e.alias(name) for made in step for name, e in made.items())
+    return frame
 
 
 TEXTS = (pl.String, pl.Boolean, pl.Categorical, pl.Enum, pl.Null)
@@ -78,16 +106,7 @@ def _readings(i: str, dtype: pl.DataType) -> dict[str, pl.Expr]:
         number = cell.cast(pl.Float64).fill_nan(None)
         text = pl.when(number.is_not_null()).then(cell).cast(pl.String)
         return {"text": _name(text), "number": number, "date": nothing}
-    if dtype not in TEXTS:
-        return {}
-    day = pl.when(cell.str.contains(r"^\d{4}-\d")).then(cell).str.replace("T", " ", literal=True)
-    formats = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S%.f")
-    date = pl.coalesce(day.str.to_datetime(f, strict=False, time_unit="us") for f in formats)
-    return {
-        "text": _name(cell),
-        "number": cell.cast(pl.Float64, strict=False).fill_nan(None),
-        "date": _days(date),
-    }
+    return {"text": _name(cell)} if dtype in TEXTS else {}
 
 
 def _days(date: pl.Expr) -> pl.Expr:

@@ -16,7 +16,8 @@ import polars as pl
 from jax.typing import DTypeLike
 from pydantic import Field
 
-from equipoise.data.silos.cells import Finite, Natural, Table, label_names, listing, open_table, read_json
+from equipoise.data.silos.cells import Finite, Natural, Table, first_row, label_names, listing, open_table, read_json
+from equipoise.data.silos.conventions import Conventions, Look, Way, Writing, look, settle, undecided
 from equipoise.errors import InputError, require
 
 
@@ -31,6 +32,8 @@ class Feature(NamedTuple):
     missing: Annotated[bool, Field(strict=True)] = False  # the last of its inputs says "is missing"
     shape: tuple[Annotated[Natural, Field(ge=1)], ...] = ()
     dtype: str = ""
+    seen: tuple[Way, ...] = ()  # the ways in which silos certainly wrote it: it decides where a cell can be read in two
+    percent: Annotated[bool, Field(strict=True)] = False  # with percent signs
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -46,6 +49,9 @@ class Target(NamedTuple):
     classes: tuple[str, ...] = ()
     mean: Finite = 0.0
     scale: Finite = 1.0
+    kind: Annotated[str, Field(pattern="^(number|text)$")] = "text"  # of its cells
+    seen: tuple[Way, ...] = ()  # as of a feature
+    percent: Annotated[bool, Field(strict=True)] = False
 
 
 class Encoding(NamedTuple):
@@ -56,6 +62,8 @@ class Encoding(NamedTuple):
     features: tuple[Feature, ...]
     missing: tuple[str, ...]  # texts that mean "no value"
     dropped: tuple[tuple[str, str], ...] = ()  # the columns left out, and why
+    conventions: Conventions = Conventions()  # as set
+    seen: tuple[Way, ...] = ()  # the ways in which silos certainly wrote some column
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -88,15 +96,48 @@ class Encoding(NamedTuple):
         self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Inputs [m, ...] in `dtype` (JAX's default float) and labels [m]; None without a label column."""
-        table = open_table(frame, file, self.missing)
-        labels = self._labels(table, dtype) if self.target.name in table.columns else None
+        table = open_table(frame, file, self.missing, self.conventions.percent)
+        labelled = self.target.name in table.columns
+        table = self._settled(table, labelled)
+        labels = self._labels(table, dtype) if labelled else None
         return self._inputs(table, dtype), labels
 
     def apply_inputs(
         self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
     ) -> np.ndarray:
         """The inputs alone, as at prediction: what stands in a label column does not matter."""
-        return self._inputs(open_table(frame, file, self.missing), dtype)
+        return self._inputs(
+            self._settled(open_table(frame, file, self.missing, self.conventions.percent), False), dtype
+        )
+
+    def _settled(self, table: Table, labelled: bool) -> Table:
+        """The table, each column of which is read as it is written; see conventions.py."""
+        columns: dict[str, Feature | Target] = {f.name: f for f in self.features if f.kind in ("number", "date")}
+        if labelled and self.target.kind == "number":
+            columns[self.target.name] = self.target
+        looks = look(table, [name for name in columns if name in table.columns])
+        possible: dict[str, tuple[str, ...]] = {}
+        readings: dict[str, str] = {}
+        for name, seen in looks.items():
+            writing, setting = self._writing(columns[name].kind, seen)
+            possible[name] = writing.possible(seen.cells, setting)
+            # What cannot be read is found cell by cell.
+            readings[name] = next(iter(possible[name]), writing.most if setting == "auto" else setting)
+        own = {ways[0] for ways in possible.values() if len(ways) == 1}
+        for name, ways in possible.items():
+            if len(ways) > 1:
+                writing, _ = self._writing(columns[name].kind, looks[name])
+                readings[name] = settle(ways, writing.mark, own, columns[name].seen, self.seen)
+                where = f"{table.file}, column {name!r}, data row {writing.differ}"
+                require(readings[name], undecided(where, ways))
+        if self.conventions.percent == "auto":
+            for name, column in columns.items():
+                if name in table.columns and column.kind == "number":
+                    _check_percent(table, name, looks.get(name), column.percent)
+        return table._replace(readings=readings)
+
+    def _writing(self, kind: str, seen: Look) -> tuple[Writing, str]:
+        return (seen.number, self.conventions.decimal) if kind == "number" else (seen.date, self.conventions.dates)
 
     def _inputs(self, table: Table, dtype: DTypeLike | None) -> np.ndarray:
         gone = [f.name for f in self.features if f.name not in table.columns]
@@ -113,7 +154,7 @@ class Encoding(NamedTuple):
         return out
 
     def _labels(self, table: Table, dtype: DTypeLike | None) -> np.ndarray:
-        name, classes, mean, scale = self.target
+        name, classes, mean, scale = self.target[:4]
         cells = table.cells(name)
         if self.task == "classification":
             code = label_names(cells).replace_strict(classes, range(len(classes)), default=-1, return_dtype=pl.Int32)
@@ -212,8 +253,21 @@ def _fill(out: np.ndarray, feature: Feature, column: pl.Series, table: Table) ->
 
 
 def _bad_cell(table: Table, name: str, row: int, why: str) -> InputError:
-    cell = table.collect(pl.col(table.columns[name][0]).filter(pl.col("row") == row + 1)).item()
-    return InputError(f"{table.file}, column {name!r}, data row {row + 1}: {cell!r} {why}; correct the cell")
+    cell = table.cell(name, row + 1)
+    return InputError(f"{table.file}, column {name!r}, data row {row + 1}: {cell} {why}; correct the cell")
+
+
+def _check_percent(table: Table, name: str, seen: Look | None, percent: bool) -> None:
+    if seen is None:  # numbers, not texts
+        row = table.collect(first_row(table.cells(name).number != 0)).item() if percent else None
+    else:
+        row = seen.unsigned if percent else seen.signed
+    if row is not None:
+        here, there = ("no percent sign", "them") if percent else ("a percent sign", "none")
+        raise InputError(
+            f"{table.file}, column {name!r}, data row {row}: {table.cell(name, row)} has {here}, and in training the "
+            f"column had {there}; write it in the same way"
+        )
 
 
 def _array(table: Table, feature: Feature) -> np.ndarray:

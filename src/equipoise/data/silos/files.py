@@ -17,12 +17,13 @@ from equipoise.data.silos.cells import first_line, listing
 from equipoise.errors import InputError, not_none, require
 
 SUFFIXES = (".csv", ".npz", ".parquet")
-SEPARATOR = "one character of ASCII that is not a quotation mark and ends no line, such as ';'"
+SEPARATORS = (",", ";", "\t", "|")
+SEPARATOR = "one character of ASCII that is not a quotation mark and ends no line, such as ';', or 'auto'"
 
 
 def is_separator(text: str) -> bool:
-    """One byte, for Polars; and what quotes a cell or ends a line cannot separate cells."""
-    return len(text) == 1 and text.isascii() and text not in '"\r\n\0'
+    """'auto', or one byte, for Polars; and what quotes a cell or ends a line cannot separate cells."""
+    return text == "auto" or (len(text) == 1 and text.isascii() and text not in '"\r\n\0')
 
 
 def silo_files(directory: Path, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[list[Path], list[str]]:
@@ -43,7 +44,7 @@ def silo_files(directory: Path, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[l
     return paths, [f"{listing(others)} in {directory.name} is not a silo file and was left out"] if others else []
 
 
-def scan(path: str | PathLike[str], *, label: str = "label", separator: str = ",") -> pl.LazyFrame:
+def scan(path: str | PathLike[str], *, label: str = "label", separator: str = "auto") -> pl.LazyFrame:
     """The table in a file, which is read once; cells of a CSV stay text until the silos agree on kinds.
 
     An .npz holds `inputs` and (for training) `labels`, which become the column `label`. Inputs [m, k] of
@@ -69,23 +70,27 @@ def _read_csv(path: Path, separator: str) -> pl.LazyFrame:
     quotation marks, without a word."""
     row, blank, header = 0, [], []
     try:
-        content = path.read_bytes()
-        with io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="") as file:
+        content, said = _plain(path.read_bytes())
+        separator = (said or _separator(path, content)) if separator == "auto" else separator
+        with _lines(content) as file:
             raw: list[str] = []  # the lines of the record that is read next
             lines = csv.reader(_remembered(file, raw), delimiter=separator, strict=True)
             header = [name.strip() for name in next(lines, [])]
             require(header, f"{path.name} is empty; leave this silo out or give it data")
             _check_quotes(path, raw, header, 0, separator)
-            other = next((s for s in ";\t,|" if s != separator and len(header) == 1 and s in header[0]), None)
-            require(other is None, f"{path.name} seems to be separated by {other!r}; say separator={other!r}")
-            twice = [name for name in header if header.count(name) > 1]
+            other = next((s for s in SEPARATORS if s != separator and len(header) == 1 and s in header[0]), None)
+            require(
+                other is None,
+                f"{path.name} seems to be separated by {other!r}; set data.separator = {other!r}, or leave it out",
+            )
+            twice = [name for name in header if name and header.count(name) > 1]
             require(
                 not twice,
                 f"{path.name} has the column {listing(twice[:1])} more than once; rename or remove one",
             )
             raw.clear()
             for number, cells in enumerate(lines):
-                if not cells and len(header) > 1:
+                if len(header) > 1 and len(cells) < 2 and not "".join(cells).strip():
                     blank.append(number)
                     raw.clear()
                     continue
@@ -108,10 +113,55 @@ def _read_csv(path: Path, separator: str) -> pl.LazyFrame:
         ) from error
     except OSError as error:
         raise InputError(f"{path.name} cannot be read: {first_line(error)}") from error
-    frame = pl.read_csv(content, separator=separator, infer_schema=False, raise_if_empty=False).lazy()
+    frame = pl.read_csv(content, separator=separator, infer_schema=False, raise_if_empty=False)
+    require(
+        frame.shape == (row + len(blank), len(header)),
+        f"{path.name} has {row + len(blank)} rows of {len(header)} cells by one way to read it and {len(frame)} of "
+        f"{frame.width} by another; save it as plain CSV, with one kind of line ends",
+    )
+    unnamed = [i for i, name in enumerate(header) if not name]
+    if len(unnamed) > 1:  # Polars has given names to all but one
+        frame = frame.select(pl.nth([i for i in range(len(header)) if i not in unnamed[1:]]))
     if blank:
         frame = frame.with_row_index("\0line").filter(~pl.col("\0line").is_in(blank)).drop("\0line")
-    return frame
+    return frame.lazy()
+
+
+def _plain(content: bytes) -> tuple[bytes, str | None]:
+    """With one kind of line ends, from the header on; and the separator that a first line `sep=;` says (Excel)."""
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    if b"\r" in content:
+        content = re.sub(rb"\r+\n|\r", b"\n", content)
+    content = re.sub(rb"^(?:[ \t]*\n)+", b"", content)
+    if found := re.match(rb"(?i)sep=([^\n])\n", content):
+        return content[found.end() :], found[1].decode("latin1")
+    return content, None
+
+
+def _lines(content: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(content), "utf-8", newline="")
+
+
+def _separator(path: Path, content: bytes) -> str:
+    """The one of the header with which every line has as many cells."""
+
+    def widths(separator: str) -> Iterator[int]:
+        return (
+            len(cells) for cells in csv.reader(_lines(content), delimiter=separator) if len(cells) > 1 or any(cells)
+        )
+
+    header = {separator: next(widths(separator), 0) for separator in SEPARATORS}
+    wide = [separator for separator in SEPARATORS if header[separator] > 1]
+    if not wide:  # a table of one column
+        return next((separator for separator in SEPARATORS if separator.encode() not in content), ",")
+    if len(wide) == 1:
+        return wide[0]
+    fit = [separator for separator in wide if all(width == header[separator] for width in widths(separator))]
+    require(
+        len(fit) < 2,
+        f"{path.name} can be read as separated by {' or by '.join(map(repr, fit))}; set data.separator",
+    )
+    return fit[0] if fit else max(wide, key=lambda separator: header[separator])
 
 
 def _remembered(lines: Iterable[str], kept: list[str]) -> Iterator[str]:

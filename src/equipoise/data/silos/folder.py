@@ -53,7 +53,10 @@ def read(
     indicators: bool = False,
     scale_label: bool = True,
     unit: str | None = None,
-    separator: str = ",",
+    separator: str = "auto",
+    decimal: str = "auto",
+    dates: str = "auto",
+    percent: str = "auto",
     test: float = 0.2,
     seed: int = 0,
 ) -> Silos:
@@ -61,7 +64,9 @@ def read(
     for name, value in (("categorical", categorical), ("drop", drop), ("missing", missing)):
         require(not isinstance(value, str), f"{name} is the text {value!r}; give a list")
     columns = (tuple(categorical), tuple(drop), tuple(missing))
-    options = Options(label, task, *columns, max_categories, min_count, indicators, scale_label, unit)
+    options = Options(
+        label, task, *columns, max_categories, min_count, indicators, scale_label, unit, decimal, dates, percent
+    )
     return read_with(Path(directory), options, separator=separator, test=test, seed=seed)
 
 

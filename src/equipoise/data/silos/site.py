@@ -54,7 +54,7 @@ def open_site(
     options: Options,
     *,
     name: str | None = None,
-    separator: str = ",",
+    separator: str = "auto",
     test: float = 0.2,
     seed: int = 0,
 ) -> Site:

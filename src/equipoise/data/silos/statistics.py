@@ -12,6 +12,7 @@ Rows in messages are data rows: row 1 is the first one under the header, blank l
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, NamedTuple
 
@@ -25,11 +26,13 @@ from equipoise.data.silos.cells import (
     Finite,
     Natural,
     Table,
+    first_row,
     label_names,
     listing,
     open_table,
     read_json,
 )
+from equipoise.data.silos.conventions import WORDS, Conventions, Look, Way, Writing, look
 from equipoise.errors import InputError, require
 
 MISSING = ("", "NA", "N/A", "NaN", "null", "None", "?")  # compared without regard to case
@@ -50,6 +53,13 @@ class Options(NamedTuple):
     indicators: bool = False  # an input "is missing" beside each numeric column with missing cells
     scale_label: bool = True  # divide the label of a regression by its spread
     unit: str | None = None  # the column that says whose rows belong together, such as the patient; no input
+    decimal: str = "auto"  # of numbers in texts: "." or ","; "auto": found from the cells of all silos
+    dates: str = "auto"  # in texts: "day-first" or "month-first", unless the year is
+    percent: str = "auto"  # "share": 12% is 0.12; "number": it is 12
+
+    @property
+    def conventions(self) -> Conventions:
+        return Conventions(self.decimal, self.dates, self.percent)
 
 
 class Column(NamedTuple):
@@ -67,6 +77,9 @@ class Column(NamedTuple):
     rare: Annotated[bool, Field(strict=True)] = False  # some values were not told because of min_count
     shape: tuple[Natural, ...] = ()  # array: of one example
     dtype: str = ""
+    reading: Way = ""  # of texts: the way in which numbers and dates are written, where it makes a difference
+    mark: str = ""  # of texts that can be read in another way, too: what stands in them; "": the reading is certain
+    percent: Annotated[bool, Field(strict=True)] = False  # its numbers have percent signs
 
 
 class Statistics(NamedTuple):
@@ -76,12 +89,15 @@ class Statistics(NamedTuple):
     rows: Natural
     label: Column
     columns: tuple[Column, ...]
+    others: tuple[Column, ...] = ()  # those that can be read in another way, in that way; the label too
+    unnamed: tuple[str, ...] = ()  # columns that are the index of a table, and are left out
 
     def to_json(self) -> str:
         fields = {
             **self._asdict(),
             "label": self.label._asdict(),
             "columns": [c._asdict() for c in self.columns],
+            "others": [c._asdict() for c in self.others],
         }
         return json.dumps(fields, allow_nan=False)
 
@@ -104,18 +120,34 @@ def statistics(
     checked, and the label's values collected, over all rows.
     """
     table, features = _opened(frame, options, site)
-    shown, cells = _label(table, options)
-    label = _label_column(table, options, shown, cells, train)
+    shown = _label_kind(table, options)
+    cells = _label(table, options, shown)
     rows = len(cells) if train is None else int(train.sum())
-    kinds = _kinds(table, features, options.categorical)
-    return Statistics(site, rows, label, _columns(table, kinds, options, rows, train))
+    kinds = _kinds(table, features, options)
+    table = table._replace(readings={name: kind.reading for name, kind in kinds.items()})
+    label, columns = _label_column(table, options, shown, cells, train), _columns(table, kinds, options, rows, train)
+    others = {name: kind._replace(reading=kind.other) for name, kind in kinds.items() if kind.other}
+    table = table._replace(readings={name: kind.reading for name, kind in others.items()})
+    told = _columns(table, others, options, rows, train)
+    if shown.other:
+        other = shown._replace(reading=shown.other)
+        told += (_label_column(table, options, other, _label(table, options, other), train),)
+    unnamed = tuple(name for name in table.columns if _is_index(name, options))
+    return Statistics(site, rows, label, columns, told, unnamed)
+
+
+def _is_index(name: str, options: Options) -> bool:
+    """What has no name, or the name that pandas gives to the numbers of rows, and is not asked for."""
+    asked = (options.label, options.unit, *options.drop, *options.categorical)
+    return name not in asked and re.fullmatch(r"|Unnamed: \d+|__index_level_\d+__", name) is not None
 
 
 def strata(frame: pl.DataFrame | pl.LazyFrame, options: Options, *, site: str = "the table") -> pl.Series:
     """The class of every row as this silo sees it, to split within classes; a single one for a quantity."""
     table, _ = _opened(frame, options, site)
-    (kind, _), cells = _label(table, options)
-    classes = kind == "text" or (options.task is None and _few(cells))
+    shown = _label_kind(table, options)
+    cells = _label(table, options, shown)
+    classes = shown.kind == "text" or (options.task is None and _few(cells))
     return cells["name"] if classes else pl.repeat("", len(cells), eager=True)
 
 
@@ -136,7 +168,7 @@ def units(frame: pl.DataFrame | pl.LazyFrame, options: Options, *, site: str = "
 
 def _opened(frame: pl.DataFrame | pl.LazyFrame, options: Options, site: str) -> tuple[Table, list[str]]:
     """The table and the names of its input columns."""
-    table = open_table(frame, site, options.missing)
+    table = open_table(frame, site, options.missing, options.conventions.checked().percent)
     require(
         options.task in (None, "classification", "regression"),
         f"task is {options.task!r}; say 'classification' or 'regression', or leave it out",
@@ -163,31 +195,25 @@ def _opened(frame: pl.DataFrame | pl.LazyFrame, options: Options, site: str) -> 
         f"that says whose rows belong together, of {listing(table.columns)}",
     )
     require(table.collect(pl.len()).item() > 0, f"{site} has no rows; leave this silo out or give it data")
-    return table, [name for name in table.columns if name not in (options.label, unit, *options.drop)]
+    left = (options.label, unit, *options.drop)
+    return table, [name for name in table.columns if name not in left and not _is_index(name, options)]
 
 
 class _Kind(NamedTuple):
     kind: str
     row: int = 0
+    reading: str = ""
+    other: str = ""  # the other way in which it can be read
+    mark: str = ""
+    percent: bool = False
 
 
-def _ask(
-    table: Table, questions: dict[tuple[str, str], pl.Expr], rows: np.ndarray | None = None
-) -> dict[str, dict[str, Any]]:
-    """All questions (column, what) in one pass over the file."""
-    answers: dict[str, dict[str, Any]] = {}
-    if questions:
-        row = table.collect(*(e.alias(str(i)) for i, e in enumerate(questions.values())), rows=rows).row(0)
-        for (name, what), answer in zip(questions, row, strict=True):
-            answers.setdefault(name, {})[what] = answer
-    return answers
-
-
-def _kinds(
-    table: Table, names: Iterable[str], categorical: Collection[str], remedy: str = "categorical=[{!r}]"
-) -> dict[str, _Kind]:
+def _kinds(table: Table, names: Iterable[str], options: Options, remedy: str = "data.categorical") -> dict[str, _Kind]:
+    """By the cells of each column; `remedy` is the setting that makes names of them."""
     questions: dict[tuple[str, str], pl.Expr] = {}
-    kinds = {}
+    kinds: dict[str, _Kind] = {}
+    names = list(names)
+    categorical = {*options.categorical, *([options.label] if options.task == "classification" else [])}
     for name in names:
         dtype = table.columns[name][1]
         if isinstance(dtype, pl.Array):
@@ -195,57 +221,85 @@ def _kinds(
             continue
         require(
             dtype.is_numeric() or dtype in TEXTS or dtype in DATES,
-            f"{table.file}, column {name!r} holds {dtype}, not numbers, dates or names; say drop=[{name!r}]",
+            f"{table.file}, column {name!r} holds {dtype}, not numbers, dates or names; set data.drop = [{name!r}]",
         )
-        cells = table.cells(name)
-        questions |= {
-            (name, "cells"): cells.present.sum(),
-            (name, "first"): _first_row(cells.present),
-            (name, "number"): cells.number.count(),
-            (name, "infinite"): _first_row(cells.number.is_infinite()),
-        }
-        if not dtype.is_numeric():
+        if dtype not in TEXTS:
+            cells = table.cells(name)
             questions |= {
-                (name, "date"): cells.date.count(),
-                (name, "not a number"): _first_row(cells.present & cells.number.is_null()),
-                (name, "not a date"): _first_row(cells.present & cells.date.is_null()),
+                (name, "first"): first_row(cells.present),
+                (name, "infinite"): first_row(cells.number.is_infinite()),
             }
-    answers = _ask(table, questions)
-    return kinds | {
-        name: _kind(table, name, found, name in categorical, remedy.format(name)) for name, found in answers.items()
-    }
+    for name, found in table.ask(questions).items():
+        kind = "number" if table.columns[name][1].is_numeric() else "date"
+        kinds[name] = _shown(table, name, Look(1, **found), kind, categorical)
+    for name, seen in look(table, names).items():
+        text = not seen.cells or name in categorical
+        kinds[name] = (
+            _shown(table, name, seen, "text", categorical) if text else _of_texts(table, name, seen, options, remedy)
+        )
+    return {name: kinds[name] for name in names}
 
 
-def _first_row(condition: pl.Expr) -> pl.Expr:
-    return pl.when(condition).then(pl.col("row")).min()
-
-
-def _kind(table: Table, name: str, found: dict[str, Any], categorical: bool, remedy: str) -> _Kind:
-    """By the cells: more than half of them numbers (dates) and the rest text is an error, not a guess."""
-    if not found["cells"]:
+def _shown(table: Table, name: str, seen: Look, kind: str, categorical: Collection[str]) -> _Kind:
+    if seen.first is None:
         return _Kind("empty")
-    if categorical:
-        return _Kind("text", found["first"])
-    for kind in ("number", "date"):
-        if found[kind] * 2 > found["cells"]:
-            where = f"{table.file}, column {name!r}, data row"
-            bad, infinite = found.get(f"not a {kind}"), found["infinite"]
-            if bad is not None:
-                cell = table.collect(pl.col(table.columns[name][0]).filter(pl.col("row") == bad)).item()
-                raise InputError(
-                    f"{where} {bad}: {cell!r} is not a {kind} although most of the column is; "
-                    f"correct the cell, or say {remedy}"
-                )
-            require(infinite is None, f"{where} {infinite}: the value is infinite; correct the cell or empty it")
-            return _Kind(kind, found["first"])
-    return _Kind("text", found["not a number"])
+    if name in categorical:
+        return _Kind("text", seen.first)
+    require(
+        seen.infinite is None,
+        f"{table.file}, column {name!r}, data row {seen.infinite}: the value is infinite; correct the cell or empty it",
+    )
+    return _Kind(kind, seen.first)
+
+
+def _of_texts(table: Table, name: str, seen: Look, options: Options, remedy: str) -> _Kind:
+    """More than half of the cells numbers (dates) and the rest text is an error, not a guess."""
+    where, asked = f"{table.file}, column {name!r}, data row", options.conventions
+    names = "data.task = 'classification'" if remedy == "data.task" else f"{remedy} = [{name!r}]"
+    for kind, writing, setting in (("number", seen.number, asked.decimal), ("date", seen.date, asked.dates)):
+        if writing.either * 2 <= seen.cells:
+            continue
+        ways = writing.possible(seen.cells, setting)
+        if not ways:
+            raise InputError(_mixed(table, name, kind, writing, setting, names))
+        shown = _shown(table, name, seen, kind, ())
+        if kind == "number" and seen.signed is not None and seen.unsigned is not None and asked.percent == "auto":
+            last = max(seen.signed, seen.unsigned)
+            has, others = ("no percent sign", "one") if last == seen.unsigned else ("a percent sign", "none")
+            raise InputError(
+                f"{where} {last}: {table.cell(name, last)} has {has} although cells above have {others}; write them "
+                "alike, or set data.percent = 'share' (12% is 0.12) or 'number' (12% is 12)"
+            )
+        telling = {writing.ways[0]: writing.alone[0], writing.ways[1]: writing.alone[1]}.get(ways[0])
+        row = writing.differ if len(ways) > 1 else telling
+        signed = kind == "number" and seen.signed is not None and asked.percent == "auto"
+        return _Kind(kind, row or shown.row, ways[0], (*ways, "")[1], writing.mark if len(ways) > 1 else "", signed)
+    require(
+        seen.shorts * 2 <= seen.cells,
+        f"{where} {seen.short}: {table.cell(name, seen.short) if seen.short else ''} has a year of two digits, which "
+        f"can be read in several ways; write years with four, or set {names}",
+    )
+    return _Kind("text", seen.number.unread[0] or seen.first or 0)
+
+
+def _mixed(table: Table, name: str, kind: str, writing: Writing, setting: str, names: str) -> str:
+    """The sentence about the first cell that is written in another way than most."""
+    key, settings = ("data.decimal", (".", ",")) if kind == "number" else ("data.dates", ("day-first", "month-first"))
+    most = writing.ways.index(setting) if setting in settings else int(writing.read[1] > writing.read[0])
+    row = writing.unread[most] or 0
+    cell, way = f"{table.file}, column {name!r}, data row {row}: {table.cell(name, row)}", WORDS[writing.ways[most]]
+    if row != writing.alone[1 - most]:
+        return f"{cell} is not a {kind} although most of the column is; correct the cell, or set {names}"
+    if setting in settings:
+        return f"{cell} is not a {kind} with {way}; correct the cell, or leave out {key} = '{setting}'"
+    return f"{cell} is not written with {way} although other cells of the column are; write them alike, or set {names}"
 
 
 def _moments(table: Table, columns: dict[str, pl.Expr], train: np.ndarray | None) -> dict[str, dict[str, Any]]:
     """n, mean, rest and m2 of each column: the mean first, then the deviations from it, corrected."""
     moments: dict[str, dict[str, Any]] = {}
     looks = {"n": pl.Expr.count, "low": pl.Expr.min, "high": pl.Expr.max, "mean": pl.Expr.mean}
-    first = _ask(table, {(name, what): f(x) for name, x in columns.items() for what, f in looks.items()}, train)
+    first = table.ask({(name, what): f(x) for name, x in columns.items() for what, f in looks.items()}, train)
     spread: dict[tuple[str, str], pl.Expr] = {}
     for name, found in first.items():
         constant = found["n"] == 0 or found["low"] == found["high"]  # exactly, whatever the mean is rounded to
@@ -253,7 +307,7 @@ def _moments(table: Table, columns: dict[str, pl.Expr], train: np.ndarray | None
         if not constant:
             off = columns[name] - found["mean"]
             spread |= {(name, "off"): off.sum(), (name, "squares"): (off * off).sum()}
-    for name, found in _ask(table, spread, train).items():
+    for name, found in table.ask(spread, train).items():
         n, centre, off = first[name]["n"], first[name]["mean"], found["off"] / first[name]["n"]
         mean, m2 = centre + off, max(found["squares"] - n * off * off, 0.0)
         require(
@@ -269,7 +323,7 @@ def _columns(
 ) -> tuple[Column, ...]:
     texts: dict[tuple[str, str], pl.Expr] = {}
     numbers: dict[str, pl.Expr] = {}
-    for name, (kind, _) in kinds.items():
+    for name, (kind, *_) in kinds.items():
         if kind == "text":
             values = table.cells(name).text.drop_nulls().alias("value").value_counts(sort=True)
             most = max(options.max_categories, IDS) + 1  # enough to see that there are too many
@@ -277,7 +331,7 @@ def _columns(
             texts[name, "missing"] = (~table.cells(name).present).sum()
         elif kind in ("number", "date"):
             numbers[name] = table.cells(name).number if kind == "number" else table.cells(name).date
-    found = _ask(table, texts, train) | _moments(table, numbers, train)
+    found = table.ask(texts, train) | _moments(table, numbers, train)
     return tuple(
         _column_of(table, name, kinds[name], rows, found.get(name, {}), options)
         for name in table.columns
@@ -286,7 +340,7 @@ def _columns(
 
 
 def _column_of(table: Table, name: str, shown: _Kind, rows: int, found: dict[str, Any], options: Options) -> Column:
-    kind, row = shown
+    kind, row = shown.kind, shown.row
     if kind == "array":
         dtype: Any = table.columns[name][1]
         shape = dtype.shape
@@ -296,7 +350,7 @@ def _column_of(table: Table, name: str, shown: _Kind, rows: int, found: dict[str
     if kind == "empty":
         return Column(name, kind, missing=rows)
     if kind != "text":
-        return Column(name, kind, row, rows - found["n"], **found)
+        return Column(name, kind, row, rows - found["n"], **found, **_ways(shown))
     counts = {v["value"]: v["count"] for v in found["values"]}
     ids = len(counts) >= IDS and max(counts.values()) == 1
     if name not in options.categorical and (ids or len(counts) > options.max_categories):
@@ -305,30 +359,45 @@ def _column_of(table: Table, name: str, shown: _Kind, rows: int, found: dict[str
     return Column(name, kind, row, found["missing"], categories=common, rare=len(common) < len(counts))
 
 
-def _label(table: Table, options: Options) -> tuple[_Kind, pl.DataFrame]:
-    """The label's kind, and its cells as (name, number)."""
-    name, (safe, dtype) = options.label, table.columns[options.label]
-    column = table.collect(pl.col(rf"^(row|{safe}( \w+)?)$"))  # with its readings, in one pass over the file
-    alone = Table(table.file, column.lazy(), {name: (safe, dtype)})
-    forced = (name,) if options.task == "classification" else ()
-    shown = _kinds(alone, [name], forced, "task='classification'")[name]
-    where = f"{table.file}, column {name!r}, data row"
+def _ways(shown: _Kind) -> dict[str, Any]:
+    return {"reading": shown.reading, "mark": shown.mark, "percent": shown.percent}
+
+
+def _label_kind(table: Table, options: Options) -> _Kind:
+    name = options.label
+    shown = _kinds(_label_alone(table, options), [name], options, "data.task")[name]
     allowed = ("number",) if options.task == "regression" else ("number", "text")
     require(
         shown.kind in (*allowed, "empty"),
-        f"{where} {shown.row}: the label is of kind {shown.kind}, but {options.task or 'a label'} "
-        f"needs {' or '.join(allowed)}",
+        f"{table.file}, column {name!r}, data row {shown.row}: the label is of kind {shown.kind}, but "
+        f"{options.task or 'a label'} needs {' or '.join(allowed)}",
     )
-    cells = alone.cells(name)
-    found = alone.collect(
+    return shown
+
+
+def _label_alone(table: Table, options: Options) -> Table:
+    safe, dtype = table.columns[options.label]
+    column = table.collect(pl.col(rf"^(row|{safe}( \w+)?)$"))  # with its readings, in one pass over the file
+    return Table(table.file, column.lazy(), {options.label: (safe, dtype)})
+
+
+def _label(table: Table, options: Options, shown: _Kind) -> pl.DataFrame:
+    """The label's cells as (row, present, name, number)."""
+    name = options.label
+    cells = table._replace(readings={name: shown.reading}).cells(name)
+    found = table.collect(
         pl.col("row"),
         cells.present.alias("present"),
         label_names(cells).alias("name"),
         cells.number.alias("number"),
     )
     gaps = found.filter(~pl.col("present"))["row"].to_list()
-    require(not gaps, f"{where} {min(gaps, default=0)}: the label is missing; fill it in or leave the row out")
-    return shown, found
+    require(
+        not gaps,
+        f"{table.file}, column {name!r}, data row {min(gaps, default=0)}: the label is missing; fill it in or leave "
+        "the row out",
+    )
+    return found
 
 
 def _few(cells: pl.DataFrame) -> bool:
@@ -340,17 +409,17 @@ def _few(cells: pl.DataFrame) -> bool:
 def _label_column(
     table: Table, options: Options, shown: _Kind, cells: pl.DataFrame, train: np.ndarray | None
 ) -> Column:
-    (kind, row), label = shown, options.label
+    kind, row, label = shown.kind, shown.row, options.label
     names = tuple(cells["name"].unique().sort())
     if kind == "text":
         many = len(names) > options.max_categories or len(names) == len(cells) >= IDS
         require(
             options.task == "classification" or not many,
             f"{table.file}, column {label!r} has {len(names)} different texts as labels; choose another "
-            "label, or say task='classification' if these are classes",
+            "label, or set data.task = 'classification' if these are classes",
         )
         return Column(label, kind, row, categories=names)
     alone = Table(table.file, cells.lazy(), {})
     moments = _moments(alone, {label: pl.col("number")}, train)[label]
     values = names if options.task is None and _few(cells) else None
-    return Column(label, kind, row, categories=values, **moments)
+    return Column(label, kind, row, categories=values, **moments, **_ways(shown))

@@ -68,13 +68,14 @@ def _written(key: Any) -> bytes:
 
 def _public(path: Path) -> bytes:
     """The public key of a file, as it is written to one."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
     require(path.is_file(), f"there is no file {path}")
     try:
         key = load_ssh_public_key(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise InputError(f"{path} holds no public key; give the .pub that ssh-keygen -t ecdsa wrote") from error
     require(isinstance(key, EllipticCurvePublicKey), f"{path} is not an EC key; make one: ssh-keygen -t ecdsa -b 384")
     return _written(key)
