@@ -40,7 +40,7 @@ def data_of(spec: RunSpec) -> str:
     settings = spec.config.model_dump(mode="json", include={"data", "partition", "model", "convexify", "personal"})
     run = spec.config.run
     held = run.validation if run.keep_best else None
-    return json.dumps([settings, run.seed, run.precision, run.score, held])
+    return json.dumps([settings, run.seed, run.precision, run.score, held, run.lost])
 
 
 def run_batch(
@@ -148,7 +148,7 @@ def _width(family: Sequence[tuple[RunSpec, Method | None]], rows: dict[str, Clie
     spec, method = family[0]
     made = not_none(method).family
     assert isinstance(made, Partial)
-    x, data = rows[data_of(spec)].problem.x, rows[data_of(spec)].train
+    x, data = rows[data_of(spec)].problem.x, rows[data_of(spec)].trained_on
     numbers = {name: jnp.asarray(value, x.dtype) for name, value in made.keywords.items()}
     trial = Trial(numbers, x, data, spec.config.run.seed)
     together = max(Counter(data_of(spec) for spec, _ in family).values())  # those with other data come after

@@ -123,6 +123,11 @@ class ModelSettings(Section):
         ge=0,
         description="linear: of the intercept; default: l2 / 1000 for numbers to predict, else l2",
     )
+    metric: Literal["auto", "full", "none"] | Annotated[int, Field(ge=1)] = Field(
+        "none",
+        description="linear: trained where it is well conditioned, by one exchange of sums; full, none, how many "
+        "directions, or auto",
+    )
     batch: int | None = Field(None, ge=1, description="examples of a local step; default: all")
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
     options: dict[str, Any] = Field({}, description="other arguments of the model's function, such as width = 16")

@@ -20,6 +20,7 @@ from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
 from equipoise.evaluation import PerClient
 from equipoise.experiment import folders, origin, personal, records
+from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import Trained, convexify, given_network, network_config, trained_network
 from equipoise.experiment.methods import Method, build_method
@@ -73,6 +74,11 @@ class ClientRows:
     problem: Problem
     train: Any
     test: Any
+
+    @property
+    def trained_on(self) -> Any:
+        """The rows that an algorithm is given."""
+        return self.problem.in_metric(self.train)
 
     @property
     def scored(self) -> Any:
@@ -133,14 +139,14 @@ def problem_of(spec: RunSpec, begin: Callable[[], None]) -> Problem:
     config = spec.config
     problem = build_problem(config)
     if config.convexify is None:
-        return problem
+        return with_metric(config, problem, _lost(config))
     trained = given_network(config, problem.model, lambda: problem.model.init(jax.random.key(config.run.seed)))
     if trained is None:
         stage = network_config(config)
         build_method(stage, problem)  # a mistake in it leaves no folder behind
         begin()
         trained = _trained_here(spec, stage, problem)
-    return convexify(config, problem, trained)
+    return with_metric(config, convexify(config, problem, trained), _lost(config))
 
 
 def _trained_here(spec: RunSpec, stage: Config, problem: Problem) -> Trained:
@@ -230,7 +236,7 @@ def run_alone(session: Session) -> None:
             result = simulate(
                 session.family,
                 session.problem.x,
-                session.data.train,
+                session.data.trained_on,
                 config.run.seed,
                 rounds=config.run.rounds,
                 clients_per_batch=config.run.clients_per_batch,
@@ -254,7 +260,7 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
     """
     settings = sessions[0].spec.config.run
     trials = [
-        Trial(s.family.keywords, s.problem.x, s.data.train, s.spec.config.run.seed, _lost(s.spec.config))
+        Trial(s.family.keywords, s.problem.x, s.data.trained_on, s.spec.config.run.seed, _lost(s.spec.config))
         for s in sessions
     ]
 
