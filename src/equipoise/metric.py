@@ -109,8 +109,13 @@ def packed(metric: Metric) -> dict[str, np.ndarray]:
     return found | {name: np.asarray(a) for name, a in metric.factor._asdict().items()}
 
 
-def unpacked(arrays: dict[str, np.ndarray], features: int) -> Metric:
-    """What `packed` took apart."""
+def unpacked(arrays: dict[str, np.ndarray], linear: Linear) -> Metric:
+    """What `packed` took apart; one that does not fit the model is refused."""
+    d = features = linear.features
+    sizes = {"upper": d * (d + 1) // 2} if "upper" in arrays else {"V": d * len(arrays.get("s", ())), "gain": 1}
+    sizes |= {"centre": d} if linear.intercept else {}
+    fits = all(name in arrays and arrays[name].size == size for name, size in sizes.items())
+    require(fits, f"the metric does not fit a model of {d} inputs; give server and sites the same version")
     given = {name: jnp.asarray(a) for name, a in arrays.items()}
     centre = given.pop("centre", None)
     if "upper" not in given:

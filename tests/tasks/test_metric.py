@@ -169,7 +169,7 @@ def test_bytes_and_packing():
         (low_rank(task.linear, moments, centre, 3), 3, 8 * (2 + D + 2 * D * D)),
     ):
         packed = eq.metric.packed(metric)
-        back = eq.metric.unpacked(packed, D)
+        back = eq.metric.unpacked(packed, task.linear)
         assert jax.tree.structure(back) == jax.tree.structure(metric)
         assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (back, metric)), strict=True))
         down = sum(a.nbytes for a in packed.values()) + (0 if rank is None else 8 * D * D)

@@ -105,6 +105,7 @@ def _reveals(config: Config) -> Iterator[str]:
         bound=of.secure_bound,
         own_models=config.personal is not None,
         features=agreement.has_features(config),
+        moments=agreement.tells_moments(config),
     )
 
 

@@ -33,7 +33,7 @@ from equipoise.models import Model
 from equipoise.models.model import Params
 from equipoise.protocol import Vector
 from equipoise.tasks import Convexity, Metric, Task, WithMetric, moreau_envelope
-from equipoise.tasks.metric import stretch
+from equipoise.tasks.metric import ShardInMetric, stretch
 from equipoise.tasks.moreau import Personal
 from equipoise.tasks.squares import Gram, Kernel
 from equipoise.tasks.task import least
@@ -116,7 +116,8 @@ class Problem:
             return steps.smoothness(self.conditioning.task, self.in_metric(self.compiled_for), jnp.zeros_like(self.x))
         if largest is None:
             largest = steps.smoothness(self.plain_task, self.compiled_for, self.x)
-        return largest if self.envelope is None else self.envelope.damped(largest)
+        # What sites have told in the metric bounds the envelope there too.
+        return largest if self.envelope is None or self.conditioning is not None else self.envelope.damped(largest)
 
     @property
     def trained_task(self) -> Task:
@@ -126,6 +127,10 @@ class Problem:
     def in_metric(self, rows: Any) -> Any:
         """Rows of all clients, for `trained_task`."""
         return rows if self.conditioning is None else WithMetric(rows, self.conditioning.metric)
+
+    def shard_in_metric(self, shard: Any) -> Any:
+        """One client's rows, for `trained_task`."""
+        return shard if self.conditioning is None else ShardInMetric(shard, self.conditioning.metric)
 
     @cached_property
     def modulus(self) -> float:
