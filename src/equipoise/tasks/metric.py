@@ -304,7 +304,9 @@ def _over_z(task: Task, loss: Any, grad: Any, descend: Any, prepare: Any) -> Tas
     def init(key: RandomKey | int) -> Vector:
         return jnp.zeros(task.size)
 
-    return Task(f"{task.name}_in_metric", task.size, loss, grad, descend, init, None, prepare)
+    l2 = _ridges(linear_of(task))[0].mean()
+    curves = float(l2) if l2 > 0 else None  # in the directions of x that are as curved as a unit of z
+    return Task(f"{task.name}_in_metric", task.size, loss, grad, descend, init, None, prepare, curves=curves)
 
 
 def _located(data: Any) -> ShardInMetric:

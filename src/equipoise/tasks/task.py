@@ -45,6 +45,7 @@ class Task(NamedTuple):
     strong_convexity: Convexity | None = None  # of every f_i, whatever the data; None: no such promise
     ravel: Callable[[PyTree], Vector] = lambda params: params  # parameters as they were given -> the flat vector
     unravel: Callable[[Vector], PyTree] = lambda x: x  # and back
+    curves: float | None = None  # at least so much, about: weights may be chosen by it, and no bound rests on it
     linear: Linear | None = None  # None: the model is not linear in its inputs, or nobody has said so
 
 
