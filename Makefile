@@ -41,8 +41,8 @@ lint: tools ## ruff and mypy
 test: lint ## lint, types and the fast tests: every module, algorithm and command, one real federation
 	$(BIN)/pytest -n auto -m 'not thorough'
 
-test-all: lint ## lint, types and all tests there are
-	$(BIN)/pytest -n auto
+test-all: lint ## lint, types and all tests there are, with longer searches
+	EQUIPOISE_SEARCH=3 $(BIN)/pytest -n auto
 
 # A broken link or a public name without a docstring ends it. Nothing comes from the network.
 docs: tools ## the documentation as a site

@@ -2,7 +2,7 @@
 
     python benchmarks/interval_coverage.py                    the table of docs/fairness.md
     python benchmarks/interval_coverage.py --only rmse --repeats 50
-    python benchmarks/interval_coverage.py --former 898b91b   the bounds of an earlier commit: coverage and widths
+    python benchmarks/interval_coverage.py --former 36e3597   the bounds of an earlier commit: coverage and widths
     python benchmarks/interval_coverage.py --end-to-end       20 trainings, each judged on fresh rows
 
 The owners' true scores are fixed, their rows are drawn again and again. Two models are scored on the same rows: in
@@ -36,7 +36,8 @@ from equipoise.evaluation.standing import Standing
 REPEATS, MANY = 100, 300  # of owners from MANY on half as many
 RESAMPLED = 100
 OF_A_UNIT = 5  # rows
-OWN = 0.1  # of the rows: where the second model errs on its own
+UNITS = {"units of 5": 1.0, "units of 5 alike": 0.01}  # of a unit's beta, a + b: its rows correlate by 1 / (1 + a + b)
+SECOND_ALONE = 0.1  # of the rows: where the second model errs on its own
 Owners = tuple[np.ndarray, np.ndarray]  # rows and true score of each
 
 
@@ -48,8 +49,8 @@ class Setting(NamedTuple):
 
     @property
     def score(self) -> str:
-        kinds = {"accuracy": "accuracy", "units of 5": "accuracy", "auroc": "auroc", "rmse": "rmse", "rmse t5": "rmse"}
-        return kinds.get(self.kind, "loss")
+        kinds = {"accuracy": "accuracy", "auroc": "auroc", "rmse": "rmse", "rmse t5": "rmse"}
+        return kinds.get(self.kind, "accuracy" if self.kind in UNITS else "loss")
 
     @property
     def up(self) -> bool:
@@ -127,26 +128,29 @@ def settings() -> Iterator[Setting]:
     yield Setting("auroc", "40 of 20 to 1,000, falling 95 to 60%", *many(40, 20, 1000, 0.95, 0.6))
     yield Setting("auroc", "10 of 8 at 95%, 10 of 300 at 75%", *two(10, 8, 0.95, 10, 300, 0.75))
     yield Setting("auroc", "20 of 10 to 500, rising 60 to 95%", *many(20, 10, 500, 0.6, 0.95))
-    yield Setting("units of 5", "5 of 40 rows at 75%, 15 of 200 at 88%", *two(5, 40, 0.75, 15, 200, 0.88))
-    yield Setting("units of 5", "10 of 10 at 60%, 40 of 300 at 90%", *two(10, 10, 0.6, 40, 300, 0.9))
-    yield Setting("units of 5", "60 of 10 to 1,000, rising 50 to 95%", *many(60, 10, 1000, 0.5, 0.95))
-    yield Setting("units of 5", "20 of 50 and 20 of 500, all at 80%", *two(20, 50, 0.8, 20, 500, 0.8))
+    clusters = {
+        "5 of 40 rows at 75%, 15 of 200 at 88%": two(5, 40, 0.75, 15, 200, 0.88),
+        "10 of 10 at 60%, 40 of 300 at 90%": two(10, 10, 0.6, 40, 300, 0.9),
+        "60 of 10 to 1,000, rising 50 to 95%": many(60, 10, 1000, 0.5, 0.95),
+        "20 of 50 and 20 of 500, all at 80%": two(20, 50, 0.8, 20, 500, 0.8),
+    }
+    yield from (Setting(kind, name, *owners) for kind in UNITS for name, owners in clusters.items())
 
 
 def shares(setting: Setting, other: np.ndarray, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Which rows the two models have right, owner by owner; rows of a unit are alike."""
     for m, p, q in zip(setting.rows, setting.truth, other, strict=True):
-        if setting.kind == "units of 5":
-            # Half of the spread is between units; the second model is drawn anew for some of them, or for all.
-            units = max(m // OF_A_UNIT, 1)
-            first, fresh = rng.beta(p, 1 - p, units), rng.beta(q, 1 - q, units)
-            anew = (rng.random(units) < 2 * OWN) | (p != q)
+        if setting.kind in UNITS:
+            # The second model is drawn anew for some units, or for all of an owner whom it serves better.
+            units, strength = max(m // OF_A_UNIT, 1), UNITS[setting.kind]
+            first, fresh = (rng.beta(strength * of, strength * (1 - of), units) for of in (p, q))
+            anew = (rng.random(units) < 2 * SECOND_ALONE) | (p != q)
             luck, own = rng.random((2, units, OF_A_UNIT))
             second = np.where(anew, fresh, first)[:, None] > np.where(anew[:, None], own, luck)
             yield (luck < first[:, None]).ravel(), second.ravel()
         else:
             luck, fresh = rng.random((2, m))
-            yield luck < p, np.where(rng.random(m) < OWN, fresh, luck) < q
+            yield luck < p, np.where(rng.random(m) < SECOND_ALONE, fresh, luck) < q
 
 
 def losses(setting: Setting, other: np.ndarray, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -199,7 +203,7 @@ def scored(setting: Setting, other: np.ndarray, rng: np.random.Generator) -> Sco
         return Scored((made[0], made[1]), None, None)
     drawn = list(zip(*(shares if score == "accuracy" else losses)(setting, other, rng), strict=True))
     sizes = np.array([a.size for a in drawn[0]])
-    counted = sizes / OF_A_UNIT if setting.kind == "units of 5" else None
+    counted = sizes / OF_A_UNIT if setting.kind in UNITS else None
     made = []
     for rows in drawn:
         mean, squares = np.array([a.mean() for a in rows]), np.array([(a.astype(float) ** 2).mean() for a in rows])
@@ -225,10 +229,15 @@ def repeat(setting: Setting, seed: int, former: Any) -> dict[str, float]:
     there = np.isfinite(got.tables[0].scores[setting.score]) & np.isfinite(got.tables[1].scores[setting.score])
     truth, second = setting.truth[there], other[there]
     value = got.tables[0].scores[setting.score][there]
-    old, new = (standing(table, setting.score, key=seed, counted=got.counted) for table in got.tables)
+    old = standing(got.tables[0], setting.score, key=seed, counted=got.counted)
     goal = float(worst_mean(truth, up))
     found = {"measured": abs(float(worst_mean(value, up)) - goal), "corrected": abs(old.worst.estimate - goal)}
     found |= of_one(old, there, truth, value, goal, up)
+    if former is not None:
+        told = earlier(former, setting, got, there, value, seed)
+        before = of_one(told, np.ones(truth.size, bool), truth, value, goal, up)
+        return found | {f"{name} before": v for name, v in before.items()}
+    new = standing(got.tables[1], setting.score, key=seed, counted=got.counted)
     gains: dict[str, tuple[Bounds, float]] = {
         "mean gain": (difference(old.mean, new.mean, 0.0), float((second - truth).mean())),
         "worst gain": (difference(old.worst, new.worst, 0.0), float(worst_mean(second, up)) - goal),
@@ -251,10 +260,6 @@ def repeat(setting: Setting, seed: int, former: Any) -> dict[str, float]:
     if seed % 2 == 0:
         found |= {f"false {name}": 1 - found[name] for name in gains}
         found["false client gain"] = float(not held.all())
-    if former is not None:
-        told = earlier(former, setting, got, there, value, seed)
-        before = of_one(told, np.ones(truth.size, bool), truth, value, goal, up)
-        found |= {f"{name} before": v for name, v in before.items()}
     return found
 
 

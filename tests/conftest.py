@@ -1,14 +1,17 @@
 """Every test runs in float64, with strict promotion, and with warnings as errors (pyproject.toml)."""
 
+import contextlib
 import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import hypothesis
 import jax
+import jaxlib
 import pytest
 
 from equipoise import keep_programs
@@ -19,11 +22,21 @@ from equipoise._jax import PATIENCE
 QUICK = f"--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 {PATIENCE}"
 
 
+COMPILED = Path(__file__).parents[1] / ".jax_cache"
+
+
 def quick_to_compile():
-    """XLA's flags for it, where this version knows them all: of an unknown one a process dies."""
+    """XLA's flags for it, where this version knows them all: of an unknown one a process dies, which is tried once."""
     flags = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"}
+    known, these = COMPILED / "flags.txt", f"{jax.__version__} {jaxlib.__version__} {QUICK}"
+    if known.is_file() and known.read_text() == these:
+        return flags["XLA_FLAGS"]
     tried = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=flags, capture_output=True)
-    return flags["XLA_FLAGS"] if tried.returncode == 0 else os.environ.get("XLA_FLAGS", "")
+    if tried.returncode != 0:
+        return os.environ.get("XLA_FLAGS", "")
+    COMPILED.mkdir(exist_ok=True)
+    known.write_text(these)
+    return flags["XLA_FLAGS"]
 
 
 # A shell has what it starts in its background ignore Ctrl-C, and so would the commands that tests start.
@@ -31,16 +44,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes depends on what else the machine does, and says nothing.
-# Every run tries the same examples, so that a change is judged by what it changed; EQUIPOISE_SEARCH looks for others.
+# Every run tries the same examples, so that a change is judged by what it changed; EQUIPOISE_SEARCH=10 tries others.
 hypothesis.settings.register_profile(
     "untimed",
     deadline=None,
-    derandomize="EQUIPOISE_SEARCH" not in os.environ,
+    derandomize=int(os.environ.get("EQUIPOISE_SEARCH", "1")) < 10,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("untimed")
 
-COMPILED = Path(__file__).parents[1] / ".jax_cache"
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers, and the commands that tests start, inherit these
     os.environ |= {
         "XLA_FLAGS": quick_to_compile(),
@@ -61,6 +73,25 @@ jax.config.update("jax_captured_constants_warn_bytes", 1 << 20)  # data is an op
 gc.set_threshold(100_000, 20, 50)  # tracing makes and drops millions of objects: the default took a tenth of all time
 PROGRAMS = 700  # that a process keeps in memory
 keep_programs(COMPILED)  # and the same programs in many places, and again next time
+
+
+def share_contexts(uses=100):
+    """A context of MLIR for many small programs of a thread: to make one takes as long as to look up a program."""
+    make, mine = mlir.make_ir_context, threading.local()
+
+    def context():
+        mine.left = getattr(mine, "left", 0) - 1
+        if mine.left < 0:  # one that lived on would keep every constant that was ever in it
+            mine.context, mine.left = make(), uses
+        return mine.context
+
+    mlir.make_ir_context = context
+
+
+with contextlib.suppress(ImportError, AttributeError):  # where JAX keeps it today
+    from jax._src.interpreters import mlir
+
+    share_contexts()
 
 
 def group(item):

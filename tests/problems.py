@@ -51,6 +51,12 @@ EVERY = sorted(ALGORITHMS)
 KINDS = ("fedavg", "scaffold", "delta_fl", "drfa", "scaffpd")
 
 
+def few(fast: Any, values: Any, witness: str) -> list[Any]:
+    """Values of a parameter: those of `fast` in `make test`, the others in `make test-all` only."""
+    later = pytest.mark.thorough(witness=witness)
+    return [pytest.param(value, marks=[] if value in fast else [later]) for value in values]
+
+
 def each_kind(law: Any) -> Any:
     """A law of engines: of one algorithm of each kind in `make test`, of all of them in `make test-all`."""
     later = pytest.mark.thorough(witness=f"::{law.__name__}[scaffpd]")

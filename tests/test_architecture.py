@@ -19,7 +19,7 @@ LEVELS = [
     {"algorithms", "certificates", "artifact"},
     {"engines", "privacy"},
     {"evaluation", "metric"},
-    {"experiment", "report", "estimator"},
+    {"experiment", "report", "estimator", "sklearn"},
     {"deploy"},
     {"cli", "__init__", "__main__"},
 ]

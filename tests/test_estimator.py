@@ -115,3 +115,99 @@ def test_rows_of_one_patient_count_together():
     said = [wording.rests_on(numbers.reported([fit.run])[0]) for fit in (by_row, done)]
     assert "every scored row is drawn by itself" in said[0]
     assert "of each patient apart from the others" in said[1]
+
+
+def test_classes_are_what_is_predicted(monkeypatch):
+    """Integers stay integers: scikit-learn's metrics compare the two."""
+    tiny.use(monkeypatch)
+    for classes in ([0, 1], [3, 12], [0.0, 1.0], ["no", "yes"]):
+        labels = np.array(classes)[np.arange(20) % 2]
+        fitted = eq.fit([(np.arange(40.0).reshape(20, 2), labels)] * 2, settings=QUICK)
+        assert set(fitted.predict(np.eye(2))) <= set(fitted.classes_)
+        assert fitted.classes_ == tuple(classes)
+
+
+def test_owners_are_called_by_their_names(monkeypatch):
+    tiny.use(monkeypatch)
+    names = ["west", "a/b", "A/B", "n" * 300, "n" * 301, ".hidden", "", "Zürich", "x.parquet"]
+    rng = np.random.default_rng(0)
+    tables = {name: (rng.normal(size=(10 + i, 2)), np.arange(10 + i) % 2) for i, name in enumerate(names)}
+    fitted = eq.fit(tables, settings={**QUICK, "data": {"test": 0}})
+    assert fitted.owners == tuple(names)
+    rows = dict(fitted.report().select("owner", "train_rows").iter_rows())
+    assert rows == {name: 10 + i for i, name in enumerate(names)}
+    with pytest.raises(InputError, match=r"^north, column 'x', data row 4: 'a' is not a number"):
+        eq.fit({"north": {"x": ["1", "2", "3", "a"], "label": [0, 1, 0, 1]}}, settings=QUICK)
+
+
+def test_a_label_does_not_replace_an_input():
+    pair = (np.arange(12.0).reshape(6, 2), np.arange(6) % 2)
+    with pytest.raises(InputError, match="the label of owner 0 would be called 'x0' as one of its columns is"):
+        eq.fit([pair], label="x0", settings=QUICK)
+
+
+class Nullable:
+    """A column as pandas' nullable types give it: objects, and NA, which is neither true nor false."""
+
+    class NA:
+        def __bool__(self):
+            raise TypeError("boolean value of NA is ambiguous")
+
+        def __eq__(self, other):
+            return self
+
+        def __ne__(self, other):
+            return self
+
+        __hash__ = None
+
+    def __init__(self, *values):
+        self.values = [self.NA() if value is None else value for value in values]
+
+    def isna(self):
+        return np.array([isinstance(value, self.NA) for value in self.values])
+
+    def __array__(self, dtype=None, copy=None):
+        out = np.empty(len(self.values), object)
+        out[:] = self.values
+        return out
+
+
+class Frame(dict):
+    """A table as pandas has it."""
+
+    columns = property(lambda self: list(self))
+    dtypes = None
+
+
+def test_nullable_columns_of_pandas(monkeypatch):
+    tiny.use(monkeypatch)
+    table = Frame(
+        whole=Nullable(1, None, 3, 4), yes=Nullable(True, False, None, True), text=Nullable("a", None, "b", "a"),
+        label=Nullable(0, 1, 0, 1),
+    )  # fmt: skip
+    fitted = eq.fit([table, table], settings={**QUICK, "data": {"test": 0}})
+    inputs = ("whole", "yes=false", "yes=true", "yes is missing", "text=a", "text=b", "text is missing")
+    assert fitted.model.encoding.inputs == inputs
+    assert fitted.model.encoding.features[0].mean == pytest.approx(8 / 3)
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"x": [1, "a", 2], "label": [0, 1, 0]}, "the table of owner 0, column 'x' holds values of several kinds"),
+        ({"x": [1, 2], "label": [0, 1, 0]}, "the columns of the table of owner 0 are of different lengths"),
+        ({"x": [object()] * 3, "label": [0, 1, 0]}, "owner 0, column 'x' holds"),
+        (
+            {"x": pl.Series([["a"]] * 3, dtype=pl.Array(pl.String, 1)), "label": [0, 1, 0]},
+            "holds Array(String, shape=(1,))",
+        ),
+        ({"x": [[1], [2], [3]], "label": [0, 1, 0]}, "holds List(Int64), not numbers"),
+    ],
+)
+def test_columns_that_are_none_are_one_sentence(table, sentence):
+    with pytest.raises(InputError) as error:
+        eq.fit([table], settings=QUICK)
+    assert sentence in str(error.value)
+    with pytest.raises(InputError, match="the settings say data is 'x'"):
+        eq.fit([table | {"x": [1, 2, 3]}], settings={"data": "x"})

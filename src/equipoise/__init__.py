@@ -28,11 +28,15 @@ if TYPE_CHECKING:
     from equipoise.engines.sweep import Trial, grid, sweep
     from equipoise.estimator import Fitted, fit
     from equipoise.evaluation import fairness
+    from equipoise.sklearn import EquipoiseClassifier, EquipoiseRegressor
 
 ENGINES = ("Result", "Trial", "debug", "grid", "kernel", "simulate", "sweep")
 SETUP = ("keep_programs", "use_all_cores")
 ESTIMATOR = ("Fitted", "fit")
+SKLEARN = ("EquipoiseClassifier", "EquipoiseRegressor")
 __all__ = [
+    "EquipoiseClassifier",
+    "EquipoiseRegressor",
     "Fitted",
     "Result",
     "Trial",
@@ -70,6 +74,8 @@ def __getattr__(name: str) -> object:
         return getattr(importlib.import_module("equipoise.engines"), name)
     if name in ESTIMATOR:
         return getattr(importlib.import_module("equipoise.estimator"), name)
+    if name in SKLEARN:
+        return getattr(importlib.import_module("equipoise.sklearn"), name)
     if name in SETUP:
         return getattr(importlib.import_module("equipoise._jax"), name)
     return importlib.import_module("equipoise.evaluation.fairness" if name == "fairness" else f"equipoise.{name}")

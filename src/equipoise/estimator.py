@@ -7,6 +7,7 @@
 What becomes of columns, missing cells and labels is what `docs/silos.md` says of files.
 """
 
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -45,9 +46,11 @@ class Fitted(NamedTuple):
         return found.select(chances).to_numpy()
 
     @property
-    def classes_(self) -> tuple[str, ...]:
-        """What is told apart; empty for a regression."""
-        return self.run.federation.classes
+    def classes_(self) -> tuple[Any, ...]:
+        """What is told apart, as `predict` gives it; empty for a regression."""
+        encoding = not_none(self.model.encoding)
+        count = len(encoding.target.classes)
+        return tuple(encoding.decode(np.eye(count))) if count else ()
 
     def report(self) -> "pl.DataFrame":
         """A row for every owner, the worst served first: its rows, its score with bounds, and what it counted."""
@@ -55,9 +58,10 @@ class Fitted(NamedTuple):
 
         last, result = self.run.rows[-1], not_none(self.run.outcome)
         members, unknown = self.run.federation.members, [None] * len(self.owners)
+        names = dict(zip(_file_names(self.owners), self.owners, strict=True))
         table = pl.DataFrame(
             {
-                "owner": self.owners,
+                "owner": [names[member.name] for member in members],
                 "train_rows": [member.train for member in members],
                 "test_rows": [member.test for member in members],
                 result.measure: pl.Series(last.scores[result.measure], dtype=pl.Float64),
@@ -69,7 +73,7 @@ class Fitted(NamedTuple):
         return table.sort(result.measure, descending=not result.higher_is_better, nulls_last=True)
 
     def _predicted(self, table: Table) -> "pl.DataFrame":
-        return self.model.predict(_frame(table[0] if _is_pair(table) else table))
+        return self.model.predict(_frame(table[0] if _is_pair(table) else table, "the table"))
 
 
 def fit(
@@ -100,17 +104,43 @@ def fit(
     with tempfile.TemporaryDirectory() as place:
         silos = Path(place) / "silos"
         silos.mkdir()
-        for i, (name, table) in enumerate(given.items()):
-            _with_label(name, table, label).write_parquet(silos / f"{i:06d}.parquet")
+        owners = tuple(map(str, given))
+        for file, name, table in zip(_file_names(owners), owners, given.values(), strict=True):
+            _with_label(name, table, label).write_parquet(silos / f"{file}.parquet")
         mine = {key: dict(value) if isinstance(value, Mapping) else value for key, value in (settings or {}).items()}
+        require(
+            isinstance(mine.get("data", {}), dict),
+            f"the settings say data is {mine.get('data')!r}; give a mapping, such as {{'decimal': ','}}",
+        )
         mine["data"] = {**mine.get("data", {}), "silos": str(silos), "label": label}
         folder = Path(place) / "run" if out is None else Path(out)
-        done = train(mine, folder)
+        try:
+            done = train(mine, folder)
+        except InputError as error:  # nobody gave files
+            told = str(error)
+            for file, name in zip(_file_names(owners), owners, strict=True):
+                told = told.replace(f"{file}.parquet", name)
+            raise InputError(told) from None
         require(
             (folder / records.MODEL).is_file(),
             "the training did not end in a finite model; its step sizes are too large",
         )
-        return Fitted(artifact.load(folder / records.MODEL), done, tuple(map(str, given)))
+        return Fitted(artifact.load(folder / records.MODEL), done, owners)
+
+
+def _file_names(owners: Sequence[str]) -> list[str]:
+    """A file name for each owner, by which pages call it: its own name, where that can be one."""
+    names: list[str] = []
+    for owner in owners:
+        plain = re.sub(r'[\x00-\x1f/\\:*?"<>|]|^\.|^$', "_", owner)
+        short = name = plain.encode("utf-8", "replace")[:200].decode("utf-8", "ignore")
+        taken = {other.casefold() for other in names}
+        for k in range(2, len(owners) + 2):
+            if name.casefold() not in taken:
+                break
+            name = f"{short} {k}"
+        names.append(name)
+    return names
 
 
 def _is_pair(table: Table) -> bool:
@@ -118,24 +148,26 @@ def _is_pair(table: Table) -> bool:
 
 
 def _with_label(name: str, table: Table, label: str) -> "pl.DataFrame":
-    import polars as pl
-
     if not _is_pair(table):
-        frame = _frame(table)
+        frame = _frame(table, f"the table of {name}")
         require(
             label in frame.columns, f"the table of {name} has no column '{label}', the label; it has {frame.columns}"
         )
         return frame
-    inputs, labels = _frame(table[0]), np.asarray(table[1])
+    inputs, labels = _frame(table[0], f"the table of {name}"), np.asarray(table[1])
+    require(
+        label not in inputs.columns,
+        f"the label of {name} would be called '{label}' as one of its columns is; give the label another name",
+    )
     require(
         labels.shape == (len(inputs),),
         f"{name} has {len(inputs)} rows and labels of shape {labels.shape}; give a label for each row",
     )
-    return inputs.with_columns(pl.Series(label, labels.tolist()))
+    return inputs.with_columns(_series(label, labels, f"the table of {name}"))
 
 
-def _frame(table: Table) -> "pl.DataFrame":
-    """Anything that a table may be given as, as polars has it."""
+def _frame(table: Table, what: str) -> "pl.DataFrame":
+    """Anything that a table may be given as, as polars has it; `what` is what messages call it."""
     import polars as pl
 
     if isinstance(table, pl.DataFrame):
@@ -143,22 +175,47 @@ def _frame(table: Table) -> "pl.DataFrame":
     if isinstance(table, pl.LazyFrame):
         return table.collect()
     if isinstance(table, Mapping):
-        return pl.DataFrame(table)
-    if hasattr(table, "columns") and hasattr(table, "dtypes"):  # pandas', without its Arrow bridge
-        return pl.DataFrame([_series(str(name), table[name]) for name in table.columns])
-    array = np.asarray(table)
-    if array.ndim != 2 or array.dtype.kind not in "fiub":
-        raise InputError(
-            f"a table is an array of shape {array.shape} and type {array.dtype}; give numbers [rows, columns], or a "
-            "polars or pandas table"
-        )
-    return pl.DataFrame({f"x{j}": array[:, j] for j in range(array.shape[1])})
+        columns = [_series(str(name), table[name], what) for name in table]
+    elif hasattr(table, "columns") and hasattr(table, "dtypes"):  # pandas', without its Arrow bridge
+        columns = [_series(str(name), table[name], what) for name in table.columns]
+    else:
+        array = np.asarray(table)
+        if array.ndim != 2 or array.dtype.kind not in "fiub":
+            raise InputError(
+                f"{what} is an array of shape {array.shape} and type {array.dtype}; give numbers [rows, columns], or a "
+                "polars or pandas table"
+            )
+        columns = [pl.Series(f"x{j}", array[:, j]) for j in range(array.shape[1])]
+    rows = {column.name: len(column) for column in columns}
+    require(len(set(rows.values())) < 2, f"the columns of {what} are of different lengths: {rows}")
+    require(len(rows) == len(columns), f"{what} has a column more than once; rename or remove one")
+    return pl.DataFrame(columns)
 
 
-def _series(name: str, column: Any) -> "pl.Series":
+def _series(name: str, column: Any, what: str) -> "pl.Series":
+    """A column; what pandas calls missing (NA, NaT, NaN) is null."""
     import polars as pl
 
-    values = column.to_numpy()
-    if values.dtype.kind in "fiubM":
-        return pl.Series(name, values)
-    return pl.Series(name, [None if value is None or value != value else value for value in values.tolist()])
+    try:
+        if isinstance(column, pl.Series):
+            return column.alias(name)
+        values = column if isinstance(column, list | tuple) else np.asarray(column)
+        if isinstance(values, np.ndarray) and (values.dtype.kind in "fiubM" or values.ndim > 1):
+            return pl.Series(name, values)
+        missing = np.asarray(column.isna()) if hasattr(column, "isna") else np.zeros(len(values), bool)
+        cells = values.tolist() if isinstance(values, np.ndarray) else values
+        clean = [
+            None if gone or value is None or (isinstance(value, float) and value != value) else value
+            for value, gone in zip(cells, missing, strict=True)
+        ]
+        whole = {type(value) for value in clean} - {type(None)}
+        made = pl.Series(name, [None if v is None else float(v) for v in clean] if whole == {int, float} else clean)
+        if made.dtype == pl.Object:
+            raise TypeError(f"a {min(kind.__name__ for kind in whole)}")
+        return made
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"{what}, column '{name}' holds values of several kinds, or of one that no table has ({reason}); give "
+            "numbers, texts or dates"
+        ) from error

@@ -92,7 +92,7 @@ def test_every_engine(engine, tmp_path):
     algorithm = shortened(build("scaffpd", batch=3), "float32", sums=True)
     expected = run(algorithm, 3).server
     if engine == "debug":
-        found = debug(algorithm, start(), unequal(), KEY, rounds=3).server
+        found = debug(algorithm, start(), unequal(), KEY, rounds=3, jit=True).server
     else:
         pytest.importorskip("flwr")
         from tests.deploy.setting import federate, serve

@@ -8,7 +8,7 @@ from equipoise.certificates import certify
 from equipoise.data import synthetic
 from equipoise.errors import InputError
 from tests.algorithms import reference
-from tests.problems import DIM, N, assert_same, rows, start, unequal
+from tests.problems import DIM, N, assert_same, few, rows, start, unequal
 
 EVERYONE = eq.cohorts.everyone(N)
 TASK = eq.tasks.ridge(DIM, reference.MU)
@@ -81,13 +81,16 @@ def test_follows_its_description(steps, tau):
 LISTED = {(0.1, 0.1): (76, 22, 24), (0.1, 1.0): (113, 77, 79), (0.01, 0.1): (69, 24, 25), (0.01, 1.0): (276, 255, 254)}
 
 
-@pytest.mark.parametrize(("rho", "shift"), LISTED)
-def test_reaches_the_gap_from_starts_that_are_far_off(rho, shift):
+@pytest.mark.parametrize(
+    "case", few([(0.1, 0.1)], LISTED, "::test_reaches_the_gap_from_starts_that_are_far_off"), ids=str
+)
+def test_reaches_the_gap_from_starts_that_are_far_off(case):
+    rho, shift = case
     data, task = synthetic.regression(shift=shift, key=jax.random.key(0)), eq.tasks.ridge(10)
     dual, everyone = eq.objectives.chi2(5, rho), eq.cohorts.everyone(5)
     constants = eq.steps.estimate_constants(task, data, jnp.zeros(10))
     how = {"local_lr": 1 / constants.L_xx, "mu": constants.mu_x}
-    for tau, listed in zip((1e-3, 1.0, 100.0), LISTED[rho, shift], strict=True):
+    for tau, listed in zip((1e-3, 1.0, 100.0), LISTED[case], strict=True):
         algorithm = eq.algorithms.scaffpd_ls(task, dual, everyone, steps=1, **how, tau=tau)
         gaps = eq.simulate(
             algorithm,

@@ -77,3 +77,20 @@ def test_a_mistake_of_the_program_stays_one():
         raise RuntimeError("a bug")
     with pytest.raises(OSError, match="gone"), plainly.in_sentences():
         raise OSError(2, "gone")
+
+
+def test_names_that_no_disk_takes_are_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "silos").mkdir()
+    (tmp_path / "silos" / "a.csv").write_text("x,y\n1,a\n2,b\n3,a\n")
+    long = "n" * 300
+    for words in (
+        ["run", "--silos", "silos", "--label", "y", "--out", long],
+        ["report", long],
+        ["resume", long],
+        ["predict", long, "new.csv"],
+        ["data", "info", long],
+    ):
+        done = CliRunner().invoke(app, words)
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), (words, done.exception)
+        assert "(300 letters) cannot be a file or folder" in done.stderr

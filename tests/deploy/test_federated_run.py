@@ -19,6 +19,7 @@ from equipoise.experiment import config, records, run
 from tests.deploy.grid import InProcess
 from tests.flower import silos
 from tests.flower.silos import SITES
+from tests.problems import few
 
 HASTY = {"gather": 2.0, "hello": 1.0, "question": 5.0, "exchange": 5.0, "poll": 0.001}
 
@@ -82,6 +83,33 @@ def test_scaffpd_as_on_one_machine(tmp_path):
         assert records.read_record(tmp_path / "homes" / site / agreement.FILE, agreement.Agreement).sites == SITES
 
 
+def test_sites_that_write_in_their_own_way(tmp_path):
+    """Decimal commas, semicolons, odd line ends; and a site that can be read in two ways, which follows the others."""
+    plain = silos.write(tmp_path / "plain")
+    rewritten = tmp_path / "rewritten"
+    rewritten.mkdir()
+    for site in SITES:
+        header, *rows = [line.split(",") for line in (plain / f"{site}.csv").read_text().splitlines()]
+        digits = 3 if site == "south" else 4  # of ages above one: "51,234" may be thousands
+        for row in rows:
+            row[0] = f"{float(row[0]):.{digits}f}".replace(".", ",")
+            row[1] = f"{100 * float(row[1]):.0f}"
+        text = "\r\r\n".join(";".join(row) for row in [header, *rows])
+        (rewritten / f"{site}.csv").write_bytes(text.encode() + b"\r\r\n")
+    told = settings(run={"rounds": 1})
+    over = run_federation(
+        config.parse(told), tmp_path / "flower", grid(config.parse(told), rewritten, tmp_path / "homes")
+    )
+    encoding = artifact.load(over.path / records.MODEL).encoding
+    whole = [float(row.split(",")[0]) for site in SITES for row in (plain / f"{site}.csv").read_text().splitlines()[1:]]
+    assert encoding.features[0].kind == "number"
+    assert encoding.features[0].seen == (",",)
+    assert abs(encoding.features[0].mean - np.mean(whole)) < 1  # nobody's commas became thousands
+    local = run.run(config.parse({**told, "data": {"silos": str(rewritten)}}), tmp_path / "local")
+    assert artifact.load(local.path / records.MODEL).encoding == encoding
+    assert_the_same(over, local)
+
+
 METHODS = {
     "measured step size, sampled, minibatches": {
         "algorithm": {"name": "fedavg", "steps": 3, "local_lr": "auto", "cohort": 2, "rule": None},
@@ -97,7 +125,9 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", few(("state at the sites", "capped and clipped"), METHODS, "::test_scaffpd_as_on_one_machine")
+)
 def test_other_methods_as_on_one_machine(name, tmp_path):
     told = settings(**METHODS[name])
     told["algorithm"] = {key: value for key, value in told["algorithm"].items() if value is not None}
@@ -151,6 +181,30 @@ def test_a_regression_from_arrays_of_a_function_of_ones_own(tmp_path):
     assert_the_same(over, local)
     assert over.outcome.measure == "rmse"
     assert all(low < high for low, high in zip(over.outcome.low, over.outcome.high, strict=True))
+
+
+def test_rows_of_a_unit_stay_together_at_every_site(tmp_path):
+    """Split and counted by patient, as on one machine; the server learns as how many rows they count, no patient."""
+    data = silos.write(tmp_path / "silos")
+    for site in SITES:
+        first, *lines = (data / f"{site}.csv").read_text().splitlines()
+        named = [f"{line},P-{k // 5}" for k, line in enumerate(lines)]
+        (data / f"{site}.csv").write_text("\n".join([f"{first},patient", *named]) + "\n")
+    told = settings(data={"unit": "patient"}, run={"rounds": 1, "precision": "float64"})
+    here = config.parse(told)
+    over = run_federation(here, tmp_path / "flower", grid(here, data, tmp_path / "homes"))
+    local = run.run(config.parse({**told, "data": {"unit": "patient", "silos": str(data)}}), tmp_path / "local")
+    assert_the_same(over, local)
+    assert [member.counted for member in over.federation.members] == [m.test / 5 for m in over.federation.members]
+    assert over.outcome.low == pytest.approx(local.outcome.low)
+    agreed = (tmp_path / "flower" / agreement.FILE).read_text()
+    assert "P-" not in agreed
+    assert "patient" not in agreed
+    assert any("as how many independent rows those of its units count" in note for note in over.federation.notes)
+    with pytest.raises(InputError, match=r"data\.unit is a column of owners' tables"):
+        config.parse(settings(data={"unit": "patient"}, model={"name": "torch"}))
+    with pytest.raises(InputError, match=r"data\.unit is a column of owners' tables"):
+        config.parse({"data": {"unit": "patient"}})
 
 
 def test_faults_are_told_by_name_and_cost_one_reply_each(tmp_path):

@@ -1,13 +1,12 @@
-"""What holds for every algorithm over Flower: the same numbers as the simulator."""
+"""What holds for every algorithm over Flower: the same numbers as the simulator (`make test`: of each kind)."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import equipoise as eq
 from tests.deploy.setting import federate, serve
-from tests.problems import EVERY, N, assert_same, build, start, unequal
+from tests.problems import N, assert_same, build, each_kind, start, unequal
 
 KEY = jax.random.key(3)
 
@@ -27,7 +26,7 @@ def by_simulator(algorithm, **how):
     return eq.simulate(algorithm, start(), unequal(), KEY, clients_per_batch=N, devices=1, **how)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@each_kind
 def test_over_flower_as_in_the_simulator(name, tmp_path):
     """Sampled clients, minibatches, state, unequal sites; replies that get lost after the work was done."""
     algorithm = build(name, batch=3, m=3)

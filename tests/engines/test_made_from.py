@@ -48,6 +48,17 @@ def test_other_data_is_seen_and_the_same_elsewhere_is_not():
     assert "other numbers of rows" in differs(before, made_from(algorithm, fewer))
 
 
+@pytest.mark.parametrize("where", [(0, 1, 0), (3, 2, 1), (4, 1, 2)])
+def test_one_other_number_anywhere_is_seen(where):
+    """Not only in the first and the last rows."""
+    data = jax.tree.map(np.array, unequal())
+    other = jax.tree.map(np.array, data)
+    other.inputs[where] += 0.01
+    assert differs(made_from(None, data), made_from(None, other)) == "data: rows of some clients are not the same"
+    swapped = data._replace(inputs=data.inputs[..., ::-1])
+    assert differs(made_from(None, data), made_from(None, swapped)) is not None
+
+
 def test_a_pool_is_looked_at_by_its_clients():
     inputs, labels = np.arange(12.0).reshape(6, 2), np.arange(6.0)
 

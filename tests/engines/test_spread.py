@@ -12,7 +12,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.engines import client_data, layout
-from tests.problems import KEY, N, assert_identical, assert_same, build, everything, play_sampled, start, unequal
+from tests.problems import KEY, N, assert_identical, assert_same, build, everything, few, play_sampled, start, unequal
 
 SOME = ("scaffold", "drfa", "scaffpd", "scaffpd_partial")  # states at clients, two exchanges, tables at the server
 
@@ -27,7 +27,7 @@ def seen(run):
     return [run.server, run.history, run.tally, run.clients]
 
 
-@pytest.mark.parametrize("m", [3, None], ids=["sampled", "everyone"])
+@pytest.mark.parametrize("m", few([3], [3, None], "::test_the_numbers_of_one_device"), ids=["sampled", "everyone"])
 @pytest.mark.parametrize("name", SOME)
 def test_the_numbers_of_one_device(name, m, monkeypatch):
     one = seen(play_sampled(name, m=m, devices=1))

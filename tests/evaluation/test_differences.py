@@ -90,6 +90,19 @@ def test_no_gain_of_any_client_is_more_than_chance_where_none_gains():
     assert false <= 7
 
 
+def test_five_rows_of_each_person_make_no_gain():
+    """Two equally good models that err person by person: counted row by row one client gains far too often."""
+    by_row = by_person = 0
+    for seed in range(200):
+        old, new = (np.repeat(np.random.default_rng([seed, k]).random(40) < 0.7, 5) for k in range(2))
+        for counted in (None, np.array([40.0])):
+            low, high = each_difference(on_same_rows(old, new, np.array([200]), shares=True, counted=counted))
+            false = low[0] > 0 or high[0] < 0
+            by_row, by_person = (by_row + false, by_person) if counted is None else (by_row, by_person + false)
+    assert by_row > 40
+    assert by_person <= 14
+
+
 def test_rows_of_one_person_count_as_one():
     rows = np.repeat(np.random.default_rng(0).random(40) < 0.7, 5)
     other = np.repeat(np.random.default_rng(1).random(40) < 0.7, 5)

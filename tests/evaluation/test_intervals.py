@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from equipoise.errors import InputError
 from equipoise.evaluation import Bounds, fairness
-from equipoise.evaluation.intervals import similar
+from equipoise.evaluation.intervals import similar_sizes
 from equipoise.evaluation.rules import worst_mean
 
 
@@ -191,7 +191,7 @@ def test_the_worst_of_several_clients_has_bounds_that_hold():
 
 def test_clients_learn_from_those_of_similar_size_only():
     sizes = np.rint(np.geomspace(2, 1000, 300)).astype(int)
-    classes = similar(sizes)
+    classes = similar_sizes(sizes)
     assert sorted(np.concatenate(classes)) == list(range(300))
     assert len(classes) <= 7
     assert all(sizes[some].max() <= 3 * sizes[some].min() for some in classes)

@@ -77,3 +77,24 @@ def test_a_bound_that_says_nothing_is_not_given():
     assert not known.all()
     assert (found.high[known] <= 10 * table.scores["rmse"][known]).all()
     assert np.isfinite(found.mean).all()
+
+
+def test_a_small_client_takes_the_bounds_of_an_unknown_score_from_nobody_else():
+    """Ten rows, drawn again, say too little about it; the others keep theirs, and the mean of all has none."""
+    values, sizes = np.array([0.02, 0.1, -0.3]), [10, 40, 200]
+    drawn = values[:, None] + RNG.normal(size=(3, 100)) / np.sqrt(np.array(sizes))[:, None]
+    found = standing(made(values, sizes, "agreement", {"agreement": drawn}), "agreement", up=True)
+    assert np.isnan([found.low[0], found.high[0], *found.mean, *found.worst]).all()
+    assert (found.low[1:] < values[1:]).all()
+    assert (found.high[1:] > values[1:]).all()
+
+
+def test_six_rows_of_a_regression_have_bounds():
+    """Of 30 rows of which a fifth is scored, at three owners; one row far off leaves no more open above."""
+    errors = np.random.default_rng(3).normal(size=(3, 6)) ** 2
+    errors[0, 0] = 25.0
+    table = PerClient(np.full(3, 6), {"rmse": np.sqrt(errors.mean(1))}, {}, {"rmse": (errors**2).mean(1)})
+    found = standing(table, "rmse")
+    assert (found.low < table.scores["rmse"]).all()
+    assert (found.high > table.scores["rmse"]).all()
+    assert (found.high < 8 * table.scores["rmse"]).all()

@@ -199,8 +199,11 @@ def test_a_data_set(folder):
 
 @pytest.mark.parametrize("name", ["doubt", "RECORD"])
 def test_a_score(folder, name):
-    """It stands beside the others, and the run is summed up by it, the right way round."""
-    done = run(folder, data="mydata:clouds", options="rows = 200", score=f'score = "myscore:{name}"')
+    """It stands beside the others, and the run is summed up by it, the right way round.
+
+    Bounds of a score of which nothing is known take 20 scored rows of a client: 480 are 24 each.
+    """
+    done = run(folder, data="mydata:clouds", options="rows = 480", score=f'score = "myscore:{name}"')
     assert set(done.rows[-1].scores) == {"loss", "accuracy", "auroc", name}
     values = np.array(done.rows[-1].scores[name])
     assert done.outcome.measure == name

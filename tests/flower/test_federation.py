@@ -1,9 +1,10 @@
 """Real federations: a SuperLink and sites as processes, TLS and authentication on, faults included.
 
 Two runs of the same three sites, which stay up all the while, as they would: one whose server is ended in every way,
-and one whose sites do whatever sites may do. A test disturbs the run and waits for what must come of it; the run goes
-on. The clock of one site is an hour ahead, that of another an hour behind. Every wait is for something and bounded, and
-whatever is started is ended.
+and one whose sites do whatever sites may do. `make test` has one server that is killed and whose run resumes; what
+else happens here it sees in one process (`tests/deploy`). A test disturbs the run and waits for what must come of it;
+the run goes on. The clock of one site is an hour ahead, that of another an hour behind. Every wait is for something
+and bounded, and whatever is started is ended.
 """
 
 import json
@@ -73,6 +74,7 @@ def nothing_is_left_but_the_sites(run, tree):
     assert all(site.process.poll() is None for site in run.federation.sites.values())
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_ctrl_c_keeps_all_finished_rounds")
 def test_ctrl_c_ends_all_of_a_server_and_the_sites_stay(steady):
     server = steady.running()
     tree = server.tree()
@@ -81,6 +83,9 @@ def test_ctrl_c_ends_all_of_a_server_and_the_sites_stay(steady):
     nothing_is_left_but_the_sites(steady, tree)
 
 
+@pytest.mark.thorough(
+    witness="cli/test_flower.py::test_a_process_that_crashes_is_started_again_and_one_that_refuses_is_not"
+)
 def test_a_superlink_that_is_killed_is_started_again_and_the_run_resumes(steady):
     server = steady.running()
     server.find("superlink.py").kill()
@@ -152,12 +157,14 @@ def away_and_back(run, site, fault, exchange, release):
     run.await_event(site, "joined", more_than=joined)
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_a_site_that_raises_in_its_own_code_tells_only_the_kind")
 def test_a_site_that_raises(wild, federation):
     federation.faults_are(east=[[0, "collect", "raise"]])
     wild.await_event("east", "failed", "error 2: ZeroDivisionError; the log of 'east' says more")
     assert "ZeroDivisionError" in federation.sites["east"].log.read_text()
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_a_fault_is_a_lost_reply")
 def test_replies_with_nan_or_a_wrong_shape_are_left_out(wild, federation):
     federation.faults_are(north=[[0, "collect", "shape"]], south=[[0, "improve", "nan"]])
     wild.await_event("south", "broken", "is not finite")
@@ -165,6 +172,9 @@ def test_replies_with_nan_or_a_wrong_shape_are_left_out(wild, federation):
     wild.until(lambda: wild.rows() and wild.rows()[-1].broken == 2)
 
 
+@pytest.mark.thorough(
+    witness="deploy/test_faults.py::test_a_huge_loss_passes_the_checks_and_is_bounded_by_the_defences"
+)
 def test_a_site_with_an_enormous_loss_is_named_and_capped(wild, federation):
     federation.faults_are(south=[[0, "collect", "huge"]])
     wild.await_event("south", "heavy", "'south' has 50% of the weight")
@@ -173,26 +183,35 @@ def test_a_site_with_an_enormous_loss_is_named_and_capped(wild, federation):
     assert max(wild.rows()[-1].lam) <= 0.5 + 1e-12
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_a_site_that_raises_in_its_own_code_tells_only_the_kind")
 def test_a_site_whose_disk_is_full(wild, federation):
     federation.faults_are(east=[[0, "collect", "full"]])
     wild.await_event("east", "failed", "FileError; the log of 'east' says more")
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_a_slow_site_is_waited_for_until_the_time_out")
 def test_a_site_that_hangs_in_its_work(wild, federation):
     wild.until(lambda: wild.rounds() >= 8)  # enough replies to make deadlines of
     away_and_back(wild, "south", "hang", "collect", (federation.folder / "released").touch)
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_a_site_that_leaves_and_comes_back_takes_its_place_again")
 def test_a_network_that_is_cut_for_longer_than_the_deadline_and_comes_back(wild, federation):
     wild.until(lambda: wild.rounds() >= 8)
     cut = federation.sites["east"].find("operations.worker")
     away_and_back(wild, "east", "stop", "collect", lambda: os.kill(cut.pid, signal.SIGCONT))
 
 
+@pytest.mark.thorough(
+    witness="cli/test_flower.py::test_a_process_that_crashes_is_started_again_and_one_that_refuses_is_not"
+)
 def test_a_site_whose_process_dies_is_started_again(wild):
     away_and_back(wild, "north", "die", "improve", lambda: None)
 
 
+@pytest.mark.thorough(
+    witness="deploy/test_faults.py::test_a_site_without_its_file_is_refused_where_that_matters_and_only_there"
+)
 def test_a_site_that_is_killed_leaves_nothing_and_without_its_memory_it_refuses(wild, federation):
     federation.faults_are()
     assert left(federation.sites["north"].kill()) == []  # no node without its command
@@ -204,6 +223,7 @@ def test_a_site_that_is_killed_leaves_nothing_and_without_its_memory_it_refuses(
     wild.until(lambda: wild.rows()[-1].round > now and None not in wild.rows()[-1].loss)  # all are heard again
 
 
+@pytest.mark.thorough(witness="deploy/test_names.py::test_a_site_that_lost_its_folder_is_taken_back_without_a_restart")
 def test_a_site_that_lost_its_folder_is_taken_back_without_a_restart(wild, federation):
     federation.faults_are()
     federation.sites["north"].stop()
@@ -214,6 +234,7 @@ def test_a_site_that_lost_its_folder_is_taken_back_without_a_restart(wild, feder
     wild.until(lambda: wild.rows()[-1].round > now and None not in wild.rows()[-1].loss)
 
 
+@pytest.mark.thorough(witness="flower/test_outsider.py::test_an_outsider_gets_nothing_at_any_route")
 def test_an_outsider_is_refused_and_named_in_status_and_log(wild, federation):
     trust = ssl.create_default_context(cafile=federation.folder / "keys" / "ca.crt")
     for path in ("control/start-run", "control/register-node"):
@@ -225,10 +246,12 @@ def test_an_outsider_is_refused_and_named_in_status_and_log(wild, federation):
     assert any("/v1/control/register-node" in log for log in logs)
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_no_site_waits_for_ever")
 def test_nobody_was_held_up_until_the_time_out(wild, federation):
     assert [why for _, _, why in federation.events("wild") if "within 60 s" in why] == []
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_given_up_in_the_end_with_everything_in_hand_and_resumed")
 def test_a_run_that_no_site_answers_stops_with_all_that_is_finished(wild, federation):
     """All fail in every try of a round. Of the tests of this run it has to be the last."""
     server = wild.servers[-1]

@@ -228,13 +228,18 @@ FLOATS = {
 }
 
 
-@each_algorithm
+def crossing(name):
+    return wire(build(name), start(), jax.eval_shape(build(name).prepare, unequal().client(0)))
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_bytes_are_those_of_the_papers(name):
+    assert [(w.down / 8, w.up / 8) for w in crossing(name)] == FLOATS[name]
+
+
+@each_kind
 def test_bytes_are_those_of_the_messages(name):
-    algorithm, data = build(name), unequal()
-    exchanges = wire(algorithm, start(), algorithm.prepare(data.client(0)))
-    if name in FLOATS:
-        assert [(w.down / 8, w.up / 8) for w in exchanges] == FLOATS[name]
-    asked = []
+    algorithm, data, exchanges, asked = build(name), unequal(), crossing(name), []
     eq.debug(algorithm._replace(round=tuple(spied(e, asked) for e in algorithm.round)), start(), data, KEY, rounds=1)
     per_client = {w.exchange: (w.down, w.up) for w in exchanges}
     if name != "delta_fl":  # there only those in the tail train

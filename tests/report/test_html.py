@@ -6,12 +6,13 @@ import re
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equipoise.experiment import records
-from equipoise.report import html, numbers, wording
+from equipoise.report import bars, html, numbers, wording
 from tests.report import folders
 
 NASTY = "<script>alert(1)</script>\"'&</script><!--]]>"
@@ -404,3 +405,21 @@ def test_screen_readers_keyboards_and_weak_eyes(browser, five, path, scheme):
     assert texts > 300
     assert controls > 40
     assert re.search(r'data-bad="([^"]*)"', root)[1] == ""
+
+
+@pytest.mark.parametrize("n", [12, 60])
+def test_clients_without_bounds_are_shown_and_accounted_for(tmp_path, n):
+    """A regression: two clients have too few rows, a third one's bound is far off and does not squeeze the others."""
+    run = folders.write(tmp_path, n=n, task="regression", end=(1.0, 0.2))
+    low, high = ([None, None, *values[2:]] for values in (run.outcome.low, run.outcome.high))
+    high[2] = 50.0
+    unknown = {"worst_low": None, "worst_high": None, "worst_estimate": None, "mean_low": None, "mean_high": None}
+    found = run._replace(outcome=run.outcome.model_copy(update={"low": tuple(low), "high": tuple(high), **unknown}))
+    page = html.page([found])
+    assert "Where there are none, the client has too few rows to say." in page
+    assert "corrected for chance, bounds" not in page
+    (told,) = numbers.reported([found])
+    assert np.isnan([*told.mean, *told.worst]).all()
+    assert bars.scale([told]).high < 10
+    paths = [path.get("d", "") for drawing in drawings(page) for path in drawing.iter("path")]
+    assert "nan" not in " ".join(paths)

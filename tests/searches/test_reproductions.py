@@ -275,6 +275,24 @@ def test_a_run_over_silo_files_can_be_resumed(here):
     assert config.parse(reading.read(here / "other" / "config.toml")).data.silos == "silos"
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\r\n", "\r"])
+def test_files_as_people_have_them_train_resume_and_predict_alike(here, end):
+    """Every second row was lost to the line ends, and numbers with commas were categories."""
+    plain = run.run(config.parse(tiny.settings("silos")), here / "plain")
+    for name, text in tiny.SILOS.items():
+        rows = [line.split(",") for line in text.splitlines()]
+        text = end.join(";".join([x if x == "x" else f"{x},00", y]) for x, y in rows) + end
+        (here / "silos" / f"{name}.csv").write_bytes(text.encode())
+    stopped(here / "out", tiny.settings("silos"))
+    done("resume", "out")
+    assert (here / "out" / "history.jsonl").read_bytes() == (plain.path / "history.jsonl").read_bytes()
+    answers = done("predict", "out", "silos/north.csv")
+    assert len(answers.splitlines()) == 5
+    assert answers == done("predict", "plain", "silos/north.csv", "--separator", ";", "--decimal", ",")
+    told = said("run", "good.toml", "--set", "data.decimal=.", "--out", "other")
+    assert "with a decimal point; correct the cell, or leave out data.decimal = '.'" in told
+
+
 # What a user typed is text.
 
 

@@ -16,6 +16,8 @@ from typer.core import TyperCommand
 from equipoise.errors import EquipoiseError
 from equipoise.files import reason
 
+NO_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
+
 
 class Command(TyperCommand):
     """A command whose help is text: some versions of typer escape its brackets for markup that is not there."""
@@ -92,6 +94,10 @@ def in_sentences() -> Iterator[None]:
         say(str(stop) or "stopped", error=True)
         raise typer.Exit(130) from None
     except OSError as error:
+        if error.errno in NO_PATHS and error.filename is not None:
+            given = str(error.filename)
+            shown = given if len(given) < 100 else f"{given[:60]}... ({len(given)} letters)"
+            raise _told(f"{shown} cannot be a file or folder ({reason(error)}); give another name") from None
         if error.errno != errno.ENOSPC:
             raise
         _drop_output()

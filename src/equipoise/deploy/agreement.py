@@ -82,6 +82,9 @@ class Agreement(JsonRecord):
     sites: tuple[str, ...]  # in the order of the clients
     train: tuple[int, ...]  # rows of each
     test: tuple[int, ...]
+    counted: tuple[float, ...] | None = (
+        None  # with data.unit: as how many independent rows each one's scored ones count
+    )
     encoding: str = ""  # as JSON
     module: ModuleSpec | None = None  # instead of an encoding, where the model is a PyTorch module at every site
     curvature: float | None = None  # the largest of any site's loss, where a step size is made of it
@@ -137,7 +140,8 @@ def remote_problem(config: Config, agreed: Agreement) -> Problem:
     problem = _rows_elsewhere(config, agreed)
     if agreed.network is not None:
         problem = _convexified(config, agreed, problem)
-    problem = replace(problem, curvature=agreed.curvature, slope=agreed.slope)
+    counted = None if agreed.counted is None else np.array(agreed.counted)
+    problem = replace(problem, curvature=agreed.curvature, slope=agreed.slope, counted=counted)
     return summed_up(config, problem, {} if agreed.module is None else dict(agreed.module.scores))
 
 

@@ -106,6 +106,7 @@ def _reveals(config: Config) -> Iterator[str]:
         own_models=config.personal is not None,
         features=agreement.has_features(config),
         moments=agreement.tells_moments(config),
+        units=config.data.unit is not None,
     )
 
 

@@ -68,6 +68,7 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
         sites=federation.sites,
         train=tuple(a.train for a in answers.values()),
         test=tuple(a.test for a in answers.values()),
+        counted=None if config.data.unit is None else tuple(_counted(site, a) for site, a in answers.items()),
         **known,
     )
     agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
@@ -119,6 +120,7 @@ def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
             own_models=setup.personal is not None,
             features=agreement.has_features(config),
             moments=setup.problem.conditioning is not None,
+            units=config.data.unit is not None,
         )
     )
 
@@ -158,6 +160,16 @@ def _statistics(site: str, text: str) -> SiteStatistics:
         raise InputError(
             f"'{site}' told statistics that cannot be read; give it the same version of Equipoise"
         ) from None
+
+
+def _counted(site: str, told: SiteStatistics) -> float:
+    """As how many independent rows a site's scored ones count: never more than there are."""
+    rows = told.test or told.train
+    require(
+        told.counted is not None,
+        f"'{site}' did not tell as how many its rows of each data.unit count; give it the same version of Equipoise",
+    )
+    return min(not_none(told.counted), float(rows))
 
 
 def _measured(site: str, text: str) -> tuple[float, float]:

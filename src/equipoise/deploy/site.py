@@ -55,6 +55,7 @@ class SiteStatistics(JsonRecord):
     statistics: str  # as JSON
     train: int = Field(ge=1)  # rows
     test: int = Field(ge=0)
+    counted: float | None = Field(None, ge=1)  # with data.unit: as how many independent rows the scored ones count
 
 
 def open_site(context: Context) -> Participant:
@@ -95,10 +96,10 @@ def open_site(context: Context) -> Participant:
         return planned(config.toml(), agreed.model_dump_json())
 
     def statistics(_: str) -> str:
-        held_out = current_rows().held_out
-        found = current_rows().statistics(config.data.silo_options).to_json()
-        test = int(held_out.sum())
-        return SiteStatistics(statistics=found, train=len(held_out) - test, test=test).model_dump_json()
+        mine = current_rows()
+        found, test = mine.statistics(config.data.silo_options).to_json(), int(mine.held_out.sum())
+        answer = SiteStatistics(statistics=found, train=len(mine.held_out) - test, test=test, counted=mine.counted)
+        return answer.model_dump_json()
 
     jobs, accept_agreement = rows_site(config, name, folder, rows, features, setup)
     answers = {"statistics": statistics, "agreement": accept_agreement}

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import scipy  # its parts load when they are used
 
-from equipoise.evaluation.evidence import FEW_ROWS, PEERS, TINY, exact, mean_share
-from equipoise.evaluation.intervals import CAUTION, UNKNOWN, Bounds, similar
+from equipoise.evaluation.evidence import LEAST_PEERS, LEAST_ROWS, TINY, bounds_of_mean_share, clopper_pearson
+from equipoise.evaluation.intervals import CAUTION, UNKNOWN, Bounds, similar_sizes
 from equipoise.evaluation.rules import SHARE, worst_clients
 
-KNOWN = 8.0  # degrees of freedom: with heavy tails no variance is known better
+MOST_DEGREES = 8.0  # of freedom: with heavy tails no variance is known better
 
 
 class SameRows(NamedTuple):
@@ -25,18 +25,19 @@ class SameRows(NamedTuple):
     better: np.ndarray  # [n], share of its rows on which the new model does better, or worse: of rights and wrongs
     worse: np.ndarray
     moments: np.ndarray  # [3, n], of the errors of the two scores: both variances, and the covariance
-    short: np.ndarray  # [n], by how much the difference is too small on average: of roots of few rows
+    bias: np.ndarray  # [n], by how much the difference is too small on average: of roots of few rows
     rows: np.ndarray  # [n], as many as count: fewer where several are of one unit
     shares: bool  # the rows are right or wrong
 
     @property
-    def known(self) -> np.ndarray:
+    def scored(self) -> np.ndarray:
+        """The clients that both models have a score of."""
         return np.flatnonzero(np.isfinite(self.old) & np.isfinite(self.new) & (self.rows > 0))
 
     def in_units(self, unit: float) -> "SameRows":
         """The same of scores in another unit: so many times as large."""
         return self._replace(
-            old=unit * self.old, new=unit * self.new, moments=unit**2 * self.moments, short=unit * self.short
+            old=unit * self.old, new=unit * self.new, moments=unit**2 * self.moments, bias=unit * self.bias
         )
 
 
@@ -65,63 +66,65 @@ def on_same_rows(
         if a.size > 1:
             both = np.cov(a, b) / rows[i]
             moments[:, i] = both[0, 0], both[1, 1], both[0, 1]
-    short = np.zeros(n)
+    bias = np.zeros(n)
     if root:
         values = np.sqrt(values)
         slope = 1 / (2 * np.maximum(values, TINY))
         moments *= np.stack([slope[0] ** 2, slope[1] ** 2, slope[0] * slope[1]])
         # By the second term of an expansion, and as much again for what that leaves out.
-        short = 2 * np.nan_to_num(slope[1] * moments[1] - slope[0] * moments[0])
-    return SameRows(values[0], values[1], signs[0], signs[1], moments, short, rows, shares)
+        bias = 2 * np.nan_to_num(slope[1] * moments[1] - slope[0] * moments[0])
+    return SameRows(values[0], values[1], signs[0], signs[1], moments, bias, rows, shares)
 
 
 def mean_difference(pairs: SameRows, *, level: float = 0.95) -> Bounds:
     """Of the mean over the clients, the new model's less the old one's; NaN where a client has too few rows to say."""
-    tail, some = CAUTION * (1 - level) / 2, pairs.known
+    tail, some = CAUTION * (1 - level) / 2, pairs.scored
     if not some.size:
         return UNKNOWN
     rows, n = pairs.rows[some], some.size
     if pairs.shares:
         sides = [side[some] for side in (pairs.better, pairs.worse)]
         found = [
-            Bounds(b[0], float(side.mean()), b[1]) for side in sides for b in [mean_share(side * rows, rows, tail)]
+            Bounds(b[0], float(side.mean()), b[1])
+            for side in sides
+            for b in [bounds_of_mean_share(side * rows, rows, tail)]
         ]
-        return difference(found[1], found[0], _apart(sides[0], sides[1], rows))
-    apart = (pairs.new - pairs.old)[some]
-    spread = _spread(pairs)[some]
+        return difference(found[1], found[0], _correlation_of_shares(sides[0], sides[1], rows))
+    change, variance = (pairs.new - pairs.old)[some], _variances(pairs)[some]
     if (rows < 1.5).any():  # one row does not say how far it is off
         return UNKNOWN
-    far = []
-    for peers in similar(rows):
-        several, free = spread[peers], _free(rows[peers])
-        if peers.size < PEERS:
-            far += list(several * scipy.special.stdtrit(free, tail) ** 2)
+    squared_reaches = []
+    for peers in similar_sizes(rows):
+        several, degrees = variance[peers], _degrees(rows[peers])
+        if peers.size < LEAST_PEERS:
+            squared_reaches += list(several * scipy.special.stdtrit(degrees, tail) ** 2)
         else:  # Satterthwaite 1946
-            count = several.sum() ** 2 / max(float(several**2 @ (1 / free)), TINY)
-            far.append(float(several.sum()) * scipy.special.stdtrit(min(max(count, 1.0), KNOWN), tail) ** 2)
-    half, middle = math.sqrt(sum(far)) / n + abs(float(pairs.short[some].mean())), float(apart.mean())
+            of_sum = several.sum() ** 2 / max(float(several**2 @ (1 / degrees)), TINY)
+            wide = scipy.special.stdtrit(min(max(of_sum, 1.0), MOST_DEGREES), tail)
+            squared_reaches.append(float(several.sum()) * wide**2)
+    half, middle = math.sqrt(sum(squared_reaches)) / n + abs(float(pairs.bias[some].mean())), float(change.mean())
     return Bounds(middle - half, middle, middle + half)
 
 
 def each_difference(pairs: SameRows, *, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
     """([n], [n]): bounds of every client's own difference, which hold for all clients together; NaN: not known."""
-    n = max(pairs.known.size, 1)
-    tail = (1 - level) / 2 / n
+    n = max(pairs.scored.size, 1)
+    tail = CAUTION * (1 - level) / 2 / n
     found = np.full((2, pairs.old.size), np.nan)
-    for i in pairs.known:
+    for i in pairs.scored:
         rows = pairs.rows[[i]]
         if pairs.shares:
             better, worse = (side[[i]] for side in (pairs.better, pairs.worse))
             sides = [
                 Bounds(float(low[0]), float(side[0]), float(high[0]))
                 for side in (worse, better)
-                for low, high in [exact(side * rows, rows, tail)]
+                for low, high in [clopper_pearson(side * rows, rows, tail)]
             ]
-            bounds = difference(sides[0], sides[1], _apart(better, worse, rows))
+            bounds = difference(sides[0], sides[1], _correlation_of_shares(better, worse, rows))
             found[:, i] = bounds.low, bounds.high
-        elif rows[0] >= FEW_ROWS:
-            half = -float(scipy.special.stdtrit(_free(rows[0]), tail)) * math.sqrt(_spread(pairs)[i])
-            half, middle = half + abs(pairs.short[i]), pairs.new[i] - pairs.old[i]
+        elif rows[0] >= LEAST_ROWS:
+            half = -float(scipy.special.stdtrit(_degrees(rows[0]), tail)) * math.sqrt(_variances(pairs)[i])
+            half, middle = half + abs(pairs.bias[i]), pairs.new[i] - pairs.old[i]
             found[:, i] = middle - half, middle + half
     return found[0], found[1]
 
@@ -137,7 +140,9 @@ def worst_correlation(pairs: SameRows, *, up: bool, k: float = SHARE, level: flo
         # The variance of the difference is at most that of the share of rows on which the models differ.
         rows = pairs.rows[both]
         differ = (pairs.better + pairs.worse)[both] * rows
-        most = mean_share(np.minimum(differ, rows), rows, (1 - level) / 2, 1 / rows)[1] * float((1 / rows).sum())
+        most = bounds_of_mean_share(np.minimum(differ, rows), rows, (1 - level) / 2, 1 / rows)[1] * float(
+            (1 / rows).sum()
+        )
         covariance = min((float(pairs.moments[:2, both].sum()) - most) / 2, float(pairs.moments[2, both].sum()))
         return min(max(covariance / math.sqrt(first * second), -1.0), 1.0)
     found = min(max(float(pairs.moments[2, both].sum()) / math.sqrt(first * second), -1.0), 1 - 1e-9)
@@ -148,26 +153,26 @@ def difference(old: Bounds, new: Bounds, correlation: float) -> Bounds:
     """Of `new` less `old`, whose errors have that correlation: the bounds of both, put together (MOVER; Zou and
     Donner 2008, "Construction of confidence limits about effect measures")."""
 
-    def apart(a: float, b: float) -> float:
+    def reach(a: float, b: float) -> float:
         return math.sqrt(max(a**2 + b**2 - 2 * correlation * a * b, 0.0))
 
     found = new.estimate - old.estimate
-    low = apart(new.estimate - new.low, old.high - old.estimate)
-    high = apart(new.high - new.estimate, old.estimate - old.low)
+    low = reach(new.estimate - new.low, old.high - old.estimate)
+    high = reach(new.high - new.estimate, old.estimate - old.low)
     return Bounds(found - low, found, found + high)
 
 
-def _free(rows: np.ndarray) -> np.ndarray:
+def _degrees(rows: np.ndarray) -> np.ndarray:
     """Degrees of freedom of a variance: half of what they are for normal errors, because tails are heavier."""
-    return np.clip((rows - 1) / 2, 1.0, KNOWN)
+    return np.clip((rows - 1) / 2, 1.0, MOST_DEGREES)
 
 
-def _spread(pairs: SameRows) -> np.ndarray:
+def _variances(pairs: SameRows) -> np.ndarray:
     """[n], variances of the differences."""
     return np.maximum(pairs.moments[0] + pairs.moments[1] - 2 * pairs.moments[2], 0)
 
 
-def _apart(better: np.ndarray, worse: np.ndarray, rows: np.ndarray) -> float:
+def _correlation_of_shares(better: np.ndarray, worse: np.ndarray, rows: np.ndarray) -> float:
     """The correlation of two shares of which a row can count for one only: below zero."""
     one, other = (float((p * (1 - p) / rows).sum()) for p in (better, worse))
     return -float((better * worse / rows).sum()) / math.sqrt(one * other) if one > 0 and other > 0 else 0.0

@@ -17,20 +17,26 @@ import scipy  # its parts load when they are used
 
 Drawn = np.ndarray  # [draws, n]: true scores of the clients
 TINY = 1e-300
-BOX = 0.1  # of a tail: spent on the boxes in which the clients' true shares are sought
-FEW_ROWS = 5  # of fewer, numbers that are neither right nor wrong say nothing about one client
-PEERS = 4  # of fewer similar clients each follows its own rows
-USUAL = 2.0  # the squared coefficient of variation of squared normal errors
-DOUBT = 8.0  # it counts as if so many rows had shown it
-LEAST_KNOWN = 6.0  # degrees of freedom: how widely rows scatter is never known worse than this
+BOX_TAIL = 0.1  # of a tail: that a client's true score lies outside of the box in which it is sought
+LEAST_ROWS = 5  # of fewer, losses and errors say nothing about one client
+LEAST_PEERS = 4  # of fewer similar clients each follows its own rows
+# How widely rows scatter, as squared coefficients of variation: 1 for exponential losses, 2 for squares of normal
+# errors, 8 for those of Student's t with five degrees of freedom.
+NORMAL_SCATTER = 2.0
+PRIOR_ROWS = 8.0  # as if so many rows had shown the scatter of normal errors
+FEW_SCATTER = 3.0  # with it, gamma bounds of up to 20 rows hold for squares of Student's t with five degrees as well
+PEERS_WEIGH = (
+    32.0  # as many rows as similar clients count for beside a client's own: skewed rows show their scatter late
+)
+LEAST_DEGREES = 6.0  # degrees of freedom: no scatter is known worse than this
 
 
-class Apart(NamedTuple):
+class SumError(NamedTuple):
     """How far the sum of several clients' true scores may lie from that of the measured ones."""
 
     below: np.ndarray  # one number each, or one for all together: independent errors
     above: np.ndarray
-    short: float  # by how much the measured ones are too small on average
+    bias: float  # by how much the measured sum is too small on average
 
 
 class Evidence(NamedTuple):
@@ -40,20 +46,20 @@ class Evidence(NamedTuple):
     edges: tuple[float, float]  # no score lies outside
     low: Callable[[float], np.ndarray]  # tail -> [n], each client's own lower bound
     high: Callable[[float], np.ndarray]
-    apart: Callable[[float], Apart] | None  # tail -> how far the sum of the scores may be off; None: of shares
+    sum_error: Callable[[float], SumError] | None  # tail -> how far the sum of the scores may be off; None: of shares
     counts: tuple[np.ndarray, np.ndarray] | None  # of shares: rows that are right, and all rows
     centres: Callable[[int], np.ndarray]  # how many -> about as many places for a centre
     scatters: tuple[float, ...]  # how closely clients may stand around a centre
-    around: Callable[[np.ndarray, np.ndarray], np.ndarray]  # centre, scatter [c] -> log likelihoods [n, c]
-    at: Callable[[np.ndarray], np.ndarray]  # centre [c] -> log likelihoods [n, c] of clients that all have it
-    alone: np.ndarray  # [n], log likelihood of a client that follows nobody
+    log_likelihood_around: Callable[[np.ndarray, np.ndarray], np.ndarray]  # centre, scatter [c] -> [n, c]
+    log_likelihood_at: Callable[[np.ndarray], np.ndarray]  # centre [c] -> [n, c], of clients that have just this score
+    log_likelihood_alone: np.ndarray  # [n], of a client that follows nobody
     draw_around: Callable[..., Drawn]  # rng, centre, scatter [draws, n]
-    draw_at: Callable[..., Drawn]  # rng, who [draws, n] -> [draws, 1], the common score of those
+    draw_common: Callable[..., Drawn]  # rng, who [draws, n] -> [draws, 1], the common score of those
     draw_alone: Callable[..., tuple[Drawn, Drawn]]  # rng, draws -> the same, erring downwards and upwards
-    measure: Callable[..., Drawn]  # rng, true scores [n], draws -> scores as they would be measured
+    draw_measured: Callable[..., Drawn]  # rng, true scores [n], draws -> scores as they would be measured
 
 
-def exact(right: np.ndarray, rows: np.ndarray, tail: float) -> tuple[np.ndarray, np.ndarray]:
+def clopper_pearson(right: np.ndarray, rows: np.ndarray, tail: float) -> tuple[np.ndarray, np.ndarray]:
     """Bounds of each share that hold whatever it is (Clopper and Pearson 1934)."""
     wrong = rows - right
     low = scipy.special.betaincinv(np.maximum(right, TINY), wrong + 1, tail)
@@ -61,7 +67,7 @@ def exact(right: np.ndarray, rows: np.ndarray, tail: float) -> tuple[np.ndarray,
     return np.where(right <= 0, 0.0, low), np.where(wrong <= 0, 1.0, high)
 
 
-def mean_share(
+def bounds_of_mean_share(
     right: np.ndarray, rows: np.ndarray, tail: float, weights: np.ndarray | None = None
 ) -> tuple[float, float]:
     """Bounds of the (weighted) mean of the true shares, whatever the rows of a client have to do with its share.
@@ -73,7 +79,7 @@ def mean_share(
     n = rows.size
     w = np.full(n, 1 / n) if weights is None else weights / weights.sum()
     found = float(w @ (right / rows))
-    low, high = exact(right, rows, BOX * tail / n)
+    low, high = clopper_pearson(right, rows, BOX_TAIL * tail / n)
     pull = rows / w  # the share at a price l of the mean is (1 - l pull) / 2, kept within its box
 
     def variance(means: np.ndarray) -> np.ndarray:
@@ -98,7 +104,7 @@ def mean_share(
         for _ in range(3):
             grid = np.linspace(*ends, 18)
             inner = grid[1:-1]
-            possible = np.r_[False, chance(inner, at_least) >= (1 - BOX) * tail, True]
+            possible = np.r_[False, chance(inner, at_least) >= (1 - BOX_TAIL) * tail, True]
             first = int(np.argmax(possible))
             ends = (grid[first - 1], grid[first])
         return float(ends[0])
@@ -112,11 +118,11 @@ def bounds_of_mean(parts: Sequence[Evidence], tail: float) -> tuple[float, float
     counts = [part.counts for part in parts if part.counts is not None]
     if counts:
         right, rows = (np.concatenate(side) for side in zip(*counts, strict=True))
-        return mean_share(right, rows, tail)
-    errors = [part.apart(tail) for part in parts if part.apart is not None]
+        return bounds_of_mean_share(right, rows, tail)
+    errors = [part.sum_error(tail) for part in parts if part.sum_error is not None]
     below, above = (float(np.linalg.norm(np.concatenate(side))) for side in list(zip(*errors, strict=True))[:2])
     found, n = sum(float(part.value.sum()) for part in parts), sum(part.value.size for part in parts)
-    low, high = found - below, found + sum(error.short for error in errors) + above
+    low, high = found - below, found + sum(error.bias for error in errors) + above
     first, last = parts[0].edges
     return max(low / n, first), min(high / n, last)
 
@@ -130,11 +136,12 @@ def of_shares(right: np.ndarray, rows: np.ndarray) -> Evidence:
     pooled = (r.sum() + 0.5) / (m.sum() + 1)
     whole = np.maximum(np.floor(m + 1e-9), 1).astype(np.int64)
 
-    def around(centre: np.ndarray, scatter: np.ndarray) -> np.ndarray:
+    def log_likelihood_around(centre: np.ndarray, scatter: np.ndarray) -> np.ndarray:
         a, b = centre * scatter, (1 - centre) * scatter
         return betaln(a + r[:, None], b + wrong[:, None]) - betaln(a, b)
 
     def draw_alone(rng: np.random.Generator, draws: int) -> tuple[Drawn, Drawn]:
+        """Of the distributions whose quantiles are Clopper and Pearson's bounds."""
         shape = (draws, m.size)
         below = np.where(r <= 0, 0.0, rng.beta(np.maximum(r, TINY), wrong + 1, shape))
         return below, np.where(wrong <= 0, 1.0, rng.beta(r + 1, np.maximum(wrong, TINY), shape))
@@ -142,19 +149,19 @@ def of_shares(right: np.ndarray, rows: np.ndarray) -> Evidence:
     return Evidence(
         value=r / m,
         edges=(0.0, 1.0),
-        low=lambda tail: exact(r, m, tail)[0],
-        high=lambda tail: exact(r, m, tail)[1],
-        apart=None,
+        low=lambda tail: clopper_pearson(r, m, tail)[0],
+        high=lambda tail: clopper_pearson(r, m, tail)[1],
+        sum_error=None,
         counts=(r, m),
         centres=lambda count: np.unique([*np.linspace(smooth.min(), smooth.max(), count), pooled]),
         scatters=(4.0, 12.0, 40.0, 150.0),
-        around=around,
-        at=lambda centre: r[:, None] * np.log(centre) + wrong[:, None] * np.log1p(-centre),
-        alone=betaln(1 + r, 1 + wrong),
+        log_likelihood_around=log_likelihood_around,
+        log_likelihood_at=lambda centre: r[:, None] * np.log(centre) + wrong[:, None] * np.log1p(-centre),
+        log_likelihood_alone=betaln(1 + r, 1 + wrong),
         draw_around=lambda rng, centre, scatter: rng.beta(centre * scatter + r, (1 - centre) * scatter + wrong),
-        draw_at=lambda rng, who: rng.beta(0.5 + who @ r, 0.5 + who @ wrong)[:, None],
+        draw_common=lambda rng, who: rng.beta(0.5 + who @ r, 0.5 + who @ wrong)[:, None],
         draw_alone=draw_alone,
-        measure=lambda rng, truth, draws: rng.binomial(whole, truth, (draws, m.size)) / whole,
+        draw_measured=lambda rng, truth, draws: rng.binomial(whole, truth, (draws, m.size)) / whole,
     )
 
 
@@ -162,86 +169,92 @@ def of_means(mean: np.ndarray, squares: np.ndarray, rows: np.ndarray, *, root: b
     """Each client's mean of numbers from zero up, such as losses or squared errors, and the mean of their squares.
 
     Their mean is taken for a gamma variable, which it is for exponential losses and for squares of normal errors. How
-    far a client's numbers scatter is learnt from all of them, where it has few, and is never less than its own rows
-    say. `root`: the score is the mean's root.
+    far a client's numbers scatter is learnt from all of them, where it has few. `root`: the score is the mean's root.
     """
     gammaln = scipy.special.gammaln
     m = rows.astype(np.float64)
     x = np.maximum(mean, max(float(mean.max()), 1e-100) * 1e-9)
-    free = np.maximum(m - 1, 0)
-    ratio = np.maximum(squares - mean**2, 0) * m / np.maximum(free, 1) / x**2  # squared coefficient of variation
-    pooled = float(free @ ratio + DOUBT * USUAL) / (free.sum() + DOUBT)
-    pooled = max(pooled * (1 + 2 * pooled / m.mean()), 1e-12)  # the mean in the denominator errs too
-    pooled *= 1 + max(pooled - USUAL, 0) / 2  # a heavy tail that shows is heavier than it shows
-    # The scatter of skewed rows is uncertain, for exponential ones as that of a quarter as many normal ones: a client's
-    # own counts fully only where it has many rows.
-    ratio = np.maximum((32 * pooled + free * ratio) / (32 + free), ratio * (1 + ratio / m))
-    shape = np.clip(m / ratio, 0.05, 1e9)
-    known = np.maximum(np.minimum(free.sum(), 32 + free) / (1 + 3 * ratio), LEAST_KNOWN)  # degrees of freedom of it
+    spare = np.maximum(m - 1, 0)
+    own_scatter = np.maximum(squares - mean**2, 0) * m / np.maximum(spare, 1) / x**2
+    pooled = float(spare @ own_scatter + PRIOR_ROWS * NORMAL_SCATTER) / (spare.sum() + PRIOR_ROWS)
+    heavier = 1 + max(pooled - NORMAL_SCATTER, 0) / 2  # a heavy tail that shows is heavier than it shows
+    pooled = max(heavier * pooled * (1 + 2 * pooled / m.mean()), 1e-12)  # the mean in the denominator errs too
+
+    def with_peers(theirs: float) -> np.ndarray:
+        return (PEERS_WEIGH * theirs + spare * own_scatter) / (PEERS_WEIGH + spare)
+
+    scatter = np.maximum(with_peers(pooled), own_scatter * (1 + own_scatter / m))
+    shape = np.clip(m / scatter, 0.05, 1e9)
+    degrees = np.maximum(np.minimum(spare.sum(), PEERS_WEIGH + spare) / (1 + 3 * scatter), LEAST_DEGREES)
+    # How bad a client may be follows from how small the mean of its rows may come out, on which its largest ones have
+    # no bearing: one outlier is no reason for more doubt on this side.
+    shape_above = m / with_peers(max(pooled, FEW_SCATTER))
     centre_of_all = float(np.exp(np.log(x).mean()))
     common = float(shape @ x / shape.sum())
     s, x_ = shape[:, None], x[:, None]
     constant = s * np.log(s) + (s - 1) * np.log(x_) - gammaln(s)
     score = np.sqrt if root else np.asarray
 
-    def around(centre: np.ndarray, scatter: np.ndarray) -> np.ndarray:
+    def log_likelihood_around(centre: np.ndarray, scatter: np.ndarray) -> np.ndarray:
         a, b = scatter, scatter * centre
         return constant + a * np.log(b) + gammaln(a + s) - gammaln(a) - (a + s) * np.log(b + s * x_)
 
-    def shapes(rng: np.random.Generator, draws: int) -> np.ndarray:
-        return np.maximum(shape * (rng.chisquare(known, (draws, m.size)) / known), 0.2)
+    def draw_shapes(rng: np.random.Generator, draws: int) -> np.ndarray:
+        return np.maximum(shape * (rng.chisquare(degrees, (draws, m.size)) / degrees), 0.2)
 
     def draw_around(rng: np.random.Generator, centre: np.ndarray, scatter: np.ndarray) -> Drawn:
-        drawn = shapes(rng, len(centre))
+        drawn = draw_shapes(rng, len(centre))
         return score((scatter * centre + drawn * x) / rng.gamma(scatter + drawn))
 
-    def draw_at(rng: np.random.Generator, who: np.ndarray) -> Drawn:
-        drawn = shapes(rng, len(who)) * who
+    def draw_common(rng: np.random.Generator, who: np.ndarray) -> Drawn:
+        drawn = draw_shapes(rng, len(who)) * who
         return score((drawn @ x) / np.maximum(rng.gamma(np.maximum(drawn.sum(1), 0.05)), TINY))[:, None]
 
     def draw_alone(rng: np.random.Generator, draws: int) -> tuple[Drawn, Drawn]:
-        drawn = shapes(rng, draws)
-        own = score(drawn * x / np.maximum(rng.gamma(drawn), TINY))
-        return own, own
+        drawn = draw_shapes(rng, draws)
+        true = score(drawn * x / np.maximum(rng.gamma(drawn), TINY))
+        return true, true
 
-    def own(tail: float) -> np.ndarray:
+    def student(tail: float) -> np.ndarray:
+        return -scipy.special.stdtrit(degrees, tail)
+
+    def low(tail: float) -> np.ndarray:
         """As if of so many fewer rows as Student's t is wider than the normal distribution."""
-        least = min(tail, 1 - tail)
-        fewer = np.maximum(shape * (scipy.special.ndtri(least) / student(least)) ** 2, 0.05)
-        return score(x * fewer / np.maximum(scipy.special.gammaincinv(fewer, 1 - tail), TINY))
+        fewer = np.maximum(shape * (scipy.special.ndtri(tail) / student(tail)) ** 2, 0.05)
+        return score(x * fewer / scipy.special.gammaincinv(fewer, 1 - tail))
 
-    def apart(tail: float) -> Apart:
+    def high(tail: float) -> np.ndarray:
+        return score(x * shape_above / np.maximum(scipy.special.gammaincinv(shape_above, tail), TINY))
+
+    def sum_error(tail: float) -> SumError:
         y = score(x)
         error = y / np.sqrt(shape) / (2 if root else 1)
         # The root of a mean of few rows is too small on average.
-        short = y * np.exp(gammaln(shape) + np.log(shape) / 2 - gammaln(shape + 0.5)) - y if root else np.zeros(m.size)
-        if m.size < PEERS:
-            above = np.maximum(own(1 - tail) - y, 0)
-            return Apart(np.maximum(y - own(tail), student(tail) * error), above, float(short.sum()))
+        bias = y * np.exp(gammaln(shape) + np.log(shape) / 2 - gammaln(shape + 0.5)) - y if root else np.zeros(m.size)
+        if m.size < LEAST_PEERS:
+            below, above = np.maximum(y - low(tail), student(tail) * error), np.maximum(high(tail) - y, 0)
+            return SumError(below, above, float(bias.sum()))
         total, spread = float(y.sum()), float(np.linalg.norm(error))
         all_of_them = (total / max(spread, TINY)) ** 2 * (scipy.special.ndtri(tail) / student(tail).max()) ** 2
         above = total * all_of_them / scipy.special.gammaincinv(all_of_them, tail) - total
-        return Apart(np.array([student(tail).max() * spread]), np.array([above]), float(short.sum()))
-
-    def student(tail: float) -> np.ndarray:
-        return -scipy.special.stdtrit(known, tail)
+        return SumError(np.array([student(tail).max() * spread]), np.array([above]), float(bias.sum()))
 
     return Evidence(
         value=score(mean),
         edges=(0.0, math.inf),
-        low=own,
-        high=lambda tail: own(1 - tail),
-        apart=apart,
+        low=low,
+        high=high,
+        sum_error=sum_error,
         counts=None,
         centres=lambda count: np.unique([*np.geomspace(x.min(), x.max(), count), common]),
         scatters=(2.0, 6.0, 20.0, 75.0),
-        around=around,
-        at=lambda centre: constant - s * np.log(centre) - s * x_ / centre,
-        alone=around(np.array([centre_of_all]), np.array([1.0]))[:, 0],
+        log_likelihood_around=log_likelihood_around,
+        log_likelihood_at=lambda centre: constant - s * np.log(centre) - s * x_ / centre,
+        log_likelihood_alone=log_likelihood_around(np.array([centre_of_all]), np.array([1.0]))[:, 0],
         draw_around=draw_around,
-        draw_at=draw_at,
+        draw_common=draw_common,
         draw_alone=draw_alone,
-        measure=lambda rng, truth, draws: truth * score(rng.gamma(shape, size=(draws, m.size)) / shape),
+        draw_measured=lambda rng, truth, draws: truth * score(rng.gamma(shape, size=(draws, m.size)) / shape),
     )
 
 
@@ -257,7 +270,7 @@ def of_errors(
     least = max(spread, float(np.abs(value).max()), TINY) * 1e-6
     usual = float(np.median(error[~blind])) if not blind.all() else edges[1] - edges[0]
     e = np.where(blind, edges[1] - edges[0], np.maximum(error, max(usual / 10, least)))
-    free = np.where(blind, 100.0, np.maximum(rows - 1.0, 1.0))
+    degrees = np.where(blind, 100.0, np.maximum(rows - 1.0, 1.0))
     precise = 1 / e**2
     wide = math.hypot(spread, usual)
     common = float(precise @ value / precise.sum())
@@ -265,50 +278,48 @@ def of_errors(
     def log_normal(away: np.ndarray, variance: np.ndarray) -> np.ndarray:
         return -(away**2) / variance / 2 - np.log(variance) / 2
 
-    def around(centre: np.ndarray, scatter: np.ndarray) -> np.ndarray:
+    def log_likelihood_around(centre: np.ndarray, scatter: np.ndarray) -> np.ndarray:
         return log_normal(value[:, None] - centre, (e**2)[:, None] + (wide * scatter) ** 2)
 
-    def scaled(rng: np.random.Generator, draws: int) -> np.ndarray:
-        return e * np.sqrt(free / rng.chisquare(free, (draws, e.size)))  # errors are estimates too: Student's t
+    def draw_errors(rng: np.random.Generator, draws: int) -> np.ndarray:
+        return e * np.sqrt(degrees / rng.chisquare(degrees, (draws, e.size)))  # errors are estimates too: Student's t
 
-    def kept(drawn: np.ndarray) -> np.ndarray:
+    def within_edges(drawn: np.ndarray) -> np.ndarray:
         return np.clip(drawn, *edges)
 
     def draw_around(rng: np.random.Generator, centre: np.ndarray, scatter: np.ndarray) -> Drawn:
-        own, theirs = scaled(rng, len(centre)) ** -2, (wide * scatter) ** -2
-        middle = (own * value + theirs * centre) / (own + theirs)
-        return kept(middle + rng.normal(size=middle.shape) / np.sqrt(own + theirs))
+        mine, theirs = draw_errors(rng, len(centre)) ** -2, (wide * scatter) ** -2
+        middle = (mine * value + theirs * centre) / (mine + theirs)
+        return within_edges(middle + rng.normal(size=middle.shape) / np.sqrt(mine + theirs))
 
-    def draw_at(rng: np.random.Generator, who: np.ndarray) -> Drawn:
+    def draw_common(rng: np.random.Generator, who: np.ndarray) -> Drawn:
         weight = np.maximum(who @ precise, TINY)
-        return kept((who @ (precise * value)) / weight + rng.normal(size=len(who)) / np.sqrt(weight))[:, None]
+        return within_edges((who @ (precise * value)) / weight + rng.normal(size=len(who)) / np.sqrt(weight))[:, None]
 
     def draw_alone(rng: np.random.Generator, draws: int) -> tuple[Drawn, Drawn]:
-        own = kept(value + scaled(rng, draws) * rng.normal(size=(draws, e.size)))
-        return own, own
+        true = within_edges(value + draw_errors(rng, draws) * rng.normal(size=(draws, e.size)))
+        return true, true
 
-    def own(tail: float) -> np.ndarray:
-        anything = edges[0] if tail < 0.5 else edges[1]
-        return np.where(blind, anything, kept(value + e * scipy.special.stdtrit(free, tail)))
+    def reach(tail: float) -> np.ndarray:
+        return np.where(blind, edges[1] - edges[0], -scipy.special.stdtrit(degrees, tail) * e)
 
-    def apart(tail: float) -> Apart:
-        far = np.where(blind, edges[1] - edges[0], -scipy.special.stdtrit(free, tail) * e)
-        return Apart(far, far, 0.0)
+    def sum_error(tail: float) -> SumError:
+        return SumError(reach(tail), reach(tail), 0.0)
 
     return Evidence(
         value=value,
         edges=edges,
-        low=own,
-        high=lambda tail: own(1 - tail),
-        apart=apart,
+        low=lambda tail: within_edges(value - reach(tail)),
+        high=lambda tail: within_edges(value + reach(tail)),
+        sum_error=sum_error,
         counts=None,
         centres=lambda count: np.unique([*np.linspace(value.min(), value.max(), count), common]),
         scatters=(0.5, 0.2, 0.07, 0.02),
-        around=around,
-        at=lambda centre: log_normal(value[:, None] - centre, (e**2)[:, None]),
-        alone=log_normal(value - float(np.median(value)), e**2 + (2 * wide) ** 2),
+        log_likelihood_around=log_likelihood_around,
+        log_likelihood_at=lambda centre: log_normal(value[:, None] - centre, (e**2)[:, None]),
+        log_likelihood_alone=log_normal(value - float(np.median(value)), e**2 + (2 * wide) ** 2),
         draw_around=draw_around,
-        draw_at=draw_at,
+        draw_common=draw_common,
         draw_alone=draw_alone,
-        measure=lambda rng, truth, draws: kept(truth + e * rng.standard_t(free, (draws, e.size))),
+        draw_measured=lambda rng, truth, draws: within_edges(truth + e * rng.standard_t(degrees, (draws, e.size))),
     )

@@ -24,8 +24,8 @@ from jax.typing import ArrayLike
 from equipoise.data.partition import generator
 from equipoise.errors import require
 from equipoise.evaluation.evidence import (
-    BOX,
-    PEERS,
+    BOX_TAIL,
+    LEAST_PEERS,
     TINY,
     Drawn,
     Evidence,
@@ -36,13 +36,13 @@ from equipoise.evaluation.evidence import (
 )
 from equipoise.evaluation.rules import SHARE, worst_clients, worst_count, worst_mean
 
-DRAWS = 600
-CAUTION = 0.6  # of each tail: what the two explanations get wrong
+DRAWS = 600  # the quantiles that are asked of them are of about ten draws
+CAUTION = 0.6  # of each tail: the rest is for what the two explanations, and approximations of sums, get wrong
 CENTRES = (14, 40)  # places for the centres of clients that differ, and of clients that are alike
 SHARES = (0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99)  # of the clients: the second centre's
-FEW = 2  # clients of a worst share that follow their own rows on the side where they are worse
-WEIGHED = 400  # clients that the explanations are weighed by, where there are more
-RATIO = 3  # of the rows of clients that are taken for similar
+FEW_WORST = 2  # clients of a worst share: too few to learn from the others how bad they are
+MOST_WEIGHED = 400  # clients that the explanations are weighed by, where there are more: time
+SIMILAR = 3  # times as many rows, at most, as the smallest of the clients that are taken for similar in size
 
 
 class Bounds(NamedTuple):
@@ -81,7 +81,7 @@ def bounds_of(
     """Bounds at `level`. `evidence_of` has the evidence of some of the clients, by their indices."""
     require(0 < level < 1, f"the level is {level}; give one between 0 and 1, such as 0.95")
     rng, tail, up, n = generator(key, "intervals"), (1 - level) / 2, higher_is_better, rows.size
-    classes = similar(rows)
+    classes = similar_sizes(rows)
     parts = [evidence_of(some) for some in classes]
     value, low, high = np.full((3, n), np.nan)
     for some, part in zip(classes, parts, strict=True):
@@ -92,12 +92,12 @@ def bounds_of(
     return Intervals(low, high, Bounds(min(mean[0], middle), middle, max(mean[1], middle)), worst)
 
 
-def similar(rows: np.ndarray) -> list[np.ndarray]:
+def similar_sizes(rows: np.ndarray) -> list[np.ndarray]:
     """The clients in classes of similar numbers of rows, the small ones first."""
     order = np.argsort(rows, kind="stable")
     found: list[list[int]] = []
     for i in order:
-        if found and rows[i] <= RATIO * rows[found[-1][0]]:
+        if found and rows[i] <= SIMILAR * rows[found[-1][0]]:
             found[-1].append(int(i))
         else:
             found.append([int(i)])
@@ -119,18 +119,18 @@ def _worst(
     alone, drawn, guess = np.empty((2, draws, n)), np.empty((2, 2, draws, n)), np.empty((2, 2, draws, n))
     for some, part in zip(classes, parts, strict=True):
         alone[..., some] = own = part.draw_alone(rng, draws)
-        for e, explained in enumerate((_different, _alike)):
-            if some.size < PEERS:
+        for e, draw in enumerate((_draw_different, _draw_alike)):
+            if some.size < LEAST_PEERS:
                 drawn[e][..., some], guess[e][..., some] = own, part.value
             else:
-                drawn[e][..., some] = guess[e][..., some] = explained(part, own, rng, draws)
+                drawn[e][..., some] = guess[e][..., some] = draw(part, own, rng, draws)
     found = worst_mean(drawn, up, k)  # [explanation, erring downwards or upwards, draws]
     least, most = (
         float(np.quantile(found[:, 0], CAUTION * tail, axis=1).min()),
         float(np.quantile(found[:, 1], 1 - CAUTION * tail, axis=1).max()),
     )
     clients = worst_clients(value, up, k)
-    if clients.size <= FEW:  # too few to learn from the others for certain: their own rows bound how bad they are
+    if clients.size <= FEW_WORST:  # too few to learn from the others for certain: their own rows bound how bad they are
         own = alone[0 if up else 1][:, clients].mean(1)
         bad = float(np.quantile(own, CAUTION * tail if up else 1 - CAUTION * tail))
         least, most = (min(least, bad), most) if up else (least, max(most, bad))
@@ -138,14 +138,14 @@ def _worst(
     least = first if (value[clients] == first).all() else least
     most = last if (value[clients] == last).all() else most
     measured = float(worst_mean(value, up, k))
-    lucky = _as_alike_as_can_be(classes, parts, measured, rng, up=up, k=k, tail=tail, draws=draws)
+    lucky = _alike_as_can_be(classes, parts, measured, rng, up=up, k=k, tail=tail, draws=draws)
     least, most = (least, max(most, lucky)) if up else (min(least, lucky), most)
     middle = float(np.median(worst_mean(guess, up, k), axis=-1).mean())
     middle = max(middle, measured) if up else min(middle, measured)  # choosing the worst of noisy scores errs one way
     return Bounds(least, min(max(middle, least), most), most)
 
 
-def _as_alike_as_can_be(
+def _alike_as_can_be(
     classes: list[np.ndarray],
     parts: list[Evidence],
     measured: float,
@@ -164,14 +164,14 @@ def _as_alike_as_can_be(
     n = sum(some.size for some in classes)
     box = np.empty((2, n))
     for some, part in zip(classes, parts, strict=True):
-        box[:, some] = part.low(BOX * tail / n), part.high(BOX * tail / n)
+        box[:, some] = part.low(BOX_TAIL * tail / n), part.high(BOX_TAIL * tail / n)
 
     def possible(truth: np.ndarray) -> bool:
         again = np.empty((draws, n))
         for some, part in zip(classes, parts, strict=True):
-            again[:, some] = part.measure(rng, truth[some], draws)
+            again[:, some] = part.draw_measured(rng, truth[some], draws)
         found = worst_mean(again, up, k)
-        return float(np.mean(found <= measured if up else found >= measured)) >= (1 - BOX) * tail
+        return float(np.mean(found <= measured if up else found >= measured)) >= (1 - BOX_TAIL) * tail
 
     inside, outside = measured, float(box[1].max() if up else box[0].min())
     for _ in range(8):
@@ -180,13 +180,13 @@ def _as_alike_as_can_be(
     return float(worst_mean(np.clip(outside, *box), up, k))
 
 
-def _different(
+def _draw_different(
     evidence: Evidence, alone: tuple[Drawn, Drawn], rng: np.random.Generator, draws: int
 ) -> tuple[Drawn, Drawn]:
     places, scatters = evidence.centres(CENTRES[0]), np.array(evidence.scatters)
     centre, scatter = np.repeat(places, scatters.size), np.tile(scatters, places.size)
-    likelihood = np.column_stack([evidence.alone, evidence.around(centre, scatter)])
-    first, second, which = _explained(
+    likelihood = np.column_stack([evidence.log_likelihood_alone, evidence.log_likelihood_around(centre, scatter)])
+    first, second, which = _draw_explanations(
         likelihood, np.r_[-1, np.repeat(np.arange(places.size), scatters.size)], rng, draws
     )
     part = np.where(which, second, first)
@@ -195,18 +195,20 @@ def _different(
     return below, above
 
 
-def _alike(evidence: Evidence, alone: tuple[Drawn, Drawn], rng: np.random.Generator, draws: int) -> tuple[Drawn, Drawn]:
+def _draw_alike(
+    evidence: Evidence, alone: tuple[Drawn, Drawn], rng: np.random.Generator, draws: int
+) -> tuple[Drawn, Drawn]:
     places = evidence.centres(CENTRES[1])
-    likelihood = np.column_stack([evidence.alone, evidence.at(places)])
-    first, second, which = _explained(likelihood, np.arange(-1, places.size), rng, draws)
+    likelihood = np.column_stack([evidence.log_likelihood_alone, evidence.log_likelihood_at(places)])
+    first, second, which = _draw_explanations(likelihood, np.arange(-1, places.size), rng, draws)
     below, above = alone
     for part, who in ((first, ~which), (second, which)):
-        common = evidence.draw_at(rng, who & (part > 0))
+        common = evidence.draw_common(rng, who & (part > 0))
         below, above = (np.where(who & (part > 0), common, a) for a in (below, above))
     return below, above
 
 
-def _explained(
+def _draw_explanations(
     likelihood: np.ndarray, place: np.ndarray, rng: np.random.Generator, draws: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws explanations of one or two parts by their posterior; returns the parts and who belongs to the second.
@@ -215,7 +217,7 @@ def _explained(
     """
     n, c = likelihood.shape
     relative = np.exp(np.maximum(likelihood - likelihood.max(1, keepdims=True), -700))
-    heard = relative if n <= WEIGHED else relative[rng.permutation(n)[:WEIGHED]]
+    heard = relative if n <= MOST_WEIGHED else relative[rng.permutation(n)[:MOST_WEIGHED]]
     a, b = np.triu_indices(c, 1)
     a, b = a[place[a] != place[b]], b[place[a] != place[b]]
     parts = [(np.arange(c), np.arange(c), 0.0), *((a, b, share) for share in SHARES)]

@@ -9,13 +9,14 @@ import numpy as np
 
 from equipoise.errors import require, unknown
 from equipoise.evaluation import fairness, intervals
-from equipoise.evaluation.evidence import FEW_ROWS, Evidence, of_errors, of_means, of_shares
+from equipoise.evaluation.evidence import LEAST_ROWS, Evidence, of_errors, of_means, of_shares
 from equipoise.evaluation.exchange import PerClient
 from equipoise.evaluation.intervals import UNKNOWN, Bounds
 from equipoise.evaluation.predictions import ROOTS
 from equipoise.evaluation.rules import SHARE, higher_is_better, main_score
 
-RESAMPLED = 20  # resampling fewer rows than this says nothing about them
+RESAMPLED = 20  # rows: fewer, drawn again, may all be alike where further ones are not
+UNDEFINED = 0.005  # share of draws without the score: from there on it hangs on a few rows
 BEYOND = 10  # times a client's score: a bound so far off says nothing
 BETWEEN_ZERO_AND_ONE = ("auroc",)  # resampled scores that lie between zero and one
 
@@ -59,12 +60,15 @@ def standing(
     low, high = np.full((2, len(values)), np.nan)
     mean = worst = UNKNOWN
     rows = np.asarray(sizes if counted is None else counted, np.float64)
-    evidence_of = _evidence(table, score, known, rows[known], resampling=counted is None)
-    if evidence_of is not None:
-        found = intervals.bounds_of(evidence_of, rows[known], higher_is_better=up, key=key, k=k, level=level)
-        low[known], high[known], mean, worst = found
-        if score != "accuracy":
-            silent = (rows < FEW_ROWS) | (high > BEYOND * np.abs(values))
+    telling = known[_telling(table, score, known, by_row=counted is None)]
+    if telling.size:
+        evidence_of = _evidence(table, score, telling, rows[telling])
+        found = intervals.bounds_of(evidence_of, rows[telling], higher_is_better=up, key=key, k=k, level=level)
+        low[telling], high[telling] = found.low, found.high
+        if telling.size == known.size:
+            mean, worst = found.mean, found.worst
+        if score in table.squares:
+            silent = (rows < LEAST_ROWS) | (high > BEYOND * np.abs(values))
             low[silent], high[silent] = np.nan, np.nan
     left_out = tuple(int(i) for i in np.flatnonzero(~np.isfinite(values)))
     return Standing(score, summary, low, high, mean, worst, left_out)
@@ -80,10 +84,30 @@ def _summary(values: np.ndarray, k: float, up: bool) -> dict[str, float]:
         return {name: float(v) for name, v in fairness.summary(values, k, higher_is_better=up).items()}
 
 
-def _evidence(
-    table: PerClient, score: str, known: np.ndarray, rows: np.ndarray, *, resampling: bool
-) -> Callable[[np.ndarray], Evidence] | None:
-    """Of some of the known clients, by their indices; None: nothing says how certain the score is."""
+def _telling(table: PerClient, score: str, known: np.ndarray, *, by_row: bool) -> np.ndarray:
+    """Which of the known clients' rows say how certain the score is, or leave open no more than zero to one."""
+    if score == "accuracy" or score in table.squares:
+        return np.full(known.size, True)
+    if score not in table.resampled or not by_row:  # rows are drawn one by one, not by units
+        return np.full(known.size, False)
+    return np.full(known.size, True) if score in BETWEEN_ZERO_AND_ONE else ~_blind(table, score, known)
+
+
+def _blind(table: PerClient, score: str, known: np.ndarray) -> np.ndarray:
+    """Where drawing the rows again tells nothing."""
+    drawn = np.asarray(table.resampled[score], np.float64)[known]
+    few = np.asarray(table.sizes)[known] < RESAMPLED
+    return few | (np.isnan(drawn).mean(1) > UNDEFINED) | (_spread(table, score, known) == 0)
+
+
+def _spread(table: PerClient, score: str, known: np.ndarray) -> np.ndarray:
+    """The standard deviation over the draws."""
+    values, drawn = (np.asarray(of[score], np.float64)[known] for of in (table.scores, table.resampled))
+    return np.where(np.isnan(drawn), values[:, None], drawn).std(1)
+
+
+def _evidence(table: PerClient, score: str, known: np.ndarray, rows: np.ndarray) -> Callable[[np.ndarray], Evidence]:
+    """Of some of the known clients, by their indices."""
     values = np.asarray(table.scores[score], np.float64)[known]
     if score == "accuracy":
         right = np.rint(values * np.asarray(table.sizes)[known]) * (rows / np.asarray(table.sizes)[known])
@@ -92,18 +116,10 @@ def _evidence(
         root = score in ROOTS
         squares, means = np.asarray(table.squares[score], np.float64)[known], values**2 if root else values
         return lambda i: of_means(means[i], squares[i], rows[i], root=root)
-    if score in table.resampled and resampling:
-        drawn = np.asarray(table.resampled[score], np.float64)[known]
-        missing = np.isnan(drawn)
-        error = np.where(missing, values[:, None], drawn).std(1) * np.sqrt(rows / np.maximum(rows - 2, 1))
-        # Draws in which the score is not defined tell that it hangs on a few rows.
-        blind = (rows < RESAMPLED) | (missing.mean(1) > 0.005) | (error == 0)
-        edges = (0.0, 1.0) if score in BETWEEN_ZERO_AND_ONE else (-math.inf, math.inf)
-        if blind.any() and score not in BETWEEN_ZERO_AND_ONE:
-            return None
-        error = np.where(blind, np.inf, error)
-        return lambda i: of_errors(values[i], error[i], rows[i], edges=edges)
-    return None
+    error = _spread(table, score, known) * np.sqrt(rows / np.maximum(rows - 2, 1))
+    error = np.where(_blind(table, score, known), np.inf, error)
+    edges = (0.0, 1.0) if score in BETWEEN_ZERO_AND_ONE else (-math.inf, math.inf)
+    return lambda i: of_errors(values[i], error[i], rows[i], edges=edges)
 
 
 def chosen(table: PerClient, score: str | None) -> str:

@@ -14,10 +14,10 @@ def contradictions(config: "Config") -> Iterator[str]:
     owners, of, algorithm = config.data.silos is not None, config.federation, config.algorithm
     if owners and config.partition != type(config.partition)():
         yield "silo files are divided already; leave out [partition], or data.silos"
-    if config.data.unit is not None and not owners:
+    if config.data.unit is not None and ((not owners and of is None) or config.model.name == "torch"):
         yield (
-            "data.unit is a column of the silo files of a run on this machine; give data.silos, or leave it out: data "
-            "sets and the sites of a federation do not have it"
+            "data.unit is a column of owners' tables; give data.silos or [federation], or leave it out: data sets and "
+            "PyTorch modules, which have rows of their own, do not have it"
         )
     if config.data.unit is not None and config.run.keep_best:
         yield "run.keep_best sets rows aside one by one, not by data.unit; leave out one of them"

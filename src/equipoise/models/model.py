@@ -23,6 +23,12 @@ class Model(NamedTuple):
     arguments: Mapping[str, Any] = {}
     last: Callable[[Params], Any] | None = None  # where the last layer is, for `gradient_features`; it is linear
 
+    def __reduce__(self) -> Any:
+        """Pickled as a saved model is kept: by its name and arguments."""
+        from equipoise import models
+
+        return (models.build, (self.name, dict(self.arguments))) if self.name in models.MODELS else (Model, (*self,))
+
     @property
     def shapes(self) -> Params:
         """Those of its parameters."""

@@ -58,6 +58,7 @@ def disclosed(
     own_models: bool = False,
     features: bool = False,
     moments: bool = False,
+    units: bool = False,
 ) -> Iterator[str]:
     """Of a run whose exchanges are `crossing`.
 
@@ -71,9 +72,11 @@ def disclosed(
         own_models: sites make models of their own, after training.
         features: the rows of the run are features of a network, which sites have told sums of.
         moments: sites tell second moments of their inputs.
+        units: sites tell as how many their rows of each data.unit count.
     """
     yield (
         "before the first round the server learns of each site: its name, its number of rows, statistics of its columns"
+        + (", as how many independent rows those of its units count" if units else "")
         + (", the largest curvature of its loss and the slope at the start" if measured else "")
     )
     if features:

@@ -23,7 +23,9 @@ def scale(runs: Sequence[ReportedRun]) -> svg.Axis:
     """From zero, the same for all runs; up to one for fractions."""
     if runs[0].is_fraction:
         return svg.Axis(0.0, 1.0, (0.0, 0.25, 0.5, 0.75, 1.0))
-    return svg.axis((v for run in runs for v in (*run.values, *run.high)), from_zero=True)
+    top = max((float(v) for run in runs for v in run.values if math.isfinite(v)), default=0.0)
+    most = top + 2 * abs(top)  # bounds of few rows reach far beyond: they would leave no room for the scores
+    return svg.axis((min(v, most) for run in runs for v in (*run.values, *run.high)), from_zero=True)
 
 
 def clients(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None = None) -> Markup:
@@ -80,8 +82,8 @@ def _bar(frame: svg.Frame, value: float, top: float, height: float) -> Markup:
 def _whisker(frame: svg.Frame, low: float, high: float, y: float) -> Markup:
     if not (math.isfinite(low) and math.isfinite(high)):
         return Markup()
-    a, b = frame.x_at(low), frame.x_at(high)
-    ends = (svg.line(at, y - 4, at, y + 4, "whisker") for at in (a, b))
+    a, b = (frame.x_at(min(max(v, frame.x.low), frame.x.high)) for v in (low, high))
+    ends = (svg.line(at, y - 4, at, y + 4, "whisker") for at, v in ((a, low), (b, high)) if v <= frame.x.high)
     return tag("g", svg.line(a, y, b, y, "whisker"), *ends)
 
 
@@ -96,7 +98,8 @@ def _profile(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Mar
     each, ends = _columns(order)
     tops = [(x, _mean(run.values, part)) for x, part in ends]
     area = frame.band([(x, 0.0 if axis.low <= 0 else axis.low, y) for x, y in tops])
-    spans = [(x, _mean(run.low, part), _mean(run.high, part)) for x, part in ends]
+    bounds = [np.clip(of, axis.low, axis.high) for of in (run.low, run.high)]
+    spans = [(x, _mean(bounds[0], part), _mean(bounds[1], part)) for x, part in ends]
     drawn: list[object] = [tag("path", d=area, class_="area"), tag("path", d=frame.band(spans), class_="span")]
     drawn.append(tag("path", d=frame.path(tops), class_="edge"))
     if other is not None:

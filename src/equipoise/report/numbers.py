@@ -216,13 +216,15 @@ def _worst(out: RunResult, summary: dict[str, float]) -> Bounds:
 
 
 def _mean(out: RunResult, summary: dict[str, float], low: np.ndarray, high: np.ndarray) -> Bounds:
-    """Results of earlier versions have no bounds of it: each client's half interval is an independent error."""
-    mean = summary["mean"]
-    if out.mean_low is not None and out.mean_high is not None:
-        return Bounds(min(out.mean_low, mean), mean, max(out.mean_high, mean))
-    halves = ((high - low) / 2)[np.isfinite(low)]
-    half = float(np.sqrt(np.sum(halves**2)) / halves.size) if halves.size else math.nan
-    return Bounds(mean - half, mean, mean + half)
+    """Results of earlier versions have no bounds of it: each client's half interval is an independent error.
+
+    Where a client has none of its own, those of the mean are not known either.
+    """
+    mean, least, most = summary["mean"], finite(out.mean_low), finite(out.mean_high)
+    if math.isfinite(least + most):
+        return Bounds(min(least, mean), mean, max(most, mean))
+    half = float(np.linalg.norm((high - low) / 2)) / max(low.size, 1)
+    return Bounds(mean - half, mean, mean + half) if math.isfinite(half) else UNKNOWN
 
 
 def _main_measure(run: Run) -> tuple[str, bool]:

@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from equipoise.evaluation.rules import worst_count
 from equipoise.experiment.records import CONFIG
 from equipoise.report import bars, formats, numbers, personal, plots, tables, wording
@@ -227,7 +229,7 @@ def clients(runs: Sequence[ReportedRun]) -> Content:
 
 
 def _bars_caption(run: ReportedRun, other: ReportedRun | None) -> str:
-    score, known = capitalized(run.score_name), any(math.isfinite(v) for v in run.low)
+    score, known = capitalized(run.score_name), np.isfinite(run.low)
     if run.n <= bars.NAMED:
         text = f"{score} of each client with {run.label}, the worst served first."
         bounds, comparison = "thin lines are", "The sign is"
@@ -236,7 +238,9 @@ def _bars_caption(run: ReportedRun, other: ReportedRun | None) -> str:
         steps = f"; each step is the mean of {each} neighbours" if each > 1 else ""
         text = f"{score} of {run.n:,} clients with {run.label}, the worst served first{steps}."
         bounds, comparison = "shade around the line is", "The dashed line is, in its own order,"
-    text += f" The {bounds} the bounds that each client's rows allow." if known else " No bounds are known."
+    text += f" The {bounds} the bounds that each client's rows allow." if known.any() else " No bounds are known."
+    if known.any() and not known[np.isfinite(run.values)].all():
+        text += " Where there are none, the client has too few rows to say."
     return text + (f" {comparison} {other.label}." if other else "")
 
 

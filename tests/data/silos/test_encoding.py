@@ -360,7 +360,7 @@ def test_labels_that_cannot_be_learnt():
         "classes"
     )
     assert said([labelled("a", "b")], task="ranking").startswith("task is 'ranking'")
-    assert said([pl.DataFrame({"y": ["a", "b"]})]) == "no column is left to learn from; only the label was given"
+    assert said([pl.DataFrame({"y": ["a", "b"]})]) == "no column is left to learn from (only the label was given)"
     assert "no column is left" in said([with_labels({"x": [1, 1]})])
 
 

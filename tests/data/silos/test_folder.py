@@ -268,7 +268,7 @@ def said(tmp_path, bad, name="bad.csv", label="y", **kwargs):
         ("x,c,y\n1,a,p\n2,a,p,extra\n", "bad.csv, data row 2 has 4 cells but the header has 3"),
         (
             "x,c,y\n1,a,p\n",
-            "bad.csv has a single row; a silo needs two, one to train with and one to test with, or test=0",
+            "bad.csv has a single row; a silo needs two, one to train with and one to test with, or data.test = 0",
         ),
     ],
 )  # fmt: skip

@@ -31,7 +31,8 @@ def agree(statistics: Sequence[Statistics], options: Options) -> Encoding:
     unnamed = dict.fromkeys(name for s in ordered for name in s.unnamed)
     dropped = tuple((name, f) for name, f in fitted.items() if isinstance(f, str))
     dropped += tuple((name, INDEX) for name in unnamed)
-    require(features, f"no column is left to learn from; {dict(dropped) or 'only the label was given'}")
+    reasons = "; ".join(f"{name!r}: {why}" for name, why in dropped) or "only the label was given"
+    require(features, f"no column is left to learn from ({reasons})")
     arrays = [f.name for f in features if f.kind == "array"]
     require(
         not arrays or len(features) == 1,

@@ -71,7 +71,7 @@ def site_of(frame: pl.LazyFrame, options: Options, *, name: str, file: str, test
     classes = strata(frame, options, site=file)
     require(
         len(classes) > 1 or test == 0,
-        f"{file} has a single row; a silo needs two, one to train with and one to test with, or test=0",
+        f"{file} has a single row; a silo needs two, one to train with and one to test with, or data.test = 0",
     )
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     of = units(frame, options, site=file)
@@ -81,7 +81,7 @@ def site_of(frame: pl.LazyFrame, options: Options, *, name: str, file: str, test
     require(
         len(first) > 1 or test == 0,
         f"{file} has rows of a single {options.unit}; a silo needs two, one to train with and one to test with, "
-        "or test=0",
+        "or data.test = 0",
     )
     # Whole units, each counted for the label of its first row: no unit is on both sides.
     return Site(name, file, frame, stratified(classes.to_numpy()[first], test, rng)[unit], unit)

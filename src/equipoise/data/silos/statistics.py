@@ -216,7 +216,7 @@ def _kinds(table: Table, names: Iterable[str], options: Options, remedy: str = "
     categorical = {*options.categorical, *([options.label] if options.task == "classification" else [])}
     for name in names:
         dtype = table.columns[name][1]
-        if isinstance(dtype, pl.Array):
+        if isinstance(dtype, pl.Array) and _inner(dtype).is_numeric() | (_inner(dtype) == pl.Boolean):
             kinds[name] = _Kind("array", 1)
             continue
         require(
@@ -339,14 +339,18 @@ def _columns(
     )
 
 
+def _inner(dtype: Any) -> pl.DataType:
+    """What arrays of arrays hold in the end."""
+    while isinstance(dtype, pl.Array):
+        dtype = dtype.inner
+    return dtype
+
+
 def _column_of(table: Table, name: str, shown: _Kind, rows: int, found: dict[str, Any], options: Options) -> Column:
     kind, row = shown.kind, shown.row
     if kind == "array":
         dtype: Any = table.columns[name][1]
-        shape = dtype.shape
-        while isinstance(dtype, pl.Array):
-            dtype = dtype.inner
-        return Column(name, kind, row, shape=shape, dtype=str(dtype))
+        return Column(name, kind, row, shape=dtype.shape, dtype=str(_inner(dtype)))
     if kind == "empty":
         return Column(name, kind, missing=rows)
     if kind != "text":
