@@ -173,7 +173,11 @@ NETWORK_STEPS = {"steps": 20, "local_lr": 0.1}  # nothing can be measured before
 class RunSettings(Section):
     """How long, how exactly, and what is written where."""
 
-    rounds: Count = Field(100, description="of communication")
+    rounds: Count = Field(
+        100,
+        description="of communication; auto: until the objective is certified to 0.1%, or until validation rows see "
+        "nothing better for 10 rounds, and at most 100",
+    )
     seed: Seed = Field(0, description="of all random numbers")
     precision: Literal["float32", "float64"] = Field("float32", description="float32 or float64")
     products: Literal["float32", "tf32", "bf16"] | None = Field(
@@ -427,6 +431,12 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
                 f"federation use one of {instead}",
             )
             check_reference(source, key, name)
+    if isinstance(given.get("run"), Mapping) and given["run"].get("rounds") == "auto":
+        require(
+            "privacy" not in given,
+            f"{source}: run.rounds is 'auto', and the noise of [privacy] is made for a number of rounds; give one",
+        )
+        given["run"] = choice.how_long(given)
     try:
         config = Config.model_validate(given)
     except ValidationError as error:
