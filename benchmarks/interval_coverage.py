@@ -231,7 +231,9 @@ def repeat(setting: Setting, seed: int, former: Any) -> dict[str, float]:
     value = got.tables[0].scores[setting.score][there]
     old = standing(got.tables[0], setting.score, key=seed, counted=got.counted)
     goal = float(worst_mean(truth, up))
-    found = {"measured": abs(float(worst_mean(value, up)) - goal), "corrected": abs(old.worst.estimate - goal)}
+    found = {"worst told": float(np.isfinite(old.worst.estimate))}
+    if np.isfinite(old.worst.estimate):
+        found |= {"measured": abs(float(worst_mean(value, up)) - goal), "corrected": abs(old.worst.estimate - goal)}
     found |= of_one(old, there, truth, value, goal, up)
     if former is not None:
         told = earlier(former, setting, got, there, value, seed)
@@ -250,15 +252,14 @@ def repeat(setting: Setting, seed: int, former: Any) -> dict[str, float]:
         if np.isfinite(paired.low):
             gains["mean gain"] = (paired, gains["mean gain"][1])
         low, high = each_difference(got.pairs)
-    for name, (bounds, gain) in gains.items():
-        found[name] = float(holds(bounds, gain))
+    found |= {name: float(holds(*of)) for name, of in gains.items() if np.isfinite(of[0].low)}
     known = np.isfinite(low) & there
     gain = (other - setting.truth)[known]
     held = (low[known] - 1e-9 <= gain) & (gain <= high[known] + 1e-9)
     if held.size:
         found["client gain"] = float(held.mean())
     if seed % 2 == 0:
-        found |= {f"false {name}": 1 - found[name] for name in gains}
+        found |= {f"false {name}": 1 - found[name] for name in gains if name in found}
         found["false client gain"] = float(not held.all())
     return found
 
@@ -266,8 +267,10 @@ def repeat(setting: Setting, seed: int, former: Any) -> dict[str, float]:
 def of_one(of: Any, there: np.ndarray, truth: np.ndarray, value: np.ndarray, goal: float, up: bool) -> dict[str, float]:
     """What held of the bounds of one model, and how wide they are."""
     low, high = of.low[there], of.high[there]
-    found = {"mean": float(holds(of.mean, float(truth.mean()))), "worst": float(holds(of.worst, goal))}
-    found |= {"mean width": of.mean.high - of.mean.low, "worst width": of.worst.high - of.worst.low}
+    found = {}
+    for name, bounds, true in (("mean", of.mean, float(truth.mean())), ("worst", of.worst, goal)):
+        if np.isfinite(bounds.low):
+            found |= {name: float(holds(bounds, true)), f"{name} width": bounds.high - bounds.low}
     known = np.flatnonzero(np.isfinite(low))
     if known.size:
         held = (low[known] - 1e-9 <= truth[known]) & (truth[known] <= high[known] + 1e-9)
@@ -308,7 +311,7 @@ def earlier(former: Any, setting: Setting, got: Scored, there: np.ndarray, value
 
 HELD = ("mean", "worst", "client", "worst client", "mean gain", "worst gain", "client gain")
 FALSE = ("false mean gain", "false worst gain", "false client gain")
-OFF = ("measured", "corrected")
+OFF = ("worst told", "measured", "corrected")
 WIDE = ("mean width", "worst width", "client width")
 
 
@@ -328,7 +331,7 @@ def table(repeats: int, only: str, former: Any) -> None:
             values = [of[head] for of in got if head in of]
             mean = float(np.mean(values)) if values else np.nan
             means.setdefault(head, []).append(mean)
-            percent = head.removesuffix(" before") in (*HELD, *FALSE)
+            percent = head.removesuffix(" before") in (*HELD, *FALSE, "worst told")
             cells.append("" if np.isnan(mean) else f"{100 * mean:.0f}%" if percent else f"{mean:.3g}")
         print(f"| {setting.kind}: {setting.name} | {' | '.join(cells)} |", flush=True)
     print()

@@ -233,8 +233,8 @@ def test_what_cannot_be_loaded(saved, tmp_path):
         other.write_bytes(safetensors.numpy.save(weights, {"equipoise": json.dumps(wrong)}))
         with pytest.raises(InputError, match="not a model that equipoise saved"):
             artifact.load(other)
-    other.write_bytes(safetensors.numpy.save(weights, {"equipoise": json.dumps({**header, "version": 2})}))
-    with pytest.raises(InputError, match="is of version 2"):
+    other.write_bytes(safetensors.numpy.save(weights, {"equipoise": json.dumps({**header, "version": 3})}))
+    with pytest.raises(InputError, match="is of version 3"):
         artifact.load(other)
     with safetensors.safe_open(path, framework="numpy") as file:
         broken = {name: np.full_like(file.get_tensor(name), np.nan) for name in file.keys()}  # noqa: SIM118

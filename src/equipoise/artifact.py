@@ -23,7 +23,21 @@ from equipoise.errors import InputError, not_none, require
 from equipoise.models import build
 from equipoise.models.model import Model, Params
 
+OWN = "own part"  # its name among the weights
 BATCH = 4096  # rows that go through the model at a time
+
+
+class OwnPart(NamedTuple):
+    """What is added to a model's outputs: part (1, a[inputs]), of an owner's own or the mean of all of them."""
+
+    part: np.ndarray  # [outputs, 1 + len(inputs)]
+    inputs: tuple[int, ...] = ()
+
+    def add(self, outputs: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+        rows = np.ones((len(inputs), 1), self.part.dtype)
+        if self.inputs:
+            rows = np.concatenate([rows, inputs[:, list(self.inputs)].astype(self.part.dtype)], axis=1)
+        return outputs + (rows @ self.part.T).reshape(outputs.shape).astype(outputs.dtype)
 
 
 class Artifact(NamedTuple):
@@ -34,6 +48,11 @@ class Artifact(NamedTuple):
     encoding: Encoding | None
     loss: str  # the name of the loss it was trained with
     metadata: dict[str, Any]
+    own: OwnPart | None = None  # where owners keep parts for themselves
+
+    def with_part(self, part: np.ndarray) -> "Artifact":
+        """The same model with an owner's own part."""
+        return self._replace(own=not_none(self.own)._replace(part=np.asarray(part)))
 
     def with_parameters(self, params: Params) -> "Artifact":
         """The same model with others, which may be a flat vector."""
@@ -43,7 +62,8 @@ class Artifact(NamedTuple):
         """The model's raw outputs [m, outputs] for encoded inputs [m, ...]."""
         apply = jax.jit(self.model.apply)
         parts = [apply(self.params, jnp.asarray(inputs[i : i + BATCH])) for i in range(0, len(inputs), BATCH)]
-        return np.concatenate([np.asarray(part) for part in parts])
+        found = np.concatenate([np.asarray(part) for part in parts])
+        return found if self.own is None else self.own.add(found, inputs)
 
     def predict(self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table") -> pl.DataFrame:
         """A row for each row of `frame`: `prediction`, and the probability of each class.
@@ -70,6 +90,7 @@ def save(
     *,
     loss: str = "",
     metadata: Mapping[str, Any] | None = None,
+    own: OwnPart | None = None,
 ) -> None:
     """Writes the file whole or not at all. `params` may be the flat vector that algorithms work on.
 
@@ -84,12 +105,14 @@ def save(
     if encoding is not None:
         _check_fit(model, encoding)
     header = {
-        "version": 1,
+        "version": 1 if own is None else 2,  # who knows 1 only would leave the own part out
         "model": {"name": model.name, "arguments": dict(model.arguments)},
         "encoding": None if encoding is None else json.loads(encoding.to_json()),
         "loss": loss,
         "metadata": dict(metadata or {}),
     }
+    if own is not None:
+        header["own"] = list(own.inputs)
     try:
         text = json.dumps(header, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -100,7 +123,7 @@ def save(
             np.isfinite(value).all(),
             f"the weights {name!r} hold NaN or infinity; this model is not worth saving",
         )
-    tensors.write(path, weights, text)
+    tensors.write(path, weights if own is None else weights | {OWN: np.asarray(own.part)}, text)
 
 
 def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
@@ -112,7 +135,8 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
         require(text, f"{path.name} holds weights but was not written by equipoise")
         header = json.loads(text)
         version = header["version"]
-        require(version == 1, f"{path.name} is of version {version}; this equipoise knows version 1")
+        require(version in (1, 2), f"{path.name} is of version {version}; this equipoise knows versions 1 and 2")
+        own = OwnPart(weights.pop(OWN), tuple(map(int, header["own"]))) if version == 2 else None
         encoding, loss, metadata = header["encoding"], header["loss"], header["metadata"]
         if not isinstance(loss, str) or not isinstance(metadata, dict):
             raise TypeError("its header has a field of another type")
@@ -137,7 +161,7 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
             f"the weights {name!r} of {path.name} hold what is not a finite number; it is damaged, or its run diverged",
         )
     params = jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(weights[name]) for name in _named(like)])
-    return Artifact(params, model, fitted, loss, metadata)
+    return Artifact(params, model, fitted, loss, metadata, own)
 
 
 def predict(

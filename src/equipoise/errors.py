@@ -27,6 +27,10 @@ class Refusal(EquipoiseError):
     """What somebody else sent is not what was agreed, or more than is allowed; the sentence says how."""
 
 
+class StopHere(Refusal):
+    """A Refusal after which the site answers nothing of that configuration until its owner says so again."""
+
+
 class LostReplies(UserWarning):
     """Some clients' replies were not finite; they were counted and left out."""
 

@@ -116,6 +116,10 @@ class Exchange(NamedTuple):
     work: Callable[[Message, Client, Data, RandomKey], tuple[Client, Reply]]
     close: Callable[[Server, Replies], Server]
     writes: bool = False  # whether `work` changes the client's state; if not, it hands it back as it was
+    # What a reply counts for, where the client itself says it and no message: near 1 over all clients together.
+    counts: Callable[[Reply], Any] | None = None
+    # What all clients count for, where every message says it.
+    weights: Callable[[Message], Any] | None = None
 
 
 def run_client(

@@ -107,6 +107,7 @@ def test_what_the_server_learns_is_said(pair):
     assert len({plan.digest for plan in plans_of(here)}) == 1
 
 
+@pytest.mark.thorough(witness="experiment/test_convexify.py::test_it_resumes_in_either_stage_bit_for_bit")
 @pytest.mark.parametrize("when", [("train", 1, "fedavg"), ("train", 2, "improve")])
 def test_it_resumes_in_either_stage(when, pair, tmp_path):
     """Killed in stage 1 and in stage 3; sites are opened anew."""
@@ -206,7 +207,7 @@ def test_a_policy_is_about_both_trainings(tmp_path):
     data, here = silos.write(tmp_path / "silos"), config.parse(convex())
     home = tmp_path / "homes" / "north"
     home.mkdir(parents=True)
-    (home / "site.toml").write_text('algorithms = ["scaffpd"]')
+    (home / "site.toml").write_text('ask = false\nalgorithms = ["scaffpd"]')
     with pytest.raises(Exception, match="takes part in scaffpd, not in fedavg"):
         run_federation(here, tmp_path / "run", grid(here, data, tmp_path / "homes"))
 

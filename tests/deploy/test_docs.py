@@ -14,6 +14,9 @@ IN_ONE_PROCESS = (
     "an old message reaches a site late",
     "Flower's network fails",
     "it has lost its whole folder",
+    "a reply out of all proportion to what its site and the others ever sent",
+    "so many of them that the run cannot go on",
+    "masked: a sum out of all proportion to earlier ones",
     "a node joins under a name that is not its key's",
 )
 DOC = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
@@ -51,7 +54,7 @@ def test_every_fault_of_the_table_is_seen_in_a_test():
     assert len(rows) >= 18
     tests = Path(__file__).parents[1]
     there = {}
-    in_one = [tests / "deploy" / name for name in ("test_faults.py", "test_names.py")]
+    in_one = [tests / "deploy" / name for name in ("test_faults.py", "test_lengths.py", "test_names.py")]
     for file in (*(tests / "flower").glob("test_*.py"), *in_one):
         there |= dict.fromkeys(re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE), file.parent.name)
     for what, *_, names in rows:

@@ -104,7 +104,7 @@ def test_a_policy_that_gets_stricter_meanwhile_holds_at_once(tmp_path):
         opened = message.content.get("question")
         if opened is not None and opened.get("step") == "open":
             for site in SITES:
-                (homes / site / policy.FILE).write_text("least_cohort = 4\n")
+                (homes / site / policy.FILE).write_text(f"{policy.TRIAL}least_cohort = 4\n")
         return reply
 
     with pytest.raises(EquipoiseError, match=r"helped to open their sum|could prepare a masked sum"):
@@ -120,7 +120,7 @@ def test_a_configuration_that_was_not_approved_is_refused_and_logged(tmp_path):
     approved, other = (config.parse(settings(run={"rounds": r, "evaluate_every": 1})) for r in (1, 2))
     (homes / NORTH).mkdir(parents=True)
     digest = policy.digest_of(approved.toml())
-    (homes / NORTH / policy.FILE).write_text(f'approved = ["{digest}"]\n')
+    (homes / NORTH / policy.FILE).write_text(policy.TRIAL.replace("ask = false", f'approved = ["{digest}"]'))
     data_of_north = (data / f"{NORTH}.csv").rename(tmp_path / "away.csv")
     with pytest.raises(EquipoiseError, match=f"'{NORTH}' did not answer 'statistics': this configuration has not been"):
         run_federation(other, tmp_path / "other", grid(other, data, homes))

@@ -19,6 +19,7 @@ from equipoise.deploy.server import run_federation
 from equipoise.deploy.site import QUESTIONS, open_site
 from equipoise.errors import EquipoiseError, InputError
 from equipoise.experiment import config, records
+from equipoise.privacy import policy
 from tests.deploy.grid import InProcess
 from tests.flower import torch_silos
 
@@ -31,6 +32,7 @@ def grid(told, folder, function="regression", **node):
     named = {"torch": f"tests.flower.torch_silos:{function}"} if function else {}
 
     def own(site):
+        policy.trial(folder / site)
         return {"folder": str(folder / site), "data": str(folder / f"{site}.npz"), **named, **node}
 
     app = client_app(open_site, questions=QUESTIONS)

@@ -5,12 +5,13 @@ import shutil
 import pytest
 from flwr.app import RecordDict
 
-from equipoise.deploy import agreement
 from equipoise.deploy.flower import FederationWarning, Patience, client_app
 from equipoise.deploy.network.transport import Door
+from equipoise.deploy.rows_site import AGREEMENTS
 from equipoise.deploy.server import run_federation
 from equipoise.deploy.sites import ConnectedSites
 from equipoise.experiment import config
+from equipoise.privacy import policy
 from tests.deploy.grid import InProcess
 from tests.deploy.test_federated_run import QUESTIONS, grid, open_site, settings
 from tests.flower import silos
@@ -75,6 +76,7 @@ def test_a_site_that_lost_its_folder_is_taken_back_without_a_restart(tmp_path):
         if here and message.content["at"]["round"] == 1 and not lost:
             lost.append(message)
             shutil.rmtree(homes / "north")
+            policy.trial(homes / "north")
             over.app = client_app(open_site, questions=QUESTIONS)
         return reply
 
@@ -83,5 +85,5 @@ def test_a_site_that_lost_its_folder_is_taken_back_without_a_restart(tmp_path):
     refused = [event for event in done.outcome.events if "has not been told the agreement" in event]
     assert len(refused) == 1, done.outcome.events
     assert lost
-    assert (homes / "north" / agreement.FILE).is_file()
+    assert [*(homes / "north" / AGREEMENTS).glob("*.json")]
     assert None not in done.rows[-1].loss  # all are heard again

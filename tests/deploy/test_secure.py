@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import equipoise as eq
-from equipoise.deploy import client, flower
+from equipoise.deploy import client, flower, secure
 from equipoise.deploy.flower import Demands, GivenUp, SecureSite, SecureSums
+from equipoise.errors import StopHere
 from equipoise.privacy import fixed_point
-from equipoise.privacy.site_masks import SiteMasks
+from equipoise.privacy.site_masks import Limits, SiteMasks
 from tests import problems
 from tests.deploy.grid import InProcess
 from tests.deploy.setting import CALM, HASTY, SHARD, SITES
@@ -25,17 +26,19 @@ SETTINGS = SecureSums()
 ERROR = fixed_point.largest_error(N, SETTINGS.bound)
 IDENTITIES = identities(SITES)
 build = functools.cache(problems.build)
+FREE = Limits(weight=1.0)  # small problems put much weight on one client
 # All of them that ask no site twice.
 SUMMED = ("agnostic_fedavg", "fedavg", "scaffold", "scaffpd_secure", "scaffpd_sums")
 
 
-def federate(algorithm, folder, fault=None, who=IDENTITIES, secure=True, least=3):
+def federate(algorithm, folder, fault=None, who=IDENTITIES, secured=True, least=3, limits=FREE):
     data = unequal()
 
     def open_site(context):
         name = flower.site_name(context)
         job = flower.Job(algorithm, start(), data.client(SITES.index(name)))
-        masks = SecureSite(SiteMasks(who[name], folder / name, lambda: least)) if secure else None
+        own = SiteMasks(who[name], folder / name, lambda: least, lambda: limits)
+        masks = SecureSite(own) if secured else None
         return flower.Participant(name, folder / name, {"train": lambda: job}, secure=masks)
 
     grid = InProcess(flower.client_app(open_site), SITES, fault)
@@ -158,7 +161,7 @@ def test_a_server_that_leaves_the_masks_out_is_refused(tmp_path):
 
 def test_a_site_without_masks_is_left_out_and_the_others_go_on(tmp_path):
     algorithm = build("fedavg")
-    federation = federate(algorithm, tmp_path, secure=False)
+    federation = federate(algorithm, tmp_path, secured=False)
     with pytest.raises(GivenUp, match="fewer than 3 sites could prepare a masked sum"):
         serve(algorithm, federation, demands=CALM._replace(tries=1))
 
@@ -250,3 +253,84 @@ def test_odd_masks_on_a_message_are_refused(tmp_path):
         assert set(federation.grid.app(odd, context).content) == {"refused"}
     again = federation.grid.app(message, context).content  # a message that is sent again
     assert set(again) == {"refused"}
+
+
+# A server that is active.
+
+
+def other(algorithm, name, send):
+    """The server's algorithm with one exchange that sends something else; sites run the honest one."""
+    return algorithm._replace(
+        round=tuple(e._replace(send=send(e.send)) if e.name == name else e for e in algorithm.round)
+    )
+
+
+def alone(send):
+    """All weight on the last site."""
+    return lambda server, i: send(server, i)._replace(lam_i=jnp.where(i == N - 1, 1.0, 0.0))
+
+
+def refused_by_all(lying, honest, folder, sentence, **how):
+    with pytest.raises(GivenUp) as up:
+        serve(lying, federate(honest, folder, **how), demands=CALM._replace(least=1, tries=1), rounds=1)
+    assert sum(sentence in why for why in told(up.value.outcome, "refused")) == N
+
+
+@pytest.mark.parametrize("exchange", ["weigh", "improve"])
+def test_all_weight_on_one_site_is_refused_by_all(exchange, tmp_path):
+    """(0, 0, 0, 0, 1) gave the gradient of one site to 4e-13."""
+    honest = build("scaffpd_secure")
+    sentence = "a site would have 1 of the weight of this masked sum"
+    refused_by_all(other(honest, exchange, alone), honest, tmp_path, sentence, limits=Limits())
+
+
+def flower_array(a):
+    return Array(dtype=str(a.dtype), shape=a.shape, stype="equipoise.raw", data=a.tobytes())
+
+
+def test_other_weights_to_one_site_than_to_the_rest_give_noise(tmp_path):
+    """What a site is sent is part of what hides its reply: the masks of one that was told something else stay on."""
+    algorithm = build("scaffpd_secure")
+    plain = serve(algorithm, federate(algorithm, tmp_path / "honest"), rounds=1)
+    federation = federate(algorithm, tmp_path)
+    real = federation.grid.app
+
+    def app(message, context):
+        at = message.content.get("at")
+        if at is not None and at["exchange"] == "weigh" and context.node_config["site"] == "e":
+            name, array = next(iter(message.content["message"].items()))
+            weights = np.frombuffer(array.data) * [0, 0, 0, 0, 1]  # to this site it looks as if it were alone
+            message.content["message"] = ArrayRecord({name: flower_array(weights)})
+        return real(message, context)
+
+    federation.grid.app = app
+    outcome = serve(algorithm, federation, rounds=1)
+    c, honest = (np.asarray(o.result.server.c) for o in (outcome, plain))
+    assert np.abs(c - honest).max() > 1e-3  # noise over the whole range of a masked sum, weights included
+
+
+@pytest.mark.parametrize(("what", "value"), [("sigma", 1e6), ("theta", 50.0)])
+def test_step_sizes_of_the_weights_that_the_rule_does_not_give_are_refused(what, value, tmp_path):
+    """A sigma of 1e6 told the weights of the sites apart in 44 exchanges."""
+    honest = build("scaffpd_sums")
+    lying = other(honest, "collect", lambda send: lambda s, i: send(s, i)._replace(**{what: jnp.float64(value)}))
+    refused_by_all(lying, honest, tmp_path, f"{what} is {value:.4g}, and the agreed rule gives")
+
+
+def test_within_the_band_no_weight_is_more_than_its_share():
+    """The heaviest that could be: one at the top, all others at the bottom."""
+    for n in (3, 5, 40):
+        for most in (0.5, 0.9, 0.95):
+            low = secure.lowest_weight(n, most)
+            assert secure.HIGHEST / (secure.HIGHEST + (n - 1) * low) == pytest.approx(most)
+            secure.check_own_weight(low * 1.001, n, most)
+            for beyond in (0.999 * low, 1.001 * secure.HIGHEST, np.nan):
+                with pytest.raises(StopHere, match="own weight has left the range"):
+                    secure.check_own_weight(beyond, n, most)
+
+
+@pytest.mark.parametrize("name", ["agnostic_fedavg", "fedavg", "scaffold", "scaffpd_sums"])
+def test_honest_runs_keep_the_default_limits(name, tmp_path):
+    algorithm = build(name)
+    outcome = serve(algorithm, federate(algorithm, tmp_path, limits=Limits(threshold=None)))
+    assert {e.what for e in outcome.ledger.events} == {"joined"}

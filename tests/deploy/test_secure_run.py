@@ -98,7 +98,7 @@ def test_whoever_approves_is_told_what_the_server_would_see(case):
     plan = plan_of(here)
     assert plan.tells_losses
     with pytest.raises(Refusal, match="tells its own loss and scores to nobody"):
-        policy.check(policy.Policy(losses=False), plan, set())
+        policy.check(policy.Policy(ask=False, losses=False), plan, set())
 
 
 @pytest.mark.thorough(witness="deploy/test_federated_run.py::test_other_methods_as_on_one_machine[capped and clipped]")
@@ -130,7 +130,7 @@ def test_a_site_decides_for_itself_and_keeps_its_own_log(tmp_path):
     """Whatever the server asks, a site that has not approved the run touches no row; then it is approved."""
     plain, homes, own = settings(run={"rounds": 1}), tmp_path / "homes", node(tmp_path)
     (homes / "north").mkdir(parents=True)
-    (homes / "north" / policy.FILE).write_text("ask = true\nlosses = true\n")
+    (homes / "north" / policy.FILE).write_text(policy.TRIAL.replace("ask = false", "ask = true"))
     with pytest.raises(EquipoiseError, match="'north' did not answer 'statistics': this configuration has not been"):
         both(tmp_path, plain, node=own)
     entry = audit.verify(homes / "north").entries[-1]
@@ -173,7 +173,7 @@ def test_a_private_run_spends_its_budget_and_a_site_refuses_what_goes_beyond(tmp
     plan = settings(algorithm=method, run={"rounds": 3}, privacy={"epsilon": 2.0, "delta": 1e-5})
     homes, own = tmp_path / "homes", node(tmp_path)
     (homes / "north").mkdir(parents=True)
-    (homes / "north" / policy.FILE).write_text('epsilon = 2.5\noutside_budget = ["statistics"]\n')
+    (homes / "north" / policy.FILE).write_text(f'{policy.TRIAL}epsilon = 2.5\noutside_budget = ["statistics"]\n')
     over, local = both(tmp_path, plan, node=own)
     assert ledger.epsilon_spent(homes / "north", 1e-5) == pytest.approx(2.0, rel=1e-6)
     assert any("epsilon 2 at delta 1e-05 over all 3 rounds" in note for note in over.federation.notes)

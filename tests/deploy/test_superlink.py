@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest
-from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
 from flwr.proto.node_pb2 import Node
+from flwr.proto.recorddict_pb2 import RecordDict
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse, PushAppMessagesRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
@@ -44,12 +45,13 @@ class Store:
         await send({"type": "http.response.body", "body": answer})
 
 
-async def ask(app, path, request, *, wait=None, most=None, gone=None, key=None):
+async def ask(app, path, request, *, wait=None, most=None, gone=None, key=None, largest=None):
     """One request; `gone` is an event at which the caller hangs up."""
     body = request.SerializeToString()
     headers = [(b"content-length", str(len(body)).encode())]
     headers += [(b"x-equipoise-wait", str(wait).encode())] if wait is not None else []
     headers += [(b"x-equipoise-most", str(most).encode())] if most is not None else []
+    headers += [(b"x-equipoise-largest", str(largest).encode())] if largest is not None else []
     headers += [(FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode(), key)] if key is not None else []
     given, said = iter([{"type": "http.request", "body": body}]), []
 
@@ -108,6 +110,33 @@ def test_who_does_not_ask_to_wait_is_answered_at_once():
         app = HeldPulls(Store())
         assert await ask(app, FLEET + "pull-messages", pull()) == (200, b"")
         assert await ask(app, RUNTIME + "pull-messages", PullAppMessagesRequest(message_ids=["m"])) == (200, b"")
+
+    run(main())
+
+
+def test_a_reply_that_is_larger_than_what_was_asked_for_is_not_stored():
+    """The server is told so in its place, at once; and what would follow as objects is bounded too."""
+
+    def answered(to, size):
+        about = Metadata(reply_to_message_id=to, src_node_id=7)
+        large = Message(metadata=about, content=RecordDict(items=[RecordDict.Item(key="x" * size)]))
+        return PushMessagesRequest(node=Node(node_id=7), messages_list=[large])
+
+    async def main():
+        store = Store()
+        app = HeldPulls(store)
+        for number, most in (("m", 1000), ("n", None)):
+            await ask(app, RUNTIME + "push-messages", message(number=number), largest=most)
+        for to, size in (("m", 2000), ("n", 2000)):
+            assert (await ask(app, FLEET + "push-messages", answered(to, size)))[0] == 200
+        assert not store.replies["m"].HasField("content")
+        assert store.replies["m"].error.reason == "its reply is larger than the 1000 bytes asked for"
+        assert store.replies["n"].HasField("content")
+        assert (await ask(app, FLEET + "push-messages", answered("m", 200)))[0] == 200
+        assert store.replies["m"].HasField("content")
+        part = PushObjectRequest(node=Node(node_id=7), object_id="o", object_content=b"x" * 900)
+        said = [(await ask(app, FLEET + "push-object", part))[0] for _ in range(4)]
+        assert said == [200, 200, 413, 413]
 
     run(main())
 

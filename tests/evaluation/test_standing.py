@@ -77,6 +77,8 @@ def test_a_bound_that_says_nothing_is_not_given():
     assert not known.all()
     assert (found.high[known] <= 10 * table.scores["rmse"][known]).all()
     assert np.isfinite(found.mean).all()
+    one = PerClient(np.array([3, 500]), {"rmse": np.array([2.0, 1.0])}, {}, {"rmse": np.array([48.0, 3.0])})
+    assert np.isnan(standing(one, "rmse").worst).all()  # three rows of the worst one: it may be a hundred times as bad
 
 
 def test_a_small_client_takes_the_bounds_of_an_unknown_score_from_nobody_else():

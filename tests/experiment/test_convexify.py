@@ -69,7 +69,7 @@ def test_one_folder_has_both_stages(finished):
     network = records.read(inside)
     assert network.config["algorithm"] == {"name": "fedavg", "steps": 2, "local_lr": 0.1, "server_lr": 1.0,
                                            "weights": "uniform"}  # fmt: skip
-    assert network.config["objective"] == {"name": "average"}
+    assert network.config["objective"] == {"name": "average", "of": "losses"}
     assert "convexify" not in network.config
     assert network.outcome.rounds == 2
     assert config.parse(finished.config) == parsed(SETTINGS)

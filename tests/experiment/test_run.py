@@ -66,7 +66,7 @@ def test_it_is_the_run_that_the_library_makes(finished):
     last = finished.rows[-1]
     losses = np.asarray(eq.tasks.losses(this.task, x, this.train))
     np.testing.assert_allclose(last.loss, losses)
-    np.testing.assert_allclose(last.objective, build_dual(told, 4).value(losses))
+    np.testing.assert_allclose(last.objective, build_dual(told, build_problem(told)).value(losses))
     np.testing.assert_allclose(last.distance, np.sum((x - known_saddle(told, this)) ** 2))
     assert last.asked == (24,)
     assert (last.bytes_down, last.bytes_up) == (24 * 64, 24 * 72)  # x and c down, dy, dc and a one up
@@ -82,7 +82,7 @@ def test_the_gap_is_a_bound_for_methods_with_weights_and_without(finished, tmp_p
         told = told.model_copy(update={"algorithm": told.algorithm.model_copy(update={"cohort": None})})
         done = run.run(told, tmp_path / told.algorithm.name)
         this = build_problem(told)
-        best = build_dual(told, 4).value(eq.tasks.losses(this.task, known_saddle(told, this), this.train))
+        best = build_dual(told, this).value(eq.tasks.losses(this.task, known_saddle(told, this), this.train))
         for row in done.rows:
             assert row.objective - float(best) <= row.gap + 1e-12
 
@@ -247,7 +247,7 @@ def test_only_weights_of_the_runs_own_objective_certify_it(tmp_path):
     """TERM's weights are of another dual: the run is certified by the best response of its own."""
     told = small("algorithm.name=term", "algorithm.t=50.0", "objective.name=agnostic")
     done = run.run(told, tmp_path / "run")
-    last, this, dual = done.rows[-1], build_problem(told), build_dual(told, 4)
+    last, this, dual = done.rows[-1], build_problem(told), build_dual(told, build_problem(told))
     assert sum(last.lam) == pytest.approx(1)  # recorded as they are
     x = jax.numpy.asarray(safetensors.numpy.load_file(done.path / "model.safetensors")["weight"].ravel())
 

@@ -13,10 +13,12 @@ from equipoise.deploy.operations import keys, site_process
 from equipoise.deploy.operations.processes import free_port
 from equipoise.experiment import checkpoint, config, records, run
 from equipoise.files import write_whole
+from equipoise.privacy import policy
 from tests.flower import silos
 from tests.flower.processes import PATH, ROOT, Command, until
 from tests.flower.silos import SITES
 
+APPS = 'modules = ["tests.flower.faulty:app", "tests.flower.recorded:app"]\n'
 LONG = 240.0  # seconds after which a run hangs, on a machine that is busy with other things
 ALTERED = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "flower" / "altered"), PATH])}
 AHEAD, BEHIND = ({**ALTERED, "EQUIPOISE_TEST_CLOCK": seconds} for seconds in ("3600", "-3600"))
@@ -33,9 +35,11 @@ class Federation:
         self.faults.write_text("{}")
         silos.write(folder / "silos")
         keys.make(folder / "keys", SITES)
+        (folder / "trial.toml").write_text(policy.TRIAL + APPS)  # not in a folder that a site may lose
 
     def start(self, site, *more, env=None):
         words = ("site", site, f"silos/{site}.csv", "--server", f"127.0.0.1:{self.port}", *more)
+        words += ("--policy", "trial.toml")
         env = {"EQUIPOISE_TEST_FAULTS": str(self.faults), **(env or {})}
         self.sites[site] = Command(*words, folder=self.folder, log=f"{site}.log", env=env)
 
@@ -77,6 +81,8 @@ class SharedProcess(Command):
 
     def __init__(self, sites, server, *, folder, log, env=None):
         self.log = folder / log
+        for site in sites:
+            policy.trial(folder / site)
         files = {site: {"data": str(folder / "silos" / f"{site}.csv")} for site in sites}
         made = [site_process.Site(s, folder / s, site_process.node_config(s, folder / s, files[s])) for s in sites]
         self.start(site_process.WORKER, folder, env, stdin=subprocess.PIPE)

@@ -12,6 +12,7 @@ from equipoise.deploy.flower import client_app
 from equipoise.deploy.server import run_federation
 from equipoise.deploy.site import QUESTIONS, open_site
 from equipoise.experiment import config, run
+from equipoise.privacy import policy
 from tests.deploy.grid import InProcess
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "three-silos"
@@ -28,6 +29,8 @@ def test_three_silos(tmp_path):
     sites = told.federation.sites
 
     def node(site):
+        (tmp_path / "homes" / site).mkdir(parents=True)
+        (tmp_path / "homes" / site / policy.FILE).write_text("ask = false\n")  # all else as without the file
         return {"folder": str(tmp_path / "homes" / site), "data": str(tmp_path / "silos" / f"{site}.csv")}
 
     app = client_app(open_site, questions=QUESTIONS)

@@ -58,6 +58,9 @@ def test_one_command_is_a_whole_federation_and_ctrl_c_leaves_nothing(tmp_path):
     assert any(begin < other_end and other < end for begin, end in evaluated for other, other_end in trained)
 
 
+@pytest.mark.thorough(
+    witness="cli/test_flower.py::test_a_process_that_crashes_is_started_again_and_one_that_refuses_is_not"
+)
 def test_a_site_that_cannot_start_ends_all_of_it(tmp_path):
     settings = silos.settings(federation={"sites": ["east"]})
     (tmp_path / "f.toml").write_text(tomli_w.dumps(settings))

@@ -14,8 +14,8 @@ from equipoise.engines.simulator import simulate
 from equipoise.experiment import config, records
 from equipoise.experiment.methods import build_method
 from equipoise.experiment.problems import build_problem, precision
-from equipoise.privacy import fixed_point
-from tests.flower.federation import LONG, SharedProcess, parameters
+from equipoise.privacy import fixed_point, policy
+from tests.flower.federation import APPS, LONG, SharedProcess, parameters
 from tests.flower.processes import Command, kill
 
 SITES = ("ash", "birch", "cedar", "elm", "fir")
@@ -45,7 +45,7 @@ def settings():
             "rule": {"sigma": 0.5, "theta": 0.5},
         },
         "run": {"rounds": ROUNDS, "precision": "float64", "evaluate_every": 3},
-        "federation": {"sites": list(SITES), "secure": True, "gather": 240.0, "exchange": 60.0},
+        "federation": {"sites": list(SITES), "secure": True, "threshold": 3, "gather": 240.0, "exchange": 60.0},
     }
 
 
@@ -60,10 +60,13 @@ def test_two_of_five_are_killed_and_the_sums_are_the_simulator_s_and_nobody_s_nu
     Command("keys", "keys", "--sites", ",".join(SITES), folder=tmp_path, log="keys.log").wait(LONG)
     (tmp_path / "secure.toml").write_text(tomli_w.dumps(settings()))
     port, commands = free_port(), []
+    for site in SITES:  # two may be lost at once
+        (tmp_path / site).mkdir()
+        (tmp_path / site / policy.FILE).write_text(policy.TRIAL + "threshold = 3\n" + APPS)
     try:
         env = {"EQUIPOISE_TEST_FAULTS": str(tmp_path / "faults.json")}
         for site in faults:
-            words = ("site", site, f"silos/{site}.csv", "--server", f"127.0.0.1:{port}")
+            words = ("site", site, f"silos/{site}.csv", "--server", f"127.0.0.1:{port}", "--folder", site)
             commands.append(Command(*words, folder=tmp_path, log=f"{site}.log", env=env))
         commands.append(SharedProcess(UNHARMED, f"127.0.0.1:{port}", folder=tmp_path, log="others.log", env=env))
         words = ("server", "secure.toml", "--port", port, "--out", "run", "--client", "tests.flower.recorded:app")

@@ -17,6 +17,7 @@ from tests.flower.processes import Command, kill, left, started_in
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'equipoise[torch]')")
 from equipoise.deploy.torch_site import load_weights  # noqa: E402
+from equipoise.privacy import policy  # noqa: E402
 
 SITES = ("east", "north")
 
@@ -58,6 +59,7 @@ def test_flower_s_own_node_with_a_module_beside_a_site_that_stays(tmp_path):
         for site, more in zip(SITES, ((), ("--stock",)), strict=True):
             words = ("site", site, f"{site}.npz", "--server", f"127.0.0.1:{port}", *more)
             words += ("--torch", "tests.flower.torch_silos:regression")
+            policy.trial(tmp_path / "flower-sites" / site)
             commands.append(Command(*words, folder=tmp_path, log=f"{site}.log", env=HURRIED))
         server = Command("server", "f.toml", "--port", port, "--out", "run", folder=tmp_path, log="server.log")
         commands.append(server)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from equipoise.errors import InputError, Refusal
 from equipoise.privacy import fixed_point, masks, shamir
+from equipoise.privacy.disclosure import colluders
 from equipoise.privacy.identity import Identity
-from equipoise.privacy.site_masks import KEPT, SiteMasks
+from equipoise.privacy.site_masks import KEPT, About, Limits, SiteMasks
 from equipoise.privacy.unmasking import Batch, recover, unmasked
 
 NAMES = ("ada", "ben", "cyd", "dan", "eve")
@@ -445,3 +446,62 @@ def test_ten_thousand_odd_messages_are_refused_and_change_nothing(step, tmp_path
     assert told == 0
     assert path.read_bytes() == before
     assert [p.name for p in (tmp_path / "ada").glob("masks-*.json")] == [path.name]
+
+
+# An active server.
+
+
+def about(sites, names, batch, subject, place):
+    """One exchange of a batch among `names`, about something, until it is opened."""
+    some = {name: sites[name] for name in names}
+    prepared(some, batch=batch, threshold=len(names) - 1)
+    at = {"run": "r", "batch": batch, "exchange": 0}
+    for site in some.values():
+        site.mask(at, lambda n: np.zeros(D, np.uint64), CONTEXT, About(subject, place, "plan"))
+    return [site.answer(opening(names, names, batch=batch)) for site in some.values()]
+
+
+def test_two_cohorts_that_differ_by_a_site_do_not_get_both_sums(tmp_path):
+    """The difference of the two sums would be what the fifth has added."""
+    sites, four = sites_in(tmp_path), NAMES[:4]
+    assert len(about(sites, NAMES, "one", "gradients at x", "round 1")) == 5
+    with pytest.raises(Refusal, match="opened a sum about the same over other sites, and both together would tell"):
+        about(sites, four, "two", "gradients at x", "round 2")
+    with pytest.raises(Refusal, match="opened a sum of the same round over other sites"):
+        about(sites, four, "three", "gradients at almost x", "round 1")
+    assert len(about(sites, NAMES, "four", "gradients at x", "round 1")) == 5  # the same again says nothing more
+    assert len(about(sites, four, "five", "gradients at y", "round 2")) == 4  # somebody is gone, and the run goes on
+
+
+def test_a_site_may_ask_for_the_same_sites_in_all_sums_of_a_run(tmp_path):
+    sites = {k: s._replace(limits=lambda: Limits(same_sites=True)) for k, s in sites_in(tmp_path).items()}
+    about(sites, NAMES, "one", "gradients at x", "round 1")
+    with pytest.raises(Refusal, match="opens the sums of a run over the same sites only"):
+        about(sites, NAMES[:4], "two", "gradients at y", "round 2")
+    assert len(about(sites, NAMES, "three", "gradients at y", "round 2")) == 5
+
+
+def test_a_threshold_below_what_a_site_asks_for_is_refused(tmp_path):
+    """All but one, unless its owner says otherwise."""
+    for demanded, lowest in ((None, 4), (0, 3), (3, 3), (9, 4)):
+        limits = Limits(threshold=demanded)
+        site = sites_in(tmp_path / str(demanded))["ada"]._replace(limits=lambda limits=limits: limits)
+        for threshold in (2, 3, 4, 5):
+            asked = head("keys", f"b{threshold}", members=list(NAMES), threshold=threshold, count=1)
+            if threshold >= lowest:
+                site.answer(asked)
+            else:
+                with pytest.raises(Refusal, match=f"of 5 sites it has to be {lowest} or more"):
+                    site.answer(asked)
+
+
+@pytest.mark.parametrize("threshold", [3, 4, 5])
+def test_as_many_sites_as_the_approver_is_told_could_read_a_part_and_no_fewer(threshold):
+    """By trying every way in which a lying server could divide the honest sites between its two stories."""
+    n = len(NAMES)
+
+    def readable(c):
+        honest = n - c  # the site that is to be read is one of them
+        return c >= n - 1 or any(a + c >= threshold and honest - a + c >= threshold for a in range(honest + 1))
+
+    assert colluders(n, threshold) == next(c for c in range(n) if readable(c))

@@ -10,19 +10,23 @@ from equipoise.errors import InputError, Refusal
 from equipoise.privacy import audit, policy
 from equipoise.privacy.policy import Plan, Policy
 
-PLAN = Plan("a" * 64, "fedavg", 5, secure=True, tells_losses=False, min_count=10, epsilon=1.0, delta=1e-6)
+PLAN = Plan("a" * 64, "fedavg", 5, secure=True, tells_losses=False, label="y", batch=32, epsilon=1.0, delta=1e-6)
 
 
 @pytest.mark.parametrize(
     ("rules", "change", "sentence"),
     [
+        ({}, {}, "has not been approved here: `equipoise flower approve aaaaaaaaaaaaaaaa`"),
         ({"ask": True}, {}, "has not been approved here: `equipoise flower approve aaaaaaaaaaaaaaaa`"),
         ({"approved": ["b" * 64]}, {}, "has not been approved here"),
         ({"algorithms": ["scaffpd_sums"]}, {}, "takes part in scaffpd_sums, not in fedavg"),
         ({"secure": True}, {"secure": False}, "sends totals masked only"),
         ({"least_cohort": 6}, {}, "runs over 6 sites or more, not 5"),
         ({"losses": False}, {"tells_losses": True}, "tells its own loss and scores to nobody"),
-        ({"min_count": 11}, {}, "texts that occur less than 11 times"),
+        ({"label": "z"}, {}, "the label of this site is 'z'"),
+        ({"min_rows": 33}, {}, "a local step would be on 32 rows, and this site tells nothing of fewer than 33"),
+        ({}, {"batch": 1}, "set model.batch = 20 or more"),
+        ({"secure": True}, {"tells_losses": True}, "tells its own loss and scores to nobody"),
         ({"epsilon": 1.0}, {"epsilon": None, "delta": None}, "only with differential privacy"),
         ({"epsilon": 0.9}, {}, "gives away epsilon 0.9 at delta 1e-05 at most, not 1 at 1e-06"),
         ({"epsilon": 1.0, "delta": 1e-7}, {}, "gives away epsilon 1 at delta 1e-07 at most"),
@@ -30,7 +34,7 @@ PLAN = Plan("a" * 64, "fedavg", 5, secure=True, tells_losses=False, min_count=10
 )
 def test_a_plan_that_goes_further_is_refused(rules, change, sentence):
     with pytest.raises(Refusal, match=sentence):
-        policy.check(Policy(**rules), PLAN._replace(**change), set())
+        policy.check(Policy(**{"ask": "has not been" in sentence} | rules), PLAN._replace(**change), set())
 
 
 def test_what_is_within_is_not():
@@ -40,12 +44,14 @@ def test_what_is_within_is_not():
         secure=True,
         least_cohort=5,
         losses=False,
-        min_count=10,
+        label="y",
         epsilon=1.0,
     )
     policy.check(whole, PLAN, set())
     policy.check(Policy(ask=True), PLAN, {"a" * 64})
-    policy.check(Policy(), PLAN._replace(secure=False, tells_losses=True, epsilon=None, delta=None, min_count=1), set())
+    plain = PLAN._replace(secure=False, tells_losses=True, epsilon=None, delta=None, batch=None)
+    policy.check(Policy(ask=False), plain, set())
+    policy.check(Policy(), plain, {plain.digest})
 
 
 def test_a_file_with_a_mistake_agrees_to_nothing(tmp_path):

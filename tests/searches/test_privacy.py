@@ -236,20 +236,21 @@ def test_a_site_with_a_budget_of_its_own_is_never_talked_out_of_it(noisy):
     """Other names of runs, other attempts: together they cost what the site allows, and not more."""
     (noisy.home / ledger.FILE).unlink(missing_ok=True)
     file = noisy.home / policy.FILE
-    file.write_text("epsilon = 2.0\n")
+    file.write_text(f"{policy.TRIAL}epsilon = 2.0\n")
     try:
         for kind in ("train", "evaluate", "statistics"):
             bombard(noisy, kind, random.Random(f"budget {kind}"), lambda content, answer: None)
         assert ledger.epsilon_spent(noisy.home, 1e-5) <= 2.0 * (1 + 1e-6)
     finally:
-        file.unlink()
+        file.write_text(policy.TRIAL)
 
 
 # Files of the site's own.
 
 POLICY = {
     "approved": ["a" * 64], "ask": True, "algorithms": ["fedavg"], "secure": True, "least_cohort": 5, "losses": False,
-    "min_count": 10, "epsilon": 3.0, "delta": 1e-5, "outside_budget": ["statistics"],
+    "min_count": 10, "min_rows": 30, "label": "z", "threshold": 3, "most_weight": 0.9,
+    "epsilon": 3.0, "delta": 1e-5, "outside_budget": ["statistics"],
 }  # fmt: skip
 
 
@@ -272,7 +273,7 @@ def garbled(rng, text):
 def test_odd_policies(tmp_path):
     """A file that is not what a site meant agrees to nothing, or to no more than one that can be read says."""
     rng, path, read = random.Random("policy"), tmp_path / policy.FILE, 0
-    plan = policy.Plan("b" * 64, "scaffpd", 3, False, True, 1, None, None)  # what no rule of POLICY agrees to
+    plan = policy.Plan("b" * 64, "scaffpd", 3, False, True, "y", 1, None, None)  # what no rule of POLICY agrees to
     strict = {key: value for key, value in POLICY.items() if key != "approved"}
     for _ in range(MANY):
         if rng.random() < 0.5:

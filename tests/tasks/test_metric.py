@@ -45,6 +45,8 @@ CASES = {
     "minibatch": (lambda: eq.tasks.ridge(D, 0.1, batch=100), 12, 1),
     "softmax": (lambda: eq.tasks.softmax_regression(D, 3, l2=0.01), 12, 2),
     "free intercept": (lambda: eq.tasks.softmax_regression(D, 3, l2=(0.01,) * 3 * D + (1e-5,) * 3), 12, 2),
+    "own intercept": (lambda: eq.tasks.own_part(eq.tasks.softmax_regression(D, 3, l2=0.01)), 12, 2),
+    "own slopes of squares": (lambda: eq.tasks.own_part(eq.tasks.ridge(D, 0.1), (1,)), 12, 1),
     "envelope": (lambda: eq.tasks.moreau_envelope(eq.tasks.ridge(D, 0.1), 1.0).task, 12, 1),
 }
 

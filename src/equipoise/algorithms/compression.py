@@ -132,7 +132,8 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
                 restored = restored._replace(total=jax.tree.unflatten(total_tree, total))
             return Known(exchange.close(server.inner, restored), _replaced(server.sent, k, now), ())
 
-        return Exchange(exchange.name, choose, send, work, close, writes=exchange.writes or any(of.each + of.total))
+        changes, counts = exchange.writes or any(of.each + of.total), None if any(of.total) else exchange.counts
+        return Exchange(exchange.name, choose, send, work, close, changes, counts)
 
     def inner(function: Any) -> Any:
         return lambda server: function(server.inner)

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.cohorts import everyone
+from equipoise.data.shards import OwnerRows
 from equipoise.errors import all_positive, positive, require
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.tasks import Task
@@ -63,12 +64,22 @@ def fine_tuning(task: Task, n: int, *, steps: int, lr: float, pulls: Sequence[fl
     for pull in pulls:
         positive("a pull", pull)
     everybody = everyone(n)
+    own = task.own
+
+    def prepare(data: Split) -> Split:
+        if own is None:
+            return Split(task.prepare(data.train), task.prepare(data.validation))
+        # Parts of the owners' own are fitted to the rows that are tuned on, not to those that judge.
+        return Split(task.prepare(data.train), OwnerRows(data.train, data.validation))
+
+    def judged(v: Vector, rows: Any) -> Array:
+        return task.loss(v, rows) if own is None else own.loss(v, own.fit(v, rows.train), rows.test)
 
     def tune(message: ModelMessage, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
         x, strengths = message.x, jnp.asarray([0.0, *pulls], message.x.dtype)
         tuned = [task.descend(x, data.train, key, steps=steps, lr=lr, pull=pull) for pull in pulls]
         models = jnp.stack([x, *tuned])
-        losses = jax.lax.map(lambda v: task.loss(v, data.validation), models)
+        losses = jax.lax.map(lambda v: judged(v, data.validation), models)
         best = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))  # the first: x itself, if they are equal
         return models[best], Reply(each=FineTuned(losses[0], losses[best], strengths[best]))
 
@@ -82,7 +93,7 @@ def fine_tuning(task: Task, n: int, *, steps: int, lr: float, pulls: Sequence[fl
         name="fine_tuning",
         n=n,
         size=task.size,
-        prepare=lambda data: Split(task.prepare(data.train), task.prepare(data.validation)),
+        prepare=prepare,
         init=init,
         init_client=lambda x: x,
         round=(Exchange("tune", everybody.open, send_model, tune, note, writes=True),),

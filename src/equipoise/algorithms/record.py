@@ -38,6 +38,7 @@ class Record(NamedTuple):
     only_dual: str | None = None  # the one objective that it is for, of those that it could be given
     # Its rule on networks of so many clients, where none is given and none is measured.
     network_rule: Callable[[int], Mapping[str, float]] | None = None
+    weighs_itself: bool = False  # every client keeps its own weight, which moves by its own loss alone
     minibatch_form: str | None = None  # the algorithm to take instead where gradients are of minibatches
 
     def __call__(self, *args: Any, **settings: Any) -> Algorithm:

@@ -216,8 +216,15 @@ def scaffpd_sums(
         init=init,
         init_client=init_client,
         round=(
-            Exchange("collect", start_round, ask, collect, fold, writes=True),
-            Exchange("improve", those_who_answered, send_correction, improve, update_primal),
+            Exchange("collect", start_round, ask, collect, fold, writes=True, counts=lambda reply: reply.total.p),
+            Exchange(
+                "improve",
+                those_who_answered,
+                send_correction,
+                improve,
+                update_primal,
+                counts=lambda reply: reply.total.weight,
+            ),
         ),
         model=lambda server: server.x,
     )
@@ -246,4 +253,5 @@ SCAFFPD_SUMS = Record(
     cohorts="everyone",
     minibatch_form="scaffpd_minibatch",
     only_dual="kl",
+    weighs_itself=True,
 )

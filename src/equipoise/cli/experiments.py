@@ -262,6 +262,7 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
         TimeElapsedColumn(),
     )
     console = Console(stderr=True)
+    console.quiet = not console.is_terminal  # where no bar is shown, some versions of rich end it with an empty line
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=jobs > 8) as bar:
         rows: dict[str, Any] = {}
         waiting = bar.add_task("reading data", total=None, standing="and measuring step sizes")

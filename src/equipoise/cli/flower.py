@@ -102,6 +102,9 @@ def server(
     client: Annotated[
         str | None, typer.Option(help="module:app, a ClientApp around Equipoise's, installed at all sites.")
     ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="NAME: resume the run without this site; repeatable.")
+    ] = None,
     page: Page = 0,
     stock: Stock = False,
     insecure: Insecure = False,
@@ -137,7 +140,8 @@ def server(
             f"{keys} has no {made.SERVER}; `equipoise flower keys {keys} --sites ...` makes keys for trials",
         )
         folder = _begun(parsed, out, overwrite)
-        at = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page)
+        left = tuple(without or ())
+        at = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page, left)
         run_server(parsed, folder, at, say, check=follower(folder, say))
         show([records.read(folder)], folder)
 
@@ -159,7 +163,7 @@ def site(
         Path | None, typer.Option(help="Where the site keeps what it must not forget; default: flower-sites/NAME.")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="What the site agrees to; default: site.toml in its folder, if it is there.")
+        Path | None, typer.Option(help="What the site agrees to; default: site.toml in its folder, see `policy`.")
     ] = None,
     stock: Stock = False,
     insecure: Insecure = False,
@@ -274,18 +278,18 @@ def approve(
 ) -> None:
     """Show what a run would reveal of this site, and approve it.
 
-    A site whose site.toml has `ask = true` keeps the configurations that it refused for want of approval.
+    A site keeps the configurations that it refused for want of approval, unless its site.toml has `ask = false`.
 
     Example: equipoise flower approve 3f0c9a --site flower-sites/north
     """
     with in_sentences():
         _need_flower()
-        from equipoise.deploy.oversight import pending, would_reveal
+        from equipoise.deploy.oversight import pending, rows_behind, would_reveal
         from equipoise.privacy import policy
 
         whole, run = pending(site, digest)
         say(f"{whole}: '{run.name}', {run.algorithm.name}, {run.run.rounds} rounds")
-        for sentence in would_reveal(run):
+        for sentence in (*would_reveal(run), *rows_behind(site, whole, run)):
             say(f"- {sentence}")
         say(run.toml())
         if yes or typer.confirm("Approve it for this site?"):
@@ -296,11 +300,41 @@ def approve(
 
 
 @flower_app.command()
+def policy(
+    site: Home,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: write the strict answers.")] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Write a site's site.toml, what it agrees to, from a few questions.
+
+    Every answer can be changed in the file, which is read before every message; docs/privacy.md has all of its keys.
+
+    Example: equipoise flower policy --site flower-sites/north
+    """
+    with in_sentences():
+        from equipoise.files import make_folder, write_whole
+        from equipoise.privacy import policy as policies
+
+        path = site / policies.FILE
+        require(overwrite or not path.exists(), f"{path} is there already; edit it, or give --overwrite")
+        answers = [(q, q.default if yes else typer.prompt(q.words, q.default)) for q in policies.QUESTIONS]
+        text = policies.written([(q, str(answer)) for q, answer in answers])
+        make_folder(site)
+        write_whole(path, text)
+        policies.load(path)
+        say(text)
+        say(f"{path}: the site goes by it from its next answer on")
+
+
+@flower_app.command()
 def audit(
     site: Annotated[Path, typer.Argument(help="The site's folder, such as flower-sites/north.")],
     last: Annotated[int, typer.Option(min=0, help="How many of the last messages to show.")] = 10,
+    key: Annotated[Path | None, typer.Option(help="The site's NAME.pub; default: what the log says it is.")] = None,
+    receipts: Annotated[Path | None, typer.Option(help="receipts.json of a run: what the server was told.")] = None,
+    name: Annotated[str, typer.Option(help="The site's name in the receipts; default: that of its folder.")] = "",
 ) -> None:
-    """Verify a site's own log of the messages that it answered, and show the last of them.
+    """Verify a site's own log of the messages that it answered or refused, and show the last of them.
 
     Example: equipoise flower audit flower-sites/north
     """
@@ -308,11 +342,30 @@ def audit(
         from equipoise.privacy import audit as log
 
         require(site.is_dir(), f"there is no folder {site}")
-        chain = log.verify(site)
+        public = key or site / log.PUBLIC
+        require(key is None or key.is_file(), f"there is no file {key}")
+        receipt = None
+        if receipts is not None:
+            _need_flower()
+            from equipoise.deploy.federated_run import read_receipts
+
+            known, whose = read_receipts(receipts), name or site.resolve().name
+            require(whose in known, f"{receipts} has no receipt of '{whose}'; it has {', '.join(known) or 'none'}")
+            receipt = known[whose]
+        from equipoise.privacy import identity
+
+        check = identity.checker(public.read_bytes()) if public.is_file() else None
+        chain = log.verify(site, check, receipt)
         for entry in chain.entries[len(chain.entries) - min(last, len(chain.entries)) :]:
             what = f"{entry['kind']} {entry.get('exchange', '')}".strip()
             say(f"{entry['number']} {entry['time'][:19]} {what}: {entry['answer']} {entry.get('why', '')}".rstrip())
         say(f"{len(chain.entries)} messages, each as it was written; the last line's digest is {chain.head}")
+        if check is None:
+            say("the lines are not signed: without a key, whoever can write the folder can make them up")
+        elif key is None:
+            say(f"signed by the key in {public}, which lies beside them: give the site's own with --key")
+        if receipt is not None:
+            say(f"line {receipt.number} is the one that the server has a receipt of")
 
 
 @flower_app.command()

@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from equipoise.data.shards import ClientData as ClientData
+from equipoise.data.shards import OwnerRows as OwnerRows
 from equipoise.data.shards import Shards as Shards
 from equipoise.data.shards import stack as stack
 

@@ -53,6 +53,24 @@ class Shards(NamedTuple):
         return jax.tree.map(lambda a: a[i], self)
 
 
+class OwnerRows(NamedTuple):
+    """The rows to train on, and those to score models on; of all owners, or of one."""
+
+    train: Any
+    test: Any  # the same where none were held out
+
+    @property
+    def n(self) -> int:
+        return self.train.n
+
+    @property
+    def sizes(self) -> Array:
+        return self.train.sizes
+
+    def client(self, i: Any) -> "OwnerRows":
+        return OwnerRows(self.train.client(i), self.test.client(i))
+
+
 def client_shapes(data: ClientData) -> Any:
     """The shapes of one client's shard, as `data.client` gives it; traced once for data of one shape."""
     return jax.eval_shape(_first_client, data)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equipoise import evaluation
+from equipoise import algorithms, evaluation, objectives
 from equipoise.data.shards import Shards, shard_like
 from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy.modules import ModuleSpec, module_problem
@@ -30,6 +30,7 @@ from equipoise.experiment.convexify import (
     problem_on_features,
 )
 from equipoise.experiment.methods import build_method
+from equipoise.experiment.own_parts import mean_part
 from equipoise.experiment.personal import own_models
 from equipoise.experiment.problems import Problem, Sent, problem_of, with_main_score, with_own_models
 from equipoise.experiment.records import AGREEMENT, JsonRecord
@@ -127,6 +128,7 @@ class Setup(NamedTuple):
     digest: str  # of all that has to be the same
     sums: Tilt | None = None  # evaluations tell sums only, weighed so
     personal: Algorithm | None = None  # how sites make models of their own, after training
+    own: Algorithm | None = None  # how they tell the mean of their own parts, after training
 
 
 def tilt_of(config: Config) -> Tilt:
@@ -217,12 +219,15 @@ def setup(
     task: Task | None = None,
     scores: Mapping[str, Score] | None = None,
     draw: Draw = normal,
+    baselines: np.ndarray | None = None,
 ) -> Setup:
     """The problem and the algorithm on it.
 
-    `task` and `scores` are a site's own, with which only it can compute, `draw` is its noise.
+    `task` and `scores` are a site's own, with which only it can compute, `draw` is its noise. `baselines` are what all
+    sites have told, which only the server knows; at a site nothing depends on them.
     """
     problem = remote_problem(config, agreed)
+    problem = replace(problem, told=np.zeros(problem.n) if baselines is None else baselines)
     if task is not None:
         task = task if problem.task.predict is not None else task._replace(predict=None)
         problem = replace(problem, task=task)
@@ -232,7 +237,8 @@ def setup(
     algorithm, notes = build_method(config, problem, draw)[:2]
     digest, sums = digest_of(config, agreed), tilt_of(config) if not_none(config.federation).secure else None
     personal = None if config.personal is None else own_models(config, problem)
-    return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, digest, sums, personal)
+    own = None if problem.plain_task.own is None else mean_part(problem, tell=sums is not None)
+    return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, digest, sums, personal, own)
 
 
 def metric_plan(config: Config, agreed: Agreement) -> Plan | None:
@@ -270,6 +276,18 @@ def check(config: Config) -> None:
         config.federation is not None, "there is no [federation]; say who takes part: sites = ['north', 'south'], or 3"
     )
     require(not config.run.lost, "run.lost is for simulations; leave it out")
+
+
+def looks_at_gains(config: Config) -> bool:
+    """Whether each site's own model counts in training."""
+    trained_for = algorithms.named(config.algorithm.name).takes_dual
+    return config.objective.of == "gains" and trained_for and not objectives.named(config.objective.name).average
+
+
+def needs_baselines(config: Config) -> bool:
+    """Whether sites tell the loss of their own models: not where each weighs itself and all else is sums."""
+    hidden = algorithms.named(config.algorithm.name).weighs_itself and not_none(config.federation).secure
+    return looks_at_gains(config) and not hidden
 
 
 def has_features(config: Config) -> bool:

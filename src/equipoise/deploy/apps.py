@@ -37,7 +37,11 @@ def server_app(main: Callable[[Grid, Context], Any]) -> ServerApp:
 
 
 def client_app(
-    open_site: Callable[[Context], Participant], *, questions: tuple[str, ...] = (), compiled: Path | None = None
+    open_site: Callable[[Context], Participant],
+    *,
+    questions: tuple[str, ...] = (),
+    compiled: Path | None = None,
+    rejected: Callable[[Context, str, Exception], None] | None = None,
 ) -> ClientApp:
     """A ClientApp for the site that `open_site` opens.
 
@@ -45,6 +49,7 @@ def client_app(
         open_site: from a node's context (its configuration, and that of the run) to the site.
         questions: the names of the questions that the site has answers to.
         compiled: a folder where compiled programs are kept, for the next process.
+        rejected: sees a message, by its kind, for which the site could not be opened.
     """
     if compiled is not None:
         keep_programs(compiled)
@@ -74,7 +79,12 @@ def client_app(
     def replying(kind: str, answer: Callable[[Participant, dict[str, Open], RecordDict], RecordDict]) -> Callable:
         def handle(message: Message, context: Context) -> Message:
             def answered() -> RecordDict:
-                site, opened = site_of(context)
+                try:
+                    site, opened = site_of(context)
+                except Exception as error:
+                    if rejected is not None:
+                        rejected(context, kind, error)
+                    raise
                 with site.within():
                     return site.guard(kind, message.content, lambda: answer(site, opened, message.content))
 

@@ -19,14 +19,15 @@ from flwr.app import RecordDict
 
 from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
 from equipoise.deploy.memory import Memory, check_order
-from equipoise.deploy.network.envelope import START, Address, mark, read_address, read_text, text
-from equipoise.deploy.network.wire import Refusal, pack, refuse_unless, unpack
-from equipoise.deploy.secure import SecureSite, answer_step, check_masked, masked
+from equipoise.deploy.network.envelope import NAME, START, Address, mark, of_run, read_address, read_text, text
+from equipoise.deploy.network.wire import Refusal, pack, refuse_unless
+from equipoise.deploy.secure import AgreedSteps, SecureSite, answer_step, check_masked, masked, read_message
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Client, Data, Message, Vector, client_program
 from equipoise.tensors import named
 
 log = logging.getLogger("equipoise.flower")
+OPENED = 6  # jobs that a process keeps open
 KEY_WORDS = 2  # of a random key of JAX
 
 
@@ -41,6 +42,8 @@ class Job(NamedTuple):
     # Sees every message that was answered, and the site's state after it: to save models.
     then: Callable[[Message, Client], None] | None = None
     within: Callable[[], AbstractContextManager[None]] = nullcontext  # around its work, inside the participant's
+    # Sees the round and the message before anything is worked out: a Refusal where the site's owner wants no answer.
+    check: Callable[[int, Message], None] | None = None
 
 
 class Participant(NamedTuple):
@@ -65,6 +68,7 @@ class Open(NamedTuple):
     data: Data
     work: Mapping[str, Callable]
     like: Client
+    steps: AgreedSteps
 
 
 compiling = threading.RLock()  # sites that share a process and an algorithm compile it once, one after the other
@@ -82,7 +86,7 @@ def open_job(job: Job) -> Open:
         exchanges = {name: spec.exchange for name, spec in specs.items()}
         works = {name: client_program(e) if compiled else e.work for name, e in exchanges.items()}
         data = program(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
-        return Open(job, specs, fingerprint(algorithm, specs, config), data, works, like)
+        return Open(job, specs, fingerprint(algorithm, specs, config), data, works, like, AgreedSteps(algorithm, x))
 
 
 def guarded(name: str, answer: Callable[[], RecordDict]) -> RecordDict:
@@ -107,10 +111,13 @@ def prepare(site: Participant, opened: dict[str, Open], content: RecordDict) -> 
     """Opens the parts that a question names and compiles what they do, so that the first exchange takes no longer."""
     since = time.monotonic()
     log.info("%s: compiling its part of the run", site.name)
-    for part in (read_text(content, "question") or "").split():
+    run, *parts = (read_text(content, "question") or "").split() or [""]
+    refuse_unless(NAME.fullmatch(run), "the message names no run that could be kept")
+    of_run.set(run)
+    for part in parts:
         refuse_unless(part in site.jobs, f"'{site.name}' has no part '{part}'")
         with compiling:
-            job = opened[part] = open_job(site.jobs[part]())
+            job = keep_open(opened, part, run, open_job(site.jobs[part]()))
             if not job.job.compiled:
                 continue
             client, key = job.job.algorithm.init_client(job.job.x), jax.random.key(0)
@@ -119,6 +126,16 @@ def prepare(site: Participant, opened: dict[str, Open], content: RecordDict) -> 
                 jax.block_until_ready(job.work[name](message, client, job.data, key))
     log.info("%s: ready to train after %.1f s", site.name, time.monotonic() - since)
     return text("answer", "")
+
+
+def keep_open(opened: dict[str, Open], part: str, run: str, job: Open) -> Open:
+    """The jobs of the last runs stay open."""
+    key = f"{part} {run}"
+    opened.pop(key, None)
+    opened[key] = job
+    for old in [*opened][:-OPENED]:
+        del opened[old]
+    return job
 
 
 SILENCE = 10.0  # seconds between two lines of a site about its rounds
@@ -137,10 +154,11 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     """The reply to an exchange's message; `opened` keeps jobs between two messages of one process."""
     at = read_address(content)
     refuse_unless(at.part in site.jobs, f"'{site.name}' has no part '{at.part}'")
-    if at.part not in opened or opened[at.part].plan != at.plan:  # another agreement than when it was opened
+    of_run.set(at.run)
+    job = opened.get(f"{at.part} {at.run}")
+    if job is None or job.plan != at.plan:  # another agreement than when it was opened
         with compiling:
-            opened[at.part] = open_job(site.jobs[at.part]())
-    job = opened[at.part]
+            job = keep_open(opened, at.part, at.run, open_job(site.jobs[at.part]()))
     refuse_unless(
         at.plan == job.plan,
         f"'{site.name}' and the server do not run the same: give both the same settings, and the same version",
@@ -149,7 +167,11 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     spec = job.specs[at.exchange]
     say_round(site, at)
     check_masked(site.secure, spec, content)
-    message = unpack(content.get("message"), spec.message)
+    message = read_message(site.secure, spec, at, content)
+    if site.secure is not None:
+        job.steps.check(at.round, message)
+    if job.job.check is not None:
+        job.job.check(at.round, message)
     memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
     mine = recall(site, job, spec, at, memory)
     refuse_unless(len(at.key) == KEY_WORDS, "the message's random key is none")

@@ -48,5 +48,5 @@ def _summed(config: Config, federation: ConnectedSites, agreed: Agreement, secur
     with jax.enable_x64(True):
         algorithm = moments(like.inputs.shape[1], everyone(n))
         start, digest = jnp.zeros(algorithm.size, like.inputs.dtype), agreement.digest_of(config, agreed)
-        details = {"part": "moments", "shard": like, "config": digest, "secure": secure}
+        details = {"part": "moments", "run": agreed.run, "shard": like, "config": digest, "secure": secure}
         return ask_before(config, federation, algorithm, start, least=n, **details)

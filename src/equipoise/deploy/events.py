@@ -11,6 +11,7 @@ What = Literal[
     "double",  # a second node with a site's name was turned away
     "false name",  # a node whose key is registered under another name was turned away
     "outsider",  # requests were refused at the server's port
+    "left out",  # the operator resumed the run without this site
     "absent",  # nobody could be asked for this site
     "late",  # no reply within the time-out
     "failed",  # the site raised, or its process died
@@ -20,6 +21,7 @@ What = Literal[
     "repeated",  # too few replies: the round started again
     "given up",
     "resumed",  # the server was started again
+    "log went back",  # a site's own log has fewer lines than it had
     "heavy",  # one site has most of the weight
 ]
 
@@ -62,6 +64,7 @@ class Ledger(NamedTuple):
     counted: tuple[str, ...]  # for each site, the mark of the last reply that counted (envelope.Address)
     events: tuple[Event, ...]
     traffic: tuple[Traffic, ...]
+    lengths: dict[str, dict[str, float]] = {}  # noqa: RUF012 - never changed: what replies are compared with (lengths.py)
 
     def to_json(self) -> dict[str, Any]:
         events = [e._asdict() for e in self.events]
@@ -71,7 +74,8 @@ class Ledger(NamedTuple):
 def ledger(saved: dict[str, Any]) -> Ledger:
     """A ledger from the JSON of one."""
     events, traffic = tuple(Event(**e) for e in saved["events"]), tuple(Traffic(**t) for t in saved["traffic"])
-    return Ledger(saved["run"], tuple(saved["sites"]), tuple(saved["counted"]), events, traffic)
+    lengths = saved.get("lengths", {})  # of an earlier version there are none
+    return Ledger(saved["run"], tuple(saved["sites"]), tuple(saved["counted"]), events, traffic, lengths)
 
 
 class Outcome(NamedTuple):

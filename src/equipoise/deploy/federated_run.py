@@ -1,5 +1,6 @@
 """The rounds of a configured run at the server: training, evaluations beside it, and what the run folder holds."""
 
+import json
 import secrets
 import threading
 import time
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equipoise.certificates import feasible, gap_bound
+from equipoise.data.shards import OwnerRows
 from equipoise.deploy import sentences
 from equipoise.deploy.agreement import Setup
 from equipoise.deploy.events import GivenUp, LinkLost, Outcome, ledger
@@ -19,18 +21,19 @@ from equipoise.deploy.scoring import Summed, read_sums
 from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.sites import ConnectedSites
 from equipoise.engines.simulator import Result
-from equipoise.errors import not_none, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import checkpoint, origin, personal, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_dual, crossing
 from equipoise.experiment.origin import Origin
-from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import precision
 from equipoise.experiment.results import in_units, write_result
 from equipoise.experiment.writer import Evaluation, RunWriter, Watch
-from equipoise.files import write_whole
+from equipoise.files import read_text, write_whole
+from equipoise.privacy.audit import Receipt
 from equipoise.protocol import Algorithm, Vector
 
+RECEIPTS = "receipts.json"  # where the log of each site stood, signed by the site
 OWNER = "server.txt"  # says which process writes the folder
 
 
@@ -46,22 +49,26 @@ class FederatedRun:
         source = Origin(settings=origin.flat(config), files={}, data=setup.digest, code=origin.code(config))
         sent = crossing(setup.algorithm, setup.problem)
         self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, sent, source, watch, self.evaluated)
-        self.dual = build_dual(config, setup.problem.n)
+        self.dual = build_dual(config, setup.problem)
         of = not_none(config.federation)
         self.secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
-        self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum)
+        self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum, of.believed)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
+        if (folder / RECEIPTS).is_file() and not federation.receipts:
+            federation.receipts = read_receipts(folder / RECEIPTS)
         self.rows = OwnerRows(setup.problem.train.client(0), setup.problem.train.client(0))
         self.scoring = prepare(setup.scoring, setup.problem.x, self.rows, setup.digest)
         self.evaluation: Background | None = None
+        self.name = ""  # of the run, by which sites know what was agreed
         self.round = 0  # of the model that is evaluated
         self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
         self.table: Any = None  # of the last model
+        self.part: np.ndarray | None = None  # the mean of the sites' own
         self.summed: Summed | None = None  # the same, where sites tell sums only
 
     def train(self, name: str) -> Outcome:
-        config, setup = self.config, self.setup
+        config, setup, self.name = self.config, self.setup, name
         start = self.start()
         try:
             return serve(
@@ -99,8 +106,9 @@ class FederatedRun:
         saved = checkpoint.load(path, self.setup.algorithm, x, source, with_clients=False)
         result = self.writer.restore(saved).result
         outcome = Outcome(result._replace(history=()), ledger(saved.more))
-        if self.due(result.rounds):  # its row follows the checkpoint, so it is written again
-            self.record(outcome)
+        rows = read_text(self.folder / records.HISTORY).splitlines()
+        if self.due(result.rounds) and (not rows or json.loads(rows[-1])["round"] != result.rounds):
+            self.record(outcome)  # its row follows the checkpoint, so it is written again
         return outcome
 
     def due(self, rounds: int) -> bool:
@@ -148,15 +156,18 @@ class FederatedRun:
     def save(self, outcome: Outcome) -> None:
         self.check_owner()
         self.writer.save(self.timed(outcome.result), outcome.ledger.to_json())
+        kept = {site: receipt._asdict() for site, receipt in sorted(self.federation.receipts.items())}
+        write_whole(self.folder / RECEIPTS, json.dumps(kept, indent=1) + "\n")
 
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=max(result.seconds - self.aside, 0.0))
 
     def once(self, part: str, algorithm: Algorithm, x: Vector, round: int, **options: Any) -> Any:
         """One round of something else than training, with whoever answers, noted under a round of training."""
-        demands, seed = self.demands._replace(least=0, tries=1), self.config.run.seed
-        options |= {"part": part, "shard": self.rows, "demands": demands, "note_under": round}
-        return serve(algorithm, x, self.federation, seed, rounds=1, **options).result.server
+        demands, seed = self.demands._replace(least=0, tries=1, bound=None), self.config.run.seed
+        given: dict[str, Any] = {"part": part, "shard": self.rows, "demands": demands, "note_under": round}
+        given |= {"run": self.name, **options}
+        return serve(algorithm, x, self.federation, seed, rounds=1, **given).result.server
 
     def evaluated(self, x: Vector, lam: Any) -> Evaluation:
         """How the model fares at every site that answers."""
@@ -185,12 +196,24 @@ class FederatedRun:
             gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
         return Evaluation(losses, objective, gap, self.table)
 
+    def own_parts(self, outcome: Outcome) -> None:
+        """The mean of the sites' own parts, for who has none; each keeps its own, with the model."""
+        setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
+        if setup.own is None or not np.isfinite(np.asarray(x)).all():
+            return
+        options = {"config": setup.digest, "run": outcome.ledger.run, "secure": self.secure}
+        try:
+            found = self.once("own", setup.own, x, outcome.rounds, shard=self.rows.train, **options)
+        except GivenUp:  # too few for a masked sum; what led to it is noted
+            found = setup.own.init(x)
+        self.part = np.asarray(found.part)
+
     def own_models(self, outcome: Outcome) -> Outcome:
         """Every site makes a model of its own, if the run says so, and tells how it fares with it; it stays there."""
         setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
         if setup.personal is None or not np.isfinite(np.asarray(x)).all():
             return outcome
-        found = self.once("personal", setup.personal, x, outcome.rounds, config=setup.digest, run=outcome.ledger.run)
+        found = self.once("personal", setup.personal, x, outcome.rounds, config=setup.digest)
         personal.write(self.folder, setup.problem, personal.recorded(self.config, setup.problem, found), None)
         events = (*outcome.ledger.events, *self.federation.events[self.federation.reported :])
         self.federation.reported = len(self.federation.events)
@@ -214,8 +237,17 @@ class FederatedRun:
             self.evaluated(x, None)
         events = list(sentences.of(outcome.ledger.events))
         result, asked = self.timed(outcome.result), self.setup.sums is None
-        write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, asked=asked)
+        options: dict[str, Any] = {"asked": asked, "part": self.part}
+        write_result(self.config, self.folder, problem, x, result, self.table, self.config.name, events, **options)
         (self.folder / OWNER).unlink()
+
+
+def read_receipts(path: Path) -> dict[str, Receipt]:
+    """Of every site, by name."""
+    try:
+        return {site: Receipt(**of) for site, of in json.loads(read_text(path)).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise InputError(f"{path} holds no receipts; give the receipts.json of a run") from None
 
 
 class Background:

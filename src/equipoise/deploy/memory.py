@@ -5,6 +5,7 @@ whole. It holds the few states that the server may still start from (`envelope.A
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from equipoise import tensors
 from equipoise.deploy.network.envelope import Address, mark, order
 from equipoise.deploy.network.wire import Refusal, refuse_unless
 from equipoise.protocol import Client
+
+RUNS = 20  # that a site remembers
 
 
 class Memory(NamedTuple):
@@ -44,6 +47,16 @@ class Memory(NamedTuple):
         arrays = {f"{j}{name}": a for j, s in enumerate(kept.values()) for name, a in tensors.named(s)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         tensors.write(self.path, arrays, json.dumps(list(kept)))
+        part = self.path.name.partition("-")[0]
+        forget_old(self.path.parent.glob(f"{part}-*.safetensors"))
+
+
+def forget_old(files: Iterable[Path]) -> None:
+    """Of the runs that a site has taken part in, the last are remembered."""
+    found = [path for path in files if path.is_file()]
+    if len(found) > RUNS:
+        for old in sorted(found, key=lambda path: path.stat().st_mtime_ns)[:-RUNS]:
+            old.unlink(missing_ok=True)
 
 
 def check_order(states: dict[str, Client], new: str) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from equipoise import models
+from equipoise.data.shards import OwnerRows
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.callback_task import TEST, TRAIN, callback_score
@@ -35,7 +36,6 @@ from equipoise.errors import InputError, not_none, require
 from equipoise.evaluation import ScoreRecord
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import feature_seed
-from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import precision
 from equipoise.files import write_whole
 from equipoise.models.gradient_features import draw_projection, random_layer

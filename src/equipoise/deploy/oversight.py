@@ -1,17 +1,23 @@
 """What stands around every answer of a configured site: its policy before, its own log after."""
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from equipoise import algorithms, objectives, tasks
 from equipoise.data.shards import shard_like
 from equipoise.deploy import agreement
-from equipoise.errors import Refusal, not_none, refuse_unless, require
+from equipoise.deploy.allowance import allow, spend_bytes
+from equipoise.deploy.network.envelope import RECEIPT
+from equipoise.deploy.owner import Counts, behind
+from equipoise.errors import Refusal, StopHere, not_none, refuse_unless, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import reading
 from equipoise.experiment.config import Config
@@ -19,8 +25,8 @@ from equipoise.experiment.convexify import network_config
 from equipoise.experiment.methods import may_project
 from equipoise.experiment.private import costs, promise
 from equipoise.experiment.problems import precision
-from equipoise.files import make_folder, write_whole
-from equipoise.privacy import audit, policy
+from equipoise.files import make_folder, read_text, write_whole
+from equipoise.privacy import audit, identity, policy
 from equipoise.privacy.disclosure import disclosed, fields
 from equipoise.privacy.ledger import Budget, spend
 from equipoise.privacy.policy import Plan
@@ -58,9 +64,12 @@ def plan_of(config: Config) -> Plan:
         sites=sites_of(config),
         secure=secure,
         tells_losses=tells,
-        min_count=config.data.min_count,
+        tells_baseline=agreement.needs_baselines(config),
+        label=config.data.label,
+        batch=None if config.model.name == "torch" and config.batch is None else config.batch,
         epsilon=private.epsilon if private else None,
         delta=private.delta if private else None,
+        rounds=config.run.rounds,
     )
 
 
@@ -72,7 +81,7 @@ def crossing(config: Config) -> list[Wire]:
     of = not_none(config.federation)
     n = min(max(sites_of(config), FEW), MOST_MEMBERS)  # whatever the server says: names do not depend on it
     record, task = algorithms.named(config.algorithm.name), tasks.ridge(3, 0.1)
-    settings = config.objective.model_dump(exclude_none=True)
+    settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
     dual = objectives.named(settings.pop("name"))(n, **settings)
     with precision(config):
         algorithm = record.build_example(task, dual)
@@ -102,18 +111,33 @@ def _reveals(config: Config) -> Iterator[str]:
         sums_only=of.secure,
         measured=agreement.needs_curvature(config),
         n=sites_of(config),
+        threshold=of.threshold,
         bound=of.secure_bound,
         own_models=config.personal is not None,
         features=agreement.has_features(config),
         moments=agreement.tells_moments(config),
         units=config.data.unit is not None,
+        baselines=agreement.needs_baselines(config),
+        own_parts=config.model.own != "none",
     )
 
 
-def overseen(config: Config, folder: Path, file: Path) -> Guard:
-    """Looks at the policy of `file` before each answer and writes each into the log of `folder`."""
+def overseen(
+    config: Config, folder: Path, file: Path, count: Callable[[], Counts], signer: audit.Signer | None = None
+) -> Guard:
+    """Looks at the policy of `file` before each answer and writes each into the log of `folder`.
+
+    `count` are the rows of the site, which its owner is told who is asked for approval.
+    """
     plans = plans_of(config)
     digest = plans[0].digest
+
+    @cache
+    def rows() -> dict[str, Any]:
+        """How many of the site's stand behind its answers."""
+        with suppress(Exception):  # those of a module are its own
+            return {"rows": count()._asdict()}
+        return {}
 
     def guard(kind: str, content: RecordDict, answer: Callable[[], RecordDict]) -> RecordDict:
         entry: dict[str, Any] = {"kind": kind, "plan": digest, **asked(content)}
@@ -121,23 +145,55 @@ def overseen(config: Config, folder: Path, file: Path) -> Guard:
             rules = policy.load(file)
             try:
                 for plan in plans:
-                    policy.check(rules, plan, policy.approved_here(folder))
+                    policy.check(rules, plan, policy.approved_here(folder), policy.stopped_here(folder))
+                allow(folder, digest, policy.approvals(folder, digest), config, rules, kind, content)
             except Refusal:  # kept, so that it can be looked at, and approved
                 make_folder(folder / policy.PENDING)
                 write_whole(folder / policy.PENDING / f"{digest}.toml", config.toml())
+                keep_counts(folder, digest, count)
                 raise
             account(config, rules, folder, kind, content)
             reply = answer()
+            if rules.bytes is not None:
+                spend_bytes(folder, digest, described(reply)["bytes"], rules.bytes)
         except Refusal as refusal:
-            audit.record(folder, {**entry, "answer": "refused", "why": str(refusal)})
+            if isinstance(refusal, StopHere):
+                policy.stop(folder, digest)
+            audit.record(folder, {**entry, "answer": "refused", "why": str(refusal)}, signer)
             raise
         except Exception as error:
-            audit.record(folder, {**entry, "answer": "failed", "why": type(error).__name__})
+            audit.record(folder, {**entry, "answer": "failed", "why": type(error).__name__}, signer)
             raise
-        audit.record(folder, {**entry, "answer": "replied", **described(reply)})
+        receipt = audit.record(folder, {**entry, "answer": "replied", **described(reply), **rows()}, signer)
+        reply[RECEIPT] = ConfigRecord(receipt._asdict())
         return reply
 
     return guard
+
+
+def rejected(context: Context, kind: str, error: Exception) -> None:
+    """Writes down a message that no answer was even begun to, such as one of a run whose settings make no sense."""
+    node = context.node_config
+    if node.get("folder"):
+        signer = identity.signer(Path(str(node["key"]))) if node.get("key") else None
+        why = str(error) if isinstance(error, Refusal) else type(error).__name__
+        audit.record(Path(str(node["folder"])), {"kind": kind, "answer": "rejected", "why": short(why)}, signer)
+
+
+def keep_counts(folder: Path, digest: str, count: Callable[[], Counts]) -> None:
+    """For the owner, who is shown them: nothing of it leaves."""
+    path = folder / policy.PENDING / f"{digest}.json"
+    if not path.is_file():
+        with suppress(Exception):  # the table cannot be read so; the owner is told without
+            write_whole(path, json.dumps(count()))
+
+
+def rows_behind(folder: Path, digest: str, config: Config) -> tuple[str, ...]:
+    """How many of the site's rows stand behind each answer of a configuration that waits for approval."""
+    path = folder / policy.PENDING / f"{digest}.json"
+    if not path.is_file():
+        return ("how many rows stand behind each answer is not known: the table could not be read as this run asks",)
+    return behind(Counts(*json.loads(read_text(path))), config.batch)
 
 
 def account(config: Config, rules: policy.Policy, folder: Path, kind: str, content: RecordDict) -> None:

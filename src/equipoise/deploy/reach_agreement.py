@@ -26,24 +26,38 @@ from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.site import SiteStatistics
 from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
-from equipoise.errors import InputError, not_none, require
+from equipoise.errors import EquipoiseError, InputError, not_none, require
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import crossing
+from equipoise.files import read_text, write_whole
 from equipoise.metric import packed
 from equipoise.privacy.disclosure import disclosed, sums_of_moments
+from equipoise.privacy.policy import NOT_APPROVED
 from equipoise.protocol import Algorithm, Vector
+
+BASELINES = "baselines.json"  # in the server's run folder: of every site, the loss of its own model
+APPROVAL = 5.0  # seconds between two looks whether a run has been approved
 
 
 def gather_sites(
-    config: Config, known: Agreement | None, grid: Grid, status: StatusWriter, stock: bool
+    config: Config,
+    known: Agreement | None,
+    grid: Grid,
+    status: StatusWriter,
+    stock: bool,
+    without: tuple[str, ...] = (),
 ) -> ConnectedSites:
     """Waits for the sites, numbered by name as the files of a folder are."""
     of = not_none(config.federation)
     patience = Patience(of.gather, of.hello, of.question, of.exchange, of.poll)
     sites = known.sites if known else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
     options: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
-    federation = gather(grid, patience=patience, observe=status.observe, stock=stock, **options)
+    require(
+        known is not None or not without,
+        f"{', '.join(without)} cannot be left out before the first round; name the others in federation.sites",
+    )
+    federation = gather(grid, patience=patience, observe=status.observe, stock=stock, without=without, **options)
     status.observe({"kind": "started", "transport": federation.transport.about})
     return federation
 
@@ -56,7 +70,7 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
         f"{', '.join(gone)} did not come: all sites have to be there when the encoding is agreed; start the missing "
         "ones, or leave them out of federation.sites",
     )
-    answers = {site: _statistics(site, text) for site, text in federation.ask("statistics").items()}
+    answers = {site: _statistics(site, text) for site, text in ask_for_statistics(federation).items()}
     known: dict[str, Any] = {}
     if config.model.name == "torch":
         known["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
@@ -75,12 +89,25 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
     return send_agreement(config, federation, agreed)
 
 
+def ask_for_statistics(federation: ConnectedSites) -> dict[str, str]:
+    """Every site's; owners who have not looked at the run yet are waited for as long as sites that have not come."""
+    end = time.monotonic() + federation.patience.gather
+    while True:
+        try:
+            return federation.ask("statistics")
+        except EquipoiseError as error:
+            if NOT_APPROVED not in str(error) or time.monotonic() >= end:
+                raise
+        time.sleep(min(APPROVAL, federation.patience.gather / 4))
+
+
 def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
     """The agreement as all sites have taken it, with the metric and the curvature where the run needs them."""
     agreed = agree_on_metric(config, federation, agreed)
     replies = federation.ask("agreement", agreed.model_dump_json())
     if agreement.needs_curvature(config, agreed):
         curvatures, slopes = zip(*(_measured(site, text) for site, text in replies.items()), strict=True)
+        _check_alike(config, dict(zip(replies, curvatures, strict=True)))
         agreed = agreed.model_copy(update={"curvature": max(curvatures), "slope": math.hypot(*slopes)})
         federation.ask("agreement", agreed.model_dump_json())
     return agreed
@@ -116,11 +143,14 @@ def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
             sums_only=setup.sums is not None,
             measured=agreement.needs_curvature(config),
             n=problem.n,
+            threshold=of.threshold,
             bound=of.secure_bound,
             own_models=setup.personal is not None,
             features=agreement.has_features(config),
             moments=setup.problem.conditioning is not None,
             units=config.data.unit is not None,
+            baselines=agreement.needs_baselines(config),
+            own_parts=setup.own is not None,
         )
     )
 
@@ -135,10 +165,35 @@ def resend_agreement(folder: Path, federation: ConnectedSites, known: Agreement)
     return known
 
 
-def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites) -> Setup:
+def told_baselines(config: Config, folder: Path, federation: ConnectedSites) -> np.ndarray | None:
+    """The loss of every site's own model, told once in a run; None: it needs none."""
+    if not agreement.needs_baselines(config):
+        return None
+    path = folder / BASELINES
+    if not path.is_file():
+        federation.observe({"kind": "state", "state": "fitting a model of its own at every site"})
+        found = {site: _number(site, text) for site, text in federation.ask("baseline").items()}
+        write_whole(path, json.dumps(found, indent=1) + "\n")
+    told = json.loads(read_text(path))
+    return np.array([float(told[site]) for site in federation.sites])
+
+
+def _number(site: str, text: str) -> float:
+    try:
+        found = float(json.loads(text))
+    except (ValueError, TypeError):
+        found = math.nan
+    require(
+        math.isfinite(found),
+        f"'{site}' told no loss of a model of its own ({text[:40]!r}); set objective.of = 'losses'",
+    )
+    return found
+
+
+def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites, run: str) -> Setup:
     """The run from the weights that the first site's module begins with."""
     problem = setup.problem
-    details = {"part": "start", "shard": problem.train.client(0), "config": setup.digest}
+    details = {"part": "start", "run": run, "shard": problem.train.client(0), "config": setup.digest}
     x = ask_before(config, federation, first_model(problem.n, problem.x), problem.x, least=1, **details)
     note = f"the model starts as the module of '{problem.names[0]}' does"
     return setup._replace(problem=replace(problem, x=x), notes=(*setup.notes, note))
@@ -148,7 +203,9 @@ def ask_before(
     config: Config, federation: ConnectedSites, algorithm: Algorithm, x: Vector, /, *, least: int, **options: Any
 ) -> Any:
     """The server's state after one exchange before the first round, which so many sites have to take part in."""
-    demands = Demands(least=least, tries=not_none(config.federation).tries, heavy=1.0)
+    demands = Demands(
+        least=least, tries=not_none(config.federation).tries, heavy=1.0, bound=not_none(config.federation).believed
+    )
     options |= {"rounds": 1, "demands": demands, "note_under": 0}
     return serve(algorithm, x, federation, config.run.seed, **options).result.server
 
@@ -170,6 +227,17 @@ def _counted(site: str, told: SiteStatistics) -> float:
         f"'{site}' did not tell as how many its rows of each data.unit count; give it the same version of Equipoise",
     )
     return min(not_none(told.counted), float(rows))
+
+
+def _check_alike(config: Config, curvatures: dict[str, float]) -> None:
+    """One site's word would make everybody's steps tiny."""
+    bound, usual = not_none(config.federation).believed, sorted(curvatures.values())[(len(curvatures) - 1) // 2]
+    for site, found in curvatures.items():
+        require(
+            bound is None or found <= bound**2 * usual,
+            f"'{site}' measured a curvature of {found:.2g}, {found / usual:.2g} times the median of the sites; leave "
+            "it out of federation.sites, or give the step sizes as numbers",
+        )
 
 
 def _measured(site: str, text: str) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from jaxtyping import Int, PyTree
 
 from equipoise.deploy.events import GivenUp, Ledger, Outcome, Traffic, What
 from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
+from equipoise.deploy.lengths import Bounded
 from equipoise.deploy.network.envelope import NAME, NOT_TOLD, START, Address, address, mark
 from equipoise.deploy.network.transport import INLINE
 from equipoise.deploy.network.wire import Refusal, check_values, content_bytes, framing, pack, refuse_unless, unpack
@@ -48,6 +49,7 @@ STEPS = ("open", "send", "close")
 BLANK: tuple = (None, 0, 0.0, ())
 ENOUGH = 10  # replies of an exchange before a deadline is made of their times
 SHORTEST = 1.0  # seconds: no deadline is shorter
+SPOILT = "the model of the last checkpoint may be spoilt: start over, with shorter steps"
 REMEMBERED = 1000  # times of past replies
 
 
@@ -64,6 +66,7 @@ class Demands(NamedTuple):
     quantile: float | None = None
     slack: float = 3.0
     quorum: float = 0.5  # share of those asked
+    bound: float | None = 100.0  # how far a reply may be from what is usual (`lengths.py`); None: as far as it likes
 
 
 def deadline(demands: Demands, timeout: float, past: Sequence[float], asked: int) -> Limit:
@@ -105,6 +108,7 @@ class Setup(NamedTuple):
     timeouts: Mapping[str, float]
     masking: Masking | None
     note_under: int | None
+    bounded: Bounded
 
 
 class State(NamedTuple):
@@ -119,9 +123,10 @@ class State(NamedTuple):
 class TooFew(Exception):
     """An exchange had too few replies; `state` holds what was counted meanwhile."""
 
-    def __init__(self, sentence: str, state: State):
+    def __init__(self, sentence: str, state: State, left_out: Mapping[str, str] | None = None):
         super().__init__(sentence)
         self.state = state
+        self.left_out = left_out or {}  # sites whose replies did not count, and why
 
 
 def serve(
@@ -185,7 +190,10 @@ def serve(
     demands = demands or Demands()
     require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
     masking = None if secure is None else Masking(federation, run, secure)
-    setup = Setup(federation, specs, steps, key, part, run, digest, demands, timeouts or {}, masking, note_under)
+    bounded = Bounded(demands.bound, resume.ledger.lengths if resume else None)
+    setup = Setup(
+        federation, specs, steps, key, part, run, digest, demands, timeouts or {}, masking, note_under, bounded
+    )
     keep = jax.jit(record) if record else lambda server: ()
 
     past, done, before, old = (*resume.result[2:4], resume.result.seconds, resume.ledger.events) if resume else BLANK
@@ -203,7 +211,8 @@ def serve(
             new_events = federation.events[federation.reported :]
             events = (*old, *new_events)
             federation.reported += last * len(new_events)
-        return Outcome(result, Ledger(run, federation.sites, state.counted, events, tuple(state.traffic.values())))
+        crossed = tuple(state.traffic.values())
+        return Outcome(result, Ledger(run, federation.sites, state.counted, events, crossed, bounded.saved()))
 
     attempt, saved = 0, state.counted
     for r in range(done, rounds):
@@ -213,6 +222,7 @@ def serve(
             marks = list(zip(began.counted, saved, strict=True))
             try:
                 state = one_round(setup, r, attempt, began, marks)
+                check_model(algorithm, state)
                 break
             except TooFew as few:
                 tally = began.tally._replace(broken=few.state.tally.broken)  # what was asked in vain is in the events
@@ -222,7 +232,7 @@ def serve(
                 if last:
                     raise GivenUp(
                         f"{where}: {few}, {demands.tries} times over; the {r} rounds before are in `outcome` and in "
-                        "the last checkpoint: resume from there when the sites are back",
+                        f"the last checkpoint: resume from there {how_to_resume(few.left_out, algorithm.n)}",
                         outcome(r, began),
                     ) from None
             except KeyboardInterrupt:
@@ -288,9 +298,10 @@ def one_exchange(
     server, cohort = setup.compiled[name, "open"](state.server, opening)
     ids = np.asarray(cohort.ids)
     clients = {int(s): int(ids[s]) for s in np.flatnonzero(cohort.present)}  # slot -> client
-    asked, timeout = len({*clients.values()}), setup.timeouts.get(name, federation.patience.exchange)
+    wanted = [site for i in {*clients.values()} if (site := federation.sites[i]) not in federation.without]
+    asked, timeout = len(wanted), setup.timeouts.get(name, federation.patience.exchange)
     needed = min(demands.least, asked)
-    federation.find([federation.sites[i] for i in {*clients.values()}], needed=needed, seconds=timeout)
+    federation.find(wanted, needed=needed, seconds=timeout)
 
     masked = begin_masked(setup, spec, state, clients, timeout)
     shapes = spec.reply if masked is None else masked.reply
@@ -300,8 +311,15 @@ def one_exchange(
 
     def messages() -> Iterator[tuple[int, Message]]:
         alike = pack(send(server, jnp.int32(0))) if spec.alike else None
+        if masked is not None:
+            of = {federation.sites[i]: (s, i) for s, i in clients.items()}
+            slots = [of[name] for name in masked.batch.members]
+            masked.told([state.counted[i] for _, i in slots], [words[s] for s, _ in slots])
+            alike = alike or pack(spec.joined([send(server, jnp.int32(i)) for _, i in slots]))
         for s, i in clients.items():
             site, since = federation.sites[i], state.counted[i]
+            if site in federation.without:
+                continue
             node = federation.nodes.get(site)
             if node is None or (masked is not None and site not in masked.batch.members):
                 federation.note(site, "absent", f"'{site}' is not there")
@@ -312,7 +330,7 @@ def one_exchange(
             content = RecordDict({"at": address(at), "message": arrays})
             if masked is not None:
                 content["mask"] = masked.header
-                masked.sent(at, alike)
+                masked.sent(at, arrays)
             message = federation.message(content, node, round=r, ttl=timeout)
             traffic.sent(message, node in federation.inline and content_bytes(message) <= INLINE)
             yield s, message
@@ -328,6 +346,23 @@ def one_exchange(
         return federation.sites[clients[s]] not in federation.nodes
 
     hopeless = None if setup.note_under is None else left_out
+    said = setup.bounded.cohort(name, len(clients))
+    waiting: dict[int, tuple[Delivery, Reply]] = {}  # until it is known whether they are out of all proportion
+    left_out_for: dict[str, str] = {}
+
+    def count(s: int) -> None:
+        delivery, reply = waiting.pop(s)
+        inside = federation.nodes.get(federation.sites[clients[s]]) in federation.inline and nbytes(shapes) <= INLINE
+        traffic.received(delivery.message, inside)
+        replies.add(s, reply)
+
+    def leave_out(s: int, what: What, why: str) -> None:
+        site = federation.sites[clients[s]]
+        federation.note(site, what, why)
+        if what == "broken":
+            left_out_for[site] = why
+            tally.broken[clients[s]] += 1
+
     for s, delivery in federation.deliver(messages(), limit, reply_bytes=nbytes(shapes), hopeless=hopeless):
         site = federation.sites[clients[s]]
         try:
@@ -336,17 +371,23 @@ def one_exchange(
             held = delivery.content is not None and "reply" in delivery.content
             found: tuple[What, str] = ("broken", str(refusal)) if held else why_not(delivery)
             what, why = found
-            federation.note(site, what, why)
+            leave_out(s, what, why)
             if NOT_TOLD in why:
                 federation.tell_agreement(site)
-            tally.broken[clients[s]] += what == "broken"
             if what == "late" and setup.note_under is None:
                 federation.suspect(site)
             continue
         seconds[site] = time.monotonic() - start
-        inside = federation.nodes.get(site) in federation.inline and nbytes(shapes) <= INLINE
-        traffic.received(delivery.message, inside)
-        replies.add(s, reply)
+        waiting[s] = (delivery, reply)
+        said.add(s, site, reply)
+        for ready in [t for t in waiting if not said.why_not(t)]:
+            count(ready)
+    for s in list(waiting):
+        why = said.why_not(s, complete=True)
+        if why:
+            leave_out(s, "broken", why)
+        else:
+            count(s)
     past += seconds.values()
     del past[:-REMEMBERED]
     federation.observe(
@@ -365,15 +406,21 @@ def one_exchange(
     state = State(server, state.counted, tally, state.traffic | {name: traffic.now})
     heard = len({clients[s] for s in replies.slots})
     if heard < needed:
-        raise TooFew(f"{heard} of {asked} sites answered and {needed} are needed", state)
+        raise TooFew(f"{heard} of {asked} sites answered and {needed} are needed", state, left_out_for)
     if masked is not None:
         why = masked.open([federation.sites[clients[s]] for s in replies.slots], timeout)
         if why:
             raise TooFew(why, state)
+    folded = replies.folded()
+    if masked is not None:
+        why = said.why_not_sum(folded.total)
+        if why:
+            raise TooFew(f"{why}; masks hide whose reply did it: leave out one site after the other", state)
 
     tally.asked[k] += len(clients)
     tally.answered[k] += len(replies.slots)
-    server = setup.compiled[name, "close"](server, replies.folded())
+    server = setup.compiled[name, "close"](server, folded)
+    said.learn(replies.slots, None if masked is None else folded.total)
     counted = list(state.counted)
     if spec.exchange.writes:
         for s in replies.slots:
@@ -399,6 +446,22 @@ def begin_masked(
     if masked is None:
         raise TooFew(f"fewer than {FEWEST} sites could prepare a masked sum", state)
     return masked
+
+
+def check_model(algorithm: Algorithm, state: State) -> None:
+    """A model that has become infinite is in no checkpoint: resuming from it would fail as well."""
+    if not np.isfinite(np.asarray(algorithm.model(state.server))).all():
+        raise TooFew("the model is not finite any longer, and steps may be too long", state)
+
+
+def how_to_resume(left_out: Mapping[str, str], asked: int) -> str:
+    """What whoever reads that a run was given up can do."""
+    if not left_out:
+        return "when the sites are back"
+    if 2 * len(left_out) > asked:
+        return f"if you can; of {asked} replies {len(left_out)} could not be used, so that {SPOILT}"
+    said = "; ".join(f"'{site}' was left out: {why}" for site, why in left_out.items())
+    return f"without {', '.join(left_out)}: equipoise flower server --without {next(iter(left_out))} ({said})"
 
 
 @jax.jit

@@ -9,7 +9,7 @@ Where totals are masked, a site tells nothing but its part of sums:
 
 down    the model, and a level m
 up      total: 1, f_i(x), its scores, and for the objectives rho log 1/n sum exp(f_i/rho) and 1/n sum f_i
-        t_i = exp(f_i/rho - m) or 1, and t_i grad f_i(x)
+        t_i = exp(f_i/rho - m) or 1, and t_i grad f_i(x); of gains, f_i less what only the site knows
 
 The gradient of those objectives at x is sum t_i grad f_i / sum t_i, and they are as strongly convex as the f_i, so that
 |gradient|^2 / (2 mu) bounds how far the objective is from its optimum: a certificate from sums alone.
@@ -28,11 +28,11 @@ from equipoise import evaluation
 from equipoise.algorithms.scaffpd_sums import LEAST_TILT, MOST_TILT
 from equipoise.certificates import resolution
 from equipoise.cohorts import everyone
+from equipoise.data.shards import OwnerRows
 from equipoise.evaluation import PerClient
-from equipoise.experiment.personal import OwnerRows
 from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, Cohort, Exchange, RandomKey, Replies, Reply, Vector
-from equipoise.tasks import Convexity
+from equipoise.tasks import Convexity, WithBaseline, less_baseline
 
 
 class Tilt(NamedTuple):
@@ -71,7 +71,7 @@ class SumTable(NamedTuple):
 
 def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) -> Algorithm:
     """An algorithm of one round; the server's weights are zero unless they are put into its state."""
-    task, n = problem.task, problem.n
+    task, n = less_baseline(problem.task), problem.n
     shard = problem.train.client(0)
     scores = evaluation.suited(task.predict, problem.x, shard) | dict(problem.site_scores)
     inner = evaluation.evaluation(problem.plain_task, everyone(n), None, scores=scores)
@@ -88,7 +88,8 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         return Server(inner.init(x), jnp.zeros_like(unknown), unknown, jnp.full_like(x, jnp.nan), zero, blank)
 
     def prepare(rows: OwnerRows) -> OwnerRows:
-        return rows._replace(test=inner.prepare(rows.test))
+        train = rows.train.data if isinstance(rows.train, WithBaseline) else rows.train
+        return rows._replace(test=inner.prepare(problem.with_rows(train, rows.test)))
 
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         opened, cohort = evaluate.open(server.inner, key)

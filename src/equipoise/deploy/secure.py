@@ -6,32 +6,37 @@ are there; when somebody goes or comes, another one is. Nothing in an algorithm 
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from equipoise.deploy.exchanges import ExchangeSpec
+from equipoise.deploy.exchanges import ExchangeSpec, program
 from equipoise.deploy.network.envelope import Address
+from equipoise.deploy.network.wire import unpack
 from equipoise.deploy.sites import ConnectedSites, why_not
 from equipoise.engines.summation import Summation
-from equipoise.errors import Refusal, refuse_unless
+from equipoise.errors import Refusal, StopHere, refuse_unless
 from equipoise.privacy import fixed_point, masks, shamir, unmasking
 from equipoise.privacy.fixed_point import Integers
-from equipoise.privacy.site_masks import FEWEST, SiteMasks, keys_length, least_threshold
+from equipoise.privacy.site_masks import FEWEST, About, Limits, SiteMasks, keys_length, least_threshold
 from equipoise.privacy.unmasking import Batch
-from equipoise.protocol import Reply
+from equipoise.protocol import Algorithm, Reply, Vector
+from equipoise.steps.rules import StepSizes
+from equipoise.tensors import named
 
 QUESTION = "secure"
+MOST_ROUNDS = 1_000_000  # whose step sizes a site reckons
+HIGHEST = 2.0  # of a weight that a site keeps itself, of which all are near 1 together
 
 
 class SecureSums(NamedTuple):
     """How totals are masked; server and sites have to have the same."""
 
     bound: float = 2.0**20  # of every number in a total; a site does not send one that is larger
-    threshold: int | None = None  # sites that open a sum together; None: more than half
+    threshold: int | None = None  # sites that open a sum together; None: all but one
     exchanges: int = 64  # that are prepared at once where everybody takes part
 
 
@@ -41,13 +46,23 @@ class SecureSite(NamedTuple):
     masks: SiteMasks
     bound: float = SecureSums().bound
 
+    @property
+    def limits(self) -> Callable[[], Limits]:
+        return self.masks.limits
 
-def context_of(at: Address, batch: str, exchange: int, common: ArrayRecord | None) -> bytes:
-    """What all members of a sum were sent, in 32 bytes; `common` are the arrays, where all are sent the same."""
-    parts: list[Any] = [at.part, at.run, at.attempt, at.round, at.exchange, at.plan, batch, exchange]
-    for name, array in sorted(common.items()) if common is not None else ():
+
+def subject_of(at: Address, header: Mapping[str, Any], arrays: ArrayRecord) -> bytes:
+    """What a sum is about, in 32 bytes: all that its members are sent, whoever asks for it again and whenever."""
+    parts: list[Any] = [at.part, at.exchange, str(header.get("keys")), str(header.get("since"))]
+    for name, array in sorted(arrays.items()):
         parts += [name, array.dtype, str(list(array.shape)), array.data]
     return masks.digest_of(parts)
+
+
+def context_of(at: Address, header: Mapping[str, Any], arrays: ArrayRecord) -> bytes:
+    """The same of one exchange: members that were sent anything else add masks that do not cancel."""
+    where: list[Any] = [at.run, at.attempt, at.round, at.plan, header.get("batch"), header.get("exchange")]
+    return masks.digest_of([*map(str, where), subject_of(at, header, arrays)])
 
 
 # At a site.
@@ -68,16 +83,96 @@ def check_masked(secure: SecureSite | None, spec: ExchangeSpec, content: RecordD
     refuse_unless(not asked or (secure is not None and total), "this site was asked for a mask and has none")
 
 
+def read_message(secure: SecureSite | None, spec: ExchangeSpec, at: Address, content: RecordDict) -> Any:
+    """This site's part of what all members of a sum were sent; without masks, what it was sent."""
+    if secure is None or "mask" not in content:
+        return unpack(content.get("message"), spec.message)
+    header: Any = content["mask"]
+    members = secure.masks.members({**header, "run": at.run})
+    k = members.index(secure.masks.name)
+    for what, mine in (("since", [at.since]), ("keys", at.key)):
+        rows, width = header.get(what), len(mine)
+        said = isinstance(rows, list) and len(rows) == width * len(members) and rows[k * width : (k + 1) * width]
+        refuse_unless(said == mine, "the message says something else to this site than to all members of the sum")
+    table = unpack(content.get("message"), spec.table(len(members)))
+    for leaf, varies in zip(jax.tree.leaves(table), spec.varies, strict=True):
+        if varies and np.issubdtype(leaf.dtype, np.integer):
+            refuse_unless(len({*leaf.ravel().tolist()}) == len(members), "two sites would have the same number")
+        elif varies:
+            check_weights(leaf, secure.limits().weight)
+    if spec.exchange.weights is not None:
+        check_weights(spec.exchange.weights(table), secure.limits().weight)
+    return spec.row(table, k)
+
+
+def check_weights(weights: np.ndarray, most: float) -> None:
+    """Of all members of a sum: with nearly all of the weight on one of them, the sum is that one's."""
+    fine = weights.ndim == 1 and np.issubdtype(weights.dtype, np.floating) and np.isfinite(weights).all()
+    refuse_unless(fine and (weights >= 0).all() and weights.sum() > 0, "the weights of this masked sum are none")
+    share = float(weights.max() / weights.sum())
+    refuse_unless(
+        share <= most,
+        f"a site would have {share:.4g} of the weight of this masked sum, and this site takes part up to {most:g}: "
+        f"set federation.cap = {most:g}, or let the sites say most_weight in site.toml",
+    )
+
+
+def check_own_weight(weight: Any, members: int, most: float) -> None:
+    """Where each site keeps its own weight and nobody knows all: a band in which no site can have more than `most`."""
+    low = lowest_weight(members, most)
+    if not low <= float(weight) <= HIGHEST:
+        raise StopHere(
+            f"this site's own weight has left the range {low:.2g} to {HIGHEST:g}, in which no site has more than "
+            f"{most:g} of a masked sum: set a larger objective.rho, or let the sites say most_weight in site.toml"
+        )
+
+
+class AgreedSteps:
+    """The largest step sizes of the weights that the agreed rule gives, round by round: sites reckon them too."""
+
+    def __init__(self, algorithm: Algorithm, x: Vector):
+        self.open, self.server = program(algorithm.round[0].open), algorithm.init(x)
+        self.known: list[dict[str, float]] = []
+
+    def check(self, round: int, message: Any) -> None:
+        """A Refusal where a message has larger ones."""
+        given = {name.rpartition(".")[2]: a for name, a in named(message)}
+        for what in {"sigma", "theta"} & given.keys():
+            refuse_unless(round < MOST_ROUNDS, f"there is no round {round}")
+            while len(self.known) <= round:
+                self.server, _ = self.open(self.server, jax.random.key(0))
+                found = [s for s in jax.tree.leaves(self.server, is_leaf=_is_steps) if _is_steps(s)]
+                self.known.append({w: max(float(getattr(s, w)) for s in found) for w in ("sigma", "theta")})
+            most = self.known[round][what]
+            refuse_unless(
+                np.isfinite(given[what]) and 0 <= float(given[what]) <= most * (1 + 1e-5),
+                f"{what} is {float(given[what]):.4g}, and the agreed rule gives {most:.4g} in this round",
+            )
+
+
+def _is_steps(tree: Any) -> bool:
+    return isinstance(tree, StepSizes)
+
+
+def lowest_weight(members: int, most: float) -> float:
+    """With all weights between it and HIGHEST, none is more than `most` of the sum of all."""
+    return HIGHEST * (1 - most) / (most * max(members - 1, 1))
+
+
 def masked(secure: SecureSite, spec: ExchangeSpec, at: Address, content: RecordDict, reply: Reply) -> Reply:
     """The reply, with its total hidden."""
     header: Any = content["mask"]
-    common: Any = content["message"] if spec.alike else None
-    context = context_of(at, str(header.get("batch")), header.get("exchange"), common)
+    arrays: Any = content["message"]
+    context, subject = context_of(at, header, arrays), subject_of(at, header, arrays)
+    place = masks.digest_of([at.part, at.run, at.round, at.exchange])
 
     def encode(n: int) -> Integers:
+        if spec.exchange.counts is not None:
+            check_own_weight(spec.exchange.counts(reply), n, secure.limits().weight)
         return fixed_point.encode(reply.total, n, secure.bound)
 
-    return reply._replace(total=secure.masks.mask({**header, "run": at.run}, encode, context))
+    about = About(subject.hex(), place.hex(), at.plan)
+    return reply._replace(total=secure.masks.mask({**header, "run": at.run}, encode, context, about))
 
 
 # At the server.
@@ -89,17 +184,19 @@ class MaskedExchange:
     def __init__(self, masking: "Masking", spec: ExchangeSpec, batch: Batch, exchange: int):
         self.masking, self.spec, self.batch, self.exchange = masking, spec, batch, exchange
         self.size, self.context = fixed_point.length(spec.reply.total), b""
+        self.header = ConfigRecord({"batch": batch.batch, "exchange": exchange})
         hidden: Any = jax.ShapeDtypeStruct((self.size,), np.uint64)
         self.reply = Reply(hidden, spec.reply.each)
         self.secrets: unmasking.Secrets | None = None
 
-    @property
-    def header(self) -> ConfigRecord:
-        return ConfigRecord({"batch": self.batch.batch, "exchange": self.exchange})
+    def told(self, since: Sequence[str], keys: Sequence[Sequence[int]]) -> None:
+        """Says to all members what each of them is told: the state to start from, and its random key."""
+        more: Any = {"since": [*since], "keys": [word for key in keys for word in key]}
+        self.header = ConfigRecord({**self.header, **more})
 
-    def sent(self, at: Address, common: ArrayRecord | None) -> None:
-        """Called with any of the messages: what they have in common goes into the masks."""
-        self.context = context_of(at, self.batch.batch, self.exchange, common)
+    def sent(self, at: Address, arrays: ArrayRecord) -> None:
+        """Called with any of the messages: what is on them goes into the masks."""
+        self.context = context_of(at, self.header, arrays)
 
     @property
     def summation(self) -> Summation:
@@ -167,7 +264,7 @@ class Masking:
 
     def attempt(self, members: tuple[str, ...], timeout: float, ahead: int) -> Batch | set[str]:
         """The batch, or who has taken the step at which somebody failed."""
-        threshold = self.settings.threshold or least_threshold(len(members))
+        threshold = self.settings.threshold or len(members) - 1
         threshold = min(max(threshold, least_threshold(len(members))), len(members))
         batch = Batch(self.run, secrets.token_hex(8), members, threshold, ahead, {})
         asked = {"members": [*members], "threshold": threshold, "count": ahead}

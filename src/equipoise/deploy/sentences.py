@@ -16,7 +16,15 @@ WORDS = {
     "broken": "sent a reply that was left out",
     "absent": "was not there",
 }
-WHOLE = ("stranger", "double", "false name", "outsider", "heavy")  # their reason is a sentence, with the site in it
+WHOLE = (
+    "stranger",
+    "double",
+    "false name",
+    "outsider",
+    "left out",
+    "log went back",
+    "heavy",
+)  # their reason is a sentence, with the site in it
 
 
 def of(events: Sequence[Event]) -> Iterator[str]:

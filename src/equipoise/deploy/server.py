@@ -15,6 +15,7 @@ from equipoise.deploy.reach_agreement import (
     reach_agreement,
     resend_agreement,
     start_from_first_module,
+    told_baselines,
 )
 from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.site import settings
@@ -36,20 +37,30 @@ def main(grid: Grid, context: Context) -> None:
     """Flower's ServerApp: the settings and the folder to write stand in the run's configuration."""
     config, out = settings(context.run_config), context.run_config.get("out")
     require(isinstance(out, str) and out, "this run has no folder to write; start it with `equipoise flower server`")
-    serve_run(config, Path(str(out)), grid, stock=bool(context.run_config.get("stock")))
+    without = tuple(filter(None, str(context.run_config.get("without", "")).split(",")))
+    serve_run(config, Path(str(out)), grid, stock=bool(context.run_config.get("stock")), without=without)
 
 
-def serve_run(config: Config, folder: Path, grid: Grid, *, stock: bool = False) -> None:
+def serve_run(config: Config, folder: Path, grid: Grid, *, stock: bool = False, without: tuple[str, ...] = ()) -> None:
     """`run_federation`, with a line for every evaluation and for all that happened."""
-    done = run_federation(config, folder, grid, watch=sentences.say, stock=stock)
+    done = run_federation(config, folder, grid, watch=sentences.say, stock=stock, without=without)
     for event in done.outcome.events if done.outcome else ():
         print(event, flush=True)
 
 
 def run_federation(
-    config: Config, folder: Path, grid: Grid, *, watch: Watch | None = None, stock: bool = False
+    config: Config,
+    folder: Path,
+    grid: Grid,
+    *,
+    watch: Watch | None = None,
+    stock: bool = False,
+    without: tuple[str, ...] = (),
 ) -> records.Run:
-    """Runs `config` over the nodes of `grid` into `folder`; resumes where an earlier run of the same was stopped."""
+    """Runs `config` over the nodes of `grid` into `folder`; resumes where an earlier run of the same was stopped.
+
+    Sites `without` which it is resumed are asked nothing any longer.
+    """
     agreement.check(config)
     begin_or_go_on(config, folder)
     of = not_none(config.federation)
@@ -59,7 +70,7 @@ def run_federation(
     try:
         with folders.resuming(folder, wait=of.exchange), precision(config):
             known = _known(folder)
-            federation = gather_sites(config, known or _known(folder / records.STAGE_1), grid, status, stock)
+            federation = gather_sites(config, known or _known(folder / records.STAGE_1), grid, status, stock, without)
             status.observe({"kind": "state", "state": "agreeing on how tables are read"})
             if known is not None:
                 agreed = resend_agreement(folder, federation, known)
@@ -104,17 +115,22 @@ def train_as_agreed(
 ) -> None:
     """One training and its run folder, from the agreement to the result."""
     write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
-    setup = agreement.setup(config, agreed)
+    baselines = told_baselines(config, folder, federation)
+    setup = agreement.setup(config, agreed, baselines=baselines)
     federation.observe({"kind": "state", "state": "compiling at every site"})
-    federation.ask("prepare", "train evaluate", everyone=False, warm=True)  # Flower's own nodes keep nothing
+    federation.ask(
+        "prepare", f"{agreed.run} train evaluate", everyone=False, warm=True
+    )  # Flower's own nodes keep nothing
     setup = with_start(config, folder, setup, federation, agreed)
     revealed = disclosures(config, setup)
     print("\n".join(f"what the server learns: {sentence}" for sentence in revealed), flush=True)
-    about = federation_record(setup.problem, setup.algorithm, (*setup.notes, *revealed))
+    about = federation_record(setup.problem, setup.algorithm, (*setup.notes, *revealed), baselines)
     records.write_record(folder / records.ENVIRONMENT, environment_record(config, {}, git_commit()))
     records.write_record(folder / records.FEDERATION, about)
     writer = FederatedRun(config, folder, setup, federation, watch)
-    outcome = writer.own_models(writer.train(agreed.run))
+    outcome = writer.train(agreed.run)
+    writer.own_parts(outcome)
+    outcome = writer.own_models(outcome)
     more = (sentences.framing(outcome.ledger.traffic), *writer.averages())
     about = about.model_copy(update={"notes": (*about.notes, *more)})
     records.write_record(folder / records.FEDERATION, about)
@@ -126,7 +142,7 @@ def with_start(config: Config, folder: Path, setup: Setup, federation: Connected
     module = agreed.module is not None and agreed.network is None
     if not module or (folder / records.CHECKPOINT).is_file():
         return setup
-    return start_from_first_module(config, setup, federation)
+    return start_from_first_module(config, setup, federation, agreed.run)
 
 
 def begin_or_go_on(config: Config, folder: Path) -> None:

@@ -27,7 +27,7 @@ from pydantic import Field
 
 from equipoise._jax import keep_programs
 from equipoise.data import silos
-from equipoise.data.shards import Shards, stack
+from equipoise.data.shards import OwnerRows, Shards, stack
 from equipoise.data.silos import Site
 from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy import agreement
@@ -35,18 +35,30 @@ from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.apps import site_name
 from equipoise.deploy.client import Participant
 from equipoise.deploy.oversight import overseen
-from equipoise.deploy.rows_site import kept_features, planned, rows_site
+from equipoise.deploy.owner import (
+    Counts,
+    check_rows,
+    counts_of,
+    options_of,
+    overseen_jobs,
+    table_digest,
+    told_statistics,
+    visible,
+    with_kept_split,
+)
+from equipoise.deploy.rows_site import kept_features, planned, read_agreement, rows_site
 from equipoise.deploy.secure import SecureSite
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import feature_maker
-from equipoise.experiment.personal import OwnerRows
-from equipoise.experiment.problems import precision
+from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.records import JsonRecord
 from equipoise.privacy import identity, policy
+from equipoise.privacy.policy import Policy
 from equipoise.privacy.site_masks import SiteMasks
 
-QUESTIONS = ("statistics", "agreement")
+QUESTIONS = ("statistics", "agreement", "baseline")
+OPEN = Policy(min_rows=1, min_count=1)  # of a table that is looked at where nothing leaves
 
 
 class SiteStatistics(JsonRecord):
@@ -65,21 +77,37 @@ def open_site(context: Context) -> Participant:
     folder = Path(str(_given(node, "folder", "a folder of its own")))
     if "compiled" in node:
         keep_programs(Path(str(node["compiled"])))
-    secure, guard = secure_site(config, name, node, folder), overseen(config, folder, policy_file(node, folder))
+    secure, file = secure_site(config, name, node, folder), policy_file(node, folder)
+
+    signer = identity.signer(Path(str(node["key"]))) if node.get("key") else None
+
+    def rules() -> Policy:
+        return policy.load(file)
+
     if config.model.name == "torch":
-        return _open_module_site(config, name, node, folder)._replace(secure=secure, guard=guard)
+        module = _open_module_site(config, name, node, folder)
+        jobs = overseen_jobs(module.jobs, config, name, rules, None)
+        return module._replace(jobs=jobs, secure=secure, guard=overseen(config, folder, file, no_counts, signer))
+    path = Path(str(node.get("data", "")))
 
     @cache
-    def rows_of_version(version: Any) -> Site:
-        return read(config, name, node)
+    def read_version(version: Any, columns: Any) -> tuple[Site, str]:
+        site = read(config, name, node, rules())
+        return site, table_digest(path if path.is_file() else None, site.frame)
+
+    def read_now() -> tuple[Site, str]:
+        """The table, read once, and again when the file has changed."""
+        version = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
+        return read_version(version, rules().columns)
 
     def current_rows() -> Site:
-        """The rows, read once, and again when the file has changed."""
-        path = Path(str(node.get("data", "")))
-        return rows_of_version((path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None)
+        site, table = read_now()
+        return with_kept_split(site, config, folder, rules(), table)
 
     def rows(agreed: Agreement) -> OwnerRows:
-        train, test = current_rows().encode(Encoding.from_json(agreed.encoding))
+        least = options_of(config, rules()).min_count
+        train, test = current_rows().encode(Encoding.from_json(agreed.encoding), least)
+        check_rows(rules(), config, name, train=len(train[1]))
         return OwnerRows(_shard(*train), _shard(*(test or train)))
 
     def features(agreed: Agreement) -> OwnerRows:
@@ -96,14 +124,25 @@ def open_site(context: Context) -> Participant:
         return planned(config.toml(), agreed.model_dump_json())
 
     def statistics(_: str) -> str:
-        mine = current_rows()
-        found, test = mine.statistics(config.data.silo_options).to_json(), int(mine.held_out.sum())
-        answer = SiteStatistics(statistics=found, train=len(mine.held_out) - test, test=test, counted=mine.counted)
+        site, now = current_rows(), rules()
+        counts = counts_of(site)
+        check_rows(now, config, name, train=counts.train)
+        found = told_statistics(site, config, folder, now)
+        answer = SiteStatistics(statistics=found, train=counts.train, test=counts.test, counted=site.counted)
         return answer.model_dump_json()
 
-    jobs, accept_agreement = rows_site(config, name, folder, rows, features, setup)
-    answers = {"statistics": statistics, "agreement": accept_agreement}
-    return Participant(name, folder, jobs, answers, lambda: precision(config), secure, guard)
+    def trained() -> Problem:
+        return setup(read_agreement(folder, name)).problem
+
+    jobs, accept_agreement, baseline = rows_site(config, name, folder, rows, features, setup)
+    answers = {"statistics": statistics, "agreement": accept_agreement, "baseline": baseline}
+    guard = overseen(config, folder, file, lambda: counts_of(read_now()[0]), signer)
+    overseen_parts = overseen_jobs(jobs, config, name, rules, trained)
+    return Participant(name, folder, overseen_parts, answers, lambda: precision(config), secure, guard)
+
+
+def no_counts() -> Counts:
+    raise InputError("the rows of this run are PyTorch's")
 
 
 def policy_file(node: Mapping[str, Any], folder: Path) -> Path:
@@ -116,10 +155,12 @@ def secure_site(config: Config, name: str, node: Mapping[str, Any], folder: Path
         return None
     key, roster = (Path(str(_given(node, word, "keys: masked sums need authentication"))) for word in ("key", "roster"))
 
-    def least() -> int:
-        return policy.load(policy_file(node, folder)).least_cohort
+    def rules() -> Policy:
+        return policy.load(policy_file(node, folder))
 
-    return SecureSite(SiteMasks(identity.load(name, key, roster), folder, least), config.federation.secure_bound)
+    known = identity.load(name, key, roster)
+    own = SiteMasks(known, folder, lambda: rules().least_cohort, lambda: rules().limits)
+    return SecureSite(own, config.federation.secure_bound)
 
 
 def _open_module_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> Participant:
@@ -139,12 +180,14 @@ def settings(run_config: Mapping[str, Any]) -> Config:
     return agreement.settings(str(text))
 
 
-def read(config: Config, name: str, node: Mapping[str, Any]) -> Site:
-    options = config.data.silo_options
+def read(config: Config, name: str, node: Mapping[str, Any], rules: Policy = OPEN) -> Site:
+    """The site's table, split as the run asks."""
+    options = options_of(config, rules)
     split: dict[str, Any] = {"name": name, "test": config.data.test, "seed": config.run.seed}
     if "loader" not in node:
         path = str(_given(node, "data", "its file, or loader='module:function'"))
-        return silos.open_site(path, options, separator=config.data.separator, **split)
+        frame = visible(silos.scan(Path(path), label=options.label, separator=config.data.separator), config, rules)
+        return silos.site_of(frame, options, file=f"{name} ({Path(path).name})", **split)
     where = str(node["loader"])
     found = own_function(where, str(node.get("path", "")))()
     if isinstance(found, pl.DataFrame | pl.LazyFrame):
@@ -153,7 +196,7 @@ def read(config: Config, name: str, node: Mapping[str, Any]) -> Site:
         require(isinstance(found, tuple) and len(found) == 2, f"{where} gives neither (inputs, labels) nor a table")
         inputs, labels = map(np.asarray, found)
         frame = silos.frame_of(inputs, labels, config.data.label, file=name)
-    return silos.site_of(frame, options, file=f"{name} ({where})", **split)
+    return silos.site_of(visible(frame, config, rules), options, file=f"{name} ({where})", **split)
 
 
 def own_function(where: str, path: str) -> Callable[..., Any]:

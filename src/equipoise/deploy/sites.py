@@ -12,12 +12,16 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from equipoise.deploy.events import Event, What
-from equipoise.deploy.network.envelope import plain, read_abilities, read_text, text
+from equipoise.deploy.network.envelope import plain, read_abilities, read_receipt, read_text, text
 from equipoise.deploy.network.transport import batches, transport
 from equipoise.deploy.network.wire import content_bytes
 from equipoise.errors import EquipoiseError, not_none, require
+from equipoise.privacy.audit import Receipt
 
 log = logging.getLogger("equipoise.flower")
+TOGETHER = 100  # messages that a site may be working on at a time, at most
+SMALL = 1 << 16  # bytes of a reply besides its arrays
+ANSWER = 32 << 20  # bytes of the answer to a question, at most
 HOLD = 20.0  # seconds that one pull may wait
 Limit = Callable[[int], float]  # after so many answers, the seconds since the start at which waiting ends
 
@@ -58,8 +62,10 @@ class ConnectedSites:
         self.sites = tuple(sites or ())
         self.anyone = sites is None  # while it is not decided yet who takes part
         self.nodes: dict[str, int] = {}  # site -> node
+        self.without: frozenset[str] = frozenset()  # sites of the run that its operator leaves out
         self.agreement = ""  # what all were told before the first round; who has lost it is told again
         self.refused: dict[str, int] = {}  # what the SuperLink refused at its port so far, how often
+        self.receipts: dict[str, Receipt] = {}  # site -> where its own log stood with its last reply
         self.inline: set[int] = set()  # nodes that take messages with the content inside
         self.events: list[Event] = []
         self._last_event: dict[str, int] = {}  # site -> its last event, by its place among them
@@ -173,6 +179,10 @@ class ConnectedSites:
         if not self.anyone and name not in self.sites:
             why = f"'{name}' is not one of this run's sites ({', '.join(self.sites)}); it can join the next run"
             return self._turn_away(name, node, "stranger", why)
+        if name in self.without:
+            self._turned_away.add(node)
+            self._push([self._question("notice", f"'{name}' is left out of this run by its operator", node, 60.0)])
+            return None
         if name in self.nodes and self._alive(self.nodes[name]):
             why = f"there is another node called '{name}'; stop one of them, or rename it"
             return self._turn_away(name, node, "double", why)
@@ -243,11 +253,12 @@ class ConnectedSites:
         waited for any longer.
         """
         pending: dict[str, Any] = {}
+        to: dict[str, int] = {}  # message -> node
         for batch in batches(messages, lambda item: content_bytes(item[1])):
-            ids = self._push([message for _, message in batch])
-            for (of, _), number in zip(batch, ids, strict=True):
+            ids = self._push([message for _, message in batch], 2 * reply_bytes + SMALL if reply_bytes else ANSWER)
+            for (of, message), number in zip(batch, ids, strict=True):
                 if number:
-                    pending[number] = of
+                    pending[number], to[number] = of, message.metadata.dst_node_id
                 else:
                     yield of, Delivery(None, None, "network", "the message could not be sent")
         start, asked = time.monotonic(), len(pending)
@@ -263,6 +274,7 @@ class ConnectedSites:
                 number = reply.metadata.reply_to_message_id
                 if number in pending:
                     found = True
+                    self._keep_receipt(to[number], reply)
                     in_time = time.monotonic() - start < 0.9 * seconds  # Flower's clock is another one
                     yield pending.pop(number), opened(reply, lost if in_time else late)
             for number, of in list(pending.items()) if hopeless else ():
@@ -276,6 +288,19 @@ class ConnectedSites:
             if pending and not found and now - began < self.patience.poll:
                 time.sleep(self.patience.poll)
 
+    def _keep_receipt(self, node: int, reply: Message) -> None:
+        """Of two replies that are under way at the same time, the later line may come first."""
+        now = read_receipt(reply.content) if reply.has_content() else None
+        site = next((name for name, known in self.nodes.items() if known == node), None)
+        if now is None or site is None:
+            return
+        with self._lock:
+            before = self.receipts.get(site, now)
+            self.receipts[site] = now if now.number < before.number - TOGETHER else max(before, now)
+        if now.number < before.number - TOGETHER:
+            why = f"the log of '{site}' has gone back to an earlier line than it told before: lines were deleted there"
+            self.note(site, "log went back", why)
+
     def ask(self, question: str, value: str = "", *, everyone: bool = True, warm: bool = False) -> dict[str, str]:
         """What every site answers to a question that is not an exchange (`Participant.answers`).
 
@@ -283,10 +308,11 @@ class ConnectedSites:
         are asked.
         """
         require(question.isidentifier(), f"'{question}' cannot be asked; give a name like 'statistics'")
-        self.find(self.sites)
+        self.find([site for site in self.sites if site not in self.without])
         self.agreement = value if question == "agreement" else self.agreement
         self.where = (self.where[0], question)
-        asked_for = [s for s in self.sites if not warm or self.nodes.get(s) in self.inline]
+        there = [s for s in self.sites if s not in self.without]
+        asked_for = [s for s in there if not warm or self.nodes.get(s) in self.inline]
         found = [site for site in asked_for if site in self.nodes]
         wait = self.patience.question
         asked = [(s, self._question(question, value, self.nodes[s], wait)) for s in found]
@@ -313,13 +339,13 @@ class ConnectedSites:
     def _question(question: str, value: str, node: int, ttl: float) -> Message:
         return Message(text("question", value), node, f"query.{question}", ttl=max(ttl, 1.0))
 
-    def _push(self, messages: list[Message]) -> list[str | None]:
+    def _push(self, messages: list[Message], largest: int = SMALL) -> list[str | None]:
         if not messages:
             return []
         try:
             able = self.inline | self.transport.stay()
             inside = [message.metadata.dst_node_id in able for message in messages]
-            ids = self.transport.push(messages, inside)
+            ids = self.transport.push(messages, inside, largest)
         except Exception as error:
             self.note("", "network", f"messages could not be sent ({type(error).__name__}: {error})")
             ids = []
@@ -371,18 +397,28 @@ def gather(
     patience: Patience | None = None,
     observe: Callable[[dict[str, Any]], None] | None = None,
     stock: bool = False,
+    without: Sequence[str] = (),
 ) -> ConnectedSites:
     """Waits for the sites of a run: those named, or else the first n, which are numbered by name.
 
     Sites that are named and do not come in time are absent until they do; without names all n have to come. `observe`
-    sees every event and every exchange as it happens; `stock`: messages go Flower's own way only.
+    sees every event and every exchange as it happens; `stock`: messages go Flower's own way only. Sites `without` which
+    a run is resumed keep their places and are asked nothing.
     """
     patience = patience or Patience()
     require((n is None) != (sites is None), "give the sites' names, or their number n")
     require(sites is None or len(set(sites)) == len(sites) > 0, f"the sites {sites} are not distinct; name each once")
-    wanted = not_none(n) if sites is None else len(sites)
+    strange = [name for name in without if sites is None or name not in sites]
+    require(
+        not strange,
+        f"{', '.join(strange)} cannot be left out; give the names of sites that the run has: {', '.join(sites or ())}",
+    )
+    wanted = not_none(n) if sites is None else len(sites) - len({*without})
     federation, end = ConnectedSites(grid, sites, patience, stock=stock), time.monotonic() + patience.gather
     federation.observe = observe or federation.observe
+    federation.without = frozenset(without)
+    for site in sorted(federation.without):
+        federation.note(site, "left out", f"'{site}' is left out of this run by its operator")
     federation.look()
     while len(federation.nodes) < wanted and time.monotonic() < end:
         time.sleep(patience.poll)
@@ -397,7 +433,7 @@ def gather(
         )
         federation.sites, federation.anyone = tuple(names), False
     for site in federation.sites:
-        if site not in federation.nodes:
+        if site not in federation.nodes and site not in federation.without:
             why = f"'{site}' did not come within {patience.gather:g} s; the run starts without it"
             federation.warn(site, "absent", why)
     return federation

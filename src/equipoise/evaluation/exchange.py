@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 
 from equipoise._jax import compiled, once
 from equipoise.cohorts import Sample, check_distinct, everyone
-from equipoise.data.shards import client_shapes
+from equipoise.data.shards import OwnerRows, client_shapes
 from equipoise.engines.client_data import PreparedData, SpreadData, as_given, by_client, padding
 from equipoise.engines.kernel import exchange_once
 from equipoise.engines.layout import Layout, lay_out
@@ -36,7 +36,7 @@ from equipoise.protocol import (
     as_key,
     exchange_keys,
 )
-from equipoise.tasks import Task
+from equipoise.tasks import Own, Task
 
 Scores = dict[str, Any]  # name -> an array with an entry per client
 AT_ONCE = 1 << 24  # bytes of shards that are scored side by side
@@ -74,6 +74,7 @@ def evaluation(
     """
     n = check_distinct(sample, "an evaluation hears of each client once")
     loss, predict = (task.loss, task.predict) if isinstance(task, Task) else (None, task)
+    own = own_of(task)
     require(predict is not None or not scores, "this task makes no predictions; give scores={}")
     require(draws >= 0, f"draws is {draws}; give zero or more")
     squared = [name for name, score in scores.items() if score is rmse]  # accuracies are their own squares
@@ -89,10 +90,14 @@ def evaluation(
         return server.models[server.at]
 
     def score_model(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
-        own = {} if loss is None else {"loss": loss(x, data).astype(x.dtype)}
+        part: Any = None if own is None else own.fit(x, data.train)
+        data = data if own is None else data.test
+        told = {}
+        if loss is not None:
+            told["loss"] = (loss(x, data) if own is None else own.loss(x, part, data)).astype(x.dtype)
         if predict is None or not scores:
-            return None, Reply(each=(data.sizes, own, ({}, {}), ({}, {}), ({}, {})))
-        outputs, labels = predict(x, data.inputs), data.labels
+            return None, Reply(each=(data.sizes, told, ({}, {}), ({}, {}), ({}, {})))
+        outputs, labels = predict(x, data.inputs) if own is None else own.outputs(x, part, data.inputs), data.labels
         real = jnp.arange(labels.shape[0], dtype=data.sizes.dtype) < data.sizes
 
         def scored(outputs: Array, labels: Array) -> Scores:
@@ -107,10 +112,10 @@ def evaluation(
 
         again = jax.lax.map(resampled, jax.random.split(key, draws)) if draws else {}
         moments = {name: squares(OF_ROWS[name]).astype(x.dtype) for name in squared}
-        return None, Reply(each=(data.sizes, own, _marked(scored(outputs, labels)), _marked(again), _marked(moments)))
+        return None, Reply(each=(data.sizes, told, _marked(scored(outputs, labels)), _marked(again), _marked(moments)))
 
     def listen(server: Server, replies: Replies) -> Server:
-        sizes, own, *heard = replies.each
+        sizes, told, *heard = replies.each
 
         def filled(rows: Array, known: Array | bool = True) -> Array:
             blank = jnp.full((n, *rows.shape[1:]), jnp.nan, rows.dtype)
@@ -118,7 +123,7 @@ def evaluation(
 
         found, again, squares = (jax.tree.map(filled, values, known) for values, known in heard)
         sizes = replies.cohort.put(jnp.zeros(n, sizes.dtype), sizes)
-        return server._replace(heard=PerClient(sizes, jax.tree.map(filled, own) | found, again, squares))
+        return server._replace(heard=PerClient(sizes, jax.tree.map(filled, told) | found, again, squares))
 
     def init(x: Vector) -> Server:
         def nothing(*shape: int) -> Array:
@@ -164,7 +169,8 @@ def evaluate(
     Args:
         task: what was trained; or a function (x, inputs) -> outputs, which has no loss.
         x: a model; or a path [r, d] of them, such as the history of `record=algorithm.model`.
-        data: the clients' test examples, Shards or Pool.
+        data: the clients' test examples, Shards or Pool; of a task where owners have parts of their own, `OwnerRows`,
+            to the first of which these are fitted.
         scores: name -> function of (outputs, labels, which rows are real). None: accuracy for classes, AUROC too
             for two of them, RMSE and R2 for numbers.
         draws: how many times each client also scores rows resampled from its own, for intervals of scores that are
@@ -182,7 +188,7 @@ def evaluate(
     shard = client_shapes(data)
     check_fit(task, shard)
     if scores is None:
-        scores = suited(task.predict if isinstance(task, Task) else task, path[0], shard)
+        scores = suited(task.predict if isinstance(task, Task) else task, path[0], scored_rows(task, shard))
     clients_per_batch = clients_per_batch or _side_by_side(shard)
     maker = _maker(task, data.n, tuple(scores.items()), draws)
     table = simulate(
@@ -212,7 +218,7 @@ def evaluator(
     check_fit(task, shard)
     x = jax.eval_shape(task.init, jax.random.key(0))
     if scores is None:
-        scores = suited(task.predict, x, shard)
+        scores = suited(task.predict, x, scored_rows(task, shard))
     layout = lay_out(shard, data.n, None, clients_per_batch or _side_by_side(shard), padding=padding(data))
     judged = in_precision(None, _judged(task, data.n, tuple(scores.items()), draws, layout))
     if layout.spread:
@@ -253,7 +259,21 @@ def _side_by_side(shard: Data) -> int:
 def check_fit(task: Task | Predict, shard: Data) -> None:
     """The task's own sentence where it and the data do not fit."""
     if isinstance(task, Task):
-        jax.eval_shape(task.prepare, shard)
+        jax.eval_shape(task.prepare, scored_rows(task, shard))
+
+
+def own_of(task: Task | Predict) -> Own | None:
+    return task.own if isinstance(task, Task) else None
+
+
+def scored_rows(task: Task | Predict, data: Any) -> Any:
+    """Of what is evaluated, the rows that models are scored on."""
+    require(
+        own_of(task) is None or isinstance(data, OwnerRows),
+        "owners have parts of the model of their own, which are fitted to training rows; give "
+        "data.OwnerRows(train, test)",
+    )
+    return data if own_of(task) is None else data.test
 
 
 def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, " rows"] | None:
@@ -261,20 +281,23 @@ def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, "
 
     It stays with whoever has the rows: two models that were scored on the same ones can be compared row by row.
     """
-    predict, numbers = task.predict, OF_ROWS.get(score)
-    if predict is None or numbers is None:
+    numbers = OF_ROWS.get(score)
+    if task.predict is None or numbers is None:
         return None
 
-    found = np.asarray(_every_row(predict, numbers)(x, data))
-    return found[np.arange(found.shape[1]) < np.asarray(data.sizes)[:, None]]
+    found = np.asarray(_every_row(task.own or task.predict, numbers)(x, data))
+    return found[np.arange(found.shape[1]) < np.asarray(scored_rows(task, data).sizes)[:, None]]
 
 
 @once
-def _every_row(predict: Predict, numbers: Callable[[Array, Array], Array]) -> Callable:
+def _every_row(predict: Predict | Own, numbers: Callable[[Array, Array], Array]) -> Callable:
     def every(x: Vector, data: Any) -> Array:
         def one(i: Array) -> Array:
             shard = data.client(i)
-            return numbers(predict(x, shard.inputs), shard.labels)
+            if not isinstance(predict, Own):
+                return numbers(predict(x, shard.inputs), shard.labels)
+            part = predict.fit(x, shard.train)
+            return numbers(predict.outputs(x, part, shard.test.inputs), shard.test.labels)
 
         return jax.lax.map(one, jnp.arange(data.n, dtype=jnp.int32))
 

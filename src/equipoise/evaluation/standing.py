@@ -17,7 +17,7 @@ from equipoise.evaluation.rules import SHARE, higher_is_better, main_score
 
 RESAMPLED = 20  # rows: fewer, drawn again, may all be alike where further ones are not
 UNDEFINED = 0.005  # share of draws without the score: from there on it hangs on a few rows
-BEYOND = 10  # times a client's score: a bound so far off says nothing
+BEYOND = 10  # times a loss or an error: a bound so far off says nothing
 BETWEEN_ZERO_AND_ONE = ("auroc",)  # resampled scores that lie between zero and one
 
 
@@ -70,6 +70,7 @@ def standing(
         if score in table.squares:
             silent = (rows < LEAST_ROWS) | (high > BEYOND * np.abs(values))
             low[silent], high[silent] = np.nan, np.nan
+            mean, worst = (UNKNOWN if b.high > BEYOND * b.estimate else b for b in (mean, worst))
     left_out = tuple(int(i) for i in np.flatnonzero(~np.isfinite(values)))
     return Standing(score, summary, low, high, mean, worst, left_out)
 

@@ -26,14 +26,13 @@ from equipoise.evaluation import PerClient, standing
 from equipoise.evaluation.predictions import OF_ROWS
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
+from equipoise.experiment.fits import least_loss
 from equipoise.experiment.optimizers import SCHEDULES, with_own_steps
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.results import floats, in_units
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.tasks import Task
 
-ITERATIONS = 100  # at most; most fits end earlier
-SMALL = 1e-4  # of the gradient at the start: what is left is beyond what the scored rows can tell
 Models = Float[Array, "n d"]  # one of every client
 
 
@@ -141,35 +140,16 @@ def _fits(task: Task) -> Callable[[Vector, Any], Models]:
 
 
 def fitted(task: Task, x: Vector, shard: Any) -> Vector:
-    """The least loss of one client, by L-BFGS."""
-    import optax
-
+    """The least loss of one client."""
     prepared = task.prepare(shard)
-    solver = optax.lbfgs()
-    value_and_grad = optax.value_and_grad_from_state(lambda u: task.loss(u, prepared))
-    enough = SMALL * jnp.linalg.norm(task.grad(x, prepared))
-
-    def step(carry: tuple) -> tuple:
-        u, state, t, _ = carry
-        value, grad = value_and_grad(u, state=state)
-        updates, state = solver.update(
-            grad, state, u, value=value, grad=grad, value_fn=lambda u: task.loss(u, prepared)
-        )
-        return u + updates, state, t + 1, jnp.linalg.norm(grad)
-
-    def goes_on(carry: tuple) -> Array:
-        _, _, t, slope = carry
-        return (t < ITERATIONS) & (slope > enough)
-
-    with jax.numpy_dtype_promotion("standard"):  # optax mixes integers of two sizes
-        start = (x, solver.init(x), jnp.int32(0), jnp.asarray(jnp.inf, x.dtype))
-        return jax.lax.while_loop(goes_on, step, start)[0]
+    return least_loss(lambda u: task.loss(u, prepared), x)
 
 
 def scored(problem: Problem, models: Models) -> tuple[PerClient, dict[str, np.ndarray]]:
     """As `evaluation.evaluate` and `evaluation.of_rows`, of each client's own model."""
     test = problem.train if problem.test is None else problem.test
-    scores, squares, rows = _scorer(problem.plain_task, tuple(problem.scores.items()))(models, test)
+    pairs = problem.with_rows(problem.train, test)
+    scores, squares, rows = _scorer(problem.plain_task, tuple(problem.scores.items()))(models, pairs)
     real = np.arange(test.client(0).labels.shape[0]) < np.asarray(test.sizes)[:, None]
     return PerClient(test.sizes, scores, {}, squares), {name: np.asarray(a)[real] for name, a in rows.items()}
 
@@ -180,11 +160,14 @@ def _scorer(task: Task, scores: tuple) -> Callable:
 
     def score(models: Models, test: Any) -> tuple[Found, Found, Found]:
         def one(i: Array) -> tuple[Found, Found, Found]:
-            model, rows = models[i], test.client(i)
-            found = {"loss": task.loss(model, rows)}
+            model, rows, own = models[i], test.client(i), task.own
+            part: Any = None if own is None else own.fit(model, rows.train)
+            rows = rows if own is None else rows.test
+            found = {"loss": task.loss(model, rows) if own is None else own.loss(model, part, rows)}
             if task.predict is None:
                 return found, {}, {}
-            outputs, labels = task.predict(model, rows.inputs), rows.labels
+            outputs = task.predict(model, rows.inputs) if own is None else own.outputs(model, part, rows.inputs)
+            labels = rows.labels
             real = jnp.arange(labels.shape[0], dtype=rows.sizes.dtype) < rows.sizes
             found |= {name: of(outputs, labels, real) for name, of in scores}
             each = {name: OF_ROWS[name](outputs, labels) for name in found if name in OF_ROWS}

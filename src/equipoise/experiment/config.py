@@ -128,6 +128,9 @@ class ModelSettings(Section):
         description="linear: trained where it is well conditioned, by one exchange of sums; full, none, how many "
         "directions, or auto",
     )
+    own: Literal["none", "intercept"] | tuple[str, ...] = Field(
+        "none", description="what owners keep for themselves: intercept, or columns whose slopes are theirs too; none"
+    )
     batch: int | None = Field(None, ge=1, description="examples of a local step; default: all")
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
     options: dict[str, Any] = Field({}, description="other arguments of the model's function, such as width = 16")
@@ -222,6 +225,9 @@ class FederationSettings(Section):
     least: int = Field(1, ge=0, description="sites that have to answer in every exchange, or the round is repeated")
     tries: int = Field(3, ge=1, description="times that a round is tried; then the run stops, to be resumed")
     heavy: float = Field(0.8, gt=0, le=1, description="share of the weight from which on a site is named in a warning")
+    bound: Annotated[float, Field(ge=10)] | Literal["none"] = Field(
+        100.0, description="a reply so many times longer than its site's and the others' ever were is left out; or none"
+    )
     cap: float | None = Field(None, gt=0, le=1, description="most weight that a site can have")
     compress: Literal["float32", "bfloat16"] | None = Field(
         None, description="gradients go up as differences of this type; the limit stays the same"
@@ -240,9 +246,11 @@ class FederationSettings(Section):
     )
     secure: bool = Field(False, description="totals are masked: the server learns sums over sites, see docs/privacy.md")
     secure_bound: float = Field(2.0**20, gt=0, le=1e15, description="no site sends a larger number in a masked total")
-    threshold: int | None = Field(
-        None, ge=2, description="sites that open a masked sum together; default: more than half of them"
-    )
+    threshold: int | None = Field(None, ge=2, description="sites that open a masked sum together; default: all but one")
+
+    @property
+    def believed(self) -> float | None:
+        return None if self.bound == "none" else self.bound
 
 
 class PrivacySettings(Section):
@@ -284,6 +292,7 @@ WORDS = {
     "its step size",
     "server_optimizer": "of the server, on what a round would change: { name = .., learning_rate = .. } of optax",
     "schedule": "how local_lr falls to zero over the rounds: linear or cosine",
+    "of": "losses; or gains: losses less that of each owner's own model on rows that it has not seen",
     "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; tuned: measured (linear models)",
 }
 AUTO_WORDS = {"mu": "auto: the model's l2"}
@@ -334,6 +343,7 @@ def objective_section(name: str) -> type[Section]:
     record = objectives.named(name)
     fields: dict[str, Any] = {"name": (Literal[name], Field(name))}
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
+    fields["of"] = (Literal["losses", "gains"], Field("losses", description=WORDS["of"]))
     return create_model(f"objective.{name}", __base__=Section, **fields)
 
 

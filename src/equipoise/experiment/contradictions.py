@@ -38,6 +38,12 @@ def contradictions(config: "Config") -> Iterator[str]:
         )
     if of is not None:
         yield from _of_federation(config, of)
+    if config.model.own != "none":
+        yield from _of_own(config)
+    if config.objective.of == "gains" and (config.model.name == "torch" or config.data.name == "quadratics"):
+        yield "objective.of is 'gains', which needs rows that JAX can fit an own model to; give 'losses'"
+    if config.objective.of == "gains" and config.privacy is not None:
+        yield "objective.of is 'gains': every owner tells a loss of its rows, which no noise covers; give 'losses'"
     if config.convexify is not None:
         yield from _of_convexify(config, config.convexify)
     if config.run.patience is not None and not config.run.keep_best:
@@ -59,6 +65,15 @@ def contradictions(config: "Config") -> Iterator[str]:
     n = config.partition.clients
     if not divided and algorithm.cohort is not None and algorithm.cohort > n:
         yield f"algorithm.cohort is {algorithm.cohort} of {n} clients; give at most {n}"
+
+
+def _of_own(config: "Config") -> Iterator[str]:
+    if config.model.name == "torch" or config.data.name == "quadratics":
+        yield "model.own is for models that JAX trains on rows; leave it out with PyTorch modules and quadratics"
+    if config.privacy is not None:
+        yield "[privacy] counts releases of single rows' losses, and an own part joins them; give model.own = 'none'"
+    if not isinstance(config.model.own, str) and config.convexify is not None:
+        yield "model.own names columns, of which [convexify] makes features; give 'intercept'"
 
 
 def _of_federation(config: "Config", of: "FederationSettings") -> Iterator[str]:

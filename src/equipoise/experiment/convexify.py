@@ -28,7 +28,7 @@ from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.experiment.problems import Network, Problem, Sent, cached
+from equipoise.experiment.problems import Network, Problem, Sent, cached, with_own_parts
 from equipoise.models.convexified import saved
 from equipoise.models.gradient_features import GradientFeatures, gradient_features, rows_at_once, scaling
 from equipoise.models.model import Model, Params
@@ -127,13 +127,14 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
     settings = config.convexify
     assert settings is not None
     network, (theta, how, sent) = problem.model, trained
-    task = tasks.linearised(theta, network.apply, models.LOSSES[problem.loss], l2=settings.l2, batch=settings.batch)
+    options: dict[str, Any] = {"l2": settings.l2, "batch": settings.batch, "bend": models.BENDS[problem.loss]}
+    task = tasks.linearised(theta, network.apply, models.LOSSES[problem.loss], **options)
     _, unravel = ravel_pytree(theta)
 
     def insert(x: Any) -> Params:
         return {"network": theta, "change": unravel(jnp.asarray(x))}
 
-    return replace(
+    convex = replace(
         problem,
         model=models.linearised(network),
         task=task,
@@ -149,6 +150,7 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
             _sent_since(sent, problem, numbers=task.size),
         ),
     )
+    return with_own_parts(config, convex)
 
 
 class FeatureSizes(NamedTuple):
@@ -216,7 +218,7 @@ def problem_on_features(
         f"the model is linear in {p:,} features of a {name} {how}: {full}{of}, standardised by one exchange of "
         "sums; what crossed for both is counted"
     )
-    return replace(
+    convex = replace(
         problem,
         train=train,
         test=test,
@@ -235,6 +237,7 @@ def problem_on_features(
             _sent_since(sent, problem, numbers=problem.x.size + 2 * p, sums=2 * p + 1),
         ),
     )
+    return with_own_parts(config, convex)
 
 
 def _sent_since(sent: Sent, problem: Problem, *, numbers: int, sums: int = 0) -> Sent:

@@ -25,14 +25,26 @@ from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem
 from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Vector, Wire, wire
-from equipoise.tasks import Task
+from equipoise.tasks import Task, WithBaseline, less_baseline
 from equipoise.tasks.metric import metric_of, numbers_of
 from equipoise.tasks.private import Draw, noisy_releases, normal, private_task
 from equipoise.tasks.task import least
 
 
-def build_dual(config: Config, n: int) -> Dual:
-    settings = config.objective.model_dump(exclude_none=True)
+def baselines_of(config: Config, problem: Problem) -> np.ndarray | None:
+    """What losses are compared with, [n]; None: with nothing. Of an average it would make no difference."""
+    gains = config.objective.of == "gains" and not objectives.named(config.objective.name).average
+    return problem.baselines if gains else None
+
+
+def build_dual(config: Config, problem: Problem) -> Dual:
+    """Of losses or of gains, as the settings say."""
+    psi, base = _dual_of_losses(config, problem.n), baselines_of(config, problem)
+    return psi if base is None else objectives.of_gains(psi, base)
+
+
+def _dual_of_losses(config: Config, n: int) -> Dual:
+    settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
     name, cap = settings.pop("name"), config.federation.cap if config.federation else None
     hashable = all(isinstance(value, Hashable) for value in settings.values())
     return (_dual if hashable else _dual.__wrapped__)(name, n, cap, **settings)
@@ -45,14 +57,38 @@ def _dual(name: str, n: int, cap: float | None, **settings: Any) -> Dual:
     return psi if cap is None else objectives.cap_weights(psi, cap)
 
 
-def dual_family(config: Config, n: int) -> tuple[Callable[..., Dual], dict[str, Any]]:
+def dual_family(config: Config, problem: Problem) -> tuple[Callable[..., Dual], dict[str, Any]]:
     """What makes the dual, and the numbers that it takes: operands of the programs that it is made in."""
-    settings = config.objective.model_dump(exclude_none=True)
+    maker, numbers = _losses_family(config, problem.n)
+    base = baselines_of(config, problem)
+    return (maker, numbers) if base is None else (_of_gains(maker), numbers | {"base": base})
+
+
+def _losses_family(config: Config, n: int) -> tuple[Callable[..., Dual], dict[str, Any]]:
+    settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
     name, number = settings.pop("name"), TRACED.get(config.objective.name)
     if number is None or config.federation is not None:
-        return _always(build_dual(config, n)), {}
+        return _always(_dual_of_losses(config, n)), {}
     value = settings.pop(number)
     return _dual_of(name, n, number, **settings), {number: value}
+
+
+@lru_cache(maxsize=64)
+def _of_gains(maker: Callable[..., Dual]) -> Callable[..., Dual]:
+    return lambda base, **given: objectives.of_gains(maker(**given), base)
+
+
+@lru_cache(maxsize=16)
+def _less_baseline(task: Task) -> Task:
+    return less_baseline(task)
+
+
+def training_rows(config: Config, problem: Problem, train: Any) -> Any:
+    """The rows that a method is given, with the owners' baselines where it looks at gains and they alone know them."""
+    base, train = baselines_of(config, problem), problem.in_metric(train)
+    if base is None or not algorithms.named(config.algorithm.name).weighs_itself:
+        return train
+    return WithBaseline(train, jnp.asarray(base, problem.x.dtype))
 
 
 @lru_cache(maxsize=64)
@@ -80,7 +116,10 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     cohort, coin = settings.pop("cohort", None), settings.pop("coin", None)
     own_steps = settings.pop("optimizer", None)
     server_steps, schedule = settings.pop("server_optimizer", None), settings.pop("schedule", None)
-    psi, notes = build_dual(config, problem.n), []
+    psi, notes = build_dual(config, problem), []
+    base = baselines_of(config, problem)
+    if base is not None and record.takes_dual:
+        notes.append(GAINS)
     sample = _sample(record, problem.n, cohort, coin)
     _check_until_gap(config, problem)
     alone = config.model_dump(exclude_none=True) | {"algorithm": {"cohort": cohort}}  # whatever is set of it
@@ -113,6 +152,8 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
             settings[key] = 1 / problem.smoothness
             notes.append(f"{key} was measured: 1/L = {settings[key]:.4g}")
     task = problem.trained_task
+    if base is not None and record.weighs_itself:  # nobody else knows its loss, or needs its baseline
+        task, psi, base = _less_baseline(task), _dual_of_losses(config, problem.n), None
     for key, given in (("optimizer", own_steps), ("schedule", schedule)):
         require(
             given is None or "local_lr" in settings,
@@ -127,7 +168,9 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     if record.minibatch_form is not None and config.batch is not None:
         notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
     if server_steps is None and schedule is None:
-        family = _family(config, problem, task, record, cohort, coin, measured or _with_tau(rule, settings), settings)
+        family = _family(
+            config, problem, task, record, cohort, coin, measured or _with_tau(rule, settings), settings, base
+        )
         if family is not None:
             algorithm = family.func(**family.keywords)
             _check_steps(own_steps, algorithm, problem)
@@ -201,6 +244,10 @@ def _with_tau(rule: Any, settings: Mapping[str, Any]) -> Any:
     return rule.model_copy(update={"tau": settings["steps"] * settings["local_lr"]})
 
 
+GAINS = (
+    "the objective is of gains: every loss less that of the owner's own model on rows that it has not seen, so that "
+    "nobody counts more for labels that are hard to predict"
+)
 QUADRATIC = ("squared", "squared_error")
 BOUNDED = (
     "every site's update is moved into the ball of those that an honest site could have sent: a site that lies about "
@@ -256,9 +303,10 @@ def _family(
     coin: float | None,
     rule: Any,
     settings: dict[str, Any],
+    base: np.ndarray | None,
 ) -> Partial | None:
     """One of the library's own methods, whose numbers are operands of its program; None: of others it is not known."""
-    objective = config.objective.model_dump(exclude_none=True)
+    objective = config.objective.model_dump(exclude_none=True, exclude={"of"})
     known = record.name in algorithms.ALGORITHMS and objective["name"] in objectives.DUALS
     fixed = {name: value for name, value in settings.items() if not isinstance(value, float)}
     hashable = all(isinstance(value, Hashable) for value in (*fixed.values(), *objective.values()))
@@ -275,6 +323,8 @@ def _family(
     name = objective.pop("name")
     if TRACED.get(name) in objective:
         numbers[f"objective.{TRACED[name]}"] = objective.pop(TRACED[name])
+    if base is not None and record.takes_dual:
+        numbers["gains.base"] = base
     frozen = tuple(objective.items()), tuple(fixed.items())
     told = None if problem.conditioning is None else problem.task
     if problem.conditioning is not None:
@@ -326,12 +376,13 @@ def _maker(
 
     def make(**numbers: Any) -> Algorithm:
         given: dict[str, dict[str, Any]] = {"algorithm": dict(of_method), "objective": dict(of_objective), "rule": {}}
-        given["metric"] = {}
+        given |= {"metric": {}, "gains": {}}
         for name, value in numbers.items():
             section, _, key = name.partition(".")
             given[section][key] = value
         traced = any(isinstance(value, jax.Array) for value in given["objective"].values())
         psi = (_dual.__wrapped__ if traced else _dual)(objective, n, None, **given["objective"])
+        psi = objectives.of_gains(psi, **given["gains"]) if given["gains"] else psi
         rule = None
         if given["rule"]:
             constant = given["rule"].keys() == RuleSettings.model_fields.keys()
@@ -363,7 +414,7 @@ def known_saddle(config: Config, problem: Problem) -> np.ndarray | None:
 
     Synthetic regression with the chi2, CVaR, agnostic or average objective, and quadratics with the average.
     """
-    if problem.envelope is not None:
+    if problem.envelope is not None or problem.task.own is not None or config.objective.of == "gains":
         return None
     if config.data.name == "quadratics" and config.objective.name == "average":
         return synthetic.quadratics_solution(problem.train)

@@ -25,32 +25,14 @@ from equipoise import artifact, evaluation, tensors
 from equipoise.algorithms import Split, fine_tuning
 from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.cohorts import everyone
-from equipoise.data.shards import Shards
+from equipoise.data.shards import OwnerRows, Shards
 from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, not_none, require
-from equipoise.experiment import records
+from equipoise.experiment import own_parts, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.results import floats, in_units
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
-
-
-class OwnerRows(NamedTuple):
-    """The rows to train on, and those to score models on; of all owners, or of one."""
-
-    train: Any
-    test: Any  # the same where none were held out
-
-    @property
-    def n(self) -> int:
-        return self.train.n
-
-    @property
-    def sizes(self) -> Array:
-        return self.train.sizes
-
-    def client(self, i: Any) -> "OwnerRows":
-        return OwnerRows(self.train.client(i), self.test.client(i))
 
 
 class Server(NamedTuple):
@@ -78,6 +60,10 @@ def own_models(config: Config, problem: Problem) -> Algorithm:
     def init(x: Vector) -> Server:
         return Server(x, inner.init(x), inner.init(x), jnp.full(n, jnp.nan, x.dtype))
 
+    def prepare(rows: OwnerRows) -> OwnerRows:
+        scored = problem.with_rows(rows.train, rows.test)
+        return OwnerRows(prepare_rows(rows.train), inner.prepare(scored))
+
     def make(message: ModelMessage, _: Vector, rows: OwnerRows, key: RandomKey) -> tuple[Vector, Reply]:
         v, pull = keep(message.x, rows.train, key)
         both = (judge.work(model, None, rows.test, key)[1].each for model in (message.x, v))
@@ -95,7 +81,7 @@ def own_models(config: Config, problem: Problem) -> Algorithm:
         name="own_models",
         n=n,
         size=plain.size,
-        prepare=lambda rows: rows._replace(train=prepare_rows(rows.train), test=inner.prepare(rows.test)),
+        prepare=prepare,
         init=init,
         init_client=lambda x: x,
         round=(Exchange("own", everyone(n).open, send_model, make, note, writes=True),),
@@ -177,22 +163,33 @@ def recorded(config: Config, problem: Problem, server: Server) -> records.Person
 
 def own_model(folder: Path, owner: str) -> artifact.Artifact:
     """An owner's model, of a run folder that has them."""
-    path = folder / records.OWN_MODELS
+    path, parts = folder / records.OWN_MODELS, own_parts.read(folder)
     require(
-        path.is_file(),
-        f"{folder} has no models of the owners' own: set [personal] for the run; over Flower they stay at the sites",
+        path.is_file() or parts is not None,
+        f"{folder} has no models of the owners' own: set model.own or [personal] for the run; over Flower they stay "
+        "at the sites",
     )
+    shared = artifact.load(folder / records.MODEL)
+    if parts is not None:
+        require(owner in parts, f"{folder} has no owner '{owner}'; it has {', '.join(map(str, list(parts)[:10]))}")
+        shared = shared.with_part(parts[owner])
+    if not path.is_file():
+        return shared
     try:
         arrays, about = tensors.read(path)
         owners, models = list(json.loads(about)["owners"]), arrays["models"]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}); it is damaged") from None
     require(owner in owners, f"{folder} has no owner '{owner}'; it has {', '.join(map(str, owners[:10]))}")
-    return artifact.load(folder / records.MODEL).with_parameters(models[owners.index(owner)])
+    return shared.with_parameters(models[owners.index(owner)])
 
 
-def write(folder: Path, problem: Problem, record: records.PersonalRecord, models: Any | None) -> None:
-    """The models first: whoever sees the record sees them too."""
+def write(
+    folder: Path, problem: Problem, record: records.PersonalRecord, models: Any | None, parts: Any | None = None
+) -> None:
+    """The models first: whoever sees the record sees them too. `parts` are the owners' own of their own models."""
+    if parts is not None:
+        own_parts.write(folder, problem, parts)
     if models is not None:
         vectors = np.stack([np.asarray(ravel_pytree(problem.artifact_params(v))[0]) for v in np.asarray(models)])
         tensors.write(folder / records.OWN_MODELS, {"models": vectors}, json.dumps({"owners": list(problem.names)}))

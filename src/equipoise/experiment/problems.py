@@ -22,12 +22,13 @@ from equipoise.data import partition, pool, silos
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue, synthetic
 from equipoise.data.pool import Pool
-from equipoise.data.shards import Shards, client_shapes
+from equipoise.data.shards import OwnerRows, Shards, client_shapes
 from equipoise.data.silos.encoding import Encoding, Feature, Target
 from equipoise.engines.simulator import products_in
-from equipoise.errors import InputError, not_none, require
+from equipoise.errors import InputError, nearest, not_none, require
 from equipoise.evaluation import MainScore, PerClient
 from equipoise.evaluation.predictions import Score
+from equipoise.experiment import baselines
 from equipoise.experiment.config import Config, DataSettings
 from equipoise.models import Model
 from equipoise.models.model import Params
@@ -93,6 +94,7 @@ class Problem:
     site_scores: Mapping[str, Score] = field(default_factory=dict)  # that sites of a federation have of their own
     counted: np.ndarray | None = None  # [n], with data.unit: as how many independent rows the scored ones count
     conditioning: Conditioning | None = None  # None: trained in x as it is
+    told: np.ndarray | None = None  # [n], baselines that sites have told, where the rows are elsewhere
     filled_up: Any | None = None  # `train` in the shape of a plan's other divisions: what is measured has one program
 
     @property
@@ -151,6 +153,22 @@ class Problem:
         return self.task if self.envelope is None else self.envelope.plain
 
     @cached_property
+    def baselines(self) -> np.ndarray:
+        """[n]: the loss of every owner's own model on rows that it has not seen."""
+        if self.told is not None:
+            return self.told
+        return baselines.own_losses(self.plain_task, self.convex, self.x, self.train)
+
+    @property
+    def own_inputs(self) -> tuple[int, ...]:
+        """Those whose slopes are the owners' own."""
+        return () if self.plain_task.own is None else self.plain_task.own.inputs
+
+    def with_rows(self, train: Any, scored: Any) -> Any:
+        """What models are scored on: rows, and where owners have parts of their own those to fit them to."""
+        return scored if self.plain_task.own is None else OwnerRows(train, scored)
+
+    @cached_property
     def constants(self) -> Callable[[int], tuple[steps.Constants, float]]:
         """What step sizes are made of, and the local one, by the local steps: measured once, whatever the objective."""
 
@@ -195,7 +213,10 @@ class Problem:
     def starting_from(self, model: Artifact) -> "Problem":
         """The same problem from another first model, of its own kind."""
         flat = ravel_pytree(model.params)[0] if self.network is None else self.network.extract(model.params)
-        return replace(self, x=jnp.asarray(flat[: self.x.size], self.x.dtype))
+        started = replace(self, x=jnp.asarray(flat[: self.x.size], self.x.dtype))
+        if "baselines" in vars(self):  # which do not depend on where a run starts
+            vars(started)["baselines"] = self.baselines
+        return started
 
 
 @dataclass(frozen=True, eq=False)
@@ -461,7 +482,8 @@ def problem_of(
     if settings.name != "linear" or line:
         convex = settings.name == "linear"  # every loss of models.LOSSES is convex in the outputs
         score = models.LOSSES[loss]
-        task = tasks.task_of(model.init, model.apply, score, name=settings.name, convex=convex, **options)
+        options |= {"convex": convex, "bend": models.BENDS[loss]}
+        task = tasks.task_of(model.init, model.apply, score, name=settings.name, **options)
         if line:  # (output - label)^2 has the curvature 2
             task = task._replace(linear=tasks.Linear(features, outputs, True, 2.0, l2, task.loss))
     elif loss == "cross_entropy":
@@ -471,7 +493,37 @@ def problem_of(
     else:
         task = cached(tasks.ridge)(features, settings.l2, settings.batch)
     x = task.init(jax.random.key(config.run.seed))
-    return Problem(what, names, train, test, classes, model, loss, encoding, task, l2, x, notes)
+    problem = Problem(what, names, train, test, classes, model, loss, encoding, task, l2, x, notes)
+    return with_own_parts(config, problem)
+
+
+def with_own_parts(config: Config, problem: Problem) -> Problem:
+    """The problem, where owners keep a part of the model for themselves if the settings say so."""
+    own = config.model.own
+    if own == "none":
+        return problem
+    return replace(problem, task=_with_part(problem.task, () if own == "intercept" else _columns(own, problem)))
+
+
+@lru_cache(maxsize=16)
+def _with_part(task: Task, inputs: tuple[int, ...]) -> Task:
+    return tasks.own_part(task, inputs)
+
+
+def _columns(names: tuple[str, ...], problem: Problem) -> tuple[int, ...]:
+    """The inputs that columns become."""
+    encoding = problem.encoding
+    require(
+        encoding is not None and encoding.features[0].kind != "array",
+        f"model.own names columns ({', '.join(names)}), and this data has none; give 'intercept'",
+    )
+    features = not_none(encoding).features
+    known = [feature.name for feature in features]
+    for name in names:
+        require(name in known, f"model.own names '{name}', which is not a column of the model{nearest(name, known)}")
+    ends = np.cumsum([len(feature.inputs) for feature in features])
+    ranges = {f.name: range(end - len(f.inputs), end) for f, end in zip(features, ends.tolist(), strict=True)}
+    return tuple(j for name in names for j in ranges[name])
 
 
 @cache

@@ -44,6 +44,7 @@ HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint
 AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
 STATUS, LOG = "status.json", "log.jsonl"
 PERSONAL, OWN_MODELS = "personal.json", "personal.safetensors"
+OWN_PARTS = "own.safetensors"
 ALONE, ALONE_ROWS = "alone.json", "alone.safetensors"
 STAGE_1 = "stage.1"  # a folder; no label of a run is called so (`folders.name`)
 
@@ -100,6 +101,7 @@ class ClientRecord(JsonRecord):
     train: int  # rows
     test: int
     counted: float | None = None  # as how many independent rows its scored ones count, with data.unit; None: each does
+    baseline: Number = None  # with objective.of = "gains", the loss of its own model on rows that it has not seen
 
 
 class FederationRecord(JsonRecord):

@@ -47,9 +47,11 @@ def write_row_scores(folder: Path, problem: Problem, x: Vector, rows: Any, score
     records.write_row_scores(folder / records.ROW_SCORES, found)
 
 
-def save_model(path: Path, problem: Problem, x: Vector, metadata: dict[str, Any]) -> None:
+def save_model(path: Path, problem: Problem, x: Vector, metadata: dict[str, Any], part: Any | None = None) -> None:
+    """`part`: of an owner's own, or the mean of them."""
     params = problem.artifact_params(x)
-    artifact.save(path, params, problem.model, problem.encoding, loss=problem.loss, metadata=metadata)
+    own = None if part is None else artifact.OwnPart(np.asarray(part), problem.own_inputs)
+    artifact.save(path, params, problem.model, problem.encoding, loss=problem.loss, metadata=metadata, own=own)
 
 
 def write_result(
@@ -64,12 +66,13 @@ def write_result(
     *,
     asked: bool = True,
     best_round: int | None = None,
+    part: Any | None = None,
 ) -> None:
     """The model, then the result: whoever sees the result sees a whole run. `asked`: clients told their own scores."""
     measure, up, _ = problem.main_score(table)
     known = bool(np.isfinite(np.asarray(table.scores[measure])).any())
     if np.isfinite(np.asarray(x)).all():
-        save_model(folder / records.MODEL, problem, x, {"config": config.used(), "clients": list(problem.names)})
+        save_model(folder / records.MODEL, problem, x, {"config": config.used(), "clients": list(problem.names)}, part)
         if asked and not known:
             events.append("no client could score the model at the end")
     else:
@@ -99,17 +102,20 @@ def write_result(
         files.remove(folder / records.CHECKPOINT)  # with a result there is nothing to resume
 
 
-def federation_record(problem: Problem, algorithm: Algorithm, notes: tuple[str, ...]) -> records.FederationRecord:
+def federation_record(
+    problem: Problem, algorithm: Algorithm, notes: tuple[str, ...], baselines: np.ndarray | None = None
+) -> records.FederationRecord:
     train = np.asarray(problem.train.sizes)
     test = np.zeros_like(train) if problem.test is None else np.asarray(problem.test.sizes)
     counted: list[Any] = [None] * problem.n if problem.counted is None else problem.counted.tolist()
+    base: list[Any] = [None] * problem.n if baselines is None else baselines.tolist()
     return records.FederationRecord(
         what=problem.what,
         task="classification" if problem.classes else "regression",
         classes=problem.classes,
         members=tuple(
-            records.ClientRecord(name=name, train=int(a), test=int(b), counted=c)
-            for name, a, b, c in zip(problem.names, train, test, counted, strict=True)
+            records.ClientRecord(name=name, train=int(a), test=int(b), counted=c, baseline=d)
+            for name, a, b, c, d in zip(problem.names, train, test, counted, base, strict=True)
         ),
         held_out=problem.test is not None,
         parameters=problem.x.size,

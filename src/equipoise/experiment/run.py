@@ -19,11 +19,11 @@ from equipoise.engines.simulator import Lost, Result, broken_replies, simulate
 from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
 from equipoise.evaluation import PerClient
-from equipoise.experiment import folders, origin, personal, records
+from equipoise.experiment import folders, origin, own_parts, personal, records
 from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import Trained, convexify, given_network, network_config, trained_network
-from equipoise.experiment.methods import Method, build_method
+from equipoise.experiment.methods import Method, baselines_of, build_method, training_rows
 from equipoise.experiment.problems import Problem, build_problem, precision
 from equipoise.experiment.reading import load_config
 from equipoise.experiment.results import (
@@ -76,19 +76,19 @@ class ClientRows:
     test: Any
 
     @property
-    def trained_on(self) -> Any:
-        """The rows that an algorithm is given."""
-        return self.problem.in_metric(self.train)
-
-    @property
     def scored(self) -> Any:
         """The rows that models are scored on."""
         return self.train if self.test is None else self.test
 
+    @property
+    def judged(self) -> Any:
+        """The same, with the rows that parts of the owners' own are fitted to."""
+        return self.problem.with_rows(self.train, self.scored)
+
     @cached_property
     def scorer(self) -> Callable[[Vector], PerClient]:
         """Scores models, one after the other."""
-        return evaluation.evaluator(self.problem.plain_task, self.scored, scores=self.problem.scores)
+        return evaluation.evaluator(self.problem.plain_task, self.judged, scores=self.problem.scores)
 
 
 class Session(NamedTuple):
@@ -219,8 +219,9 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate, judge, weights)
     try:
         start = writer.start()  # before anything is written: a run that is not this one is left as it is
+        about = federation_record(problem, algorithm, notes, baselines_of(config, problem))
         records.write_record(folder / records.ENVIRONMENT, environment_record(config, source.files, git))
-        records.write_record(folder / records.FEDERATION, federation_record(problem, algorithm, notes))
+        records.write_record(folder / records.FEDERATION, about)
         if start is None:
             writer.begin()
         yield Session(spec, problem, algorithm, family, data, writer, start)
@@ -236,7 +237,7 @@ def run_alone(session: Session) -> None:
             result = simulate(
                 session.family,
                 session.problem.x,
-                session.data.trained_on,
+                training_rows(config, session.problem, session.data.train),
                 config.run.seed,
                 rounds=config.run.rounds,
                 clients_per_batch=config.run.clients_per_batch,
@@ -260,8 +261,8 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
     """
     settings = sessions[0].spec.config.run
     trials = [
-        Trial(s.family.keywords, s.problem.x, s.data.trained_on, s.spec.config.run.seed, _lost(s.spec.config))
-        for s in sessions
+        Trial(s.family.keywords, s.problem.x, rows, s.spec.config.run.seed, _lost(s.spec.config))
+        for s, rows in ((s, training_rows(s.spec.config, s.problem, s.data.train)) for s in sessions)
     ]
 
     def callback(place: int, result: Result) -> None:
@@ -298,17 +299,22 @@ def complete(session: Session, result: Result) -> None:
     scorer = session.data.scorer
     if problem.score is not None:
         scorer = evaluation.evaluator(
-            problem.plain_task, session.data.scored, scores=problem.scores, draws=DRAWS, key=config.run.seed
+            problem.plain_task, session.data.judged, scores=problem.scores, draws=DRAWS, key=config.run.seed
         )
     table = in_units(problem, scorer(x))
-    write_row_scores(folder, problem, x, session.data.scored, problem.main_score(table).name)
-    if config.personal is not None and bool(jnp.all(jnp.isfinite(x))):
+    write_row_scores(folder, problem, x, session.data.judged, problem.main_score(table).name)
+    part, finite = None, bool(jnp.all(jnp.isfinite(x)))
+    if problem.plain_task.own is not None and finite:
+        parts, part = own_parts.made(problem, x, session.data.train, config.run.seed)
+        own_parts.write(folder, problem, parts)
+    if config.personal is not None and finite:
         own, models = personal.made(config, problem, x, session.data.train, session.data.scored)
-        personal.write(folder, problem, own, models)
+        of_them = None if part is None else own_parts.of_models(problem, models, session.data.train)
+        personal.write(folder, problem, own, models, of_them)
     files.sync(folder / records.HISTORY)  # before there is a result that counts on it
     events = [sentence] if (sentence := broken_replies(result.tally)) else []
     best_round = None if best is None else best.round
-    write_result(config, folder, problem, x, result, table, label, events, best_round=best_round)
+    write_result(config, folder, problem, x, result, table, label, events, best_round=best_round, part=part)
 
 
 def _lost(config: Config) -> Lost | None:

@@ -22,7 +22,7 @@ from equipoise.evaluation.rules import worst_mean
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.boards import boards
 from equipoise.experiment.config import Config
-from equipoise.experiment.methods import crossing, dual_family, known_saddle
+from equipoise.experiment.methods import baselines_of, crossing, dual_family, known_saddle
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Row
@@ -52,7 +52,7 @@ Evaluate = Callable[[Vector, Any], Evaluation]
 
 def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callable[[Vector], PerClient]) -> Evaluate:
     """Evaluates models where all rows are at hand."""
-    maker, numbers = dual_family(config, problem.n)
+    maker, numbers = dual_family(config, problem)
     certify = certifier(problem.task, maker)
     operands = {name: jnp.asarray(value, problem.x.dtype) for name, value in numbers.items()}
 
@@ -75,7 +75,8 @@ def validator(problem: Problem) -> Judge | None:
     """Scores models on the rows that were set aside; None: none were."""
     if problem.validation is None:
         return None
-    scorer = evaluation.evaluator(problem.plain_task, problem.validation, scores=problem.scores)
+    rows = problem.with_rows(problem.train, problem.validation)
+    scorer = evaluation.evaluator(problem.plain_task, rows, scores=problem.scores)
 
     def judge(x: Vector) -> tuple[float, bool]:
         table = scorer(x)
@@ -112,6 +113,8 @@ class RunWriter:
         self.saddle = known_saddle(config, problem)
         self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
         self.sent = problem.sent
+        base = baselines_of(config, problem)
+        self.base = 0.0 if base is None else float(np.mean(base))  # gains may be about zero: a share is of losses
         self.saved = time.monotonic()
         self.boards = boards(config, folder, problem.names)
         self.certified: float | None = None  # the relative gap, once it is as small as `run.until_gap` asks
@@ -184,9 +187,9 @@ class RunWriter:
             gap=float(found.gap),
             distance=None if self.saddle is None else _distance(x, self.saddle),
         )
-        wanted = self.config.run.until_gap
-        if wanted is not None and row.gap is not None and row.gap <= wanted * abs(row.objective or 0):
-            self.certified = row.gap / abs(row.objective or 1)
+        wanted, size = self.config.run.until_gap, abs((row.objective or 0) + self.base)
+        if wanted is not None and row.gap is not None and row.gap <= wanted * size:
+            self.certified = row.gap / (size or 1)
         line = records.append_row(self.folder / records.HISTORY, row).encode()
         self.written += len(line)
         self.digest.update(line)

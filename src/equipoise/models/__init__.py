@@ -10,6 +10,7 @@ from equipoise.models.convexified import linearised as linearised
 from equipoise.models.gradient_features import gradient_features as gradient_features
 from equipoise.models.gru import gru as gru
 from equipoise.models.linear import linear as linear
+from equipoise.models.losses import BENDS as BENDS
 from equipoise.models.losses import LOSSES as LOSSES
 from equipoise.models.losses import cross_entropy as cross_entropy
 from equipoise.models.losses import squared as squared

@@ -1,5 +1,7 @@
 """Losses per example: outputs [b, k] and labels [b] give [b]. A task averages them over the real examples."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -47,3 +49,5 @@ def _classes(outputs: Array, labels: Array) -> None:
 
 
 LOSSES = {"cross_entropy": cross_entropy, "squared": squared, "squared_error": squared_error}
+# How each is curved in the outputs, as tasks take it.
+BENDS: dict[str, Literal["softmax"] | float] = {"cross_entropy": "softmax", "squared": 1.0, "squared_error": 2.0}

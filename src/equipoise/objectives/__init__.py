@@ -7,6 +7,7 @@ from equipoise.objectives.capping import cap_weights
 from equipoise.objectives.chi2 import CHI2, CHI2_BALL, chi2, chi2_ball
 from equipoise.objectives.cvar import AVERAGE, CVAR, cvar
 from equipoise.objectives.dual import Dual, Interior
+from equipoise.objectives.gains import of_gains
 from equipoise.objectives.kl import KL, kl
 from equipoise.objectives.propfair import PROPFAIR, propfair
 from equipoise.objectives.qffl import QFFL, qffl
@@ -27,6 +28,7 @@ __all__ = [
     "cvar",
     "kl",
     "named",
+    "of_gains",
     "propfair",
     "qffl",
     "tv",

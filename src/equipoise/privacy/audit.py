@@ -1,15 +1,19 @@
-"""A site's own record of every message that it answered: a line each, which holds the digest of the line before.
+"""A site's own record of every message that it answered or refused: a line each, with the digest of the line before.
 
-A line that was changed, taken out or put in breaks the chain, and `verify` says where. Lines that were cut off at the
-end are noticed by a second file, which holds the digest of the last one. Whoever can write both files can make up both,
-so note the digest that `equipoise flower audit` prints somewhere else.
+A line that was changed, taken out or put in breaks the chain, and `verify` says where. Every line is signed with the
+site's key, where it has one, so that nobody else adds to it. Lines that were cut off at the end are noticed by a second
+file, which holds the digest of the last one, and by the server's receipts: every reply carries the number, the digest
+and a signature of the line that was written about it, and the run folder keeps the last of each site.
+
+Whoever has the site's key and its folder can make up a log from its beginning; only the receipts, which somebody else
+keeps, tell it from the true one, and nothing tells of lines after the last receipt.
 """
 
 import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,10 +22,30 @@ from typing import Any, NamedTuple
 from equipoise.errors import require
 from equipoise.files import append, locked, make_folder, read_text, sync, write_whole
 
-FILE, HEAD = "audit.jsonl", "audit.head"
+FILE, HEAD, PUBLIC = "audit.jsonl", "audit.head", "audit.pub"
 FIRST = "0" * 64
 LONGEST = 1 << 20  # bytes of a line
 _writing = threading.RLock()
+
+
+class Signer(NamedTuple):
+    """The site's key, as far as a log needs it."""
+
+    sign: Callable[[bytes], bytes]
+    check: Callable[[bytes, bytes], bool]  # what was signed, and the signature
+    public: bytes  # as it is written to a file
+
+
+class Receipt(NamedTuple):
+    """What the server is told of a site's log with every reply."""
+
+    number: int
+    digest: str
+    signature: str  # of both, in hexadecimal; empty where the site has no key
+
+    @property
+    def said(self) -> bytes:
+        return f"{self.number} {self.digest}".encode()
 
 
 class Chain(NamedTuple):
@@ -31,28 +55,35 @@ class Chain(NamedTuple):
     head: str  # digest of the last line
 
 
-def record(folder: Path, entry: dict[str, Any]) -> None:
-    """Adds a line; it is on the disk when this returns."""
+def record(folder: Path, entry: dict[str, Any], signer: Signer | None = None) -> Receipt:
+    """Adds a line; it is on the disk when this returns. A full disk leaves the log as it was."""
     make_folder(folder)
     with _undisturbed(folder):
         _mend(folder / FILE)
-        number, previous = _end(folder)
+        number, previous = _end(folder, signer)
         whole = {"number": number + 1, "time": datetime.now(UTC).isoformat(), **entry, "previous": previous}
-        line = json.dumps(whole, separators=(",", ":"), default=str)
+        line = _line(whole)
+        if signer is not None:
+            if not (folder / PUBLIC).is_file():
+                write_whole(folder / PUBLIC, signer.public)
+            line = _line({**whole, "signature": signer.sign(line.encode()).hex()})
         append(folder / FILE, line + "\n")
         sync(folder / FILE)
         write_whole(folder / HEAD, json.dumps({"number": number + 1, "digest": _digest(line)}))
+    receipt = Receipt(number + 1, _digest(line), "")
+    return receipt if signer is None else receipt._replace(signature=signer.sign(receipt.said).hex())
 
 
-def verify(folder: Path) -> Chain:
+def verify(folder: Path, check: Callable[[bytes, bytes], bool] | None = None, receipt: Receipt | None = None) -> Chain:
     """The log, if every line stands where it was written; a sentence that says which does not.
 
-    The site may go on answering meanwhile. A copy in a folder that cannot be written is verified as it lies there.
+    `check` is of the site's public key, without which signatures are not looked at; `receipt` is the server's last. The
+    site may go on answering meanwhile. A copy in a folder that cannot be written is verified as it lies there.
     """
     if not os.access(folder, os.W_OK):
-        return _verified(folder)
+        return _verified(folder, check, receipt)
     with _undisturbed(folder):
-        return _verified(folder)
+        return _verified(folder, check, receipt)
 
 
 @contextmanager
@@ -62,12 +93,15 @@ def _undisturbed(folder: Path) -> Iterator[None]:
         yield
 
 
-def _verified(folder: Path) -> Chain:
+def _verified(folder: Path, check: Callable[[bytes, bytes], bool] | None, receipt: Receipt | None) -> Chain:
     path = folder / FILE
     if not path.is_file():
         require(not (folder / HEAD).is_file(), f"{path} is gone, though {HEAD} says that there was one")
+        require(
+            receipt is None, f"{path} is gone, though the server has a receipt of line {receipt and receipt.number}"
+        )
         return Chain((), FIRST)
-    entries, previous = [], FIRST
+    entries, digests, previous = [], [FIRST], FIRST
     lines = read_text(path).split("\n")
     require(lines[-1] == "", f"{path}: line {len(lines)} has no end: it was changed, or the site was killed meanwhile")
     for k, line in enumerate(lines[:-1], 1):
@@ -77,34 +111,68 @@ def _verified(folder: Path) -> Chain:
             entry = None
         sound = isinstance(entry, dict) and entry.get("number") == k and entry.get("previous") == previous
         require(sound, f"{path}: line {k} is not what was written there: it, or a line before it, was changed")
+        require(check is None or _signed(entry, check), f"{path}: line {k} is not signed by the site's key")
         entries.append(entry)
         previous = _digest(line)
-    number, head = _end(folder)
+        digests.append(previous)
+    number, head = _head(folder)
     require(
-        (number, head) == (len(entries), previous),
+        0 <= number <= len(entries) and digests[number] == head,
         f"{path} ends after {len(entries)} lines, and {HEAD} says {number}: lines were cut off, or changed",
     )
+    if receipt is not None:
+        signed = check is None or _checked(check, receipt.said, receipt.signature)
+        require(signed, "the server's receipt is not signed by the site's key: it is of another site, or made up")
+        require(
+            receipt.number < len(digests) and digests[receipt.number] == receipt.digest,
+            f"{path} has {len(entries)} lines, and not the line {receipt.number} that the server has a receipt of: "
+            "lines were deleted, or written anew",
+        )
     return Chain(tuple(entries), previous)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, separators=(",", ":"), default=str)
+
+
+def _signed(entry: Any, check: Callable[[bytes, bytes], bool]) -> bool:
+    """Whether a line was signed as it stands."""
+    if not isinstance(entry, dict):
+        return False
+    return _checked(check, _line({k: v for k, v in entry.items() if k != "signature"}).encode(), entry.get("signature"))
+
+
+def _checked(check: Callable[[bytes, bytes], bool], said: bytes, signature: Any) -> bool:
+    try:
+        return check(said, bytes.fromhex(signature))
+    except (TypeError, ValueError):
+        return False
 
 
 def _mend(path: Path) -> None:
     """Takes off a line without an end: the site was killed while it wrote, so that reply was never sent."""
-    if not _tail(path).endswith(b"\n"):
-        content = read_text(path) if path.is_file() else ""
-        write_whole(path, content[: content.rfind("\n") + 1])
+    tail = _tail(path)
+    if tail and not tail.endswith(b"\n"):
+        os.truncate(path, path.stat().st_size - len(tail) + tail.rfind(b"\n") + 1)  # which takes no room on a full disk
 
 
-def _end(folder: Path) -> tuple[int, str]:
-    """The number and digest of the last line; where the head was not written any more, those of the log itself."""
+def _end(folder: Path, signer: Signer | None) -> tuple[int, str]:
+    """The number and digest of the last line.
+
+    The head may be behind, by as many lines as a full disk or a kill kept it from being written; a line that the site
+    has not signed, or a log that is shorter than the head says, is not gone on from.
+    """
     number, digest = _head(folder)
     lines = _tail(folder / FILE).decode("utf-8", "replace").split("\n")
     line = lines[-2] if len(lines) > 1 else ""
     try:
         last = json.loads(line)
-        killed_between = last["number"] == number + 1 and last["previous"] == digest
+        genuine = type(last["number"]) is int and (signer is None or _signed(last, signer.check))
+        if genuine and last["number"] >= number:
+            return last["number"], _digest(line)
     except (ValueError, TypeError, KeyError, RecursionError):
-        killed_between = False
-    return (number + 1, _digest(line)) if killed_between else (number, digest)
+        pass
+    return max(number, 0), digest
 
 
 def _tail(path: Path) -> bytes:

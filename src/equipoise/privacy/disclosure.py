@@ -7,6 +7,7 @@ import jax
 from jaxtyping import PyTree
 
 from equipoise.privacy.fixed_point import largest_error
+from equipoise.privacy.site_masks import least_threshold
 from equipoise.protocol import Wire
 
 WORDS = {
@@ -54,11 +55,14 @@ def disclosed(
     sums_only: bool,
     measured: bool,
     n: int | None = None,
+    threshold: int | None = None,
     bound: float = 1.0,
     own_models: bool = False,
     features: bool = False,
     moments: bool = False,
     units: bool = False,
+    baselines: bool = False,
+    own_parts: bool = False,
 ) -> Iterator[str]:
     """Of a run whose exchanges are `crossing`.
 
@@ -68,17 +72,25 @@ def disclosed(
         sums_only: evaluations tell sums instead of each site's scores.
         measured: sites tell the curvature and the slope of their loss before the first round.
         n: sites, where it is known.
+        threshold: of these, that open a masked sum together; None: all but one.
         bound: of the masked numbers.
         own_models: sites make models of their own, after training.
         features: the rows of the run are features of a network, which sites have told sums of.
         moments: sites tell second moments of their inputs.
         units: sites tell as how many their rows of each data.unit count.
+        baselines: sites tell the loss of a model of their own.
+        own_parts: sites keep a part of the model for themselves.
     """
     yield (
         "before the first round the server learns of each site: its name, its number of rows, statistics of its columns"
         + (", as how many independent rows those of its units count" if units else "")
         + (", the largest curvature of its loss and the slope at the start" if measured else "")
     )
+    if baselines:
+        yield (
+            "before the first round the server learns of each site how well a model of its own rows alone does on rows "
+            "that it has not seen, one number: the objective is of gains over it"
+        )
     if features:
         yield sums_of_features(masked=masked)
     if moments:
@@ -103,13 +115,26 @@ def disclosed(
         yield "when the model is evaluated: the server learns sums of the sites' losses and scores, and no site's own"
     else:
         yield "when the model is evaluated: the server sees each site's scores and its training loss"
+    if own_parts:
+        told = "the server learns the sum over the sites that answered" if masked else "the server learns nothing"
+        yield f"of the parts of the model that sites keep for themselves {told}"
     if own_models:
         yield (
             "after training: the server sees each site's scores with the shared model and with its own, which stays at "
             "the site"
         )
     if masked and n is not None:
+        helpers = colluders(n, max(threshold or n - 1, least_threshold(n)))
         yield (
-            f"masked sums are exact to {largest_error(n, bound):.1g}; more than half of the sites together, or the "
-            "server with all but one of the sites that answered, could read a single site's part"
+            f"masked sums are exact to {largest_error(n, bound):.1g}; the server alone cannot read a single site's "
+            f"part, and could with {helpers} of the {n} sites; it reads each sum, and what two of them differ by"
         )
+
+
+def colluders(n: int, threshold: int) -> int:
+    """The fewest of n sites that could read another's part, together with a server that lies.
+
+    It needs `threshold` shares of both secrets of a site. An honest site gives one kind, and may be told another story
+    than the next: n - c honest sites and c that give both make 2 `threshold` shares from c = 2 `threshold` - n on.
+    """
+    return min(2 * threshold - n, n - 1)

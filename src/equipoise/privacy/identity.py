@@ -3,17 +3,23 @@
 The keys are those with which sites authenticate themselves (`equipoise flower keys`): ECDSA, in OpenSSH's format.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 
 from equipoise.errors import InputError, refuse_unless, require
 from equipoise.files import read_bytes
+from equipoise.privacy.audit import Signer
 
 SIGNATURE = ec.ECDSA(hashes.SHA384())
 
@@ -35,6 +41,37 @@ class Identity(NamedTuple):
             self.roster[name].verify(signature, said, SIGNATURE)
         except InvalidSignature:
             refuse_unless(False, f"what is said to be of '{name}' is not signed by its key")
+
+
+def signer(key: Path) -> Signer:
+    """For the log of the site that has this private key."""
+    try:
+        private = load_ssh_private_key(read_bytes(key), password=None)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"{key} cannot be read ({error}); make it with `ssh-keygen -t ecdsa`") from None
+    require(isinstance(private, ec.EllipticCurvePrivateKey), f"{key} is no EC key; make it with `ssh-keygen -t ecdsa`")
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    public = private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return Signer(lambda said: private.sign(said, SIGNATURE), checker(public), public)
+
+
+def checker(public: bytes) -> Callable[[bytes, bytes], bool]:
+    """Whether something was signed by whoever has this key."""
+    try:
+        key = load_ssh_public_key(public)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"the public key cannot be read ({error}); give the site's NAME.pub") from None
+    require(isinstance(key, ec.EllipticCurvePublicKey), "the public key is no EC key; give the site's NAME.pub")
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+
+    def check(said: bytes, signature: bytes) -> bool:
+        try:
+            key.verify(signature, said, SIGNATURE)
+        except InvalidSignature:
+            return False
+        return True
+
+    return check
 
 
 def load(name: str, key: Path, roster: Path) -> Identity:

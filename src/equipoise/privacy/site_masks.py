@@ -36,6 +36,8 @@ FEWEST = 3  # of a sum over two, each of the two could read the other's part
 MOST_MEMBERS = 200
 MOST_EXCHANGES = 256
 KEPT = 8  # batches that a site remembers
+SUMS = "sums.json"  # over whom the last sums were opened, by what they were about
+REMEMBERED = 128  # of these
 SHARE = 2 * shamir.BYTES  # of a seed and of a key
 WORD = re.compile(r"[\w.-]{1,64}", re.ASCII)  # it becomes part of a file's name
 Question = Mapping[str, Any]
@@ -65,12 +67,29 @@ def sealing(run: str, batch: str, keys: list[bytes], sender: str, receiver: str)
     return masks.joined("equipoise shares", run, batch, masks.digest_of(keys), sender, receiver)
 
 
+class Limits(NamedTuple):
+    """What a site asks of the sums that it takes part in."""
+
+    threshold: int | None = 0  # sites that have to help the server to read another's part; None: all but one
+    weight: float = 0.95  # the most that any site may count for in a sum
+    same_sites: bool = False  # all sums of a run are over the same sites
+
+
+class About(NamedTuple):
+    """What a sum is about, as digests."""
+
+    subject: str  # all that its members were sent
+    place: str  # where in which run
+    plan: str  # of the run
+
+
 class SiteMasks(NamedTuple):
     """One site's part in the masked sums of all runs; what it must not forget is in files of its own."""
 
     identity: Identity
     folder: Path
     least: Callable[[], int] = lambda: FEWEST  # sites that a sum must be over; asked before every answer
+    limits: Callable[[], Limits] = Limits
 
     @property
     def name(self) -> str:
@@ -101,7 +120,9 @@ class SiteMasks(NamedTuple):
         )
         strangers = [name for name in members if name not in self.identity.roster]
         refuse_unless(not strangers, f"'{self.name}' does not know the key of {', '.join(map(repr, strangers[:3]))}")
-        lowest = least_threshold(len(members))
+        demanded = self.limits().threshold
+        lowest = len(members) - 1 if demanded is None else min(demanded, len(members) - 1)
+        lowest = max(lowest, least_threshold(len(members)))
         refuse_unless(
             lowest <= threshold <= len(members),
             f"{threshold} shares would open a secret; of {len(members)} sites it has to be {lowest} or more",
@@ -185,7 +206,14 @@ class SiteMasks(NamedTuple):
             _write(path, state)
         return {}
 
-    def mask(self, question: Question, encode: Callable[[int], Integers], context: bytes) -> Integers:
+    def members(self, question: Question) -> list[str]:
+        """Of a batch that is ready."""
+        with self._changing(_word(question, "run"), _word(question, "batch")) as path:
+            return list(_read(path, "ready")["members"])
+
+    def mask(
+        self, question: Question, encode: Callable[[int], Integers], context: bytes, about: About | None = None
+    ) -> Integers:
         """The integers that `encode` makes for a sum of so many members, hidden; each exchange of a batch once."""
         run, batch, exchange = _word(question, "run"), _word(question, "batch"), _whole(question, "exchange")
         with self._changing(run, batch) as path:
@@ -195,6 +223,7 @@ class SiteMasks(NamedTuple):
             members = state["members"]
             integers = encode(len(members))
             state["used"].append(exchange)
+            state.setdefault("about", {})[str(exchange)] = about
             _write(path, state)  # before anything leaves: the masks are used up, whatever happens now
         at = (1 + exchange) * masks.SEED
         publics = {
@@ -223,6 +252,9 @@ class SiteMasks(NamedTuple):
                 len(answered) >= fewest,
                 f"'{self.name}' opens sums over at least {fewest} sites, and this one is over {len(answered)}",
             )
+            about = state.get("about", {}).get(str(exchange))
+            if about is not None:
+                self._only_one_set(About(*about), sorted(answered))
             given, at = [], exchange * SHARE
             for k, name in enumerate(members):
                 pair = bytes.fromhex(state["shares"][k])[at : at + SHARE]
@@ -234,6 +266,24 @@ class SiteMasks(NamedTuple):
             state["opened"].append(exchange)
             _write(path, state)
         return {"shares": given}
+
+    def _only_one_set(self, about: About, answered: list[str]) -> None:
+        """Two sums about the same over different sites differ by what single sites added."""
+        path = self.folder / SUMS
+        known: dict[str, list[str]] = json.loads(path.read_text()) if path.is_file() else {}
+        for key, what in ((about.subject, "about the same"), (about.place, "of the same round")):
+            refuse_unless(
+                known.get(key, answered) == answered,
+                f"'{self.name}' has opened a sum {what} over other sites, and both together would tell what a single "
+                "site added; it helps again once the same sites are there",
+            )
+        refuse_unless(
+            not self.limits().same_sites or known.get(about.plan, answered) == answered,
+            f"'{self.name}' opens the sums of a run over the same sites only (same_sites in its site.toml)",
+        )
+        for key in about:
+            known[key] = known.pop(key, answered)  # the newest last
+        write_whole(path, json.dumps(dict(list(known.items())[-REMEMBERED:])))
 
     def _sealing_key(self, state: dict[str, Any], theirs: bytes, run: str, batch: str) -> bytes:
         try:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, known, require
 from equipoise.protocol import RandomKey, Vector, as_key
-from equipoise.tasks.task import Convexity, Linear, Scalar, Task, least, penalty
+from equipoise.tasks.task import Convexity, Examples, Linear, Scalar, Task, least, penalty
 
 SOFTMAX = 0.1  # of p (1 - p), which is between 0 and 1/4 and moves while a model is trained
 
@@ -61,10 +61,6 @@ def over_examples(
         each = jnp.where(real, each_loss(x, shard.inputs, shard.labels, key), 0)
         return penalised(jnp.sum(each) / shard.sizes.astype(each.dtype), x)
 
-    def draw(key: RandomKey, shard: Shards, shape: tuple[int, ...]) -> Array:
-        # Never from the padding. As uniform as 32 bits are, in a third of the operations of `randint`.
-        return (jax.random.bits(key, shape, jnp.uint32) % shard.sizes.astype(jnp.uint32)).astype(jnp.int32)
-
     def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
         if key is None or batch is None:
             return on_all(x, shard, key)
@@ -90,6 +86,12 @@ def over_examples(
     return Task(name, size, loss, grad, descend, start, predict, prepare, modulus)
 
 
+def draw(key: RandomKey, shard: Shards, shape: tuple[int, ...]) -> Array:
+    """Rows of a minibatch, never from the padding."""
+    # As uniform as 32 bits are, in a third of the operations of `randint`.
+    return (jax.random.bits(key, shape, jnp.uint32) % shard.sizes.astype(jnp.uint32)).astype(jnp.int32)
+
+
 def features_of(features: int) -> Callable[[Any], None]:
     """A check that a shard's examples have that many features."""
 
@@ -113,11 +115,12 @@ def task_of(
     batch: int | None = None,
     name: str = "model",
     convex: bool = False,
+    bend: Literal["softmax"] | float | None = None,
 ) -> Task:
     """Any model: `init(key)` makes its parameters, `apply(params, inputs [b, ...])` its outputs [b, ...],
     `loss(outputs, labels)` one number per example. Without `apply`, `loss(params, (inputs, labels))` is one number per
     example or their mean. `convex`: the loss is convex in the parameters, as it is for outputs linear in them and a
-    loss convex in the outputs.
+    loss convex in the outputs. `bend`: how it is curved in the outputs, where it is known, for `own_part`.
 
     Parameters are any tree, an equinox module with functions and sizes in it too; its floating-point arrays travel as
     one flat vector, and `task.unravel(x)` is the tree again. An `apply` (or a `loss` without it) with an argument `key`
@@ -170,7 +173,8 @@ def task_of(
         convex=convex,
         random=keyed,
     )
-    return task._replace(ravel=_ravel, unravel=unravel)
+    made_of = None if apply is None else Examples(outputs, loss, l2, batch, random=keyed, bend=bend)
+    return task._replace(ravel=_ravel, unravel=unravel, examples=made_of)
 
 
 def _ravel(params: PyTree) -> Vector:
@@ -209,9 +213,10 @@ def softmax_regression(features: int, classes: int, *, l2: Convexity = 0.0, batc
         return logits(x, inputs).T
 
     def example_losses(x: Vector, inputs: Array, labels: Array) -> Float[Array, " b"]:
-        z = logits(x, inputs)
-        hit = jax.nn.one_hot(labels, classes, dtype=z.dtype, axis=0)
-        return jax.nn.logsumexp(z, axis=0) - jnp.sum(z * hit, axis=0)
+        return _cross_entropy(logits(x, inputs), labels)
+
+    def losses(outputs: Float[Array, "b k"], labels: Array) -> Float[Array, " b"]:
+        return _cross_entropy(outputs.T, labels)
 
     task = over_examples(
         "softmax_regression",
@@ -223,4 +228,11 @@ def softmax_regression(features: int, classes: int, *, l2: Convexity = 0.0, batc
         expects=features_of(features),
         convex=True,
     )
-    return task._replace(linear=Linear(features, classes, True, SOFTMAX, l2, task.loss))
+    linear = Linear(features, classes, True, SOFTMAX, l2, task.loss)
+    made_of = Examples(lambda x, a, key: predict(x, a), losses, l2, batch, bend="softmax")
+    return task._replace(examples=made_of, linear=linear)
+
+
+def _cross_entropy(z: Float[Array, "k b"], labels: Array) -> Float[Array, " b"]:
+    hit = jax.nn.one_hot(labels, z.shape[0], dtype=z.dtype, axis=0)
+    return jax.nn.logsumexp(z, axis=0) - jnp.sum(z * hit, axis=0)

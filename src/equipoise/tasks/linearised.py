@@ -8,6 +8,7 @@ of the network.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 from jax import Array
@@ -16,7 +17,7 @@ from jaxtyping import Float, PyTree
 
 from equipoise.protocol import Vector
 from equipoise.tasks.examples import over_examples
-from equipoise.tasks.task import Task
+from equipoise.tasks.task import Examples, Task
 
 
 def linearised(
@@ -28,11 +29,12 @@ def linearised(
     batch: int | None = None,
     convex: bool = True,
     name: str = "linearised",
+    bend: Literal["softmax"] | float | None = None,
 ) -> Task:
     """The model `apply` linearised at `params`; x = delta, from zero, and l2 pulls it back there.
 
     `loss(outputs, labels)` gives one number per example. It has to be convex in the outputs, as all of `models.LOSSES`
-    are, for what the task promises; otherwise say convex=False.
+    are, for what the task promises; otherwise say convex=False. `bend` is as for `task_of`.
     """
     theta, unravel = ravel_pytree(params)
 
@@ -43,7 +45,7 @@ def linearised(
         value, change = jax.jvp(outputs, (theta.astype(x.dtype),), (x,))
         return value + change
 
-    return over_examples(
+    task = over_examples(
         name,
         theta.size,
         lambda x, inputs, labels: loss(predict(x, inputs), labels),
@@ -52,3 +54,4 @@ def linearised(
         predict=predict,
         convex=convex,
     )
+    return task._replace(examples=Examples(lambda x, a, key: predict(x, a), loss, l2, batch, bend=bend))

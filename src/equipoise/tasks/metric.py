@@ -200,7 +200,7 @@ def in_metric(task: Task) -> Task:
     `algorithms.told_in_x` does it for a whole algorithm.
     """
     linear = linear_of(task)
-    if linear.loss is not task.loss:
+    if linear.loss is not task.loss or task.own is not None:
         return _at_the_model(task, linear)
     l2 = linear.l2
 

@@ -21,7 +21,7 @@ from equipoise.data.shards import Shards
 from equipoise.errors import require
 from equipoise.protocol import RandomKey, Vector, choose
 from equipoise.tasks.examples import features_of, over_examples
-from equipoise.tasks.task import Linear, Scalar, Task
+from equipoise.tasks.task import Examples, Linear, Scalar, Task
 
 
 class Gram(NamedTuple):
@@ -74,7 +74,7 @@ def squares(
         return inputs @ x.reshape(outputs, features).T
 
     def example_losses(x: Vector, inputs: Array, labels: Array) -> Float[Array, " m"]:
-        return scale * jnp.sum((predict(x, inputs) - targets(labels, x.dtype)) ** 2, axis=1)
+        return losses(predict(x, inputs), labels)
 
     def expects(shard: Shards) -> None:
         features_of(features)(shard)
@@ -86,7 +86,12 @@ def squares(
             "output, or an integer class",
         )
 
+    def losses(outputs: Float[Array, "m k"], labels: Array) -> Float[Array, " m"]:
+        return scale * jnp.sum((outputs - targets(labels, outputs.dtype)) ** 2, axis=1)
+
+    made_of = Examples(lambda x, a, key: predict(x, a), losses, l2, batch, bend=2 * scale, linear=True)
     plain = over_examples(name, size, example_losses, l2=l2, batch=batch, predict=predict, expects=expects, convex=True)
+    plain = plain._replace(examples=made_of)
     if batch is not None:  # a Gram matrix has no minibatches
         return plain._replace(linear=Linear(features, outputs, False, 2 * scale, l2, plain.loss))
 

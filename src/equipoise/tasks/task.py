@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,31 @@ class Linear(NamedTuple):
     loss: Callable[..., Scalar]  # of a task with another one, such as an envelope, this says how x lies and no more
 
 
+class Examples(NamedTuple):
+    """What a loss over examples is made of: the mean of `losses(outputs(x, inputs), labels)`, and l2/2 |x|^2."""
+
+    outputs: Callable[[Vector, Array, RandomKey | None], Array]  # [m, k] or [m]; a key for what is left to chance
+    losses: Callable[[Array, Array], Array]  # of outputs and labels, one number each
+    l2: Convexity
+    batch: int | None = None
+    random: bool = False
+    # The curvature of `losses` in the outputs: that of softmax, a number in every direction, or found by JAX.
+    bend: Literal["softmax"] | float | None = None
+    linear: bool = False  # outputs are X a, of weights X and inputs a, without an intercept
+
+
+class Own(NamedTuple):
+    """What owners keep of a model for themselves: numbers B [k, q], by which B phi(a) is added to its outputs.
+
+    Models are then scored on pairs of rows (`data.OwnerRows`): B is fitted to those that the owner trains on.
+    """
+
+    inputs: tuple[int, ...]  # phi(a) = (1, a[inputs])
+    fit: Callable[[Vector, Any], Array]  # fit(x, shard) = B, of an owner's rows as they are
+    outputs: Callable[[Vector, Array, Array], Array]  # outputs(x, B, inputs)
+    loss: Callable[[Vector, Array, Any], Scalar]  # loss(x, B, shard), of any rows, l2 included
+
+
 class Task(NamedTuple):
     """A loss over flat vectors of length `size`.
 
@@ -47,6 +72,8 @@ class Task(NamedTuple):
     unravel: Callable[[Vector], PyTree] = lambda x: x  # and back
     curves: float | None = None  # at least so much, about: weights may be chosen by it, and no bound rests on it
     linear: Linear | None = None  # None: the model is not linear in its inputs, or nobody has said so
+    examples: Examples | None = None  # what it is made of; None: it is not of examples, or nobody has said it
+    own: Own | None = None  # where owners have parts of their own (`own_part`)
 
 
 def least(numbers: Convexity | None) -> float:

@@ -407,3 +407,22 @@ def test_the_index_of_a_table_is_dropped_with_a_warning(tmp_path, name):
     with pytest.warns(SiloWarning, match="dropped: it has no name of its own, as the index of a table"):
         found = read(tmp_path, "y")
     assert found.encoding.inputs == ("x",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        text_of("\n").encode("utf-16"),
+        b"a,b,y\n1,\0,no\n",
+        f"a;b,c\n{'x' * 200_000};1,2\n".encode(),
+        b'a,b;c\n"' + b"x,\n" * 60_000,
+        b'a,b\n1,"\n',
+        b"\r",
+        b"\xef\xbb\xbf",
+        b"sep=;\n",
+        b'sep="\na,b\n1,2\n',
+    ],
+)
+def test_what_no_table_is_ends_in_a_sentence(tmp_path, content):
+    (tmp_path / "a.csv").write_bytes(content)
+    assert said(lambda: read(tmp_path, "y")).startswith("a.csv ") or "a.csv," in said(lambda: read(tmp_path, "y"))

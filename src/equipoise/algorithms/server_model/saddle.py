@@ -81,7 +81,7 @@ def solve(
 
     # One scale for the losses and one for the directions, so that every residual is compared with one.
     diagonal = jnp.diagonal(Q)
-    f = f[owner] - jnp.asarray(dual.cost) if split else f
+    f = (f[owner] if split else f) - jnp.asarray(dual.cost, f.dtype)
     spread = [jnp.ptp(f), modulus / n, 1e-3 * jnp.sqrt(jnp.max(diagonal) * modulus), jnp.ptp(diagonal) / n]
     scale = jnp.max(jnp.stack([*spread, 1e-14 * jnp.max(jnp.abs(f)), jnp.asarray(1e-300)]))
     trace = jnp.trace(A, axis1=1, axis2=2).sum() / (n * max(k, 1))

@@ -81,6 +81,15 @@ class Encoding(NamedTuple):
         """The names of the model's inputs, in order."""
         return tuple(name for feature in self.features for name in feature.inputs)
 
+    def rare(self, inputs: np.ndarray, least: int) -> np.ndarray:
+        """The inputs that stand for a text which fewer rows have than that."""
+        if self.features[0].kind == "array":
+            return np.zeros(0, np.intp)
+        texts = np.concatenate(
+            [np.arange(len(f.inputs)) < (len(f.categories) if f.kind == "text" else 0) for f in self.features]
+        )
+        return np.flatnonzero(texts)[(inputs[:, texts] != 0).sum(0) < least]
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one example's inputs."""

@@ -69,11 +69,11 @@ def _read_csv(path: Path, separator: str) -> pl.LazyFrame:
     """Every line is checked first: Polars fills up short lines, renames double columns and loses rows to stray
     quotation marks, without a word."""
     row, blank, header = 0, [], []
+    raw: list[str] = []  # the lines of the record that is read next
     try:
         content, said = _plain(path.read_bytes())
         separator = (said or _separator(path, content)) if separator == "auto" else separator
         with _lines(content) as file:
-            raw: list[str] = []  # the lines of the record that is read next
             lines = csv.reader(_remembered(file, raw), delimiter=separator, strict=True)
             header = [name.strip() for name in next(lines, [])]
             require(header, f"{path.name} is empty; leave this silo out or give it data")
@@ -174,7 +174,7 @@ def _check_quotes(
     path: Path, raw: list[str], cells: list[str], row: int, separator: str, header: Sequence[str] = ()
 ) -> None:
     """A quotation mark inside a cell that is not quoted, or after its end, is read in different ways by everybody."""
-    if not any('"' in cell for cell in cells):
+    if not raw or not any('"' in cell for cell in cells):
         return
     text, at, column = "".join(raw).rstrip("\r\n"), 0, 0
     part = re.compile(rf'(?:"(?:[^"]|"")*"|[^"{re.escape(separator)}\r\n]*)(?:{re.escape(separator)}|$)')
@@ -182,7 +182,7 @@ def _check_quotes(
         at, column = found.end(), column + 1
         if found.end() == len(text):
             return
-    cell = text[at:].split(separator)[0].splitlines()[0][:80]
+    cell = text[at:].split(separator)[0].partition("\n")[0][:80]
     where = f"data row {row}, column {header[column]!r}" if row and column < len(header) else f"row {row}"
     quoted = '"' + cell.removeprefix('"').replace('"', '""') + '"'
     raise InputError(

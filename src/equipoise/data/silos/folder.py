@@ -78,7 +78,7 @@ def read_with(directory: Path, options: Options, *, separator: str, test: float,
     notes = (*left, *encoding.notes)
     for sentence in notes:
         warnings.warn(sentence, SiloWarning, stacklevel=3)
-    pairs = [site.encode(encoding) for site in sites]
+    pairs = [site.encode(encoding, options.min_count) for site in sites]
     held_out = [held for _, held in pairs if held is not None]
     return Silos(
         tuple(site.name for site in sites),

@@ -41,9 +41,11 @@ class Site(NamedTuple):
     def statistics(self, options: Options) -> Statistics:
         return statistics(self.frame, options, site=self.file, train=~self.held_out)
 
-    def encode(self, encoding: Encoding) -> tuple[Pair, Pair | None]:
-        """(inputs, labels) for training, and for testing."""
+    def encode(self, encoding: Encoding, min_count: int = 1) -> tuple[Pair, Pair | None]:
+        """(inputs, labels) for training, and for testing; a text of fewer training rows counts as unknown here."""
         inputs, found = encoding.apply(self.frame, file=self.file)
+        if min_count > 1:
+            inputs[:, encoding.rare(inputs[~self.held_out], min_count)] = 0
         labels = not_none(found, f"{self.file} has no column {encoding.target.name!r}, the label")
         train, test = ~self.held_out, self.held_out
         return (inputs[train], labels[train]), (inputs[test], labels[test]) if test.any() else None

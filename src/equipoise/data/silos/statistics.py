@@ -49,7 +49,7 @@ class Options(NamedTuple):
     drop: tuple[str, ...] = ()  # columns left out
     missing: tuple[str, ...] = MISSING  # texts that mean "no value"
     max_categories: int = 100  # a text column with more different values is dropped
-    min_count: int = 1  # a category that occurs less often in a silo is not told
+    min_count: int = 1  # a value of a text or of the label that occurs less often in a silo is not told
     indicators: bool = False  # an input "is missing" beside each numeric column with missing cells
     scale_label: bool = True  # divide the label of a regression by its spread
     unit: str | None = None  # the column that says whose rows belong together, such as the patient; no input
@@ -414,16 +414,20 @@ def _label_column(
     table: Table, options: Options, shown: _Kind, cells: pl.DataFrame, train: np.ndarray | None
 ) -> Column:
     kind, row, label = shown.kind, shown.row, options.label
-    names = tuple(cells["name"].unique().sort())
+    counted = dict(cells["name"].value_counts().iter_rows())
+    every = sorted(counted)
+    names = tuple(name for name in every if counted[name] >= options.min_count)
+    rare = len(names) < len(every)
     if kind == "text":
-        many = len(names) > options.max_categories or len(names) == len(cells) >= IDS
+        many = len(every) > options.max_categories or len(every) == len(cells) >= IDS
         require(
             options.task == "classification" or not many,
-            f"{table.file}, column {label!r} has {len(names)} different texts as labels; choose another "
+            f"{table.file}, column {label!r} has {len(every)} different texts as labels; choose another "
             "label, or set data.task = 'classification' if these are classes",
         )
-        return Column(label, kind, row, categories=names)
+        return Column(label, kind, row, categories=names, rare=rare)
     alone = Table(table.file, cells.lazy(), {})
     moments = _moments(alone, {label: pl.col("number")}, train)[label]
     values = names if options.task is None and _few(cells) else None
-    return Column(label, kind, row, categories=values, **moments, **_ways(shown))
+    rare = rare and values is not None
+    return Column(label, kind, row, categories=values, rare=rare, **moments, **_ways(shown))

@@ -2,15 +2,21 @@
 
 import json
 import re
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, RecordDict
 
 from equipoise.deploy.network.wire import refuse_unless
+from equipoise.privacy.audit import Receipt
 
 NOT_TOLD = "has not been told the agreement"  # in the refusal of a site that has lost its folder
+RECEIPT = "audit"  # in a reply: where the site's own log stands
 START = ""  # the mark of a client that has not been counted yet
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)  # of a run or a part: it becomes part of a file's name
+
+
+of_run: ContextVar[str] = ContextVar("of_run")  # the run whose message is being answered
 
 
 class Address(NamedTuple):
@@ -83,6 +89,16 @@ def read_text(content: RecordDict, kind: str) -> str | None:
 def greeting(name: str, abilities: list[str]) -> RecordDict:
     """A node's answer to `hello`: its name, and what it can beyond Flower's own nodes."""
     return RecordDict({"answer": ConfigRecord({"text": name}), "abilities": ConfigRecord({"names": abilities})})
+
+
+def read_receipt(content: RecordDict) -> Receipt | None:
+    """Where the site's log stands, as its reply says."""
+    record: Any = content.get(RECEIPT)
+    if not isinstance(record, ConfigRecord) or record.keys() != set(Receipt._fields):
+        return None
+    found = Receipt(**dict(record))  # type: ignore[arg-type]
+    sound = type(found.number) is int and isinstance(found.digest, str) and isinstance(found.signature, str)
+    return found if sound and len(found.digest) + len(found.signature) < 1000 else None
 
 
 def read_abilities(content: RecordDict) -> list[str]:

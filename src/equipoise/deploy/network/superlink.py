@@ -20,6 +20,8 @@ and when the time is up.
     x-equipoise-most: 8     on a pull of replies: at most 8 of those that are there, so that an answer stays small
     x-equipoise-nodes: 7,9  on the answer to a list of nodes: those that asked to wait, so they are sites that stay
     x-equipoise-door: {..}  on the same answer, as JSON: whose key each node has, and what the sites' door refused
+    x-equipoise-largest: 9  on the server's messages: the bytes that a reply to one of them may have; one that is larger
+                            is thrown away before the server reads it, and the server is told so instead
     x-equipoise-operator: proof of the secret, on every request to SOCKET
 """
 
@@ -45,6 +47,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes, verify_signature
@@ -58,6 +61,7 @@ RECHECK = 2.0  # seconds between two looks for what no push announces: nodes tha
 # at most.
 TOGETHER = (0.002, 0.1)
 REMEMBERED = 100_000  # replies that have come and were never asked for
+TOO_LARGE = 2  # Flower's code of an error for what a ClientApp did wrong
 LARGEST = 64 << 20  # bytes of one request of a site; what is larger goes as several of Flower's objects
 REQUEST = 1 << 31  # bytes of one request of the operator
 LOOK = 0.5  # seconds between two looks at the folder of the sites' keys
@@ -100,33 +104,52 @@ class HeldPulls:
         self.ready: dict[str, None] = {}  # messages whose replies have come, in their order
         self.staying: set[int] = set()  # nodes whose last pull asked to wait
         self.accepted: dict[int, bytes] = {}  # node -> the key with which its last request was accepted
+        self.largest: dict[str, int] = {}  # message -> bytes that the reply to it may have
+        self.room: dict[int, int] = {}  # node -> bytes that the objects of its last reply may still have
         self.unread: Counter[int] = Counter()  # node -> messages that came for it and that it may not have pulled yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "") if scope["type"] == "http" and scope["method"] == "POST" else ""
         if path == "/v1/runtime/get-nodes":
             return await self.app(scope, receive, self.with_nodes(send))
-        if not path.endswith(("/pull-messages", "/push-messages")):
+        if not path.endswith(("/pull-messages", "/push-messages", "/fleet/push-object")):
             return await self.app(scope, receive, send)
         body = await read(receive, REQUEST)
         if body is None:
             return await answer(send, 413, "the request is too large")
         match path:
             case "/v1/runtime/push-messages":
+                pushed, most = PushAppMessagesRequest.FromString(body), int(header(scope, b"x-equipoise-largest", 1e12))
+                self.largest |= {m.metadata.message_id: most for m in pushed.messages_list if most}
+                while len(self.largest) > REMEMBERED:
+                    del self.largest[next(iter(self.largest))]
                 await self.app(scope, once(body), send)
-                nodes = Counter(m.metadata.dst_node_id for m in PushAppMessagesRequest.FromString(body).messages_list)
+                nodes = Counter(m.metadata.dst_node_id for m in pushed.messages_list)
                 self.unread += nodes
                 self.wake(("node", node) for node in nodes)
             case "/v1/fleet/push-messages":
                 request = PushMessagesRequest.FromString(body)
                 if any(m.metadata.src_node_id != request.node.node_id for m in request.messages_list):
                     return await answer(send, 403, "a node answers its own messages only")
+                if self.cut_large(request):
+                    body = request.SerializeToString()
+                    sized = [
+                        (k, v) if k != b"content-length" else (k, str(len(body)).encode()) for k, v in scope["headers"]
+                    ]
+                    scope = {**scope, "headers": sized}
                 await self.app(scope, once(body), send)
                 replied = [m.metadata.reply_to_message_id for m in request.messages_list]
                 self.ready |= dict.fromkeys(replied)
                 while len(self.ready) > REMEMBERED:
                     del self.ready[next(iter(self.ready))]
                 self.wake(("reply", i) for i in replied)
+            case "/v1/fleet/push-object":
+                node = PushObjectRequest.FromString(body).node.node_id
+                if node in self.room:
+                    self.room[node] -= len(body)
+                    if self.room[node] < 0:
+                        return await answer(send, 413, "the reply is larger than what was asked for")
+                await self.app(scope, once(body), send)
             case "/v1/fleet/pull-messages":
                 node = PullMessagesRequest.FromString(body).node.node_id
                 if header(scope, b"x-equipoise-wait"):
@@ -142,6 +165,25 @@ class HeldPulls:
             case _:
                 await self.app(scope, once(body), send)
         return None
+
+    def cut_large(self, request: PushMessagesRequest) -> bool:
+        """Replies that are larger than what was asked for become errors; what follows as objects is bounded too."""
+        found, room = False, 0
+        trees = [*request.message_object_trees, *(ObjectTree() for _ in request.messages_list)]
+        for message, tree in zip(request.messages_list, trees, strict=False):
+            most, size = self.largest.get(message.metadata.reply_to_message_id, 0), message.ByteSize() + tree.ByteSize()
+            room += 2 * most or LARGEST  # a request may be sent again
+            if most and size > most:
+                log.warning("a reply of node %d has %d bytes, and %d were asked for", request.node.node_id, size, most)
+                message.ClearField("content")
+                message.error.code, message.error.reason = (
+                    TOO_LARGE,
+                    f"its reply is larger than the {most} bytes asked for",
+                )
+                tree.ClearField("children")
+                found = True
+        self.room[request.node.node_id] = room
+        return found
 
     async def hold_node(self, scope: Scope, receive: Receive, send: Send, node: int, body: bytes) -> None:
         """Until there is a message for the node."""
@@ -485,10 +527,10 @@ def text(scope: Scope, name: bytes) -> bytes:
     return next((value for key, value in scope["headers"] if key == name), b"")
 
 
-def header(scope: Scope, name: bytes) -> float:
-    """A number of seconds or of replies; 0 where there is none."""
+def header(scope: Scope, name: bytes, most: float = 1e6) -> float:
+    """A number of seconds, replies or bytes; 0 where there is none."""
     try:
-        return max(0.0, min(float(text(scope, name)), 1e6))
+        return max(0.0, min(float(text(scope, name)), most))
     except ValueError:
         return 0.0
 

@@ -20,7 +20,8 @@ from equipoise.deploy.network.wire import content_bytes
 
 INLINE = 16 << 20  # bytes of arrays from which on a message is sent as objects
 REQUEST = 32 << 20  # bytes of content in one request or answer
-WAIT, MOST, NODES, DOOR = (f"x-equipoise-{word}" for word in ("wait", "most", "nodes", "door"))  # see superlink.py
+# See superlink.py.
+WAIT, MOST, NODES, DOOR, LARGEST = (f"x-equipoise-{word}" for word in ("wait", "most", "nodes", "door", "largest"))
 T = TypeVar("T")
 
 
@@ -34,7 +35,8 @@ class Door(NamedTuple):
 class Transport(NamedTuple):
     """Two ways over the same Grid."""
 
-    push: Callable[[Sequence[Message], Sequence[bool]], list[str | None]]  # which of them go with their content inside
+    # Which of them go with their content inside, and how many bytes a reply to one of them may have (0: any).
+    push: Callable[[Sequence[Message], Sequence[bool], int], list[str | None]]
     pull: Callable[[Sequence[str], float, int], list[Message]]  # waits so many seconds, for replies of so many bytes
     stay: Callable[[], set[int]]  # nodes that take the content inside, as far as the SuperLink knows
     door: Callable[[], Door]
@@ -64,7 +66,7 @@ def transport(grid: Grid, *, stock: bool = False) -> Transport:
 def standard(grid: Grid, why: str) -> Transport:
     """Flower's own: objects, and pulls that return at once."""
 
-    def push(messages: Sequence[Message], inside: Sequence[bool]) -> list[str | None]:
+    def push(messages: Sequence[Message], inside: Sequence[bool], largest: int = 0) -> list[str | None]:
         return list(grid.push_messages(list(messages)))
 
     def pull(ids: Sequence[str], wait: float, size: int) -> list[Message]:
@@ -105,6 +107,8 @@ def direct(grid: Any) -> Transport:
             if context.rpc_method.endswith("/PullMessages") and getattr(local, "wait", 0.0) > 0:
                 context.request.headers[WAIT] = f"{local.wait:.3f}"
                 context.request.headers[MOST] = str(local.most)
+            if context.rpc_method.endswith("/PushMessages") and getattr(local, "largest", 0) > 0:
+                context.request.headers[LARGEST] = str(local.largest)
             response = call_next(context)
             if context.rpc_method.endswith("/GetNodes"):
                 named = {int(word) for word in response.headers.get(NODES, "").split(",") if word}
@@ -114,7 +118,14 @@ def direct(grid: Any) -> Transport:
 
     client._interceptors = (*client._interceptors, Waiting())
 
-    def push(messages: Sequence[Message], inside: Sequence[bool]) -> list[str | None]:
+    def push(messages: Sequence[Message], inside: Sequence[bool], largest: int = 0) -> list[str | None]:
+        local.largest = largest
+        try:
+            return pushed(messages, inside)
+        finally:
+            local.largest = 0
+
+    def pushed(messages: Sequence[Message], inside: Sequence[bool]) -> list[str | None]:
         ids: list[str | None] = [None] * len(messages)
         short = [k for k, m in enumerate(messages) if inside[k] and content_bytes(m) <= INLINE]
         for batch in batches(short, lambda k: content_bytes(messages[k])):

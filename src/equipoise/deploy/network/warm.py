@@ -36,8 +36,9 @@ from flwr.clientapp import ClientApp
 from equipoise.deploy.network import internals as flower
 from equipoise.deploy.network.transport import INLINE, WAIT
 from equipoise.deploy.network.wire import content_bytes
-from equipoise.errors import EquipoiseError, require
+from equipoise.errors import EquipoiseError, refuse_unless, require
 from equipoise.files import write_whole
+from equipoise.privacy import audit, identity, policy
 
 log = logging.getLogger("equipoise.flower")
 AGAIN = (401, 403)  # HTTP status: the server was started again, or does not take this site's key any longer
@@ -47,6 +48,7 @@ RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at 
 CLOCKS = 60.0  # seconds by which clocks may differ before the server's is taken
 RUNS = 4  # runs whose settings are kept
 
+OWN_APP = "equipoise.deploy.entry_points:client"
 INLINE_ABILITY = "inline"  # in the node's configuration: what the greeting tells the server
 
 
@@ -308,6 +310,7 @@ class WarmSite:
             request = flower.GetFabRequest(node=self.node, hash_str=details.fab_hash, run_id=run)
             fab = flower.fab_from_proto(self.ask(self.client.GetFab, request).fab).content
             where = flower.get_fab_config(fab)["tool"]["flwr"]["app"]["components"]["clientapp"]
+            check_module(self.folder, self.config, where)
             context = Context(
                 run_id=run,
                 node_id=self.node.node_id,
@@ -372,6 +375,21 @@ class WarmSite:
         except Exception:  # it was about nothing that is still waited for
             log.info("%s: the server waits no longer for what was being worked on", self.name, exc_info=True)
         path.unlink(missing_ok=True)
+
+
+def check_module(folder: Path, config: Mapping[str, Any], where: Any) -> None:
+    """Before anything is imported because a server says so: only what the site's owner has named."""
+    file = Path(str(config["policy"])) if config.get("policy") else folder / policy.FILE
+    try:
+        refuse_unless(
+            isinstance(where, str) and where in (OWN_APP, *policy.load(file).modules),
+            f"the server names the ClientApp {str(where)[:100]!r}, which this site does not run; its owner may allow "
+            "it in site.toml: modules = [...]",
+        )
+    except EquipoiseError as error:
+        signer = identity.signer(Path(str(config["key"]))) if config.get("key") else None
+        audit.record(folder, {"kind": "module", "answer": "refused", "why": str(error)}, signer)
+        raise
 
 
 def load(where: str) -> ClientApp:

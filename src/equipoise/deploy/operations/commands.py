@@ -23,6 +23,7 @@ from equipoise.errors import EquipoiseError, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.files import make_folder, write_whole
+from equipoise.privacy import policy
 
 LAST_WORDS = 1.5  # seconds for the output of a run that is finished
 RESTARTS = 5  # times that a SuperLink that died is started again
@@ -40,6 +41,7 @@ class ServerSettings(NamedTuple):
     client: str | None = None
     stock: bool = False  # Flower's own programs only
     page: int | None = 0  # port of the live page on this machine; 0: any, None: none
+    without: tuple[str, ...] = ()  # sites that a run is resumed without
 
     @property
     def local(self) -> str:
@@ -70,7 +72,8 @@ def run_server(
     )
     say(f"SuperLink: {f'for Flower alone ({why})' if why else 'holds pulls, state in memory'}")
     check_who_may_join(config, settings, say)
-    app = launch.app(state / "app", config, folder, client=settings.client or launch.CLIENT, stock=settings.stock)
+    client = settings.client or launch.CLIENT
+    app = launch.app(state / "app", config, folder, client=client, stock=settings.stock, without=settings.without)
     with ExitStack() as stack:
         if settings.page is not None:
             say(f"live: {stack.enter_context(live_page(folder, settings.page))}")
@@ -137,7 +140,7 @@ def _one_link(
         if why:
             served = _served_by_flower(child, app, more, folder, say, check)
         else:
-            served = _served_here(child, app, config, folder, at.socket, secret, check)
+            served = _served_here(child, app, config, folder, settings.without, at.socket, secret, check)
         if served:
             ending()
         return served
@@ -148,6 +151,7 @@ def _served_here(
     app: Path,
     config: Config,
     folder: Path,
+    without: tuple[str, ...],
     socket: Path,
     secret: bytes,
     check: Callable[[], None],
@@ -175,7 +179,7 @@ def _served_here(
     keep_programs()
     try:
         with started_run(socket, secret, app, lost) as grid:
-            serve_run(config, folder, grid)
+            serve_run(config, folder, grid, without=without)
     except LinkLost:
         if failed:
             raise failed[0] from None
@@ -240,6 +244,8 @@ def run_local(
     assert settings.keys is not None
     made.make(settings.keys, files)
     folders = settings.state / "sites"
+    for name in files:
+        policy.trial(folders / name)
     sites = [
         Site(name, folders / name, node_config(name, folders / name, {"data": str(path.resolve()), **(torch or {})}))
         for name, path in sorted(files.items())

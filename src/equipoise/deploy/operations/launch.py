@@ -28,7 +28,9 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3"}
 
 
-def app(folder: Path, config: "Config", out: Path, *, client: str = CLIENT, stock: bool = False) -> Path:
+def app(
+    folder: Path, config: "Config", out: Path, *, client: str = CLIENT, stock: bool = False, without: Sequence[str] = ()
+) -> Path:
     """What `flwr run` takes: an app that installs nothing, with the run's settings in its configuration."""
     pyproject = {
         "project": {
@@ -43,7 +45,12 @@ def app(folder: Path, config: "Config", out: Path, *, client: str = CLIENT, stoc
                 "app": {
                     "publisher": NAME,
                     "components": {"serverapp": SERVER, "clientapp": client},
-                    "config": {"settings": config.toml(), "out": str(out.resolve()), "stock": stock},
+                    "config": {
+                        "settings": config.toml(),
+                        "out": str(out.resolve()),
+                        "stock": stock,
+                        "without": ",".join(without),
+                    },
                 }
             }
         },

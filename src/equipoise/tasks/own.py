@@ -1,0 +1,273 @@
+"""Parts of a model that owners keep for themselves: every client's loss, minimised over them.
+
+    f_i(x) = min_B  1/m_i sum_j loss(outputs(x, a_j) + B phi(a_j), y_j) + |B|^2/(2 m_i) + l2/2 |x|^2
+
+phi(a) = 1 is an own intercept, phi(a) = (1, a[inputs]) own slopes of some inputs besides. Where the loss is convex in
+the outputs and these in x, the f_i are convex, as strongly as before and no steeper, and grad f_i(x) is the gradient at
+the minimising B (the envelope theorem). So any algorithm trains x on the f_i; B is found where the rows are, and stays
+there. The term |B|^2/(2 m_i), that of one row with nothing in it, keeps B finite where all labels are the same.
+
+Base rates differ between owners, and one model has one of them: an intercept of each owner's own is what a mixed model
+calls a random intercept.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.lax import stop_gradient
+from jaxtyping import Float
+
+from equipoise import local
+from equipoise.data.shards import Shards
+from equipoise.errors import InputError, not_none, require
+from equipoise.protocol import RandomKey, Vector, choose
+from equipoise.tasks.examples import draw
+from equipoise.tasks.task import Own, Scalar, Task, penalty, shrink
+
+Part = Float[Array, "k q"]
+MOST = 60  # Newton steps, which take three to six
+AT_ONCE = 1 << 22  # numbers of a Hessian's making, for a loss whose curvature JAX finds
+
+
+def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept") -> Task:
+    """`task`, where every owner has an intercept of its own, and slopes of its own for the inputs with these indices.
+
+    For losses of examples that are convex in the model's outputs: squares, softmax and `task_of` with any model. With
+    minibatches B is that of all rows at the model that local steps start from; without, that of every step.
+    """
+    of = task.examples
+    if of is None:
+        raise InputError(f"{task.name} does not say what it is made of, so that no part of it can be the owners' own")
+    require(own == "intercept" or not isinstance(own, str), f"own is '{own}'; give 'intercept' or indices of inputs")
+    inputs = () if isinstance(own, str) else tuple(int(j) for j in own)
+    require(len(set(inputs)) == len(inputs), f"own has an input more than once: {inputs}; give each once")
+    if of.linear and of.batch is None:
+        return _of_squares(task, inputs)
+
+    def basis(rows: Array, dtype: Any) -> Float[Array, "q m"]:
+        return _basis(inputs, rows, dtype)
+
+    def outputs(x: Vector, rows: Array, key: RandomKey | None = None) -> Float[Array, "k m"]:
+        """Examples last, as on a CPU it is faster."""
+        z = of.outputs(x, rows, key)
+        return z.reshape(z.shape[0], -1).T
+
+    def losses(z: Float[Array, "k m"], labels: Array) -> Float[Array, " m"]:
+        return of.losses(z.T, labels)
+
+    def solved(z: Float[Array, "k m"], shard: Shards, start: Part | None = None) -> Part:
+        return _minimised(losses, of.bend, z, basis(shard.inputs, z.dtype), shard, start)
+
+    def fit(x: Vector, shard: Shards) -> Part:
+        return solved(outputs(x, shard.inputs), shard)
+
+    def ridge(part: Part, shard: Shards) -> Scalar:
+        return jnp.sum(part**2) / (2 * shard.sizes.astype(part.dtype))
+
+    def on_rows(x: Vector, part: Part, shard: Shards, drawn: tuple[Array, RandomKey | None]) -> Scalar:
+        rows, key = drawn
+        a = shard.inputs[rows]
+        z = outputs(x, a, key)
+        each = losses(z + part @ basis(a, z.dtype), shard.labels[rows])
+        return jnp.mean(each) + penalty(of.l2, x) + ridge(part, shard)
+
+    def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
+        if key is not None and of.batch is not None:
+            drawn = draw(key, shard, (of.batch,)), jax.random.fold_in(key, 1) if of.random else None
+            return on_rows(x, fit(x, shard), shard, drawn)
+        z = outputs(x, shard.inputs, key if of.random else None)
+        part = solved(outputs(x, shard.inputs) if of.random else z, shard)
+        each = losses(z + part @ basis(shard.inputs, z.dtype), shard.labels)
+        return _mean(each, shard) + penalty(of.l2, x) + ridge(part, shard)
+
+    def slope(x: Vector, shard: Shards, key: RandomKey | None, start: Part | None = None) -> Vector:
+        """The gradient over all rows: with B held where it is, in one pass forward and one back."""
+        z, back = jax.vjp(lambda u: outputs(u, shard.inputs, key if of.random else None), x)
+        part = solved(outputs(x, shard.inputs) if of.random else z, shard, start)
+        v = z + part @ basis(shard.inputs, z.dtype)
+        pulled = jax.grad(lambda v: _mean(losses(v, shard.labels), shard))(v)
+        return back(pulled)[0] + shrink(of.l2, x)
+
+    def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
+        if key is None or of.batch is None:
+            return slope(x, shard, key)
+        drawn = draw(key, shard, (of.batch,)), jax.random.fold_in(key, 1) if of.random else None
+        return jax.grad(on_rows)(x, fit(x, shard), shard, drawn)
+
+    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **options: Any) -> Any:
+        start = fit(x, shard)  # near that of every local step
+        keys = jax.random.split(jax.random.fold_in(key, 1), steps) if of.random else None
+        if of.batch is None:
+            return local.descend(lambda u, k: slope(u, shard, k, start), x, keys, steps=steps, **options)
+        drawn = draw(key, shard, (steps, of.batch)), keys
+        return local.descend(lambda u, d: jax.grad(on_rows)(u, start, shard, d), x, drawn, steps=steps, **options)
+
+    parts = _parts(task, inputs, fit)
+    return task._replace(name=f"{task.name}_own", loss=loss, grad=grad, descend=descend, own=parts)
+
+
+def base_rate(task: Task, x: Vector, shard: Shards) -> Part:
+    """The own intercept [k, 1] of a model whose outputs are zero: what an owner predicts that looks at labels only."""
+    of = not_none(task.examples)
+    like = jax.eval_shape(lambda x, rows: of.outputs(x, rows, None), x, shard.inputs)
+    z = jnp.zeros((like.size // like.shape[0], like.shape[0]), like.dtype)
+
+    def losses(z: Float[Array, "k m"], labels: Array) -> Float[Array, " m"]:
+        return of.losses(z.T.reshape(like.shape), labels)
+
+    return _minimised(losses, of.bend, z, jnp.ones((1, z.shape[1]), z.dtype), shard, None)
+
+
+def _parts(task: Task, inputs: tuple[int, ...], fit: Callable[[Vector, Shards], Part]) -> Own:
+    of = not_none(task.examples)
+
+    def outputs(x: Vector, part: Part, rows: Array) -> Array:
+        z = of.outputs(x, rows, None)
+        return z + (part @ _basis(inputs, rows, z.dtype)).T.reshape(z.shape)
+
+    def loss(x: Vector, part: Part, shard: Shards) -> Scalar:
+        return _mean(of.losses(outputs(x, part, shard.inputs), shard.labels), shard) + penalty(of.l2, x)
+
+    return Own(inputs, fit, outputs, loss)
+
+
+def _basis(inputs: tuple[int, ...], rows: Array, dtype: Any) -> Float[Array, "q m"]:
+    ones = jnp.ones((1, rows.shape[0]), dtype)
+    if not inputs:
+        return ones
+    require(
+        rows.ndim == 2 and max(inputs) < rows.shape[1] and min(inputs) >= 0,
+        f"own names the inputs {inputs}, but an example has shape {rows.shape[1:]}; give indices of a row of numbers",
+    )
+    return jnp.concatenate([ones, rows[:, jnp.asarray(inputs)].T.astype(dtype)])
+
+
+def _real(shard: Shards) -> Array:
+    return jnp.arange(shard.labels.shape[0], dtype=shard.sizes.dtype) < shard.sizes
+
+
+def _mean(each: Float[Array, " m"], shard: Shards) -> Scalar:
+    return jnp.sum(jnp.where(_real(shard), each, 0)) / shard.sizes.astype(each.dtype)
+
+
+def _minimised(
+    losses: Callable[[Array, Array], Array],
+    bend: Literal["softmax"] | float | None,
+    z: Float[Array, "k m"],
+    phi: Float[Array, "q m"],
+    shard: Shards,
+    start: Part | None,
+) -> Part:
+    """argmin_B of the mean of losses(z + B phi) + |B|^2/(2m), and its derivative in z.
+
+    Newton's method; where a full step d would not lower the loss as it promises, log(1 + r)/r of it, r being the most
+    that d spreads the outputs of a row. Along d softmax changes its curvature by at most the factor exp(r), so that
+    the loss is lower there for certain, wherever B starts.
+    """
+    k, q = z.shape[0], phi.shape[0]
+    size, real, eps = shard.sizes.astype(z.dtype), _real(shard), jnp.finfo(z.dtype).eps
+    eye, phi_real = jnp.eye(k * q, dtype=z.dtype), jnp.where(real[None], phi, 0)
+
+    def value(part: Part, z: Array) -> Scalar:
+        return _mean(losses(z + part @ phi, shard.labels), shard) + jnp.sum(part**2) / (2 * size)
+
+    def hessian(part: Part, z: Array) -> Float[Array, "kq kq"]:
+        if bend == "softmax":
+            p = jax.nn.softmax(z + part @ phi, axis=0)
+            if q == 1:
+                seen = jnp.where(real[None], p, 0)
+                return (jnp.diag(jnp.sum(seen, axis=1)) - seen @ p.T + eye) / size
+            own = jnp.einsum("km,am,cm->kac", p, phi_real, phi)
+            both = (p[:, None] * phi_real[None]).reshape(k * q, -1)
+            blocks = own[:, :, None, :] * jnp.eye(k, dtype=z.dtype)[:, None, :, None]
+            return (blocks.reshape(k * q, k * q) - both @ both.T + eye) / size
+        if bend is not None:
+            return (jnp.kron(jnp.eye(k, dtype=z.dtype), bend * (phi_real @ phi.T)) + eye) / size
+        along = jax.linearize(jax.grad(lambda b: value(b.reshape(k, q), z)), part.ravel())[1]
+        return jax.lax.map(along, eye, batch_size=max(1, min(k * q, AT_ONCE // z.size)))
+
+    def newton(part: Part, z: Array) -> tuple[Part, Part]:
+        slope = jax.grad(value)(part, z)
+        return slope, (jax.scipy.linalg.solve(hessian(part, z), slope.ravel(), assume_a="pos")).reshape(k, q)
+
+    def step(state: tuple[Part, Array, Array]) -> tuple[Part, Array, Array]:
+        part, t, _ = state
+        slope, d = newton(part, fixed)
+        fall = jnp.sum(slope * d)
+        now = value(part, fixed)
+        spread = jnp.where(real[None], d @ phi, 0)
+        r = jnp.max(jnp.max(spread, axis=0) - jnp.min(spread, axis=0) if k > 1 else jnp.abs(spread))
+        shorter = jnp.log1p(r) / jnp.where(r > 0, r, 1)
+        full = value(part - d, fixed) <= now - fall / 10 + 4 * eps * jnp.abs(now)
+        there = choose(full, part - d, part - shorter * d)
+        return there, t + 1, (fall <= eps * jnp.maximum(now, eps)) & full
+
+    def unfinished(state: tuple[Part, Array, Array]) -> Array:
+        _, t, done = state
+        return (t < MOST) & ~done
+
+    fixed = stop_gradient(z)
+    begin = jnp.zeros((k, q), z.dtype) if start is None else stop_gradient(start)
+    if start is None and bend == "softmax":  # counts against what is expected: near the answer at once
+        expected = jnp.sum(jnp.where(real[None], jax.nn.softmax(fixed, axis=0), 0), axis=1)
+        counts = jnp.sum(jax.nn.one_hot(shard.labels, k, dtype=z.dtype) * real[:, None].astype(z.dtype), axis=0)
+        begin = begin.at[:, 0].set(jnp.log((counts + 0.5) / (expected + 0.5)))
+    part = begin
+    if not isinstance(bend, float):  # of squares, the step below is all
+        part, _, _ = jax.lax.while_loop(unfinished, step, (begin, jnp.int32(0), jnp.array(False)))
+    # One more step, through which derivatives flow: they are those of the argmin, by the implicit function theorem.
+    part = stop_gradient(part)
+    slope = jax.grad(value)(part, z)
+    bent = stop_gradient(hessian(part, fixed))
+    return part - jax.scipy.linalg.solve(bent, slope.ravel(), assume_a="pos").reshape(k, q)
+
+
+def _of_squares(task: Task, inputs: tuple[int, ...]) -> Task:
+    """Exactly, as squares over other rows: T A and T Y, T = (I - U (U'U + I/(2 scale))^-1 U')^1/2, U the rows of phi.
+
+    |R + U B'|^2 at its best B is |T R|^2. So what is prepared, Gram matrices too, is prepared of these rows.
+    """
+    of = not_none(task.examples)
+    bend = of.bend
+    assert isinstance(bend, float)
+
+    def moved(shard: Shards) -> Shards:
+        zeros = jnp.zeros(task.size, shard.inputs.dtype)
+        none = of.outputs(zeros, shard.inputs, None)
+        # The targets, from the slope of the losses at outputs of zero.
+        targets = -jax.grad(lambda z: jnp.sum(of.losses(z, shard.labels)))(none) / bend
+        real = _real(shard)[:, None]
+        u = jnp.where(real, _basis(inputs, shard.inputs, none.dtype).T, 0)
+        squares, turned = jnp.linalg.eigh(u.T @ u)
+        r = jnp.sqrt(1 + bend * jnp.maximum(squares, 0))
+        inner = (turned * (bend / (r * (r + 1)))[None]) @ turned.T
+
+        def moved_rows(a: Array) -> Array:
+            a = jnp.where(real, a, 0)
+            return a - u @ (inner @ (u.T @ a))
+
+        return Shards(moved_rows(shard.inputs), moved_rows(targets), shard.sizes)
+
+    def ready(data: Any) -> Any:
+        return moved(data) if isinstance(data, Shards) else data
+
+    def prepare(shard: Shards) -> Any:
+        task.prepare(shard)  # its own sentence where they do not fit
+        return task.prepare(moved(shard))
+
+    def fit(x: Vector, shard: Shards) -> Part:
+        z = of.outputs(x, shard.inputs, None).T
+        phi = _basis(inputs, shard.inputs, z.dtype)
+        return _minimised(lambda z, labels: of.losses(z.T, labels), bend, z, phi, shard, None)
+
+    return task._replace(
+        name=f"{task.name}_own",
+        loss=lambda x, data, key=None: task.loss(x, ready(data), key),
+        grad=lambda x, data, key=None: task.grad(x, ready(data), key),
+        descend=lambda x, data, key, **options: task.descend(x, ready(data), key, **options),
+        prepare=prepare,
+        own=_parts(task, inputs, fit),
+    )

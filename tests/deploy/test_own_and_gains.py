@@ -1,0 +1,74 @@
+"""Own parts and gains over Flower's messages: the numbers of one machine, and parts that no message holds."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from equipoise import artifact
+from equipoise.deploy.oversight import would_reveal
+from equipoise.deploy.reach_agreement import BASELINES
+from equipoise.deploy.rows_site import OWN_MODEL
+from equipoise.errors import EquipoiseError
+from equipoise.experiment import config, own_parts, records
+from tests.deploy.test_federated_run import assert_the_same, both, close, settings
+from tests.deploy.test_secure import flat
+from tests.deploy.test_secure_run import node, told
+from tests.flower.silos import SITES
+
+OWN = {"model": {"l2": 0.1, "own": "intercept"}, "objective": {"name": "chi2", "of": "gains"}}
+
+
+def test_as_on_one_machine_and_no_message_holds_a_part(tmp_path):
+    crossed = []
+
+    def fault(message, reply):
+        crossed.extend(part.deflate() for record in reply.content.values() for part in flat(record))
+        return reply
+
+    over, local = both(tmp_path, settings(**OWN), fault=fault)
+    assert_the_same(over, local)
+    parts, sent = own_parts.read(local.path), b"".join(crossed)
+    assert not (over.path / records.OWN_PARTS).exists()
+    kept = [path.read_bytes() for path in over.path.rglob("*") if path.is_file()]
+    for site in SITES:
+        mine = artifact.load(tmp_path / "homes" / site / OWN_MODEL)
+        close(mine.own.part, parts[site])
+        for number in mine.own.part.ravel():
+            for kind in (np.float64, np.float32):
+                assert kind(number).tobytes() not in sent
+                assert not any(kind(number).tobytes() in content for content in kept)
+            assert not any(repr(float(number))[:10].encode() in content for content in [sent, *kept])
+    assert np.all(artifact.load(over.path / records.MODEL).own.part == 0)  # which nobody has told
+    base = json.loads((over.path / BASELINES).read_text())
+    close([base[site] for site in SITES], [member.baseline for member in local.federation.members])
+    said = "\n".join(over.federation.notes)
+    assert "how well a model of its own rows alone does" in said
+    assert "of the parts of the model that sites keep for themselves the server learns nothing" in said
+
+
+def test_masked_and_by_sums_alone(tmp_path):
+    """scaffpd_sums: neither a baseline nor a part is told; the mean of the parts is."""
+    sections = {"model": {"l2": 0.1, "own": "intercept"}, "objective": {"name": "kl", "rho": 0.3, "of": "gains"}}
+    over, local = both(tmp_path, told(**sections), node=node(tmp_path))
+    for row, here in zip(over.rows, local.rows, strict=True):
+        assert row.objective == pytest.approx(here.objective, rel=1e-8)
+        assert row.gap == pytest.approx(here.gap, rel=1e-6)
+    mine, other = (artifact.load(r.path / records.MODEL) for r in (over, local))
+    np.testing.assert_allclose(mine.own.part, other.own.part, atol=1e-7)
+    np.testing.assert_allclose(mine.params.weight, other.params.weight, atol=1e-8)
+    assert not (over.path / BASELINES).exists()
+    assert {member.baseline for member in over.federation.members} == {None}
+    assert "how well a model of its own rows alone does" not in "\n".join(over.federation.notes)
+
+
+def test_a_site_may_keep_its_baseline_for_itself(tmp_path):
+    here = settings(**OWN)
+    assert any("how well a model of its own" in sentence for sentence in would_reveal(config.parse(here)))
+    home = tmp_path / "homes" / SITES[0]
+    home.mkdir(parents=True)
+    (home / "site.toml").write_text("baseline = false\n")
+    with pytest.raises(EquipoiseError, match="tells nobody how well a model of its own would do"):
+        both(tmp_path, here)

@@ -1,0 +1,100 @@
+"""A site's own log: full disks, forged and deleted lines, and what the server's receipts tell."""
+
+import errno
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from equipoise.cli import app
+from equipoise.deploy.operations import keys
+from equipoise.errors import FileError, InputError
+from equipoise.privacy import audit, identity
+
+
+@pytest.fixture
+def signer(tmp_path):
+    keys.make(tmp_path / "keys", ["north", "eve"])
+    return identity.signer(tmp_path / "keys" / "sites" / "north")
+
+
+def log(folder, count=5, signer=None):
+    return [audit.record(folder, {"kind": "exchange", "round": k, "answer": "replied"}, signer) for k in range(count)][
+        -1
+    ]
+
+
+def test_a_forged_line_at_the_end_is_noticed_though_the_head_is_untouched(tmp_path, signer):
+    home = tmp_path / "north"
+    log(home, signer=signer)
+    head = (home / audit.HEAD).read_text()
+    digest = json.loads(head)["digest"]
+    eve = identity.signer(tmp_path / "keys" / "sites" / "eve")
+    with (home / audit.FILE).open("a") as file:
+        line = audit._line({"number": 6, "kind": "exchange", "answer": "refused", "previous": digest})
+        file.write(audit._line({**json.loads(line), "signature": eve.sign(line.encode()).hex()}) + "\n")
+    with pytest.raises(InputError, match="line 6 is not signed by the site's key"):
+        audit.verify(home, signer.check)
+    told = CliRunner().invoke(app, ["flower", "audit", str(home)], env={"COLUMNS": "200"})
+    assert told.exit_code == 2
+    assert "line 6 is not signed" in told.output
+    log(home, 1, signer)  # the site does not go on from it, and what was forged stays visible
+    with pytest.raises(InputError, match="line 6 is not signed"):
+        audit.verify(home, signer.check)
+
+
+@pytest.mark.parametrize("fails", [1, 2, 7])
+def test_a_disk_that_is_full_for_some_messages_does_not_break_the_chain(fails, tmp_path, signer, monkeypatch):
+    """The head cannot be written, several times over; then there is room again."""
+    log(tmp_path, 3, signer)
+    whole = audit.write_whole
+
+    def full(path, *args, **options):
+        if path.name == audit.HEAD:
+            raise FileError("no room")
+        whole(path, *args, **options)
+
+    monkeypatch.setattr(audit, "write_whole", full)
+    for _ in range(fails):
+        with pytest.raises(FileError):
+            log(tmp_path, 1, signer)
+    monkeypatch.undo()
+    log(tmp_path, 2, signer)
+    assert len(audit.verify(tmp_path, signer.check).entries) == 5 + fails
+
+
+def test_half_a_line_is_taken_off_without_any_room(tmp_path, signer, monkeypatch):
+    log(tmp_path, 2, signer)
+    append = audit.append
+
+    def half(path, content):
+        append(path, content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(audit, "append", half)
+    with pytest.raises(OSError, match="full"):
+        log(tmp_path, 1, signer)
+    monkeypatch.undo()
+    log(tmp_path, 1, signer)
+    assert len(audit.verify(tmp_path, signer.check).entries) == 3
+
+
+def test_deletion_of_both_files_is_noticed_by_the_receipts(tmp_path, signer):
+    receipt = log(tmp_path / "north", 5, signer)
+    known = tmp_path / "receipts.json"
+    known.write_text(json.dumps({"north": receipt._asdict()}))
+    words = ["flower", "audit", str(tmp_path / "north"), "--receipts", str(known)]
+    words += ["--key", str(tmp_path / "keys" / "sites" / "north.pub")]
+    fine = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert "line 5 is the one that the server has a receipt of" in fine.output, fine.output
+    for name in (audit.FILE, audit.HEAD):
+        (tmp_path / "north" / name).unlink()
+    with pytest.raises(InputError, match="is gone, though the server has a receipt of line 5"):
+        audit.verify(tmp_path / "north", signer.check, receipt)
+    log(tmp_path / "north", 7, signer)  # written anew, with the true key
+    audit.verify(tmp_path / "north", signer.check)  # what remains undetectable without receipts
+    found = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert found.exit_code == 2
+    assert "not the line 5 that the server has a receipt of" in " ".join(found.output.split())
+    with pytest.raises(InputError, match="receipt is not signed by the site's key"):
+        audit.verify(tmp_path / "north", signer.check, receipt._replace(number=7))
