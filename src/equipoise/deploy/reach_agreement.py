@@ -126,7 +126,7 @@ def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreemen
     with jax.enable_x64(True):
         algorithm = second_moments(plan.linear, everyone(len(agreed.sites)), rank=plan.rank)
         start, digest = jnp.zeros(algorithm.size, kind), agreement.digest_of(config, agreed)
-        details = {"part": "metric", "shard": like, "config": digest, "secure": secure}
+        details = {"part": "metric", "run": agreed.run, "shard": like, "config": digest, "secure": secure}
         told = ask_before(config, federation, algorithm, start, least=max(of.least, 1), **details)
         found = not_none(metric_from(plan.linear, jax.tree.map(np.asarray, told), plan.rank, kind))
     texts = {name: agreement.as_text(array, config) for name, array in packed(found).items()}
