@@ -2,6 +2,7 @@
 
     python experiments/model_rounds.py                                     # everything
     python experiments/model_rounds.py synthetic adult --grid 8 --lost 0.1
+    python experiments/model_rounds.py adult digits --metric full 16 --alone    # in the metric (docs/mathematics.md)
 
 Rounds until (P(x_r) - P*)/(P(x_0) - P*) is below 1e-2, 1e-3, 1e-4 and 1e-6, P the robust objective; 10 local steps,
 float64 unless --single. P* is exact for squared losses (Newton's method on the weights); for the others it is the best
@@ -14,6 +15,7 @@ import gzip
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,11 +118,12 @@ def softmax(clients: list, classes: int) -> tuple[Any, list]:
     features = clients[0][0].shape[1]
 
     def losses(w: Any, inputs: Any, labels: Any) -> Any:
-        logits = inputs @ w.reshape(features, classes)
+        logits = inputs @ w.reshape(classes, features).T
         hit = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
         return jax.nn.logsumexp(logits, axis=1) - jnp.sum(logits * hit, axis=1)
 
-    return eq.tasks.over_examples("softmax", features * classes, losses, l2=1e-3, convex=True), clients
+    task = eq.tasks.over_examples("softmax", features * classes, losses, l2=1e-3, convex=True)
+    return task._replace(linear=eq.tasks.Linear(features, classes, False, 0.1, 1e-3, task.loss)), clients
 
 
 def digits() -> Problem:
@@ -142,7 +145,7 @@ def problems(data: Path, images: Path) -> dict[str, tuple[Callable[[], Problem],
         "tiny50": (lambda: tiny_imagenet(data, 50), ("chi2 0.05", "agnostic")),
         "fashion": (lambda: fashion(images), ("chi2 0.05",)),
         "adult": (lambda: adult(data), ("chi2 0.05", "agnostic", "cvar 0.3", "kl 0.02")),
-        "adultlog": (lambda: adult(data, logistic=True), ("chi2 0.05",)),
+        "adultlog": (lambda: adult(data, logistic=True), ("chi2 0.05", "agnostic")),
         "digits": (digits, ("chi2 0.05", "agnostic")),
     }
 
@@ -219,7 +222,7 @@ def values(
     """
     task = problem.task
     data = jax.jit(jax.vmap(task.prepare))(exact)
-    x = jnp.zeros(task.size, shards.inputs.dtype)
+    x = jnp.zeros(task.size, jax.tree.leaves(shards)[0].dtype)
 
     def gone(r: Any, exchange: int, ids: Any) -> Any:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), r), exchange)
@@ -259,6 +262,22 @@ def methods(problem: Problem, dual: Any, shards: Any, exact: Any, given: argpars
         algorithm = eq.algorithms.scaffpd_model(task, dual, sample, steps=STEPS, memory=given.memory)
         return run(algorithm, shards, given.lost)
 
+    def in_metric(rank: int | None) -> np.ndarray:
+        sample = eq.cohorts.uniform(dual.n, given.cohort) if given.cohort else everyone
+        found = eq.metric.in_metric(
+            lambda task: eq.algorithms.scaffpd_model(task, dual, sample, steps=given.steps, memory=given.memory),
+            task,
+            shards,
+            rank=rank,
+        )
+        return run(found.algorithm, found.data, given.lost)
+
+    for words in given.metric:
+        if words == "full" or int(words) < task.linear.features:
+            rank = None if words == "full" else int(words)
+            yield f"in the metric{'' if rank is None else f', rank {rank}'}", partial(in_metric, rank)
+    if given.metric and given.alone:
+        return
     if not (given.lost or given.single or given.cohort or given.alone):
         yield "steps measured", measured
         yield "line search", searched
@@ -276,6 +295,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--grid", type=int, default=50, help="settings of constant steps; 0: none")
     parser.add_argument("--memory", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=STEPS, help="local steps in the metric")
+    parser.add_argument("--metric", nargs="*", default=[], help="in the metric too: full, or a rank")
     parser.add_argument("--alone", action="store_true", help="only the new form")
     parser.add_argument("--objectives", nargs="*", help="only these, as 'agnostic' or 'chi2 0.05'")
     parser.add_argument("--cohort", type=int, help="clients in a round of the new form, which then runs alone")

@@ -18,7 +18,7 @@ LEVELS = [
     {"cohorts", "tasks", "objectives", "steps", "local", "models"},
     {"algorithms", "certificates", "artifact"},
     {"engines", "privacy"},
-    {"evaluation"},
+    {"evaluation", "metric"},
     {"experiment", "report", "estimator", "sklearn"},
     {"deploy"},
     {"cli", "__init__", "__main__"},

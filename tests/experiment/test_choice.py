@@ -2,6 +2,7 @@
 
 import pytest
 
+from equipoise.errors import InputError
 from equipoise.experiment import config
 from equipoise.experiment.choice import best_algorithm
 from equipoise.experiment.methods import build_method
@@ -55,3 +56,28 @@ def test_masked_runs_say_why_they_take_it_too():
     told = config.parse(SECURE | {"objective": {"name": "kl"}, "data": {"name": "digits"}})
     assert told.algorithm.name == "scaffpd_sums"
     assert config.parse(SECURE).algorithm.name == "scaffpd_secure"
+
+
+AUTO = {"run": {"rounds": "auto"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "ends"),
+    [
+        ({}, {"until_gap": 1e-3, "keep_best": False}),
+        ({"model": {"l2": 0.0}}, {"until_gap": None, "keep_best": True, "patience": 10}),
+        ({"algorithm": {"name": "fedavg"}}, {"until_gap": None, "keep_best": True, "patience": 10}),
+        ({"algorithm": {"name": "fedavg"}, "federation": {"sites": 3}}, {"until_gap": None, "keep_best": False}),
+        ({"federation": {"sites": 3}}, {"until_gap": 1e-3}),
+        ({"run": {"rounds": "auto", "until_gap": 0.1}}, {"until_gap": 0.1}),
+    ],
+)
+def test_runs_that_end_by_themselves(settings, ends):
+    found = config.parse(AUTO | settings).run
+    assert found.rounds == 100
+    assert {key: getattr(found, key) for key in ends} == ends
+
+
+def test_noise_is_for_a_number_of_rounds():
+    with pytest.raises(InputError, match="made for a number of rounds"):
+        config.parse(AUTO | {"privacy": {"epsilon": 1.0}})

@@ -144,7 +144,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
     interior = interior_of(dual)
     positive("steps", steps)
     require(isinstance(memory, int) and memory >= 2, f"memory is {memory}; give the number of directions, at least 2")
-    m, mu = sample.m, task.strong_convexity
+    m, mu = sample.m, task.curves if task.strong_convexity is None else task.strong_convexity
     sampled = m < n
     everybody = np.arange(n, dtype=np.int32)
 

@@ -19,6 +19,7 @@ from equipoise.deploy.scoring import Tilt, scoring
 from equipoise.errors import not_none, require
 from equipoise.evaluation.predictions import Score
 from equipoise.experiment import config as configuration
+from equipoise.experiment.conditioning import Plan, conditioned, planned, suits
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import (
     Scaling,
@@ -33,6 +34,7 @@ from equipoise.experiment.own_parts import mean_part
 from equipoise.experiment.personal import own_models
 from equipoise.experiment.problems import Problem, Sent, problem_of, with_main_score, with_own_models
 from equipoise.experiment.records import AGREEMENT, JsonRecord
+from equipoise.metric import unpacked
 from equipoise.models.model import Params
 from equipoise.protocol import Algorithm
 from equipoise.tasks import Task
@@ -60,14 +62,18 @@ def as_text(vector: Any, config: Config) -> str:
 
 
 def as_vector(text: str, config: Config, size: int) -> np.ndarray:
-    kind = np.dtype(config.run.precision).newbyteorder("<")
-    content = base64.b64decode(text, validate=True)
+    found = _numbers(text, config)
     require(
-        len(content) == size * kind.itemsize,
-        f"a vector of the agreement has {len(content) // kind.itemsize} numbers and {size} are needed; give server and "
-        "sites the same version",
+        len(found) == size,
+        f"a vector of the agreement has {len(found)} numbers and {size} are needed; give server and sites the same "
+        "version",
     )
-    return np.frombuffer(content, kind).astype(kind.newbyteorder("="))
+    return found
+
+
+def _numbers(text: str, config: Config) -> np.ndarray:
+    kind = np.dtype(config.run.precision).newbyteorder("<")
+    return np.frombuffer(base64.b64decode(text, validate=True), kind).astype(kind.newbyteorder("="))
 
 
 class Agreement(JsonRecord):
@@ -84,6 +90,7 @@ class Agreement(JsonRecord):
     module: ModuleSpec | None = None  # instead of an encoding, where the model is a PyTorch module at every site
     curvature: float | None = None  # the largest of any site's loss, where a step size is made of it
     slope: float | None = None  # the root of the sum of the squared gradients of all sites' losses at the start
+    metric: dict[str, str] | None = None  # of `metric.packed`, where the model is trained in one
     network: NetworkRecord | None = None  # with [convexify], once it is trained; None: it is what is trained
 
 
@@ -226,12 +233,28 @@ def setup(
         problem = replace(problem, task=task)
     if agreed.module is not None and scores is not None:
         problem = replace(problem, site_scores=scores)
-    problem = with_own_models(config, problem)
+    problem = with_agreed_metric(config, agreed, with_own_models(config, problem))
     algorithm, notes = build_method(config, problem, draw)[:2]
     digest, sums = digest_of(config, agreed), tilt_of(config) if not_none(config.federation).secure else None
     personal = None if config.personal is None else own_models(config, problem)
     own = None if problem.plain_task.own is None else mean_part(problem, tell=sums is not None)
     return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, digest, sums, personal, own)
+
+
+def metric_plan(config: Config, agreed: Agreement) -> Plan | None:
+    """Which metric the run is to be trained in; None: in none, or its rows are not known yet."""
+    if config.model.metric == "none" or (has_features(config) and not (agreed.network and agreed.network.mean)):
+        return None
+    return planned(config, remote_problem(config, agreed))
+
+
+def with_agreed_metric(config: Config, agreed: Agreement, problem: Problem) -> Problem:
+    """The problem in the metric of the agreement, where it has one."""
+    plan = None if agreed.metric is None else planned(config, problem)
+    if plan is None:
+        return problem
+    found = unpacked({name: _numbers(text, config) for name, text in not_none(agreed.metric).items()}, plan.linear)
+    return conditioned(problem, plan, found, problem.train.client(0))
 
 
 def digest_of(config: Config, agreed: Agreement) -> str:
@@ -272,14 +295,23 @@ def has_features(config: Config) -> bool:
     return config.convexify is not None and config.convexify.kind != "linearised"
 
 
+def tells_moments(config: Config) -> bool:
+    """Whether sites tell second moments of their inputs, where the model turns out to suit a metric."""
+    wanted = config.model.metric
+    linear = config.model.name == "linear" if config.convexify is None else has_features(config)
+    return linear and wanted != "none" and (wanted != "auto" or suits(config))
+
+
 def needs_curvature(config: Config, agreed: Agreement | None = None) -> bool:
     """Whether step sizes are made of what sites measure, which they can for models that are not modules of theirs.
 
-    Not yet, where the features are not scaled that it would be measured on.
+    Not yet, where the features are not scaled that it would be measured on, or the metric is not agreed.
     """
     if config.model.name == "torch" and config.convexify is None:
         return False
     if has_features(config) and agreed is not None and (agreed.network is None or agreed.network.mean is None):
+        return False
+    if agreed is not None and agreed.metric is None and metric_plan(config, agreed) is not None:
         return False
     measured = any(getattr(config.algorithm, key, None) == "auto" for key in ("local_lr", "lr"))
     measured = measured or (config.personal is not None and config.personal.lr == "auto")

@@ -77,7 +77,7 @@ class FederatedRun:
                 setup.problem.x,
                 self.federation,
                 config.run.seed,
-                shard=setup.problem.train.client(0),
+                shard=setup.problem.shard_in_metric(setup.problem.train.client(0)),
                 rounds=config.run.rounds,
                 config=setup.digest,
                 run=name,

@@ -115,6 +115,7 @@ def _reveals(config: Config) -> Iterator[str]:
         bound=of.secure_bound,
         own_models=config.personal is not None,
         features=agreement.has_features(config),
+        moments=agreement.tells_moments(config),
         units=config.data.unit is not None,
         baselines=agreement.needs_baselines(config),
         own_parts=config.model.own != "none",

@@ -8,16 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
+from equipoise.algorithms.second_moments import metric_from, second_moments
+from equipoise.cohorts import everyone
 from equipoise.data.silos.agreement import agree
 from equipoise.data.silos.statistics import Statistics
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.modules import agreed_module, first_model
 from equipoise.deploy.rounds import Demands, serve
+from equipoise.deploy.secure import SecureSums
 from equipoise.deploy.site import SiteStatistics
 from equipoise.deploy.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.status import StatusWriter
@@ -26,7 +31,8 @@ from equipoise.experiment import checkpoint, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import crossing
 from equipoise.files import read_text, write_whole
-from equipoise.privacy.disclosure import disclosed
+from equipoise.metric import packed
+from equipoise.privacy.disclosure import disclosed, sums_of_moments
 from equipoise.privacy.policy import NOT_APPROVED
 from equipoise.protocol import Algorithm, Vector
 
@@ -96,7 +102,8 @@ def ask_for_statistics(federation: ConnectedSites) -> dict[str, str]:
 
 
 def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
-    """The agreement as all sites have taken it, with the curvature that they measured where the run needs it."""
+    """The agreement as all sites have taken it, with the metric and the curvature where the run needs them."""
+    agreed = agree_on_metric(config, federation, agreed)
     replies = federation.ask("agreement", agreed.model_dump_json())
     if agreement.needs_curvature(config, agreed):
         curvatures, slopes = zip(*(_measured(site, text) for site, text in replies.items()), strict=True)
@@ -104,6 +111,26 @@ def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement
         agreed = agreed.model_copy(update={"curvature": max(curvatures), "slope": math.hypot(*slopes)})
         federation.ask("agreement", agreed.model_dump_json())
     return agreed
+
+
+def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
+    """With the metric of the sites' second moments, where the model is trained in one; who answers is in the mean."""
+    plan = agreement.metric_plan(config, agreed)
+    if plan is None:
+        return agreed
+    of = not_none(config.federation)
+    secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
+    print(f"what the server learns: {sums_of_moments(masked=of.secure)}", flush=True)
+    federation.ask("agreement", agreed.model_dump_json())
+    like, kind = agreement.remote_problem(config, agreed).train.client(0), np.dtype(config.run.precision)
+    with jax.enable_x64(True):
+        algorithm = second_moments(plan.linear, everyone(len(agreed.sites)), rank=plan.rank)
+        start, digest = jnp.zeros(algorithm.size, kind), agreement.digest_of(config, agreed)
+        details = {"part": "metric", "run": agreed.run, "shard": like, "config": digest, "secure": secure}
+        told = ask_before(config, federation, algorithm, start, least=max(of.least, 1), **details)
+        found = not_none(metric_from(plan.linear, jax.tree.map(np.asarray, told), plan.rank, kind))
+    texts = {name: agreement.as_text(array, config) for name, array in packed(found).items()}
+    return agreed.model_copy(update={"metric": texts})
 
 
 def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
@@ -120,6 +147,7 @@ def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
             bound=of.secure_bound,
             own_models=setup.personal is not None,
             features=agreement.has_features(config),
+            moments=setup.problem.conditioning is not None,
             units=config.data.unit is not None,
             baselines=agreement.needs_baselines(config),
             own_parts=setup.own is not None,

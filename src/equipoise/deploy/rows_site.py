@@ -1,5 +1,6 @@
 """What a site does with rows that JAX trains on: its own, or features that it has made of them and keeps.
 
+metric     second moments of its inputs, where the model is trained in a metric
 moments    with [convexify], the sums of its features, from which all make the same scaling
 train, evaluate, personal    the run itself, or the network that comes first: whatever was agreed last
 """
@@ -18,6 +19,7 @@ import numpy as np
 
 from equipoise import algorithms, steps, tensors
 from equipoise.algorithms.moments import moments
+from equipoise.algorithms.second_moments import second_moments
 from equipoise.cohorts import everyone
 from equipoise.data.shards import OwnerRows, Shards
 from equipoise.deploy import agreement
@@ -89,7 +91,9 @@ def rows_site(
 
     def train() -> Job:
         known, now = agreed()
-        return Job(now.algorithm, now.problem.x, compared(known, trained_on(known)).train, config=now.digest)
+        rows = trained_on(known)
+        rows = compared(known, rows._replace(train=now.problem.shard_in_metric(rows.train)))
+        return Job(now.algorithm, now.problem.x, rows.train, config=now.digest)
 
     def evaluate() -> Job:
         known, now = agreed()
@@ -127,6 +131,15 @@ def rows_site(
         x = jnp.zeros(algorithm.size, made.inputs.dtype)
         return Job(algorithm, x, made, config=digest, within=lambda: jax.enable_x64(True))
 
+    def moments_of_inputs() -> Job:
+        known = read_agreement(folder, name)
+        plan = agreement.metric_plan(agreement.stage(config, known), known)
+        linear, rank = not_none(plan, "this run is trained in no metric")
+        shard = trained_on(known).train
+        algorithm = second_moments(linear, everyone(len(known.sites)), rank=rank)
+        digest, x = agreement.digest_of(config, known), jnp.zeros(algorithm.size, np.dtype(config.run.precision))
+        return Job(algorithm, x, shard, config=digest, within=lambda: jax.enable_x64(True))
+
     def accept_agreement(text: str) -> str:
         """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
         known = Agreement.model_validate_json(text)
@@ -146,6 +159,7 @@ def rows_site(
     jobs |= {} if config.model.own == "none" else {"own": own}
     jobs |= {} if config.personal is None else {"personal": personal}
     jobs |= {} if config.convexify is None else {"moments": sums}
+    jobs |= {"metric": moments_of_inputs} if agreement.tells_moments(config) else {}
     return RowsSite(jobs, accept_agreement, tell_baseline)
 
 
@@ -224,12 +238,14 @@ def planned(toml: str, agreed: str) -> Setup:
 def curvature_and_slope(toml: str, agreed: str) -> Callable[[Shards], tuple[float, float]]:
     """How a site measures the largest curvature of its loss and the slope at the start."""
     known = Agreement.model_validate_json(agreed)
-    problem = agreement.remote_problem(agreement.stage(agreement.settings(toml), known), known)
-    task, x = problem.task, problem.x
+    config = agreement.stage(agreement.settings(toml), known)
+    problem = agreement.with_agreed_metric(config, known, agreement.remote_problem(config, known))
+    task = problem.trained_task
+    x = problem.x if problem.conditioning is None else jnp.zeros_like(problem.x)
     slope = jax.jit(lambda shard: jnp.linalg.norm(task.grad(x, task.prepare(shard))))
 
     def measure(shard: Shards) -> tuple[float, float]:
         alone = Shards(*(jnp.asarray(a)[None] for a in shard))
-        return steps.smoothness(task, alone, x), float(slope(shard))
+        return steps.smoothness(task, problem.in_metric(alone), x), float(slope(problem.shard_in_metric(shard)))
 
     return measure

@@ -21,7 +21,7 @@ from equipoise.engines.sweep import Trial, side_by_side
 from equipoise.errors import InputError, not_none
 from equipoise.experiment import records, run
 from equipoise.experiment.config import Config
-from equipoise.experiment.methods import Method, build_method
+from equipoise.experiment.methods import Method, build_method, training_rows
 from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.results import git_commit
 from equipoise.experiment.run import ClientRows, RunSpec, Session, Shared
@@ -40,7 +40,7 @@ def data_of(spec: RunSpec) -> str:
     settings = spec.config.model_dump(mode="json", include={"data", "partition", "model", "convexify", "personal"})
     run = spec.config.run
     held = run.validation if run.keep_best else None
-    return json.dumps([settings, run.seed, run.precision, run.score, held])
+    return json.dumps([settings, run.seed, run.precision, run.score, held, run.lost])
 
 
 def run_batch(
@@ -148,7 +148,8 @@ def _width(family: Sequence[tuple[RunSpec, Method | None]], rows: dict[str, Clie
     spec, method = family[0]
     made = not_none(method).family
     assert isinstance(made, Partial)
-    x, data = rows[data_of(spec)].problem.x, rows[data_of(spec)].train
+    problem, train = rows[data_of(spec)].problem, rows[data_of(spec)].train
+    x, data = problem.x, training_rows(spec.config, problem, train)
     numbers = {name: jnp.asarray(value, x.dtype) for name, value in made.keywords.items()}
     trial = Trial(numbers, x, data, spec.config.run.seed)
     together = max(Counter(data_of(spec) for spec, _ in family).values())  # those with other data come after

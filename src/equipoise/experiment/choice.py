@@ -7,6 +7,10 @@ from equipoise import objectives
 from equipoise.algorithms import ALGORITHMS
 from equipoise.extensions import is_reference
 
+ROUNDS = 100  # at most, where a run ends by itself
+CERTIFIED = 1e-3  # of the objective
+WAITED = 10  # rounds that have brought nothing better
+
 
 class Choice(NamedTuple):
     """An algorithm's name, and the reason in words."""
@@ -82,3 +86,25 @@ def _on_simplex(objective: Any) -> bool:
         return False
     record = objectives.DUALS.get(objective) if isinstance(objective, str) else None
     return record is None or record(2, **record.example).simplex
+
+
+def how_long(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """[run] for `run.rounds = "auto"`, of settings as they stand in a file, with the algorithm's name.
+
+    A run that can be certified ends when it is; another one when validation rows say that nothing gets better, and
+    where nobody may look at those after a fixed number of rounds.
+    """
+
+    def given(section: str, key: str, default: Any = None) -> Any:
+        table = settings.get(section)
+        return table.get(key, default) if isinstance(table, Mapping) else default
+
+    run = dict(settings.get("run") or {}) | {"rounds": ROUNDS}
+    last = "model" if settings.get("convexify") is None else "convexify"
+    convex = last == "convexify" or given("model", "name", "linear") == "linear"
+    curved = given(last, "l2", 1.0) != 0 and given("model", "l2_intercept", 1.0) != 0
+    record = ALGORITHMS.get(given("algorithm", "name"))
+    if convex and curved and record is not None and record.takes_dual:
+        return {"until_gap": CERTIFIED, **run}
+    alone = settings.get("federation") is None and given("data", "unit") is None
+    return {"keep_best": True, "patience": WAITED, **run} if alone and run.get("keep_best", True) else run

@@ -123,6 +123,11 @@ class ModelSettings(Section):
         ge=0,
         description="linear: of the intercept; default: l2 / 1000 for numbers to predict, else l2",
     )
+    metric: Literal["auto", "full", "none"] | Annotated[int, Field(ge=1)] = Field(
+        "none",
+        description="linear: trained where it is well conditioned, by one exchange of sums; full, none, how many "
+        "directions, or auto",
+    )
     own: Literal["none", "intercept"] | tuple[str, ...] = Field(
         "none", description="what owners keep for themselves: intercept, or columns whose slopes are theirs too; none"
     )
@@ -171,7 +176,11 @@ NETWORK_STEPS = {"steps": 20, "local_lr": 0.1}  # nothing can be measured before
 class RunSettings(Section):
     """How long, how exactly, and what is written where."""
 
-    rounds: Count = Field(100, description="of communication")
+    rounds: Count = Field(
+        100,
+        description="of communication; auto: until the objective is certified to 0.1%, or until validation rows see "
+        "nothing better for 10 rounds, and at most 100",
+    )
     seed: Seed = Field(0, description="of all random numbers")
     precision: Literal["float32", "float64"] = Field("float32", description="float32 or float64")
     products: Literal["float32", "tf32", "bf16"] | None = Field(
@@ -433,6 +442,12 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
                 f"federation use one of {instead}",
             )
             check_reference(source, key, name)
+    if isinstance(given.get("run"), Mapping) and given["run"].get("rounds") == "auto":
+        require(
+            "privacy" not in given,
+            f"{source}: run.rounds is 'auto', and the noise of [privacy] is made for a number of rounds; give one",
+        )
+        given["run"] = choice.how_long(given)
     try:
         config = Config.model_validate(given)
     except ValidationError as error:

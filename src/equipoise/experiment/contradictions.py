@@ -55,6 +55,8 @@ def contradictions(config: "Config") -> Iterator[str]:
         )
     if config.privacy is not None:
         yield from _of_privacy(config)
+    if config.model.metric not in ("auto", "none"):
+        yield from _of_metric(config)
     if config.personal is not None:
         yield from _of_personal(config, config.personal)
     if algorithm.cohort is not None and algorithm.coin is not None:
@@ -116,6 +118,22 @@ def _of_convexify(config: "Config", of: "ConvexifySettings") -> Iterator[str]:
         yield (
             "convexify.kind is 'linearised', which is for networks of JAX; with a PyTorch module give 'sketch', "
             "'coordinates' or 'last'"
+        )
+
+
+def _of_metric(config: "Config") -> Iterator[str]:
+    given = f"model.metric is {config.model.metric!r}"
+    if config.model.name != "linear" and config.convexify is None:
+        yield (
+            f"{given}, which is for models that are linear in their inputs, and this is a {config.model.name}; leave "
+            "it out"
+        )
+    if config.convexify is not None and config.convexify.kind == "linearised":
+        yield f"{given}, and convexify.kind 'linearised' has no features that it could be of; give 'sketch', or none"
+    if config.privacy is not None:
+        yield (
+            f"{given}: it is made of sums over all rows, which no noise of [privacy] covers; give 'none', or leave "
+            "[privacy] out"
         )
 
 

@@ -43,6 +43,7 @@ def network_config(config: Config) -> Config:
     return config.model_copy(
         update={
             "name": "network",
+            "model": config.model.model_copy(update={"metric": "none"}),
             "convexify": None,
             "algorithm": settings.algorithm,
             "objective": settings.objective,

@@ -26,6 +26,7 @@ from equipoise.experiment.problems import Problem
 from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Vector, Wire, wire
 from equipoise.tasks import Task, WithBaseline, less_baseline
+from equipoise.tasks.metric import metric_of, numbers_of
 from equipoise.tasks.private import Draw, noisy_releases, normal, private_task
 from equipoise.tasks.task import least
 
@@ -84,7 +85,7 @@ def _less_baseline(task: Task) -> Task:
 
 def training_rows(config: Config, problem: Problem, train: Any) -> Any:
     """The rows that a method is given, with the owners' baselines where it looks at gains and they alone know them."""
-    base = baselines_of(config, problem)
+    base, train = baselines_of(config, problem), problem.in_metric(train)
     if base is None or not algorithms.named(config.algorithm.name).weighs_itself:
         return train
     return WithBaseline(train, jnp.asarray(base, problem.x.dtype))
@@ -150,7 +151,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
             _must_be_convex(problem, f"algorithm.{key} is 'auto'", "a number, such as 0.1")
             settings[key] = 1 / problem.smoothness
             notes.append(f"{key} was measured: 1/L = {settings[key]:.4g}")
-    task = problem.task
+    task = problem.trained_task
     if base is not None and record.weighs_itself:  # nobody else knows its loss, or needs its baseline
         task, psi, base = _less_baseline(task), _dual_of_losses(config, problem.n), None
     for key, given in (("optimizer", own_steps), ("schedule", schedule)):
@@ -163,7 +164,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     if config.federation and config.federation.secure and "tilt_cap" in record.arguments:
         settings.setdefault("tilt_cap", MOST_TILT)
     if settings.get("mu") == "auto":
-        settings["mu"] = least(problem.l2)
+        settings["mu"] = problem.modulus
     if record.minibatch_form is not None and config.batch is not None:
         notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
     if server_steps is None and schedule is None:
@@ -214,6 +215,8 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     if config.federation and config.federation.compress is not None:
         kind, sums = config.federation.compress, config.federation.compress_sums
         algorithm = algorithms.compress_replies(algorithm, crossing(algorithm, problem), dtype=kind, sums=sums)
+    if problem.conditioning is not None:
+        algorithm = algorithms.told_in_x(algorithm, problem.task, problem.conditioning.metric)
     return Method(algorithm, tuple(notes), algorithm)
 
 
@@ -258,7 +261,8 @@ BOUNDED_CONVEX = (
 
 def crossing(algorithm: Algorithm, problem: Problem) -> list[Wire]:
     """What crosses in a round."""
-    return wire(algorithm, problem.x, jax.eval_shape(algorithm.prepare, client_shapes(problem.compiled_for)))
+    rows = client_shapes(problem.in_metric(problem.compiled_for))
+    return wire(algorithm, problem.x, jax.eval_shape(algorithm.prepare, rows))
 
 
 def may_project(config: Config) -> bool:
@@ -322,7 +326,10 @@ def _family(
     if base is not None and record.takes_dual:
         numbers["gains.base"] = base
     frozen = tuple(objective.items()), tuple(fixed.items())
-    maker = _maker(task, problem.n, record.name, cohort, coin, name, *frozen)
+    told = None if problem.conditioning is None else problem.task
+    if problem.conditioning is not None:
+        numbers |= {f"metric.{key}": array for key, array in numbers_of(problem.conditioning.metric).items()}
+    maker = _maker(task, told, problem.n, record.name, cohort, coin, name, *frozen)
     return Partial(maker, **numbers) if _takes_operands(maker, numbers, problem.x) else None
 
 
@@ -355,6 +362,7 @@ def _answers(maker: Callable[..., Algorithm]) -> dict[Any, bool]:
 @lru_cache(maxsize=64)
 def _maker(
     task: Task,
+    told: Task | None,  # over x, where `task` is in a metric
     n: int,
     method: str,
     cohort: int | None,
@@ -368,7 +376,7 @@ def _maker(
 
     def make(**numbers: Any) -> Algorithm:
         given: dict[str, dict[str, Any]] = {"algorithm": dict(of_method), "objective": dict(of_objective), "rule": {}}
-        given["gains"] = {}
+        given |= {"metric": {}, "gains": {}}
         for name, value in numbers.items():
             section, _, key = name.partition(".")
             given[section][key] = value
@@ -379,7 +387,8 @@ def _maker(
         if given["rule"]:
             constant = given["rule"].keys() == RuleSettings.model_fields.keys()
             rule = steps.constant(**given["rule"]) if constant else steps.guarded(steps.Coefficients(**given["rule"]))
-        return record.build(task, psi, sample, rule, **given["algorithm"])
+        made = record.build(task, psi, sample, rule, **given["algorithm"])
+        return made if told is None else algorithms.told_in_x(made, told, metric_of(given["metric"]))
 
     return make
 

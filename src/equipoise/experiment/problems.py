@@ -34,7 +34,8 @@ from equipoise.experiment.config import Config, DataSettings
 from equipoise.models import Model
 from equipoise.models.model import Params
 from equipoise.protocol import Vector
-from equipoise.tasks import Convexity, Task, moreau_envelope
+from equipoise.tasks import Convexity, Metric, Task, WithMetric, moreau_envelope
+from equipoise.tasks.metric import ShardInMetric, stretch
 from equipoise.tasks.moreau import Personal
 from equipoise.tasks.squares import Gram, Kernel
 from equipoise.tasks.task import least
@@ -59,6 +60,14 @@ class Network(NamedTuple):
     insert: Callable[[Vector], Params]  # x -> all parameters of the model
     extract: Callable[[Params], Vector]  # and back
     sent: Sent  # until the convex problem was there
+
+
+class Conditioning(NamedTuple):
+    """The metric that a problem is trained in (`conditioning.py`)."""
+
+    metric: Metric
+    task: Task  # over z
+    sent: Sent  # until all had it
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +96,7 @@ class Problem:
     counted: np.ndarray | None = None  # [n], with data.unit: as how many independent rows the scored ones count
     labels_told: skill.Base | None = None  # what sites of a federation say of their labels
     divided: bool = False  # by chance or by its labels, not among owners that exist
+    conditioning: Conditioning | None = None  # None: trained in x as it is
     told: np.ndarray | None = None  # [n], baselines that sites have told, where the rows are elsewhere
     filled_up: Any | None = None  # `train` in the shape of a plan's other divisions: what is measured has one program
 
@@ -107,9 +117,38 @@ class Problem:
     def smoothness(self) -> float:
         """L: the largest curvature of any client's loss."""
         largest = self.curvature
+        if largest is None and self.conditioning is not None:  # measured where it is trained, envelope and all
+            return steps.smoothness(self.conditioning.task, self.in_metric(self.compiled_for), jnp.zeros_like(self.x))
         if largest is None:
             largest = steps.smoothness(self.plain_task, self.compiled_for, self.x)
-        return largest if self.envelope is None else self.envelope.damped(largest)
+        # What sites have told in the metric bounds the envelope there too.
+        return largest if self.envelope is None or self.conditioning is not None else self.envelope.damped(largest)
+
+    @property
+    def trained_task(self) -> Task:
+        """`task`, in the metric where there is one."""
+        return self.task if self.conditioning is None else self.conditioning.task
+
+    def in_metric(self, rows: Any) -> Any:
+        """Rows of all clients, for `trained_task`."""
+        return rows if self.conditioning is None else WithMetric(rows, self.conditioning.metric)
+
+    def shard_in_metric(self, shard: Any) -> Any:
+        """One client's rows, for `trained_task`."""
+        return shard if self.conditioning is None else ShardInMetric(shard, self.conditioning.metric)
+
+    @cached_property
+    def modulus(self) -> float:
+        """A strong convexity that is known beforehand, of what is trained."""
+        if self.conditioning is None:
+            return least(self.l2)
+        return least(self.l2) * stretch(not_none(self.task.linear), self.conditioning.metric)
+
+    @property
+    def sent(self) -> Sent:
+        """Before the first round."""
+        parts = [part.sent for part in (self.network, self.conditioning) if part is not None]
+        return Sent(sum(part.down for part in parts), sum(part.up for part in parts))
 
     @property
     def plain_task(self) -> Task:
@@ -138,8 +177,10 @@ class Problem:
 
         def measured(local_steps: int) -> tuple[steps.Constants, float]:
             if self.slope is None:
-                return steps.near_solution(self.task, self.compiled_for, self.x, steps=local_steps, mu=least(self.l2))
-            return steps.bounded(self.smoothness, self.slope, steps=local_steps, mu=least(self.l2))
+                x = self.x if self.conditioning is None else jnp.zeros_like(self.x)
+                rows = self.in_metric(self.compiled_for)
+                return steps.near_solution(self.trained_task, rows, x, steps=local_steps, mu=self.modulus)
+            return steps.bounded(self.smoothness, self.slope, steps=local_steps, mu=self.modulus)
 
         return cache(measured)
 
@@ -465,6 +506,8 @@ def problem_of(
         score = models.LOSSES[loss]
         options |= {"convex": convex, "bend": models.BENDS[loss]}
         task = tasks.task_of(model.init, model.apply, score, name=settings.name, **options)
+        if line:  # (output - label)^2 has the curvature 2
+            task = task._replace(linear=tasks.Linear(features, outputs, True, 2.0, l2, task.loss))
     elif loss == "cross_entropy":
         task = cached(tasks.softmax_regression)(features, outputs, **options)
     elif loss == "squared":

@@ -20,6 +20,7 @@ from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
 from equipoise.evaluation import PerClient
 from equipoise.experiment import folders, origin, own_parts, personal, records
+from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import Trained, convexify, given_network, network_config, trained_network
 from equipoise.experiment.methods import Method, baselines_of, build_method, training_rows
@@ -139,14 +140,14 @@ def problem_of(spec: RunSpec, begin: Callable[[], None]) -> Problem:
     config = spec.config
     problem = build_problem(config)
     if config.convexify is None:
-        return problem
+        return with_metric(config, problem, _lost(config))
     trained = given_network(config, problem.model, lambda: problem.model.init(jax.random.key(config.run.seed)))
     if trained is None:
         stage = network_config(config)
         build_method(stage, problem)  # a mistake in it leaves no folder behind
         begin()
         trained = _trained_here(spec, stage, problem)
-    return convexify(config, problem, trained)
+    return with_metric(config, convexify(config, problem, trained), _lost(config))
 
 
 def _trained_here(spec: RunSpec, stage: Config, problem: Problem) -> Trained:

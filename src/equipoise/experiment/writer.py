@@ -24,7 +24,7 @@ from equipoise.experiment.boards import boards
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import baselines_of, crossing, dual_family, known_saddle
 from equipoise.experiment.origin import Origin
-from equipoise.experiment.problems import Problem, Sent
+from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Row
 from equipoise.experiment.results import floats, in_units
 from equipoise.objectives import Dual
@@ -117,7 +117,7 @@ class RunWriter:
         self.best: checkpoint.Best | None = None  # with a judge, from the first model on
         self.saddle = known_saddle(config, problem)
         self.down, self.up = (np.array([getattr(e, way) for e in crossing], np.int64) for way in ("down", "up"))
-        self.sent = problem.network.sent if problem.network is not None else Sent()  # before the first round
+        self.sent = problem.sent
         base = baselines_of(config, problem)
         self.base = 0.0 if base is None else float(np.mean(base))  # gains may be about zero: a share is of losses
         self.saved = time.monotonic()
@@ -236,7 +236,7 @@ def crossing_of(family: Algorithm | Partial, algorithm: Algorithm, problem: Prob
     if not isinstance(family, Partial):
         return crossing(algorithm, problem)
     known = _wires(family.func)
-    shapes = str((problem.x.shape, problem.x.dtype, client_shapes(problem.compiled_for)))
+    shapes = str((problem.x.shape, problem.x.dtype, client_shapes(problem.in_metric(problem.compiled_for))))
     if shapes not in known:
         known[shapes] = crossing(algorithm, problem)
     return known[shapes]

@@ -39,6 +39,15 @@ def sums_of_features(*, masked: bool) -> str:
     )
 
 
+def sums_of_moments(*, masked: bool) -> str:
+    """Of a run whose model is trained in a metric."""
+    return (
+        "before the first round, for the metric: of the second moments of each site's inputs the server "
+        + ("learns the mean over the sites, at least three" if masked else f"is sent each site's own ({PLAIN})")
+        + ": for every pair of inputs the mean of their product over the site's rows (or some sums of these)"
+    )
+
+
 def disclosed(
     crossing: Sequence[Wire],
     *,
@@ -50,6 +59,7 @@ def disclosed(
     bound: float = 1.0,
     own_models: bool = False,
     features: bool = False,
+    moments: bool = False,
     units: bool = False,
     baselines: bool = False,
     own_parts: bool = False,
@@ -66,6 +76,7 @@ def disclosed(
         bound: of the masked numbers.
         own_models: sites make models of their own, after training.
         features: the rows of the run are features of a network, which sites have told sums of.
+        moments: sites tell second moments of their inputs.
         units: sites tell as how many their rows of each data.unit count.
         baselines: sites tell the loss of a model of their own.
         own_parts: sites keep a part of the model for themselves.
@@ -82,6 +93,8 @@ def disclosed(
         )
     if features:
         yield sums_of_features(masked=masked)
+    if moments:
+        yield sums_of_moments(masked=masked)
     for exchange in crossing:
         each, total = fields(exchange.reply.each), fields(exchange.reply.total)
         if each:

@@ -15,7 +15,9 @@ from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, known, require
 from equipoise.protocol import RandomKey, Vector, as_key
-from equipoise.tasks.task import Convexity, Examples, Scalar, Task, least, penalty
+from equipoise.tasks.task import Convexity, Examples, Linear, Scalar, Task, least, penalty
+
+SOFTMAX = 0.1  # of p (1 - p), which is between 0 and 1/4 and moves while a model is trained
 
 
 def over_examples(
@@ -226,7 +228,9 @@ def softmax_regression(features: int, classes: int, *, l2: Convexity = 0.0, batc
         expects=features_of(features),
         convex=True,
     )
-    return task._replace(examples=Examples(lambda x, a, key: predict(x, a), losses, l2, batch, bend="softmax"))
+    linear = Linear(features, classes, True, SOFTMAX, l2, task.loss)
+    made_of = Examples(lambda x, a, key: predict(x, a), losses, l2, batch, bend="softmax")
+    return task._replace(examples=made_of, linear=linear)
 
 
 def _cross_entropy(z: Float[Array, "k b"], labels: Array) -> Float[Array, " b"]:

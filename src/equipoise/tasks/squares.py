@@ -21,7 +21,7 @@ from equipoise.data.shards import Shards
 from equipoise.errors import require
 from equipoise.protocol import RandomKey, Vector, choose
 from equipoise.tasks.examples import features_of, over_examples
-from equipoise.tasks.task import Examples, Scalar, Task
+from equipoise.tasks.task import Examples, Linear, Scalar, Task
 
 
 class Gram(NamedTuple):
@@ -39,6 +39,7 @@ class Kernel(NamedTuple):
     inputs: Float[Array, "m p"]
     targets: Float[Array, "m k"]
     kernel: Float[Array, "m m"]  # A A'
+    rates: Float[Array, " m"]  # what the square of each row's error is multiplied by, times two: 2 scale/m
     sizes: Int[Array, ""]
 
 
@@ -91,11 +92,8 @@ def squares(
     made_of = Examples(lambda x, a, key: predict(x, a), losses, l2, batch, bend=2 * scale, linear=True)
     plain = over_examples(name, size, example_losses, l2=l2, batch=batch, predict=predict, expects=expects, convex=True)
     plain = plain._replace(examples=made_of)
-    if batch is not None:
-        return plain  # a Gram matrix has no minibatches
-
-    def rate(data: Kernel) -> Scalar:
-        return 2 * scale / data.sizes.astype(data.inputs.dtype)
+    if batch is not None:  # a Gram matrix has no minibatches
+        return plain._replace(linear=Linear(features, outputs, False, 2 * scale, l2, plain.loss))
 
     def prepare(shard: Shards) -> Gram | Kernel:
         expects(shard)
@@ -104,7 +102,7 @@ def squares(
         a = jnp.where(real, shard.inputs, 0)
         y = jnp.where(real, targets(shard.labels, a.dtype), 0)
         if p > m:
-            return Kernel(a, y, a @ a.T, shard.sizes)
+            return Kernel(a, y, a @ a.T, jnp.full(m, 2 * scale, a.dtype) / shard.sizes.astype(a.dtype), shard.sizes)
         # In double precision, rounded once: the error of sums in single precision grows with the rows, and makes it
         # another problem.
         with jax.enable_x64(True):
@@ -125,7 +123,7 @@ def squares(
                 return jnp.maximum(fit, 0) + l2 / 2 * (x @ x)
             case Kernel():
                 errors = data.inputs @ big_x.T - data.targets
-                return rate(data) / 2 * jnp.sum(errors**2) + l2 / 2 * (x @ x)
+                return data.rates @ jnp.sum(errors**2, axis=1) / 2 + l2 / 2 * (x @ x)
         return plain.loss(x, data)
 
     def grad(x: Vector, data: Any, key: RandomKey | None = None) -> Vector:
@@ -135,7 +133,7 @@ def squares(
                 return (big_x @ data.gram - data.cross).ravel() + l2 * x
             case Kernel():
                 errors = data.inputs @ big_x.T - data.targets
-                return rate(data) * (errors.T @ data.inputs).ravel() + l2 * x
+                return ((errors * data.rates[:, None]).T @ data.inputs).ravel() + l2 * x
         return plain.grad(x, data)
 
     def descend(x: Vector, data: Any, key: RandomKey | None, *, steps: int, **options: Any) -> Any:
@@ -164,7 +162,7 @@ def squares(
         def step(_: Any, state: tuple) -> tuple:
             alpha, beta, z = state
             errors = alpha * x_a + beta * s_a + z @ data.kernel - data.targets.T
-            return (keep * alpha + lr * pull, keep * beta - lr, keep * z - lr * rate(data) * errors)
+            return (keep * alpha + lr * pull, keep * beta - lr, keep * z - lr * data.rates[None] * errors)
 
         def watch(carry: tuple, t: Array) -> tuple[tuple, None]:
             state, seen = carry
@@ -181,4 +179,5 @@ def squares(
         (last, seen), _ = jax.lax.scan(watch, (start, start), jnp.arange(1, steps + 1, dtype=jnp.int32))
         return vector(last), vector(seen)
 
-    return plain._replace(loss=loss, grad=grad, descend=descend, prepare=prepare)
+    linear = Linear(features, outputs, False, 2 * scale, l2, loss)
+    return plain._replace(loss=loss, grad=grad, descend=descend, prepare=prepare, linear=linear)

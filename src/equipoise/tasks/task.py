@@ -16,6 +16,17 @@ Scalar = Float[Array, ""]
 Convexity = float | tuple[float, ...]  # a tuple has a number for every parameter
 
 
+class Linear(NamedTuple):
+    """A model that is linear in its inputs: x = (weights [outputs, features], intercepts [outputs] if it has any)."""
+
+    features: int
+    outputs: int
+    intercept: bool
+    curvature: float  # what the second moments of the inputs are multiplied by in a Hessian, about
+    l2: Convexity
+    loss: Callable[..., Scalar]  # of a task with another one, such as an envelope, this says how x lies and no more
+
+
 class Examples(NamedTuple):
     """What a loss over examples is made of: the mean of `losses(outputs(x, inputs), labels)`, and l2/2 |x|^2."""
 
@@ -59,6 +70,8 @@ class Task(NamedTuple):
     strong_convexity: Convexity | None = None  # of every f_i, whatever the data; None: no such promise
     ravel: Callable[[PyTree], Vector] = lambda params: params  # parameters as they were given -> the flat vector
     unravel: Callable[[Vector], PyTree] = lambda x: x  # and back
+    curves: float | None = None  # at least so much, about: weights may be chosen by it, and no bound rests on it
+    linear: Linear | None = None  # None: the model is not linear in its inputs, or nobody has said so
     examples: Examples | None = None  # what it is made of; None: it is not of examples, or nobody has said it
     own: Own | None = None  # where owners have parts of their own (`own_part`)
 

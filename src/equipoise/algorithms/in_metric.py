@@ -1,0 +1,22 @@
+"""An algorithm over z = W^-1 x, told in x: what goes in and what comes out are models as everybody knows them."""
+
+from equipoise.protocol import Algorithm, Server, Vector
+from equipoise.tasks.metric import Metric, from_model, linear_of, to_model
+from equipoise.tasks.task import Task
+
+
+def told_in_x(algorithm: Algorithm, task: Task, metric: Metric) -> Algorithm:
+    """`algorithm`, built on `tasks.in_metric(task)`: it starts from a model x, and `model` gives x.
+
+    The states of server and clients, and what crosses, are in z.
+    """
+    linear = linear_of(task)
+
+    def model(server: Server) -> Vector:
+        return to_model(linear, metric, algorithm.model(server))
+
+    return algorithm._replace(
+        init=lambda x: algorithm.init(from_model(linear, metric, x)),
+        init_client=lambda x: algorithm.init_client(from_model(linear, metric, x)),
+        model=model,
+    )

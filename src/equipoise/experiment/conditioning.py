@@ -1,0 +1,81 @@
+"""The metric of a run (`tasks/metric.py`): whether there is one, the exchange that makes it, what crosses for it."""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from equipoise import metric, tasks
+from equipoise.data.shards import client_shapes
+from equipoise.engines.kernel import Lost
+from equipoise.errors import InputError, require
+from equipoise.experiment.config import Config
+from equipoise.experiment.problems import Conditioning, Problem, Sent
+from equipoise.tasks import Metric
+from equipoise.tasks.task import Linear, least
+
+
+class Plan(NamedTuple):
+    """Which metric."""
+
+    linear: Linear
+    rank: int | None  # None: of all directions
+
+
+def planned(config: Config, problem: Problem) -> Plan | None:
+    """What the settings ask for; None: the model is trained as it is."""
+    wanted, linear = config.model.metric, problem.task.linear
+    if wanted == "none" or (wanted == "auto" and (linear is None or not suits(config))):
+        return None
+    if linear is None:
+        raise InputError(
+            f"model.metric is {wanted!r}, which is for models that are linear in their inputs, and this is a "
+            f"{problem.model.name}; leave it out"
+        )
+    if wanted == "auto":
+        return Plan(linear, metric.chosen_rank(linear))
+    if wanted == "full":
+        return Plan(linear, None)
+    require(isinstance(wanted, int), f"model.metric is {wanted!r}; give auto, full, none or a number of directions")
+    return Plan(linear, int(wanted) if int(wanted) < linear.features else None)
+
+
+def suits(config: Config) -> bool:
+    """Whether "auto" means a metric: for owners that there are, and not where noise hides every row."""
+    owners = config.data.silos is not None or config.federation is not None or config.partition.kind == "natural"
+    return owners and config.privacy is None
+
+
+def with_metric(config: Config, problem: Problem, lost: Lost | None = None) -> Problem:
+    """The problem in the metric that its clients agree on, where the settings ask for one; their rows are at hand."""
+    plan = planned(config, problem)
+    if plan is None:
+        return problem
+    found = metric.agree(
+        problem.task, problem.train, rank=plan.rank, dtype=problem.x.dtype, key=config.run.seed, lost=lost
+    )
+    return problem if found is None else conditioned(problem, plan, found, client_shapes(problem.train))
+
+
+def conditioned(problem: Problem, plan: Plan, found: Metric, like: Any) -> Problem:
+    """The problem in a metric that is known; `like` is a client's shard, of any number of rows."""
+    linear, rank = plan
+    sent = Sent(*metric.bytes_of_agreement(linear, problem.n, rank, like, problem.x.dtype))
+    which = "all directions" if rank is None else f"the {rank} steepest of {linear.features} directions"
+    note = (
+        f"trained in the metric of the second moments of all clients' inputs, {which}: before the first round "
+        f"{sent.up + sent.down:,} bytes crossed for it, which are counted; models, losses and gaps are those of the "
+        "model itself"
+    )
+    if least(linear.l2) == 0:
+        note += (
+            "; as model.l2 is 0 the metric has a ridge, and where the rows leave the model open it is another one that "
+            "training ends at"
+        )
+    made = Conditioning(found, in_metric(problem.task), sent)
+    return replace(problem, conditioning=made, notes=(*problem.notes, note))
+
+
+@lru_cache(maxsize=16)
+def in_metric(task: tasks.Task) -> tasks.Task:
+    """The same for the same task, so that what is compiled for it is compiled once."""
+    return tasks.in_metric(task)

@@ -1,0 +1,63 @@
+"""In the metric every algorithm runs, and the saddle point is that of the plain problem."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.algorithms import ALGORITHMS
+from tests.problems import DIM, KEY, N, each_kind, lose, start, unequal
+
+DUALS = {
+    "chi2": lambda: eq.objectives.chi2(N, 0.1),
+    "agnostic": lambda: eq.objectives.agnostic(N),
+    "cvar": lambda: eq.objectives.cvar(N, 0.5),
+    "kl": lambda: eq.objectives.kl(N, 0.1),
+    "tv": lambda: eq.objectives.tv(N, 0.1),
+}
+TASK = eq.tasks.ridge(DIM, 0.1)
+
+
+@cache
+def metric():
+    with jax.enable_x64(True):
+        return eq.metric.agree(TASK, unequal())
+
+
+def told(name, dual, **changes):
+    algorithm = ALGORITHMS[name].build_example(eq.tasks.in_metric(TASK), dual, **changes)
+    return eq.algorithms.told_in_x(algorithm, TASK, metric())
+
+
+@each_kind
+def test_it_starts_at_x_and_comes_down(name):
+    algorithm, dual = told(name, DUALS["chi2"]()), DUALS["chi2"]()
+    data, plain = eq.tasks.WithMetric(unequal(), metric()), unequal()
+    begun = algorithm.model(algorithm.init(start()))
+    np.testing.assert_allclose(begun, start(), rtol=1e-12)
+    done = eq.simulate(algorithm, start(), data, KEY, rounds=6, lost=lose())
+    before, after = (eq.tasks.losses(TASK, x, plain) for x in (start(), algorithm.model(done.server)))
+    assert float(jnp.mean(after)) < float(jnp.mean(before))
+    assert float(dual.value(after)) < float(dual.value(before))
+
+
+def check_the_saddle_point(kind):
+    dual = DUALS[kind]()
+    algorithm = told("scaffpd_model", dual, steps=5, memory=5)
+    done = eq.simulate(algorithm, start(), eq.tasks.WithMetric(unequal(), metric()), KEY, rounds=40)
+    x = algorithm.model(done.server)
+    found = eq.certificates.certify(TASK, dual, unequal(), x, algorithm.weights(done.server))  # of the plain problem
+    assert float(found.gap) < 1e-10 * float(found.robust)
+
+
+def test_the_saddle_point_is_that_of_the_plain_problem():
+    check_the_saddle_point("chi2")
+
+
+@pytest.mark.thorough(witness="::test_the_saddle_point_is_that_of_the_plain_problem")
+@pytest.mark.parametrize("kind", [kind for kind in DUALS if kind != "chi2"])
+def test_the_saddle_point_is_that_of_the_plain_problem_for_every_dual(kind):
+    check_the_saddle_point(kind)
