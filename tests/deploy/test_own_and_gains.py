@@ -13,6 +13,7 @@ from equipoise.deploy.reach_agreement import BASELINES
 from equipoise.deploy.rows_site import OWN_MODEL
 from equipoise.errors import EquipoiseError
 from equipoise.experiment import config, own_parts, records
+from equipoise.privacy import policy
 from tests.deploy.test_federated_run import assert_the_same, both, close, settings
 from tests.deploy.test_secure import flat
 from tests.deploy.test_secure_run import node, told
@@ -69,6 +70,6 @@ def test_a_site_may_keep_its_baseline_for_itself(tmp_path):
     assert any("how well a model of its own" in sentence for sentence in would_reveal(config.parse(here)))
     home = tmp_path / "homes" / SITES[0]
     home.mkdir(parents=True)
-    (home / "site.toml").write_text("baseline = false\n")
+    (home / policy.FILE).write_text(policy.TRIAL + "baseline = false\n")
     with pytest.raises(EquipoiseError, match="tells nobody how well a model of its own would do"):
         both(tmp_path, here)

@@ -165,14 +165,14 @@ def resend_agreement(folder: Path, federation: ConnectedSites, known: Agreement)
     return known
 
 
-def told_baselines(config: Config, folder: Path, federation: ConnectedSites) -> np.ndarray | None:
+def told_baselines(config: Config, folder: Path, federation: ConnectedSites, run: str) -> np.ndarray | None:
     """The loss of every site's own model, told once in a run; None: it needs none."""
     if not agreement.needs_baselines(config):
         return None
     path = folder / BASELINES
     if not path.is_file():
         federation.observe({"kind": "state", "state": "fitting a model of its own at every site"})
-        found = {site: _number(site, text) for site, text in federation.ask("baseline").items()}
+        found = {site: _number(site, text) for site, text in federation.ask("baseline", run).items()}
         write_whole(path, json.dumps(found, indent=1) + "\n")
     told = json.loads(read_text(path))
     return np.array([float(told[site]) for site in federation.sites])

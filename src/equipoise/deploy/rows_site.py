@@ -151,7 +151,9 @@ def rows_site(
         keep_agreement(folder, name, text)
         return answer
 
-    def tell_baseline(_: str) -> str:
+    def tell_baseline(run: str) -> str:
+        refuse_unless(NAME.fullmatch(run), "the message names no run that could be kept")
+        of_run.set(run)
         require(agreement.needs_baselines(config), "this run looks at losses, and nobody needs to know it")
         return json.dumps(baseline(read_agreement(folder, name)))
 

@@ -115,7 +115,7 @@ def train_as_agreed(
 ) -> None:
     """One training and its run folder, from the agreement to the result."""
     write_whole(folder / agreement.FILE, agreed.model_dump_json(indent=1) + "\n")
-    baselines = told_baselines(config, folder, federation)
+    baselines = told_baselines(config, folder, federation, agreed.run)
     setup = agreement.setup(config, agreed, baselines=baselines)
     federation.observe({"kind": "state", "state": "compiling at every site"})
     federation.ask(
