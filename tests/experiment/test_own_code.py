@@ -184,7 +184,7 @@ def test_an_objective(folder):
     rule = 'scaffpd"\nsteps = 3\nlocal_lr = 0.05\nrule = { sigma = 0.5, theta = 0.5 }  #"'
     own = run(folder, objective="myobjective:quadratic", algorithm=rule)
     listed = run(folder, "listed", algorithm=rule)  # rho = 0.1 of 4 clients
-    assert own.config["objective"] == {"name": "myobjective:quadratic", "strength": 0.4}
+    assert own.config["objective"] == {"name": "myobjective:quadratic", "of": "losses", "strength": 0.4}
     for a, b in zip(own.rows, listed.rows, strict=True):
         np.testing.assert_allclose(a.objective, b.objective, rtol=1e-12)
         np.testing.assert_allclose(a.gap, b.gap, rtol=1e-9)

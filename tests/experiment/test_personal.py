@@ -54,7 +54,7 @@ def accuracies(vectors, problem):
 def test_from_a_file_to_the_page(tmp_path):
     """Fine-tuning with a measured step: the command, its table, the page, and models whose scores are those told."""
     silos.write(tmp_path / "silos")
-    told = settings(tmp_path / "silos", personal={"steps": 60, "pulls": [0.03, 1.0]})
+    told = settings(tmp_path / "silos", personal={"steps": 60, "pulls": [0.03, 1.0]}, run={"score": "accuracy"})
     (tmp_path / "own.toml").write_text(tomli_w.dumps(told))
     said = CliRunner().invoke(app, ["run", str(tmp_path / "own.toml"), "--out", str(tmp_path / "run")])
     assert said.exit_code == 0, said.output
