@@ -10,7 +10,7 @@ from equipoise.experiment import records
 from equipoise.report import numbers, wording
 from tests.searches import tiny
 
-QUICK = {"run": {"rounds": 8}, "model": {"l2": 0.01}}
+QUICK = {"run": {"rounds": 8, "score": "accuracy"}, "model": {"l2": 0.01}}
 
 
 def tables(n=3, rows=60):

@@ -29,7 +29,7 @@ def test_own_models_as_on_one_machine_and_nobody_else_sees_them(kind, tmp_path):
         return reply
 
     over, local = both(tmp_path, settings(model={"l2": 0.1}, **KINDS[kind]), fault=fault)
-    assert (over.personal.kind, over.personal.measure) == (kind, "accuracy")
+    assert (over.personal.kind, over.personal.measure) == (kind, "skill")
     for name in ("shared", "own", "pull"):
         if getattr(local.personal, name) is not None:
             close(getattr(over.personal, name), getattr(local.personal, name))

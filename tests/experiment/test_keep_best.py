@@ -117,7 +117,7 @@ def test_patience_ends_a_run(finished, tmp_path):
     ("assignments", "sentence"),
     [
         (["run.keep_best=false", "run.patience=3"], r"run\.patience waits for a better model"),
-        (["run.keep_best=false", "data.unit=patient"], r"data\.unit is a column of the silo files"),
+        (["run.keep_best=false", "data.unit=patient"], r"data\.unit is a column of owners' tables"),
         (["federation.sites=3"], r"run\.keep_best looks at validation rows on this machine"),
     ],
 )

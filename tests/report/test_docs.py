@@ -9,7 +9,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "report.md"
 
 
 def test_the_code_runs(tmp_path, monkeypatch, capsys):
-    folders.several(tmp_path / "runs" / "digits-compare", n=5)
+    folders.several(tmp_path / "runs" / "exam-compare", n=5)
     monkeypatch.chdir(tmp_path)
     for code in re.findall(r"```python\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL):
         exec(code, {})
