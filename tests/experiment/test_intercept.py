@@ -78,3 +78,30 @@ def test_it_is_penalised_where_that_is_asked_for(silos):
 def test_models_without_an_intercept_of_their_own_decline_it(model):
     with pytest.raises(InputError, match=r"model.l2_intercept is for linear models with an intercept"):
         config.parse({"model": model | {"l2_intercept": 0.1}})
+
+
+def test_rare_classes_of_files_keep_their_odds(tmp_path):
+    """Inputs that say nothing, one row in ten of the rare class: the model predicts one in ten, whatever l2 is."""
+    rng = np.random.default_rng(0)
+    for i in range(OWNERS):
+        labels = np.arange(ROWS) % 10 == 0
+        table = np.column_stack([rng.normal(size=(ROWS, 2)), labels])
+        np.savetxt(tmp_path / f"{i}.csv", table, delimiter=",", header="a,b,label", comments="")
+    settings = {"data": {"silos": str(tmp_path), "test": 0.0}, "run": {"precision": "float64"}, "model": {"l2": 10.0}}
+    parsed = config.parse(settings)
+    with precision(parsed):
+        problem = build_problem(parsed)
+
+        @jax.jit
+        def best(data):
+            def average(x):
+                return jnp.mean(jax.vmap(lambda i: problem.task.loss(x, data.client(i)))(jnp.arange(OWNERS)))
+
+            def newton(x, _):
+                return x - jnp.linalg.solve(jax.hessian(average)(x), jax.grad(average)(x)), None
+
+            return jax.lax.scan(newton, jnp.zeros_like(problem.x), length=12)[0]
+
+        outputs = problem.task.predict(best(problem.train), problem.train.inputs.reshape(-1, 2))
+    chances = np.asarray(jax.nn.softmax(outputs, axis=1))[:, 1]
+    assert chances.mean() == pytest.approx(0.1, abs=0.02)

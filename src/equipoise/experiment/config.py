@@ -121,7 +121,7 @@ class ModelSettings(Section):
     l2_intercept: float | None = Field(
         None,
         ge=0,
-        description="linear: of the intercept; default: l2 / 1000 for numbers to predict, else l2",
+        description="linear: of the intercept; default: l2 / 1000 in owners' files and for numbers, else l2",
     )
     metric: Literal["auto", "full", "none"] | Annotated[int, Field(ge=1)] = Field(
         "none",

@@ -497,7 +497,9 @@ def problem_of(
     features = math.prod(shape)
     line = settings.name == "linear" and loss == "squared_error" and config.data.name != "synthetic"
     l2: Convexity = settings.l2
-    intercept = settings.l2 * FREE if line and settings.l2_intercept is None else settings.l2_intercept
+    # Owners' files: a penalty on the intercept would pull what is rare towards even odds.
+    free = line or (settings.name == "linear" and loss == "cross_entropy" and encoding is not None)
+    intercept = settings.l2 * FREE if free and settings.l2_intercept is None else settings.l2_intercept
     if intercept is not None:
         l2 = (settings.l2,) * (features * outputs) + (intercept,) * outputs
     options: dict[str, Any] = {"l2": l2, "batch": settings.batch}
