@@ -76,7 +76,7 @@ def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -
         real = (jnp.arange(a.shape[0], dtype=data.sizes.dtype) < data.sizes)[:, None]
         return jnp.where(real, a, 0), data.sizes.astype(jnp.float64)
 
-    def told(data: Data, products: Any) -> Reply:
+    def moments_of(data: Data, products: Any) -> Reply:
         a, m = rows(data)
         return Reply(total=weighted(jnp.ones(()), InputMoments(jnp.sum(a, axis=0) / m, products(a) / m)))
 
@@ -84,7 +84,7 @@ def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -
         return images - jnp.outer(centre, centre @ of) if linear.intercept else images
 
     def tell_moments(message: Nothing, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
-        return None, told(data, lambda a: (a.T @ a)[at])
+        return None, moments_of(data, lambda a: (a.T @ a)[at])
 
     def keep_moments(server: Moments, replies: Replies) -> Moments:
         return Moments(replies.total.weight, *mean(replies.total))
@@ -93,7 +93,7 @@ def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -
         return jax.random.normal(jax.random.key(0), (d, k), jnp.float64)
 
     def tell_sketch(message: Nothing, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
-        return None, told(data, lambda a: a.T @ (a @ omega()))
+        return None, moments_of(data, lambda a: a.T @ (a @ omega()))
 
     def keep_basis(server: Sketch, replies: Replies) -> Sketch:
         centre, images = mean(replies.total)

@@ -22,7 +22,7 @@ To see it:
 
 With your own data, a folder with one CSV, Parquet or NPZ file per owner:
   equipoise compare --silos FOLDER --label COLUMN   who gains, what it costs
-  equipoise path --silos FOLDER --label COLUMN      how fair shall it be?
+  equipoise path --silos FOLDER --label COLUMN      how fair should it be?
   equipoise run --silos FOLDER --label COLUMN       one model
   equipoise predict runs/FOLDER new.csv             the model on new rows
 
