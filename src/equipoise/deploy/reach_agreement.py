@@ -37,7 +37,7 @@ from equipoise.privacy.policy import NOT_APPROVED
 from equipoise.protocol import Algorithm, Vector
 
 BASELINES = "baselines.json"  # in the server's run folder: of every site, the loss of its own model
-APPROVAL = 5.0  # seconds between two looks whether a run has been approved
+APPROVAL = (2.0, 30.0)  # seconds between two looks whether a run has been approved, at first and later on
 
 
 def gather_sites(
@@ -92,13 +92,15 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
 def ask_for_statistics(federation: ConnectedSites) -> dict[str, str]:
     """Every site's; owners who have not looked at the run yet are waited for as long as sites that have not come."""
     end = time.monotonic() + federation.patience.gather
+    wait, longest = (min(seconds, federation.patience.gather / 4) for seconds in APPROVAL)
     while True:
         try:
             return federation.ask("statistics")
         except EquipoiseError as error:
             if NOT_APPROVED not in str(error) or time.monotonic() >= end:
                 raise
-        time.sleep(min(APPROVAL, federation.patience.gather / 4))
+        time.sleep(wait)
+        wait = min(2 * wait, longest)  # every look is a question to all sites, which answer so many and log them
 
 
 def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
