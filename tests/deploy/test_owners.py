@@ -15,9 +15,9 @@ import equipoise as eq
 from equipoise.cli import app
 from equipoise.data.silos import Encoding, Statistics, agree, open_site
 from equipoise.data.silos.statistics import Options
-from equipoise.deploy.network.envelope import read_text, text
-from equipoise.deploy.owner import SPLIT, check_step, lengths
-from equipoise.deploy.server import run_federation
+from equipoise.deploy.server.run import run_federation
+from equipoise.deploy.site.owner import SPLIT, check_step, lengths
+from equipoise.deploy.wire.envelope import read_text, text
 from equipoise.errors import EquipoiseError, Refusal
 from equipoise.experiment import config
 from equipoise.privacy import audit, ledger, policy

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from equipoise.deploy.network.wire import content_bytes
+from equipoise.deploy.wire.arrays import content_bytes
 
 INLINE = 16 << 20  # bytes of arrays from which on a message is sent as objects
 REQUEST = 32 << 20  # bytes of content in one request or answer
@@ -47,7 +47,7 @@ def why_not_warm(*more: str) -> str:
     """Why Flower's internals cannot be used; empty where they can. A server needs `more` of them: "serverapp"."""
     try:
         for module in ("internals", *more):
-            importlib.import_module(f"equipoise.deploy.network.{module}")
+            importlib.import_module(f"equipoise.deploy.wire.{module}")
     except Exception as error:  # whatever another version of Flower does
         return f"{type(error).__name__}: {error}"
     return ""
@@ -97,7 +97,7 @@ def watch_door(grid: Any) -> Callable[[], Door]:
 
 def direct(grid: Any) -> Transport:
     """Content inside where the receiver can take it, and pulls that wait where the SuperLink can."""
-    from equipoise.deploy.network import internals as flower
+    from equipoise.deploy.wire import internals as flower
 
     client, local = grid._runtime_client, threading.local()
     staying: set[int] = set()

@@ -18,14 +18,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from equipoise.deploy import apps
-from equipoise.deploy.client import Participant
-from equipoise.deploy.events import Outcome
-from equipoise.deploy.rounds import serve
-from equipoise.deploy.sites import Patience, gather
-from equipoise.deploy.torch_site import Batch, TorchSite, torch_site
+from equipoise.deploy.server.events import Outcome
+from equipoise.deploy.server.rounds import serve
+from equipoise.deploy.server.sites import Patience, gather
+from equipoise.deploy.site import app as apps
+from equipoise.deploy.site.messages import Participant
 from equipoise.errors import require
 from equipoise.protocol import Algorithm
+from equipoise.pytorch.site import Batch, TorchSite, torch_site
 from equipoise.tasks import Task
 
 Method = Callable[[Task], Algorithm]

@@ -25,13 +25,9 @@ from equipoise import models
 from equipoise.data.shards import OwnerRows
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
-from equipoise.deploy.callback_task import TEST, TRAIN, callback_score
-from equipoise.deploy.client import Job, Participant
-from equipoise.deploy.modules import ModuleSpec, first_model
-from equipoise.deploy.rows_site import keep_agreement, kept_features, read_agreement, rows_site
-from equipoise.deploy.site import SiteStatistics, own_function
-from equipoise.deploy.torch_features import check_last, check_returned, module_features, on_features
-from equipoise.deploy.torch_site import TorchSite, seeded, torch_site
+from equipoise.deploy.site.messages import Job, Participant
+from equipoise.deploy.site.run import SiteStatistics, own_function
+from equipoise.deploy.site.training import keep_agreement, kept_features, read_agreement, rows_site
 from equipoise.errors import InputError, not_none, require
 from equipoise.evaluation import ScoreRecord
 from equipoise.experiment.config import Config
@@ -40,6 +36,10 @@ from equipoise.experiment.problems import precision
 from equipoise.files import write_whole
 from equipoise.models.gradient_features import draw_projection, random_layer
 from equipoise.protocol import Vector
+from equipoise.pytorch.features import check_last, check_returned, module_features, on_features
+from equipoise.pytorch.site import TorchSite, seeded, torch_site
+from equipoise.pytorch.spec import ModuleSpec, first_model
+from equipoise.pytorch.task import TEST, TRAIN, callback_score
 
 MODEL = "model.pt"
 

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from flwr.app import RecordDict
 
-from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
-from equipoise.deploy.memory import Memory, check_order
-from equipoise.deploy.network.envelope import NAME, START, Address, mark, of_run, read_address, read_text, text
-from equipoise.deploy.network.wire import Refusal, pack, refuse_unless
-from equipoise.deploy.secure import AgreedSteps, SecureSite, answer_step, check_masked, masked, read_message
+from equipoise.deploy.site.memory import Memory, check_order
+from equipoise.deploy.wire.arrays import Refusal, pack, refuse_unless
+from equipoise.deploy.wire.envelope import NAME, START, Address, mark, of_run, read_address, read_text, text
+from equipoise.deploy.wire.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
+from equipoise.deploy.wire.secure import AgreedSteps, SecureSite, answer_step, check_masked, masked, read_message
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Client, Data, Message, Vector, client_program
 from equipoise.tensors import named

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from equipoise import models
 from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.data.shards import Shards, shard_like
-from equipoise.deploy.callback_task import ELSEWHERE, callback_score, callback_task
 from equipoise.errors import InputError, require
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import JsonRecord
 from equipoise.protocol import Algorithm, Cohort, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.pytorch.task import ELSEWHERE, callback_score, callback_task
 
 ITS_OWN = "the module's own"  # loss
 

@@ -17,9 +17,9 @@ from torch.func import functional_call, grad, vmap
 
 from equipoise import artifact, models
 from equipoise.data.shards import Shards, stack
-from equipoise.deploy.torch_site import Batch, in_numpy
 from equipoise.errors import require
 from equipoise.models.gradient_features import Kind, Projection, draw_projection, rows_at_once
+from equipoise.pytorch.site import Batch, in_numpy
 
 Features = Callable[[torch.Tensor], torch.Tensor]  # inputs [b, ...] -> [b, p]
 

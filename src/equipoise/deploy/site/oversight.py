@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from equipoise import algorithms, objectives, tasks
 from equipoise.data.shards import shard_like
 from equipoise.deploy import agreement
-from equipoise.deploy.allowance import allow, spend_bytes
-from equipoise.deploy.network.envelope import RECEIPT
-from equipoise.deploy.owner import Counts, behind
+from equipoise.deploy.site.allowance import allow, spend_bytes
+from equipoise.deploy.site.owner import Counts, behind
+from equipoise.deploy.wire.envelope import RECEIPT
 from equipoise.errors import Refusal, StopHere, not_none, refuse_unless, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import reading

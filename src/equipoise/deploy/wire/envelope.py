@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, RecordDict
 
-from equipoise.deploy.network.wire import refuse_unless
+from equipoise.deploy.wire.arrays import refuse_unless
 from equipoise.privacy.audit import Receipt
 
 NOT_TOLD = "has not been told the agreement"  # in the refusal of a site that has lost its folder

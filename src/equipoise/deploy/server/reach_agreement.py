@@ -20,12 +20,11 @@ from equipoise.data.silos.agreement import agree
 from equipoise.data.silos.statistics import Statistics
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
-from equipoise.deploy.modules import agreed_module, first_model
-from equipoise.deploy.rounds import Demands, serve
-from equipoise.deploy.secure import SecureSums
-from equipoise.deploy.site import SiteStatistics
-from equipoise.deploy.sites import ConnectedSites, Patience, gather
-from equipoise.deploy.status import StatusWriter
+from equipoise.deploy.server.rounds import Demands, serve
+from equipoise.deploy.server.sites import ConnectedSites, Patience, gather
+from equipoise.deploy.server.status import StatusWriter
+from equipoise.deploy.site.run import SiteStatistics
+from equipoise.deploy.wire.secure import SecureSums
 from equipoise.errors import EquipoiseError, InputError, not_none, require
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.config import Config
@@ -35,6 +34,7 @@ from equipoise.metric import packed
 from equipoise.privacy.disclosure import disclosed, sums_of_moments
 from equipoise.privacy.policy import NOT_APPROVED
 from equipoise.protocol import Algorithm, Vector
+from equipoise.pytorch.spec import agreed_module, first_model
 
 BASELINES = "baselines.json"  # in the server's run folder: of every site, the loss of its own model
 APPROVAL = (2.0, 30.0)  # seconds between two looks whether a run has been approved, at first and later on

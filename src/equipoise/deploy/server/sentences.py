@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from equipoise.deploy.events import Event, Traffic
+from equipoise.deploy.server.events import Event, Traffic
 from equipoise.evaluation.rules import higher_is_better, main_score
 from equipoise.experiment.records import Row
 

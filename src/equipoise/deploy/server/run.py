@@ -5,11 +5,11 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid
 
-from equipoise.deploy import agreement, sentences
+from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
-from equipoise.deploy.convexified_run import agree_on_features
-from equipoise.deploy.federated_run import OWNER, FederatedRun
-from equipoise.deploy.reach_agreement import (
+from equipoise.deploy.server import sentences
+from equipoise.deploy.server.convexified_run import agree_on_features
+from equipoise.deploy.server.reach_agreement import (
     disclosures,
     gather_sites,
     reach_agreement,
@@ -17,10 +17,11 @@ from equipoise.deploy.reach_agreement import (
     start_from_first_module,
     told_baselines,
 )
-from equipoise.deploy.secure import SecureSums
-from equipoise.deploy.site import settings
-from equipoise.deploy.sites import ConnectedSites
-from equipoise.deploy.status import StatusWriter
+from equipoise.deploy.server.sites import ConnectedSites
+from equipoise.deploy.server.status import StatusWriter
+from equipoise.deploy.server.training import OWNER, FederatedRun
+from equipoise.deploy.site.run import settings
+from equipoise.deploy.wire.secure import SecureSums
 from equipoise.errors import not_none, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import folders, origin, reading, records

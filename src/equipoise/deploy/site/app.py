@@ -11,8 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from equipoise._jax import keep_programs
-from equipoise.deploy import secure
-from equipoise.deploy.client import (
+from equipoise.deploy.site.messages import (
     Open,
     Participant,
     answer_question,
@@ -22,7 +21,8 @@ from equipoise.deploy.client import (
     take_step,
     work,
 )
-from equipoise.deploy.network.envelope import greeting, read_text, text
+from equipoise.deploy.wire import secure
+from equipoise.deploy.wire.envelope import greeting, read_text, text
 from equipoise.errors import require
 
 log = logging.getLogger("equipoise.flower")

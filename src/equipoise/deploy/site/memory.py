@@ -12,8 +12,8 @@ from typing import NamedTuple
 from jaxtyping import PyTree
 
 from equipoise import tensors
-from equipoise.deploy.network.envelope import Address, mark, order
-from equipoise.deploy.network.wire import Refusal, refuse_unless
+from equipoise.deploy.wire.arrays import Refusal, refuse_unless
+from equipoise.deploy.wire.envelope import Address, mark, order
 from equipoise.protocol import Client
 
 RUNS = 20  # that a site remembers

@@ -35,8 +35,8 @@ from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
-from equipoise.deploy.events import LinkLost
-from equipoise.deploy.network import internals as flower
+from equipoise.deploy.server.events import LinkLost
+from equipoise.deploy.wire import internals as flower
 from equipoise.errors import EquipoiseError
 
 RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at most

@@ -23,11 +23,11 @@ import torch
 
 from equipoise import artifact
 from equipoise.data.shards import Shards
-from equipoise.deploy.callback_task import TEST, TRAIN, Callbacks, callback_task, rows
-from equipoise.deploy.client import Job
+from equipoise.deploy.site.messages import Job
 from equipoise.errors import require
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, Vector
+from equipoise.pytorch.task import TEST, TRAIN, Callbacks, callback_task, rows
 from equipoise.tasks import Task
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # inputs, labels

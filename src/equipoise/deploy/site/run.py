@@ -7,7 +7,7 @@ Where they are stands in the node's configuration, which is the site's own:
     data    its file, .csv, .parquet or .npz; or
     loader  "module:function": a function without arguments that returns (inputs, labels), as arrays or tensors, or a
             Polars frame; `path` may say where the module is
-    torch   "module:function", where the model is a PyTorch module (`module_site.py`)
+    torch   "module:function", where the model is a PyTorch module (`equipoise.pytorch`)
     compiled  a folder for compiled programs, for the next process
     policy  what it agrees to, a file; default: site.toml in its folder
     key, roster  its private key, and a folder with the public ones of all sites: for masked sums
@@ -32,10 +32,10 @@ from equipoise.data.silos import Site
 from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
-from equipoise.deploy.apps import site_name
-from equipoise.deploy.client import Participant
-from equipoise.deploy.oversight import overseen
-from equipoise.deploy.owner import (
+from equipoise.deploy.site.app import site_name
+from equipoise.deploy.site.messages import Participant
+from equipoise.deploy.site.oversight import overseen
+from equipoise.deploy.site.owner import (
     Counts,
     check_rows,
     counts_of,
@@ -46,8 +46,8 @@ from equipoise.deploy.owner import (
     visible,
     with_kept_split,
 )
-from equipoise.deploy.rows_site import kept_features, planned, read_agreement, rows_site
-from equipoise.deploy.secure import SecureSite
+from equipoise.deploy.site.training import kept_features, planned, read_agreement, rows_site
+from equipoise.deploy.wire.secure import SecureSite
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import feature_maker
@@ -168,7 +168,7 @@ def _open_module_site(config: Config, name: str, node: Mapping[str, Any], folder
         importlib.util.find_spec("torch") is not None,
         "the model of this run is a PyTorch module, which needs one more package: pip install 'equipoise[torch]'",
     )
-    from equipoise.deploy.module_site import open_module_site
+    from equipoise.pytorch.run import open_module_site
 
     return open_module_site(config, name, node, folder)
 

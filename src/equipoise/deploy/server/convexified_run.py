@@ -15,9 +15,9 @@ from equipoise.algorithms.moments import moments
 from equipoise.cohorts import everyone
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, NetworkRecord, as_text
-from equipoise.deploy.reach_agreement import ask_before, send_agreement
-from equipoise.deploy.secure import SecureSums
-from equipoise.deploy.sites import ConnectedSites
+from equipoise.deploy.server.reach_agreement import ask_before, send_agreement
+from equipoise.deploy.server.sites import ConnectedSites
+from equipoise.deploy.wire.secure import SecureSums
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import Trained
 from equipoise.models.gradient_features import scaling

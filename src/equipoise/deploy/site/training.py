@@ -24,10 +24,10 @@ from equipoise.cohorts import everyone
 from equipoise.data.shards import OwnerRows, Shards
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
-from equipoise.deploy.client import Job
-from equipoise.deploy.memory import forget_old
-from equipoise.deploy.network.envelope import NAME, NOT_TOLD, of_run
-from equipoise.deploy.network.wire import refuse_unless
+from equipoise.deploy.site.memory import forget_old
+from equipoise.deploy.site.messages import Job
+from equipoise.deploy.wire.arrays import refuse_unless
+from equipoise.deploy.wire.envelope import NAME, NOT_TOLD, of_run
 from equipoise.errors import not_none, require
 from equipoise.experiment import records
 from equipoise.experiment.baselines import own_loss

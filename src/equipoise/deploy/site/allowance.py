@@ -16,7 +16,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from equipoise.deploy.network.envelope import NAME, read_address
+from equipoise.deploy.wire.envelope import NAME, read_address
 from equipoise.errors import Refusal, not_none, refuse_unless
 from equipoise.experiment.config import Config
 from equipoise.files import locked, make_folder, read_text

@@ -33,9 +33,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from equipoise.deploy.network import internals as flower
-from equipoise.deploy.network.transport import INLINE, WAIT
-from equipoise.deploy.network.wire import content_bytes
+from equipoise.deploy.wire import internals as flower
+from equipoise.deploy.wire.arrays import content_bytes
+from equipoise.deploy.wire.transport import INLINE, WAIT
 from equipoise.errors import EquipoiseError, refuse_unless, require
 from equipoise.files import write_whole
 from equipoise.privacy import audit, identity, policy

@@ -20,14 +20,14 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Int, PyTree
 
-from equipoise.deploy.events import GivenUp, Ledger, Outcome, Traffic, What
-from equipoise.deploy.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
-from equipoise.deploy.lengths import Bounded
-from equipoise.deploy.network.envelope import NAME, NOT_TOLD, START, Address, address, mark
-from equipoise.deploy.network.transport import INLINE
-from equipoise.deploy.network.wire import Refusal, check_values, content_bytes, framing, pack, refuse_unless, unpack
-from equipoise.deploy.secure import MaskedExchange, Masking, SecureSums
-from equipoise.deploy.sites import ConnectedSites, Delivery, Limit, why_not
+from equipoise.deploy.server.events import GivenUp, Ledger, Outcome, Traffic, What
+from equipoise.deploy.server.lengths import Bounded
+from equipoise.deploy.server.sites import ConnectedSites, Delivery, Limit, why_not
+from equipoise.deploy.wire.arrays import Refusal, check_values, content_bytes, framing, pack, refuse_unless, unpack
+from equipoise.deploy.wire.envelope import NAME, NOT_TOLD, START, Address, address, mark
+from equipoise.deploy.wire.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
+from equipoise.deploy.wire.secure import MaskedExchange, Masking, SecureSums
+from equipoise.deploy.wire.transport import INLINE
 from equipoise.engines.checks import check_every, check_start
 from equipoise.engines.fold import Collected
 from equipoise.engines.simulator import Progress, Result, Tally

@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from equipoise.data.shards import Shards
 from equipoise.data.silos import Options, Site, Statistics
-from equipoise.deploy.client import Job
+from equipoise.deploy.site.messages import Job
 from equipoise.errors import refuse_unless
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem

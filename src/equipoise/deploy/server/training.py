@@ -14,13 +14,13 @@ import numpy as np
 
 from equipoise.certificates import feasible, gap_bound
 from equipoise.data.shards import OwnerRows
-from equipoise.deploy import sentences
 from equipoise.deploy.agreement import Setup
-from equipoise.deploy.events import GivenUp, LinkLost, Outcome, ledger
-from equipoise.deploy.rounds import Demands, prepare, serve
 from equipoise.deploy.scoring import Summed, read_sums
-from equipoise.deploy.secure import SecureSums
-from equipoise.deploy.sites import ConnectedSites
+from equipoise.deploy.server import sentences
+from equipoise.deploy.server.events import GivenUp, LinkLost, Outcome, ledger
+from equipoise.deploy.server.rounds import Demands, prepare, serve
+from equipoise.deploy.server.sites import ConnectedSites
+from equipoise.deploy.wire.secure import SecureSums
 from equipoise.engines.simulator import Result
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import checkpoint, origin, personal, records

@@ -11,10 +11,10 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from equipoise.deploy.events import Event, What
-from equipoise.deploy.network.envelope import plain, read_abilities, read_receipt, read_text, text
-from equipoise.deploy.network.transport import batches, transport
-from equipoise.deploy.network.wire import content_bytes
+from equipoise.deploy.server.events import Event, What
+from equipoise.deploy.wire.arrays import content_bytes
+from equipoise.deploy.wire.envelope import plain, read_abilities, read_receipt, read_text, text
+from equipoise.deploy.wire.transport import batches, transport
 from equipoise.errors import EquipoiseError, not_none, require
 from equipoise.privacy.audit import Receipt
 
