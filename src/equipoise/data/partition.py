@@ -197,7 +197,7 @@ def stratified(labels: ArrayLike, test: float, rng: np.random.Generator) -> NDAr
     """Which rows to hold out for testing, a boolean each: of every label its share, as near as whole rows allow.
 
     Of two or more rows at least one is on either side, and the last training row of a label is given up only when
-    nothing else is left. A single row is for training. Labels that are numbers to predict are no classes: then any rows.
+    nothing else is left. A single row is for training. Numbers to predict are no classes: any rows are held out then.
     """
     if np.asarray(labels).dtype.kind == "f":
         labels = np.zeros(len(np.asarray(labels)), np.int8)
