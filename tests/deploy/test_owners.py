@@ -18,10 +18,10 @@ from equipoise.cli import app
 from equipoise.data.shards import shard_like
 from equipoise.data.silos import Encoding, Statistics, agree, open_site
 from equipoise.data.silos.statistics import Options
-from equipoise.deploy.client import Job
-from equipoise.deploy.network.envelope import read_text, text
-from equipoise.deploy.owner import SPLIT, check_step, encoded, lengths, model_in
-from equipoise.deploy.server import run_federation
+from equipoise.deploy.server.run import run_federation
+from equipoise.deploy.site.messages import Job
+from equipoise.deploy.site.owner import SPLIT, check_step, encoded, lengths, model_in
+from equipoise.deploy.wire.envelope import read_text, text
 from equipoise.errors import EquipoiseError, Refusal
 from equipoise.experiment import config
 from equipoise.privacy import audit, ledger, policy
