@@ -61,7 +61,7 @@ def test_owners_are_scored_with_the_part_of_their_training_rows(finished, data):
         # Two outputs with a ridge each are one difference with half of it.
         best = minimize(lambda b, z=z, y=y, m=m: logistic(z + b[0], y) + b[0] ** 2 / (4 * m), [0.0], tol=1e-12).x[0]
         assert parts[name][:, 0] @ [-1, 1] == pytest.approx(best, abs=1e-5)
-        penalty = 0.05 * (np.sum(weights[0] ** 2) + 1e-3 * np.sum(weights[1] ** 2))
+        penalty = 0.05 * (np.sum(weights[0] ** 2) + np.sum(weights[1] ** 2) / 1000)  # l2_intercept is l2 / 1000
         assert finished.final.scores["loss"][i] == pytest.approx(logistic(other + best, truth), abs=1e-6)
         assert finished.final.scores["accuracy"][i] == pytest.approx(np.mean((other + best > 0) == truth))
         assert finished.final.loss[i] == pytest.approx(logistic(z + best, y) + penalty + best**2 / (4 * m), abs=1e-6)
