@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from equipoise._jax import compiled
@@ -40,9 +39,9 @@ def own_fits(task: Task, convex: bool, x: Vector, train: Any, tell: Callable[[in
     """Of every owner, one after the other; `tell` hears how many there are."""
     fit, found = _of_one(task, convex), []
     for i in range(train.n):
-        found.append(jax.tree.map(np.asarray, fit(x, rows_of(train, i))))
+        found.append(jax.block_until_ready(fit(x, rows_of(train, i))))
         tell(i + 1)
-    return OwnFit(*map(np.stack, zip(*found, strict=True)))
+    return jax.tree.map(lambda *each: jnp.stack(each), *found)
 
 
 def rows_of(train: Any, i: int) -> Shards:

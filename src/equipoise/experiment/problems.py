@@ -535,7 +535,7 @@ def with_own_parts(config: Config, problem: Problem) -> Problem:
     own = config.model.own
     if own == "none":
         return problem
-    return replace(problem, task=_with_part(problem.task, () if own == "intercept" else _columns(own, problem)))
+    return replace(problem, task=_with_part(problem.task, () if isinstance(own, str) else _columns(own, problem)))
 
 
 @lru_cache(maxsize=16)
