@@ -98,7 +98,7 @@ def standing(run: records.Run) -> tuple[float, float, float]:
     scores = run.rows[-1].scores.get("accuracy", ())
     values = np.array([np.nan if value is None else value for value in scores], float)
     low = np.sort(values)[: max(1, round(0.2 * values.size))]
-    notes = [note for note in run.federation.notes if "local_lr was chosen: " in note]
+    notes = [note for note in run.federation.notes if ".local_lr was chosen: " in note]
     step = float(notes[0].split("chosen: ")[1].split(";")[0]) if notes else np.nan
     return float(values.mean()), float(low.mean()), step
 

@@ -21,11 +21,11 @@ from equipoise.engines import kernel
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice
 from equipoise.experiment.chosen import step_sizes
-from equipoise.experiment.chosen.choices import Choice
 from equipoise.experiment.config import Config, RuleSettings
 from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own_steps
 from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem
+from equipoise.experiment.records import Choice
 from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Vector, Wire, wire
 from equipoise.tasks import Task, WithBaseline, less_baseline
@@ -47,7 +47,7 @@ def build_dual(config: Config, problem: Problem) -> Dual:
 
 
 def _dual_of_losses(config: Config, n: int) -> Dual:
-    settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
+    settings = config.objective.model_dump(exclude_none=True, exclude={"of", "price"})
     name, cap = settings.pop("name"), config.federation.cap if config.federation else None
     hashable = all(isinstance(value, Hashable) for value in settings.values())
     return (_dual if hashable else _dual.__wrapped__)(name, n, cap, **settings)
@@ -68,7 +68,7 @@ def dual_family(config: Config, problem: Problem) -> tuple[Callable[..., Dual], 
 
 
 def _losses_family(config: Config, n: int) -> tuple[Callable[..., Dual], dict[str, Any]]:
-    settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
+    settings = config.objective.model_dump(exclude_none=True, exclude={"of", "price"})
     name, number = settings.pop("name"), TRACED.get(config.objective.name)
     if number is None or config.federation is not None:
         return _always(_dual_of_losses(config, n)), {}
@@ -143,8 +143,7 @@ def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> 
         )
     choice = problem.tried_steps[name]
     made = method(choice.value)
-    note = f"{key} was chosen: {choice.value:.4g}; {choice.why}"
-    return made._replace(notes=(*made.notes, note), chosen=(choice,))
+    return made._replace(notes=(*made.notes, choice.sentence), chosen=(choice,))
 
 
 def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = False) -> Method:
@@ -363,7 +362,7 @@ def _family(
     guarded: bool,
 ) -> Partial | None:
     """One of the library's own methods, whose numbers are operands of its program; None: of others it is not known."""
-    objective = config.objective.model_dump(exclude_none=True, exclude={"of"})
+    objective = config.objective.model_dump(exclude_none=True, exclude={"of", "price"})
     known = record.name in algorithms.ALGORITHMS and objective["name"] in objectives.DUALS
     fixed = {name: value for name, value in settings.items() if not isinstance(value, float)}
     hashable = all(isinstance(value, Hashable) for value in (*fixed.values(), *objective.values()))
