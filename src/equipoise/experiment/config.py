@@ -463,7 +463,7 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         if not is_reference(given[key]["name"]) and given[key]["name"] not in allowed:
             raise mistakes.no_value(source, f"{key}.name", given[key]["name"], allowed)
     require(
-        not {"rho", "price"} <= given["objective"].keys(),
+        any(given["objective"].get(key) is None for key in ("rho", "price")),
         f"{source}: objective.rho and objective.price are both given, and the price finds rho; give one of them",
     )
     for key, (name, instead) in own.items():
