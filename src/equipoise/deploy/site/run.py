@@ -39,8 +39,10 @@ from equipoise.deploy.site.owner import (
     Counts,
     check_rows,
     counts_of,
+    encoded,
     options_of,
     overseen_jobs,
+    own_key,
     table_digest,
     told_statistics,
     visible,
@@ -65,8 +67,8 @@ class SiteStatistics(JsonRecord):
     """A site's answer to `statistics`."""
 
     statistics: str  # as JSON
-    train: int = Field(ge=1)  # rows
-    test: int = Field(ge=0)
+    train: int = Field(ge=1, lt=2**31)  # rows
+    test: int = Field(ge=0, lt=2**31)
     counted: float | None = Field(None, ge=1)  # with data.unit: as how many independent rows the scored ones count
 
 
@@ -84,10 +86,14 @@ def open_site(context: Context) -> Participant:
     def rules() -> Policy:
         return policy.load(file)
 
+    def draws(run: str, words: list[int]) -> list[int]:
+        return own_key(folder, rules(), run, words)
+
     if config.model.name == "torch":
         module = _open_module_site(config, name, node, folder)
         jobs = overseen_jobs(module.jobs, config, name, rules, None)
-        return module._replace(jobs=jobs, secure=secure, guard=overseen(config, folder, file, no_counts, signer))
+        guard = overseen(config, folder, file, no_counts, signer)
+        return module._replace(jobs=jobs, secure=secure, guard=guard, own_key=draws)
     path = Path(str(node.get("data", "")))
 
     @cache
@@ -105,9 +111,9 @@ def open_site(context: Context) -> Participant:
         return with_kept_split(site, config, folder, rules(), table)
 
     def rows(agreed: Agreement) -> OwnerRows:
-        least = options_of(config, rules()).min_count
-        train, test = current_rows().encode(Encoding.from_json(agreed.encoding), least)
-        check_rows(rules(), config, name, train=len(train[1]))
+        now = rules()
+        train, test = encoded(current_rows(), Encoding.from_json(agreed.encoding), config, now)
+        check_rows(now, config, name, train=len(train[1]))
         return OwnerRows(_shard(*train), _shard(*(test or train)))
 
     def features(agreed: Agreement) -> OwnerRows:
@@ -138,7 +144,7 @@ def open_site(context: Context) -> Participant:
     answers = {"statistics": statistics, "agreement": accept_agreement, "baseline": baseline}
     guard = overseen(config, folder, file, lambda: counts_of(read_now()[0]), signer)
     overseen_parts = overseen_jobs(jobs, config, name, rules, trained)
-    return Participant(name, folder, overseen_parts, answers, lambda: precision(config), secure, guard)
+    return Participant(name, folder, overseen_parts, answers, lambda: precision(config), secure, guard, draws)
 
 
 def no_counts() -> Counts:
