@@ -314,12 +314,13 @@ def runs_csv(runs: Sequence[ReportedRun]) -> str:
     amounts = ("rounds", "floats_per_client", "seconds")
     headings = ["method", *keys, "worst20_corrected", "worst20_low", "worst20_high"]
     headings += ["rounds_to_1_percent", "bytes_to_1_percent", *amounts]
-    rows = (
-        [run.title, *(run.summary[k] for k in keys), *corrected_worst(run)]
-        + [*numbers.reached(run, runs)[:2], *(getattr(run, a) for a in amounts)]
-        for run in runs
-    )
-    return csv_link(headings, rows)
+
+    def numbers_of(run: ReportedRun) -> list[Any]:
+        near = numbers.reached(run, runs)
+        found = [*(run.summary[k] for k in keys), *corrected_worst(run), near.rounds, near.bytes]
+        return [run.title, *found, *(getattr(run, a) for a in amounts)]
+
+    return csv_link(headings, map(numbers_of, runs))
 
 
 def clients_csv(runs: Sequence[ReportedRun]) -> str:
