@@ -75,7 +75,7 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
     if config.model.name == "torch":
         known["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
     else:
-        statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
+        statistics = [_statistics_of(site, answer) for site, answer in answers.items()]
         known["encoding"] = agree(statistics, config.data.silo_options).to_json()
     agreed = Agreement(
         run=f"{int(time.time())}-{secrets.token_hex(4)}",
@@ -175,6 +175,7 @@ def told_baselines(config: Config, folder: Path, federation: ConnectedSites, run
     if not path.is_file():
         federation.observe({"kind": "state", "state": "fitting a model of its own at every site"})
         found = {site: _number(site, text) for site, text in federation.ask("baseline", run).items()}
+        _check_baselines(config, found)
         write_whole(path, json.dumps(found, indent=1) + "\n")
     told = json.loads(read_text(path))
     return np.array([float(told[site]) for site in federation.sites])
@@ -221,6 +222,19 @@ def _statistics(site: str, text: str) -> SiteStatistics:
         ) from None
 
 
+def _statistics_of(site: str, told: SiteStatistics) -> Statistics:
+    """Of a table: no column has more numbers than there are rows, or one site would count for more than its own."""
+    found = Statistics.from_json(told.statistics)._replace(site=site)
+    columns = (found.label, *found.columns, *found.others)
+    more = next((c.name for c in columns if max(c.n, c.missing) > told.train), None)
+    require(
+        more is None and found.rows == told.train,
+        f"'{site}' told of {told.train} rows and of {f'more in column {more!r}' if more else f'{found.rows} as well'}; "
+        "leave it out of federation.sites",
+    )
+    return found
+
+
 def _counted(site: str, told: SiteStatistics) -> float:
     """As how many independent rows a site's scored ones count: never more than there are."""
     rows = told.test or told.train
@@ -239,6 +253,17 @@ def _check_alike(config: Config, curvatures: dict[str, float]) -> None:
             bound is None or found <= bound**2 * usual,
             f"'{site}' measured a curvature of {found:.2g}, {found / usual:.2g} times the median of the sites; leave "
             "it out of federation.sites, or give the step sizes as numbers",
+        )
+
+
+def _check_baselines(config: Config, baselines: dict[str, float]) -> None:
+    """A loss below zero would be a gain that no model can have, and take all of the weight."""
+    bound, usual = not_none(config.federation).believed, sorted(baselines.values())[(len(baselines) - 1) // 2]
+    for site, found in baselines.items():
+        require(
+            bound is None or 0 <= found <= bound**2 * max(usual, 1.0),
+            f"'{site}' told a loss of {found:.2g} of a model of its own, and the median of the sites is {usual:.2g}; "
+            "leave it out of federation.sites, or set objective.of = 'losses'",
         )
 
 

@@ -3,11 +3,14 @@ stand behind an answer, and how much of it a single row may be.
 
 split.json       in the site's folder: which rows are held out, made for the first run and kept for all others
 statistics.json  what was told of the table: who asks again is told the same
+draws.key        of which minibatches are drawn, whatever random key the server sends
 """
 
 import hashlib
+import hmac
 import json
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +27,7 @@ from equipoise.data.silos import Encoding, Options, Site, Statistics
 from equipoise.data.silos.cells import open_table
 from equipoise.data.silos.site import Pair
 from equipoise.deploy.site.messages import Job
-from equipoise.errors import refuse_unless
+from equipoise.errors import not_none, refuse_unless
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.files import make_folder, write_whole
@@ -36,7 +39,7 @@ from equipoise.tasks.task import Task, shrink
 from equipoise.tensors import named
 
 log = logging.getLogger("equipoise.flower")
-SPLIT, STATISTICS = "split.json", "statistics.json"
+SPLIT, STATISTICS, DRAWS = "split.json", "statistics.json", "draws.key"
 # What may differ between two questions about the same rows: all else says which rows and cells there are.
 FREE = ("label", "task", "categorical", "drop", "max_categories", "min_count", "indicators", "scale_label")
 HELD_OUT_TOO = ("evaluate", "personal")  # parts whose answers are of the held-out rows as well
@@ -190,6 +193,22 @@ def nearly_constant(site: Site, statistics: Statistics, options: Options) -> set
     return {name for name, answer in found.items() if 0 < answer["others"] < options.min_count}
 
 
+def own_key(folder: Path, rules: Policy, run: str, words: list[int]) -> list[int]:
+    """A random key that only the site knows, the same for the same message.
+
+    With a key of the server's, which knows what it draws, gradients of as many minibatches as there are rows would be
+    equations from which every row's gradient follows.
+    """
+    if rules.draws == "asked":
+        return words
+    path = folder / DRAWS
+    if not path.is_file():
+        make_folder(folder)
+        write_whole(path, os.urandom(32), secret=True)
+    drawn = hmac.digest(path.read_bytes(), json.dumps([run, words]).encode(), "sha256")
+    return np.frombuffer(drawn, "<u4")[: len(words)].tolist()
+
+
 class Counts(NamedTuple):
     """The rows of a site."""
 
@@ -216,6 +235,22 @@ def check_rows(rules: Policy, config: Config, name: str, *, train: int, scored: 
     refuse_unless(
         scored is None or scored >= rules.min_rows,
         f"'{name}' has {scored} rows to score a model with and tells no score of fewer than {rules.min_rows}{ways}",
+    )
+
+
+def check_shares(rules: Policy, config: Config, name: str, train: Mapping[str, int], mine: int) -> None:
+    """A Refusal where rows are what a site counts for in a masked sum, and nearly all of them are one site's.
+
+    Every site checks its own number, and masks cancel among those who were told the same numbers.
+    """
+    if not not_none(config.federation).secure or getattr(config.algorithm, "weights", None) != "samples":
+        return
+    refuse_unless(train[name] == mine, f"'{name}' has told of {mine} rows, and all were told of {train[name]}")
+    share = max(train.values()) / sum(train.values())
+    refuse_unless(
+        share <= rules.most_weight,
+        f"a site has {share:.4g} of all rows and so of the masked sums, and this site takes part up to "
+        f"{rules.most_weight:g}; set algorithm.weights = 'uniform', or let the sites say most_weight in site.toml",
     )
 
 
