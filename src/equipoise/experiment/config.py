@@ -364,7 +364,7 @@ def objective_section(name: str) -> type[Section]:
     fields: dict[str, Any] = {"name": (Literal[name], Field(name))}
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
     fields["of"] = (Literal["auto", "losses", "gains"], Field("auto", description=WORDS["of"]))
-    if name in PRICED:
+    if name in choice.PRICED:
         fields["price"] = (float | None, Field(None, gt=0, lt=1, description=WORDS["price"]))
     return create_model(f"objective.{name}", __base__=Section, **fields)
 
@@ -381,7 +381,6 @@ def _field(argument: inspect.Parameter, defaults: Mapping[str, Any]) -> tuple[An
     return Any if kind is nothing else kind, Field(start, description=words)
 
 
-PRICED = ("chi2", "kl")  # whose rho can be found by what fairness may cost
 OBJECTIVES = ("average", *DUALS)
 SECTIONS: dict[str, type[Section]] = {
     "data": DataSettings,

@@ -220,6 +220,7 @@ class Run(NamedTuple):
     rows: list[Row]
     outcome: RunResult | None  # None: not finished
     personal: PersonalRecord | None = None  # None: owners have no models of their own
+    chosen: tuple[Choice, ...] = ()  # instead of being told
 
     @property
     def final(self) -> Row:
@@ -261,6 +262,7 @@ def read(path: str | Path) -> Run:
         read_rows(path / HISTORY),
         read_record(path / RESULT, RunResult) if finished(path) else None,
         read_record(path / PERSONAL, PersonalRecord) if finished(path) and (path / PERSONAL).is_file() else None,
+        read_record(path / CHOSEN, Choices).settings if (path / CHOSEN).is_file() else (),
     )
     _check_fit(read)
     return read

@@ -41,8 +41,8 @@ FIRST, MORE = 4, 2  # rounds of the first point of a path, and of the others
 class Folds(NamedTuple):
     """Every owner's rows, divided FOLDS times."""
 
-    kept: tuple[Shards, ...]
-    left: tuple[Shards, ...]
+    kept: tuple[Any, ...]
+    left: tuple[Any, ...]
     base: Float[np.ndarray, " n"]  # the loss of predicting the base rate of the rows kept
 
 
@@ -87,22 +87,23 @@ class OnPath(NamedTuple):
 class Walk:
     """A path over the folds of one problem, whose l2 is `problem.l2` plus what a point says."""
 
-    def __init__(self, problem: Problem, seed: int):
+    def __init__(self, problem: Problem, seed: int, folds: Folds | None = None):
         self.problem, self.seed = problem, seed
         task = problem.plain_task
-        self.folds = divided(problem)
+        self.folds = divided(problem) if folds is None else folds
         rank = metric.chosen_rank(not_none(task.linear))
         found = metric.agree(task, problem.train, rank=rank, dtype=problem.x.dtype, key=seed)
         self.metric = not_none(found, "no owner told its second moments")
-        self.models = np.tile(np.asarray(problem.x), (FOLDS, 1))
+        self.models = np.tile(np.asarray(problem.x), (len(self.folds.kept), 1))
         self.rounds = 1  # the metric
         shard = client_shapes(problem.train)
         self.down, self.up = metric.bytes_of_agreement(not_none(task.linear), problem.n, rank, shard, problem.x.dtype)
         self.begun = False
 
-    def to(self, config: Config, extra: Any) -> Point:
+    def to(self, config: Config, extra: Any, rounds: int | None = None) -> Point:
         """The point of `config`'s objective, with the penalty `extra` on top of the problem's."""
-        problem, rounds = self.problem, MORE if self.begun else FIRST
+        problem = self.problem
+        rounds = rounds or (MORE if self.begun else FIRST)
         maker, numbers = dual_family(config, problem)
         made = _maker(problem.plain_task, problem.n, maker)
         operands = {f"objective.{name}": value for name, value in numbers.items()}
@@ -127,14 +128,24 @@ class Walk:
         shard = jax.eval_shape(lambda: algorithm.prepare(rows.client(0)))
         wires = wire(algorithm, self.problem.x, shard)
         self.rounds += rounds
-        self.down += FOLDS * n * (rounds * sum(w.down for w in wires) + real * self.problem.x.size)
-        self.up += FOLDS * n * (rounds * sum(w.up for w in wires) + real)
+        self.down += len(self.models) * n * (rounds * sum(w.down for w in wires) + real * self.problem.x.size)
+        self.up += len(self.models) * n * (rounds * sum(w.up for w in wires) + real)
 
 
 def divided(problem: Problem) -> Folds:
     """By chance, the same every time."""
     train, numbers = jax.tree.map(jnp.asarray, problem.train), jnp.asarray(_numbers(problem))
-    parts = [_split(train, numbers, jnp.int32(k)) for k in range(FOLDS)]
+    return _judged(problem, [_split(train, numbers, jnp.int32(k)) for k in range(FOLDS)])
+
+
+def held_out(problem: Problem) -> Folds:
+    """One fold: all training rows, and those of the test."""
+    train, numbers = jax.tree.map(jnp.asarray, problem.train), jnp.asarray(_numbers(problem))
+    whole, _ = _split(train, numbers, jnp.int32(-1))
+    return _judged(problem, [(whole, jax.tree.map(jnp.asarray, problem.test))])
+
+
+def _judged(problem: Problem, parts: list[tuple[Any, Any]]) -> Folds:
     base, sizes = np.zeros(problem.n), np.zeros(problem.n)
     for kept, left in parts:
         found, count = _base(problem.plain_task)(problem.x, kept, left), np.asarray(left.sizes, np.float64)

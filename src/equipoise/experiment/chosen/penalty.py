@@ -1,4 +1,4 @@
-"""model.l2 = "auto": the largest penalty within one standard error of the best, by folds at the owners.
+"""model.l2 = "auto": the largest penalty within one standard error of the best, and a quarter point, by folds.
 
 What the server learns is a sum over the owners: of their losses at every l2, and of the products of these, from which
 the standard error of a difference follows. No single owner's is needed.
@@ -16,6 +16,7 @@ from equipoise.experiment.records import Choice
 
 GRID = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 MIDDLE = 0.003  # the problem is built with it
+MOST = 0.0025  # of the base rate's loss, that the larger penalty may cost: with few owners a standard error is large
 WORSE = 2.0  # standard errors behind the best: what is smaller still is not tried
 
 
@@ -40,7 +41,8 @@ def chosen(config: Config, walk: Walk) -> Choice:
         if behind > WORSE * error > 0:
             break
     best = sums.best
-    within = [k for k in range(len(tried)) if np.less_equal(*sums.behind(k))]
+    most = MOST * float(np.mean(walk.folds.base))
+    within = [k for k in range(len(tried)) if sums.behind(k)[0] <= min(sums.behind(k)[1], most)]
     k = min(within)  # the largest: the grid falls
     others = sorted((j for j in range(len(tried)) if j != k), key=lambda j: sums.mean(j))
     what = "is the best" if k == best else "is the largest within one standard error of the best"
