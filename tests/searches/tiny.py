@@ -11,7 +11,9 @@ from equipoise import evaluation
 from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation import PerClient
-from equipoise.experiment import alone, batch, methods, run, writer
+from equipoise.evaluation.exchange import scored_rows
+from equipoise.experiment import alone, batch, methods, own_parts, problems, run, writer
+from equipoise.experiment.baselines import OwnFit
 from equipoise.experiment.results import in_units
 from equipoise.protocol import wire
 
@@ -70,6 +72,21 @@ def table(x, n):
     return PerClient(np.full(n, 4), {"loss": loss, "accuracy": 1 / (1 + loss)}, {}, {})
 
 
+def own_fits(task, convex, x, train, tell=lambda _: None):
+    for i in range(train.n):
+        tell(i + 1)
+    return OwnFit(np.full(train.n, 0.6), np.zeros((train.n, x.size)))
+
+
+def of_rows(task, x, data, score):
+    return np.full(int(np.sum(scored_rows(task, data).sizes)), 0.5)
+
+
+def parts(problem, train):
+    own = problem.plain_task.own
+    return np.zeros((train.n, *jax.eval_shape(own.fit, problem.x, train.client(0)).shape))
+
+
 def use(monkeypatch):
     def evaluator(config, problem, train, scorer):
         def evaluate(x, lam):
@@ -86,6 +103,10 @@ def use(monkeypatch):
         alone, "scored", lambda problem, x: (table(x, problem.n), dict.fromkeys(rows, np.ones(4 * problem.n)))
     )
     monkeypatch.setattr(evaluation, "evaluator", lambda task, data, **_: lambda x: table(x, data.n))
+    monkeypatch.setattr(evaluation, "of_rows", of_rows)
+    monkeypatch.setattr(problems, "own_fits", own_fits)
+    monkeypatch.setattr(own_parts, "made", lambda problem, x, train, seed: (p := parts(problem, train), p[0]))
+    monkeypatch.setattr(own_parts, "of_models", lambda problem, models, train: parts(problem, train))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
     monkeypatch.setattr(methods, "_takes_operands", lambda maker, numbers, x: maker(**numbers) is not None)
     monkeypatch.setattr(methods, "wire", crossing)
