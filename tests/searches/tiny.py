@@ -3,7 +3,6 @@
 import os
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
@@ -47,14 +46,17 @@ def simulate(algorithm, x, data, key, *, rounds, resume=None, callback=None, unt
     """Stands for the engine: states that depend on all before, the seed and the round, and nothing else."""
     algorithm = algorithm() if isinstance(algorithm, Partial) else algorithm
     if resume is None:
-        clients = jax.tree.map(lambda a: jnp.stack([a] * algorithm.n), algorithm.init_client(x))
-        resume = Result(algorithm.init(x), clients, None, 0, Tally.nothing(algorithm), 0.0, 0.0)
+        server, client = (jax.eval_shape(init, x) for init in (algorithm.init, algorithm.init_client))
+        server = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
+        clients = jax.tree.map(lambda a: np.zeros((algorithm.n, *a.shape), a.dtype), client)
+        resume = Result(server, clients, None, 0, Tally.nothing(algorithm), 0.0, 0.0)
     server, clients, _, done, tally, *times = resume
     for r in range(done, rounds):
         rng = np.random.default_rng([key, r])
 
         def moved(leaf, rng=rng):
-            return 0.9 * leaf + rng.normal(size=leaf.shape) if leaf.dtype.kind == "f" else leaf
+            leaf = np.asarray(leaf)
+            return (0.9 * leaf + rng.normal(size=leaf.shape)).astype(leaf.dtype) if leaf.dtype.kind == "f" else leaf
 
         server, clients = jax.tree.map(moved, (server, clients))
         tally = tally._replace(asked=tally.asked + algorithm.n, answered=tally.answered + algorithm.n)
