@@ -14,8 +14,8 @@ from flwr.common.constant import ErrorCode
 import equipoise as eq
 from equipoise.deploy import flower
 from equipoise.deploy.flower import Demands, FederationWarning, GivenUp, Patience
-from equipoise.deploy.server import sentences
-from equipoise.deploy.wire.arrays import pack, unpack
+from equipoise.deploy.server import events
+from equipoise.deploy.wire.messages import pack, unpack
 from equipoise.errors import InputError, Stopped
 from equipoise.protocol import wire
 from tests import problems
@@ -158,7 +158,9 @@ def test_what_happens_in_every_exchange_is_one_event_that_counts(tmp_path):
     gone = [e for e in outcome.ledger.events if e.site == "b" and e.what == "absent"]
     assert [(e.round, e.exchange, e.times, e.last_round) for e in gone] == [(0, "collect", 5, 4)]  # asked once a round
     assert saved == [saved[0]] * 5
-    assert [*sentences.of(gone)] == ["'b' was not there: 'b' is not there (5 times from round 1, collect to round 5)"]
+    assert [*events.sentences_of(gone)] == [
+        "'b' was not there: 'b' is not there (5 times from round 1, collect to round 5)"
+    ]
     assert flower.ledger(outcome.ledger.to_json()) == outcome.ledger
 
 

@@ -8,7 +8,7 @@ from flwr.app import RecordDict
 from equipoise.deploy.flower import FederationWarning, Patience, client_app
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.server.sites import ConnectedSites
-from equipoise.deploy.site.training import AGREEMENTS
+from equipoise.deploy.site.run import AGREEMENTS
 from equipoise.deploy.wire.transport import Door
 from equipoise.experiment import config
 from equipoise.privacy import policy

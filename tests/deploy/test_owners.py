@@ -17,7 +17,7 @@ from equipoise.data.silos import Encoding, Statistics, agree, open_site
 from equipoise.data.silos.statistics import Options
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.site.owner import SPLIT, check_step, lengths
-from equipoise.deploy.wire.envelope import read_text, text
+from equipoise.deploy.wire.messages import read_text, text
 from equipoise.errors import EquipoiseError, Refusal
 from equipoise.experiment import config
 from equipoise.privacy import audit, ledger, policy

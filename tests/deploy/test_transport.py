@@ -12,12 +12,11 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from equipoise.deploy import flower
-from equipoise.deploy.operations import worker
-from equipoise.deploy.operations.processes import GUARD
-from equipoise.deploy.operations.site_process import Site, line, node_config, read_line, work_of
+from equipoise.deploy.operations import processes as worker
+from equipoise.deploy.operations.processes import GUARD, Site, line, node_config, read_line, work_of
 from equipoise.deploy.server.rounds import SHORTEST, Demands, deadline
 from equipoise.deploy.wire import transport
-from equipoise.deploy.wire.arrays import content_bytes, pack
+from equipoise.deploy.wire.messages import content_bytes, pack
 from equipoise.errors import InputError
 from tests.deploy.grid import InProcess
 from tests.deploy.setting import HASTY, SITES, app, serve

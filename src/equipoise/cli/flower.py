@@ -176,7 +176,7 @@ def site(
     """
     with in_sentences(), _ended_in_order():
         _need_flower()
-        from equipoise.deploy.operations.site_process import Site, node_config, run_site
+        from equipoise.deploy.operations.processes import Site, node_config, run_site
 
         require(name, "the site has no name; give one")
         require(
@@ -347,7 +347,7 @@ def audit(
         receipt = None
         if receipts is not None:
             _need_flower()
-            from equipoise.deploy.server.training import read_receipts
+            from equipoise.deploy.server.run import read_receipts
 
             known, whose = read_receipts(receipts), name or site.resolve().name
             require(whose in known, f"{receipts} has no receipt of '{whose}'; it has {', '.join(known) or 'none'}")

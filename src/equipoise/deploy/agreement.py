@@ -14,7 +14,6 @@ import numpy as np
 from equipoise import algorithms, evaluation, objectives
 from equipoise.data.shards import Shards, shard_like
 from equipoise.data.silos.encoding import Encoding
-from equipoise.deploy.scoring import Tilt, scoring
 from equipoise.errors import not_none, require
 from equipoise.evaluation.predictions import Score
 from equipoise.experiment import config as configuration
@@ -33,6 +32,7 @@ from equipoise.experiment.own_parts import mean_part
 from equipoise.experiment.personal import own_models
 from equipoise.experiment.problems import Problem, Sent, problem_of, with_main_score, with_own_models
 from equipoise.experiment.records import AGREEMENT, JsonRecord
+from equipoise.experiment.scoring import Tilt, scoring
 from equipoise.metric import unpacked
 from equipoise.models.model import Params
 from equipoise.protocol import Algorithm

@@ -9,14 +9,14 @@ from equipoise.deploy.server.rounds import Demands as Demands
 from equipoise.deploy.server.rounds import Prepared as Prepared
 from equipoise.deploy.server.rounds import prepare as prepare
 from equipoise.deploy.server.rounds import serve as serve
+from equipoise.deploy.server.rounds import server_app as server_app
 from equipoise.deploy.server.sites import ConnectedSites as ConnectedSites
 from equipoise.deploy.server.sites import FederationWarning as FederationWarning
 from equipoise.deploy.server.sites import Patience as Patience
 from equipoise.deploy.server.sites import gather as gather
-from equipoise.deploy.site.app import client_app as client_app
-from equipoise.deploy.site.app import server_app as server_app
-from equipoise.deploy.site.app import site_name as site_name
 from equipoise.deploy.site.messages import Job as Job
 from equipoise.deploy.site.messages import Participant as Participant
+from equipoise.deploy.site.messages import client_app as client_app
+from equipoise.deploy.site.messages import site_name as site_name
 from equipoise.deploy.wire.secure import SecureSite as SecureSite
 from equipoise.deploy.wire.secure import SecureSums as SecureSums

@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import Result
 from equipoise.deploy.server.events import Outcome
 from equipoise.deploy.server.rounds import serve
 from equipoise.deploy.server.sites import Patience, gather
-from equipoise.deploy.site import app as apps
+from equipoise.deploy.site import messages
 from equipoise.deploy.site.messages import Participant
 from equipoise.errors import require
 from equipoise.protocol import Algorithm
@@ -46,11 +46,11 @@ def client_app(
     """
 
     def open_site(context: Context) -> Participant:
-        name = apps.site_name(context)
+        name = messages.site_name(context)
         site = torch_site(*open_client(context), stochastic=stochastic)
         return Participant(name, Path(folder) / name, {"train": lambda: site.job(method(site.task))})
 
-    return apps.client_app(open_site)
+    return messages.client_app(open_site)
 
 
 class Strategy(NamedTuple):

@@ -26,8 +26,14 @@ from equipoise.data.shards import OwnerRows
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.site.messages import Job, Participant
-from equipoise.deploy.site.run import SiteStatistics, own_function
-from equipoise.deploy.site.training import keep_agreement, kept_features, read_agreement, rows_site
+from equipoise.deploy.site.run import (
+    SiteStatistics,
+    keep_agreement,
+    kept_features,
+    own_function,
+    read_agreement,
+    rows_site,
+)
 from equipoise.errors import InputError, not_none, require
 from equipoise.evaluation import ScoreRecord
 from equipoise.experiment.config import Config

@@ -1,4 +1,9 @@
-"""Before the first round: the server gathers the sites, and all of them come to the same agreement."""
+"""Before the first round: the server gathers the sites, and all of them come to the same agreement.
+
+With [convexify] a network is trained first, a run of its own in `stage.1/` (`run.py`), and `agree_on_features` follows.
+The network travels in the agreement, a site makes features of its own rows and keeps them, and one exchange of their
+sums is all that they tell: from it the server makes the scaling, which travels in the agreement too.
+"""
 
 import json
 import math
@@ -12,14 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flwr.serverapp import Grid
+from jax.flatten_util import ravel_pytree
 from pydantic import ValidationError
 
+from equipoise.algorithms.moments import moments
 from equipoise.algorithms.second_moments import metric_from, second_moments
 from equipoise.cohorts import everyone
 from equipoise.data.silos.agreement import agree
 from equipoise.data.silos.statistics import Statistics
 from equipoise.deploy import agreement
-from equipoise.deploy.agreement import Agreement, Setup
+from equipoise.deploy.agreement import Agreement, NetworkRecord, Setup, as_text
 from equipoise.deploy.server.rounds import Demands, serve
 from equipoise.deploy.server.sites import ConnectedSites, Patience, gather
 from equipoise.deploy.server.status import StatusWriter
@@ -28,10 +35,12 @@ from equipoise.deploy.wire.secure import SecureSums
 from equipoise.errors import EquipoiseError, InputError, not_none, require
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.config import Config
+from equipoise.experiment.convexify import Trained
 from equipoise.experiment.methods import crossing
 from equipoise.files import read_text, write_whole
 from equipoise.metric import packed
-from equipoise.privacy.disclosure import disclosed, sums_of_moments
+from equipoise.models.gradient_features import scaling
+from equipoise.privacy.disclosure import disclosed, sums_of_features, sums_of_moments
 from equipoise.privacy.policy import NOT_APPROVED
 from equipoise.protocol import Algorithm, Vector
 from equipoise.pytorch.spec import agreed_module, first_model
@@ -253,3 +262,31 @@ def _measured(site: str, text: str) -> tuple[float, float]:
         f"'{site}' measured no curvature ({text[:40]!r}); give the step sizes as numbers",
     )
     return curvature, slope
+
+
+def agree_on_features(
+    config: Config, federation: ConnectedSites, known: Agreement, trained: Trained, secure: SecureSums | None
+) -> Agreement:
+    """The agreement of the run on features of the trained network; all sites have to take part in it."""
+    theta, _ = ravel_pytree(trained.theta)
+    network = NetworkRecord(theta=as_text(theta, config), how=trained.how, down=trained.sent.down, up=trained.sent.up)
+    agreed = known.model_copy(
+        update={"run": f"{known.run}-features", "network": network, "curvature": None, "slope": None}
+    )
+    if agreement.has_features(config):
+        print(f"what the server learns: {sums_of_features(masked=secure is not None)}", flush=True)
+        federation.ask("agreement", agreed.model_dump_json())
+        mean, scale = (as_text(part, config) for part in scaling(_summed(config, federation, agreed, secure)))
+        scaled = network.model_copy(update={"mean": mean, "scale": scale})
+        agreed = agreed.model_copy(update={"network": scaled})
+    return send_agreement(config, federation, agreed)
+
+
+def _summed(config: Config, federation: ConnectedSites, agreed: Agreement, secure: SecureSums | None) -> Any:
+    n = len(agreed.sites)
+    like = agreement.features_like(config, agreement.network_problem(config, agreed))
+    with jax.enable_x64(True):
+        algorithm = moments(like.inputs.shape[1], everyone(n))
+        start, digest = jnp.zeros(algorithm.size, like.inputs.dtype), agreement.digest_of(config, agreed)
+        details = {"part": "moments", "run": agreed.run, "shard": like, "config": digest, "secure": secure}
+        return ask_before(config, federation, algorithm, start, least=n, **details)

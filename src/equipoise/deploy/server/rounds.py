@@ -10,12 +10,13 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Int, PyTree
@@ -23,9 +24,26 @@ from jaxtyping import Int, PyTree
 from equipoise.deploy.server.events import GivenUp, Ledger, Outcome, Traffic, What
 from equipoise.deploy.server.lengths import Bounded
 from equipoise.deploy.server.sites import ConnectedSites, Delivery, Limit, why_not
-from equipoise.deploy.wire.arrays import Refusal, check_values, content_bytes, framing, pack, refuse_unless, unpack
-from equipoise.deploy.wire.envelope import NAME, NOT_TOLD, START, Address, address, mark
-from equipoise.deploy.wire.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
+from equipoise.deploy.wire.messages import (
+    NAME,
+    NOT_TOLD,
+    START,
+    Address,
+    ExchangeSpec,
+    Refusal,
+    Specs,
+    address,
+    check_values,
+    content_bytes,
+    exchange_specs,
+    fingerprint,
+    framing,
+    mark,
+    pack,
+    program,
+    refuse_unless,
+    unpack,
+)
 from equipoise.deploy.wire.secure import MaskedExchange, Masking, SecureSums
 from equipoise.deploy.wire.transport import INLINE
 from equipoise.engines.checks import check_every, check_start
@@ -251,6 +269,13 @@ def serve(
         if ended:
             return outcome(r + 1, state)
     return outcome(rounds, state)
+
+
+def server_app(main: Callable[[Grid, Context], Any]) -> ServerApp:
+    """A ServerApp that runs `main(grid, context)`, which gathers the sites and serves."""
+    app = ServerApp()
+    app.main()(main)
+    return app
 
 
 def check(

@@ -12,8 +12,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from equipoise.deploy.server.events import Event, What
-from equipoise.deploy.wire.arrays import content_bytes
-from equipoise.deploy.wire.envelope import plain, read_abilities, read_receipt, read_text, text
+from equipoise.deploy.wire.messages import content_bytes, plain, read_abilities, read_receipt, read_text, text
 from equipoise.deploy.wire.transport import batches, transport
 from equipoise.errors import EquipoiseError, not_none, require
 from equipoise.privacy.audit import Receipt

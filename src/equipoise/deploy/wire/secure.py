@@ -14,9 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from equipoise.deploy.server.sites import ConnectedSites, why_not
-from equipoise.deploy.wire.arrays import unpack
-from equipoise.deploy.wire.envelope import Address
-from equipoise.deploy.wire.exchanges import ExchangeSpec, program
+from equipoise.deploy.wire.messages import Address, ExchangeSpec, program, unpack
 from equipoise.engines.summation import Summation
 from equipoise.errors import Refusal, StopHere, refuse_unless
 from equipoise.privacy import fixed_point, masks, shamir, unmasking

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from equipoise.deploy.wire.arrays import content_bytes
+from equipoise.deploy.wire.messages import content_bytes
 
 INLINE = 16 << 20  # bytes of arrays from which on a message is sent as objects
 REQUEST = 32 << 20  # bytes of content in one request or answer

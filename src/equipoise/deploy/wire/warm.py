@@ -34,7 +34,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from equipoise.deploy.wire import internals as flower
-from equipoise.deploy.wire.arrays import content_bytes
+from equipoise.deploy.wire.messages import content_bytes
 from equipoise.deploy.wire.transport import INLINE, WAIT
 from equipoise.errors import EquipoiseError, refuse_unless, require
 from equipoise.files import write_whole
@@ -48,7 +48,7 @@ RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at 
 CLOCKS = 60.0  # seconds by which clocks may differ before the server's is taken
 RUNS = 4  # runs whose settings are kept
 
-OWN_APP = "equipoise.deploy.entry_points:client"
+OWN_APP = "equipoise.deploy.site.run:client"
 INLINE_ABILITY = "inline"  # in the node's configuration: what the greeting tells the server
 
 
