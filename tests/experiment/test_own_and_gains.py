@@ -108,14 +108,14 @@ def test_baselines_against_scipy():
     rng = np.random.default_rng(0)
     a, noise = rng.normal(size=(60, 2)), rng.normal(size=60)
     y = (a @ [1.0, -2.0] + noise > 1).astype(np.int32)
-    from equipoise.experiment.baselines import L2, _split
+    from equipoise.experiment.baselines import L2, fold
     from equipoise.tasks import own_part, softmax_regression
 
     task = own_part(softmax_regression(2, 2, l2=0.1))
     shard = Shards(jnp.asarray(a), jnp.asarray(y), jnp.int32(60))
     totals = np.zeros(len(L2) + 1)
     for k in range(5):
-        kept, left = _split(shard, jnp.int32(k))
+        kept, left = fold(shard, jnp.int32(k))
         (a1, y1), (a2, y2) = (
             (np.asarray(s.inputs)[: int(s.sizes)], np.asarray(s.labels)[: int(s.sizes)]) for s in (kept, left)
         )

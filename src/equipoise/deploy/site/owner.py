@@ -7,7 +7,8 @@ statistics.json  what was told of the table: who asks again is told the same
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,9 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise.data.shards import Shards
-from equipoise.data.silos import Options, Site, Statistics
+from equipoise.data.silos import Encoding, Options, Site, Statistics
+from equipoise.data.silos.cells import open_table
+from equipoise.data.silos.site import Pair
 from equipoise.deploy.site.messages import Job
 from equipoise.errors import refuse_unless
 from equipoise.experiment.config import Config
@@ -32,6 +35,7 @@ from equipoise.tasks.private import AT_ONCE, NUMBERS
 from equipoise.tasks.task import Task, shrink
 from equipoise.tensors import named
 
+log = logging.getLogger("equipoise.flower")
 SPLIT, STATISTICS = "split.json", "statistics.json"
 # What may differ between two questions about the same rows: all else says which rows and cells there are.
 FREE = ("label", "task", "categorical", "drop", "max_categories", "min_count", "indicators", "scale_label")
@@ -53,7 +57,13 @@ def visible(frame: pl.LazyFrame, config: Config, rules: Policy) -> pl.LazyFrame:
     """The columns that the owner gives; others are as if they were not there."""
     if rules.columns is None:
         return frame
-    wanted = {*rules.columns, config.data.label, config.data.unit}
+    unit = config.data.unit
+    refuse_unless(
+        unit is None or unit in rules.columns,
+        f"this site gives the columns {', '.join(rules.columns)}, and data.unit is '{unit}'; take one of these, or let "
+        "its owner add it to `columns` in site.toml",
+    )
+    wanted = {*rules.columns, config.data.label}
     return frame.select(name for name in frame.collect_schema().names() if name.strip() in wanted)
 
 
@@ -119,7 +129,8 @@ def told_statistics(site: Site, config: Config, folder: Path, rules: Policy) -> 
     path = folder / STATISTICS
     known: dict[str, str] = json.loads(path.read_text()) if path.is_file() and rules.split == "kept" else {}
     if question not in known:
-        found = withheld(site.statistics(options), rules.min_rows)
+        found = site.statistics(options)
+        found = withheld(found, rules.min_rows, nearly_constant(site, found, options))
         refuse_unless(
             found.label.categories is None or found.label.categories,
             f"no value of the label '{config.data.label}' is in {options.min_count} rows or more of '{site.name}', so "
@@ -132,14 +143,51 @@ def told_statistics(site: Site, config: Config, folder: Path, rules: Policy) -> 
     return known[question]
 
 
-def withheld(statistics: Statistics, least: int) -> Statistics:
+def encoded(site: Site, encoding: Encoding, config: Config, rules: Policy) -> tuple[Pair, Pair | None]:
+    """The site's rows as all have agreed, if that is what the run was approved for, and without values of few rows.
+
+    Rows of a class that too few of the training rows have are left out of training: a gradient has a part for every
+    class, which is the sum of that class's rows.
+    """
+    options = options_of(config, rules)
+    kept_back = {f.name for f in encoding.features} & {options.label, options.unit, *config.data.drop}
+    same = (encoding.missing, encoding.conventions) == (options.missing, options.conventions)
+    refuse_unless(
+        encoding.target.name == options.label and not kept_back and same,
+        f"the encoding that '{site.name}' was sent reads its table in another way than the run's configuration says",
+    )
+    (inputs, labels), test = site.encode(encoding, options.min_count, rules.min_rows)
+    if encoding.task == "classification":
+        common = (np.bincount(labels) >= options.min_count)[labels]
+        if not common.all():
+            few = np.sum(~common)
+            log.warning("%s: %d rows of classes of fewer than %d are not trained on", site.name, few, options.min_count)
+        inputs, labels = inputs[common], labels[common]
+    return (inputs, labels), test
+
+
+def withheld(statistics: Statistics, least: int, also: Collection[str] = ()) -> Statistics:
     """Without the mean and the spread of a column that fewer rows have a number in: as if it were empty."""
     nothing: dict[str, Any] = {"n": 0, "mean": 0.0, "rest": 0.0, "m2": 0.0, "missing": statistics.rows}
     columns, others = (
-        tuple(c._replace(**nothing) if 0 < c.n < least else c for c in some)
+        tuple(c._replace(**nothing) if 0 < c.n < least or c.name in also else c for c in some)
         for some in (statistics.columns, statistics.others)
     )
     return statistics._replace(columns=columns, others=others)
+
+
+def nearly_constant(site: Site, statistics: Statistics, options: Options) -> set[str]:
+    """The columns of numbers and dates in which fewer than `min_count` training rows have another than most have.
+
+    Such as 0 or 1 for an illness that hardly anybody has: it is a value of few rows, written as a number.
+    """
+    names = [c.name for c in statistics.columns if c.n]
+    table = open_table(site.frame, site.file, options.missing, options.conventions.percent)
+    texts = {name: table.cells(name).text.drop_nulls() for name in names}
+    most = {name: text.value_counts(sort=True).struct.field("count").first() for name, text in texts.items()}
+    questions = {(name, "others"): text.len() - most[name] for name, text in texts.items()}
+    found = table.ask(questions, ~site.held_out)
+    return {name for name, answer in found.items() if 0 < answer["others"] < options.min_count}
 
 
 class Counts(NamedTuple):
@@ -226,9 +274,9 @@ def overseen_jobs(
 
 
 def model_in(message: Message, job: Job) -> np.ndarray | None:
-    """The model that a message brings, if it does."""
+    """The model that a message brings, if it does; papers call it x or w."""
     leaves = named(message)
-    found = [a for name, a in leaves if name.rpartition(".")[2] == "x" and a.shape == job.x.shape]
+    found = [a for name, a in leaves if name.rpartition(".")[2] in ("x", "w") and a.shape == job.x.shape]
     if not found and job.algorithm.name == "scoring":
         found = [a for _, a in leaves if a.shape == job.x.shape]
     return np.asarray(found[0]) if found else None

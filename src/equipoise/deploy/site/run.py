@@ -47,6 +47,7 @@ from equipoise.deploy.site.owner import (
     Counts,
     check_rows,
     counts_of,
+    encoded,
     options_of,
     overseen_jobs,
     table_digest,
@@ -119,9 +120,9 @@ def open_site(context: Context) -> Participant:
         return with_kept_split(site, config, folder, rules(), table)
 
     def rows(agreed: Agreement) -> OwnerRows:
-        least = options_of(config, rules()).min_count
-        train, test = current_rows().encode(Encoding.from_json(agreed.encoding), least)
-        check_rows(rules(), config, name, train=len(train[1]))
+        now = rules()
+        train, test = encoded(current_rows(), Encoding.from_json(agreed.encoding), config, now)
+        check_rows(now, config, name, train=len(train[1]))
         return OwnerRows(_shard(*train), _shard(*(test or train)))
 
     def features(agreed: Agreement) -> OwnerRows:
