@@ -116,8 +116,8 @@ def _remove_oldest(folder: Path) -> None:
     """Leaves half of what is allowed, so that it is not looked through for every program."""
     programs: dict[str, list[Path]] = {}  # a program and the file that says when it was last used
     for file in folder.glob("*-*"):
-        if found := PROGRAM.fullmatch(file.name):
-            programs.setdefault(found[1], []).append(file)
+        if match := PROGRAM.fullmatch(file.name):
+            programs.setdefault(match[1], []).append(file)
     sizes = {name: sum(file.stat().st_size for file in files) for name, files in programs.items()}
     total = sum(sizes.values())
     if total <= BYTES:

@@ -75,7 +75,7 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
 
     vectors = [Chosen(chosen(w.reply.each), chosen(w.reply.total, sums)) for w in crossing]
     require(
-        any(any(part) for found in vectors for part in found),
+        any(any(part) for blocks in vectors for part in blocks),
         f"{algorithm.name} sends no vectors of a type longer than {dtype}"
         + (";" if sums else " that the server sees by themselves; set compress_sums = true to compress sums too, or")
         + " leave compression out",
@@ -83,7 +83,7 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
 
     def nothing(x: Vector, *rows: int) -> Vectors:
         blank = jnp.zeros((*rows, *x.shape), x.dtype)
-        return tuple((blank,) * (sum(found.each) + sum(found.total)) for found in vectors)
+        return tuple((blank,) * (sum(blocks.each) + sum(blocks.total)) for blocks in vectors)
 
     def init(x: Vector) -> Known:
         return Known(algorithm.init(x), nothing(x, algorithm.n), ())

@@ -243,8 +243,8 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         with jax.enable_x64(True):
             f, C = joined(server.at.f.astype(jnp.float64)), server.at.C.astype(jnp.float64)
             Q = C / jnp.array(mu)[None] @ C.T if isinstance(mu, tuple) else C @ C.T / (mu or 1.0)
-            found = saddle.solve(interior, f, jnp.zeros((n, 0)), jnp.zeros((n, 0, 0)), Q)
-            lam = jnp.where(found.residual <= saddle.USELESS, found.lam, server.lam.astype(jnp.float64))
+            solution = saddle.solve(interior, f, jnp.zeros((n, 0)), jnp.zeros((n, 0, 0)), Q)
+            lam = jnp.where(solution.residual <= saddle.USELESS, solution.lam, server.lam.astype(jnp.float64))
             return lam.astype(server.lam.dtype)
 
     return Algorithm(

@@ -231,11 +231,11 @@ def _settings(
         return tomllib.loads((resources.files("equipoise.experiment") / "defaults" / name).read_text())
 
     settings: dict[str, Any] = {}
-    known = _data_set(file)
-    if known is not None:
-        settings = defaults("digits.toml" if known.natural is None else "compare.toml")
+    dataset = _data_set(file)
+    if dataset is not None:
+        settings = defaults("digits.toml" if dataset.natural is None else "compare.toml")
         settings["name"] = str(file)
-        settings["data"] |= {"name": str(file), "options": known.natural or {}}
+        settings["data"] |= {"name": str(file), "options": dataset.natural or {}}
     elif file is not None:
         settings = reading.read(file)
     elif default is not None:

@@ -62,13 +62,13 @@ def as_text(vector: Any, config: Config) -> str:
 
 
 def as_vector(text: str, config: Config, size: int) -> np.ndarray:
-    found = _numbers(text, config)
+    numbers = _numbers(text, config)
     require(
-        len(found) == size,
-        f"a vector of the agreement has {len(found)} numbers and {size} are needed; give server and sites the same "
+        len(numbers) == size,
+        f"a vector of the agreement has {len(numbers)} numbers and {size} are needed; give server and sites the same "
         "version",
     )
-    return found
+    return numbers
 
 
 def _numbers(text: str, config: Config) -> np.ndarray:
@@ -173,8 +173,8 @@ def _convexified(config: Config, agreed: Agreement, problem: Problem) -> Problem
     if not has_features(config):
         return linearised_problem(config, problem, trained)
     like = features_like(config, problem)
-    found = scaling_of(config, agreed, like.inputs.shape[1])
-    return problem_on_features(config, problem, trained, found, *_sets(agreed, like))
+    feature_scaling = scaling_of(config, agreed, like.inputs.shape[1])
+    return problem_on_features(config, problem, trained, feature_scaling, *_sets(agreed, like))
 
 
 def network_problem(config: Config, agreed: Agreement) -> Problem:
@@ -253,8 +253,8 @@ def with_agreed_metric(config: Config, agreed: Agreement, problem: Problem) -> P
     plan = None if agreed.metric is None else planned(config, problem)
     if plan is None:
         return problem
-    found = unpacked({name: _numbers(text, config) for name, text in not_none(agreed.metric).items()}, plan.linear)
-    return conditioned(problem, plan, found, problem.train.client(0))
+    metric = unpacked({name: _numbers(text, config) for name, text in not_none(agreed.metric).items()}, plan.linear)
+    return conditioned(problem, plan, metric, problem.train.client(0))
 
 
 def digest_of(config: Config, agreed: Agreement) -> str:

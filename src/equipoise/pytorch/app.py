@@ -76,9 +76,9 @@ class Strategy(NamedTuple):
         x = jnp.asarray(torch.nn.utils.parameters_to_vector(trained).detach().cpu().numpy())
 
         def look(round: int, arrays: ArrayRecord) -> None:
-            found = None if evaluate_fn is None else evaluate_fn(round, arrays)
-            if found is not None:
-                result.evaluate_metrics_serverapp[round] = found
+            metrics = None if evaluate_fn is None else evaluate_fn(round, arrays)
+            if metrics is not None:
+                result.evaluate_metrics_serverapp[round] = metrics
 
         def arrays_of(outcome: Outcome) -> ArrayRecord:
             self.site.put(self.algorithm.model(outcome.result.server))

@@ -277,8 +277,8 @@ def load(name: str, *, data_dir: Where = None, download: bool = False, **options
     module, function = entry(name).loader.split(".")
     loader = getattr(importlib.import_module(f"equipoise.data.datasets.{module}"), function)
     where_from = {"data_dir": data_dir, "download": download, "name": name}
-    known = inspect.signature(loader).parameters
-    return loader(**_checked(name, loader, options), **{k: v for k, v in where_from.items() if k in known})
+    parameters = inspect.signature(loader).parameters
+    return loader(**_checked(name, loader, options), **{k: v for k, v in where_from.items() if k in parameters})
 
 
 def _checked(name: str, loader: Callable[..., Dataset], options: dict[str, Any]) -> dict[str, Any]:
@@ -303,9 +303,11 @@ def _own(reference: str, options: dict[str, Any]) -> Dataset:
         inspect.signature(loader).bind(**given)
     except TypeError as error:
         raise InputError(f"{reference} cannot be called without more options ({error}); give data.options") from None
-    found = loader(**given)
-    require(isinstance(found, Dataset), f"{reference} returns {type(found).__name__}; return an equipoise.data Dataset")
-    return found
+    shards = loader(**given)
+    require(
+        isinstance(shards, Dataset), f"{reference} returns {type(shards).__name__}; return an equipoise.data Dataset"
+    )
+    return shards
 
 
 def entry(name: str) -> Known:
@@ -320,8 +322,8 @@ def root(data_dir: Where = None) -> Path:
 
 def folders(name: str, data_dir: Where = None) -> list[Path]:
     """Where the set's files are sought, in this order."""
-    base, known = root(data_dir), entry(name)
-    return [base / folder for folder in (known.folder, *known.elsewhere)] + [base]
+    base, dataset = root(data_dir), entry(name)
+    return [base / folder for folder in (dataset.folder, *dataset.elsewhere)] + [base]
 
 
 def where(name: str, data_dir: Where = None) -> Path | None:
@@ -332,11 +334,11 @@ def where(name: str, data_dir: Where = None) -> Path | None:
 
 def folder_of(name: str, data_dir: Where = None, download: bool = False) -> Path:
     """The folder with the set, fetched if asked; InputError says where to put it."""
-    found = where(name, data_dir)
-    if found is None and download:
+    folder = where(name, data_dir)
+    if folder is None and download:
         fetch(name, data_dir)
-        found = where(name, data_dir)
-    return not_none(found, absent(name, data_dir))
+        folder = where(name, data_dir)
+    return not_none(folder, absent(name, data_dir))
 
 
 def find(name: str, *files: str, data_dir: Where = None, download: bool = False) -> Path:
@@ -354,22 +356,22 @@ def seek(name: str, *files: str, data_dir: Where = None) -> Path | None:
 
 def absent(name: str, data_dir: Where = None) -> str:
     """One sentence on how to get the set."""
-    known = entry(name)
-    ways = [f"put {', '.join(known.files)} into {root(data_dir) / known.folder}"]
-    ways += [known.hint] if known.hint else []
-    ways += ["ask for the download (download=True, --download)"] if known.remotes else []
-    source = f" (from {known.remotes[0].url.rsplit('/', 1)[0]})" if known.remotes else ""
+    dataset = entry(name)
+    ways = [f"put {', '.join(dataset.files)} into {root(data_dir) / dataset.folder}"]
+    ways += [dataset.hint] if dataset.hint else []
+    ways += ["ask for the download (download=True, --download)"] if dataset.remotes else []
+    source = f" (from {dataset.remotes[0].url.rsplit('/', 1)[0]})" if dataset.remotes else ""
     return f"{name} was not found: {', or '.join(ways)}{source}"
 
 
 def fetch(name: str, data_dir: Where = None) -> Path:
     """Downloads the set into its folder, checks it, unpacks it."""
-    known, target = entry(name), root(data_dir) / entry(name).folder
-    require(known.remotes, f"{name} has no download with a known checksum; {absent(name, data_dir)}")
+    dataset, target = entry(name), root(data_dir) / entry(name).folder
+    require(dataset.remotes, f"{name} has no download with a known checksum; {absent(name, data_dir)}")
     with needs("data", "downloads"):
         import pooch
 
-    for url, checksum, archive in known.remotes:
+    for url, checksum, archive in dataset.remotes:
         file = url.rsplit("/", 1)[1]
         unpack = pooch.Unzip if file.endswith(".zip") else pooch.Untar
         try:

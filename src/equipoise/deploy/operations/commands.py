@@ -342,8 +342,8 @@ def live_page(folder: Path, port: int = 0) -> Iterator[str]:
 
     def asked_here(hosts: list[str]) -> bool:
         try:
-            found = [urlsplit(f"//{host}") for host in hosts]
-            return [(at.hostname in HOSTS, at.port) for at in found] == [(True, server.server_port)]
+            addresses = [urlsplit(f"//{host}") for host in hosts]
+            return [(address.hostname in HOSTS, address.port) for address in addresses] == [(True, server.server_port)]
         except ValueError:
             return False
 

@@ -136,8 +136,8 @@ def sentences_of(events: Sequence[Event]) -> Iterator[str]:
             continue
         away -= {event.site} if event.what == "joined" else set()
         groups.setdefault((event.site, event.what, event.why), []).append(event)
-    for (site, what, why), found in groups.items():
-        yield f"{_said(site, what, why)} ({_places(found)})"
+    for (site, what, why), same in groups.items():
+        yield f"{_said(site, what, why)} ({_places(same)})"
 
 
 def _said(site: str, what: str, why: str) -> str:
@@ -151,8 +151,8 @@ def _said(site: str, what: str, why: str) -> str:
     return f"'{site}' {WORDS.get(what, what)}: {why}"
 
 
-def _places(found: Iterable[Event]) -> str:
-    places = list(dict.fromkeys(map(_place, found)))
+def _places(events: Iterable[Event]) -> str:
+    places = list(dict.fromkeys(map(_place, events)))
     more = f" and {len(places) - FEW} more" if len(places) > FEW else ""
     return ", ".join(places[:FEW]) + more
 
@@ -190,9 +190,9 @@ def print_round(round: int, rounds: int, row: Row) -> None:
     """A line for the log of the server."""
     score = main_score(row.scores) or "loss"
     values = np.array([np.nan if v is None else v for v in row.scores[score]])
-    known = values[np.isfinite(values)]
-    if known.size:
-        worst = known.min() if higher_is_better(score) else known.max()
-        print(f"round {round} of {rounds}: {score} {known.mean():.4g}, of the worst site {worst:.4g}", flush=True)
+    heard = values[np.isfinite(values)]
+    if heard.size:
+        worst = heard.min() if higher_is_better(score) else heard.max()
+        print(f"round {round} of {rounds}: {score} {heard.mean():.4g}, of the worst site {worst:.4g}", flush=True)
     else:
         print(f"round {round} of {rounds}: no site was heard", flush=True)

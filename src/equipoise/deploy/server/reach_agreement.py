@@ -51,7 +51,7 @@ APPROVAL = (2.0, 30.0)  # seconds between two looks whether a run has been appro
 
 def gather_sites(
     config: Config,
-    known: Agreement | None,
+    agreed: Agreement | None,
     grid: Grid,
     status: StatusWriter,
     stock: bool,
@@ -60,10 +60,10 @@ def gather_sites(
     """Waits for the sites, numbered by name as the files of a folder are."""
     of = not_none(config.federation)
     patience = Patience(of.gather, of.hello, of.question, of.exchange, of.poll)
-    sites = known.sites if known else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
+    sites = agreed.sites if agreed else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
     options: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
     require(
-        known is not None or not without,
+        agreed is not None or not without,
         f"{', '.join(without)} cannot be left out before the first round; name the others in federation.sites",
     )
     federation = gather(grid, patience=patience, observe=status.observe, stock=stock, without=without, **options)
@@ -80,19 +80,19 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
         "ones, or leave them out of federation.sites",
     )
     answers = {site: _statistics(site, text) for site, text in ask_for_statistics(federation).items()}
-    known: dict[str, Any] = {}
+    reading: dict[str, Any] = {}
     if config.model.name == "torch":
-        known["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
+        reading["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
     else:
         statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
-        known["encoding"] = agree(statistics, config.data.silo_options).to_json()
+        reading["encoding"] = agree(statistics, config.data.silo_options).to_json()
     agreed = Agreement(
         run=f"{int(time.time())}-{secrets.token_hex(4)}",
         sites=federation.sites,
         train=tuple(a.train for a in answers.values()),
         test=tuple(a.test for a in answers.values()),
         counted=None if config.data.unit is None else tuple(_counted(site, a) for site, a in answers.items()),
-        **known,
+        **reading,
     )
     agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
     return send_agreement(config, federation, agreed)
@@ -139,8 +139,8 @@ def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreemen
         start, digest = jnp.zeros(algorithm.size, kind), agreement.digest_of(config, agreed)
         details = {"part": "metric", "run": agreed.run, "shard": like, "config": digest, "secure": secure}
         told = ask_before(config, federation, algorithm, start, least=max(of.least, 1), **details)
-        found = not_none(metric_from(plan.linear, jax.tree.map(np.asarray, told), plan.rank, kind))
-    texts = {name: agreement.as_text(array, config) for name, array in packed(found).items()}
+        metric = not_none(metric_from(plan.linear, jax.tree.map(np.asarray, told), plan.rank, kind))
+    texts = {name: agreement.as_text(array, config) for name, array in packed(metric).items()}
     return agreed.model_copy(update={"metric": texts})
 
 
@@ -166,14 +166,14 @@ def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
     )
 
 
-def resend_agreement(folder: Path, federation: ConnectedSites, known: Agreement) -> Agreement:
+def resend_agreement(folder: Path, federation: ConnectedSites, agreed: Agreement) -> Agreement:
     """The agreement of the run to resume, sent again to the sites that are there."""
     done = checkpoint.rounds(folder / records.CHECKPOINT)
     federation.where = (done, "")
     federation.events = [event._replace(round=done, last_round=done) for event in federation.events]
     federation.note("", "resumed", f"the server was started again after {done} rounds")
-    federation.ask("agreement", known.model_dump_json(), everyone=False)
-    return known
+    federation.ask("agreement", agreed.model_dump_json(), everyone=False)
+    return agreed
 
 
 def told_baselines(config: Config, folder: Path, federation: ConnectedSites, run: str) -> np.ndarray | None:
@@ -183,22 +183,22 @@ def told_baselines(config: Config, folder: Path, federation: ConnectedSites, run
     path = folder / BASELINES
     if not path.is_file():
         federation.observe({"kind": "state", "state": "fitting a model of its own at every site"})
-        found = {site: _number(site, text) for site, text in federation.ask("baseline", run).items()}
-        write_whole(path, json.dumps(found, indent=1) + "\n")
+        losses = {site: _number(site, text) for site, text in federation.ask("baseline", run).items()}
+        write_whole(path, json.dumps(losses, indent=1) + "\n")
     told = json.loads(read_text(path))
     return np.array([float(told[site]) for site in federation.sites])
 
 
 def _number(site: str, text: str) -> float:
     try:
-        found = float(json.loads(text))
+        number = float(json.loads(text))
     except (ValueError, TypeError):
-        found = math.nan
+        number = math.nan
     require(
-        math.isfinite(found),
+        math.isfinite(number),
         f"'{site}' told no loss of a model of its own ({text[:40]!r}); set objective.of = 'losses'",
     )
-    return found
+    return number
 
 
 def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites, run: str) -> Setup:
@@ -243,11 +243,11 @@ def _counted(site: str, told: SiteStatistics) -> float:
 def _check_alike(config: Config, curvatures: dict[str, float]) -> None:
     """One site's word would make everybody's steps tiny."""
     bound, usual = not_none(config.federation).believed, sorted(curvatures.values())[(len(curvatures) - 1) // 2]
-    for site, found in curvatures.items():
+    for site, curvature in curvatures.items():
         require(
-            bound is None or found <= bound**2 * usual,
-            f"'{site}' measured a curvature of {found:.2g}, {found / usual:.2g} times the median of the sites; leave "
-            "it out of federation.sites, or give the step sizes as numbers",
+            bound is None or curvature <= bound**2 * usual,
+            f"'{site}' measured a curvature of {curvature:.2g}, {curvature / usual:.2g} times the median of the sites; "
+            "leave it out of federation.sites, or give the step sizes as numbers",
         )
 
 
@@ -265,13 +265,13 @@ def _measured(site: str, text: str) -> tuple[float, float]:
 
 
 def agree_on_features(
-    config: Config, federation: ConnectedSites, known: Agreement, trained: Trained, secure: SecureSums | None
+    config: Config, federation: ConnectedSites, network_agreed: Agreement, trained: Trained, secure: SecureSums | None
 ) -> Agreement:
     """The agreement of the run on features of the trained network; all sites have to take part in it."""
     theta, _ = ravel_pytree(trained.theta)
     network = NetworkRecord(theta=as_text(theta, config), how=trained.how, down=trained.sent.down, up=trained.sent.up)
-    agreed = known.model_copy(
-        update={"run": f"{known.run}-features", "network": network, "curvature": None, "slope": None}
+    agreed = network_agreed.model_copy(
+        update={"run": f"{network_agreed.run}-features", "network": network, "curvature": None, "slope": None}
     )
     if agreement.has_features(config):
         print(f"what the server learns: {sums_of_features(masked=secure is not None)}", flush=True)

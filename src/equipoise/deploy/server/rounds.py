@@ -394,8 +394,8 @@ def one_exchange(
             reply = accepted(delivery, shapes)
         except Refusal as refusal:
             held = delivery.content is not None and "reply" in delivery.content
-            found: tuple[What, str] = ("broken", str(refusal)) if held else why_not(delivery)
-            what, why = found
+            reason: tuple[What, str] = ("broken", str(refusal)) if held else why_not(delivery)
+            what, why = reason
             leave_out(s, what, why)
             if NOT_TOLD in why:
                 federation.tell_agreement(site)
@@ -526,8 +526,8 @@ def name_the_heavy(federation: ConnectedSites, lam: ArrayLike | None, most: floa
     if lam is None or len(federation.sites) == 1:
         return
     share = np.asarray(lam) / np.sum(np.asarray(lam))
-    site, known = federation.sites[int(np.argmax(share))], {e.site for e in federation.events if e.what == "heavy"}
-    if share.max() > most and site not in known:
+    site, named = federation.sites[int(np.argmax(share))], {e.site for e in federation.events if e.what == "heavy"}
+    if share.max() > most and site not in named:
         why = (
             f"'{site}' has {share.max():.0%} of the weight: the model is fitted to it nearly alone. If its losses are "
             "right, that is what the objective asks for; if not, cap weights or clip losses (docs/flower.md)"

@@ -95,11 +95,11 @@ def run_federation(
     status, state = StatusWriter(folder, config.name, names, config.run.rounds), "stopped"
     try:
         with folders.resuming(folder, wait=of.exchange), precision(config):
-            known = _known(folder)
-            federation = gather_sites(config, known or _known(folder / records.STAGE_1), grid, status, stock, without)
+            earlier = _known(folder)
+            federation = gather_sites(config, earlier or _known(folder / records.STAGE_1), grid, status, stock, without)
             status.observe({"kind": "state", "state": "agreeing on how tables are read"})
-            if known is not None:
-                agreed = resend_agreement(folder, federation, known)
+            if earlier is not None:
+                agreed = resend_agreement(folder, federation, earlier)
             elif config.convexify is None:
                 agreed = reach_agreement(config, federation)
             else:
@@ -116,8 +116,8 @@ def run_federation(
 def agree_on_network(config: Config, folder: Path, federation: ConnectedSites, watch: Watch | None) -> Agreement:
     """Stages 1 and 2 of Train-Convexify-Train: the network, trained in a folder of its own, and what is made of it."""
     stage, inside, of = network_config(config), folder / records.STAGE_1, not_none(config.federation)
-    known = _known(inside)
-    agreed = resend_agreement(inside, federation, known) if known else reach_agreement(stage, federation)
+    earlier = _known(inside)
+    agreed = resend_agreement(inside, federation, earlier) if earlier else reach_agreement(stage, federation)
 
     def start() -> Params:
         first = with_start(stage, inside, agreement.setup(stage, agreed), federation, agreed)
@@ -337,24 +337,24 @@ class FederatedRun:
             start = start._replace(level=jnp.asarray(self.summed.level, x.dtype))
         try:
             options = {"secure": self.secure, "prepared": self.scoring, "start": start}
-            found = self.once("evaluate", self.scoring.algorithm, x, self.round, **options)
+            heard = self.once("evaluate", self.scoring.algorithm, x, self.round, **options)
         except GivenUp:  # too few for a masked sum; what led to it is noted
-            found = start
-        if found.base is not None and self.setup.sums is None:
-            problem = replace(problem, labels_told=found.base)
+            heard = start
+        if heard.base is not None and self.setup.sums is None:
+            problem = replace(problem, labels_told=heard.base)
             self.setup = self.setup._replace(problem=problem)
-        self.table = in_units(problem, found.table)
+        self.table = in_units(problem, heard.table)
         if self.setup.sums is not None:
             level = 0.0 if self.summed is None else self.summed.level
             mu = problem.task.strong_convexity
-            self.summed = read_sums(found.sums, self.setup.sums, level, n=problem.n, mu=mu)
-            return Evaluation(found.losses, self.summed.objective, self.summed.gap, self.table)
-        losses, gap = found.losses, np.nan
+            self.summed = read_sums(heard.sums, self.setup.sums, level, n=problem.n, mu=mu)
+            return Evaluation(heard.losses, self.summed.objective, self.summed.gap, self.table)
+        losses, gap = heard.losses, np.nan
         complete = bool(np.isfinite(losses).all())
         objective = float(self.dual.value(losses)) if complete else np.nan
         mu = problem.task.strong_convexity
-        if complete and lam is not None and mu is not None and np.isfinite(found.gradient).all():
-            gap = float(gap_bound(self.dual, losses, lam, found.gradient, mu=mu))
+        if complete and lam is not None and mu is not None and np.isfinite(heard.gradient).all():
+            gap = float(gap_bound(self.dual, losses, lam, heard.gradient, mu=mu))
         return Evaluation(losses, objective, gap, self.table)
 
     def own_parts(self, outcome: Outcome) -> None:
@@ -364,18 +364,18 @@ class FederatedRun:
             return
         options = {"config": setup.digest, "run": outcome.ledger.run, "secure": self.secure}
         try:
-            found = self.once("own", setup.own, x, outcome.rounds, shard=self.rows.train, **options)
+            heard = self.once("own", setup.own, x, outcome.rounds, shard=self.rows.train, **options)
         except GivenUp:  # too few for a masked sum; what led to it is noted
-            found = setup.own.init(x)
-        self.part = np.asarray(found.part)
+            heard = setup.own.init(x)
+        self.part = np.asarray(heard.part)
 
     def own_models(self, outcome: Outcome) -> Outcome:
         """Every site makes a model of its own, if the run says so, and tells how it fares with it; it stays there."""
         setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
         if setup.personal is None or not np.isfinite(np.asarray(x)).all():
             return outcome
-        found = self.once("personal", setup.personal, x, outcome.rounds, config=setup.digest)
-        personal.write(self.folder, setup.problem, personal.recorded(self.config, setup.problem, found), None)
+        heard = self.once("personal", setup.personal, x, outcome.rounds, config=setup.digest)
+        personal.write(self.folder, setup.problem, personal.recorded(self.config, setup.problem, heard), None)
         events = (*outcome.ledger.events, *self.federation.events[self.federation.reported :])
         self.federation.reported = len(self.federation.events)
         return outcome._replace(ledger=outcome.ledger._replace(events=events))

@@ -103,11 +103,11 @@ class ConnectedSites:
         self.observe({"kind": "event", **dict(zip(Event._fields[:5], event, strict=False))})
         with self._lock:
             of = why if what == "outsider" else site  # whoever knocks in turn in two ways does not fill the list
-            known = self._last_event.get(of, -1)
-            if known >= self.reported and self.events[known][3:5] == (what, why):
-                event = self.events[known]
+            last = self._last_event.get(of, -1)
+            if last >= self.reported and self.events[last][3:5] == (what, why):
+                event = self.events[last]
                 event = event._replace(times=event.times + times, last_round=self.where[0])
-                self.events[known] = event
+                self.events[last] = event
             else:
                 self._last_event[of] = len(self.events)
                 self.events.append(event)
@@ -198,7 +198,7 @@ class ConnectedSites:
         """Whether a node still answers: a site that was killed stays on Flower's list for a while."""
         wait = self.patience.hello
         question = self._question("hello", "", node, wait)
-        return any(found.content is not None for _, found in self.deliver([(0, question)], lambda _: wait))
+        return any(delivery.content is not None for _, delivery in self.deliver([(0, question)], lambda _: wait))
 
     def find(self, wanted: Sequence[str], *, needed: int = 0, seconds: float = 0.0) -> None:
         """Looks for sites; waits while nodes that were greeted lately may turn out to be missing ones.
@@ -266,13 +266,13 @@ class ConnectedSites:
             seconds = limit(asked - len(pending))
             late = Delivery(None, None, "late", f"no reply within {seconds:.3g} s")
             lost = late._replace(why="Flower no longer has the message, or its reply")
-            found = False
+            received = False
             wait = min(max(seconds - (began - start), 0.0), HOLD if hopeless is None else 1.0)
             for reply in self._pull(list(pending), wait, reply_bytes):
                 # Replies name the node that sent them, and sometimes the wrong one; what they reply to is right.
                 number = reply.metadata.reply_to_message_id
                 if number in pending:
-                    found = True
+                    received = True
                     self._keep_receipt(to[number], reply)
                     in_time = time.monotonic() - start < 0.9 * seconds  # Flower's clock is another one
                     yield pending.pop(number), opened(reply, lost if in_time else late)
@@ -284,13 +284,13 @@ class ConnectedSites:
             if now - start >= limit(asked - len(pending)):
                 yield from ((of, late) for of in pending.values())
                 return
-            if pending and not found and now - began < self.patience.poll:
+            if pending and not received and now - began < self.patience.poll:
                 time.sleep(self.patience.poll)
 
     def _keep_receipt(self, node: int, reply: Message) -> None:
         """Of two replies that are under way at the same time, the later line may come first."""
         now = read_receipt(reply.content) if reply.has_content() else None
-        site = next((name for name, known in self.nodes.items() if known == node), None)
+        site = next((name for name, other in self.nodes.items() if other == node), None)
         if now is None or site is None:
             return
         with self._lock:
@@ -312,9 +312,9 @@ class ConnectedSites:
         self.where = (self.where[0], question)
         there = [s for s in self.sites if s not in self.without]
         asked_for = [s for s in there if not warm or self.nodes.get(s) in self.inline]
-        found = [site for site in asked_for if site in self.nodes]
+        present = [site for site in asked_for if site in self.nodes]
         wait = self.patience.question
-        asked = [(s, self._question(question, value, self.nodes[s], wait)) for s in found]
+        asked = [(s, self._question(question, value, self.nodes[s], wait)) for s in present]
         deliveries = dict(self.deliver(asked, lambda _: wait))
         answers = {
             s: read_text(delivery.content, "answer")

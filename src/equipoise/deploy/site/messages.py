@@ -87,9 +87,9 @@ class Memory(NamedTuple):
 
 def forget_old(files: Iterable[Path]) -> None:
     """Of the runs that a site has taken part in, the last are remembered."""
-    found = [path for path in files if path.is_file()]
-    if len(found) > RUNS:
-        for old in sorted(found, key=lambda path: path.stat().st_mtime_ns)[:-RUNS]:
+    existing = [path for path in files if path.is_file()]
+    if len(existing) > RUNS:
+        for old in sorted(existing, key=lambda path: path.stat().st_mtime_ns)[:-RUNS]:
             old.unlink(missing_ok=True)
 
 
@@ -275,9 +275,9 @@ def recall(site: Participant, job: Open, spec: ExchangeSpec, at: Address, memory
         return start
     states = memory.states()
     check_order(states, mark(at.attempt, at.round, spec.at))
-    known = at.since == START or at.since in states
+    remembered = at.since == START or at.since in states
     refuse_unless(
-        known or not spec.reads,
+        remembered or not spec.reads,
         f"'{site.name}' does not remember what it did in {at.since}; it can take part again in a new run, or once "
         "the file with its memory is back",
     )

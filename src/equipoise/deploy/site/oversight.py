@@ -97,18 +97,18 @@ def crossing(config: Config) -> list[Wire]:
         like = shard_like((3,), x.dtype, (), x.dtype)
         if may_project(config):
             algorithm = algorithms.project_updates(algorithm, quadratic=True)
-        found = wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
+        wires = wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
         if of.compress is None:
-            return found
-        algorithm = algorithms.compress_replies(algorithm, found, dtype=of.compress, sums=of.compress_sums)
+            return wires
+        algorithm = algorithms.compress_replies(algorithm, wires, dtype=of.compress, sums=of.compress_sums)
         return wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
 
 
 def would_reveal(config: Config) -> tuple[str, ...]:
     """In plain words, for whoever approves."""
     promised = () if config.privacy is None else (promise(config),)
-    found = [sentence for stage in stages(config) for sentence in _reveals(stage)]
-    return promised + tuple(dict.fromkeys(found))
+    sentences = [sentence for stage in stages(config) for sentence in _reveals(stage)]
+    return promised + tuple(dict.fromkeys(sentences))
 
 
 def _reveals(config: Config) -> Iterator[str]:
@@ -226,29 +226,29 @@ def account(config: Config, rules: policy.Policy, folder: Path, kind: str, conte
 def pending(folder: Path, digest: str) -> tuple[str, Config]:
     """The configuration that waits for approval and begins with that digest: its whole digest, and what it says."""
     waiting = sorted((folder / policy.PENDING).glob("*.toml"))
-    found = [path for path in waiting if path.stem.startswith(digest)] if len(digest) >= 6 else []
+    matching = [path for path in waiting if path.stem.startswith(digest)] if len(digest) >= 6 else []
     require(
-        len(found) == 1,
-        f"{len(found)} configurations that wait at {folder} begin with '{digest}'; give six letters or more of one of: "
-        f"{', '.join(path.stem[:16] for path in waiting) or 'none'}",
+        len(matching) == 1,
+        f"{len(matching)} configurations that wait at {folder} begin with '{digest}'; give six letters or more of "
+        f"one of: {', '.join(path.stem[:16] for path in waiting) or 'none'}",
     )
-    config = configuration.parse(reading.read(found[0]), source=str(found[0]), own_code=False)
-    require(policy.digest_of(config.toml()) == found[0].stem, f"{found[0]} was changed; it is not approved")
-    return found[0].stem, config
+    config = configuration.parse(reading.read(matching[0]), source=str(matching[0]), own_code=False)
+    require(policy.digest_of(config.toml()) == matching[0].stem, f"{matching[0]} was changed; it is not approved")
+    return matching[0].stem, config
 
 
 def asked(content: RecordDict) -> dict[str, Any]:
     """Which message it was, without its arrays."""
-    found: dict[str, Any] = {}
+    entry: dict[str, Any] = {}
     at = content.get("at")
     if isinstance(at, ConfigRecord):
-        found |= {key: short(at.get(key)) for key in ("part", "run", "attempt", "round", "exchange")}
+        entry |= {key: short(at.get(key)) for key in ("part", "run", "attempt", "round", "exchange")}
     for name in ("question", "mask"):
         record = content.get(name)
         if isinstance(record, ConfigRecord):
             keys = ("step", "run", "batch", "exchange", "members", "answered", "missing")
-            found[name] = {key: short(record[key]) for key in keys if key in record}
-    return found
+            entry[name] = {key: short(record[key]) for key in keys if key in record}
+    return entry
 
 
 def short(value: Any) -> Any:
@@ -297,19 +297,19 @@ def allow(
             refuse_unless(now <= most, f"this site was asked for '{what}' {most} times, which is all that is approved")
             of["questions"][what] = now
             return
-        known = of["runs"].setdefault(run, {})
+        counts_of_run = of["runs"].setdefault(run, {})
         allowed = rules.runs * max(approvals, 1)
         refuse_unless(
             len(of["runs"]) <= allowed,
             f"this site has taken part in {allowed} runs of this configuration; its owner may allow more: `equipoise "
             f"flower approve {digest[:16]}`",
         )
-        now = known.get(what, 0) + 1
+        now = counts_of_run.get(what, 0) + 1
         refuse_unless(
-            now <= most and (what in known or len(known) < 2 * EXCHANGES),
+            now <= most and (what in counts_of_run or len(counts_of_run) < 2 * EXCHANGES),
             f"this site has answered '{what}' {most} times in this run, which is all that is approved",
         )
-        known[what] = now
+        counts_of_run[what] = now
 
 
 def spend_bytes(folder: Path, digest: str, size: int, most: int | None) -> None:

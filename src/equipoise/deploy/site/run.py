@@ -142,8 +142,8 @@ def open_site(context: Context) -> Participant:
         site, now = current_rows(), rules()
         counts = counts_of(site)
         check_rows(now, config, name, train=counts.train)
-        found = told_statistics(site, config, folder, now)
-        answer = SiteStatistics(statistics=found, train=counts.train, test=counts.test, counted=site.counted)
+        text = told_statistics(site, config, folder, now)
+        answer = SiteStatistics(statistics=text, train=counts.train, test=counts.test, counted=site.counted)
         return answer.model_dump_json()
 
     def trained() -> Problem:
@@ -173,8 +173,8 @@ def secure_site(config: Config, name: str, node: Mapping[str, Any], folder: Path
     def rules() -> Policy:
         return policy.load(policy_file(node, folder))
 
-    known = identity.load(name, key, roster)
-    own = SiteMasks(known, folder, lambda: rules().least_cohort, lambda: rules().limits)
+    identities = identity.load(name, key, roster)
+    own = SiteMasks(identities, folder, lambda: rules().least_cohort, lambda: rules().limits)
     return SecureSite(own, config.federation.secure_bound)
 
 
@@ -204,12 +204,12 @@ def read(config: Config, name: str, node: Mapping[str, Any], rules: Policy = OPE
         frame = visible(silos.scan(Path(path), label=options.label, separator=config.data.separator), config, rules)
         return silos.site_of(frame, options, file=f"{name} ({Path(path).name})", **split)
     where = str(node["loader"])
-    found = own_function(where, str(node.get("path", "")))()
-    if isinstance(found, pl.DataFrame | pl.LazyFrame):
-        frame = found.lazy()
+    rows = own_function(where, str(node.get("path", "")))()
+    if isinstance(rows, pl.DataFrame | pl.LazyFrame):
+        frame = rows.lazy()
     else:
-        require(isinstance(found, tuple) and len(found) == 2, f"{where} gives neither (inputs, labels) nor a table")
-        inputs, labels = map(np.asarray, found)
+        require(isinstance(rows, tuple) and len(rows) == 2, f"{where} gives neither (inputs, labels) nor a table")
+        inputs, labels = map(np.asarray, rows)
         frame = silos.frame_of(inputs, labels, config.data.label, file=name)
     return silos.site_of(visible(frame, config, rules), options, file=f"{name} ({where})", **split)
 
@@ -259,20 +259,20 @@ def rows_site(
 ) -> RowsSite:
     """`rows` are the site's own, `features` what it makes of them, not scaled; `setup` is of the agreed stage."""
 
-    def trained_on(known: Agreement) -> OwnerRows:
-        if known.network is None or known.network.mean is None:
-            return rows(known)
-        made = features(known)
-        scaling = agreement.scaling_of(config, known, made.train.inputs.shape[1])
+    def trained_on(agreed: Agreement) -> OwnerRows:
+        if agreed.network is None or agreed.network.mean is None:
+            return rows(agreed)
+        made = features(agreed)
+        scaling = agreement.scaling_of(config, agreed, made.train.inputs.shape[1])
         return OwnerRows(*(scaled(part, scaling) for part in made))
 
-    def agreed() -> tuple[Agreement, Setup]:
-        known = read_agreement(folder, name)
-        return known, setup(known)
+    def read_setup() -> tuple[Agreement, Setup]:
+        agreed = read_agreement(folder, name)
+        return agreed, setup(agreed)
 
-    def baseline(known: Agreement) -> float:
+    def baseline(agreed: Agreement) -> float:
         """The loss of its own model, found once: it stands in the site's folder."""
-        now, shard = setup(known), trained_on(known).train
+        now, shard = setup(agreed), trained_on(agreed).train
 
         def find() -> float:
             problem = now.problem
@@ -280,71 +280,73 @@ def rows_site(
 
         return kept_number(folder / BASELINE, [config.toml(), *(np.asarray(a) for a in shard)], find)
 
-    def compared(known: Agreement, rows: OwnerRows) -> OwnerRows:
+    def compared(agreed: Agreement, rows: OwnerRows) -> OwnerRows:
         """With what only the site knows, where it weighs itself."""
         if not (agreement.looks_at_gains(config) and algorithms.named(config.algorithm.name).weighs_itself):
             return rows
-        return rows._replace(train=WithBaseline(rows.train, jnp.asarray(baseline(known), setup(known).problem.x.dtype)))
+        return rows._replace(
+            train=WithBaseline(rows.train, jnp.asarray(baseline(agreed), setup(agreed).problem.x.dtype))
+        )
 
     def train() -> Job:
-        known, now = agreed()
-        rows = trained_on(known)
-        rows = compared(known, rows._replace(train=now.problem.shard_in_metric(rows.train)))
+        agreed, now = read_setup()
+        rows = trained_on(agreed)
+        rows = compared(agreed, rows._replace(train=now.problem.shard_in_metric(rows.train)))
         return Job(now.algorithm, now.problem.x, rows.train, config=now.digest)
 
     def evaluate() -> Job:
-        known, now = agreed()
-        rows = trained_on(known)
-        rows = rows if now.sums is None else compared(known, rows)
+        agreed, now = read_setup()
+        rows = trained_on(agreed)
+        rows = rows if now.sums is None else compared(agreed, rows)
         return Job(now.scoring, now.problem.x, rows, config=now.digest)
 
     def own() -> Job:
-        known, now = agreed()
+        agreed, now = read_setup()
         algorithm = not_none(now.own, "no part of this model is the sites' own")
 
         def save(message: Any, part: Any) -> None:
             about = {"site": name, "config": config.used()}
             save_model(folder / OWN_MODEL, now.problem, message.x, about, part)
 
-        return Job(algorithm, now.problem.x, trained_on(known).train, config=now.digest, then=save)
+        return Job(algorithm, now.problem.x, trained_on(agreed).train, config=now.digest, then=save)
 
     def personal() -> Job:
-        known, now = agreed()
+        agreed, now = read_setup()
         algorithm = not_none(now.personal, "this run makes no models of the sites' own")
 
         def save(message: Any, own: Any) -> None:
             of = now.problem.plain_task.own
-            part = None if of is None else of.fit(jnp.asarray(own), jax.tree.map(jnp.asarray, trained_on(known).train))
+            part = None if of is None else of.fit(jnp.asarray(own), jax.tree.map(jnp.asarray, trained_on(agreed).train))
             save_model(folder / OWN_MODEL, now.problem, own, {"site": name, "config": config.used()}, part)
 
-        return Job(algorithm, now.problem.x, trained_on(known), config=now.digest, then=save)
+        return Job(algorithm, now.problem.x, trained_on(agreed), config=now.digest, then=save)
 
     def sums() -> Job:
-        known = read_agreement(folder, name)
-        require(known.network is not None, "there is no network yet to make features of")
-        made = features(known).train
-        algorithm = moments(made.inputs.shape[1], everyone(len(known.sites)))
-        digest = agreement.digest_of(config, known)
+        agreed = read_agreement(folder, name)
+        require(agreed.network is not None, "there is no network yet to make features of")
+        made = features(agreed).train
+        algorithm = moments(made.inputs.shape[1], everyone(len(agreed.sites)))
+        digest = agreement.digest_of(config, agreed)
         x = jnp.zeros(algorithm.size, made.inputs.dtype)
         return Job(algorithm, x, made, config=digest, within=lambda: jax.enable_x64(True))
 
     def moments_of_inputs() -> Job:
-        known = read_agreement(folder, name)
-        plan = agreement.metric_plan(agreement.stage(config, known), known)
+        agreed = read_agreement(folder, name)
+        plan = agreement.metric_plan(agreement.stage(config, agreed), agreed)
         linear, rank = not_none(plan, "this run is trained in no metric")
-        shard = trained_on(known).train
-        algorithm = second_moments(linear, everyone(len(known.sites)), rank=rank)
-        digest, x = agreement.digest_of(config, known), jnp.zeros(algorithm.size, np.dtype(config.run.precision))
+        shard = trained_on(agreed).train
+        algorithm = second_moments(linear, everyone(len(agreed.sites)), rank=rank)
+        digest, x = agreement.digest_of(config, agreed), jnp.zeros(algorithm.size, np.dtype(config.run.precision))
         return Job(algorithm, x, shard, config=digest, within=lambda: jax.enable_x64(True))
 
     def accept_agreement(text: str) -> str:
         """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
-        known = Agreement.model_validate_json(text)
+        agreed = Agreement.model_validate_json(text)
         answer = ""
-        if known.curvature is None and agreement.needs_curvature(agreement.stage(config, known), known):
-            answer = json.dumps(curvature_and_slope(config.toml(), text)(trained_on(known).train))
-        elif known.network is None:
-            rows(known)  # they fit the encoding
+        if agreed.curvature is None and agreement.needs_curvature(agreement.stage(config, agreed), agreed):
+            answer = json.dumps(curvature_and_slope(config.toml(), text)(trained_on(agreed).train))
+        elif agreed.network is None:
+            rows(agreed)  # they fit the encoding
         keep_agreement(folder, name, text)
         return answer
 
@@ -374,9 +376,9 @@ def kept_number(path: Path, made_of: list[Any], make: Callable[[], float]) -> fl
     digest = digest_of(made_of)
     if path.is_file():
         with suppress(KeyError, TypeError, ValueError):  # it is damaged, and made again
-            found = json.loads(path.read_text())
-            if found["of"] == digest:
-                return float(found["number"])
+            saved = json.loads(path.read_text())
+            if saved["of"] == digest:
+                return float(saved["number"])
     number = make()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps({"of": digest, "number": number}))
@@ -410,10 +412,10 @@ def read_agreement(folder: Path, name: str) -> Agreement:
 
 
 def keep_agreement(folder: Path, name: str, text: str) -> None:
-    known = Agreement.model_validate_json(text)
-    require(name in known.sites, f"'{name}' is not one of the sites")
-    refuse_unless(NAME.fullmatch(known.run), "the agreement names no run that could be kept")
-    path = agreement_of(folder, known.run)
+    agreed = Agreement.model_validate_json(text)
+    require(name in agreed.sites, f"'{name}' is not one of the sites")
+    refuse_unless(NAME.fullmatch(agreed.run), "the agreement names no run that could be kept")
+    path = agreement_of(folder, agreed.run)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
     forget_old(path.parent.glob("*.json"))
@@ -428,17 +430,17 @@ def agreement_of(folder: Path, run: str) -> Path:
 
 
 @lru_cache(maxsize=4)
-def planned(toml: str, agreed: str) -> Setup:
-    known = Agreement.model_validate_json(agreed)
-    return agreement.setup(agreement.stage(agreement.settings(toml), known), known, draw=own_noise)
+def planned(toml: str, text: str) -> Setup:
+    agreed = Agreement.model_validate_json(text)
+    return agreement.setup(agreement.stage(agreement.settings(toml), agreed), agreed, draw=own_noise)
 
 
 @lru_cache(maxsize=4)
-def curvature_and_slope(toml: str, agreed: str) -> Callable[[Shards], tuple[float, float]]:
+def curvature_and_slope(toml: str, text: str) -> Callable[[Shards], tuple[float, float]]:
     """How a site measures the largest curvature of its loss and the slope at the start."""
-    known = Agreement.model_validate_json(agreed)
-    config = agreement.stage(agreement.settings(toml), known)
-    problem = agreement.with_agreed_metric(config, known, agreement.remote_problem(config, known))
+    agreed = Agreement.model_validate_json(text)
+    config = agreement.stage(agreement.settings(toml), agreed)
+    problem = agreement.with_agreed_metric(config, agreed, agreement.remote_problem(config, agreed))
     task = problem.trained_task
     x = problem.x if problem.conditioning is None else jnp.zeros_like(problem.x)
     slope = jax.jit(lambda shard: jnp.linalg.norm(task.grad(x, task.prepare(shard))))

@@ -274,9 +274,9 @@ def read_receipt(content: RecordDict) -> Receipt | None:
     record: Any = content.get(RECEIPT)
     if not isinstance(record, ConfigRecord) or record.keys() != set(Receipt._fields):
         return None
-    found = Receipt(**dict(record))  # type: ignore[arg-type]
-    sound = type(found.number) is int and isinstance(found.digest, str) and isinstance(found.signature, str)
-    return found if sound and len(found.digest) + len(found.signature) < 1000 else None
+    receipt = Receipt(**dict(record))  # type: ignore[arg-type]
+    sound = type(receipt.number) is int and isinstance(receipt.digest, str) and isinstance(receipt.signature, str)
+    return receipt if sound and len(receipt.digest) + len(receipt.signature) < 1000 else None
 
 
 def read_abilities(content: RecordDict) -> list[str]:

@@ -139,8 +139,8 @@ class AgreedSteps:
             refuse_unless(round < MOST_ROUNDS, f"there is no round {round}")
             while len(self.known) <= round:
                 self.server, _ = self.open(self.server, jax.random.key(0))
-                found = [s for s in jax.tree.leaves(self.server, is_leaf=_is_steps) if _is_steps(s)]
-                self.known.append({w: max(float(getattr(s, w)) for s in found) for w in ("sigma", "theta")})
+                step_sizes = [s for s in jax.tree.leaves(self.server, is_leaf=_is_steps) if _is_steps(s)]
+                self.known.append({w: max(float(getattr(s, w)) for s in step_sizes) for w in ("sigma", "theta")})
             most = self.known[round][what]
             refuse_unless(
                 np.isfinite(given[what]) and 0 <= float(given[what]) <= most * (1 + 1e-5),
@@ -200,9 +200,9 @@ class MaskedExchange:
     def summation(self) -> Summation:
         def finish(total: Integers) -> Any:
             assert self.secrets is not None
-            found = unmasking.unmasked(total, self.batch, self.exchange, self.secrets, self.context)
+            integers = unmasking.unmasked(total, self.batch, self.exchange, self.secrets, self.context)
             return fixed_point.decode(
-                found, self.spec.reply.total, len(self.batch.members), self.masking.settings.bound
+                integers, self.spec.reply.total, len(self.batch.members), self.masking.settings.bound
             )
 
         return Summation(lambda like: np.zeros(self.size, np.uint64), np.add, finish)
