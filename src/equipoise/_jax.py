@@ -84,18 +84,18 @@ def compiled(function: Callable, **options: Any) -> Callable:
     return jax.jit(function, compiler_options=compiler_options(jax.default_backend()), **options)
 
 
-def once(build: Callable[..., Any]) -> Callable[..., Any]:
+def cached_program(build: Callable[..., Any]) -> Callable[..., Any]:
     """`build`, whose compiled programs are kept for the algorithms that were used last."""
     kept = lru_cache(maxsize=ALGORITHMS_KEPT)(build)
 
-    def found(*key: Any) -> Any:
+    def program_of(*key: Any) -> Any:
         try:
             hash(key)
         except TypeError:  # an algorithm with a function that has no hash
             return build(*key)
         return kept(*key)
 
-    return found
+    return program_of
 
 
 @cache

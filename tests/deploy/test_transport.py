@@ -34,7 +34,7 @@ def test_where_flower_has_changed_its_own_way_is_taken_and_said(monkeypatch, cap
     assert transport.why_not_warm() == why
     caplog.set_level("INFO", "equipoise.flower")
     algorithm = build("fedavg")
-    federation = flower.gather(InProcess(app(algorithm, tmp_path), SITES), sites=SITES, patience=HASTY)
+    federation = flower.gather(InProcess(app(algorithm, tmp_path), SITES), sites=SITES, timeouts=HASTY)
     assert serve(algorithm, federation, KEY, rounds=1).rounds == 1
     assert f"messages as Flower's objects ({why})" in caplog.text
 
@@ -95,7 +95,7 @@ def test_the_order_of_answers_does_not_matter(tmp_path):
 
         grid = Grid(app(algorithm, tmp_path / name), SITES)
         grid.turn = turn
-        federation = flower.gather(grid, sites=SITES, patience=HASTY)
+        federation = flower.gather(grid, sites=SITES, timeouts=HASTY)
         found.append(serve(algorithm, federation, KEY, rounds=2).result.server)
     assert_same(*found)
 
@@ -126,7 +126,7 @@ def test_a_slow_site_is_left_out_after_the_quantile_of_past_times(tmp_path, monk
         return None if late and grid.site(message) == SITES[0] else reply
 
     grid = InProcess(app(algorithm, tmp_path), SITES, lose)
-    federation = flower.gather(grid, sites=SITES, patience=HASTY._replace(exchange=30.0))
+    federation = flower.gather(grid, sites=SITES, timeouts=HASTY._replace(exchange=30.0))
     demands = Demands(heavy=1.0, quantile=0.9, slack=2.0, quorum=0.5)
     outcome = serve(algorithm, federation, KEY, rounds=3, demands=demands)
     (late,) = [e for e in outcome.ledger.events if e.what == "late"]

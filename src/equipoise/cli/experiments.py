@@ -16,7 +16,7 @@ from equipoise.errors import FileError, require
 from equipoise.files import write_whole
 
 if TYPE_CHECKING:
-    from equipoise.data.datasets.catalogue import Known
+    from equipoise.data.datasets.catalogue import CatalogueEntry
 
 File = Annotated[
     Path | None,
@@ -256,7 +256,7 @@ def _settings(
     return reading.override(settings, set_ or ())
 
 
-def _data_set(file: Path | None) -> "Known | None":
+def _data_set(file: Path | None) -> "CatalogueEntry | None":
     """What is known of the data set of that name; None: it is a file, or nothing at all."""
     from equipoise.data.datasets.catalogue import CATALOGUE
 

@@ -12,7 +12,7 @@ from equipoise.deploy.server.rounds import serve as serve
 from equipoise.deploy.server.rounds import server_app as server_app
 from equipoise.deploy.server.sites import ConnectedSites as ConnectedSites
 from equipoise.deploy.server.sites import FederationWarning as FederationWarning
-from equipoise.deploy.server.sites import Patience as Patience
+from equipoise.deploy.server.sites import Timeouts as Timeouts
 from equipoise.deploy.server.sites import gather as gather
 from equipoise.deploy.site.messages import Job as Job
 from equipoise.deploy.site.messages import Participant as Participant

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Result
 
 from equipoise.deploy.server.events import Outcome
 from equipoise.deploy.server.rounds import serve
-from equipoise.deploy.server.sites import Patience, gather
+from equipoise.deploy.server.sites import Timeouts, gather
 from equipoise.deploy.site import messages
 from equipoise.deploy.site.messages import Participant
 from equipoise.errors import require
@@ -28,13 +28,13 @@ from equipoise.protocol import Algorithm
 from equipoise.pytorch.site import Batch, TorchSite, torch_site
 from equipoise.tasks import Task
 
-Method = Callable[[Task], Algorithm]
+MakeAlgorithm = Callable[[Task], Algorithm]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def client_app(
     open_client: Callable[[Context], tuple],
-    method: Method,
+    method: MakeAlgorithm,
     *,
     stochastic: bool = True,
     folder: str | Path = "flower-sites",
@@ -58,7 +58,7 @@ class Strategy(NamedTuple):
 
     algorithm: Algorithm
     site: TorchSite  # the server's copy of the module; of the data only the shapes
-    patience: Patience | None
+    timeouts: Timeouts | None
 
     def start(
         self,
@@ -88,7 +88,7 @@ class Strategy(NamedTuple):
         outcome = serve(
             self.algorithm,
             x,
-            gather(grid, n=self.algorithm.n, patience=self.patience),
+            gather(grid, n=self.algorithm.n, timeouts=self.timeouts),
             seed,
             shard=self.site.shard,
             rounds=num_rounds,
@@ -99,18 +99,18 @@ class Strategy(NamedTuple):
 
 
 def strategy_of(
-    method: Method,
+    method: MakeAlgorithm,
     module: torch.nn.Module,
     loss: Loss,
     example: Batch,
     *,
     stochastic: bool = True,
-    patience: Patience | None = None,
+    timeouts: Timeouts | None = None,
 ) -> Strategy:
     """The strategy of a method, for clients with this module; `example` is a batch of any rows, for its shapes.
 
-    `patience`: how long to wait for clients, see `flower.gather`.
+    `timeouts`: how long to wait for clients, see `flower.gather`.
     """
     require(len(example) == 2 and len(example[1]) > 0, "the example is no batch; give (inputs, labels) of a row")
     site = torch_site(module, loss, [example], stochastic=stochastic)
-    return Strategy(method(site.task), site, patience)
+    return Strategy(method(site.task), site, timeouts)

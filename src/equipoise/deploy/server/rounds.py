@@ -112,7 +112,7 @@ def prepare(algorithm: Algorithm, x: Vector, shard: Data, config: str = "") -> P
     return Prepared(algorithm, specs, steps, fingerprint(algorithm, specs, config))
 
 
-class Setup(NamedTuple):
+class ServedRun(NamedTuple):
     """What stays the same during a run."""
 
     federation: ConnectedSites
@@ -185,7 +185,7 @@ def serve(
         run: a name for the run, under which sites keep what they must not forget; made up if not given.
         record: what to keep of the server after every round; comes back as `result.history`.
         demands: when a round counts.
-        timeouts: seconds for the replies of an exchange, by its name; `federation.patience.exchange` for others.
+        timeouts: seconds for the replies of an exchange, by its name; `federation.timeouts.exchange` for others.
         secure: totals are masked, and the server learns their sums only; sites have to have the same.
         progress: called after every round with (rounds done, rounds in all, the last record).
         callback: called after every `every` rounds and after the last with the outcome so far: for checkpoints. A run
@@ -209,7 +209,7 @@ def serve(
     require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
     masking = None if secure is None else Masking(federation, run, secure)
     bounded = Bounded(demands.bound, resume.ledger.lengths if resume else None)
-    setup = Setup(
+    setup = ServedRun(
         federation, specs, steps, key, part, run, digest, demands, timeouts or {}, masking, note_under, bounded
     )
     keep = jax.jit(record) if record else lambda server: ()
@@ -306,7 +306,7 @@ def begin(algorithm: Algorithm, x: Vector, resume: Outcome | None) -> State:
     return State(server, ledger.counted, result.tally, fresh | {t.exchange: t for t in ledger.traffic})
 
 
-def one_round(setup: Setup, r: int, attempt: int, state: State, marks: list[tuple[str, str]]) -> State:
+def one_round(setup: ServedRun, r: int, attempt: int, state: State, marks: list[tuple[str, str]]) -> State:
     """All exchanges of a round; `marks` are, per client, the states that may be gone back to."""
     for spec in setup.specs.values():
         setup.federation.where = (r if setup.note_under is None else setup.note_under, spec.exchange.name)
@@ -315,7 +315,7 @@ def one_round(setup: Setup, r: int, attempt: int, state: State, marks: list[tupl
 
 
 def one_exchange(
-    setup: Setup, spec: ExchangeSpec, r: int, attempt: int, state: State, marks: list[tuple[str, str]]
+    setup: ServedRun, spec: ExchangeSpec, r: int, attempt: int, state: State, marks: list[tuple[str, str]]
 ) -> State:
     """Sends, and folds in what comes, as it comes."""
     name, k, federation, demands = spec.exchange.name, spec.at, setup.federation, setup.demands
@@ -324,7 +324,7 @@ def one_exchange(
     ids = np.asarray(cohort.ids)
     clients = {int(s): int(ids[s]) for s in np.flatnonzero(cohort.present)}  # slot -> client
     wanted = [site for i in {*clients.values()} if (site := federation.sites[i]) not in federation.without]
-    asked, timeout = len(wanted), setup.timeouts.get(name, federation.patience.exchange)
+    asked, timeout = len(wanted), setup.timeouts.get(name, federation.timeouts.exchange)
     needed = min(demands.least, asked)
     federation.find(wanted, needed=needed, seconds=timeout)
 
@@ -454,7 +454,7 @@ def one_exchange(
 
 
 def begin_masked(
-    setup: Setup, spec: ExchangeSpec, state: State, clients: Mapping[int, int], timeout: float
+    setup: ServedRun, spec: ExchangeSpec, state: State, clients: Mapping[int, int], timeout: float
 ) -> MaskedExchange | None:
     """The masks of an exchange; None where nothing is to be masked."""
     if setup.masking is None or not jax.tree.leaves(spec.reply.total):

@@ -25,7 +25,7 @@ from equipoise.data.shards import shard_like
 from equipoise.deploy import agreement
 from equipoise.deploy.site.owner import Counts, behind
 from equipoise.deploy.wire.messages import NAME, RECEIPT, read_address
-from equipoise.errors import Refusal, StopHere, not_none, refuse_unless, require
+from equipoise.errors import Refusal, StopRun, not_none, refuse_unless, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import reading
 from equipoise.experiment.config import Config
@@ -165,7 +165,7 @@ def overseen(
             if rules.bytes is not None:
                 spend_bytes(folder, digest, described(reply)["bytes"], rules.bytes)
         except Refusal as refusal:
-            if isinstance(refusal, StopHere):
+            if isinstance(refusal, StopRun):
                 policy.stop(folder, digest)
             audit.record(folder, {**entry, "answer": "refused", "why": str(refusal)}, signer)
             raise

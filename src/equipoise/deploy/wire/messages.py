@@ -24,7 +24,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from jax.extend.core import ClosedJaxpr
 from jaxtyping import PyTree
 
-from equipoise._jax import compiled, once
+from equipoise._jax import cached_program, compiled
 from equipoise.errors import Refusal as Refusal
 from equipoise.errors import refuse_unless as refuse_unless
 from equipoise.errors import require
@@ -95,7 +95,7 @@ def content_bytes(message: Message) -> int:
     return sum(len(array.data) for record in records for array in record.values())
 
 
-program = once(compiled)  # a function's own, also for sites that share a process: traced and compiled once
+program = cached_program(compiled)  # a function's own, also for sites that share a process: traced and compiled once
 
 
 class ExchangeSpec(NamedTuple):

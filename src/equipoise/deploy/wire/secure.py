@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from equipoise.deploy.server.sites import ConnectedSites, why_not
 from equipoise.deploy.wire.messages import Address, ExchangeSpec, program, unpack
 from equipoise.engines.summation import Summation
-from equipoise.errors import Refusal, StopHere, refuse_unless
+from equipoise.errors import Refusal, StopRun, refuse_unless
 from equipoise.privacy import fixed_point, masks, shamir, unmasking
 from equipoise.privacy.fixed_point import Integers
 from equipoise.privacy.site_masks import FEWEST, About, Limits, SiteMasks, keys_length, least_threshold
@@ -119,7 +119,7 @@ def check_own_weight(weight: Any, members: int, most: float) -> None:
     """Where each site keeps its own weight and nobody knows all: a band in which no site can have more than `most`."""
     low = lowest_weight(members, most)
     if not low <= float(weight) <= HIGHEST:
-        raise StopHere(
+        raise StopRun(
             f"this site's own weight has left the range {low:.2g} to {HIGHEST:g}, in which no site has more than "
             f"{most:g} of a masked sum: set a larger objective.rho, or let the sites say most_weight in site.toml"
         )
