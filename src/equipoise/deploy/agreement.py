@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -92,6 +93,37 @@ class Agreement(JsonRecord):
     slope: float | None = None  # the root of the sum of the squared gradients of all sites' losses at the start
     metric: dict[str, str] | None = None  # of `metric.packed`, where the model is trained in one
     network: NetworkRecord | None = None  # with [convexify], once it is trained; None: it is what is trained
+
+
+def addition(earlier: str, agreed: Agreement) -> str:
+    """What is new in an agreement, for sites that have an earlier one: nothing is told twice."""
+    before = json.loads(earlier)
+    return json.dumps({"extends": before["run"], "changes": _changes(before, agreed.model_dump(mode="json"))})
+
+
+def extended(earlier: str, changes: Mapping[str, Any]) -> str:
+    """The earlier agreement with what is new."""
+    return json.dumps(_with_changes(json.loads(earlier), changes))
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _changes(before[key], value) if isinstance(value, dict) and isinstance(before.get(key), dict) else value
+        for key, value in after.items()
+        if key not in before or before[key] != value
+    }
+
+
+def _with_changes(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **before,
+        **{
+            key: _with_changes(before[key], value)
+            if isinstance(value, dict) and isinstance(before.get(key), dict)
+            else value
+            for key, value in changes.items()
+        },
+    }
 
 
 def settings(toml: str) -> Config:

@@ -33,6 +33,7 @@ from equipoise.deploy.site.run import (
     own_function,
     read_agreement,
     rows_site,
+    whole_agreement,
 )
 from equipoise.errors import InputError, not_none, require
 from equipoise.evaluation import ScoreRecord
@@ -94,6 +95,7 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
         return SiteStatistics(statistics=spec, train=int(site.shard.sizes), test=test).model_dump_json()
 
     def accept_agreement(text: str) -> str:
+        text = whole_agreement(folder, name, text)
         if Agreement.model_validate_json(text).network is not None:
             return convex.accept_agreement(text)
         keep_agreement(folder, name, text)

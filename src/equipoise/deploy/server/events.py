@@ -99,9 +99,9 @@ class LinkLost(BaseException):
 
 
 class GivenUp(EquipoiseError):
-    """Too few sites answered, again and again; `outcome` holds every finished round."""
+    """Too few sites answered, again and again; of a run that was served `outcome` holds every finished round."""
 
-    def __init__(self, sentence: str, outcome: Outcome):
+    def __init__(self, sentence: str, outcome: Outcome | None = None):
         super().__init__(sentence)
         self.outcome = outcome
 

@@ -27,7 +27,7 @@ from equipoise.data.silos.agreement import agree
 from equipoise.data.silos.statistics import Statistics
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, NetworkRecord, Setup, as_text
-from equipoise.deploy.server.rounds import Demands, serve
+from equipoise.deploy.server.rounds import Demands, ask_once, prepare
 from equipoise.deploy.server.sites import ConnectedSites, Timeouts, gather
 from equipoise.deploy.server.status import StatusWriter
 from equipoise.deploy.site.run import SiteStatistics
@@ -42,7 +42,7 @@ from equipoise.metric import packed
 from equipoise.models.gradient_features import scaling
 from equipoise.privacy.disclosure import disclosed, sums_of_features, sums_of_moments
 from equipoise.privacy.policy import NOT_APPROVED
-from equipoise.protocol import Algorithm, Vector
+from equipoise.protocol import Algorithm, Data, Vector
 from equipoise.pytorch.spec import agreed_module, first_model
 
 BASELINES = "baselines.json"  # in the server's run folder: of every site, the loss of its own model
@@ -115,13 +115,21 @@ def ask_for_statistics(federation: ConnectedSites) -> dict[str, str]:
 def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
     """The agreement as all sites have taken it, with the metric and the curvature where the run needs them."""
     agreed = agree_on_metric(config, federation, agreed)
-    replies = federation.ask("agreement", agreed.model_dump_json())
+    replies = tell(federation, agreed)
     if agreement.needs_curvature(config, agreed):
         curvatures, slopes = zip(*(_measured(site, text) for site, text in replies.items()), strict=True)
         _check_alike(config, dict(zip(replies, curvatures, strict=True)))
         agreed = agreed.model_copy(update={"curvature": max(curvatures), "slope": math.hypot(*slopes)})
-        federation.ask("agreement", agreed.model_dump_json())
+        tell(federation, agreed)
     return agreed
+
+
+def tell(federation: ConnectedSites, agreed: Agreement) -> dict[str, str]:
+    """Tells all sites what was agreed, of which they are told nothing twice; gives their answers."""
+    text, earlier = agreed.model_dump_json(), federation.told_all
+    answers = federation.ask("agreement", agreement.addition(earlier, agreed) if earlier else text)
+    federation.agreement = federation.told_all = text
+    return answers
 
 
 def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
@@ -132,13 +140,21 @@ def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreemen
     of = not_none(config.federation)
     secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
     print(f"what the server learns: {sums_of_moments(masked=of.secure)}", flush=True)
-    federation.ask("agreement", agreed.model_dump_json())
+    tell(federation, agreed)
     like, kind = agreement.remote_problem(config, agreed).train.client(0), np.dtype(config.run.precision)
     with jax.enable_x64(True):
         algorithm = second_moments(plan.linear, everyone(len(agreed.sites)), rank=plan.rank)
         start, digest = jnp.zeros(algorithm.size, kind), agreement.digest_of(config, agreed)
-        details = {"part": "metric", "run": agreed.run, "shard": like, "config": digest, "secure": secure}
-        told = ask_before(config, federation, algorithm, start, least=max(of.least, 1), **details)
+        details: dict[str, Any] = {
+            "part": "metric",
+            "run": agreed.run,
+            "shard": like,
+            "digest": digest,
+            "secure": secure,
+        }
+        told = ask_before(
+            config, federation, algorithm, start, part="metric", run=agreed.run, least=max(of.least, 1), **details
+        )
         metric = not_none(metric_from(plan.linear, jax.tree.map(np.asarray, told), plan.rank, kind))
     texts = {name: agreement.as_text(array, config) for name, array in packed(metric).items()}
     return agreed.model_copy(update={"metric": texts})
@@ -172,7 +188,8 @@ def resend_agreement(folder: Path, federation: ConnectedSites, agreed: Agreement
     federation.where = (done, "")
     federation.events = [event._replace(round=done, last_round=done) for event in federation.events]
     federation.note("", "resumed", f"the server was started again after {done} rounds")
-    federation.ask("agreement", agreed.model_dump_json(), everyone=False)
+    federation.agreement = agreed.model_dump_json()
+    federation.ask("agreement", federation.agreement, everyone=False)
     return agreed
 
 
@@ -204,21 +221,39 @@ def _number(site: str, text: str) -> float:
 def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites, run: str) -> Setup:
     """The run from the weights that the first site's module begins with."""
     problem = setup.problem
-    details = {"part": "start", "run": run, "shard": problem.train.client(0), "config": setup.digest}
+    details: dict[str, Any] = {"part": "start", "run": run, "shard": problem.train.client(0), "digest": setup.digest}
     x = ask_before(config, federation, first_model(problem.n, problem.x), problem.x, least=1, **details)
     note = f"the model starts as the module of '{problem.names[0]}' does"
     return setup._replace(problem=replace(problem, x=x), notes=(*setup.notes, note))
 
 
 def ask_before(
-    config: Config, federation: ConnectedSites, algorithm: Algorithm, x: Vector, /, *, least: int, **options: Any
+    config: Config,
+    federation: ConnectedSites,
+    algorithm: Algorithm,
+    x: Vector,
+    *,
+    part: str,
+    run: str,
+    shard: Data,
+    digest: str,
+    least: int,
+    secure: SecureSums | None = None,
 ) -> Any:
     """The server's state after one exchange before the first round, which so many sites have to take part in."""
     demands = Demands(
         least=least, tries=not_none(config.federation).tries, heavy=1.0, bound=not_none(config.federation).believed
     )
-    options |= {"rounds": 1, "demands": demands, "note_under": 0}
-    return serve(algorithm, x, federation, config.run.seed, **options).result.server
+    return ask_once(
+        prepare(algorithm, x, shard, digest),
+        algorithm.init(x),
+        federation,
+        config.run.seed,
+        part=part,
+        run=run,
+        demands=demands,
+        secure=secure,
+    )
 
 
 def _statistics(site: str, text: str) -> SiteStatistics:
@@ -275,7 +310,7 @@ def agree_on_features(
     )
     if agreement.has_features(config):
         print(f"what the server learns: {sums_of_features(masked=secure is not None)}", flush=True)
-        federation.ask("agreement", agreed.model_dump_json())
+        tell(federation, agreed)
         mean, scale = (as_text(part, config) for part in scaling(_summed(config, federation, agreed, secure)))
         scaled = network.model_copy(update={"mean": mean, "scale": scale})
         agreed = agreed.model_copy(update={"network": scaled})
@@ -288,5 +323,11 @@ def _summed(config: Config, federation: ConnectedSites, agreed: Agreement, secur
     with jax.enable_x64(True):
         algorithm = moments(like.inputs.shape[1], everyone(n))
         start, digest = jnp.zeros(algorithm.size, like.inputs.dtype), agreement.digest_of(config, agreed)
-        details = {"part": "moments", "run": agreed.run, "shard": like, "config": digest, "secure": secure}
-        return ask_before(config, federation, algorithm, start, least=n, **details)
+        details: dict[str, Any] = {
+            "part": "moments",
+            "run": agreed.run,
+            "shard": like,
+            "digest": digest,
+            "secure": secure,
+        }
+        return ask_before(config, federation, algorithm, start, part="moments", run=agreed.run, least=n, **details)

@@ -167,9 +167,6 @@ def serve(
     until: Callable[[Outcome], bool] | None = None,
     every: int = 1,
     resume: Outcome | None = None,
-    note_under: int | None = None,
-    prepared: Prepared | None = None,
-    start: Server | None = None,
 ) -> Outcome:
     """Runs `algorithm` from x for `rounds` rounds over the sites of `federation`.
 
@@ -193,10 +190,6 @@ def serve(
         until: asked at the same times, with the same outcome; once it says True, the run ends there.
         every: how many rounds lie between two calls of `callback` and `until`.
         resume: an outcome to continue.
-        note_under: for what happens beside another run, such as an evaluation: its events are noted under this round of
-            the other run, whose outcome reports them.
-        prepared: what `prepare` made of the same algorithm, x, shard and config.
-        start: the server's state to start from, instead of the algorithm's own.
 
     Raises GivenUp or, on Ctrl-C, Stopped; the outcome until then is in `outcome` or `result`.
     """
@@ -204,19 +197,17 @@ def serve(
     check(algorithm, x, federation, rounds, every, resume)
     run = resume.ledger.run if resume else run or f"{int(time.time())}-{secrets.token_hex(4)}"
     require(NAME.fullmatch(run) and NAME.fullmatch(part), f"run '{run}', part '{part}': give letters, digits, . _ -")
-    _, specs, steps, digest = prepared or prepare(algorithm, x, shard, config)
+    _, specs, steps, digest = prepare(algorithm, x, shard, config)
     demands = demands or Demands()
     require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
     masking = None if secure is None else Masking(federation, run, secure)
     bounded = Bounded(demands.bound, resume.ledger.lengths if resume else None)
-    setup = ServedRun(
-        federation, specs, steps, key, part, run, digest, demands, timeouts or {}, masking, note_under, bounded
-    )
+    setup = ServedRun(federation, specs, steps, key, part, run, digest, demands, timeouts or {}, masking, None, bounded)
     keep = jax.jit(record) if record else lambda server: ()
 
     past, done, before, old = (*resume.result[2:4], resume.result.seconds, resume.ledger.events) if resume else BLANK
-    state, clock = begin(algorithm, x, resume), time.perf_counter()
-    state = state if start is None else state._replace(server=start)
+    clock = time.perf_counter()
+    state = begin(algorithm, resume, algorithm.init(x) if resume is None else None)
     history: list[PyTree] = []
 
     def outcome(at: int, state: State, last: bool = True) -> Outcome:
@@ -224,12 +215,9 @@ def serve(
         rows = [*([] if past is None else [past]), *new]
         joined = jax.tree.map(lambda *a: np.concatenate(a), *rows) if rows else ()
         result = Result(state.server, None, joined, at, state.tally, before + time.perf_counter() - clock, 0.0)
-        events: tuple = old
-        if note_under is None:
-            new_events = federation.events[federation.reported :]
-            events = (*old, *new_events)
-            federation.reported += last * len(new_events)
-        crossed = tuple(state.traffic.values())
+        new_events = federation.events[federation.reported :]
+        federation.reported += last * len(new_events)
+        events, crossed = (*old, *new_events), tuple(state.traffic.values())
         return Outcome(result, Ledger(run, federation.sites, state.counted, events, crossed, bounded.saved()))
 
     attempt, saved = 0, state.counted
@@ -271,6 +259,52 @@ def serve(
     return outcome(rounds, state)
 
 
+def ask_once(
+    prepared: Prepared,
+    server: Server,
+    federation: ConnectedSites,
+    key: RandomKey | int,
+    *,
+    part: str,
+    run: str,
+    demands: Demands,
+    secure: SecureSums | None = None,
+    note_under: int = 0,
+) -> Server:
+    """The server's state after one round of something beside training, such as an evaluation.
+
+    Args:
+        prepared: from `prepare`.
+        server: the state to start from.
+        note_under: the round of training under which its events are noted; the training's outcome reports them.
+
+    The others are as for `serve`. Raises GivenUp where too few sites answer.
+    """
+    algorithm, specs, steps, digest = prepared
+    key = key if isinstance(key, jax.Array) else jax.random.key(key)
+    masking = None if secure is None else Masking(federation, run, secure)
+    bounded = Bounded(demands.bound, None)
+    setup = ServedRun(federation, specs, steps, key, part, run, digest, demands, {}, masking, note_under, bounded)
+    state, attempt = begin(algorithm, None, server), 0
+    marks = [(START, START)] * algorithm.n
+    for tried in range(1, demands.tries + 1):
+        attempt = max(attempt + 1, time.time_ns() // 1_000_000)
+        try:
+            after = one_round(setup, 0, attempt, state, marks)
+            check_model(algorithm, after)
+            break
+        except TooFew as few:
+            last = tried == demands.tries
+            federation.note("", "given up" if last else "repeated", str(few))
+            if last:
+                where, how = federation.where[1], how_to_resume(few.left_out, algorithm.n)
+                raise GivenUp(
+                    f"exchange '{where}': {few}, {demands.tries} times over; start or resume the run {how}"
+                ) from None
+    name_the_heavy(federation, algorithm.weights(after.server), demands.heavy)
+    return after.server
+
+
 def server_app(main: Callable[[Grid, Context], Any]) -> ServerApp:
     """A ServerApp that runs `main(grid, context)`, which gathers the sites and serves."""
     app = ServerApp()
@@ -297,10 +331,11 @@ def check(
         )
 
 
-def begin(algorithm: Algorithm, x: Vector, resume: Outcome | None) -> State:
+def begin(algorithm: Algorithm, resume: Outcome | None, server: Server | None) -> State:
+    """The state to start from: where a run is resumed its outcome's, otherwise `server`."""
     fresh = {e.name: Traffic(e.name) for e in algorithm.round}
     if resume is None:
-        return State(algorithm.init(x), (START,) * algorithm.n, Tally.nothing(algorithm), fresh)
+        return State(server, (START,) * algorithm.n, Tally.nothing(algorithm), fresh)
     result, ledger = resume
     server = jax.tree.map(jnp.asarray, result.server)
     return State(server, ledger.counted, result.tally, fresh | {t.exchange: t for t in ledger.traffic})

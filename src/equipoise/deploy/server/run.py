@@ -36,7 +36,7 @@ from equipoise.deploy.server.reach_agreement import (
     start_from_first_module,
     told_baselines,
 )
-from equipoise.deploy.server.rounds import Demands, prepare, serve, server_app
+from equipoise.deploy.server.rounds import Demands, Prepared, ask_once, prepare, serve, server_app
 from equipoise.deploy.server.sites import ConnectedSites
 from equipoise.deploy.server.status import StatusWriter
 from equipoise.deploy.site.run import settings
@@ -56,7 +56,7 @@ from equipoise.experiment.writer import Evaluation, RunWriter, Watch
 from equipoise.files import read_text, remove, write_whole
 from equipoise.models.model import Params
 from equipoise.privacy.audit import Receipt
-from equipoise.protocol import Algorithm, Vector
+from equipoise.protocol import Vector
 
 
 def main(grid: Grid, context: Context) -> None:
@@ -246,7 +246,7 @@ class FederatedRun:
             )
         except GivenUp as up:
             self.wait()
-            self.save(up.outcome)  # with what led to it
+            self.save(not_none(up.outcome))  # with what led to it
             raise
         except LinkLost:
             if self.evaluation is not None:
@@ -320,12 +320,12 @@ class FederatedRun:
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=max(result.seconds - self.aside, 0.0))
 
-    def once(self, part: str, algorithm: Algorithm, x: Vector, round: int, **options: Any) -> Any:
+    def ask(self, part: str, prepared: Prepared, server: Any, round: int, secure: SecureSums | None = None) -> Any:
         """One round of something else than training, with whoever answers, noted under a round of training."""
-        demands, seed = self.demands._replace(least=0, tries=1, bound=None), self.config.run.seed
-        given: dict[str, Any] = {"part": part, "shard": self.rows, "demands": demands, "note_under": round}
-        given |= {"run": self.name, **options}
-        return serve(algorithm, x, self.federation, seed, rounds=1, **given).result.server
+        demands, of = self.demands._replace(least=0, tries=1, bound=None), (self.federation, self.config.run.seed)
+        return ask_once(
+            prepared, server, *of, part=part, run=self.name, demands=demands, secure=secure, note_under=round
+        )
 
     def evaluated(self, x: Vector, lam: Any) -> Evaluation:
         """How the model fares at every site that answers."""
@@ -336,8 +336,7 @@ class FederatedRun:
         if self.summed is not None:
             start = start._replace(level=jnp.asarray(self.summed.level, x.dtype))
         try:
-            options = {"secure": self.secure, "prepared": self.scoring, "start": start}
-            heard = self.once("evaluate", self.scoring.algorithm, x, self.round, **options)
+            heard = self.ask("evaluate", self.scoring, start, self.round, self.secure)
         except GivenUp:  # too few for a masked sum; what led to it is noted
             heard = start
         if heard.base is not None and self.setup.sums is None:
@@ -362,9 +361,9 @@ class FederatedRun:
         setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
         if setup.own is None or not np.isfinite(np.asarray(x)).all():
             return
-        options = {"config": setup.digest, "run": outcome.ledger.run, "secure": self.secure}
+        prepared = prepare(setup.own, x, self.rows.train, setup.digest)
         try:
-            heard = self.once("own", setup.own, x, outcome.rounds, shard=self.rows.train, **options)
+            heard = self.ask("own", prepared, setup.own.init(x), outcome.rounds, self.secure)
         except GivenUp:  # too few for a masked sum; what led to it is noted
             heard = setup.own.init(x)
         self.part = np.asarray(heard.part)
@@ -374,7 +373,8 @@ class FederatedRun:
         setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
         if setup.personal is None or not np.isfinite(np.asarray(x)).all():
             return outcome
-        heard = self.once("personal", setup.personal, x, outcome.rounds, config=setup.digest)
+        prepared = prepare(setup.personal, x, self.rows, setup.digest)
+        heard = self.ask("personal", prepared, setup.personal.init(x), outcome.rounds)
         personal.write(self.folder, setup.problem, personal.recorded(self.config, setup.problem, heard), None)
         events = (*outcome.ledger.events, *self.federation.events[self.federation.reported :])
         self.federation.reported = len(self.federation.events)

@@ -62,7 +62,8 @@ class ConnectedSites:
         self.anyone = sites is None  # while it is not decided yet who takes part
         self.nodes: dict[str, int] = {}  # site -> node
         self.without: frozenset[str] = frozenset()  # sites of the run that its operator leaves out
-        self.agreement = ""  # what all were told before the first round; who has lost it is told again
+        self.agreement = ""  # what was agreed before the first round; who has lost it is told all of it again
+        self.told_all = ""  # the agreement that every site has: of a later one only what is new is told
         self.refused: dict[str, int] = {}  # what the SuperLink refused at its port so far, how often
         self.receipts: dict[str, Receipt] = {}  # site -> where its own log stood with its last reply
         self.inline: set[int] = set()  # nodes that take messages with the content inside
@@ -308,7 +309,6 @@ class ConnectedSites:
         """
         require(question.isidentifier(), f"'{question}' cannot be asked; give a name like 'statistics'")
         self.find([site for site in self.sites if site not in self.without])
-        self.agreement = value if question == "agreement" else self.agreement
         self.where = (self.where[0], question)
         there = [s for s in self.sites if s not in self.without]
         asked_for = [s for s in there if not warm or self.nodes.get(s) in self.inline]

@@ -341,6 +341,7 @@ def rows_site(
 
     def accept_agreement(text: str) -> str:
         """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
+        text = whole_agreement(folder, name, text)
         agreed = Agreement.model_validate_json(text)
         answer = ""
         if agreed.curvature is None and agreement.needs_curvature(agreement.stage(config, agreed), agreed):
@@ -409,6 +410,18 @@ def read_agreement(folder: Path, name: str) -> Agreement:
     path = agreement_of(folder, of_run.get())
     refuse_unless(path.is_file(), f"'{name}' {NOT_TOLD}; the server tells it again, and it goes on from there")
     return records.read_record(path, Agreement)
+
+
+def whole_agreement(folder: Path, name: str, text: str) -> str:
+    """What was agreed, where the server tells only what is new."""
+    told = json.loads(text)
+    if "extends" not in told:
+        return text
+    run = told["extends"]
+    refuse_unless(isinstance(run, str) and NAME.fullmatch(run), "the agreement extends no run that could be kept")
+    path = agreement_of(folder, run)
+    refuse_unless(path.is_file(), f"'{name}' {NOT_TOLD} that this one extends; start the run again")
+    return agreement.extended(path.read_text(), told["changes"])
 
 
 def keep_agreement(folder: Path, name: str, text: str) -> None:
