@@ -65,7 +65,7 @@ def compare(
 ) -> None:
     """Train several methods on one federation, and say whether joining pays, for whom, and what it costs.
 
-    Without a file: schools (exam). Stopped comparisons go on where they were; finished ones are shown again.
+    Without a file: schools (exam). Stopped comparisons resume where they left off; finished ones are shown again.
 
     Example: equipoise compare exam --set run.rounds=100 --out runs/schools
     """
@@ -100,7 +100,7 @@ def path(
 ) -> None:
     """Fairness against average: a model for every penalty rho, each trained from the one before in a few rounds.
 
-    A large rho is for the average client, a small one for the worst. With --alpha it goes along the shares of CVaR
+    A large rho is for the average client, a small one for the worst. With --alpha it tries the shares of CVaR
     instead. The page draws one against the other.
 
     Example: equipoise path --rho 1 --rho 0.1 --rho 0.01 --out runs/path
@@ -130,7 +130,7 @@ def sweep(
 ) -> None:
     """Try all settings of [sweep.grid] with several seeds, and show each method with its best.
 
-    Stopped sweeps go on where they were. Without a file: two step sizes of FedAvg on the digits.
+    Stopped sweeps resume where they left off. Without a file: two step sizes of FedAvg on the digits.
 
     Example: equipoise sweep --set run.rounds=20 --set sweep.seeds=[0,1]
     """
@@ -145,7 +145,7 @@ def sweep(
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder that was stopped.")],
 ) -> None:
-    """Go on with a run that was stopped or killed, as if it had never been.
+    """Resume a stopped run exactly where it left off.
 
     Example: equipoise resume runs/run
     """

@@ -111,7 +111,7 @@ class SiteMasks(NamedTuple):
         run, batch = _word(question, "run"), _word(question, "batch")
         members = _names(question, "members")
         threshold, count = (_whole(question, key) for key in ("threshold", "count"))
-        refuse_unless(self.name in members, f"'{self.name}' is none of the members of this sum")
+        refuse_unless(self.name in members, f"'{self.name}' is not a member of this sum")
         fewest = max(self.least(), FEWEST)
         refuse_unless(
             fewest <= len(members) <= MOST_MEMBERS,
@@ -235,7 +235,7 @@ class SiteMasks(NamedTuple):
         try:
             return masks.hidden(integers, self.name, private, seed, publics, context)
         except ValueError:
-            raise Refusal("a member's key is none") from None
+            raise Refusal("a member's key cannot be read") from None
 
     def open(self, question: Question) -> Answer:
         run, batch, exchange = _word(question, "run"), _word(question, "batch"), _whole(question, "exchange")
@@ -291,7 +291,7 @@ class SiteMasks(NamedTuple):
         try:
             return masks.agreed(bytes.fromhex(state["sealing"]), theirs[: masks.SEED], "sealing", run, batch)
         except ValueError:
-            raise Refusal("a member's key is none") from None
+            raise Refusal("a member's key cannot be read") from None
 
     @contextmanager
     def _changing(self, run: str, batch: str) -> Iterator[Path]:
@@ -327,7 +327,7 @@ def _write(path: Path, state: dict[str, Any], key: bytes) -> None:
 
 def _word(question: Question, key: str) -> str:
     value = question.get(key)
-    refuse_unless(isinstance(value, str) and WORD.fullmatch(value), f"the message's {key} is none")
+    refuse_unless(isinstance(value, str) and WORD.fullmatch(value), f"the message's {key} is not valid")
     return str(value)
 
 

@@ -24,7 +24,7 @@ from equipoise.protocol import tree_where
 
 TOLERANCE, MOST_ITERATIONS = 1e-11, 50
 NEGLIGIBLE = 1e-12  # relative to p: a weight this small is as good as none
-USELESS = 1e-2  # a residual, relative to the problem's scale, from which on the answer is none
+USELESS = 1e-2  # a residual, relative to the problem's scale, beyond which the answer is of no use
 
 
 class Solution(NamedTuple):

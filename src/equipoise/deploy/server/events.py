@@ -126,7 +126,7 @@ WHOLE = (
 
 
 def sentences_of(events: Sequence[Event]) -> Iterator[str]:
-    """A sentence for each thing that happened to a site, however often; that it came is none, unless it was away."""
+    """A sentence for each thing that happened to a site, however often; an arrival counts only after an absence."""
     groups: dict[tuple[str, str, str], list[Event]] = {}
     away: set[str] = set()
     for event in events:

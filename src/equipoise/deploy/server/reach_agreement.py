@@ -145,16 +145,8 @@ def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreemen
     with jax.enable_x64(True):
         algorithm = second_moments(plan.linear, everyone(len(agreed.sites)), rank=plan.rank)
         start, digest = jnp.zeros(algorithm.size, kind), agreement.digest_of(config, agreed)
-        details: dict[str, Any] = {
-            "part": "metric",
-            "run": agreed.run,
-            "shard": like,
-            "digest": digest,
-            "secure": secure,
-        }
-        told = ask_before(
-            config, federation, algorithm, start, part="metric", run=agreed.run, least=max(of.least, 1), **details
-        )
+        details: dict[str, Any] = {"run": agreed.run, "shard": like, "digest": digest, "secure": secure}
+        told = ask_before(config, federation, "metric", algorithm, start, least=max(of.least, 1), **details)
         metric = not_none(metric_from(plan.linear, jax.tree.map(np.asarray, told), plan.rank, kind))
     texts = {name: agreement.as_text(array, config) for name, array in packed(metric).items()}
     return agreed.model_copy(update={"metric": texts})
@@ -221,8 +213,8 @@ def _number(site: str, text: str) -> float:
 def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites, run: str) -> Setup:
     """The run from the weights that the first site's module begins with."""
     problem = setup.problem
-    details: dict[str, Any] = {"part": "start", "run": run, "shard": problem.train.client(0), "digest": setup.digest}
-    x = ask_before(config, federation, first_model(problem.n, problem.x), problem.x, least=1, **details)
+    details: dict[str, Any] = {"run": run, "shard": problem.train.client(0), "digest": setup.digest}
+    x = ask_before(config, federation, "start", first_model(problem.n, problem.x), problem.x, least=1, **details)
     note = f"the model starts as the module of '{problem.names[0]}' does"
     return setup._replace(problem=replace(problem, x=x), notes=(*setup.notes, note))
 
@@ -230,10 +222,10 @@ def start_from_first_module(config: Config, setup: Setup, federation: ConnectedS
 def ask_before(
     config: Config,
     federation: ConnectedSites,
+    part: str,
     algorithm: Algorithm,
     x: Vector,
     *,
-    part: str,
     run: str,
     shard: Data,
     digest: str,
@@ -323,11 +315,5 @@ def _summed(config: Config, federation: ConnectedSites, agreed: Agreement, secur
     with jax.enable_x64(True):
         algorithm = moments(like.inputs.shape[1], everyone(n))
         start, digest = jnp.zeros(algorithm.size, like.inputs.dtype), agreement.digest_of(config, agreed)
-        details: dict[str, Any] = {
-            "part": "moments",
-            "run": agreed.run,
-            "shard": like,
-            "digest": digest,
-            "secure": secure,
-        }
-        return ask_before(config, federation, algorithm, start, part="moments", run=agreed.run, least=n, **details)
+        details: dict[str, Any] = {"run": agreed.run, "shard": like, "digest": digest, "secure": secure}
+        return ask_before(config, federation, "moments", algorithm, start, least=n, **details)

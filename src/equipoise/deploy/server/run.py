@@ -220,7 +220,7 @@ class FederatedRun:
         self.evaluation: Background | None = None
         self.name = ""  # of the run, by which sites know what was agreed
         self.round = 0  # of the model that is evaluated
-        self.aside = 0.0  # seconds of waiting for evaluations, which are none of training
+        self.aside = 0.0  # seconds of waiting for evaluations, which do not count as training
         self.table: Any = None  # of the last model
         self.part: np.ndarray | None = None  # the mean of the sites' own
         self.summed: Summed | None = None  # the same, where sites tell sums only

@@ -247,7 +247,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
         job.job.check(at.round, message)
     memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
     mine = recall(site, job, spec, at, memory)
-    refuse_unless(len(at.key) == KEY_WORDS, "the message's random key is none")
+    refuse_unless(len(at.key) == KEY_WORDS, "the message's random key is not valid")
     key = jax.random.wrap_key_data(jnp.asarray(at.key, jnp.uint32))
     if not job.job.compiled:  # which would make them JAX's
         message, mine = jax.tree.map(jnp.asarray, (message, mine))

@@ -286,7 +286,7 @@ def check_step(x: np.ndarray, start: Vector, most: float) -> None:
     far = float(np.sqrt(np.mean((np.asarray(x, np.float64) - np.asarray(start, np.float64)) ** 2)))
     refuse_unless(
         far <= most,
-        f"the model is {far:.3g} away from where it began, and this site goes along with {most:.3g} in this round; it "
+        f"the model is {far:.3g} away from where it began, and this site accepts up to {most:.3g} in this round; it "
         "is no model that training leads to, or let the sites say most_step in site.toml",
     )
 

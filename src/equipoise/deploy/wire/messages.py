@@ -241,10 +241,10 @@ def read_address(content: RecordDict) -> Address:
     for value in (at.part, at.run):
         refuse_unless(isinstance(value, str) and NAME.fullmatch(value), "the message names no run that could be kept")
     for number in (at.attempt, at.round, at.slot, *(at.key if isinstance(at.key, list) else [None])):
-        refuse_unless(type(number) is int and number >= 0, "the message's address has numbers that are none")
-    refuse_unless(all(word < 2**32 for word in at.key), "the message's random key is none")
+        refuse_unless(type(number) is int and number >= 0, "the message's address has values that are not numbers")
+    refuse_unless(all(word < 2**32 for word in at.key), "the message's random key is not valid")
     for text in (at.exchange, at.since, at.plan, *(at.keep if isinstance(at.keep, list) else [None])):
-        refuse_unless(isinstance(text, str), "the message's address has texts that are none")
+        refuse_unless(isinstance(text, str), "the message's address has values that are not texts")
     return at
 
 

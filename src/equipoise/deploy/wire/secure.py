@@ -106,7 +106,7 @@ def read_message(secure: SecureSite | None, spec: ExchangeSpec, at: Address, con
 def check_weights(weights: np.ndarray, most: float) -> None:
     """Of all members of a sum: with nearly all of the weight on one of them, the sum is that one's."""
     fine = weights.ndim == 1 and np.issubdtype(weights.dtype, np.floating) and np.isfinite(weights).all()
-    refuse_unless(fine and (weights >= 0).all() and weights.sum() > 0, "the weights of this masked sum are none")
+    refuse_unless(fine and (weights >= 0).all() and weights.sum() > 0, "the weights of this masked sum are not valid")
     share = float(weights.max() / weights.sum())
     refuse_unless(
         share <= most,
@@ -218,7 +218,7 @@ class MaskedExchange:
             given = answer.get("shares")
             sound = isinstance(given, list) and len(given) == len(members)
             if not sound or any(not isinstance(s, bytes) or len(s) != shamir.BYTES for s in given):
-                self.masking.federation.note(name, "broken", "its shares are none")
+                self.masking.federation.note(name, "broken", "its shares are not valid")
                 continue
             shares[name] = given
             if len(shares) >= self.batch.threshold:
