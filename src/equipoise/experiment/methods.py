@@ -1,7 +1,8 @@
 """From settings to a method: an objective, step sizes, an algorithm."""
 
+import json
 from collections.abc import Callable, Hashable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,8 @@ from equipoise.data.shards import client_shapes
 from equipoise.engines import kernel
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice
+from equipoise.experiment.chosen import step_sizes
+from equipoise.experiment.chosen.choices import Choice
 from equipoise.experiment.config import Config, RuleSettings
 from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own_steps
 from equipoise.experiment.private import noise_of, promise
@@ -107,10 +110,45 @@ class Method(NamedTuple):
     algorithm: Algorithm
     notes: tuple[str, ...]  # what was measured instead of chosen
     family: Algorithm | Partial  # for `simulate`: the algorithm; or what makes it, and its numbers, which are operands
+    chosen: tuple[Choice, ...] = ()  # by trial rounds
 
 
 def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Method:
     """`draw`: where noise comes from, if the run has some."""
+    key = tried_step(config, problem)
+    return _built(config, problem, draw) if key is None else _with_tried_step(config, problem, draw, key)
+
+
+def tried_step(config: Config, problem: Problem) -> str | None:
+    """The step size that is found by trial rounds: of networks, whose rows are at hand; None: there is none."""
+    auto = [key for key in ("local_lr", "lr") if getattr(config.algorithm, key, None) == "auto"]
+    return auto[0] if auto and not problem.convex and step_sizes.at_hand(problem) else None
+
+
+def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> Method:
+    def method(step: float) -> Method:
+        given = config.algorithm.model_copy(update={key: step})
+        return _built(config.model_copy(update={"algorithm": given}), problem, draw, guarded=True)
+
+    name = json.dumps([config.algorithm.model_dump(mode="json"), config.objective.model_dump(mode="json"), key])
+    if name not in problem.tried_steps:
+        rows = training_rows(config, problem, problem.compiled_for)
+        problem.tried_steps[name] = step_sizes.tried(
+            f"algorithm.{key}",
+            problem,
+            rows,
+            lambda step: method(step).family,
+            seed=config.run.seed,
+            clients_per_batch=config.run.clients_per_batch,
+        )
+    choice = problem.tried_steps[name]
+    made = method(choice.value)
+    note = f"{key} was chosen: {choice.value:.4g}; {choice.why}"
+    return made._replace(notes=(*made.notes, note), chosen=(choice,))
+
+
+def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = False) -> Method:
+    """`guarded`: step sizes are halved where the loss explodes."""
     settings = {name: value for name, value in config.algorithm if value is not None}
     record = algorithms.named(settings.pop("name"))
     cohort, coin = settings.pop("cohort", None), settings.pop("coin", None)
@@ -128,8 +166,9 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         notes.append(f"{best.name} is the method of choice: {best.why}")
     rule: Any = settings.pop("rule", None)
     measured: steps.Coefficients | None = None  # the numbers of a rule that was measured
-    if rule == "tuned" and record.network_rule is not None and not problem.convex:
-        given = record.network_rule(problem.n)
+    network_rule = algorithms.named(record.minibatch_form or record.name).network_rule
+    if rule == "tuned" and network_rule is not None and not problem.convex:
+        given = network_rule(problem.n)
         rule = RuleSettings(**given)
         numbers = ", ".join(f"{name} {value:g}" for name, value in given.items())
         notes.append(f"the step sizes of the weights were not given: {numbers}, which serve on networks")
@@ -169,7 +208,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
         notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
     if server_steps is None and schedule is None:
         family = _family(
-            config, problem, task, record, cohort, coin, measured or _with_tau(rule, settings), settings, base
+            config, problem, task, record, cohort, coin, measured or _with_tau(rule, settings), settings, base, guarded
         )
         if family is not None:
             algorithm = family.func(**family.keywords)
@@ -182,9 +221,14 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     optimizer = None if server_steps is None else build_optimizer("algorithm.server_optimizer", server_steps)
 
     def build(**changes: Any) -> Algorithm:
-        given = settings | changes
-        now = _with_tau(rule, given)
-        now = steps.constant(**dict(now)) if isinstance(now, RuleSettings) else now  # its tau may be traced
+        return _guarded(task, partial(plain, settings | changes), guarded)
+
+    def plain(given: dict[str, Any], scale: Any) -> Algorithm:
+        given = _scaled(given, scale)
+        now: Any = _with_tau(rule, given)
+        if isinstance(now, RuleSettings):  # its tau may be traced
+            numbers = dict(now)
+            now = steps.constant(**(numbers if now is not rule else _scaled(numbers, scale)))
         made = record.build(task, psi, sample, now, **given)
         require(
             isinstance(made, Algorithm),
@@ -218,6 +262,18 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
     if problem.conditioning is not None:
         algorithm = algorithms.told_in_x(algorithm, problem.task, problem.conditioning.metric)
     return Method(algorithm, tuple(notes), algorithm)
+
+
+def _guarded(task: Task, build: Callable[[Any], Algorithm], guarded: bool) -> Algorithm:
+    made = build(1.0)
+    return algorithms.with_guarded_steps(task, build) if guarded and algorithms.may_be_guarded(task, made) else made
+
+
+def _scaled(numbers: Mapping[str, Any], scale: Any) -> dict[str, Any]:
+    """The step sizes of the model among them, times `scale`."""
+    if isinstance(scale, float) and scale == 1:
+        return dict(numbers)
+    return {name: value * scale if name in ("local_lr", "lr", "tau") else value for name, value in numbers.items()}
 
 
 def _check_until_gap(config: Config, problem: Problem) -> None:
@@ -304,6 +360,7 @@ def _family(
     rule: Any,
     settings: dict[str, Any],
     base: np.ndarray | None,
+    guarded: bool,
 ) -> Partial | None:
     """One of the library's own methods, whose numbers are operands of its program; None: of others it is not known."""
     objective = config.objective.model_dump(exclude_none=True, exclude={"of"})
@@ -329,7 +386,7 @@ def _family(
     told = None if problem.conditioning is None else problem.task
     if problem.conditioning is not None:
         numbers |= {f"metric.{key}": array for key, array in numbers_of(problem.conditioning.metric).items()}
-    maker = _maker(task, told, problem.n, record.name, cohort, coin, name, *frozen)
+    maker = _maker(task, told, problem.n, record.name, cohort, coin, name, *frozen, guarded)
     return Partial(maker, **numbers) if _takes_operands(maker, numbers, problem.x) else None
 
 
@@ -370,6 +427,7 @@ def _maker(
     objective: str,
     of_objective: tuple,
     of_method: tuple,
+    guarded: bool,
 ) -> Callable[..., Algorithm]:
     record = algorithms.named(method)
     sample = _sample(record, n, cohort, coin)
@@ -383,11 +441,18 @@ def _maker(
         traced = any(isinstance(value, jax.Array) for value in given["objective"].values())
         psi = (_dual.__wrapped__ if traced else _dual)(objective, n, None, **given["objective"])
         psi = objectives.of_gains(psi, **given["gains"]) if given["gains"] else psi
-        rule = None
-        if given["rule"]:
-            constant = given["rule"].keys() == RuleSettings.model_fields.keys()
-            rule = steps.constant(**given["rule"]) if constant else steps.guarded(steps.Coefficients(**given["rule"]))
-        made = record.build(task, psi, sample, rule, **given["algorithm"])
+
+        def build(scale: Any) -> Algorithm:
+            rule, numbers = None, given["rule"]
+            if numbers:
+                constant = numbers.keys() == RuleSettings.model_fields.keys()
+                if constant:
+                    rule = steps.constant(**_scaled(numbers, scale))
+                else:
+                    rule = steps.guarded(steps.Coefficients(**numbers))
+            return record.build(task, psi, sample, rule, **_scaled(given["algorithm"], scale))
+
+        made = _guarded(task, build, guarded)
         return made if told is None else algorithms.told_in_x(made, told, metric_of(given["metric"]))
 
     return make
@@ -405,7 +470,8 @@ def _sample(record: algorithms.Record, n: int, cohort: int | None, coin: float |
 def _must_be_convex(problem: Problem, given: str, instead: str) -> None:
     require(
         problem.convex,
-        f"{given}, which is measured for linear models only, and this is a {problem.model.name}; give {instead}",
+        f"{given}, which is tried out where all rows are at hand, and over Flower measured for linear models only, and "
+        f"this is a {problem.model.name}; give {instead}",
     )
 
 

@@ -66,7 +66,7 @@ class Ledger(NamedTuple):
 
     run: str
     sites: tuple[str, ...]  # by client number
-    counted: tuple[str, ...]  # for each site, the mark of the last reply that counted (envelope.Address)
+    counted: tuple[str, ...]  # for each site, the mark of the last reply that counted (messages.Address)
     events: tuple[Event, ...]
     traffic: tuple[Traffic, ...]
     lengths: dict[str, dict[str, float]] = {}  # noqa: RUF012 - never changed: what replies are compared with (lengths.py)

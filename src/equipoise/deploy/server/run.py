@@ -95,8 +95,10 @@ def run_federation(
     status, state = StatusWriter(folder, config.name, names, config.run.rounds), "stopped"
     try:
         with folders.resuming(folder, wait=of.exchange), precision(config):
-            earlier = _known(folder)
-            federation = gather_sites(config, earlier or _known(folder / records.STAGE_1), grid, status, stock, without)
+            earlier = _agreement_in(folder)
+            federation = gather_sites(
+                config, earlier or _agreement_in(folder / records.STAGE_1), grid, status, stock, without
+            )
             status.observe({"kind": "state", "state": "agreeing on how tables are read"})
             if earlier is not None:
                 agreed = resend_agreement(folder, federation, earlier)
@@ -116,7 +118,7 @@ def run_federation(
 def agree_on_network(config: Config, folder: Path, federation: ConnectedSites, watch: Watch | None) -> Agreement:
     """Stages 1 and 2 of Train-Convexify-Train: the network, trained in a folder of its own, and what is made of it."""
     stage, inside, of = network_config(config), folder / records.STAGE_1, not_none(config.federation)
-    earlier = _known(inside)
+    earlier = _agreement_in(inside)
     agreed = resend_agreement(inside, federation, earlier) if earlier else reach_agreement(stage, federation)
 
     def start() -> Params:
@@ -186,7 +188,7 @@ def begin_or_go_on(config: Config, folder: Path) -> None:
         write_whole(file, config.toml())
 
 
-def _known(folder: Path) -> Agreement | None:
+def _agreement_in(folder: Path) -> Agreement | None:
     path = folder / agreement.FILE
     return records.read_record(path, Agreement) if path.is_file() else None
 
@@ -320,12 +322,11 @@ class FederatedRun:
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=max(result.seconds - self.aside, 0.0))
 
-    def ask(self, part: str, prepared: Prepared, server: Any, round: int, secure: SecureSums | None = None) -> Any:
+    def ask(self, part: str, prepared: Prepared, server: Any, round: int, **options: Any) -> Any:
         """One round of something else than training, with whoever answers, noted under a round of training."""
-        demands, of = self.demands._replace(least=0, tries=1, bound=None), (self.federation, self.config.run.seed)
-        return ask_once(
-            prepared, server, *of, part=part, run=self.name, demands=demands, secure=secure, note_under=round
-        )
+        demands = self.demands._replace(least=0, tries=1, bound=options.pop("bound", None))
+        given = {"part": part, "run": self.name, "demands": demands, "note_under": round, **options}
+        return ask_once(prepared, server, self.federation, self.config.run.seed, **given)
 
     def evaluated(self, x: Vector, lam: Any) -> Evaluation:
         """How the model fares at every site that answers."""
@@ -336,7 +337,7 @@ class FederatedRun:
         if self.summed is not None:
             start = start._replace(level=jnp.asarray(self.summed.level, x.dtype))
         try:
-            heard = self.ask("evaluate", self.scoring, start, self.round, self.secure)
+            heard = self.ask("evaluate", self.scoring, start, self.round, secure=self.secure)
         except GivenUp:  # too few for a masked sum; what led to it is noted
             heard = start
         if heard.base is not None and self.setup.sums is None:
@@ -363,7 +364,8 @@ class FederatedRun:
             return
         prepared = prepare(setup.own, x, self.rows.train, setup.digest)
         try:
-            heard = self.ask("own", prepared, setup.own.init(x), outcome.rounds, self.secure)
+            options = {"secure": self.secure, "bound": self.demands.bound}
+            heard = self.ask("own", prepared, setup.own.init(x), outcome.rounds, **options)
         except GivenUp:  # too few for a masked sum; what led to it is noted
             heard = setup.own.init(x)
         self.part = np.asarray(heard.part)

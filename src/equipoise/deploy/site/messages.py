@@ -39,6 +39,7 @@ from equipoise.deploy.wire.messages import (
     of_run,
     order,
     pack,
+    plain,
     program,
     read_address,
     read_text,
@@ -85,11 +86,11 @@ class Memory(NamedTuple):
         forget_old(self.path.parent.glob(f"{part}-*.safetensors"))
 
 
-def forget_old(files: Iterable[Path]) -> None:
-    """Of the runs that a site has taken part in, the last are remembered."""
+def forget_old(files: Iterable[Path], kept: int = RUNS) -> None:
+    """Of the runs that a site has taken part in, or was asked to, the last are remembered."""
     existing = [path for path in files if path.is_file()]
-    if len(existing) > RUNS:
-        for old in sorted(existing, key=lambda path: path.stat().st_mtime_ns)[:-RUNS]:
+    if len(existing) > kept:
+        for old in sorted(existing, key=lambda path: path.stat().st_mtime_ns)[:-kept]:
             old.unlink(missing_ok=True)
 
 
@@ -130,6 +131,8 @@ class Participant(NamedTuple):
     secure: SecureSite | None = None  # its totals leave masked, or not at all
     # Around every answer, with the message's kind and content: a Refusal keeps it from being worked out.
     guard: Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict] = lambda kind, content, answer: answer()
+    # The random key that it works with, in words, instead of the one that the server has sent in a run of that name.
+    own_key: Callable[[str, list[int]], list[int]] = lambda run, words: words
 
 
 class Open(NamedTuple):
@@ -248,7 +251,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
     mine = recall(site, job, spec, at, memory)
     refuse_unless(len(at.key) == KEY_WORDS, "the message's random key is not valid")
-    key = jax.random.wrap_key_data(jnp.asarray(at.key, jnp.uint32))
+    key = jax.random.wrap_key_data(jnp.asarray(site.own_key(at.run, at.key), jnp.uint32))
     if not job.job.compiled:  # which would make them JAX's
         message, mine = jax.tree.map(jnp.asarray, (message, mine))
     with job.job.within():
@@ -330,7 +333,7 @@ def client_app(
 
     @app.query("notice")
     def notice(message: FlowerMessage, context: Context) -> FlowerMessage:
-        log.warning("the server says: %s", read_text(message.content, "question"))
+        log.warning("the server says: %s", plain(read_text(message.content, "question") or ""))
         return FlowerMessage(text("answer", ""), reply_to=message)
 
     def replying(kind: str, answer: Callable[[Participant, dict[str, Open], RecordDict], RecordDict]) -> Callable:
