@@ -192,10 +192,10 @@ def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = N
     return out
 
 
-def _on_the_same_rows(methods: dict[str, Method]) -> dict[str, Method]:
+def _on_the_same_rows(methods: dict[str, PlannedMethod]) -> dict[str, PlannedMethod]:
     """Where one method needs no validation rows to end by itself, those that would set some aside run for longest."""
 
-    def ends(method: Method) -> dict[str, Any]:
+    def ends(method: PlannedMethod) -> dict[str, Any]:
         given = method.settings.get("run", {})
         return choice.how_long(method.settings) if given.get("rounds", "auto") == "auto" else given
 
