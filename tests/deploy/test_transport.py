@@ -12,7 +12,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from equipoise.deploy import flower
-from equipoise.deploy.operations import processes as worker
+from equipoise.deploy.operations import processes
 from equipoise.deploy.operations.processes import GUARD, Site, line, node_config, read_line, work_of
 from equipoise.deploy.server.rounds import SHORTEST, Demands, deadline
 from equipoise.deploy.wire import transport
@@ -52,13 +52,13 @@ def test_where_flower_has_changed_a_site_becomes_flowers_own_node(monkeypatch, c
     told = work_of([site], "host:1", tmp_path / "keys")
     assert read_line(line(told).decode()) == told
     became = []
-    monkeypatch.setattr(worker, "why_not_warm", lambda: "changed")
+    monkeypatch.setattr("equipoise.deploy.wire.transport.why_not_warm", lambda: "changed")
     monkeypatch.setattr(os, "execve", lambda *of: became.append(of) or sys.exit())
     monkeypatch.setattr(sys, "stdin", io.StringIO(line(told).decode()))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     for name, value in {"handlers": [], "level": logging.INFO, "propagate": True}.items():  # set as they are after it
         monkeypatch.setattr(logging.getLogger("equipoise.flower"), name, value)
-    assert worker.main() == 1  # of the stand-in for execve, which does not return
+    assert processes.main() == 1  # of the stand-in for execve, which does not return
     assert "north: Flower's SuperNode, a process for every message (changed)" in capsys.readouterr().out
     [(program, words, environment)] = became
     assert [program, *words[1:4]] == [*GUARD, "flower-supernode"]
@@ -68,7 +68,7 @@ def test_where_flower_has_changed_a_site_becomes_flowers_own_node(monkeypatch, c
     assert environment["FLWR_HOME"] == str(tmp_path / "own" / "flower")
     two = told._replace(sites=told.sites * 2)
     with pytest.raises(InputError, match="run one site each"):
-        worker.become_supernode(two, "changed")
+        processes.become_supernode(two, "changed")
 
 
 def test_a_request_is_cut_where_it_would_become_too_large(monkeypatch):

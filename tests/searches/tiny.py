@@ -35,6 +35,7 @@ def settings(folder, **changes):
         "model": {"l2": 0.1, "own": "none", "metric": "none", **changes.pop("model", {})},
         "objective": {"name": "chi2", "of": "losses", **changes.pop("objective", {})},
         "algorithm": {"name": "scaffold", "steps": 1, "local_lr": 0.1, **changes.pop("algorithm", {})},
+        "personal": {"kind": "none", **changes.pop("personal", {})},
         "run": {"rounds": 4, "evaluate_every": 1, "checkpoint_seconds": 0, "precision": "float64",
                 **changes.pop("run", {})},
         **changes,

@@ -268,7 +268,7 @@ def setup(
     problem = with_agreed_metric(config, agreed, with_own_models(config, problem))
     algorithm, notes = build_method(config, problem, draw)[:2]
     digest, sums = digest_of(config, agreed), tilt_of(config) if not_none(config.federation).secure else None
-    personal = None if config.personal is None else own_models(config, problem)
+    personal = None if config.own_models is None else own_models(config, problem)
     own = None if problem.plain_task.own is None else mean_part(problem, tell=sums is not None)
     return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, digest, sums, personal, own)
 
@@ -346,5 +346,7 @@ def needs_curvature(config: Config, agreed: Agreement | None = None) -> bool:
     if agreed is not None and agreed.metric is None and metric_plan(config, agreed) is not None:
         return False
     measured = any(getattr(config.algorithm, key, None) == "auto" for key in ("local_lr", "lr"))
-    measured = measured or (config.personal is not None and config.personal.lr == "auto")
+    measured = measured or (
+        config.own_models is not None and config.own_models.kind != "best" and config.own_models.lr == "auto"
+    )
     return measured or getattr(config.algorithm, "rule", None) == "tuned"

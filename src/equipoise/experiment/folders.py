@@ -29,6 +29,8 @@ MADE: dict[Kind, tuple[str, ...]] = {
         records.ROW_SCORES,
         records.PERSONAL,
         records.OWN_MODELS,
+        records.OWN_ROWS,
+        records.OWN_PARTS,
         records.ALONE,
         records.ALONE_ROWS,
         records.FEDERATION,

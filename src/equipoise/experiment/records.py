@@ -43,7 +43,7 @@ CONFIG, ENVIRONMENT, FEDERATION = "config.toml", "environment.json", "federation
 HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint.safetensors", "model.safetensors"
 AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
 STATUS, LOG = "status.json", "log.jsonl"
-PERSONAL, OWN_MODELS = "personal.json", "personal.safetensors"
+PERSONAL, OWN_MODELS, OWN_ROWS = "personal.json", "personal.safetensors", "personal-rows.safetensors"
 OWN_PARTS = "own.safetensors"
 ALONE, ALONE_ROWS = "alone.json", "alone.safetensors"
 STAGE_1 = "stage.1"  # a folder; no label of a run is called so (`folders.name`)
@@ -160,12 +160,13 @@ class RunResult(JsonRecord):
 class PersonalRecord(JsonRecord):
     """Every owner with the shared model and with its own, on the same rows as the scores of the last row."""
 
-    kind: str  # "fine_tuning" or "moreau"
+    kind: str  # "best", "fine_tuning" or "moreau"
     measure: str
     higher_is_better: bool
     shared: PerClient
     own: PerClient
-    pull: PerClient | None = None  # with which an own model was tuned; 0: the owner keeps the shared one
+    pull: PerClient | None = None  # with which an own model was tuned; 0: the owner keeps the shared one; -1: alone
+    scores: dict[str, PerClient] = {}  # of own models, where the rows are at hand
 
 
 class AloneRecord(JsonRecord):

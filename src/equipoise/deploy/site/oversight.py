@@ -123,7 +123,7 @@ def _reveals(config: Config) -> Iterator[str]:
         n=sites_of(config),
         threshold=of.threshold,
         bound=of.secure_bound,
-        own_models=config.personal is not None,
+        own_models=config.own_models is not None,
         features=agreement.has_features(config),
         moments=agreement.tells_moments(config),
         units=config.data.unit is not None,

@@ -367,7 +367,7 @@ def rows_site(
 
     jobs = {"train": train, "evaluate": evaluate}
     jobs |= {} if config.model.own == "none" else {"own": own}
-    jobs |= {} if config.personal is None else {"personal": personal}
+    jobs |= {} if config.own_models is None else {"personal": personal}
     jobs |= {} if config.convexify is None else {"moments": sums}
     jobs |= {"metric": moments_of_inputs} if agreement.tells_moments(config) else {}
     return RowsSite(jobs, accept_agreement, tell_baseline)
