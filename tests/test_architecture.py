@@ -12,7 +12,7 @@ import equipoise
 
 ROOT = Path(equipoise.__file__).parent
 LEVELS = [
-    {"_jax", "errors", "extensions", "files", "tensors"},
+    {"_jax", "errors", "extensions", "files", "leaves", "tensors"},
     {"protocol"},
     {"data"},
     {"cohorts", "tasks", "objectives", "steps", "local", "models"},

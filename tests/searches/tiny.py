@@ -5,7 +5,6 @@ import os
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import Partial
 
 from equipoise import evaluation
 from equipoise.engines.simulator import Result, Tally
@@ -43,7 +42,6 @@ def settings(folder, **changes):
 
 def simulate(algorithm, x, data, key, *, rounds, resume=None, callback=None, until=None, every=1, **_):
     """Stands for the engine: states that depend on all before, the seed and the round, and nothing else."""
-    algorithm = algorithm() if isinstance(algorithm, Partial) else algorithm
     if resume is None:
         clients = jax.tree.map(lambda a: jnp.stack([a] * algorithm.n), algorithm.init_client(x))
         resume = Result(algorithm.init(x), clients, None, 0, Tally.nothing(algorithm), 0.0, 0.0)
