@@ -104,7 +104,7 @@ def test_a_comparison_of_silos(tmp_path, monkeypatch):
 
 def test_a_round_over_flower(tmp_path):
     pytest.importorskip("flwr")
-    from equipoise.deploy.server import run_federation
+    from equipoise.deploy.server.run import run_federation
     from equipoise.experiment import config
     from tests.deploy.test_federated_run import grid, settings
     from tests.flower import silos

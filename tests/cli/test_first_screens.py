@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import equipoise
 from equipoise.cli import app
 from equipoise.cli.doctor import EXTRAS, LIBRARIES
-from equipoise.deploy import status
+from equipoise.deploy.server import status
 from equipoise.experiment import plan, records
 from equipoise.report import numbers, sweeps, tables, wording
 from tests.report import folders

@@ -152,7 +152,7 @@ def test_what_a_server_lacks_is_said_before_anything_starts(settings, sentence, 
 @pytest.mark.parametrize("way", ["in the file", "on the command line"])
 def test_a_server_names_no_code_that_sites_would_run(way, tmp_path, monkeypatch):
     """Neither by its command nor, where that is gone around, in the settings that a site is sent."""
-    from equipoise.deploy.site import settings as settings_at_a_site
+    from equipoise.deploy.site.run import settings as settings_at_a_site
 
     monkeypatch.chdir(tmp_path)
     settings = silos.settings(model={"name": "torch"})
@@ -195,7 +195,7 @@ def test_what_a_local_federation_lacks_is_said(tmp_path, monkeypatch):
 
 @needs_flower
 def test_status_of_a_run(tmp_path, monkeypatch):
-    from equipoise.deploy.status import StatusWriter
+    from equipoise.deploy.server.status import StatusWriter
 
     monkeypatch.chdir(tmp_path)
     code, text = said("status")

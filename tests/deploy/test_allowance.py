@@ -8,11 +8,11 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from equipoise.deploy import memory
-from equipoise.deploy.memory import forget_old
-from equipoise.deploy.network import warm
-from equipoise.deploy.rows_site import AGREEMENTS
-from equipoise.deploy.server import run_federation
+from equipoise.deploy.server.run import run_federation
+from equipoise.deploy.site import memory
+from equipoise.deploy.site.memory import forget_old
+from equipoise.deploy.site.training import AGREEMENTS
+from equipoise.deploy.wire import warm
 from equipoise.errors import Refusal
 from equipoise.experiment import config
 from equipoise.privacy import audit, policy

@@ -12,9 +12,10 @@ from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 import equipoise as eq
-from equipoise.deploy import flower, sentences
+from equipoise.deploy import flower
 from equipoise.deploy.flower import Demands, FederationWarning, GivenUp, Patience
-from equipoise.deploy.network.wire import pack, unpack
+from equipoise.deploy.server import sentences
+from equipoise.deploy.wire.arrays import pack, unpack
 from equipoise.errors import InputError, Stopped
 from equipoise.protocol import wire
 from tests import problems

@@ -13,7 +13,7 @@ KEY = jax.random.key(3)
 
 def states(algorithm, folder, outcome):
     """What each site remembers, as the simulator's table."""
-    from equipoise.deploy.memory import Memory
+    from equipoise.deploy.site.memory import Memory
 
     like, table = jax.eval_shape(algorithm.init_client, start()), []
     for site, mark in zip(outcome.ledger.sites, outcome.ledger.counted, strict=True):

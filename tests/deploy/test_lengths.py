@@ -12,10 +12,10 @@ from flwr.app import Message, RecordDict
 
 from equipoise.deploy import flower
 from equipoise.deploy.flower import Demands, GivenUp
-from equipoise.deploy.lengths import Bounded, lengths
-from equipoise.deploy.network.wire import pack, unpack
-from equipoise.deploy.reach_agreement import _check_alike
-from equipoise.deploy.server import run_federation
+from equipoise.deploy.server.lengths import Bounded, lengths
+from equipoise.deploy.server.reach_agreement import _check_alike
+from equipoise.deploy.server.run import run_federation
+from equipoise.deploy.wire.arrays import pack, unpack
 from equipoise.errors import InputError
 from equipoise.experiment import config, records
 from equipoise.protocol import Reply, weighted
@@ -145,7 +145,7 @@ def test_a_run_that_needs_the_poisoner_stops_names_it_and_resumes_without_it(tmp
 
 def test_a_masked_sum_out_of_all_proportion_stops_the_run_before_its_checkpoint(tmp_path, monkeypatch):
     """Nobody sees whose reply it was; no round is counted with it."""
-    from equipoise.deploy import secure as sums
+    from equipoise.deploy.wire import secure as sums
 
     data, here = silos.write(tmp_path / "silos"), config.parse(told(federation={"secure": True, "tries": 2}))
     honest = sums.masked
@@ -155,7 +155,7 @@ def test_a_masked_sum_out_of_all_proportion_stops_the_run_before_its_checkpoint(
             reply = reply._replace(total=reply.total._replace(value=np.full_like(reply.total.value, 2.0**19)))
         return honest(secure, spec, at, content, reply)
 
-    monkeypatch.setattr("equipoise.deploy.client.masked", lying)
+    monkeypatch.setattr("equipoise.deploy.site.messages.masked", lying)
     place = grid(here, data, tmp_path / "homes", node=node(tmp_path))
     with pytest.raises(GivenUp, match=r"the sum of update is more than 10000 times what it usually is .*leave"):
         run_federation(here, tmp_path / "run", place)

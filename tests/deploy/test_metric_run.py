@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from equipoise import artifact
-from equipoise.deploy.oversight import would_reveal
-from equipoise.deploy.server import run_federation
+from equipoise.deploy.server.run import run_federation
+from equipoise.deploy.site.oversight import would_reveal
 from equipoise.experiment import config, records
 from tests.deploy.test_federated_run import assert_the_same, both, grid, settings
 from tests.deploy.test_secure_run import node, told

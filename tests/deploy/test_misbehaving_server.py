@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from equipoise import artifact
-from equipoise.deploy.server import run_federation
+from equipoise.deploy.server.run import run_federation
 from equipoise.errors import EquipoiseError
 from equipoise.experiment import config, records, run
 from equipoise.privacy import audit, ledger, policy

@@ -12,14 +12,14 @@ import pytest
 
 import equipoise as eq
 from equipoise import artifact
-from equipoise.deploy.apps import client_app
-from equipoise.deploy.callback_task import ELSEWHERE
-from equipoise.deploy.modules import agreed_module
-from equipoise.deploy.server import run_federation
-from equipoise.deploy.site import QUESTIONS, open_site
+from equipoise.deploy.server.run import run_federation
+from equipoise.deploy.site.app import client_app
+from equipoise.deploy.site.run import QUESTIONS, open_site
 from equipoise.errors import EquipoiseError, InputError
 from equipoise.experiment import config, records
 from equipoise.privacy import policy
+from equipoise.pytorch.spec import agreed_module
+from equipoise.pytorch.task import ELSEWHERE
 from tests.deploy.grid import InProcess
 from tests.flower import torch_silos
 
@@ -59,7 +59,7 @@ def test_a_module_is_trained_as_a_task_of_jax_is(tmp_path):
     result = eq.simulate(algorithm, jnp.asarray(start), shards, 0, rounds=4)
 
     model = torch_silos.module()
-    eq.deploy.torch_site.load_weights(model, done.path / records.MODEL)
+    eq.pytorch.site.load_weights(model, done.path / records.MODEL)
     np.testing.assert_allclose(model.weight.detach().numpy().ravel(), result.server.x, rtol=1e-9)
     np.testing.assert_allclose(done.rows[-1].lam, result.server.lam, rtol=1e-9)
     np.testing.assert_allclose(done.rows[-1].loss, eq.tasks.losses(task, result.server.x, shards), rtol=1e-9)
@@ -80,7 +80,7 @@ def test_scores_of_the_sites_own_sum_up_the_run(tmp_path):
     """The site's function gives them, so that no server names code; `run.score` says which sums up the run."""
     done = trained(tmp_path, torch_silos.settings(run={"score": "worst_error"}), "with_scores")
     model = torch_silos.module()
-    eq.deploy.torch_site.load_weights(model, done.path / records.MODEL)
+    eq.pytorch.site.load_weights(model, done.path / records.MODEL)
     errors = []
     for site in SITES:
         x, y = torch_silos.read(site, tmp_path / f"{site}.npz")
@@ -130,7 +130,7 @@ def test_what_the_docs_say(tmp_path):
 
 def test_buffers_outlive_the_process(tmp_path):
     """Flower's own nodes start one for every message: here the site is opened anew for each."""
-    from equipoise.deploy.module_site import Buffers
+    from equipoise.pytorch.run import Buffers
 
     one, other = torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)
     one(torch.randn(8, 2) + 5)

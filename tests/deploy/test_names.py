@@ -6,10 +6,10 @@ import pytest
 from flwr.app import RecordDict
 
 from equipoise.deploy.flower import FederationWarning, Patience, client_app
-from equipoise.deploy.network.transport import Door
-from equipoise.deploy.rows_site import AGREEMENTS
-from equipoise.deploy.server import run_federation
-from equipoise.deploy.sites import ConnectedSites
+from equipoise.deploy.server.run import run_federation
+from equipoise.deploy.server.sites import ConnectedSites
+from equipoise.deploy.site.training import AGREEMENTS
+from equipoise.deploy.wire.transport import Door
 from equipoise.experiment import config
 from equipoise.privacy import policy
 from tests.deploy.grid import InProcess

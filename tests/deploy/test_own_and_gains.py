@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from equipoise import artifact
-from equipoise.deploy.oversight import would_reveal
-from equipoise.deploy.reach_agreement import BASELINES
-from equipoise.deploy.rows_site import OWN_MODEL
+from equipoise.deploy.server.reach_agreement import BASELINES
+from equipoise.deploy.site.oversight import would_reveal
+from equipoise.deploy.site.training import OWN_MODEL
 from equipoise.errors import EquipoiseError
 from equipoise.experiment import config, own_parts, records
 from equipoise.privacy import policy

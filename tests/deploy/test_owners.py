@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,15 +13,19 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 import equipoise as eq
+from equipoise import algorithms, tensors
 from equipoise.cli import app
+from equipoise.data.shards import shard_like
 from equipoise.data.silos import Encoding, Statistics, agree, open_site
 from equipoise.data.silos.statistics import Options
-from equipoise.deploy.network.envelope import read_text, text
-from equipoise.deploy.owner import SPLIT, check_step, lengths
-from equipoise.deploy.server import run_federation
+from equipoise.deploy.server.run import run_federation
+from equipoise.deploy.site.messages import Job
+from equipoise.deploy.site.owner import SPLIT, check_step, encoded, lengths, model_in
+from equipoise.deploy.wire.envelope import read_text, text
 from equipoise.errors import EquipoiseError, Refusal
 from equipoise.experiment import config
 from equipoise.privacy import audit, ledger, policy
+from equipoise.protocol import wire
 from tests.deploy.test_federated_run import grid, settings
 from tests.deploy.test_secure_run import node, told
 from tests.flower import silos
@@ -34,11 +39,11 @@ def write(folder, rows=ROWS):
     """A table with a column of names, each once, and one that hardly anybody has a number in."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
-    lines = ["patient,age,ward,marker,label"]
+    lines = ["patient,age,ward,marker,ill,label"]
     for k in range(rows):
         marker = f"{rng.normal():.4f}" if k < 3 else ""
         ward = "rare" if k < 2 else "ab"[k % 2]
-        lines.append(f"patient {k},{rng.normal(50, 10):.4f},{ward},{marker},{('yes', 'no')[k % 3 == 0]}")
+        lines.append(f"patient {k},{rng.normal(50, 10):.4f},{ward},{marker},{int(k < 2)},{('yes', 'no')[k % 3 == 0]}")
     for site in SITES:
         (folder / f"{site}.csv").write_text("\n".join(lines) + "\n")
     return folder
@@ -112,7 +117,8 @@ def test_no_name_and_no_number_of_few_rows_is_told(tmp_path):
         assert "patient 1" not in said
         assert "rare" not in Statistics.from_json(said).columns[2].categories
     columns = {c.name: c for c in Statistics.from_json(asked()).columns}
-    assert (columns["marker"].n, columns["marker"].mean, columns["marker"].missing) == (0, 0.0, 48)
+    for few in ("marker", "ill"):
+        assert (columns[few].n, columns[few].mean, columns[few].missing) == (0, 0.0, 48)
     assert columns["age"].n == 48
 
 
@@ -134,10 +140,83 @@ def test_a_guessed_text_is_nothing_that_a_gradient_could_show(tmp_path):
     )
     at = guessed.inputs.index("ward=rare")
     (seen, _), _ = site.encode(guessed)
-    (hidden, _), _ = site.encode(guessed, 10)
+    (hidden, _), _ = site.encode(guessed, 10, 20)
     assert seen[:, at].sum() == 2
     assert hidden[:, at].sum() == 0
-    np.testing.assert_array_equal(np.delete(seen, at, 1), np.delete(hidden, at, 1))
+    wards = [guessed.inputs.index(name) for name in ("ward=a", "ward=b")]
+    assert (hidden[:, wards].sum(1) == 1).all()  # nor are they those who are left over: they go with the most
+    age = guessed.inputs.index("age")
+    np.testing.assert_array_equal(seen[:, age], hidden[:, age])
+
+
+@pytest.mark.parametrize(
+    ("column", "mean"), [("marker", 0.0), ("marker", 7.0), ("ill", 0.0), ("ill", 1.0), ("ill", 9.0)]
+)
+def test_numbers_that_few_rows_have_are_nothing_that_a_gradient_could_show(column, mean, tmp_path):
+    """However a server lets them be encoded: three rows have a marker, and two a 1 among zeros."""
+    options = Options(drop=("patient",), indicators=True)
+    site = open_site(write(tmp_path) / f"{NORTH}.csv", options, test=0.0)
+    encoding = agree([site.statistics(options)], options)
+    features = tuple(f._replace(mean=mean, scale=1.0) if f.name == column else f for f in encoding.features)
+    asked = encoding._replace(features=features)
+    at = asked.inputs.index(column)
+    (seen, _), _ = site.encode(asked)
+    (hidden, _), _ = site.encode(asked, 10, 20)
+    assert len(np.unique(seen[:, at])) > 1
+    assert len(np.unique(hidden[:, at])) == 1
+    for name in ("age", "ward=a"):
+        k = asked.inputs.index(name)
+        assert len(np.unique(hidden[:, k])) > 1
+    gap = asked.inputs.index("marker is missing")
+    assert seen[:, gap].sum() == 57
+    assert hidden[:, gap].sum() == 60
+
+
+def test_a_class_of_few_rows_is_not_trained_on(tmp_path):
+    """The gradient of a softmax has a part for every class: with a guessed class of two rows it would be these rows."""
+    folder = write(tmp_path)
+    options = Options(label="ward", task="classification", drop=("patient",))
+    site = open_site(folder / f"{NORTH}.csv", options, test=0.0)
+    guessed = agree([site.statistics(options)], options)  # names the ward of two
+    assert guessed.target.classes == ("a", "b", "rare")
+    here = config.parse(settings(data={"label": "ward", "task": "classification", "drop": ["patient"]}))
+    for rules, classes in ((policy.Policy(), [29, 29]), (policy.Policy(min_count=1), [29, 29, 2])):
+        (inputs, labels), _ = encoded(site, guessed, here, rules)
+        assert np.bincount(labels).tolist() == classes
+        assert len(inputs) == len(labels)
+
+
+def other_encodings(encoding):
+    """What a server could send instead of what was agreed: another label, another column, other readings of cells."""
+    age = next(f for f in encoding.features if f.name == "age")
+    yield encoding._replace(target=encoding.target._replace(name="ward", classes=("a", "b")))
+    yield encoding._replace(features=(*encoding.features, age._replace(name="label")))
+    yield encoding._replace(features=(*encoding.features, age._replace(name="patient")))
+    yield encoding._replace(missing=(*encoding.missing, "a"))
+    yield encoding._replace(conventions=encoding.conventions._replace(decimal=","))
+
+
+def test_an_encoding_that_the_run_was_not_approved_for_is_refused(tmp_path):
+    options = Options(drop=("patient",))
+    site = open_site(write(tmp_path) / f"{NORTH}.csv", options, test=0.0)
+    encoding, here = agree([site.statistics(options)], options), config.parse(settings(data={"drop": ["patient"]}))
+    encoded(site, encoding, here, policy.Policy())
+    for other in other_encodings(encoding):
+        with pytest.raises(Refusal, match="in another way than the run's configuration says"):
+            encoded(site, other, here, policy.Policy())
+
+
+def test_a_unit_that_the_owner_does_not_give_is_refused(tmp_path):
+    asked = Asked(tmp_path, f'{DEFAULT}label = "label"\ncolumns = ["age"]\n')
+    home = audit.verify(asked.home).entries
+    assert not home
+    place = grid(config.parse(settings(data={"unit": "patient"})), asked.data, asked.homes)
+    (number,) = (n for n, c in place.contexts.items() if c.node_config["site"] == NORTH)
+    message = Message(text("question", ""), number, "query.statistics")
+    message.metadata.__dict__["_message_id"] = "1"
+    said = read_text(place.app(message, place.contexts[number]).content, "refused")
+    assert said is not None
+    assert "this site gives the columns age, and data.unit is 'patient'" in said
 
 
 def test_without_a_file_a_site_asks_and_its_owner_is_told_how_many_rows_stand_behind(tmp_path):
@@ -199,6 +278,25 @@ def test_a_model_whose_gradient_is_one_row(tmp_path):
     check_step(np.ones(4), np.zeros(4), 1.0)
     with pytest.raises(Refusal, match="is 100 away from where it began, and this site goes along with 10"):
         check_step(np.full(4, 100.0), np.zeros(4), 10.0)
+
+
+def test_no_algorithm_sends_a_model_that_the_owner_does_not_see():
+    """The first exchange of every one brings a model; later ones bring it too, or go on from it with a correction."""
+    d = 3
+    for name, record in algorithms.ALGORITHMS.items():
+        algorithm = record.build_example(eq.tasks.ridge(d, 0.1), eq.objectives.kl(4, rho=0.1))
+        x, like = jax.ShapeDtypeStruct((d,), np.float64), shard_like((d,), np.float64, (), np.float64)
+        job = Job(algorithm, x, like)
+        found = wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
+        assert model_in(zeros(found[0].message), job) is not None, name
+        for crossing in found:
+            vectors = {k.rpartition(".")[2] for k, a in tensors.named(crossing.message) if a.shape == x.shape}
+            assert vectors <= {"x", "w", "c"}, (name, crossing.exchange)
+            assert bool(vectors & {"x", "w"}) == (model_in(zeros(crossing.message), job) is not None)
+
+
+def zeros(shapes):
+    return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
 
 
 def test_a_live_server_that_sends_such_a_model_is_refused(tmp_path):

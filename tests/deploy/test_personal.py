@@ -7,7 +7,7 @@ from jax.flatten_util import ravel_pytree
 pytest.importorskip("flwr")
 
 from equipoise import artifact
-from equipoise.deploy.rows_site import OWN_MODEL
+from equipoise.deploy.site.training import OWN_MODEL
 from equipoise.experiment import records
 from tests.deploy.test_federated_run import both, close, settings
 from tests.deploy.test_secure import flat

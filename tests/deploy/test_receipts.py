@@ -4,11 +4,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from equipoise.deploy.apps import client_app
-from equipoise.deploy.federated_run import RECEIPTS, read_receipts
-from equipoise.deploy.oversight import rejected
-from equipoise.deploy.server import run_federation
-from equipoise.deploy.site import QUESTIONS, open_site
+from equipoise.deploy.server.run import run_federation
+from equipoise.deploy.server.training import RECEIPTS, read_receipts
+from equipoise.deploy.site.app import client_app
+from equipoise.deploy.site.oversight import rejected
+from equipoise.deploy.site.run import QUESTIONS, open_site
 from equipoise.experiment import config
 from equipoise.privacy import audit, identity, policy
 from tests.deploy.grid import InProcess

@@ -9,8 +9,10 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import equipoise as eq
-from equipoise.deploy import client, flower, secure
+from equipoise.deploy import flower
 from equipoise.deploy.flower import Demands, GivenUp, SecureSite, SecureSums
+from equipoise.deploy.site import messages as client
+from equipoise.deploy.wire import secure
 from equipoise.errors import StopHere
 from equipoise.privacy import fixed_point
 from equipoise.privacy.site_masks import Limits, SiteMasks

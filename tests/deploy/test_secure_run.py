@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 from equipoise import artifact
 from equipoise.cli import app
 from equipoise.deploy.operations import keys
-from equipoise.deploy.oversight import plan_of, would_reveal
+from equipoise.deploy.site.oversight import plan_of, would_reveal
 from equipoise.errors import EquipoiseError, InputError, Refusal
 from equipoise.experiment import config, records
 from equipoise.privacy import audit, ledger, policy

@@ -10,7 +10,7 @@ import pytest
 import equipoise as eq
 from equipoise import evaluation
 from equipoise.deploy import flower
-from equipoise.deploy.exchanges import exchange_specs
+from equipoise.deploy.wire.exchanges import exchange_specs
 from equipoise.errors import EquipoiseError, InputError
 from equipoise.protocol import wire
 from tests.deploy.grid import InProcess

@@ -2,7 +2,7 @@
 
 import os
 
-from equipoise.deploy import status
+from equipoise.deploy.server import status
 
 
 def test_a_run_is_followed_line_by_line(tmp_path):

@@ -10,8 +10,8 @@ from flwr.proto.recorddict_pb2 import RecordDict
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse, PushAppMessagesRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
-from equipoise.deploy.network import superlink
-from equipoise.deploy.network.superlink import HeldPulls
+from equipoise.deploy.wire import superlink
+from equipoise.deploy.wire.superlink import HeldPulls
 
 FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
 

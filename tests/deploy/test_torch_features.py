@@ -17,8 +17,8 @@ from tests.flower import torch_silos
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'equipoise[torch]')")
 
-from equipoise.deploy.server import run_federation  # noqa: E402
-from equipoise.deploy.torch_features import load_convexified, module_features  # noqa: E402
+from equipoise.deploy.server.run import run_federation  # noqa: E402
+from equipoise.pytorch.features import load_convexified, module_features  # noqa: E402
 
 P = torch_silos.DIM * torch_silos.HIDDEN + torch_silos.HIDDEN + torch_silos.HIDDEN + 1
 STAGES = {"features": 12, "rounds": 0, "l2": 1e-3, "last": "2", "seed": 3, "algorithm": {"steps": 2}}

@@ -15,7 +15,7 @@ from tests.problems import DIM, EVERY, N, assert_same, build, rows, start, unequ
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'equipoise[torch]')")
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from equipoise.deploy.torch_site import torch_site  # noqa: E402
+from equipoise.pytorch.site import torch_site  # noqa: E402
 
 KEY = jax.random.key(3)
 

@@ -12,12 +12,12 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from equipoise.deploy import flower
-from equipoise.deploy.network import transport
-from equipoise.deploy.network.wire import content_bytes, pack
 from equipoise.deploy.operations import worker
 from equipoise.deploy.operations.processes import GUARD
 from equipoise.deploy.operations.site_process import Site, line, node_config, read_line, work_of
-from equipoise.deploy.rounds import SHORTEST, Demands, deadline
+from equipoise.deploy.server.rounds import SHORTEST, Demands, deadline
+from equipoise.deploy.wire import transport
+from equipoise.deploy.wire.arrays import content_bytes, pack
 from equipoise.errors import InputError
 from tests.deploy.grid import InProcess
 from tests.deploy.setting import HASTY, SITES, app, serve
@@ -29,7 +29,7 @@ KEY = jax.random.key(3)
 def test_where_flower_has_changed_its_own_way_is_taken_and_said(monkeypatch, caplog, tmp_path):
     monkeypatch.setitem(sys.modules, "flwr.supernode.fleet_http_client", None)
     for module in ("internals", "serverapp"):
-        monkeypatch.delitem(sys.modules, f"equipoise.deploy.network.{module}", raising=False)
+        monkeypatch.delitem(sys.modules, f"equipoise.deploy.wire.{module}", raising=False)
     why = transport.why_not_warm("serverapp")
     assert "fleet_http_client" in why
     assert transport.why_not_warm() == why
@@ -119,7 +119,7 @@ def test_deadlines_by_quantile_and_quorum(demands, past, answered, expected):
 
 def test_a_slow_site_is_left_out_after_the_quantile_of_past_times(tmp_path, monkeypatch):
     """Once enough is known, nobody waits for the time-out."""
-    monkeypatch.setattr("equipoise.deploy.rounds.SHORTEST", 0.05)
+    monkeypatch.setattr("equipoise.deploy.server.rounds.SHORTEST", 0.05)
     algorithm = build("fedavg")
 
     def lose(message, reply):

@@ -9,8 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 
-from equipoise.deploy.network import warm
-from equipoise.deploy.network.warm import SignedRequests
+from equipoise.deploy.wire import warm
+from equipoise.deploy.wire.warm import SignedRequests
 from equipoise.errors import EquipoiseError, InputError
 
 

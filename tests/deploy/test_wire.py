@@ -7,8 +7,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.deploy.network import envelope
-from equipoise.deploy.network.wire import RAW, Refusal, check_values, pack, unpack
+from equipoise.deploy.wire import envelope
+from equipoise.deploy.wire.arrays import RAW, Refusal, check_values, pack, unpack
 from equipoise.protocol import Reply, wire
 from tests.problems import EVERY, assert_identical, build, start, unequal
 

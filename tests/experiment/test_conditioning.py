@@ -74,8 +74,9 @@ def silos(tmp_path_factory):
 
 def of_silos(silos, metric, **sections):
     given = {key: BASE[key] | sections.get(key, {}) for key in ("objective", "algorithm", "run")}
+    given["objective"]["of"] = "losses"
     data = {"silos": str(silos), "label": "label", "task": sections.pop("task", "regression")}
-    return configuration.parse(given | {"data": data, "model": {"l2": 1e-4, "metric": metric}})
+    return configuration.parse(given | {"data": data, "model": {"l2": 1e-4, "metric": metric, "own": "none"}})
 
 
 def test_rounds_are_fewer_where_inputs_are_alike(tmp_path, silos):

@@ -39,6 +39,25 @@ def test_files_of_owners_have_no_data_set_and_no_partition(settings):
     assert config.parse(before) == told
 
 
+@pytest.mark.parametrize(
+    ("settings", "own", "of"),
+    [
+        ({}, "none", "losses"),  # divided for an experiment
+        ({"data": {"silos": "x"}}, "intercept", "gains"),
+        ({"federation": {"sites": 2}}, "intercept", "gains"),
+        ({"partition": {"kind": "natural"}}, "intercept", "gains"),
+        ({"data": {"silos": "x"}, "algorithm": {"name": "fedavg"}}, "intercept", "losses"),
+        ({"data": {"silos": "x"}, "objective": {"name": "average"}}, "intercept", "losses"),
+        ({"data": {"silos": "x"}, "objective": {"of": "losses"}, "model": {"own": "none"}}, "none", "losses"),
+        ({"federation": {"sites": 2}, "model": {"name": "torch"}}, "none", "losses"),
+    ],
+)
+def test_owners_that_exist_keep_an_intercept_and_are_judged_by_gains(settings, own, of):
+    told = config.parse(settings)
+    assert (told.model.own, told.objective.of) == (own, of)
+    assert config.parse(tomllib.loads(told.toml())) == told
+
+
 MISTAKES = [
     ({"algoritm": {}}, "the file has no key 'algoritm'; did you mean 'algorithm'?"),
     ({"algorithm": {"name": "scafpd"}}, "algorithm.name is 'scafpd'; did you mean 'scaffpd'?"),

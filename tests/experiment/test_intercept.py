@@ -29,7 +29,7 @@ def silos(tmp_path):
 def solved(silos, **model):
     """The best model for the average owner, its root mean squared error, and the problem."""
     settings = {"data": {"silos": str(silos), "scale_label": False, "test": 0.0}, "run": {"precision": "float64"}}
-    parsed = config.parse(settings | {"model": {"l2": 0.01, **model}})
+    parsed = config.parse(settings | {"model": {"l2": 0.01, "own": "none", **model}})
     with precision(parsed):
         problem = build_problem(parsed)
 
@@ -87,7 +87,11 @@ def test_rare_classes_of_files_keep_their_odds(tmp_path):
         labels = np.arange(ROWS) % 10 == 0
         table = np.column_stack([rng.normal(size=(ROWS, 2)), labels])
         np.savetxt(tmp_path / f"{i}.csv", table, delimiter=",", header="a,b,label", comments="")
-    settings = {"data": {"silos": str(tmp_path), "test": 0.0}, "run": {"precision": "float64"}, "model": {"l2": 10.0}}
+    settings = {
+        "data": {"silos": str(tmp_path), "test": 0.0},
+        "run": {"precision": "float64"},
+        "model": {"l2": 10.0, "own": "none"},
+    }
     parsed = config.parse(settings)
     with precision(parsed):
         problem = build_problem(parsed)

@@ -61,7 +61,7 @@ def test_owners_are_scored_with_the_part_of_their_training_rows(finished, data):
         # Two outputs with a ridge each are one difference with half of it.
         best = minimize(lambda b, z=z, y=y, m=m: logistic(z + b[0], y) + b[0] ** 2 / (4 * m), [0.0], tol=1e-12).x[0]
         assert parts[name][:, 0] @ [-1, 1] == pytest.approx(best, abs=1e-5)
-        penalty = 0.05 * sum(np.sum(w**2) for w in weights)
+        penalty = 0.05 * (np.sum(weights[0] ** 2) + np.sum(weights[1] ** 2) / 1000)  # l2_intercept is l2 / 1000
         assert finished.final.scores["loss"][i] == pytest.approx(logistic(other + best, truth), abs=1e-6)
         assert finished.final.scores["accuracy"][i] == pytest.approx(np.mean((other + best > 0) == truth))
         assert finished.final.loss[i] == pytest.approx(logistic(z + best, y) + penalty + best**2 / (4 * m), abs=1e-6)
@@ -108,14 +108,14 @@ def test_baselines_against_scipy():
     rng = np.random.default_rng(0)
     a, noise = rng.normal(size=(60, 2)), rng.normal(size=60)
     y = (a @ [1.0, -2.0] + noise > 1).astype(np.int32)
-    from equipoise.experiment.baselines import L2, _split
+    from equipoise.experiment.baselines import L2, fold
     from equipoise.tasks import own_part, softmax_regression
 
     task = own_part(softmax_regression(2, 2, l2=0.1))
     shard = Shards(jnp.asarray(a), jnp.asarray(y), jnp.int32(60))
     totals = np.zeros(len(L2) + 1)
     for k in range(5):
-        kept, left = _split(shard, jnp.int32(k))
+        kept, left = fold(shard, jnp.int32(k))
         (a1, y1), (a2, y2) = (
             (np.asarray(s.inputs)[: int(s.sizes)], np.asarray(s.labels)[: int(s.sizes)]) for s in (kept, left)
         )

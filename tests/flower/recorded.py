@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from equipoise.deploy import client
+from equipoise.deploy.site import messages as client
 from tests.flower.faulty import Faulty, plan_file
 
 hidden = client.masked

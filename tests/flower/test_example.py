@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'equipoise[flower]')")
 
 from equipoise.deploy.flower import client_app
-from equipoise.deploy.server import run_federation
-from equipoise.deploy.site import QUESTIONS, open_site
+from equipoise.deploy.server.run import run_federation
+from equipoise.deploy.site.run import QUESTIONS, open_site
 from equipoise.experiment import config, run
 from equipoise.privacy import policy
 from tests.deploy.grid import InProcess

@@ -21,8 +21,8 @@ import safetensors
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'equipoise[flower]')")
 
-from equipoise.deploy import sentences
-from equipoise.deploy.events import Event
+from equipoise.deploy.server import sentences
+from equipoise.deploy.server.events import Event
 from equipoise.experiment import records
 from tests.flower import silos
 from tests.flower.federation import (

@@ -10,7 +10,7 @@ import tomli_w
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'equipoise[flower]')")
 
-from equipoise.deploy.network import warm
+from equipoise.deploy.wire import warm
 from equipoise.experiment import checkpoint, records
 from tests.flower import silos
 from tests.flower.federation import LONG, assert_as_on_one_machine, bytes_of, nobody_listens, on_one_machine

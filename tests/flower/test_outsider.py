@@ -20,10 +20,10 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink import main as flower_main
 
 from equipoise.cli import app
-from equipoise.deploy.network import internals as flower
-from equipoise.deploy.network import serverapp, superlink, warm
 from equipoise.deploy.operations import keys, launch
 from equipoise.deploy.operations.processes import await_port, free_port, process
+from equipoise.deploy.wire import internals as flower
+from equipoise.deploy.wire import serverapp, superlink, warm
 from equipoise.files import write_whole
 
 

@@ -16,8 +16,8 @@ from tests.flower.federation import HURRIED, LONG
 from tests.flower.processes import Command, kill, left, started_in
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'equipoise[torch]')")
-from equipoise.deploy.torch_site import load_weights  # noqa: E402
 from equipoise.privacy import policy  # noqa: E402
+from equipoise.pytorch.site import load_weights  # noqa: E402
 
 SITES = ("east", "north")
 

@@ -19,10 +19,10 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from equipoise.cli import app
-from equipoise.deploy import oversight
-from equipoise.deploy.network.envelope import RECEIPT
-from equipoise.deploy.oversight import plan_of, would_reveal
-from equipoise.deploy.server import run_federation
+from equipoise.deploy.server.run import run_federation
+from equipoise.deploy.site import oversight
+from equipoise.deploy.site.oversight import plan_of, would_reveal
+from equipoise.deploy.wire.envelope import RECEIPT
 from equipoise.errors import Refusal
 from equipoise.experiment import config, private, reading
 from equipoise.privacy import audit, identity, ledger, policy

@@ -31,8 +31,8 @@ def settings(folder, **changes):
     return {
         "name": "tiny",
         "data": {"silos": str(folder), "label": "y"},
-        "model": {"l2": 0.1, **changes.pop("model", {})},
-        "objective": {"name": "chi2", **changes.pop("objective", {})},
+        "model": {"l2": 0.1, "own": "none", **changes.pop("model", {})},
+        "objective": {"name": "chi2", "of": "losses", **changes.pop("objective", {})},
         "algorithm": {"name": "scaffold", "steps": 1, "local_lr": 0.1, **changes.pop("algorithm", {})},
         "run": {"rounds": 4, "evaluate_every": 1, "checkpoint_seconds": 0, "precision": "float64",
                 **changes.pop("run", {})},

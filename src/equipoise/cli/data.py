@@ -166,10 +166,29 @@ def facts(
             f"{len(data.group_names):,}: {_few(data.group_names)}" if data.groups is not None else "none named",
         ),
     ]
+    if data.groups is not None:
+        rows += _by_owner(data.groups, data.labels, data.classes)
     if name in catalogue.CATALOGUE:
         known = catalogue.entry(name)
+        rows += [("what differs", known.differs)] if known.differs else []
         found = catalogue.where(name, data_dir) if known.files else "Equipoise"
         rows[1:1] = [("what", known.what), ("licence", known.licence), ("found in", str(found))]
+    return rows
+
+
+def _by_owner(groups: Any, labels: Any, classes: tuple[str, ...], least: int = 20) -> list[tuple[str, str]]:
+    """How many rows owners have, and how their labels differ, of owners with enough rows to say so."""
+    import numpy as np
+
+    sizes = np.bincount(groups)
+    rows = [("rows of an owner", f"{sizes.min():,} to {sizes.max():,}, half of them at most {np.median(sizes):,.0f}")]
+    if (many := sizes >= least).any() and np.asarray(labels).ndim == 1:
+        each = [labels == k for k in range(len(classes))] or [labels]
+        names = [f"share of {name!r}" for name in classes] or ["mean label"]
+        for name, values in list(zip(names, each, strict=True))[-6:]:
+            means = np.bincount(groups, values)[many] / sizes[many]
+            spread = f"{means.min():.2f} to {means.max():.2f} by owner (of {least} rows or more)"
+            rows.append((name, f"{np.mean(values):.2f}, {spread}"))
     return rows
 
 

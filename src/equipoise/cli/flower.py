@@ -122,7 +122,7 @@ def server(
         from equipoise.deploy import agreement
         from equipoise.deploy.operations import keys as made
         from equipoise.deploy.operations.commands import ServerSettings, run_server
-        from equipoise.deploy.status import follower
+        from equipoise.deploy.server.status import follower
         from equipoise.experiment import config, records
 
         settings = _settings(file, None, None, set_)
@@ -229,7 +229,7 @@ def local(
         from equipoise.deploy import agreement
         from equipoise.deploy.operations.commands import ServerSettings, check_files, run_local
         from equipoise.deploy.operations.processes import free_port
-        from equipoise.deploy.status import follower
+        from equipoise.deploy.server.status import follower
         from equipoise.experiment import config, records
 
         settings = _settings(file, None, None, set_)
@@ -284,7 +284,7 @@ def approve(
     """
     with in_sentences():
         _need_flower()
-        from equipoise.deploy.oversight import pending, rows_behind, would_reveal
+        from equipoise.deploy.site.oversight import pending, rows_behind, would_reveal
         from equipoise.privacy import policy
 
         whole, run = pending(site, digest)
@@ -347,7 +347,7 @@ def audit(
         receipt = None
         if receipts is not None:
             _need_flower()
-            from equipoise.deploy.federated_run import read_receipts
+            from equipoise.deploy.server.training import read_receipts
 
             known, whose = read_receipts(receipts), name or site.resolve().name
             require(whose in known, f"{receipts} has no receipt of '{whose}'; it has {', '.join(known) or 'none'}")
@@ -380,7 +380,7 @@ def status(
     Example: equipoise flower status runs/three-silos
     """
     with in_sentences():
-        from equipoise.deploy import status as statuses
+        from equipoise.deploy.server import status as statuses
 
         where = statuses.newest(folder)
         found = statuses.read(where)
@@ -393,7 +393,7 @@ def status(
 
 def _begun(config: Any, out: Path | None, overwrite: bool) -> Path:
     """The folder of a run, new or to be resumed."""
-    from equipoise.deploy.server import begin_or_go_on
+    from equipoise.deploy.server.run import begin_or_go_on
     from equipoise.experiment import folders
 
     folder = out or Path("runs") / folders.name(config.name)

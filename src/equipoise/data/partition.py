@@ -197,8 +197,10 @@ def stratified(labels: ArrayLike, test: float, rng: np.random.Generator) -> NDAr
     """Which rows to hold out for testing, a boolean each: of every label its share, as near as whole rows allow.
 
     Of two or more rows at least one is on either side, and the last training row of a label is given up only when
-    nothing else is left. A single row is for training.
+    nothing else is left. A single row is for training. Numbers to predict are no classes: any rows are held out then.
     """
+    if np.asarray(labels).dtype.kind == "f":
+        labels = np.zeros(len(np.asarray(labels)), np.int8)
     order = rng.permutation(len(np.asarray(labels)))
     held_out = np.zeros(len(order), bool)
     if len(order) < 2 or test == 0:

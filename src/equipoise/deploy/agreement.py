@@ -14,7 +14,6 @@ import numpy as np
 from equipoise import algorithms, evaluation, objectives
 from equipoise.data.shards import Shards, shard_like
 from equipoise.data.silos.encoding import Encoding
-from equipoise.deploy.modules import ModuleSpec, module_problem
 from equipoise.deploy.scoring import Tilt, scoring
 from equipoise.errors import not_none, require
 from equipoise.evaluation.predictions import Score
@@ -37,6 +36,7 @@ from equipoise.experiment.records import AGREEMENT, JsonRecord
 from equipoise.metric import unpacked
 from equipoise.models.model import Params
 from equipoise.protocol import Algorithm
+from equipoise.pytorch.spec import ModuleSpec, module_problem
 from equipoise.tasks import Task
 from equipoise.tasks.private import Draw, normal
 

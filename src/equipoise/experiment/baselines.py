@@ -1,4 +1,4 @@
-"""What each owner has without the others, as one number: the loss that its own model has on rows it has not seen.
+"""What each owner has without the others: its own model, and the loss of such a model on rows it has not seen.
 
 Five folds of its own rows, an l2 of its own among a few, and its base rate among the choices. Never the loss of
 training, which is lowest where rows are few. With too few rows for folds, and for networks, of which five would have to
@@ -7,11 +7,10 @@ be trained at every owner, it is the loss of predicting the base rate.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from equipoise._jax import compiled
@@ -19,89 +18,130 @@ from equipoise.data.shards import Shards
 from equipoise.errors import not_none
 from equipoise.experiment.fits import least_loss
 from equipoise.protocol import Vector
-from equipoise.tasks import Task, own_part
+from equipoise.tasks import Task
 from equipoise.tasks.own import base_rate
 from equipoise.tasks.task import Scalar
 
 FOLDS = 5
 FEWEST = 2 * FOLDS  # rows, below which there are no folds
+ROOM = 1024  # rows, up to which all owners are padded alike
 L2 = (1.0, 1e-1, 1e-2, 1e-3)  # from the easiest fit on, each from where the one before has ended
 
 
-def own_losses(task: Task, convex: bool, x: Vector, train: Any) -> np.ndarray:
-    """[n]: every owner's, from all of their rows."""
-    found = _of_every_client(task, convex)(x, jax.tree.map(jnp.asarray, train))
-    return np.asarray(found, np.float64)
+class OwnFit(NamedTuple):
+    """An owner's model of its own rows; or a row of each for every owner."""
+
+    loss: Array  # on rows that it has not seen, by folds
+    model: Vector  # of all of its rows
+
+
+def own_fits(task: Task, convex: bool, x: Vector, train: Any, tell: Callable[[int], None] = lambda _: None) -> OwnFit:
+    """Of every owner, one after the other; `tell` hears how many there are."""
+    fit, found = _of_one(task, convex), []
+    for i in range(train.n):
+        found.append(jax.block_until_ready(fit(x, rows_of(train, i))))
+        tell(i + 1)
+    return jax.tree.map(lambda *each: jnp.stack(each), *found)
+
+
+def rows_of(train: Any, i: int) -> Shards:
+    """Owner i's, less padded where there are many more of others: each shape is a program, and there are a few."""
+    shard = jax.tree.map(jnp.asarray, train.client(i))
+    rows, room = shard.labels.shape[0], ROOM
+    while room < int(shard.sizes):
+        room *= 4
+    return shard if rows <= room else Shards(shard.inputs[:room], shard.labels[:room], shard.sizes)
 
 
 def own_loss(task: Task, convex: bool, x: Vector, shard: Shards) -> float:
     """One owner's, where its rows are."""
-    return float(_of_one(task, convex)(x, shard))
+    return float(_of_one(task, convex)(x, shard).loss)
 
 
 @lru_cache(maxsize=16)
-def _of_every_client(task: Task, convex: bool) -> Callable:
-    def all_of_them(x: Vector, train: Any) -> Array:
-        return jax.lax.map(lambda i: _cross_validated(task, convex, x, train.client(i)), jnp.arange(train.n))
-
-    return compiled(all_of_them)
+def _of_one(task: Task, convex: bool) -> Callable[[Vector, Shards], OwnFit]:
+    return compiled(lambda x, shard: own_fit(task, convex, x, shard))
 
 
-@lru_cache(maxsize=16)
-def _of_one(task: Task, convex: bool) -> Callable:
-    return compiled(lambda x, shard: _cross_validated(task, convex, x, shard))
-
-
-def _cross_validated(task: Task, convex: bool, x: Vector, shard: Shards) -> Scalar:
-    of = not_none(task.examples, f"{task.name} does not say what it is made of; set objective.of = 'losses'")
-    dtype = x.dtype
-
-    def mean(each: Array, rows: Shards) -> Scalar:
-        real = jnp.arange(each.shape[0], dtype=rows.sizes.dtype) < rows.sizes
-        return jnp.sum(jnp.where(real, each, 0)) / rows.sizes.astype(each.dtype)
-
-    def of_base_rate(fitted_to: Shards, rows: Shards) -> Scalar:
-        part = base_rate(task, x, fitted_to)
-        like = jax.eval_shape(lambda: of.outputs(x, rows.inputs, None))
-        return mean(of.losses(jnp.broadcast_to(part.reshape((1, *like.shape[1:])), like.shape), rows.labels), rows)
-
-    simple = of_base_rate(shard, shard)
+def own_fit(task: Task, convex: bool, x: Vector, shard: Shards) -> OwnFit:
+    """Where the base rate does best the model is zero, to which the owner's own part is fitted; that of networks is."""
+    with_part = Parts(task, x, shard)
+    simple, zero = with_part.of_base_rate(shard, shard), jnp.zeros_like(x)
     if not convex:
-        return simple
+        return OwnFit(simple, zero)
 
-    def of_fold(k: Array) -> tuple[Array, Array]:
-        """The loss of every candidate on the rows that it has not seen, times how many these are, and that number."""
-        kept, left_out = _split(shard, k)
+    def of_fold(k: Array) -> tuple[Array, Array, Array]:
+        """All candidates' losses on the rows left out, times how many these are; that number; and their models."""
+        kept, left_out = fold(shard, k)
 
-        def fitted(u: Vector, l2: Any) -> tuple[Vector, Scalar]:
-            plain = of._replace(l2=l2, batch=None, random=False, linear=False)
-            if task.own is None:
-                u = least_loss(lambda v: mean(of.losses(of.outputs(v, kept.inputs, None), kept.labels), kept)
-                               + l2 / 2 * (v @ v), u)  # fmt: skip
-                return u, mean(of.losses(of.outputs(u, left_out.inputs, None), left_out.labels), left_out)
-            mine = own_part(task._replace(examples=plain), task.own.inputs)
-            own = not_none(mine.own)
-            u = least_loss(lambda v: mine.loss(v, kept), u)
-            outputs = own.outputs(u, own.fit(u, kept), left_out.inputs)
-            return u, mean(of.losses(outputs, left_out.labels), left_out)
+        def fitted(u: Vector, l2: Any) -> tuple[Vector, tuple[Scalar, Vector]]:
+            u = least_loss(lambda u: with_part.loss(u, kept) + l2 / 2 * jnp.sum(with_part.shared(u) ** 2), u)
+            return u, (with_part.of_rows(u, left_out), with_part.shared(u))
 
-        _, losses = jax.lax.scan(fitted, jnp.zeros_like(x), jnp.asarray(L2, dtype))
-        rows = left_out.sizes.astype(dtype)
-        return rows * jnp.append(losses, of_base_rate(kept, left_out)), rows
+        _, (losses, models) = jax.lax.scan(fitted, with_part.start(zero), jnp.asarray(L2, x.dtype))
+        rows = left_out.sizes.astype(x.dtype)
+        losses = jnp.append(losses, with_part.of_base_rate(kept, left_out))
+        return jnp.where(rows > 0, rows * losses, 0), rows, models
 
-    losses, rows = jax.vmap(of_fold)(jnp.arange(FOLDS, dtype=jnp.int32))
+    losses, rows, models = jax.vmap(of_fold)(jnp.arange(FOLDS + 1, dtype=jnp.int32))  # the last leaves nothing out
     candidates = jnp.sum(losses, axis=0) / jnp.sum(rows)
-    best = jnp.min(jnp.where(jnp.isfinite(candidates), candidates, jnp.inf))
-    return jnp.where((shard.sizes >= FEWEST) & jnp.isfinite(best), best, simple)
+    candidates = jnp.where(jnp.isfinite(candidates), candidates, jnp.inf)
+    known = (shard.sizes >= FEWEST) & jnp.isfinite(jnp.min(candidates))
+    # Without own parts a model of zero has not even the base rate, and the most penalised one is next to it.
+    instead = models[FOLDS, 0] if task.own is None else zero
+    models = jnp.concatenate([models[FOLDS], instead[None]])
+    return OwnFit(
+        jnp.where(known, jnp.min(candidates), simple), models[jnp.where(known, jnp.argmin(candidates), len(L2))]
+    )
 
 
-def _split(shard: Shards, k: Array) -> tuple[Shards, Shards]:
+class Parts:
+    """A model's losses without l2 as functions of one vector: x, and behind it the owner's part where it has one."""
+
+    def __init__(self, task: Task, x: Vector, shard: Shards):
+        self.of = not_none(task.examples, f"{task.name} does not say what it is made of; set objective.of = 'losses'")
+        self.task, self.own, self.x = task, task.own, x
+        self.like = None if self.own is None else jax.eval_shape(self.own.fit, x, shard)
+
+    def start(self, x: Vector) -> Vector:
+        return x if self.like is None else jnp.concatenate([x, jnp.zeros(self.like.size, x.dtype)])
+
+    def shared(self, u: Vector) -> Vector:
+        return u[: self.x.size]
+
+    def of_rows(self, u: Vector, rows: Shards) -> Scalar:
+        """The mean over rows."""
+        x = self.shared(u)
+        if self.own is None or self.like is None:
+            return mean(self.of.losses(self.of.outputs(x, rows.inputs, None), rows.labels), rows)
+        outputs = self.own.outputs(x, u[x.size :].reshape(self.like.shape), rows.inputs)
+        return mean(self.of.losses(outputs, rows.labels), rows)
+
+    def loss(self, u: Vector, rows: Shards) -> Scalar:
+        """The same, and the ridge of the owner's part."""
+        part = u[self.x.size :]
+        return self.of_rows(u, rows) + part @ part / (2 * rows.sizes.astype(u.dtype))
+
+    def of_base_rate(self, fitted_to: Shards, rows: Shards) -> Scalar:
+        part = base_rate(self.task, self.x, fitted_to)
+        like = jax.eval_shape(lambda: self.of.outputs(self.x, rows.inputs, None))
+        outputs = jnp.broadcast_to(part.reshape((1, *like.shape[1:])), like.shape)
+        return mean(self.of.losses(outputs, rows.labels), rows)
+
+
+def mean(each: Array, rows: Shards) -> Scalar:
+    """Over the real rows."""
+    real = jnp.arange(each.shape[0], dtype=rows.sizes.dtype) < rows.sizes
+    return jnp.sum(jnp.where(real, each, 0)) / rows.sizes.astype(each.dtype)
+
+
+def fold(shard: Shards, k: Array) -> tuple[Shards, Shards]:
     """All folds but the k-th, and the k-th: by chance, the same every time."""
     rows, size = shard.labels.shape[0], shard.sizes
     real = jnp.arange(rows, dtype=size.dtype) < size
     shuffled = jnp.argsort(jnp.where(real, jax.random.uniform(jax.random.key(0), (rows,)), 2.0))
-    fold = jnp.zeros(rows, jnp.int32).at[shuffled].set(jnp.arange(rows, dtype=jnp.int32) % FOLDS)
-    mine = real & (fold == k)
+    folds = jnp.zeros(rows, jnp.int32).at[shuffled].set(jnp.arange(rows, dtype=jnp.int32) % FOLDS)
+    mine = real & (folds == k)
     order = jnp.argsort(jnp.where(real, mine.astype(jnp.int32), 2))
     left_out = jnp.sum(mine, dtype=size.dtype)
     kept = size - left_out

@@ -1,11 +1,14 @@
-"""Which algorithm a run takes that names none, and why."""
+"""What a run takes that names none: the algorithm, and why; how long; what owners keep and are judged by."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from equipoise import objectives
+from equipoise import algorithms, objectives
 from equipoise.algorithms import ALGORITHMS
 from equipoise.extensions import is_reference
+
+if TYPE_CHECKING:
+    from equipoise.experiment.config import Config
 
 ROUNDS = 100  # at most, where a run ends by itself
 CERTIFIED = 1e-3  # of the objective
@@ -108,3 +111,26 @@ def how_long(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {"until_gap": CERTIFIED, **run}
     alone = settings.get("federation") is None and given("data", "unit") is None
     return {"keep_best": True, "patience": WAITED, **run} if alone and run.get("keep_best", True) else run
+
+
+def settled(config: "Config") -> "Config":
+    """With `model.own` and `objective.of` decided where they are "auto".
+
+    Owners that exist differ in how common a class is and in how hard their labels are to predict: each has an intercept
+    of its own, and counts by what it loses against a model of its own. Divisions of an experiment have no owners.
+    """
+    exist = config.data.silos is not None or config.federation is not None or config.partition.kind == "natural"
+    # Of modules that are not JAX's nothing can be fitted; noise is counted for plain losses.
+    exist = exist and config.privacy is None and config.model.name != "torch" and config.data.name != "quadratics"
+    trained_for = algorithms.named(config.algorithm.name).takes_dual
+    robust = trained_for and config.objective.name != "average" and _on_simplex(config.objective.name)
+    return config.model_copy(
+        update={
+            "model": _decided(config.model, "own", "intercept" if exist else "none"),
+            "objective": _decided(config.objective, "of", "gains" if exist and robust else "losses"),
+        }
+    )
+
+
+def _decided(section: Any, key: str, value: str) -> Any:
+    return section.model_copy(update={key: value}) if getattr(section, key) == "auto" else section

@@ -128,8 +128,10 @@ class ModelSettings(Section):
         description="linear: trained where it is well conditioned, by one exchange of sums; full, none, how many "
         "directions, or auto",
     )
-    own: Literal["none", "intercept"] | tuple[str, ...] = Field(
-        "none", description="what owners keep for themselves: intercept, or columns whose slopes are theirs too; none"
+    own: Literal["auto", "none", "intercept"] | tuple[str, ...] = Field(
+        "auto",
+        description="what owners keep for themselves: intercept, columns whose slopes are theirs too, or none; auto: "
+        "intercept for owners' files and natural owners",
     )
     batch: int | None = Field(None, ge=1, description="examples of a local step; default: all")
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
@@ -293,7 +295,8 @@ WORDS = {
     "its step size",
     "server_optimizer": "of the server, on what a round would change: { name = .., learning_rate = .. } of optax",
     "schedule": "how local_lr falls to zero over the rounds: linear or cosine",
-    "of": "losses; or gains: losses less that of each owner's own model on rows that it has not seen",
+    "of": "losses; gains: losses less that of each owner's own model on rows that it has not seen; auto: gains for "
+    "owners' files and natural owners",
     "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; tuned: measured (linear models)",
 }
 AUTO_WORDS = {"mu": "auto: the model's l2"}
@@ -344,7 +347,7 @@ def objective_section(name: str) -> type[Section]:
     record = objectives.named(name)
     fields: dict[str, Any] = {"name": (Literal[name], Field(name))}
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
-    fields["of"] = (Literal["losses", "gains"], Field("losses", description=WORDS["of"]))
+    fields["of"] = (Literal["auto", "losses", "gains"], Field("auto", description=WORDS["of"]))
     return create_model(f"objective.{name}", __base__=Section, **fields)
 
 
@@ -453,6 +456,7 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
     except ValidationError as error:
         raise mistakes.mistake(source, error, given, _fields) from None
     mistakes.checked(source, config.model_dump())
+    config = choice.settled(config)
     if sentence := next(contradictions(config), None):
         raise InputError(f"{source}: {sentence}")
     return config

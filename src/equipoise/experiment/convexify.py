@@ -2,8 +2,8 @@
 
 Stage 1 trains the network of [model] by [convexify]'s algorithm, stage 2 makes features of its gradients at every
 client, stage 3 is the run itself: [algorithm] trains least squares on the features. The network's run has a folder of
-its own inside the run's (`run.py`; over Flower `deploy/server.py`); here is what stage 1 is, and what is made of its
-end, where all rows are at hand (`convexify`) and where they are elsewhere (`problem_on_features`).
+its own inside the run's (`run.py`; over Flower `deploy/server/run.py`); here is what stage 1 is, and what is made of
+its end, where all rows are at hand (`convexify`) and where they are elsewhere (`problem_on_features`).
 """
 
 import json

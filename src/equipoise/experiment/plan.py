@@ -177,7 +177,9 @@ def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = N
                 isinstance(given, Mapping),
                 f"{where}.objective is {shown(given)}; give a table, such as objective = {{ name = 'kl' }}",
             )
-            mine["objective"] = dict(given)
+            of_all = mine.get("objective")
+            inherited = {"of": of_all["of"]} if isinstance(of_all, Mapping) and "of" in of_all else {}
+            mine["objective"] = {**inherited, **given}
         for section in OWN_SECTIONS:
             _overlay(mine, section, method.get(section, {}), where)
         parsed = config.parse(mine, source=where)

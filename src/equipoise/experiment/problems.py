@@ -29,7 +29,7 @@ from equipoise.errors import InputError, nearest, not_none, require
 from equipoise.evaluation import MainScore, PerClient, skill
 from equipoise.evaluation.predictions import Score
 from equipoise.evaluation.rules import COMMON
-from equipoise.experiment import baselines
+from equipoise.experiment.baselines import OwnFit, own_fits
 from equipoise.experiment.config import Config, DataSettings
 from equipoise.models import Model
 from equipoise.models.model import Params
@@ -155,12 +155,21 @@ class Problem:
         """With which models are scored; `task` is trained, and may be its envelope."""
         return self.task if self.envelope is None else self.envelope.plain
 
-    @cached_property
+    @property
     def baselines(self) -> np.ndarray:
         """[n]: the loss of every owner's own model on rows that it has not seen."""
-        if self.told is not None:
-            return self.told
-        return baselines.own_losses(self.plain_task, self.convex, self.x, self.train)
+        return np.asarray(self.own_fits.loss, np.float64) if self.told is None else self.told
+
+    @cached_property
+    def own_fits(self) -> OwnFit:
+        """Every owner's own model, where the rows are at hand."""
+        return self.fit_own(lambda _: None)
+
+    def fit_own(self, tell: Callable[[int], None]) -> OwnFit:
+        """The same, once; `tell` hears how many owners have theirs."""
+        if "own_fits" not in vars(self):
+            vars(self)["own_fits"] = own_fits(self.plain_task, self.convex, self.x, self.train, tell)
+        return self.own_fits
 
     @property
     def own_inputs(self) -> tuple[int, ...]:
@@ -234,8 +243,8 @@ class Problem:
         """The same problem from another first model, of its own kind."""
         flat = ravel_pytree(model.params)[0] if self.network is None else self.network.extract(model.params)
         started = replace(self, x=jnp.asarray(flat[: self.x.size], self.x.dtype))
-        if "baselines" in vars(self):  # which do not depend on where a run starts
-            vars(started)["baselines"] = self.baselines
+        if "own_fits" in vars(self):  # which do not depend on where a run starts
+            vars(started)["own_fits"] = self.own_fits
         return started
 
 
@@ -526,7 +535,7 @@ def with_own_parts(config: Config, problem: Problem) -> Problem:
     own = config.model.own
     if own == "none":
         return problem
-    return replace(problem, task=_with_part(problem.task, () if own == "intercept" else _columns(own, problem)))
+    return replace(problem, task=_with_part(problem.task, () if isinstance(own, str) else _columns(own, problem)))
 
 
 @lru_cache(maxsize=16)

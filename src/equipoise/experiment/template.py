@@ -22,7 +22,7 @@ def template() -> str:
         if others:
             parts.append(f"# one of {', '.join(others)}")
         for name, field in type(section).model_fields.items():
-            value = getattr(section, name)
+            value = "auto" if field.default == "auto" else getattr(section, name)
             line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too
             parts.append(line + (f"  # {field.description}" if field.description else ""))
     for key in ("convexify", "federation", "privacy", "personal"):

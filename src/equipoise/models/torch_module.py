@@ -25,14 +25,14 @@ def torch_module(parameters: Sequence[Sequence[Any]]) -> Model:
     def apply(params: Params, inputs: Array) -> NoReturn:
         raise InputError(
             "this is the model of a PyTorch module, which Equipoise cannot apply; load it into the module with "
-            "equipoise.deploy.torch_site.load_weights(module, path)"
+            "equipoise.pytorch.site.load_weights(module, path)"
         )
 
     return Model(init, apply, "torch", {"parameters": [[name, list(shape)] for name, shape in shapes.items()]})
 
 
 class ModuleFeatures(NamedTuple):
-    """The sizes of a module's gradient features, which PyTorch makes (`deploy/torch_features.py`)."""
+    """The sizes of a module's gradient features, which PyTorch makes (`pytorch/features.py`)."""
 
     size: int  # p
     parameters: int  # P
@@ -79,7 +79,7 @@ def torch_convexified(
     def apply(params: Params, inputs: Array) -> NoReturn:
         raise InputError(
             "this model is linear in features of a PyTorch module, which Equipoise cannot apply; make a function of "
-            "it with equipoise.deploy.torch_features.load_convexified(module, path)"
+            "it with equipoise.pytorch.features.load_convexified(module, path)"
         )
 
     arguments = {"parameters": network.arguments["parameters"], "last": last, "outputs": outputs, "kind": kind}

@@ -57,6 +57,6 @@ if AHEAD:
     time.time = lambda: true_time() + AHEAD
     datetime.datetime = Shifted
 if INLINE:
-    sys.meta_path.insert(0, Changed("equipoise.deploy.network.transport", send_as_objects))
+    sys.meta_path.insert(0, Changed("equipoise.deploy.wire.transport", send_as_objects))
 if POLL:
     sys.meta_path.insert(0, Changed("flwr.supernode.start_client_internal", sleep_less))

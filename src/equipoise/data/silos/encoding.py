@@ -81,14 +81,38 @@ class Encoding(NamedTuple):
         """The names of the model's inputs, in order."""
         return tuple(name for feature in self.features for name in feature.inputs)
 
-    def rare(self, inputs: np.ndarray, least: int) -> np.ndarray:
-        """The inputs that stand for a text which fewer rows have than that."""
-        if self.features[0].kind == "array":
-            return np.zeros(0, np.intp)
-        texts = np.concatenate(
-            [np.arange(len(f.inputs)) < (len(f.categories) if f.kind == "text" else 0) for f in self.features]
-        )
-        return np.flatnonzero(texts)[(inputs[:, texts] != 0).sum(0) < least]
+    def hide_few(
+        self, inputs: np.ndarray, filled: np.ndarray, train: np.ndarray, min_count: int, min_rows: int
+    ) -> None:
+        """Changes inputs so that no value of fewer than `min_count` training rows shows, nor a column of which fewer
+        than `min_rows` have a number: these rows get what most have.
+
+        `filled` says per row and feature whether the cell has a value (`filled`), `train` which rows are for training.
+        """
+        start = 0
+        for f, feature in enumerate(self.features):
+            part = inputs[:, start : start + len(feature.inputs)]
+            start += part.shape[1]
+            if feature.kind == "text":
+                part[:, (part[train] != 0).sum(0) < min_count] = 0
+                none = (part == 0).all(1)  # told apart from the rest, these would show as well
+                if part.size and 0 < none[train].sum() < min_count:
+                    part[none, (part[train] != 0).sum(0).argmax()] = 1
+            elif feature.kind in ("number", "date"):
+                there, numbers = filled[:, f], part[:, 0]
+                values, counts = np.unique(numbers[train & there], return_counts=True)
+                if 0 < counts.sum() < min_rows:
+                    numbers[:] = 0
+                elif 0 < counts.sum() - counts.max(initial=0) < min_count:
+                    numbers[there] = values[counts.argmax()]
+                if feature.missing and 0 < min(counts.sum(), train.sum() - counts.sum()) < min_count:
+                    part[:, 1] = float(2 * counts.sum() < train.sum())
+
+    def filled(self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table") -> np.ndarray:
+        """Per row and feature: whether the cell has a value."""
+        table = open_table(frame, file, self.missing, self.conventions.percent)
+        cells = (table.cells(f.name).present.alias(str(i)) for i, f in enumerate(self.features))
+        return table.collect(*cells).to_numpy()
 
     @property
     def shape(self) -> tuple[int, ...]:

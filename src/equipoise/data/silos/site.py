@@ -41,11 +41,12 @@ class Site(NamedTuple):
     def statistics(self, options: Options) -> Statistics:
         return statistics(self.frame, options, site=self.file, train=~self.held_out)
 
-    def encode(self, encoding: Encoding, min_count: int = 1) -> tuple[Pair, Pair | None]:
-        """(inputs, labels) for training, and for testing; a text of fewer training rows counts as unknown here."""
+    def encode(self, encoding: Encoding, min_count: int = 1, min_rows: int = 1) -> tuple[Pair, Pair | None]:
+        """(inputs, labels) for training, and for testing; what fewer training rows have is hidden (`hide_few`)."""
         inputs, found = encoding.apply(self.frame, file=self.file)
-        if min_count > 1:
-            inputs[:, encoding.rare(inputs[~self.held_out], min_count)] = 0
+        if max(min_count, min_rows) > 1:
+            filled = encoding.filled(self.frame, file=self.file)
+            encoding.hide_few(inputs, filled, ~self.held_out, min_count, min_rows)
         labels = not_none(found, f"{self.file} has no column {encoding.target.name!r}, the label")
         train, test = ~self.held_out, self.held_out
         return (inputs[train], labels[train]), (inputs[test], labels[test]) if test.any() else None

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from equipoise._jax import keep_programs
-from equipoise.deploy.network.transport import why_not_warm
 from equipoise.deploy.operations import keys as made
 from equipoise.deploy.operations import launch
 from equipoise.deploy.operations.page import live_page
 from equipoise.deploy.operations.processes import await_port, free_port, is_free, keep_running, process
 from equipoise.deploy.operations.site_process import Say, Site, begin_sites, node_config
-from equipoise.deploy.site import read as read_site
+from equipoise.deploy.site.run import read as read_site
+from equipoise.deploy.wire.transport import why_not_warm
 from equipoise.errors import EquipoiseError, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
@@ -157,9 +157,9 @@ def _served_here(
     check: Callable[[], None],
 ) -> bool:
     """The run, in this process; False if the SuperLink died before it ended."""
-    from equipoise.deploy.events import LinkLost
-    from equipoise.deploy.network.serverapp import started_run
-    from equipoise.deploy.server import serve_run
+    from equipoise.deploy.server.events import LinkLost
+    from equipoise.deploy.server.run import serve_run
+    from equipoise.deploy.wire.serverapp import started_run
 
     lost, over, failed = threading.Event(), threading.Event(), list[BaseException]()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tomli_w
 
-from equipoise.deploy import network
+from equipoise.deploy import wire
 from equipoise.deploy.operations import keys
 from equipoise.errors import require
 from equipoise.files import check_own, make_folder, write_whole
@@ -19,7 +19,7 @@ from equipoise.files import check_own, make_folder, write_whole
 if TYPE_CHECKING:
     from equipoise.experiment.config import Config
 
-SUPERLINK = str(Path(network.__file__).with_name("superlink.py"))
+SUPERLINK = str(Path(wire.__file__).with_name("superlink.py"))
 LOOPBACK = "127.0.0.1"
 NAME = "equipoise"  # of the connection and of the app
 CLIENT, SERVER = "equipoise.deploy.entry_points:client", "equipoise.deploy.entry_points:server"

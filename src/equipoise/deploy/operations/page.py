@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from equipoise.deploy.status import STATUS
+from equipoise.deploy.server.status import STATUS
 from equipoise.errors import InputError
 from equipoise.files import reason
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from equipoise._jax import keep_programs
-from equipoise.deploy.network.transport import why_not_warm
 from equipoise.deploy.operations import site_process
 from equipoise.deploy.operations.keys import CA
 from equipoise.deploy.operations.processes import GUARD, REFUSED
 from equipoise.deploy.operations.site_process import STOCK, Work
-from equipoise.deploy.status import JsonLines
+from equipoise.deploy.server.status import JsonLines
+from equipoise.deploy.wire.transport import why_not_warm
 from equipoise.errors import EquipoiseError, require
 
 
@@ -46,7 +46,7 @@ def main() -> int:
         keep_programs(Path(work.compiled))
         Path(work.sites[0].folder).mkdir(parents=True, exist_ok=True)
         logger.addHandler(JsonLines(Path(work.sites[0].folder) / "log.jsonl"))
-        from equipoise.deploy.network import warm
+        from equipoise.deploy.wire import warm
 
         sites = [
             warm.WarmSite(

@@ -1,0 +1,255 @@
+"""Before the first round: the server gathers the sites, and all of them come to the same agreement."""
+
+import json
+import math
+import secrets
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flwr.serverapp import Grid
+from pydantic import ValidationError
+
+from equipoise.algorithms.second_moments import metric_from, second_moments
+from equipoise.cohorts import everyone
+from equipoise.data.silos.agreement import agree
+from equipoise.data.silos.statistics import Statistics
+from equipoise.deploy import agreement
+from equipoise.deploy.agreement import Agreement, Setup
+from equipoise.deploy.server.rounds import Demands, serve
+from equipoise.deploy.server.sites import ConnectedSites, Patience, gather
+from equipoise.deploy.server.status import StatusWriter
+from equipoise.deploy.site.run import SiteStatistics
+from equipoise.deploy.wire.secure import SecureSums
+from equipoise.errors import EquipoiseError, InputError, not_none, require
+from equipoise.experiment import checkpoint, records
+from equipoise.experiment.config import Config
+from equipoise.experiment.methods import crossing
+from equipoise.files import read_text, write_whole
+from equipoise.metric import packed
+from equipoise.privacy.disclosure import disclosed, sums_of_moments
+from equipoise.privacy.policy import NOT_APPROVED
+from equipoise.protocol import Algorithm, Vector
+from equipoise.pytorch.spec import agreed_module, first_model
+
+BASELINES = "baselines.json"  # in the server's run folder: of every site, the loss of its own model
+APPROVAL = (2.0, 30.0)  # seconds between two looks whether a run has been approved, at first and later on
+
+
+def gather_sites(
+    config: Config,
+    known: Agreement | None,
+    grid: Grid,
+    status: StatusWriter,
+    stock: bool,
+    without: tuple[str, ...] = (),
+) -> ConnectedSites:
+    """Waits for the sites, numbered by name as the files of a folder are."""
+    of = not_none(config.federation)
+    patience = Patience(of.gather, of.hello, of.question, of.exchange, of.poll)
+    sites = known.sites if known else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
+    options: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
+    require(
+        known is not None or not without,
+        f"{', '.join(without)} cannot be left out before the first round; name the others in federation.sites",
+    )
+    federation = gather(grid, patience=patience, observe=status.observe, stock=stock, without=without, **options)
+    status.observe({"kind": "started", "transport": federation.transport.about})
+    return federation
+
+
+def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
+    """From statistics to an encoding that all sites have taken; rows stay where they are."""
+    gone = [site for site in federation.sites if site not in federation.nodes]
+    require(
+        not gone,
+        f"{', '.join(gone)} did not come: all sites have to be there when the encoding is agreed; start the missing "
+        "ones, or leave them out of federation.sites",
+    )
+    answers = {site: _statistics(site, text) for site, text in ask_for_statistics(federation).items()}
+    known: dict[str, Any] = {}
+    if config.model.name == "torch":
+        known["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
+    else:
+        statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
+        known["encoding"] = agree(statistics, config.data.silo_options).to_json()
+    agreed = Agreement(
+        run=f"{int(time.time())}-{secrets.token_hex(4)}",
+        sites=federation.sites,
+        train=tuple(a.train for a in answers.values()),
+        test=tuple(a.test for a in answers.values()),
+        counted=None if config.data.unit is None else tuple(_counted(site, a) for site, a in answers.items()),
+        **known,
+    )
+    agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
+    return send_agreement(config, federation, agreed)
+
+
+def ask_for_statistics(federation: ConnectedSites) -> dict[str, str]:
+    """Every site's; owners who have not looked at the run yet are waited for as long as sites that have not come."""
+    end = time.monotonic() + federation.patience.gather
+    wait, longest = (min(seconds, federation.patience.gather / 4) for seconds in APPROVAL)
+    while True:
+        try:
+            return federation.ask("statistics")
+        except EquipoiseError as error:
+            if NOT_APPROVED not in str(error) or time.monotonic() >= end:
+                raise
+        time.sleep(wait)
+        wait = min(2 * wait, longest)  # every look is a question to all sites, which answer so many and log them
+
+
+def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
+    """The agreement as all sites have taken it, with the metric and the curvature where the run needs them."""
+    agreed = agree_on_metric(config, federation, agreed)
+    replies = federation.ask("agreement", agreed.model_dump_json())
+    if agreement.needs_curvature(config, agreed):
+        curvatures, slopes = zip(*(_measured(site, text) for site, text in replies.items()), strict=True)
+        _check_alike(config, dict(zip(replies, curvatures, strict=True)))
+        agreed = agreed.model_copy(update={"curvature": max(curvatures), "slope": math.hypot(*slopes)})
+        federation.ask("agreement", agreed.model_dump_json())
+    return agreed
+
+
+def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
+    """With the metric of the sites' second moments, where the model is trained in one; who answers is in the mean."""
+    plan = agreement.metric_plan(config, agreed)
+    if plan is None:
+        return agreed
+    of = not_none(config.federation)
+    secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
+    print(f"what the server learns: {sums_of_moments(masked=of.secure)}", flush=True)
+    federation.ask("agreement", agreed.model_dump_json())
+    like, kind = agreement.remote_problem(config, agreed).train.client(0), np.dtype(config.run.precision)
+    with jax.enable_x64(True):
+        algorithm = second_moments(plan.linear, everyone(len(agreed.sites)), rank=plan.rank)
+        start, digest = jnp.zeros(algorithm.size, kind), agreement.digest_of(config, agreed)
+        details = {"part": "metric", "run": agreed.run, "shard": like, "config": digest, "secure": secure}
+        told = ask_before(config, federation, algorithm, start, least=max(of.least, 1), **details)
+        found = not_none(metric_from(plan.linear, jax.tree.map(np.asarray, told), plan.rank, kind))
+    texts = {name: agreement.as_text(array, config) for name, array in packed(found).items()}
+    return agreed.model_copy(update={"metric": texts})
+
+
+def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
+    """What the server learns of single sites."""
+    of, problem = not_none(config.federation), setup.problem
+    return tuple(
+        disclosed(
+            crossing(setup.algorithm, problem),
+            masked=of.secure,
+            sums_only=setup.sums is not None,
+            measured=agreement.needs_curvature(config),
+            n=problem.n,
+            threshold=of.threshold,
+            bound=of.secure_bound,
+            own_models=setup.personal is not None,
+            features=agreement.has_features(config),
+            moments=setup.problem.conditioning is not None,
+            units=config.data.unit is not None,
+            baselines=agreement.needs_baselines(config),
+            own_parts=setup.own is not None,
+        )
+    )
+
+
+def resend_agreement(folder: Path, federation: ConnectedSites, known: Agreement) -> Agreement:
+    """The agreement of the run to resume, sent again to the sites that are there."""
+    done = checkpoint.rounds(folder / records.CHECKPOINT)
+    federation.where = (done, "")
+    federation.events = [event._replace(round=done, last_round=done) for event in federation.events]
+    federation.note("", "resumed", f"the server was started again after {done} rounds")
+    federation.ask("agreement", known.model_dump_json(), everyone=False)
+    return known
+
+
+def told_baselines(config: Config, folder: Path, federation: ConnectedSites, run: str) -> np.ndarray | None:
+    """The loss of every site's own model, told once in a run; None: it needs none."""
+    if not agreement.needs_baselines(config):
+        return None
+    path = folder / BASELINES
+    if not path.is_file():
+        federation.observe({"kind": "state", "state": "fitting a model of its own at every site"})
+        found = {site: _number(site, text) for site, text in federation.ask("baseline", run).items()}
+        write_whole(path, json.dumps(found, indent=1) + "\n")
+    told = json.loads(read_text(path))
+    return np.array([float(told[site]) for site in federation.sites])
+
+
+def _number(site: str, text: str) -> float:
+    try:
+        found = float(json.loads(text))
+    except (ValueError, TypeError):
+        found = math.nan
+    require(
+        math.isfinite(found),
+        f"'{site}' told no loss of a model of its own ({text[:40]!r}); set objective.of = 'losses'",
+    )
+    return found
+
+
+def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites, run: str) -> Setup:
+    """The run from the weights that the first site's module begins with."""
+    problem = setup.problem
+    details = {"part": "start", "run": run, "shard": problem.train.client(0), "config": setup.digest}
+    x = ask_before(config, federation, first_model(problem.n, problem.x), problem.x, least=1, **details)
+    note = f"the model starts as the module of '{problem.names[0]}' does"
+    return setup._replace(problem=replace(problem, x=x), notes=(*setup.notes, note))
+
+
+def ask_before(
+    config: Config, federation: ConnectedSites, algorithm: Algorithm, x: Vector, /, *, least: int, **options: Any
+) -> Any:
+    """The server's state after one exchange before the first round, which so many sites have to take part in."""
+    demands = Demands(
+        least=least, tries=not_none(config.federation).tries, heavy=1.0, bound=not_none(config.federation).believed
+    )
+    options |= {"rounds": 1, "demands": demands, "note_under": 0}
+    return serve(algorithm, x, federation, config.run.seed, **options).result.server
+
+
+def _statistics(site: str, text: str) -> SiteStatistics:
+    try:
+        return SiteStatistics.model_validate_json(text)
+    except ValidationError:
+        raise InputError(
+            f"'{site}' told statistics that cannot be read; give it the same version of Equipoise"
+        ) from None
+
+
+def _counted(site: str, told: SiteStatistics) -> float:
+    """As how many independent rows a site's scored ones count: never more than there are."""
+    rows = told.test or told.train
+    require(
+        told.counted is not None,
+        f"'{site}' did not tell as how many its rows of each data.unit count; give it the same version of Equipoise",
+    )
+    return min(not_none(told.counted), float(rows))
+
+
+def _check_alike(config: Config, curvatures: dict[str, float]) -> None:
+    """One site's word would make everybody's steps tiny."""
+    bound, usual = not_none(config.federation).believed, sorted(curvatures.values())[(len(curvatures) - 1) // 2]
+    for site, found in curvatures.items():
+        require(
+            bound is None or found <= bound**2 * usual,
+            f"'{site}' measured a curvature of {found:.2g}, {found / usual:.2g} times the median of the sites; leave "
+            "it out of federation.sites, or give the step sizes as numbers",
+        )
+
+
+def _measured(site: str, text: str) -> tuple[float, float]:
+    """A site's curvature and slope at the start."""
+    try:
+        curvature, slope = map(float, json.loads(text))
+    except (ValueError, TypeError):
+        curvature = slope = math.nan
+    require(
+        0 < curvature < math.inf and 0 <= slope < math.inf,
+        f"'{site}' measured no curvature ({text[:40]!r}); give the step sizes as numbers",
+    )
+    return curvature, slope

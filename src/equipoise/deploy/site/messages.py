@@ -1,0 +1,217 @@
+"""A site's side: one message in, one reply out, from the site's own data and memory.
+
+Nothing but replies leaves: of an unexpected error the server hears the kind, while its text, which may quote data,
+stays in the site's own log.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flwr.app import RecordDict
+
+from equipoise.deploy.site.memory import Memory, check_order
+from equipoise.deploy.wire.arrays import Refusal, pack, refuse_unless
+from equipoise.deploy.wire.envelope import NAME, START, Address, mark, of_run, read_address, read_text, text
+from equipoise.deploy.wire.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
+from equipoise.deploy.wire.secure import AgreedSteps, SecureSite, answer_step, check_masked, masked, read_message
+from equipoise.errors import require
+from equipoise.protocol import Algorithm, Client, Data, Message, Vector, client_program
+from equipoise.tensors import named
+
+log = logging.getLogger("equipoise.flower")
+OPENED = 6  # jobs that a process keeps open
+KEY_WORDS = 2  # of a random key of JAX
+
+
+class Job(NamedTuple):
+    """What a site does in one part of a run: `algorithm`, from the start x, on its own `shard`."""
+
+    algorithm: Algorithm
+    x: Vector
+    shard: Data
+    config: str = ""  # what else the server has to have the same, such as a digest of the settings
+    compiled: bool = True  # not where the task calls back into another library
+    # Sees every message that was answered, and the site's state after it: to save models.
+    then: Callable[[Message, Client], None] | None = None
+    within: Callable[[], AbstractContextManager[None]] = nullcontext  # around its work, inside the participant's
+    # Sees the round and the message before anything is worked out: a Refusal where the site's owner wants no answer.
+    check: Callable[[int, Message], None] | None = None
+
+
+class Participant(NamedTuple):
+    """A site of a federation."""
+
+    name: str  # by which everybody knows it
+    folder: Path  # of its own, for what it must not forget
+    jobs: Mapping[str, Callable[[], Job]]  # part -> what to do there, opened when the first message comes
+    answers: Mapping[str, Callable[[str], str]] = {}  # to questions that are not exchanges
+    within: Callable[[], AbstractContextManager[None]] = nullcontext  # around every answer: the precision of the run
+    secure: SecureSite | None = None  # its totals leave masked, or not at all
+    # Around every answer, with the message's kind and content: a Refusal keeps it from being worked out.
+    guard: Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict] = lambda kind, content, answer: answer()
+
+
+class Open(NamedTuple):
+    """A job that is ready to work."""
+
+    job: Job
+    specs: Specs
+    plan: str
+    data: Data
+    work: Mapping[str, Callable]
+    like: Client
+    steps: AgreedSteps
+
+
+compiling = threading.RLock()  # sites that share a process and an algorithm compile it once, one after the other
+
+
+def open_job(job: Job) -> Open:
+    algorithm, x, shard, config, compiled, *_ = job
+    with job.within():
+        for name, a in named(shard):
+            clean = not jnp.issubdtype(a.dtype, jnp.floating) or bool(jnp.all(jnp.isfinite(a)))
+            why = f"{name} of this site's data has NaN or infinite entries; clean them or leave those rows out"
+            require(clean, why)
+        specs = exchange_specs(algorithm, x, shard)
+        like = jax.eval_shape(algorithm.init_client, x)
+        exchanges = {name: spec.exchange for name, spec in specs.items()}
+        works = {name: client_program(e) if compiled else e.work for name, e in exchanges.items()}
+        data = program(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
+        return Open(job, specs, fingerprint(algorithm, specs, config), data, works, like, AgreedSteps(algorithm, x))
+
+
+def guarded(name: str, answer: Callable[[], RecordDict]) -> RecordDict:
+    """The answer, or the reason why there is none."""
+    try:
+        return answer()
+    except Refusal as refusal:
+        log.warning("%s: %s", name, refusal)
+        return text("refused", str(refusal))
+    except Exception as error:
+        log.exception("%s could not answer", name)
+        return text("failed", f"{type(error).__name__}; the log of '{name}' says more")
+
+
+def answer_question(question: str, site: Participant, _: dict[str, Open], content: RecordDict) -> RecordDict:
+    refuse_unless(question in site.answers, f"'{site.name}' has no answer to '{question}'")
+    log.info("%s: answering the server's question '%s'", site.name, question)
+    return text("answer", site.answers[question](read_text(content, "question") or ""))
+
+
+def prepare(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
+    """Opens the parts that a question names and compiles what they do, so that the first exchange takes no longer."""
+    since = time.monotonic()
+    log.info("%s: compiling its part of the run", site.name)
+    run, *parts = (read_text(content, "question") or "").split() or [""]
+    refuse_unless(NAME.fullmatch(run), "the message names no run that could be kept")
+    of_run.set(run)
+    for part in parts:
+        refuse_unless(part in site.jobs, f"'{site.name}' has no part '{part}'")
+        with compiling:
+            job = keep_open(opened, part, run, open_job(site.jobs[part]()))
+            if not job.job.compiled:
+                continue
+            client, key = job.job.algorithm.init_client(job.job.x), jax.random.key(0)
+            for name, spec in job.specs.items():
+                message = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), spec.message)
+                jax.block_until_ready(job.work[name](message, client, job.data, key))
+    log.info("%s: ready to train after %.1f s", site.name, time.monotonic() - since)
+    return text("answer", "")
+
+
+def keep_open(opened: dict[str, Open], part: str, run: str, job: Open) -> Open:
+    """The jobs of the last runs stay open."""
+    key = f"{part} {run}"
+    opened.pop(key, None)
+    opened[key] = job
+    for old in [*opened][:-OPENED]:
+        del opened[old]
+    return job
+
+
+SILENCE = 10.0  # seconds between two lines of a site about its rounds
+last_said: dict[str, float] = {}
+
+
+def say_round(site: Participant, at: Address) -> None:
+    """For whoever watches a site; not every message, of which there may be hundreds a second."""
+    now = time.monotonic()
+    if at.part == "train" and now - last_said.get(site.name, -SILENCE) >= SILENCE:
+        last_said[site.name] = now
+        log.info("%s: round %d, %s", site.name, at.round + 1, at.exchange)
+
+
+def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
+    """The reply to an exchange's message; `opened` keeps jobs between two messages of one process."""
+    at = read_address(content)
+    refuse_unless(at.part in site.jobs, f"'{site.name}' has no part '{at.part}'")
+    of_run.set(at.run)
+    job = opened.get(f"{at.part} {at.run}")
+    if job is None or job.plan != at.plan:  # another agreement than when it was opened
+        with compiling:
+            job = keep_open(opened, at.part, at.run, open_job(site.jobs[at.part]()))
+    refuse_unless(
+        at.plan == job.plan,
+        f"'{site.name}' and the server do not run the same: give both the same settings, and the same version",
+    )
+    refuse_unless(at.exchange in job.specs, f"there is no exchange {at.exchange[:40]!r} in {job.job.algorithm.name}")
+    spec = job.specs[at.exchange]
+    say_round(site, at)
+    check_masked(site.secure, spec, content)
+    message = read_message(site.secure, spec, at, content)
+    if site.secure is not None:
+        job.steps.check(at.round, message)
+    if job.job.check is not None:
+        job.job.check(at.round, message)
+    memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
+    mine = recall(site, job, spec, at, memory)
+    refuse_unless(len(at.key) == KEY_WORDS, "the message's random key is none")
+    key = jax.random.wrap_key_data(jnp.asarray(at.key, jnp.uint32))
+    if not job.job.compiled:  # which would make them JAX's
+        message, mine = jax.tree.map(jnp.asarray, (message, mine))
+    with job.job.within():
+        new, reply = jax.tree.map(np.asarray, job.work[at.exchange](message, mine, job.data, key))
+    if "mask" in content and site.secure is not None:
+        reply = masked(site.secure, spec, at, content, reply)
+    answer = RecordDict({"reply": pack(reply)})
+    if spec.exchange.writes:  # last of all, so that whatever fails leaves the memory as it was
+        memory.keep(at, spec.at, new)
+    if job.job.then is not None:
+        job.job.then(message, new)
+    return answer
+
+
+def take_step(site: Participant, _: dict[str, Open], content: RecordDict) -> RecordDict:
+    """A step of a masked sum, which no row is needed for."""
+    return answer_step(site.secure, content)
+
+
+def recall(site: Participant, job: Open, spec: ExchangeSpec, at: Address, memory: Memory) -> Client:
+    """The state that the server counts on."""
+    start = job.job.algorithm.init_client(job.job.x)
+    if not jax.tree.leaves(job.like):
+        return start
+    states = memory.states()
+    check_order(states, mark(at.attempt, at.round, spec.at))
+    known = at.since == START or at.since in states
+    refuse_unless(
+        known or not spec.reads,
+        f"'{site.name}' does not remember what it did in {at.since}; it can take part again in a new run, or once "
+        "the file with its memory is back",
+    )
+    return states.get(at.since, start)
+
+
+def check_participant(site: Any) -> Participant:
+    require(isinstance(site, Participant), f"a site has to be opened as a Participant, not {type(site).__name__}")
+    require(bool(site.name) and isinstance(site.name, str), "a site has no name; set it in the node's configuration")
+    return site

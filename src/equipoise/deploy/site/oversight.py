@@ -1,0 +1,268 @@
+"""What stands around every answer of a configured site: its policy before, its own log after."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+
+from equipoise import algorithms, objectives, tasks
+from equipoise.data.shards import shard_like
+from equipoise.deploy import agreement
+from equipoise.deploy.site.allowance import allow, spend_bytes
+from equipoise.deploy.site.owner import Counts, behind
+from equipoise.deploy.wire.envelope import RECEIPT
+from equipoise.errors import Refusal, StopHere, not_none, refuse_unless, require
+from equipoise.experiment import config as configuration
+from equipoise.experiment import reading
+from equipoise.experiment.config import Config
+from equipoise.experiment.convexify import network_config
+from equipoise.experiment.methods import may_project
+from equipoise.experiment.private import costs, promise
+from equipoise.experiment.problems import precision
+from equipoise.files import make_folder, read_text, write_whole
+from equipoise.privacy import audit, identity, policy
+from equipoise.privacy.disclosure import disclosed, fields
+from equipoise.privacy.ledger import Budget, spend
+from equipoise.privacy.policy import Plan
+from equipoise.privacy.site_masks import MOST_MEMBERS
+from equipoise.protocol import Wire, wire
+
+Guard = Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict]
+FEW = 3  # sites, where a configuration does not say how many
+LONGEST = 200  # letters of a name in the log
+
+
+def sites_of(config: Config) -> int:
+    sites = not_none(config.federation).sites
+    return sites if isinstance(sites, int) else len(sites)
+
+
+def stages(config: Config) -> tuple[Config, ...]:
+    """What is trained one after the other: with [convexify], the network first."""
+    return (config,) if config.convexify is None else (network_config(config), config)
+
+
+def plans_of(config: Config) -> list[Plan]:
+    """What the policy of a site is about, of every stage of a configuration, which are approved as one."""
+    digest = policy.digest_of(config.toml())
+    return [plan_of(stage)._replace(digest=digest) for stage in stages(config)]
+
+
+def plan_of(config: Config) -> Plan:
+    """What the policy of a site is about, of one training."""
+    private, secure = config.privacy, not_none(config.federation).secure
+    tells = any("loss" in fields(w.reply.each) for w in crossing(config)) or not secure
+    return Plan(
+        digest=policy.digest_of(config.toml()),
+        algorithm=config.algorithm.name,
+        sites=sites_of(config),
+        secure=secure,
+        tells_losses=tells,
+        tells_baseline=agreement.needs_baselines(config),
+        label=config.data.label,
+        batch=None if config.model.name == "torch" and config.batch is None else config.batch,
+        epsilon=private.epsilon if private else None,
+        delta=private.delta if private else None,
+        rounds=config.run.rounds,
+    )
+
+
+def crossing(config: Config) -> list[Wire]:
+    """What the algorithm of a configuration sends, by name: of a small problem, as the sizes are not known yet.
+
+    Updates count as projected, and so as seen one by one, where that depends on the rows.
+    """
+    of = not_none(config.federation)
+    n = min(max(sites_of(config), FEW), MOST_MEMBERS)  # whatever the server says: names do not depend on it
+    record, task = algorithms.named(config.algorithm.name), tasks.ridge(3, 0.1)
+    settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
+    dual = objectives.named(settings.pop("name"))(n, **settings)
+    with precision(config):
+        algorithm = record.build_example(task, dual)
+        x = jax.eval_shape(lambda: jax.numpy.zeros(3))
+        like = shard_like((3,), x.dtype, (), x.dtype)
+        if may_project(config):
+            algorithm = algorithms.project_updates(algorithm, quadratic=True)
+        found = wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
+        if of.compress is None:
+            return found
+        algorithm = algorithms.compress_replies(algorithm, found, dtype=of.compress, sums=of.compress_sums)
+        return wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
+
+
+def would_reveal(config: Config) -> tuple[str, ...]:
+    """In plain words, for whoever approves."""
+    promised = () if config.privacy is None else (promise(config),)
+    found = [sentence for stage in stages(config) for sentence in _reveals(stage)]
+    return promised + tuple(dict.fromkeys(found))
+
+
+def _reveals(config: Config) -> Iterator[str]:
+    of = not_none(config.federation)
+    return disclosed(
+        crossing(config),
+        masked=of.secure,
+        sums_only=of.secure,
+        measured=agreement.needs_curvature(config),
+        n=sites_of(config),
+        threshold=of.threshold,
+        bound=of.secure_bound,
+        own_models=config.personal is not None,
+        features=agreement.has_features(config),
+        moments=agreement.tells_moments(config),
+        units=config.data.unit is not None,
+        baselines=agreement.needs_baselines(config),
+        own_parts=config.model.own != "none",
+    )
+
+
+def overseen(
+    config: Config, folder: Path, file: Path, count: Callable[[], Counts], signer: audit.Signer | None = None
+) -> Guard:
+    """Looks at the policy of `file` before each answer and writes each into the log of `folder`.
+
+    `count` are the rows of the site, which its owner is told who is asked for approval.
+    """
+    plans = plans_of(config)
+    digest = plans[0].digest
+
+    @cache
+    def rows() -> dict[str, Any]:
+        """How many of the site's stand behind its answers."""
+        with suppress(Exception):  # those of a module are its own
+            return {"rows": count()._asdict()}
+        return {}
+
+    def guard(kind: str, content: RecordDict, answer: Callable[[], RecordDict]) -> RecordDict:
+        entry: dict[str, Any] = {"kind": kind, "plan": digest, **asked(content)}
+        try:
+            rules = policy.load(file)
+            try:
+                for plan in plans:
+                    policy.check(rules, plan, policy.approved_here(folder), policy.stopped_here(folder))
+                allow(folder, digest, policy.approvals(folder, digest), config, rules, kind, content)
+            except Refusal:  # kept, so that it can be looked at, and approved
+                make_folder(folder / policy.PENDING)
+                write_whole(folder / policy.PENDING / f"{digest}.toml", config.toml())
+                keep_counts(folder, digest, count)
+                raise
+            account(config, rules, folder, kind, content)
+            reply = answer()
+            if rules.bytes is not None:
+                spend_bytes(folder, digest, described(reply)["bytes"], rules.bytes)
+        except Refusal as refusal:
+            if isinstance(refusal, StopHere):
+                policy.stop(folder, digest)
+            audit.record(folder, {**entry, "answer": "refused", "why": str(refusal)}, signer)
+            raise
+        except Exception as error:
+            audit.record(folder, {**entry, "answer": "failed", "why": type(error).__name__}, signer)
+            raise
+        receipt = audit.record(folder, {**entry, "answer": "replied", **described(reply), **rows()}, signer)
+        reply[RECEIPT] = ConfigRecord(receipt._asdict())
+        return reply
+
+    return guard
+
+
+def rejected(context: Context, kind: str, error: Exception) -> None:
+    """Writes down a message that no answer was even begun to, such as one of a run whose settings make no sense."""
+    node = context.node_config
+    if node.get("folder"):
+        signer = identity.signer(Path(str(node["key"]))) if node.get("key") else None
+        why = str(error) if isinstance(error, Refusal) else type(error).__name__
+        audit.record(Path(str(node["folder"])), {"kind": kind, "answer": "rejected", "why": short(why)}, signer)
+
+
+def keep_counts(folder: Path, digest: str, count: Callable[[], Counts]) -> None:
+    """For the owner, who is shown them: nothing of it leaves."""
+    path = folder / policy.PENDING / f"{digest}.json"
+    if not path.is_file():
+        with suppress(Exception):  # the table cannot be read so; the owner is told without
+            write_whole(path, json.dumps(count()))
+
+
+def rows_behind(folder: Path, digest: str, config: Config) -> tuple[str, ...]:
+    """How many of the site's rows stand behind each answer of a configuration that waits for approval."""
+    path = folder / policy.PENDING / f"{digest}.json"
+    if not path.is_file():
+        return ("how many rows stand behind each answer is not known: the table could not be read as this run asks",)
+    return behind(Counts(*json.loads(read_text(path))), config.batch)
+
+
+def account(config: Config, rules: policy.Policy, folder: Path, kind: str, content: RecordDict) -> None:
+    """Counts a reply that is about to be made, or refuses it; what no noise covers is refused under a budget."""
+    at: Any = content.get("at")
+    training = kind == "exchange" and isinstance(at, ConfigRecord) and at.get("part") == "train"
+    if rules.epsilon is not None:
+        what = "statistics" if kind == "statistics" else "evaluation" if kind == "exchange" and not training else ""
+        refuse_unless(
+            not what or what in rules.outside_budget,
+            f"this site has a budget of privacy, which does not cover {what}; its site.toml may allow it: "
+            f'outside_budget = ["{what}"]',
+        )
+    if config.privacy is not None and training:
+        cost, run = costs(config).get(str(at.get("exchange")), 0.0), at.get("run")
+        refuse_unless(isinstance(run, str), "the message names no run")
+        site = None if rules.epsilon is None else Budget(rules.epsilon, rules.delta)
+        if cost:
+            spend(folder, run, cost, Budget(config.privacy.epsilon, config.privacy.delta), site)
+
+
+def pending(folder: Path, digest: str) -> tuple[str, Config]:
+    """The configuration that waits for approval and begins with that digest: its whole digest, and what it says."""
+    waiting = sorted((folder / policy.PENDING).glob("*.toml"))
+    found = [path for path in waiting if path.stem.startswith(digest)] if len(digest) >= 6 else []
+    require(
+        len(found) == 1,
+        f"{len(found)} configurations that wait at {folder} begin with '{digest}'; give six letters or more of one of: "
+        f"{', '.join(path.stem[:16] for path in waiting) or 'none'}",
+    )
+    config = configuration.parse(reading.read(found[0]), source=str(found[0]), own_code=False)
+    require(policy.digest_of(config.toml()) == found[0].stem, f"{found[0]} was changed; it is not approved")
+    return found[0].stem, config
+
+
+def asked(content: RecordDict) -> dict[str, Any]:
+    """Which message it was, without its arrays."""
+    found: dict[str, Any] = {}
+    at = content.get("at")
+    if isinstance(at, ConfigRecord):
+        found |= {key: short(at.get(key)) for key in ("part", "run", "attempt", "round", "exchange")}
+    for name in ("question", "mask"):
+        record = content.get(name)
+        if isinstance(record, ConfigRecord):
+            keys = ("step", "run", "batch", "exchange", "members", "answered", "missing")
+            found[name] = {key: short(record[key]) for key in keys if key in record}
+    return found
+
+
+def short(value: Any) -> Any:
+    """What a server has sent, so long as a log of it does not fill the disk."""
+    if isinstance(value, list):
+        return [short(v) for v in value[:MOST_MEMBERS]]
+    return value[:LONGEST] if isinstance(value, str | bytes) else value
+
+
+def described(reply: RecordDict) -> dict[str, Any]:
+    """What left: names and sizes, and a digest by which it is known again; no number of it."""
+    digest, names, size = hashlib.sha256(), [], 0
+    for of, record in sorted(reply.items()):
+        if isinstance(record, ArrayRecord):
+            for name, array in record.items():
+                names.append(f"{name}: {array.dtype}{list(array.shape)}")
+                size += len(array.data)
+                digest.update(array.data)
+        elif isinstance(record, ConfigRecord):
+            for key, value in sorted(record.items()):
+                names.append(f"{of}.{key}")
+                said = repr(value).encode()
+                size += len(said)
+                digest.update(said)
+    return {"sent": names, "bytes": size, "sha256": digest.hexdigest()}

@@ -1,0 +1,335 @@
+"""What the owner of the rows decides, whatever the server asks for: how the table is read and split, how many rows
+stand behind an answer, and how much of it a single row may be.
+
+split.json       in the site's folder: which rows are held out, made for the first run and kept for all others
+statistics.json  what was told of the table: who asks again is told the same
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import polars as pl
+from jax import Array
+from jaxtyping import Float
+
+from equipoise.data.shards import Shards
+from equipoise.data.silos import Encoding, Options, Site, Statistics
+from equipoise.data.silos.cells import open_table
+from equipoise.data.silos.site import Pair
+from equipoise.deploy.site.messages import Job
+from equipoise.errors import refuse_unless
+from equipoise.experiment.config import Config
+from equipoise.experiment.problems import Problem
+from equipoise.files import make_folder, write_whole
+from equipoise.privacy.policy import Policy
+from equipoise.protocol import Message, Vector
+from equipoise.tasks.baseline import WithBaseline
+from equipoise.tasks.private import AT_ONCE, NUMBERS
+from equipoise.tasks.task import Task, shrink
+from equipoise.tensors import named
+
+log = logging.getLogger("equipoise.flower")
+SPLIT, STATISTICS = "split.json", "statistics.json"
+# What may differ between two questions about the same rows: all else says which rows and cells there are.
+FREE = ("label", "task", "categorical", "drop", "max_categories", "min_count", "indicators", "scale_label")
+HELD_OUT_TOO = ("evaluate", "personal")  # parts whose answers are of the held-out rows as well
+
+
+def options_of(config: Config, rules: Policy) -> Options:
+    """How the table is read: as the run asks, and no value of it is told that too few rows have."""
+    options = config.data.silo_options
+    drop, categorical = (
+        tuple(c for c in names if rules.columns is None or c in rules.columns)
+        for names in (options.drop, options.categorical)
+    )
+    least = max(options.min_count, rules.min_count)
+    return options._replace(min_count=least, drop=drop, categorical=categorical)
+
+
+def visible(frame: pl.LazyFrame, config: Config, rules: Policy) -> pl.LazyFrame:
+    """The columns that the owner gives; others are as if they were not there."""
+    if rules.columns is None:
+        return frame
+    unit = config.data.unit
+    refuse_unless(
+        unit is None or unit in rules.columns,
+        f"this site gives the columns {', '.join(rules.columns)}, and data.unit is '{unit}'; take one of these, or let "
+        "its owner add it to `columns` in site.toml",
+    )
+    wanted = {*rules.columns, config.data.label}
+    return frame.select(name for name in frame.collect_schema().names() if name.strip() in wanted)
+
+
+def with_kept_split(site: Site, config: Config, folder: Path, rules: Policy, table: str) -> Site:
+    """The site with the split that was made first; a Refusal to a run that asks for another.
+
+    `table` is a digest of the file. A table that has changed by fewer rows than may be told of is refused: two answers
+    about nearly the same rows tell the difference.
+    """
+    if rules.split == "asked":
+        return site
+    options = config.data.silo_options
+    reading = {k: v for k, v in options._asdict().items() if k not in FREE} | {"separator": config.data.separator}
+    asked = json.loads(json.dumps({"test": config.data.test, "seed": config.run.seed, "reading": reading}))
+    path, rows = folder / SPLIT, len(site.held_out)
+    kept = json.loads(path.read_text()) if path.is_file() else None
+    if kept is not None and kept["table"] != table:
+        refuse_unless(
+            abs(rows - kept["rows"]) >= rules.min_rows,
+            f"the table of '{site.name}' has changed by fewer than {rules.min_rows} rows since it was told of, and "
+            f"both answers together would tell these; its owner starts over by removing {SPLIT} from the site's folder",
+        )
+        kept = None
+    if kept is None:
+        check_rows(rules, config, site.name, train=int((~site.held_out).sum()))
+        held_out = np.packbits(site.held_out).tobytes().hex()
+        make_folder(folder)
+        write_whole(path, json.dumps({**asked, "rows": rows, "table": table, "held_out": held_out}))
+        (folder / STATISTICS).unlink(missing_ok=True)
+        return site
+    for key, said in (("test", "data.test"), ("seed", "run.seed")):
+        refuse_unless(
+            kept[key] == asked[key],
+            f"'{site.name}' has split its rows once and for all, with data.test = {kept['test']:g} and run.seed = "
+            f"{kept['seed']}, and this run has {said} = {asked[key]:g}; use the same, or let its owner remove {SPLIT}",
+        )
+    other = next((key for key, value in reading.items() if kept["reading"].get(key) != asked["reading"][key]), "")
+    refuse_unless(
+        not other,
+        f"'{site.name}' has told of its table with another data.{other}, and both answers together could tell single "
+        f"rows; use the same, or let its owner remove {SPLIT}",
+    )
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(kept["held_out"]), np.uint8), count=rows)
+    return site._replace(held_out=bits.astype(bool))
+
+
+def table_digest(path: Path | None, frame: pl.LazyFrame) -> str:
+    """Of a file, by its bytes; of what a function gives, by its rows."""
+    digest = hashlib.sha256()
+    if path is None:
+        digest.update(frame.collect().hash_rows(seed=0).to_numpy().tobytes())
+    else:
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def told_statistics(site: Site, config: Config, folder: Path, rules: Policy) -> str:
+    """The site's statistics, without what too few rows stand behind; the same answer to the same question."""
+    options = options_of(config, rules)
+    question = hashlib.sha256(repr((options, rules.min_rows, rules.columns)).encode()).hexdigest()
+    path = folder / STATISTICS
+    known: dict[str, str] = json.loads(path.read_text()) if path.is_file() and rules.split == "kept" else {}
+    if question not in known:
+        found = site.statistics(options)
+        found = withheld(found, rules.min_rows, nearly_constant(site, found, options))
+        refuse_unless(
+            found.label.categories is None or found.label.categories,
+            f"no value of the label '{config.data.label}' is in {options.min_count} rows or more of '{site.name}', so "
+            "that none of them is told; name another label",
+        )
+        known[question] = found.to_json()
+        if rules.split == "kept":
+            make_folder(folder)
+            write_whole(path, json.dumps(known))
+    return known[question]
+
+
+def encoded(site: Site, encoding: Encoding, config: Config, rules: Policy) -> tuple[Pair, Pair | None]:
+    """The site's rows as all have agreed, if that is what the run was approved for, and without values of few rows.
+
+    Rows of a class that too few of the training rows have are left out of training: a gradient has a part for every
+    class, which is the sum of that class's rows.
+    """
+    options = options_of(config, rules)
+    kept_back = {f.name for f in encoding.features} & {options.label, options.unit, *config.data.drop}
+    same = (encoding.missing, encoding.conventions) == (options.missing, options.conventions)
+    refuse_unless(
+        encoding.target.name == options.label and not kept_back and same,
+        f"the encoding that '{site.name}' was sent reads its table in another way than the run's configuration says",
+    )
+    (inputs, labels), test = site.encode(encoding, options.min_count, rules.min_rows)
+    if encoding.task == "classification":
+        common = (np.bincount(labels) >= options.min_count)[labels]
+        if not common.all():
+            few = np.sum(~common)
+            log.warning("%s: %d rows of classes of fewer than %d are not trained on", site.name, few, options.min_count)
+        inputs, labels = inputs[common], labels[common]
+    return (inputs, labels), test
+
+
+def withheld(statistics: Statistics, least: int, also: Collection[str] = ()) -> Statistics:
+    """Without the mean and the spread of a column that fewer rows have a number in: as if it were empty."""
+    nothing: dict[str, Any] = {"n": 0, "mean": 0.0, "rest": 0.0, "m2": 0.0, "missing": statistics.rows}
+    columns, others = (
+        tuple(c._replace(**nothing) if 0 < c.n < least or c.name in also else c for c in some)
+        for some in (statistics.columns, statistics.others)
+    )
+    return statistics._replace(columns=columns, others=others)
+
+
+def nearly_constant(site: Site, statistics: Statistics, options: Options) -> set[str]:
+    """The columns of numbers and dates in which fewer than `min_count` training rows have another than most have.
+
+    Such as 0 or 1 for an illness that hardly anybody has: it is a value of few rows, written as a number.
+    """
+    names = [c.name for c in statistics.columns if c.n]
+    table = open_table(site.frame, site.file, options.missing, options.conventions.percent)
+    texts = {name: table.cells(name).text.drop_nulls() for name in names}
+    most = {name: text.value_counts(sort=True).struct.field("count").first() for name, text in texts.items()}
+    questions = {(name, "others"): text.len() - most[name] for name, text in texts.items()}
+    found = table.ask(questions, ~site.held_out)
+    return {name for name, answer in found.items() if 0 < answer["others"] < options.min_count}
+
+
+class Counts(NamedTuple):
+    """The rows of a site."""
+
+    train: int
+    test: int  # 0: none are held out, and scores are of the training rows
+
+    @property
+    def scored(self) -> int:
+        return self.test or self.train
+
+
+def counts_of(site: Site) -> Counts:
+    test = int(site.held_out.sum())
+    return Counts(len(site.held_out) - test, test)
+
+
+def check_rows(rules: Policy, config: Config, name: str, *, train: int, scored: int | None = None) -> None:
+    """A Refusal where fewer rows stand behind an answer than the owner wants."""
+    ways = f"; take another data.test than {config.data.test:g}, or let its owner say min_rows in site.toml"
+    refuse_unless(
+        train >= rules.min_rows,
+        f"'{name}' would train on {train} rows and tells nothing of fewer than {rules.min_rows}{ways}",
+    )
+    refuse_unless(
+        scored is None or scored >= rules.min_rows,
+        f"'{name}' has {scored} rows to score a model with and tells no score of fewer than {rules.min_rows}{ways}",
+    )
+
+
+def behind(counts: Counts, batch: int | None) -> tuple[str, ...]:
+    """How many rows stand behind each answer, for whoever approves."""
+    held = (
+        f"{counts.test} rows that are held out" if counts.test else f"the same {counts.train} rows: none are held out"
+    )
+    step = () if batch is None else (f"behind every local step stand {min(batch, counts.train)} rows, drawn anew",)
+    return (
+        f"behind every statistic, loss and gradient stand {counts.train} rows of this site",
+        *step,
+        f"behind every score stand {held}",
+    )
+
+
+def overseen_jobs(
+    jobs: Mapping[str, Callable[[], Job]],
+    config: Config,
+    name: str,
+    rules: Callable[[], Policy],
+    problem: Callable[[], Problem] | None,
+) -> dict[str, Callable[[], Job]]:
+    """The jobs, each with a look at every message before it is worked out.
+
+    `problem` is what is trained, where a row's own gradient can be computed.
+    """
+
+    def opened(part: str, job: Callable[[], Job]) -> Callable[[], Job]:
+        def open_job() -> Job:
+            made = job()
+            return made._replace(check=watcher(made, part))
+
+        return open_job
+
+    def watcher(job: Job, part: str) -> Callable[[int, Message], None]:
+        both = part in HELD_OUT_TOO
+        train = job.shard.train if both else job.shard
+        train = train.data if isinstance(train, WithBaseline) else train
+        scored = int(job.shard.test.sizes) if both else None
+
+        def check(round: int, message: Message) -> None:
+            now = rules()
+            check_rows(now, config, name, train=int(train.sizes), scored=scored)
+            x = model_in(message, job)
+            if x is None or part not in ("train", "evaluate"):
+                return
+            rounds = round + 1 if part == "train" else config.run.rounds
+            check_step(x, job.x, now.most_step * rounds)
+            if problem is not None and config.privacy is None and now.most_of_row < 1:
+                check_dominance(problem(), x, getattr(train, "data", train), now.most_of_row)
+
+        return check
+
+    return {part: opened(part, job) for part, job in jobs.items()}
+
+
+def model_in(message: Message, job: Job) -> np.ndarray | None:
+    """The model that a message brings, if it does; papers call it x or w."""
+    leaves = named(message)
+    found = [a for name, a in leaves if name.rpartition(".")[2] in ("x", "w") and a.shape == job.x.shape]
+    if not found and job.algorithm.name == "scoring":
+        found = [a for _, a in leaves if a.shape == job.x.shape]
+    return np.asarray(found[0]) if found else None
+
+
+def check_step(x: np.ndarray, start: Vector, most: float) -> None:
+    far = float(np.sqrt(np.mean((np.asarray(x, np.float64) - np.asarray(start, np.float64)) ** 2)))
+    refuse_unless(
+        far <= most,
+        f"the model is {far:.3g} away from where it began, and this site goes along with {most:.3g} in this round; it "
+        "is no model that training leads to, or let the sites say most_step in site.toml",
+    )
+
+
+def check_dominance(problem: Problem, x: np.ndarray, shard: Shards, most: float) -> None:
+    longest, total = lengths(problem.plain_task, problem.l2)(jnp.asarray(x), shard)
+    share = float(longest) / float(total) if total > 0 else 0.0
+    refuse_unless(
+        share <= most,
+        f"at this model a single row would make {share:.2g} of the gradient, and this site tells none of which one row "
+        f"makes more than {most:g} (most_of_row in site.toml)",
+    )
+
+
+_lengths: dict[Any, Callable[..., tuple[Array, Array]]] = {}  # by gradient: sites of one process share programs
+
+
+def lengths(task: Task, l2: Any) -> Callable[..., tuple[Float[Array, ""], Float[Array, ""]]]:
+    """The longest of the rows' own gradients, without what l2 adds, and the sum of their lengths.
+
+    With a part of the owner's own they are those at the part that all rows make.
+    """
+
+    def measure(x: Vector, shard: Shards) -> tuple[Array, Array]:
+        part = None if task.own is None else task.own.fit(x, shard)
+
+        def of_row(inputs: Array, label: Array) -> Array:
+            row = Shards(inputs[None], label[None], jnp.ones((), shard.sizes.dtype))
+            slope = task.grad(x, row) if task.own is None else jax.grad(task.own.loss)(x, part, row)
+            return jnp.linalg.norm(slope - shrink(l2, x))
+
+        rows, few = shard.labels.shape[0], max(1, min(AT_ONCE, NUMBERS // x.size, shard.labels.shape[0]))
+        at = jnp.arange(-(-rows // few) * few, dtype=jnp.int32).reshape(-1, few)
+
+        def some(part: Array) -> Array:
+            kept = jnp.minimum(part, rows - 1)
+            real = part < shard.sizes.astype(part.dtype)
+            return jnp.where(real, jax.vmap(of_row)(shard.inputs[kept], shard.labels[kept]), 0)
+
+        found = jax.lax.map(some, at)
+        return jnp.max(found), jnp.sum(found)
+
+    if task.grad not in _lengths:
+        _lengths.clear()
+        _lengths[task.grad] = jax.jit(measure)
+    return _lengths[task.grad]

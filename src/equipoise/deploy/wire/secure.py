@@ -1,0 +1,331 @@
+"""Masked sums over the network: the server relays keys and shares between sites, and learns sums.
+
+The totals of an exchange come as integers that say nothing by themselves (`equipoise.privacy`); when all have answered,
+those who did are asked for what takes the masks off the sum. Sites keep a batch of exchanges prepared, among those who
+are there; when somebody goes or comes, another one is. Nothing in an algorithm knows.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from equipoise.deploy.server.sites import ConnectedSites, why_not
+from equipoise.deploy.wire.arrays import unpack
+from equipoise.deploy.wire.envelope import Address
+from equipoise.deploy.wire.exchanges import ExchangeSpec, program
+from equipoise.engines.summation import Summation
+from equipoise.errors import Refusal, StopHere, refuse_unless
+from equipoise.privacy import fixed_point, masks, shamir, unmasking
+from equipoise.privacy.fixed_point import Integers
+from equipoise.privacy.site_masks import FEWEST, About, Limits, SiteMasks, keys_length, least_threshold
+from equipoise.privacy.unmasking import Batch
+from equipoise.protocol import Algorithm, Reply, Vector
+from equipoise.steps.rules import StepSizes
+from equipoise.tensors import named
+
+QUESTION = "secure"
+MOST_ROUNDS = 1_000_000  # whose step sizes a site reckons
+HIGHEST = 2.0  # of a weight that a site keeps itself, of which all are near 1 together
+
+
+class SecureSums(NamedTuple):
+    """How totals are masked; server and sites have to have the same."""
+
+    bound: float = 2.0**20  # of every number in a total; a site does not send one that is larger
+    threshold: int | None = None  # sites that open a sum together; None: all but one
+    exchanges: int = 64  # that are prepared at once where everybody takes part
+
+
+class SecureSite(NamedTuple):
+    """A site that sends no total but masked."""
+
+    masks: SiteMasks
+    bound: float = SecureSums().bound
+
+    @property
+    def limits(self) -> Callable[[], Limits]:
+        return self.masks.limits
+
+
+def subject_of(at: Address, header: Mapping[str, Any], arrays: ArrayRecord) -> bytes:
+    """What a sum is about, in 32 bytes: all that its members are sent, whoever asks for it again and whenever."""
+    parts: list[Any] = [at.part, at.exchange, str(header.get("keys")), str(header.get("since"))]
+    for name, array in sorted(arrays.items()):
+        parts += [name, array.dtype, str(list(array.shape)), array.data]
+    return masks.digest_of(parts)
+
+
+def context_of(at: Address, header: Mapping[str, Any], arrays: ArrayRecord) -> bytes:
+    """The same of one exchange: members that were sent anything else add masks that do not cancel."""
+    where: list[Any] = [at.run, at.attempt, at.round, at.plan, header.get("batch"), header.get("exchange")]
+    return masks.digest_of([*map(str, where), subject_of(at, header, arrays)])
+
+
+# At a site.
+
+
+def answer_step(secure: SecureSite | None, content: RecordDict) -> RecordDict:
+    refuse_unless(secure is not None, "this site takes no part in masked sums; set federation.secure")
+    assert secure is not None
+    question: Any = content.get("question")
+    refuse_unless(isinstance(question, ConfigRecord), "the message is no step of a masked sum")
+    return RecordDict({"answer": ConfigRecord(secure.masks.answer(dict(question)))})
+
+
+def check_masked(secure: SecureSite | None, spec: ExchangeSpec, content: RecordDict) -> None:
+    """Before any row is touched: a total leaves the site masked, or not at all."""
+    total, asked = bool(jax.tree.leaves(spec.reply.total)), isinstance(content.get("mask"), ConfigRecord)
+    refuse_unless(secure is None or asked or not total, "this site sends totals masked, and was asked for a plain one")
+    refuse_unless(not asked or (secure is not None and total), "this site was asked for a mask and has none")
+
+
+def read_message(secure: SecureSite | None, spec: ExchangeSpec, at: Address, content: RecordDict) -> Any:
+    """This site's part of what all members of a sum were sent; without masks, what it was sent."""
+    if secure is None or "mask" not in content:
+        return unpack(content.get("message"), spec.message)
+    header: Any = content["mask"]
+    members = secure.masks.members({**header, "run": at.run})
+    k = members.index(secure.masks.name)
+    for what, mine in (("since", [at.since]), ("keys", at.key)):
+        rows, width = header.get(what), len(mine)
+        said = isinstance(rows, list) and len(rows) == width * len(members) and rows[k * width : (k + 1) * width]
+        refuse_unless(said == mine, "the message says something else to this site than to all members of the sum")
+    table = unpack(content.get("message"), spec.table(len(members)))
+    for leaf, varies in zip(jax.tree.leaves(table), spec.varies, strict=True):
+        if varies and np.issubdtype(leaf.dtype, np.integer):
+            refuse_unless(len({*leaf.ravel().tolist()}) == len(members), "two sites would have the same number")
+        elif varies:
+            check_weights(leaf, secure.limits().weight)
+    if spec.exchange.weights is not None:
+        check_weights(spec.exchange.weights(table), secure.limits().weight)
+    return spec.row(table, k)
+
+
+def check_weights(weights: np.ndarray, most: float) -> None:
+    """Of all members of a sum: with nearly all of the weight on one of them, the sum is that one's."""
+    fine = weights.ndim == 1 and np.issubdtype(weights.dtype, np.floating) and np.isfinite(weights).all()
+    refuse_unless(fine and (weights >= 0).all() and weights.sum() > 0, "the weights of this masked sum are none")
+    share = float(weights.max() / weights.sum())
+    refuse_unless(
+        share <= most,
+        f"a site would have {share:.4g} of the weight of this masked sum, and this site takes part up to {most:g}: "
+        f"set federation.cap = {most:g}, or let the sites say most_weight in site.toml",
+    )
+
+
+def check_own_weight(weight: Any, members: int, most: float) -> None:
+    """Where each site keeps its own weight and nobody knows all: a band in which no site can have more than `most`."""
+    low = lowest_weight(members, most)
+    if not low <= float(weight) <= HIGHEST:
+        raise StopHere(
+            f"this site's own weight has left the range {low:.2g} to {HIGHEST:g}, in which no site has more than "
+            f"{most:g} of a masked sum: set a larger objective.rho, or let the sites say most_weight in site.toml"
+        )
+
+
+class AgreedSteps:
+    """The largest step sizes of the weights that the agreed rule gives, round by round: sites reckon them too."""
+
+    def __init__(self, algorithm: Algorithm, x: Vector):
+        self.open, self.server = program(algorithm.round[0].open), algorithm.init(x)
+        self.known: list[dict[str, float]] = []
+
+    def check(self, round: int, message: Any) -> None:
+        """A Refusal where a message has larger ones."""
+        given = {name.rpartition(".")[2]: a for name, a in named(message)}
+        for what in {"sigma", "theta"} & given.keys():
+            refuse_unless(round < MOST_ROUNDS, f"there is no round {round}")
+            while len(self.known) <= round:
+                self.server, _ = self.open(self.server, jax.random.key(0))
+                found = [s for s in jax.tree.leaves(self.server, is_leaf=_is_steps) if _is_steps(s)]
+                self.known.append({w: max(float(getattr(s, w)) for s in found) for w in ("sigma", "theta")})
+            most = self.known[round][what]
+            refuse_unless(
+                np.isfinite(given[what]) and 0 <= float(given[what]) <= most * (1 + 1e-5),
+                f"{what} is {float(given[what]):.4g}, and the agreed rule gives {most:.4g} in this round",
+            )
+
+
+def _is_steps(tree: Any) -> bool:
+    return isinstance(tree, StepSizes)
+
+
+def lowest_weight(members: int, most: float) -> float:
+    """With all weights between it and HIGHEST, none is more than `most` of the sum of all."""
+    return HIGHEST * (1 - most) / (most * max(members - 1, 1))
+
+
+def masked(secure: SecureSite, spec: ExchangeSpec, at: Address, content: RecordDict, reply: Reply) -> Reply:
+    """The reply, with its total hidden."""
+    header: Any = content["mask"]
+    arrays: Any = content["message"]
+    context, subject = context_of(at, header, arrays), subject_of(at, header, arrays)
+    place = masks.digest_of([at.part, at.run, at.round, at.exchange])
+
+    def encode(n: int) -> Integers:
+        if spec.exchange.counts is not None:
+            check_own_weight(spec.exchange.counts(reply), n, secure.limits().weight)
+        return fixed_point.encode(reply.total, n, secure.bound)
+
+    about = About(subject.hex(), place.hex(), at.plan)
+    return reply._replace(total=secure.masks.mask({**header, "run": at.run}, encode, context, about))
+
+
+# At the server.
+
+
+class MaskedExchange:
+    """One exchange whose totals are masked."""
+
+    def __init__(self, masking: "Masking", spec: ExchangeSpec, batch: Batch, exchange: int):
+        self.masking, self.spec, self.batch, self.exchange = masking, spec, batch, exchange
+        self.size, self.context = fixed_point.length(spec.reply.total), b""
+        self.header = ConfigRecord({"batch": batch.batch, "exchange": exchange})
+        hidden: Any = jax.ShapeDtypeStruct((self.size,), np.uint64)
+        self.reply = Reply(hidden, spec.reply.each)
+        self.secrets: unmasking.Secrets | None = None
+
+    def told(self, since: Sequence[str], keys: Sequence[Sequence[int]]) -> None:
+        """Says to all members what each of them is told: the state to start from, and its random key."""
+        more: Any = {"since": [*since], "keys": [word for key in keys for word in key]}
+        self.header = ConfigRecord({**self.header, **more})
+
+    def sent(self, at: Address, arrays: ArrayRecord) -> None:
+        """Called with any of the messages: what is on them goes into the masks."""
+        self.context = context_of(at, self.header, arrays)
+
+    @property
+    def summation(self) -> Summation:
+        def finish(total: Integers) -> Any:
+            assert self.secrets is not None
+            found = unmasking.unmasked(total, self.batch, self.exchange, self.secrets, self.context)
+            return fixed_point.decode(
+                found, self.spec.reply.total, len(self.batch.members), self.masking.settings.bound
+            )
+
+        return Summation(lambda like: np.zeros(self.size, np.uint64), np.add, finish)
+
+    def open(self, answered: Sequence[str], timeout: float) -> str:
+        """Asks for what takes the masks off the sum over `answered`; says why it cannot be, or nothing."""
+        members = self.batch.members
+        missing = [name for name in members if name not in answered]
+        question = {"exchange": self.exchange, "answered": [*answered], "missing": missing}
+        shares: dict[str, list[bytes]] = {}
+        why = f"{len(answered)} sites answered, too few to open their sum"
+        for name, answer in self.masking.ask("open", self.batch, dict.fromkeys(answered, question), timeout):
+            given = answer.get("shares")
+            sound = isinstance(given, list) and len(given) == len(members)
+            if not sound or any(not isinstance(s, bytes) or len(s) != shamir.BYTES for s in given):
+                self.masking.federation.note(name, "broken", "its shares are none")
+                continue
+            shares[name] = given
+            if len(shares) >= self.batch.threshold:
+                try:
+                    self.secrets = unmasking.recover(self.batch, self.exchange, answered, shares)
+                    return ""
+                except Refusal as refusal:
+                    why = str(refusal)  # with the shares of one more site it may still be found
+        if len(shares) < self.batch.threshold:
+            why = f"{len(shares)} sites helped to open their sum and {self.batch.threshold} are needed"
+        return why
+
+
+class Masking:
+    """The batches of one run, at the server."""
+
+    def __init__(self, federation: ConnectedSites, run: str, settings: SecureSums):
+        self.federation, self.run, self.settings = federation, run, settings
+        self.batch: Batch | None = None
+        self.used = 0  # exchanges of the batch
+        self.bytes = [0, 0]  # down and up, of all that is not the exchanges' own
+
+    def begin(self, spec: ExchangeSpec, asked: Sequence[str], timeout: float, *, ahead: int) -> MaskedExchange | None:
+        """An exchange among those asked who are there; None where they are too few. `ahead`: exchanges to prepare."""
+        members = tuple(sorted(site for site in {*asked} if site in self.federation.nodes))
+        if self.batch is None or self.batch.members != members or self.used >= self.batch.exchanges:
+            self.batch, self.used = self.prepared(members, timeout, ahead), 0
+        if self.batch is None:
+            return None
+        self.used += 1
+        return MaskedExchange(self, spec, self.batch, self.used - 1)
+
+    def prepared(self, members: tuple[str, ...], timeout: float, ahead: int) -> Batch | None:
+        """A batch among all members who take the three steps; if one does not, it begins again without that one."""
+        while len(members) >= FEWEST:
+            batch = self.attempt(members, timeout, ahead)
+            if isinstance(batch, Batch):
+                return batch
+            members = tuple(name for name in members if name in batch)
+        return None
+
+    def attempt(self, members: tuple[str, ...], timeout: float, ahead: int) -> Batch | set[str]:
+        """The batch, or who has taken the step at which somebody failed."""
+        threshold = self.settings.threshold or len(members) - 1
+        threshold = min(max(threshold, least_threshold(len(members))), len(members))
+        batch = Batch(self.run, secrets.token_hex(8), members, threshold, ahead, {})
+        asked = {"members": [*members], "threshold": threshold, "count": ahead}
+        keys = {
+            name: answer
+            for name, answer in self.ask("keys", batch, dict.fromkeys(members, asked), timeout)
+            if self.fits(name, [answer.get("keys")], [keys_length(ahead)])
+            and self.fits(name, [answer.get("signature")], [None])
+        }
+        if len(keys) < len(members):
+            return {*keys}
+        asked = {
+            "keys": [keys[name]["keys"] for name in members],
+            "signatures": [keys[name]["signature"] for name in members],
+        }
+        sealed = {
+            name: answer["sealed"]
+            for name, answer in self.ask("shares", batch, dict.fromkeys(members, asked), timeout)
+            if self.fits(name, answer.get("sealed"), [None] * len(members))
+        }
+        if len(sealed) < len(members):
+            return {*sealed}
+        questions = {name: {"sealed": [sealed[of][k] for of in members]} for k, name in enumerate(members)}
+        ready = {name for name, _ in self.ask("deliver", batch, questions, timeout)}
+        if len(ready) < len(members):
+            return ready
+        return batch._replace(keys={name: keys[name]["keys"] for name in members})
+
+    def fits(self, name: str, given: Any, lengths: Sequence[int | None]) -> bool:
+        fine = isinstance(given, list) and len(given) == len(lengths)
+        fine = fine and all(
+            isinstance(g, bytes) and length in (None, len(g)) for g, length in zip(given, lengths, strict=True)
+        )
+        if not fine:
+            self.federation.note(name, "broken", "its part of a masked sum has another form")
+        return fine
+
+    def ask(self, step: str, batch: Batch, questions: Mapping[str, Mapping[str, Any]], timeout: float) -> Any:
+        """Each site's answer, as it comes; who does not answer is noted."""
+        federation, messages = self.federation, []
+        for name, question in questions.items():
+            node = federation.nodes.get(name)
+            if node is not None:
+                record = ConfigRecord({"step": step, "run": batch.run, "batch": batch.batch, **question})
+                content = RecordDict({"question": record})
+                self.bytes[0] += _size(record)
+                messages.append((name, Message(content, node, f"query.{QUESTION}", ttl=max(timeout, 1.0))))
+        for name, delivery in federation.deliver(messages, lambda _: timeout):
+            answer = delivery.content.get("answer") if delivery.content is not None else None
+            if not isinstance(answer, ConfigRecord):
+                what, why = why_not(delivery)
+                federation.note(name, what, why)
+                if what == "late":
+                    federation.suspect(name)
+                continue
+            self.bytes[1] += _size(answer)
+            yield name, dict(answer)
+
+
+def _size(record: ConfigRecord) -> int:
+    def size(value: Any) -> int:
+        return sum(map(size, value)) if isinstance(value, list) else len(value) if isinstance(value, bytes | str) else 8
+
+    return sum(map(size, record.values()))

@@ -1,0 +1,167 @@
+"""A run of Flower whose ServerApp is this process.
+
+Flower's own way takes three processes more: `flwr run` asks the SuperLink for a run and shows its output, a SuperExec
+finds the run, and `flwr-serverapp` serves it. Here the process that started the SuperLink asks for the run and serves
+it: JAX is loaded once, and what is printed is shown at once. Like `internals.py` it stands on parts of Flower that are
+not its public interface; where they have changed, importing it fails and Flower's own programs take over.
+"""
+
+import hashlib
+import hmac
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx
+from flwr.app import Message
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import SubStatus
+from flwr.common.serde import fab_to_proto
+from flwr.proto.control_pb2 import StartRunRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    GetNodesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+from flwr.supercore.interceptors.http.superexec_auth import SuperExecAuthHttpInterceptor
+from flwr.supercore.retry import RetryInvoker, exponential
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+
+from equipoise.deploy.server.events import LinkLost
+from equipoise.deploy.wire import internals as flower
+from equipoise.errors import EquipoiseError
+
+RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at most
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+OPERATOR = "x-equipoise-operator"
+AWAY = (502, 503, 504)  # HTTP status: the SuperLink may be back soon
+
+
+class LinkGrid:
+    """What the server needs of a Grid; Flower's own class loads a database that only a SuperLink needs."""
+
+    def __init__(self, client: RuntimeHttpClient, node: Any, run: Any):
+        self._runtime_client, self.node, self.run = client, node, run  # by the names of Flower's own
+
+    def get_node_ids(self) -> list[int]:
+        return [node.node_id for node in self._runtime_client.GetNodes(GetNodesRequest()).nodes]
+
+    def push_messages(self, messages: Sequence[Message]) -> list[str]:
+        """As Flower's objects."""
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+        with flower.no_object_id_recompute():
+            request = flower.PushAppMessagesRequest(
+                messages_list=[flower.message_to_proto(flower.remove_content_from_message(m)) for m in messages],
+                message_object_trees=[flower.get_object_tree(message) for message in messages],
+            )
+            done = self._runtime_client.PushMessages(request)
+            put = flower.make_push_object_fn_protobuf(
+                self._runtime_client.PushObject, self.node, run_id=self.run.run_id, session_id=done.session_id
+            )
+            objects = {name: part for m in messages for name, part in flower.get_all_nested_objects(m).items()}
+            flower.push_objects(objects, put, object_ids_to_push=set(done.objects_to_push))
+        return list(done.message_ids)
+
+
+@contextmanager
+def started_run(socket: Path, secret: bytes, app: Path, lost: threading.Event) -> Iterator[Any]:
+    """Starts a run of the app in a folder; gives the Grid over which it is served.
+
+    Args:
+        socket: where the SuperLink listens for its operator.
+        secret: without it nobody is answered there, nor can take the run's task.
+        app: what `flwr run` would take.
+        lost: set by the caller when the SuperLink has ended: whatever waits for it raises LinkLost.
+    """
+    # As `superlink.py` makes it, which is a program of its own.
+    proof = {OPERATOR: hmac.new(secret, OPERATOR.encode(), hashlib.sha256).hexdigest()}
+    executor = [
+        flower.RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+        SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE]),
+    ]
+    try:
+        _start(socket, proof, app)
+        with flower.over_socket(RuntimeHttpClient, socket, proof, executor) as finder:
+            token = finder.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
+    except httpx.HTTPStatusError as error:
+        raise EquipoiseError(f"Flower's server refused the run: {error.response.text[-300:]}") from error
+    except httpx.TransportError:
+        if lost.wait(1.0):
+            raise LinkLost from None
+        raise
+    if not token:
+        raise EquipoiseError("Flower's server has given the run to somebody else; stop the other flower-superexec")
+    retries, over = _retries(lost), threading.Event()
+    named: list[Any] = [
+        flower.RuntimeVersionHttpInterceptor(component_name="flwr-serverapp"),
+        RuntimeTokenHttpInterceptor(token),
+    ]
+    client = flower.over_socket(RuntimeHttpClient, socket, proof, named, retry_invoker=retries)
+    given = client.PullTaskInput(PullTaskInputRequest())
+    TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+    TaskIdentity.node_id = given.context.node_id
+
+    def beat() -> None:
+        while not over.wait(flower.HEARTBEAT_DEFAULT_INTERVAL / 2):
+            with suppress(httpx.HTTPError, LinkLost):
+                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    threading.Thread(target=beat, daemon=True).start()
+    status, details = SubStatus.FAILED, "stopped"
+    try:
+        yield LinkGrid(client, flower.Node(node_id=flower.SUPERLINK_NODE_ID), flower.run_from_proto(given.run))
+        status, details = SubStatus.COMPLETED, ""
+    finally:
+        over.set()
+        retries.max_tries = 1
+        with suppress(httpx.HTTPError, LinkLost):
+            client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+        # The connection stays: an evaluation that is still under way ends with the SuperLink.
+
+
+def _start(socket: Path, proof: Mapping[str, str], app: Path) -> None:
+    content = build_fab_from_disk(app)
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    named = [flower.RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+    with flower.over_socket(flower.ControlHttpClient, socket, proof, named) as control:
+        if not control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).HasField("run_id"):
+            raise EquipoiseError("Flower's server did not start the run; its log says why")
+
+
+def _retries(lost: threading.Event) -> RetryInvoker:
+    """Requests are tried again while the SuperLink is there."""
+
+    def give_up(error: Exception) -> bool:
+        if lost.is_set() or _status(error) == httpx.codes.UNAUTHORIZED:  # it has forgotten whose run this is
+            _raise_lost()
+        return isinstance(error, httpx.HTTPStatusError) and _status(error) not in AWAY
+
+    def wait(seconds: float) -> None:
+        if lost.wait(seconds):
+            _raise_lost()
+
+    return RetryInvoker(
+        lambda: exponential(base_delay=RETRY[0], max_delay=RETRY[1]),  # type: ignore[arg-type]
+        (httpx.TransportError, httpx.HTTPStatusError),
+        max_tries=None,
+        max_time=None,
+        should_giveup=give_up,
+        wait_function=wait,
+    )
+
+
+def _status(error: Exception) -> int | None:
+    return error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+
+
+def _raise_lost() -> NoReturn:
+    raise LinkLost

@@ -1,0 +1,241 @@
+"""A site of a run whose model is a PyTorch module: its own function makes the module and reads its own data.
+
+The node's configuration, which is the site's own, names it:
+
+    torch   "module:function": called with the site's name and its file, it returns (module, loss, loader), and then
+            held_out, a loader or None, and scores of the site's own; `path` may say where the Python module is
+    data    the site's file, of any kind; may be left out
+
+The server is told the names and shapes of the module's parameters, and how many examples there are. In the site's
+folder stand model.pt, the state_dict of the last model that was evaluated there, and the module's buffers, which no
+message carries.
+"""
+
+import io
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from equipoise import models
+from equipoise.data.shards import OwnerRows
+from equipoise.deploy import agreement
+from equipoise.deploy.agreement import Agreement, Setup
+from equipoise.deploy.site.messages import Job, Participant
+from equipoise.deploy.site.run import SiteStatistics, own_function
+from equipoise.deploy.site.training import keep_agreement, kept_features, read_agreement, rows_site
+from equipoise.errors import InputError, not_none, require
+from equipoise.evaluation import ScoreRecord
+from equipoise.experiment.config import Config
+from equipoise.experiment.convexify import feature_seed
+from equipoise.experiment.problems import precision
+from equipoise.files import write_whole
+from equipoise.models.gradient_features import draw_projection, random_layer
+from equipoise.protocol import Vector
+from equipoise.pytorch.features import check_last, check_returned, module_features, on_features
+from equipoise.pytorch.site import TorchSite, seeded, torch_site
+from equipoise.pytorch.spec import ModuleSpec, first_model
+from equipoise.pytorch.task import TEST, TRAIN, callback_score
+
+MODEL = "model.pt"
+
+
+def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> Participant:
+    """The site, its module made when it is first needed."""
+
+    @cache
+    def load_module() -> Made:
+        return made(config, name, node)
+
+    def setup(known: Agreement) -> Setup:
+        found = load_module()
+        scores = {name: callback_score(in_torch(score)) for name, score in found.scores.items()}
+        task = found.site.task if known.network is None else None  # on features it is JAX's own
+        return agreement.setup(agreement.stage(config, known), known, task, scores)
+
+    def features(known: Agreement) -> OwnerRows:
+        theta = not_none(known.network).theta
+
+        def make() -> OwnerRows:
+            site = load_module().site
+            x = jnp.asarray(agreement.as_vector(theta, config, site.x.size))
+            return made_of_module(config, site, x, np.dtype(config.run.precision))
+
+        return kept_features(folder, [config.toml(), known.run, theta], make)
+
+    def no_rows(_: Agreement) -> OwnerRows:
+        raise InputError("the rows of this run are PyTorch's")
+
+    convex = rows_site(config, name, folder, no_rows, features, setup)
+
+    def in_stage(of_module: Callable[[Agreement], Job], part: str) -> Callable[[], Job]:
+        """With [convexify], once there are features the site works on these."""
+
+        def job() -> Job:
+            known = read_agreement(folder, name)
+            return of_module(known) if known.network is None else convex.jobs[part]()
+
+        return job
+
+    def statistics(_: str) -> str:
+        site, held_out, scores = load_module()
+        test = int(site.test.sizes) if held_out and site.test is not None else 0
+        spec = described(site, scores).model_dump_json()
+        return SiteStatistics(statistics=spec, train=int(site.shard.sizes), test=test).model_dump_json()
+
+    def accept_agreement(text: str) -> str:
+        if Agreement.model_validate_json(text).network is not None:
+            return convex.accept_agreement(text)
+        keep_agreement(folder, name, text)
+        return ""
+
+    def start() -> Job:
+        site, now = load_module().site, setup(read_agreement(folder, name))
+        return site.job(first_model(now.problem.n, site.x), config=now.digest)
+
+    def train(known: Agreement) -> Job:
+        site, now = load_module().site, setup(known)
+        buffers = Buffers(site.module, folder / f"buffers-{known.run}.pt")
+        buffers.restore()
+        return site.job(now.algorithm, config=now.digest, then=lambda message, state: buffers.keep())
+
+    def evaluate(known: Agreement) -> Job:
+        site, now = load_module().site, setup(known)
+        Buffers(site.module, folder / f"buffers-{known.run}.pt").restore()
+        rows = OwnerRows(site.shard, not_none(site.test))
+
+        def save(message: Any, state: Any) -> None:
+            site.save(message[0], folder / MODEL)
+
+        return site.job(now.scoring, config=now.digest, then=save)._replace(shard=rows)
+
+    jobs = {**convex.jobs, "start": start}
+    jobs |= {part: in_stage(job, part) for part, job in (("train", train), ("evaluate", evaluate))}
+    answers = {"statistics": statistics, "agreement": accept_agreement}
+    return Participant(name, folder, jobs, answers, within=lambda: precision(config))
+
+
+def made_of_module(config: Config, site: TorchSite, theta: Vector, real: np.dtype) -> OwnerRows:
+    """Features of all examples, in an order that the run's seed gives where a loader shuffles."""
+    of = not_none(config.convexify)
+    last = not_none(of.last)
+    assert of.kind != "linearised"
+    parameters = [(name, p.shape) for name, p in site.module.named_parameters() if p.requires_grad]
+    sizes = models.module_features(parameters, last, kind=of.kind, features=of.features)
+    seed = feature_seed(config)
+    layer = random_layer(seed, sizes.fan_in, real)
+    projection = draw_projection(seed, of.kind, sizes.size, sizes.parameters)
+    with site.lock, seeded([config.run.seed]):
+        site.put(theta)
+        features = module_features(site.module, last, layer, projection)
+        return OwnerRows(*(on_features(site.batches[which], features, real) for which in (TRAIN, TEST)))
+
+
+class Made(NamedTuple):
+    """What a site's own function makes."""
+
+    site: TorchSite
+    held_out: bool  # whether examples were held out
+    scores: Mapping[str, Any]  # of (outputs, labels), as tensors; a ScoreRecord says which way is better
+
+
+def made(config: Config, name: str, node: Mapping[str, Any]) -> Made:
+    """What the site's own function makes; all sites draw the same random numbers in it."""
+    where = node.get("torch")
+    require(
+        where,
+        f"the model of this run is a PyTorch module and '{name}' names none; start it with --torch module:function",
+    )
+    data = Path(str(node["data"])) if node.get("data") else None
+    function = own_function(str(where), str(node.get("path", "")))
+    with seeded([config.run.seed]):
+        found = function(name, data)
+    require(
+        isinstance(found, tuple) and len(found) in (3, 4, 5) and isinstance(found[0], torch.nn.Module),
+        f"{where} returns no (module, loss, loader), nor one with held_out, or held_out and scores",
+    )
+    module, loss, loader, *rest = found
+    held_out, scores = rest[0] if rest else None, rest[1] if len(rest) > 1 else {}
+    require(
+        isinstance(scores, Mapping) and all(isinstance(key, str) and callable(score) for key, score in scores.items()),
+        f"the scores of {where} are {scores!r}; give functions of (outputs, labels) by their names",
+    )
+    batch = config.model.batch
+    if batch is not None:
+        largest = max(len(labels) for _, labels in loader)
+        require(
+            largest == batch,
+            f"model.batch is {batch} and the loader of '{name}' gives batches of {largest}; give both the same",
+        )
+    site = torch_site(
+        module,
+        loss,
+        loader,
+        held_out=list(loader) if held_out is None else held_out,
+        l2=config.model.l2,
+        stochastic=batch is not None,
+    )
+    if config.convexify is not None:
+        last = not_none(config.convexify.last)
+        check_last(module, last)
+        check_returned(module, last, next(iter(loader))[0])
+        require(
+            described(site, scores).scored and np.prod(site.shard.labels.shape[1:]) == 1,
+            f"[convexify] is for one label of each example, a class or a number; {where} has others",
+        )
+    require(
+        not scores or described(site, scores).scored,
+        f"{where} has scores of its own, which need outputs for each example and a label to compare them with",
+    )
+    return Made(site, held_out is not None, scores)
+
+
+def in_torch(score: Any) -> Callable[[Any, Any], np.ndarray]:
+    """A score as JAX calls it back; classes are int64, as PyTorch has them."""
+    called: Any = score.score if isinstance(score, ScoreRecord) else score
+
+    def scored(outputs: Any, labels: Any) -> np.ndarray:
+        made, wanted = (torch.as_tensor(np.array(a)) for a in (outputs, labels))
+        with torch.no_grad():
+            value = called(made, wanted if wanted.is_floating_point() else wanted.long())
+        return np.asarray(float(value), np.asarray(outputs).dtype)
+
+    return scored
+
+
+def described(site: TorchSite, scores: Mapping[str, Any]) -> ModuleSpec:
+    named = [(name, p) for name, p in site.module.named_parameters() if p.requires_grad]
+    label = site.shard.labels
+    return ModuleSpec(
+        parameters=tuple((name, tuple(p.shape)) for name, p in named),
+        dtype=str(named[0][1].dtype).removeprefix("torch."),
+        outputs=site.outputs,
+        label=tuple(label.shape[1:]),
+        classes=bool(np.issubdtype(label.dtype, np.integer)),
+        scores=tuple((name, getattr(score, "higher_is_better", True)) for name, score in sorted(scores.items())),
+    )
+
+
+class Buffers:
+    """A module's buffers in a file: Flower's own nodes start a process for every message."""
+
+    def __init__(self, module: torch.nn.Module, path: Path):
+        self.module, self.path = module, path
+
+    def keep(self) -> None:
+        buffers = dict(self.module.named_buffers())
+        if buffers:
+            content = io.BytesIO()
+            torch.save(buffers, content)
+            write_whole(self.path, content.getvalue())
+
+    def restore(self) -> None:
+        if self.path.is_file():
+            saved = torch.load(self.path, weights_only=True)
+            with torch.no_grad():
+                for name, buffer in self.module.named_buffers():
+                    buffer.copy_(saved[name])

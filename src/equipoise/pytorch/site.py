@@ -1,0 +1,220 @@
+"""A site whose model, loss and data are PyTorch's takes part in every algorithm, through the same `work` functions.
+
+    site = torch_site(module, torch.nn.MSELoss(), loader)
+    job = site.job(eq.algorithms.scaffpd(site.task, dual, ...))     # one of a Participant's jobs
+    site.save(x, "model.pt")                                        # the trained weights, as a state_dict
+
+The algorithm asks its task for losses, gradients and local steps; this task calls back into PyTorch for them. The model
+vector is the module's parameters in their order, flat; buffers (a batch norm's statistics) stay at the site.
+"""
+
+import io
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, repeat
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from equipoise import artifact
+from equipoise.data.shards import Shards
+from equipoise.deploy.site.messages import Job
+from equipoise.errors import require
+from equipoise.files import write_whole
+from equipoise.protocol import Algorithm, Vector
+from equipoise.pytorch.task import TEST, TRAIN, Callbacks, callback_task, rows
+from equipoise.tasks import Task
+
+Batch = tuple[torch.Tensor, torch.Tensor]  # inputs, labels
+drawing = threading.Lock()  # PyTorch's random numbers are of the whole process, and sites may share one
+
+
+class TorchSite(NamedTuple):
+    """A module and its data, as a task."""
+
+    task: Task
+    shard: Shards  # the training examples
+    x: Vector  # the module's parameters as they were
+    put: Callable[[Vector], None]  # weights into the module
+    module: torch.nn.Module
+    test: Shards | None  # the examples that were held out
+    outputs: tuple[int, ...] | None  # of one example; None: the module returns no array
+    lock: threading.Lock  # there is one module, and training and evaluation both put weights into it
+    batches: Mapping[int, Iterable[Batch]]  # TRAIN and TEST
+
+    def job(self, algorithm: Algorithm, **options: Any) -> Job:
+        """The site's part in an algorithm that was built with its task."""
+        return Job(algorithm, self.x, self.shard, compiled=False, **options)
+
+    def save(self, x: Vector, path: str | PathLike[str]) -> None:
+        """Puts the weights x into the module and writes its state_dict, for torch.load(..., weights_only=True)."""
+        buffer = io.BytesIO()
+        with self.lock:
+            self.put(x)
+            torch.save(self.module.state_dict(), buffer)
+        write_whole(Path(path), buffer.getvalue())
+
+
+def load_weights(module: torch.nn.Module, path: str | PathLike[str]) -> None:
+    """Puts the model of a run folder (model.safetensors) into a module of the same parameters; buffers stay."""
+    saved = artifact.load(path)
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    weights = {name: torch.as_tensor(np.array(value)) for name, value in saved.params.items()}
+    given, wanted = ({name: tuple(a.shape) for name, a in part.items()} for part in (weights, parameters))
+    require(given == wanted, f"{path} has the parameters {given}, the module {wanted}; give the module of that run")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+
+
+def torch_site(
+    module: torch.nn.Module,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    loader: Iterable[Batch],
+    *,
+    held_out: Iterable[Batch] | None = None,
+    l2: float = 0.0,
+    stochastic: bool = False,
+) -> TorchSite:
+    """f_i(x) = mean of the loss over the loader's examples + l2/2 |x|^2.
+
+    Args:
+        module: any model; all its parameters that require a gradient are trained.
+        loss: of (outputs, labels), the mean over a batch.
+        loader: a DataLoader, or anything to iterate over more than once.
+        held_out: examples to score the model on; they are read once and kept.
+        l2: as in `equipoise.tasks`.
+        stochastic: gradients and local steps on one batch each, in the loader's order (shuffled by the run's key, if it
+            shuffles), instead of on all of them.
+    """
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    require(parameters, "the module has no parameters to train")
+    kinds = {p.dtype for p in parameters}
+    require(len(kinds) == 1, f"the module's parameters are of types {kinds}; give all the same, e.g. module.double()")
+    size, examples = sum(p.numel() for p in parameters), sum(len(labels) for _, labels in loader)
+    require(examples > 0, "the loader has no examples; leave the site out or give it at least one")
+    kept = None if held_out is None else [batch for batch in held_out if len(batch[1])]
+    require(kept is None or kept, "no examples are held out; give at least one, or leave the held-out loader away")
+    sets: dict[int, Iterable[Batch]] = {TRAIN: loader, TEST: kept or ()}
+    real = torch.empty(0, dtype=parameters[0].dtype).numpy().dtype
+
+    def put(x: Any) -> None:
+        flat = torch.as_tensor(np.array(x), dtype=parameters[0].dtype, device=parameters[0].device)
+        require(flat.shape == (size,), f"the weights have shape {tuple(flat.shape)}; the module has {size} parameters")
+        torch.nn.utils.vector_to_parameters(flat, parameters)
+
+    def flat() -> torch.Tensor:
+        return torch.nn.utils.parameters_to_vector(parameters).detach().clone()
+
+    def applied(inputs: torch.Tensor) -> Any:
+        return module(inputs.to(parameters[0].device))
+
+    def lost(batch: Batch) -> torch.Tensor:
+        return loss(applied(batch[0]), batch[1].to(parameters[0].device))
+
+    def slope(batches: Iterable[Batch], count: int | None) -> torch.Tensor:
+        """The gradient over batches that hold `count` examples (None: a single batch)."""
+        module.train()
+        module.zero_grad(set_to_none=True)
+        for batch in batches:
+            (lost(batch) * (1 if count is None else len(batch[1]) / count)).backward()
+        zeros = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        return torch.cat([g.reshape(-1) for g in zeros]) + l2 * flat()
+
+    def draws() -> Iterator[tuple[Iterable[Batch], int | None]]:
+        if stochastic:
+            return (([batch], None) for batch in chain.from_iterable(repeat(loader)))
+        return ((loader, examples) for _ in repeat(None))
+
+    # What JAX calls back: NumPy in, NumPy out.
+
+    def value(x: Any, which: Any) -> np.ndarray:
+        put(x)
+        module.eval()
+        with torch.no_grad():
+            found = [(float(lost(batch)), len(batch[1])) for batch in sets[int(which)]]
+        x = np.asarray(x)
+        mean = sum(value * count for value, count in found) / sum(count for _, count in found)
+        return np.asarray(mean + l2 / 2 * (x @ x), x.dtype)
+
+    def outputs(x: Any, which: Any) -> np.ndarray:
+        put(x)
+        module.eval()
+        with torch.no_grad():
+            made = torch.cat([applied(inputs) for inputs, _ in sets[int(which)]])
+        return made.cpu().numpy().astype(np.asarray(x).dtype)
+
+    def gradient(x: Any, words: Any) -> np.ndarray:
+        put(x)
+        with seeded(words):
+            return slope(*next(draws())).cpu().numpy().astype(np.asarray(x).dtype)
+
+    def curve(x: Any, v: Any, words: Any) -> np.ndarray:
+        put(x)
+        module.train()
+        along = torch.as_tensor(np.array(v), dtype=parameters[0].dtype, device=parameters[0].device)
+        parts = [
+            part.view_as(p) for part, p in zip(along.split([p.numel() for p in parameters]), parameters, strict=True)
+        ]
+        total = l2 * along
+        with seeded(words):
+            batches, count = next(draws())
+            for batch in batches:
+                value = lost(batch) * (1 if count is None else len(batch[1]) / count)
+                slopes = torch.autograd.grad(value, parameters, create_graph=True, materialize_grads=True)
+                rise = sum((g * part).sum() for g, part in zip(slopes, parts, strict=True))
+                if isinstance(rise, torch.Tensor) and rise.requires_grad:  # not of a loss that is linear
+                    curves = torch.autograd.grad(rise, parameters, materialize_grads=True)
+                    total = total + torch.cat([c.reshape(-1) for c in curves])
+        return total.cpu().numpy().astype(np.asarray(x).dtype)
+
+    def walk(steps: int, x: Any, words: Any, lr: Any, shift: Any, pull: Any, snapshot: Any) -> tuple:
+        put(x)
+        u = start = seen = flat()
+        drift = torch.as_tensor(np.array(shift), dtype=u.dtype, device=u.device)
+        with seeded(words):
+            for t, draw in zip(range(1, steps + 1), draws(), strict=False):
+                u = u - float(lr) * (slope(*draw) + drift + float(pull) * (u - start))
+                torch.nn.utils.vector_to_parameters(u, parameters)
+                seen = u if t == int(snapshot) else seen
+        return tuple(a.cpu().numpy().astype(np.asarray(x).dtype) for a in (u, seen))
+
+    first = next(iter(kept or loader))
+    module.eval()
+    with torch.no_grad():
+        made = applied(first[0])
+    shape = tuple(made.shape[1:]) if isinstance(made, torch.Tensor) and made.shape[:1] == first[1].shape[:1] else None
+    x = jnp.asarray(flat().cpu().numpy())
+    lock = threading.Lock()
+    callbacks = Callbacks(*(one_at_a_time(lock, called) for called in (value, gradient, curve, walk, outputs)))
+    task = callback_task("torch", x, callbacks, shape)
+    train = rows(TRAIN, in_numpy(first[1][:1], real), examples)
+    labels = [in_numpy(labels, real) for _, labels in kept or ()]
+    test = rows(TEST, np.concatenate(labels), sum(map(len, labels))) if labels else None
+    return TorchSite(task, train, x, put, module, test, shape, lock, sets)
+
+
+def one_at_a_time(lock: threading.Lock, function: Callable[..., Any]) -> Callable[..., Any]:
+    def locked(*args: Any) -> Any:
+        with lock:
+            return function(*args)
+
+    return locked
+
+
+def in_numpy(labels: torch.Tensor, real: np.dtype) -> np.ndarray:
+    """Labels as JAX takes them: classes are int32, numbers of the model's type."""
+    return labels.cpu().numpy().astype(real if labels.is_floating_point() else np.int32)
+
+
+@contextmanager
+def seeded(words: Any) -> Iterator[None]:
+    """Within it PyTorch draws by the run's key; afterwards as if nothing had been drawn."""
+    with drawing, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(np.bitwise_xor.reduce(np.asarray(words, np.uint32))))  # it uses 32 bits
+        yield
