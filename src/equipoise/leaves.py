@@ -35,11 +35,14 @@ class Recipe:
 
 
 class Structure:
-    """A factory and all of its arguments but the numbers; or, without a factory, one object as it is."""
+    """A factory and all of its arguments but the numbers.
 
-    def __init__(self, factory: Callable | None, tree: Any, fixed: tuple):
-        self.factory, self.tree, self.fixed = factory, tree, fixed
-        self.key = (factory, tree, tuple(map(_compared, fixed)))
+    What has no numbers is kept `whole` and not made again; without a factory it is known by nothing else.
+    """
+
+    def __init__(self, factory: Callable | None, tree: Any, fixed: tuple, shapes: tuple = (), whole: Any = None):
+        self.factory, self.tree, self.fixed, self.shapes, self.whole = factory, tree, fixed, shapes, whole
+        self.key = (factory, tree, tuple(map(_compared, fixed)), shapes)
         self.hash = hash(self.key)
 
     def __eq__(self, other: object) -> bool:
@@ -91,18 +94,18 @@ def tree_of_numbers(kind: Kind) -> Kind:
 
     def flatten(value: Any) -> tuple[Iterable, Structure]:
         if value.recipe is None or not value.recipe.is_of(value):
-            return (), Structure(None, None, (value,))
+            return (), Structure(None, None, (value,), whole=value)
         return value.recipe.numbers, value.recipe.structure
 
     def unflatten(structure: Structure, numbers: Iterable) -> Any:
-        if structure.factory is None:
-            return structure.fixed[0]
         numbers = tuple(numbers)
-        if all(map(_is_number, numbers)):
+        if structure.whole is not None:
+            return structure.whole
+        if all(map(_is_number, numbers)) and tuple(map(np.shape, numbers)) == structure.shapes:
             left = iter(numbers)
             leaves = [next(left) if value is _NUMBER else value for value in structure.fixed]
             made = structure.factory(**jax.tree.unflatten(structure.tree, leaves))
-        else:  # a tree of other things, such as shapes or axes: no object, but a tree of the same structure
+        else:  # a tree of other things, such as axes or rows of numbers: no object, but a tree
             made = kind(*[None] * (len(kind._fields)))  # type: ignore[attr-defined]
         return made._replace(recipe=Recipe(numbers, structure, made))
 
@@ -141,7 +144,8 @@ def numbers_are_leaves(factory: Any = None, *, static: tuple[str, ...] = ()) -> 
         leaves, tree = jax.tree.flatten(given, is_leaf=_is_whole)
         numbers = tuple(filter(_is_number, leaves))
         fixed = tuple(_NUMBER if _is_number(value) else value for value in leaves)
-        return made._replace(recipe=Recipe(numbers, Structure(call, tree, fixed), made))
+        shapes, whole = tuple(map(np.shape, numbers)), None if numbers else made
+        return made._replace(recipe=Recipe(numbers, Structure(call, tree, fixed, shapes, whole), made))
 
     def call(**arguments: Any) -> Any:
         values = ((name, arguments[name]) for name in parameters)  # JAX sorts a dictionary
