@@ -85,7 +85,6 @@ def use(monkeypatch):
     )
     monkeypatch.setattr(evaluation, "evaluator", lambda task, data, **_: lambda x: table(x, data.n))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
-    monkeypatch.setattr(methods, "_takes_operands", lambda maker, numbers, x: maker(**numbers) is not None)
     monkeypatch.setattr(methods, "wire", crossing)
     for module in (batch, run):
         monkeypatch.setattr(module, "git_commit", lambda: None)
