@@ -104,10 +104,10 @@ def tree_of_numbers(kind: Kind) -> Kind:
         if all(map(_is_number, numbers)) and tuple(map(np.shape, numbers)) == structure.shapes:
             left = iter(numbers)
             leaves = [next(left) if value is _NUMBER else value for value in structure.fixed]
-            made = structure.factory(**jax.tree.unflatten(structure.tree, leaves))
-        else:  # a tree of other things, such as axes or rows of numbers: no object, but a tree
-            made = kind(*[None] * (len(kind._fields)))  # type: ignore[attr-defined]
-        return made._replace(recipe=Recipe(numbers, structure, made))
+            return structure.factory(**jax.tree.unflatten(structure.tree, leaves))
+        # A tree of other things, such as axes or rows of numbers: no object, but a tree.
+        nothing = kind(*[None] * (len(kind._fields)))  # type: ignore[attr-defined]
+        return nothing._replace(recipe=Recipe(numbers, structure, nothing))
 
     _KINDS.add(kind)
     jax.tree_util.register_pytree_node(kind, flatten, unflatten)
@@ -152,7 +152,7 @@ def numbers_are_leaves(factory: Any = None, *, static: tuple[str, ...] = ()) -> 
         given = inspect.BoundArguments(
             signature, OrderedDict((name, v.value if isinstance(v, _Fixed) else v) for name, v in values)
         )
-        return factory(*given.args, **given.kwargs)
+        return make(*given.args, **given.kwargs)
 
     return make
 
@@ -174,6 +174,21 @@ class _Fixed:
 
     def __hash__(self) -> int:
         return hash(self.value)
+
+
+def scaled(made: Any, names: tuple[str, ...], factor: Any) -> Any:
+    """What is made where all numbers that are arguments of these names, of its factory and of those of its arguments,
+    are `factor` times what they were."""
+    structure, leaves = made.recipe.structure, iter(made.recipe.numbers)
+    given = jax.tree.unflatten(
+        structure.tree, [next(leaves) if value is _NUMBER else value for value in structure.fixed]
+    )
+    for name, value in given.items():
+        if name in names and _is_number(value):
+            given[name] = value * factor
+        elif type(value) in _KINDS and jax.tree.leaves(value):
+            given[name] = scaled(value, names, factor)
+    return structure.factory(**given)
 
 
 def numbers_of(value: Any, dtype: Any) -> list[jax.Array]:

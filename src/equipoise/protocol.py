@@ -121,6 +121,7 @@ class Exchange(NamedTuple):
     counts: Callable[[Reply], Any] | None = None
     # What all clients count for, where every message says it.
     weights: Callable[[Message], Any] | None = None
+    unit: bool = False  # every reply has the weight 1
 
 
 def run_client(

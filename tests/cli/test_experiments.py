@@ -148,7 +148,6 @@ def test_several_methods_on_silo_files(here):
         (("run", "--label", "ill"), "--label is for silo files"),
         (("run", "--silos", "hospitals", "--label", "sick"), "has no column 'sick', the label"),
         (("run", "--set", "run.rounds"), "nothing to set"),
-        (("run", "--set", "model.name=mlp"), "algorithm.rule is 'tuned', which is measured for linear models only"),
         (("run", "--set", "data.name=moons"), "no data set 'moons'"),
         (("compare", "--set", "run.rounds=many"), "run.rounds is 'many'; give a whole number"),
         (("resume", "nowhere"), "nowhere is not a run folder"),

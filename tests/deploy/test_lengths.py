@@ -13,7 +13,7 @@ from flwr.app import Message, RecordDict
 from equipoise.deploy import flower
 from equipoise.deploy.flower import Demands, GivenUp
 from equipoise.deploy.server.lengths import Bounded, lengths
-from equipoise.deploy.server.reach_agreement import _check_alike
+from equipoise.deploy.server.reach_agreement import _check_alike, _check_baselines
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.wire.arrays import pack, unpack
 from equipoise.errors import InputError
@@ -52,15 +52,15 @@ def no_weight(reply):
 
 
 def great_weight(reply):
-    return reply._replace(total=jax.tree.map(lambda a: 1e12 * a, reply.total))
+    return reply._replace(total=jax.tree.map(lambda a: 100 * a, reply.total))  # the update per weight is honest
 
 
 ATTACKS = {
     "a gradient of 1e150": ("collect", gradient(1e150), (0, 1), "its gradient is"),
     "a loss of 1e30": ("collect", loss(1e30), (0, 1), "its loss is"),
     "an update a million times too long": ("improve", update(1e6), (1,), "its update is more than 10000 times"),
-    "an update of no weight": ("improve", no_weight, (1,), "its update is"),
-    "a weight of 1e12": ("improve", great_weight, (1,), "its weight is"),
+    "an update of no weight": ("improve", no_weight, (1,), "its weight is not the one that it was given"),
+    "a weight that it was not given": ("improve", great_weight, (1,), "its weight is not the one that it was given"),
 }
 
 
@@ -170,6 +170,15 @@ def test_a_curvature_out_of_all_proportion_is_refused():
     _check_alike(here, {"east": 1.0, "north": 300.0, "south": 0.1})
     with pytest.raises(InputError, match=r"'north' measured a curvature of 1e[+]150, 5e[+]149 times the median"):
         _check_alike(here, {"east": 1.0, "north": 1e150, "south": 2.0})
+
+
+def test_a_baseline_out_of_all_proportion_is_refused():
+    """Below zero it would be a gain that takes all of the weight."""
+    here = config.parse(settings())
+    _check_baselines(here, {"east": 0.7, "north": 0.0, "south": 0.6})
+    for lie in (-1e-3, 1e5):
+        with pytest.raises(InputError, match="'north' told a loss of"):
+            _check_baselines(here, {"east": 0.7, "north": lie, "south": 0.6})
 
 
 def test_who_passes_early_passes_in_the_end_whoever_comes_first():

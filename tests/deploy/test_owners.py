@@ -20,12 +20,13 @@ from equipoise.data.silos import Encoding, Statistics, agree, open_site
 from equipoise.data.silos.statistics import Options
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.site.messages import Job
-from equipoise.deploy.site.owner import SPLIT, check_step, encoded, lengths, model_in
+from equipoise.deploy.site.owner import SPLIT, check_step, encoded, lengths, model_in, own_key
 from equipoise.deploy.wire.envelope import read_text, text
 from equipoise.errors import EquipoiseError, Refusal
 from equipoise.experiment import config
 from equipoise.privacy import audit, ledger, policy
 from equipoise.protocol import wire
+from equipoise.tasks.examples import draw
 from tests.deploy.test_federated_run import grid, settings
 from tests.deploy.test_secure_run import node, told
 from tests.flower import silos
@@ -278,6 +279,31 @@ def test_a_model_whose_gradient_is_one_row(tmp_path):
     check_step(np.ones(4), np.zeros(4), 1.0)
     with pytest.raises(Refusal, match="is 100 away from where it began, and this site goes along with 10"):
         check_step(np.full(4, 100.0), np.zeros(4), 10.0)
+
+
+def test_the_rows_of_a_minibatch_are_drawn_by_the_sites_own_key(tmp_path):
+    """With the server's, a gradient for each of as many keys as there are rows tells all of the rows' gradients."""
+    rng, rows, d = np.random.default_rng(0), 30, 4
+    inputs, labels = rng.normal(size=(rows, d)), rng.normal(size=rows)
+    shard = eq.data.stack([(inputs, labels)]).client(0)
+    task = eq.tasks.ridge(d, mu=0.0, batch=20)
+    rules, x = {how: policy.Policy(draws=how) for how in ("asked", "own")}, jnp.zeros(d)
+    gradient = jax.jit(lambda words: task.grad(x, shard, jax.random.wrap_key_data(words)))
+    rows_of = jax.jit(lambda words: draw(jax.random.wrap_key_data(words), shard, (20,)))
+
+    def solved(how):
+        """The rows' gradients, as the server would find them."""
+        asked = [[0, k] for k in range(2 * rows)]
+        used = [np.array(own_key(tmp_path, rules[how], "run", words), np.uint32) for words in asked]
+        replies = np.array([gradient(words) for words in used])
+        guessed = [np.bincount(rows_of(np.array(words, np.uint32)), minlength=rows) / 20 for words in asked]
+        return np.linalg.lstsq(np.array(guessed), replies, rcond=None)[0]
+
+    own = -2 * labels[:, None] * inputs
+    np.testing.assert_allclose(solved("asked"), own, atol=1e-8)
+    assert np.corrcoef(solved("own").ravel(), own.ravel())[0, 1] < 0.5
+    again = [own_key(tmp_path, rules["own"], "run", [1, 2]) for _ in range(2)]
+    assert again[0] == again[1] != own_key(tmp_path, rules["own"], "another", [1, 2])  # a message that is sent again
 
 
 def test_no_algorithm_sends_a_model_that_the_owner_does_not_see():

@@ -60,6 +60,21 @@ def test_scores_that_are_no_means_are_resampled():
     assert found.worst.low < found.worst.estimate < found.worst.high
 
 
+def test_owners_of_few_rows_may_not_have_met_the_rare_losses_that_larger_ones_have():
+    """Log losses where 4% of the rows are of the other class: eight rows mostly have none of it, and looked certain."""
+    rng, sizes = np.random.default_rng(0), np.repeat([8, 200], [5, 15])
+    truth = np.repeat([1.5, 0.6], [5, 15])
+    told = []
+    for seed in range(40):
+        rows = [of * np.where(rng.random(m) < 0.04, 12.5, 0.5208) for m, of in zip(sizes, truth, strict=True)]
+        means, squares = (np.array([(r**power).mean() for r in rows]) for power in (1, 2))
+        found = standing(PerClient(sizes, {"loss": means}, {}, {"loss": squares}), "loss", key=seed)
+        told += [b.low <= t <= b.high for b, t in ((found.mean, 0.825), (found.worst, 1.5)) if np.isfinite(b.low)]
+        known = np.isfinite(found.low)
+        told.append(bool(((found.low <= truth) & (truth <= found.high))[known].all()))
+    assert np.mean(told) > 0.93
+
+
 def test_rows_that_count_as_fewer_leave_more_open():
     table = made([0.8, 0.9, 0.7, 0.9], [50] * 4)
     each, by_unit = standing(table), standing(table, counted=np.full(4, 10.0))

@@ -20,7 +20,7 @@ SECURE = {"federation": {"sites": 3, "secure": True}}
         ({"objective": {"name": "average"}}, "scaffpd_model", "nothing to tune"),
         ({"algorithm": {"local_lr": 0.1}}, "scaffpd", "local_lr is given"),
         ({"algorithm": {"rule": {"sigma": 1.0}}}, "scaffpd", "rule is given"),
-        ({"model": {"name": "mlp"}}, "scaffpd", "a mlp is not convex"),
+        ({"model": {"name": "mlp"}}, "scaffpd_minibatch", "a mlp is not convex"),
         ({"objective": {"name": "qffl"}}, "scaffpd", "the weights of 'qffl' need not be shares"),
         ({"federation": {"sites": 3, "clip": 2.0}}, "scaffpd", "are clipped do not fit"),
         ({"federation": {"sites": 3, "clip_gradients": 2.0}}, "scaffpd", "are clipped do not fit"),
@@ -44,7 +44,7 @@ def test_a_run_that_names_none_takes_it_and_says_why():
     assert told.algorithm.name == "scaffpd_model"
     assert told.algorithm.steps == 10
     with precision(told):
-        algorithm, notes, _ = build_method(told, build_problem(told))
+        algorithm, notes, *_ = build_method(told, build_problem(told))
     assert algorithm.name == "scaffpd_model"
     assert notes[0].startswith("scaffpd_model is the method of choice: the model is linear")
     named = config.parse(settings | {"algorithm": {"name": "fedavg", "local_lr": 0.1}})

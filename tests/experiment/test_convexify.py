@@ -247,8 +247,8 @@ def test_mistakes_are_sentences(assignments, sentence):
 
 
 def test_a_mistake_in_stage_1_leaves_no_folder(tmp_path):
-    with pytest.raises(InputError, match=r"algorithm\.local_lr is 'auto', which is measured for linear models only"):
-        run.run(parsed(MLP, "convexify.algorithm={local_lr='auto'}"), tmp_path / "run")
+    with pytest.raises(InputError, match=r"algorithm\.cohort is 99 of"):
+        run.run(parsed(MLP, "convexify.algorithm={cohort=99}"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -17,6 +17,14 @@ def runs_of(tmp_path, plain, fair, **fair_more):
     )
 
 
+def test_what_the_bounds_rest_on_is_said(five, regression):
+    rare = "no client has rare large errors of which the other clients show none"
+    assert rare in wording.rests_on(numbers.reported(regression)[0])
+    assert rare not in wording.rests_on(numbers.reported(five)[0])
+    for runs in (five, regression):
+        assert "no scored row had a say in the model" in wording.rests_on(numbers.reported(runs)[0])
+
+
 def test_the_cost_is_made_of_the_records_numbers(five):
     old, new = five[2].outcome.summary, five[1].outcome.summary  # the best average, the best worst fifth
     cost = wording.cost_of_fairness(numbers.reported(five))

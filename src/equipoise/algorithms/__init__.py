@@ -24,6 +24,8 @@ from equipoise.algorithms.fedprox import FEDPROX
 from equipoise.algorithms.fedprox import fedprox as fedprox
 from equipoise.algorithms.fine_tuning import Split as Split
 from equipoise.algorithms.fine_tuning import fine_tuning as fine_tuning
+from equipoise.algorithms.guarded_steps import may_be_guarded as may_be_guarded
+from equipoise.algorithms.guarded_steps import with_guarded_steps as with_guarded_steps
 from equipoise.algorithms.in_metric import told_in_x as told_in_x
 from equipoise.algorithms.local_schedule import with_local_schedule as with_local_schedule
 from equipoise.algorithms.projection import project_updates as project_updates

@@ -63,7 +63,7 @@ def fedavg(
         prepare=task.prepare,
         init=Server,
         init_client=lambda x: None,
-        round=(Exchange("train", sample.open, send_model, train, average),),
+        round=(Exchange("train", sample.open, send_model, train, average, unit=weights == "uniform"),),
         model=lambda server: server.x,
     )
 

@@ -80,7 +80,7 @@ def scaffold(
         prepare=task.prepare,
         init=lambda x: Server(x, jnp.zeros_like(x)),
         init_client=jnp.zeros_like,
-        round=(Exchange("train", sample.open, send, train, average, writes=True),),  # sample.open: line 3
+        round=(Exchange("train", sample.open, send, train, average, writes=True, unit=True),),  # sample.open: line 3
         model=lambda server: server.x,
     )
 

@@ -119,10 +119,10 @@ def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -
             return Moments(nobody, centre, jnp.zeros(len(at[0]), jnp.float64))
         return Sketch(nobody, centre, *(jnp.zeros((d, k), jnp.float64) for _ in range(2)))
 
-    ask = Exchange("moments", sample.open, send_nothing, tell_moments, keep_moments)
+    ask = Exchange("moments", sample.open, send_nothing, tell_moments, keep_moments, unit=True)
     sketched = (
-        Exchange("sketch", sample.open, send_nothing, tell_sketch, keep_basis),
-        Exchange("images", sample.open, send_basis, tell_images, keep_images),
+        Exchange("sketch", sample.open, send_nothing, tell_sketch, keep_basis, unit=True),
+        Exchange("images", sample.open, send_basis, tell_images, keep_images, unit=True),
     )
     return Algorithm(
         name="second_moments",

@@ -36,7 +36,7 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
         prepare=task.prepare,
         init=Server,
         init_client=lambda x: None,
-        round=(Exchange("gradient", sample.open, send_model, gradient, step),),
+        round=(Exchange("gradient", sample.open, send_model, gradient, step, unit=True),),
         model=lambda server: server.x,
     )
 

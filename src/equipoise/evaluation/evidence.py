@@ -4,8 +4,8 @@
     of_means    a mean of numbers from zero up: a loss, a squared error, or the root of one
     of_errors   anything else, of which a standard error is known: an AUROC that was resampled
 
-Nothing of one client is used for another here but how widely the numbers of rows scatter, and that only within a class
-of clients of similar size: whether a client is small may have to do with how it is served.
+Nothing of one client is used for another here but how widely the numbers of rows scatter: by clients of similar size,
+and never less widely than those of most rows. Whether a client is small may have to do with how it is served.
 """
 
 import math
@@ -165,20 +165,41 @@ def of_shares(right: np.ndarray, rows: np.ndarray) -> Evidence:
     )
 
 
-def of_means(mean: np.ndarray, squares: np.ndarray, rows: np.ndarray, *, root: bool = False) -> Evidence:
+def usual_scatter(mean: np.ndarray, squares: np.ndarray, rows: np.ndarray) -> float:
+    """How widely numbers scatter where most rows are: clients of few rows may not have met the rare large ones yet."""
+    spare = np.maximum(rows - 1.0, 0)
+    scatter = _own_scatter(_above_zero(mean), squares - mean**2, rows)
+    order = np.argsort(scatter)
+    return float(scatter[order][np.searchsorted(np.cumsum(spare[order]), spare.sum() / 2)])
+
+
+def _above_zero(mean: np.ndarray) -> np.ndarray:
+    return np.maximum(mean, max(float(mean.max()), 1e-100) * 1e-9)
+
+
+def _own_scatter(mean: np.ndarray, variance: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """[n], of each client's own rows; `mean` is above zero."""
+    return np.maximum(variance, 0) * rows / np.maximum(rows - 1, 1) / mean**2
+
+
+def of_means(
+    mean: np.ndarray, squares: np.ndarray, rows: np.ndarray, *, root: bool = False, least_scatter: float = 0.0
+) -> Evidence:
     """Each client's mean of numbers from zero up, such as losses or squared errors, and the mean of their squares.
 
     Their mean is taken for a gamma variable, which it is for exponential losses and for squares of normal errors. How
     far a client's numbers scatter is learnt from all of them, where it has few. `root`: the score is the mean's root.
+    `least_scatter`: what `usual_scatter` says of all clients, also of those of other sizes.
     """
     gammaln = scipy.special.gammaln
     m = rows.astype(np.float64)
-    x = np.maximum(mean, max(float(mean.max()), 1e-100) * 1e-9)
+    x = _above_zero(mean)
     spare = np.maximum(m - 1, 0)
-    own_scatter = np.maximum(squares - mean**2, 0) * m / np.maximum(spare, 1) / x**2
+    own_scatter = _own_scatter(x, squares - mean**2, m)
     pooled = float(spare @ own_scatter + PRIOR_ROWS * NORMAL_SCATTER) / (spare.sum() + PRIOR_ROWS)
     heavier = 1 + max(pooled - NORMAL_SCATTER, 0) / 2  # a heavy tail that shows is heavier than it shows
-    pooled = max(heavier * pooled * (1 + 2 * pooled / m.mean()), 1e-12)  # the mean in the denominator errs too
+    pooled = heavier * pooled * (1 + 2 * pooled / m.mean())  # the mean in the denominator errs too
+    pooled = max(pooled, least_scatter, 1e-12)
 
     def with_peers(theirs: float) -> np.ndarray:
         return (PEERS_WEIGH * theirs + spare * own_scatter) / (PEERS_WEIGH + spare)

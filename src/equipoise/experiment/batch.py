@@ -125,6 +125,8 @@ def _of_one_shape(problems: dict[str, Problem]) -> dict[str, ClientRows]:
 def _may_share(config: Config) -> bool:
     """Whether a run may go side by side with others: it ends when they do, and nothing is measured for it first."""
     measured = getattr(config.algorithm, "rule", None) == "tuned"
+    network = config.model.name != "linear" and config.convexify is None
+    measured = measured or (network and "auto" in (getattr(config.algorithm, key, None) for key in ("local_lr", "lr")))
     ends_early = config.run.until_gap is not None or config.run.patience is not None
     return not ends_early and config.run.devices in (None, 1) and not measured
 

@@ -10,6 +10,7 @@ from equipoise.extensions import is_reference
 if TYPE_CHECKING:
     from equipoise.experiment.config import Config
 
+BATCH = 32  # examples of a local step of a network, where nothing is said of algorithm and batch
 ROUNDS = 100  # at most, where a run ends by itself
 CERTIFIED = 1e-3  # of the objective
 WAITED = 10  # rounds that have brought nothing better
@@ -30,7 +31,8 @@ def best_algorithm(settings: Mapping[str, Any]) -> Choice:
     batch = last.get("batch") if isinstance(last, Mapping) else None
     own = {key for key, value in (table.items() if isinstance(table, Mapping) else ()) if value is not None}
     known = {argument.name for argument in record.settings} | {"name", "rule", "server_optimizer", "schedule"}
-    if found.name != "scaffpd" or batch is None or own - known:
+    network = isinstance(model, Mapping) and model.get("name", "linear") not in ("linear", "torch") and last is model
+    if found.name != "scaffpd" or (batch is None and not network) or own - known:
         return found
     return Choice(record.name, f"{found.why}, and with minibatches its control variates are means of local gradients")
 

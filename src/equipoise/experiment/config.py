@@ -431,6 +431,8 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         require(isinstance(value, Mapping), f"{source}: {key} is {mistakes.shown(value)}; give a table, [{key}]")
     best = choice.best_algorithm(given).name
     names = {"objective": ("chi2", OBJECTIVES), "algorithm": (best, tuple(ALGORITHMS))}
+    if best == "scaffpd_minibatch" and "name" not in given.get("algorithm", {}) and "convexify" not in given:
+        given["model"] = {"batch": choice.BATCH, **given["model"]}
     own = {"run.score": (given.get("run", {}).get("score"), SCORES)}
     for key, (start, allowed) in names.items():
         given[key] = {"name": start, **given.get(key, {})}

@@ -1,5 +1,6 @@
 """From settings to a method: an objective, step sizes, an algorithm."""
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from equipoise.data.datasets import synthetic
 from equipoise.data.shards import client_shapes
 from equipoise.errors import not_none, require
 from equipoise.experiment import choice
+from equipoise.experiment.chosen import step_sizes
+from equipoise.experiment.chosen.choices import Choice
 from equipoise.experiment.config import Config, RuleSettings
 from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own_steps
 from equipoise.experiment.private import noise_of, promise
@@ -66,12 +69,47 @@ class Method(NamedTuple):
 
     algorithm: Algorithm
     notes: tuple[str, ...]  # what was measured instead of chosen
+    chosen: tuple[Choice, ...] = ()  # by trial rounds
 
 
 def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Method:
+    """`draw`: where noise comes from, if the run has some."""
+    key = tried_step(config, problem)
+    return _built(config, problem, draw) if key is None else _with_tried_step(config, problem, draw, key)
+
+
+def tried_step(config: Config, problem: Problem) -> str | None:
+    """The step size that is found by trial rounds: of networks, whose rows are at hand; None: there is none."""
+    auto = [key for key in ("local_lr", "lr") if getattr(config.algorithm, key, None) == "auto"]
+    return auto[0] if auto and not problem.convex and step_sizes.at_hand(problem) else None
+
+
+def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> Method:
+    def method(step: float) -> Method:
+        given = config.algorithm.model_copy(update={key: step})
+        return _built(config.model_copy(update={"algorithm": given}), problem, draw, guarded=True)
+
+    name = json.dumps([config.algorithm.model_dump(mode="json"), config.objective.model_dump(mode="json"), key])
+    if name not in problem.tried_steps:
+        rows = training_rows(config, problem, problem.compiled_for)
+        problem.tried_steps[name] = step_sizes.tried(
+            f"algorithm.{key}",
+            problem,
+            rows,
+            lambda step: method(step).algorithm,
+            seed=config.run.seed,
+            clients_per_batch=config.run.clients_per_batch,
+        )
+    choice = problem.tried_steps[name]
+    made = method(choice.value)
+    note = f"{key} was chosen: {choice.value:.4g}; {choice.why}"
+    return made._replace(notes=(*made.notes, note), chosen=(choice,))
+
+
+def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = False) -> Method:
     """What is not given is measured, the algorithm is made of it, and wrapped in what else was asked for.
 
-    `draw`: where noise comes from, if the run has some.
+    `guarded`: step sizes are halved where the loss explodes.
     """
     record = algorithms.named(config.algorithm.name)
     settings = {name: value for name, value in config.algorithm if value is not None and name != "name"}
@@ -95,10 +133,11 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Metho
             isinstance(made, Algorithm),
             f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
         )
-        if around["server_optimizer"] is None:
-            return made
-        optimizer = build_optimizer("algorithm.server_optimizer", around["server_optimizer"])
-        return algorithms.with_server_optimizer(made, optimizer)
+        if around["server_optimizer"] is not None:
+            optimizer = build_optimizer("algorithm.server_optimizer", around["server_optimizer"])
+            made = algorithms.with_server_optimizer(made, optimizer)
+        may = guarded and algorithms.may_be_guarded(task, made)
+        return algorithms.with_guarded_steps(task, made) if may else made
 
     if around["schedule"] is None:
         algorithm = build()
@@ -144,8 +183,9 @@ def _rule(
     rule = settings.pop("rule", None)
     if rule != "tuned":
         return rule
-    if record.network_rule is not None and not problem.convex:
-        given = record.network_rule(problem.n)
+    network_rule = algorithms.named(record.minibatch_form or record.name).network_rule
+    if network_rule is not None and not problem.convex:
+        given = network_rule(problem.n)
         numbers = ", ".join(f"{name} {value:g}" for name, value in given.items())
         notes.append(f"the step sizes of the weights were not given: {numbers}, which serve on networks")
         return RuleSettings(**given)
@@ -311,7 +351,8 @@ def _sample(record: algorithms.Record, n: int, cohort: int | None, coin: float |
 def _must_be_convex(problem: Problem, given: str, instead: str) -> None:
     require(
         problem.convex,
-        f"{given}, which is measured for linear models only, and this is a {problem.model.name}; give {instead}",
+        f"{given}, which is tried out where all rows are at hand, and over Flower measured for linear models only, and "
+        f"this is a {problem.model.name}; give {instead}",
     )
 
 

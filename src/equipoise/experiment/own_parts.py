@@ -62,7 +62,7 @@ def mean_part(problem: Problem, *, tell: bool = True) -> Algorithm:
         prepare=lambda shard: shard,
         init=init,
         init_client=lambda x: jnp.zeros(shape.shape, x.dtype),
-        round=(Exchange("own part", sample.open, send_model, fit, note, writes=True),),
+        round=(Exchange("own part", sample.open, send_model, fit, note, writes=True, unit=True),),
         model=lambda server: server.x,
     )
 

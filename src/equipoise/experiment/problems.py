@@ -194,6 +194,11 @@ class Problem:
         return cache(measured)
 
     @cached_property
+    def tried_steps(self) -> dict[str, Any]:
+        """Step sizes of networks that were found by trial rounds (`chosen/step_sizes.py`), by the method."""
+        return {}
+
+    @cached_property
     def scores(self) -> dict[str, Score]:
         """What models are scored by, where the rows are at hand."""
         found = evaluation.suited(self.task.predict, self.x, client_shapes(self.train), self.loss)

@@ -24,7 +24,7 @@ from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import Trained, convexify, given_network, network_config, trained_network
 from equipoise.experiment.methods import Method, baselines_of, build_method, training_rows
-from equipoise.experiment.problems import Problem, build_problem, precision
+from equipoise.experiment.problems import Problem, Sent, build_problem, precision
 from equipoise.experiment.reading import load_config
 from equipoise.experiment.results import (
     calibration_of,
@@ -209,7 +209,7 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     config, folder = spec.config, spec.folder
     data, git, method = shared or share(problem_of(spec, begin))
     problem = data.problem
-    algorithm, notes = method or build_method(config, problem)
+    algorithm, notes, chosen = method or build_method(config, problem)
     source = origin.of(config, problem)
     check_memory(jax.eval_shape(partial(kernel.init, algorithm), problem.x), algorithm)
     begin()
@@ -217,6 +217,7 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     evaluate = local_evaluator(config, problem, data.train, data.scorer)
     judge, weights = validator(problem), weights_of(algorithm, problem.x.dtype)
     writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate, judge, weights)
+    writer.sent = Sent(*map(sum, zip(problem.sent, *(choice.sent for choice in chosen), strict=True)))
     try:
         start = writer.start()  # before anything is written: a run that is not this one is left as it is
         about = federation_record(problem, algorithm, notes, baselines_of(config, problem))

@@ -6,6 +6,7 @@ algorithms = ["scaffpd_sums", "fedavg"]
 label = "readmitted"     # the only column to be predicted
 columns = ["age", "ward"]  # the only columns that are read besides
 split = "kept"           # the default: made once and kept; "asked": as each run asks for it, for trials
+draws = "own"            # the default: minibatches by a key of its own; "asked": by the run's, as on one machine
 min_rows = 20            # that stand behind every statistic, gradient, loss and score
 min_count = 10           # rows that a value of a text or of the label has at least, or it is told to nobody
 most_of_row = 0.5        # of a gradient that a single row may make, as lengths
@@ -48,6 +49,7 @@ TRIAL = """\
 # Without this file the site would ask for every run, keep its split, and tell nothing of fewer than 20 rows.
 ask = false
 split = "asked"
+draws = "asked"
 min_rows = 1
 min_count = 1
 most_of_row = 1.0
@@ -69,6 +71,7 @@ class Policy(BaseModel):
     label: str | None = None
     columns: tuple[str, ...] | None = None
     split: Literal["kept", "asked"] = "kept"
+    draws: Literal["own", "asked"] = "own"
     min_rows: int = Field(20, ge=1)
     min_count: int = Field(10, ge=1)
     most_of_row: float = Field(0.5, gt=0, le=1)

@@ -28,6 +28,7 @@ FIXED = (
     "A skill is bounded at the mixture of classes that a client's scored rows have, with its base rate, of its "
     "training rows, held fixed."
 )
+MEANS = ("loss", "skill", "rmse", "brier")  # scores that a rare large number can make
 
 
 def alike(runs: Sequence[ReportedRun]) -> str:
@@ -65,15 +66,16 @@ def calibration(run: ReportedRun) -> list[str]:
 def rests_on(run: ReportedRun) -> str:
     """What a reader has to grant for the bounds to hold."""
     unit = numbers.setting(run.record, "data", "unit")
-    rows = f"clients' scored rows are a fair sample of what they will have, of each {unit} apart from the others"
+    rows = f"that clients' scored rows are a fair sample of what they will have, of each {unit} apart from the others"
     if not unit:
         rows = (
-            "every scored row is drawn by itself from what its client will have (several rows of one person are not: "
-            "then data.unit has to name the column that says whose they are)"
+            "that every scored row is drawn by itself from what its client will have (several rows of one person are "
+            "not: then data.unit has to name the column that says whose they are)"
         )
+    rare = "; that no client has rare large errors of which the other clients show none" if run.measure in MEANS else ""
     return (
         "The bounds hold whatever the number of a client's rows has to do with its score, and those of single clients "
-        f"hold for all of them together. They rest on this: {rows}, and no scored row had a say in the model."
+        f"hold for all of them together. They rest on this: {rows}; that no scored row had a say in the model{rare}."
     )
 
 

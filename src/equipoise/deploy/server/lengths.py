@@ -7,8 +7,9 @@ converges. With `bound` = B a reply is left out if an array is longer than
     B^2 times that, whatever its site has sent before: also in the first round, and however slowly it grew; or
     B times that, and B times the longest that the site itself has sent (vectors only: a loss may jump for one site)
 
-What comes with a weight is compared per weight. Other totals, whose scale is not known, have B^4 and B^2 instead, and
-so has the weight itself, of at least 1. Of masked totals nobody sees one: their sum is compared with earlier sums.
+What comes with a weight is compared per weight, and a weight that the server has given has to come back as it was.
+Other totals, whose scale is not known, have B^4 and B^2 instead, and so has a weight that a site finds itself, of at
+least 1. Of masked totals nobody sees one: their sum is compared with earlier sums.
 """
 
 import sys
@@ -21,7 +22,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from equipoise.protocol import Reply, Weighted
+from equipoise.tensors import named
 
+TINY = 1e-6
 USUAL = ""  # among the names of sites: the largest median of the cohorts
 Lengths = dict[str, dict[str, float]]  # exchange and array -> site -> the longest that counted
 
@@ -120,6 +123,17 @@ class Heard:
         for name, length in lengths(Reply(total=total)):
             known = self.run.known.setdefault(f"{self.exchange}/sum of {name}", {})
             known[USUAL] = max(known.get(USUAL, 0.0), length.value)
+
+
+def given_weight(message: Any, *, unit: bool) -> float | None:
+    """What the reply to a message has to weigh; None: the site itself says it."""
+    said = (float(a) for name, a in named(message) if name.rpartition(".")[2] in ("lam_i", "weight") and a.ndim == 0)
+    return next(said, 1.0 if unit else None)
+
+
+def weighs_otherwise(reply: Reply, given: float) -> bool:
+    """Whether a reply takes another weight than it was given; they may have been rounded on the way."""
+    return isinstance(reply.total, Weighted) and not abs(float(reply.total.weight) - given) <= 0.01 * given + TINY
 
 
 def lower(values: list[float]) -> float:

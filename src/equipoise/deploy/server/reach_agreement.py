@@ -175,6 +175,7 @@ def told_baselines(config: Config, folder: Path, federation: ConnectedSites, run
     if not path.is_file():
         federation.observe({"kind": "state", "state": "fitting a model of its own at every site"})
         found = {site: _number(site, text) for site, text in federation.ask("baseline", run).items()}
+        _check_baselines(config, found)
         write_whole(path, json.dumps(found, indent=1) + "\n")
     told = json.loads(read_text(path))
     return np.array([float(told[site]) for site in federation.sites])
@@ -239,6 +240,17 @@ def _check_alike(config: Config, curvatures: dict[str, float]) -> None:
             bound is None or found <= bound**2 * usual,
             f"'{site}' measured a curvature of {found:.2g}, {found / usual:.2g} times the median of the sites; leave "
             "it out of federation.sites, or give the step sizes as numbers",
+        )
+
+
+def _check_baselines(config: Config, baselines: dict[str, float]) -> None:
+    """A loss below zero would be a gain that no model can have, and take all of the weight."""
+    bound, usual = not_none(config.federation).believed, sorted(baselines.values())[(len(baselines) - 1) // 2]
+    for site, found in baselines.items():
+        require(
+            bound is None or 0 <= found <= bound**2 * max(usual, 1.0),
+            f"'{site}' told a loss of {found:.2g} of a model of its own, and the median of the sites is {usual:.2g}; "
+            "leave it out of federation.sites, or set objective.of = 'losses'",
         )
 
 

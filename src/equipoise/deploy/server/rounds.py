@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Int, PyTree
 
 from equipoise.deploy.server.events import GivenUp, Ledger, Outcome, Traffic, What
-from equipoise.deploy.server.lengths import Bounded
+from equipoise.deploy.server.lengths import Bounded, given_weight, weighs_otherwise
 from equipoise.deploy.server.sites import ConnectedSites, Delivery, Limit, why_not
 from equipoise.deploy.wire.arrays import Refusal, check_values, content_bytes, framing, pack, refuse_unless, unpack
 from equipoise.deploy.wire.envelope import NAME, NOT_TOLD, START, Address, address, mark
@@ -326,7 +326,10 @@ def one_exchange(
                 continue
             keep = [*{*marks[i]} - {since}]
             at = Address(setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.digest)
-            arrays = pack(send(server, jnp.int32(i))) if alike is None else alike
+            sent = send(server, jnp.int32(i)) if alike is None else None
+            if masked is None:
+                given[s] = given_weight(sent, unit=spec.exchange.unit)
+            arrays = pack(sent) if alike is None else alike
             content = RecordDict({"at": address(at), "message": arrays})
             if masked is not None:
                 content["mask"] = masked.header
@@ -335,6 +338,7 @@ def one_exchange(
             traffic.sent(message, node in federation.inline and content_bytes(message) <= INLINE)
             yield s, message
 
+    given: dict[int, float | None] = {}  # slot -> the weight that the reply has to have
     tally, seconds, start = jax.tree.map(np.copy, state.tally), {}, time.monotonic()
     past = federation.times.setdefault(f"{setup.part}/{name}", [])
     replies = Collected(spec.reply, cohort, None if masked is None else masked.summation)
@@ -378,6 +382,10 @@ def one_exchange(
                 federation.suspect(site)
             continue
         seconds[site] = time.monotonic() - start
+        weight = given.get(s)
+        if weight is not None and demands.bound is not None and weighs_otherwise(reply, weight):
+            leave_out(s, "broken", "its weight is not the one that it was given (federation.bound)")
+            continue
         waiting[s] = (delivery, reply)
         said.add(s, site, reply)
         for ready in [t for t in waiting if not said.why_not(t)]:

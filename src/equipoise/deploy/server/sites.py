@@ -66,6 +66,7 @@ class ConnectedSites:
         self.agreement = ""  # what all were told before the first round; who has lost it is told again
         self.refused: dict[str, int] = {}  # what the SuperLink refused at its port so far, how often
         self.receipts: dict[str, Receipt] = {}  # site -> where its own log stood with its last reply
+        self.lines: dict[str, dict[int, str]] = {}  # site -> number and digest of the last lines it told of
         self.inline: set[int] = set()  # nodes that take messages with the content inside
         self.events: list[Event] = []
         self._last_event: dict[str, int] = {}  # site -> its last event, by its place among them
@@ -289,15 +290,25 @@ class ConnectedSites:
                 time.sleep(self.patience.poll)
 
     def _keep_receipt(self, node: int, reply: Message) -> None:
-        """Of two replies that are under way at the same time, the later line may come first."""
+        """Of two replies that are under way at the same time, the later line may come first.
+
+        A log that was begun anew comes to a number that was told of before, with another digest.
+        """
         now = read_receipt(reply.content) if reply.has_content() else None
         site = next((name for name, known in self.nodes.items() if known == node), None)
         if now is None or site is None:
             return
         with self._lock:
             before = self.receipts.get(site, now)
-            self.receipts[site] = now if now.number < before.number - TOGETHER else max(before, now)
-        if now.number < before.number - TOGETHER:
+            lines = self.lines.setdefault(site, {before.number: before.digest})
+            anew = now.number < before.number - TOGETHER or lines.get(now.number, now.digest) != now.digest
+            if anew:
+                lines.clear()
+            lines[now.number] = now.digest
+            for old in [*lines][: -2 * TOGETHER]:
+                del lines[old]
+            self.receipts[site] = now if anew else max(before, now)
+        if anew:
             why = f"the log of '{site}' has gone back to an earlier line than it told before: lines were deleted there"
             self.note(site, "log went back", why)
 

@@ -205,7 +205,8 @@ class FederatedRun:
         setup, x = self.setup, self.setup.algorithm.model(outcome.result.server)
         if setup.own is None or not np.isfinite(np.asarray(x)).all():
             return
-        options = {"config": setup.digest, "run": outcome.ledger.run, "secure": self.secure}
+        options: dict[str, Any] = {"config": setup.digest, "run": outcome.ledger.run, "secure": self.secure}
+        options["demands"] = self.demands._replace(least=0, tries=1)
         try:
             found = self.once("own", setup.own, x, outcome.rounds, shard=self.rows.train, **options)
         except GivenUp:  # too few for a masked sum; what led to it is noted

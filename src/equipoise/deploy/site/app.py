@@ -22,7 +22,7 @@ from equipoise.deploy.site.messages import (
     work,
 )
 from equipoise.deploy.wire import secure
-from equipoise.deploy.wire.envelope import greeting, read_text, text
+from equipoise.deploy.wire.envelope import greeting, plain, read_text, text
 from equipoise.errors import require
 
 log = logging.getLogger("equipoise.flower")
@@ -73,7 +73,7 @@ def client_app(
 
     @app.query("notice")
     def notice(message: Message, context: Context) -> Message:
-        log.warning("the server says: %s", read_text(message.content, "question"))
+        log.warning("the server says: %s", plain(read_text(message.content, "question") or ""))
         return Message(text("answer", ""), reply_to=message)
 
     def replying(kind: str, answer: Callable[[Participant, dict[str, Open], RecordDict], RecordDict]) -> Callable:

@@ -51,11 +51,11 @@ class Memory(NamedTuple):
         forget_old(self.path.parent.glob(f"{part}-*.safetensors"))
 
 
-def forget_old(files: Iterable[Path]) -> None:
-    """Of the runs that a site has taken part in, the last are remembered."""
+def forget_old(files: Iterable[Path], kept: int = RUNS) -> None:
+    """Of the runs that a site has taken part in, or was asked to, the last are remembered."""
     found = [path for path in files if path.is_file()]
-    if len(found) > RUNS:
-        for old in sorted(found, key=lambda path: path.stat().st_mtime_ns)[:-RUNS]:
+    if len(found) > kept:
+        for old in sorted(found, key=lambda path: path.stat().st_mtime_ns)[:-kept]:
             old.unlink(missing_ok=True)
 
 

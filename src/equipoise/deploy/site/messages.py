@@ -57,6 +57,8 @@ class Participant(NamedTuple):
     secure: SecureSite | None = None  # its totals leave masked, or not at all
     # Around every answer, with the message's kind and content: a Refusal keeps it from being worked out.
     guard: Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict] = lambda kind, content, answer: answer()
+    # The random key that it works with, in words, instead of the one that the server has sent in a run of that name.
+    own_key: Callable[[str, list[int]], list[int]] = lambda run, words: words
 
 
 class Open(NamedTuple):
@@ -175,7 +177,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
     mine = recall(site, job, spec, at, memory)
     refuse_unless(len(at.key) == KEY_WORDS, "the message's random key is none")
-    key = jax.random.wrap_key_data(jnp.asarray(at.key, jnp.uint32))
+    key = jax.random.wrap_key_data(jnp.asarray(site.own_key(at.run, at.key), jnp.uint32))
     if not job.job.compiled:  # which would make them JAX's
         message, mine = jax.tree.map(jnp.asarray, (message, mine))
     with job.job.within():

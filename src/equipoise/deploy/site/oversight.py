@@ -15,6 +15,7 @@ from equipoise import algorithms, objectives, tasks
 from equipoise.data.shards import shard_like
 from equipoise.deploy import agreement
 from equipoise.deploy.site.allowance import allow, spend_bytes
+from equipoise.deploy.site.memory import forget_old
 from equipoise.deploy.site.owner import Counts, behind
 from equipoise.deploy.wire.envelope import RECEIPT
 from equipoise.errors import Refusal, StopHere, not_none, refuse_unless, require
@@ -34,6 +35,7 @@ from equipoise.privacy.site_masks import MOST_MEMBERS
 from equipoise.protocol import Wire, wire
 
 Guard = Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict]
+WAITING = 50  # configurations that wait for approval, at most
 FEW = 3  # sites, where a configuration does not say how many
 LONGEST = 200  # letters of a name in the log
 
@@ -151,6 +153,8 @@ def overseen(
                 make_folder(folder / policy.PENDING)
                 write_whole(folder / policy.PENDING / f"{digest}.toml", config.toml())
                 keep_counts(folder, digest, count)
+                for kind in ("*.toml", "*.json"):
+                    forget_old((folder / policy.PENDING).glob(kind), WAITING)
                 raise
             account(config, rules, folder, kind, content)
             reply = answer()

@@ -3,11 +3,14 @@ stand behind an answer, and how much of it a single row may be.
 
 split.json       in the site's folder: which rows are held out, made for the first run and kept for all others
 statistics.json  what was told of the table: who asks again is told the same
+draws.key        of which minibatches are drawn, whatever random key the server sends
 """
 
 import hashlib
+import hmac
 import json
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +39,7 @@ from equipoise.tasks.task import Task, shrink
 from equipoise.tensors import named
 
 log = logging.getLogger("equipoise.flower")
-SPLIT, STATISTICS = "split.json", "statistics.json"
+SPLIT, STATISTICS, DRAWS = "split.json", "statistics.json", "draws.key"
 # What may differ between two questions about the same rows: all else says which rows and cells there are.
 FREE = ("label", "task", "categorical", "drop", "max_categories", "min_count", "indicators", "scale_label")
 HELD_OUT_TOO = ("evaluate", "personal")  # parts whose answers are of the held-out rows as well
@@ -188,6 +191,22 @@ def nearly_constant(site: Site, statistics: Statistics, options: Options) -> set
     questions = {(name, "others"): text.len() - most[name] for name, text in texts.items()}
     found = table.ask(questions, ~site.held_out)
     return {name for name, answer in found.items() if 0 < answer["others"] < options.min_count}
+
+
+def own_key(folder: Path, rules: Policy, run: str, words: list[int]) -> list[int]:
+    """A random key that only the site knows, the same for the same message.
+
+    With a key of the server's, which knows what it draws, gradients of as many minibatches as there are rows would be
+    equations from which every row's gradient follows.
+    """
+    if rules.draws == "asked":
+        return words
+    path = folder / DRAWS
+    if not path.is_file():
+        make_folder(folder)
+        write_whole(path, os.urandom(32), secret=True)
+    drawn = hmac.digest(path.read_bytes(), json.dumps([run, words]).encode(), "sha256")
+    return np.frombuffer(drawn, "<u4")[: len(words)].tolist()
 
 
 class Counts(NamedTuple):

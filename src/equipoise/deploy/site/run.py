@@ -42,6 +42,7 @@ from equipoise.deploy.site.owner import (
     encoded,
     options_of,
     overseen_jobs,
+    own_key,
     table_digest,
     told_statistics,
     visible,
@@ -66,8 +67,8 @@ class SiteStatistics(JsonRecord):
     """A site's answer to `statistics`."""
 
     statistics: str  # as JSON
-    train: int = Field(ge=1)  # rows
-    test: int = Field(ge=0)
+    train: int = Field(ge=1, lt=2**31)  # rows
+    test: int = Field(ge=0, lt=2**31)
     counted: float | None = Field(None, ge=1)  # with data.unit: as how many independent rows the scored ones count
 
 
@@ -85,10 +86,14 @@ def open_site(context: Context) -> Participant:
     def rules() -> Policy:
         return policy.load(file)
 
+    def draws(run: str, words: list[int]) -> list[int]:
+        return own_key(folder, rules(), run, words)
+
     if config.model.name == "torch":
         module = _open_module_site(config, name, node, folder)
         jobs = overseen_jobs(module.jobs, config, name, rules, None)
-        return module._replace(jobs=jobs, secure=secure, guard=overseen(config, folder, file, no_counts, signer))
+        guard = overseen(config, folder, file, no_counts, signer)
+        return module._replace(jobs=jobs, secure=secure, guard=guard, own_key=draws)
     path = Path(str(node.get("data", "")))
 
     @cache
@@ -139,7 +144,7 @@ def open_site(context: Context) -> Participant:
     answers = {"statistics": statistics, "agreement": accept_agreement, "baseline": baseline}
     guard = overseen(config, folder, file, lambda: counts_of(read_now()[0]), signer)
     overseen_parts = overseen_jobs(jobs, config, name, rules, trained)
-    return Participant(name, folder, overseen_parts, answers, lambda: precision(config), secure, guard)
+    return Participant(name, folder, overseen_parts, answers, lambda: precision(config), secure, guard, draws)
 
 
 def no_counts() -> Counts:

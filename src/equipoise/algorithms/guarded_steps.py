@@ -1,0 +1,175 @@
+"""Step sizes that are halved when a model's loss explodes, for any algorithm: training goes on from the best model.
+
+    first exchange   up, in the sum: the client's loss at the model that it was sent
+    close            F_r = their mean; it has exploded if it is not finite, or
+                     F_r > F_best + max((F_0 - F_best)/2, F_0/4)
+    end of a round   exploded: the model is the best one again, step sizes are half, and everybody begins anew
+
+What clients and server keep (control variates, weights) was made by the steps that exploded, so both begin with fresh
+states; a client that was not there learns of it by the era that stands on the next message. One number goes up beside
+what crosses anyway, and two go down.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from equipoise.leaves import numbers_are_leaves, scaled
+from equipoise.protocol import (
+    Algorithm,
+    Client,
+    Cohort,
+    Data,
+    Exchange,
+    Message,
+    RandomKey,
+    Replies,
+    Reply,
+    Server,
+    Vector,
+    Weighted,
+    choose,
+    weighted,
+)
+from equipoise.tasks import Task
+
+STEP_SIZES = ("local_lr", "lr", "tau")  # by the names of arguments
+
+
+class Guarded(NamedTuple):
+    """The algorithm's own server, and what it takes to go back."""
+
+    server: Server
+    scale: Float[Array, ""]  # of the step sizes: 1, 1/2, 1/4, ...
+    era: Int[Array, ""]  # how often they were halved
+    best: Vector
+    loss: Float[Array, ""]  # of the best
+    first: Float[Array, ""]  # of the first model; infinite before it is known
+    asked: Bool[Array, ""]  # whether anybody was, in this round
+    exploded: Bool[Array, ""]  # in this round
+
+
+class Scaled(NamedTuple):
+    """The algorithm's own message, and how its step sizes are scaled, since when."""
+
+    message: Message
+    scale: Float[Array, ""]
+    era: Int[Array, ""]
+
+
+class InEra(NamedTuple):
+    """A client's own state, and the era that it is of."""
+
+    client: Client
+    era: Int[Array, ""]
+
+
+class WithLoss(NamedTuple):
+    """The algorithm's own total, and the loss."""
+
+    total: Any
+    loss: Weighted
+
+
+@numbers_are_leaves
+def with_guarded_steps(task: Task, algorithm: Algorithm) -> Algorithm:
+    """`algorithm`, whose step sizes (STEP_SIZES, of it and of what it was made from) are halved as long as it explodes.
+
+    For algorithms whose clients are sent the model first, as `x` or `w`, and train on what `task.prepare` made.
+    """
+    plain = algorithm
+    keeps = bool(jax.tree.leaves(jax.eval_shape(plain.init_client, jnp.zeros(plain.size))))
+
+    def now(scale: Any, k: int) -> Exchange:
+        return scaled(plain, STEP_SIZES, scale).round[k]
+
+    def own(client: Any, message: Scaled, data: Data) -> Client:
+        if not keeps:
+            return client
+        x = model_in(message.message)
+        fresh = plain.init_client(jnp.zeros(plain.size) if x is None else x)
+        return choose(client.era == message.era, client.client, fresh)
+
+    def wrapped(k: int, exchange: Exchange) -> Exchange:
+        last = k + 1 == len(plain.round)
+
+        def open(server: Guarded, key: RandomKey) -> tuple[Guarded, Cohort]:
+            inner, cohort = now(server.scale, k).open(server.server, key)
+            asked = jnp.any(jnp.asarray(cohort.present)) if k == 0 else server.asked
+            return server._replace(server=inner, asked=asked), cohort
+
+        def send(server: Guarded, i: Int[Array, ""]) -> Scaled:
+            return Scaled(now(server.scale, k).send(server.server, i), server.scale, server.era)
+
+        def work(message: Scaled, client: Any, data: Data, key: RandomKey) -> tuple[Any, Reply]:
+            before = own(client, message, data)
+            after, reply = now(message.scale, k).work(message.message, before, data, key)
+            if k == 0:
+                loss = task.loss(model_in(message.message), data)
+                reply = reply._replace(total=WithLoss(reply.total, weighted(jnp.ones((), loss.dtype), loss)))
+            return (InEra(after, message.era) if keeps and exchange.writes else client), reply
+
+        def close(server: Guarded, replies: Replies) -> Guarded:
+            if k == 0:
+                server = _judged(server, plain.model(server.server), replies.total.loss)
+                replies = replies._replace(total=replies.total.total)
+            server = server._replace(server=now(server.scale, k).close(server.server, replies))
+            return _ended(server) if last else server
+
+        more: dict[str, Any] = {}
+        if exchange.counts is not None and k == 0:
+            more["counts"] = lambda reply: exchange.counts(reply._replace(total=reply.total.total))
+        if exchange.weights is not None:
+            more["weights"] = lambda message: exchange.weights(message.message)
+        return exchange._replace(open=open, send=send, work=work, close=close, **more)
+
+    def _ended(server: Guarded) -> Guarded:
+        fresh = plain.init(server.best)
+        scale = jnp.where(server.exploded, server.scale / 2, server.scale)
+        inner = choose(server.exploded, fresh, server.server)
+        return server._replace(server=inner, scale=scale, era=server.era + server.exploded.astype(jnp.int32))
+
+    def init(x: Vector) -> Guarded:
+        no, endless = jnp.zeros((), bool), jnp.asarray(jnp.inf, x.dtype)
+        return Guarded(plain.init(x), jnp.ones((), x.dtype), jnp.int32(0), x, endless, endless, no, no)
+
+    return plain._replace(
+        init=init,
+        init_client=(lambda x: InEra(plain.init_client(x), jnp.int32(0))) if keeps else plain.init_client,
+        round=tuple(wrapped(k, e) for k, e in enumerate(plain.round)),
+        model=lambda server: plain.model(server.server),
+        weights=lambda server: plain.weights(server.server),
+    )
+
+
+def may_be_guarded(task: Task, algorithm: Algorithm) -> bool:
+    """Whether `with_guarded_steps` takes it."""
+    server, i = jax.eval_shape(lambda x: (algorithm.init(x), jnp.int32(0)), jnp.zeros(algorithm.size))
+    message = jax.eval_shape(algorithm.round[0].send, server, i)
+    return algorithm.prepare is task.prepare and bool(jax.tree.leaves(algorithm)) and model_in(message) is not None
+
+
+def model_in(message: Message) -> Any:
+    """The model that a message tells; None: it tells none."""
+    return next((getattr(message, name) for name in ("x", "w") if hasattr(message, name)), None)
+
+
+def _judged(server: Guarded, x: Vector, told: Weighted) -> Guarded:
+    """What the clients' losses say of the model that the round began with."""
+    heard = told.weight > 0
+    loss = jnp.where(heard, told.value / jnp.where(heard, told.weight, 1), jnp.inf)
+    first = jnp.where(jnp.isfinite(server.first), server.first, loss)
+    most = server.loss + jnp.maximum((first - server.loss) / 2, first / 4)
+    known = jnp.isfinite(server.loss)
+    # Nobody is heard of those asked: their replies are not finite.
+    exploded = server.asked & (~heard | (known & ~(loss <= most)))
+    better = heard & (loss < server.loss)
+    return server._replace(
+        best=jnp.where(better, x, server.best),
+        loss=jnp.where(better, loss, server.loss),
+        first=first,
+        exploded=exploded,
+    )

@@ -1,0 +1,110 @@
+"""The step size of a network: every candidate makes its model of one round, and about twice the best one is kept.
+
+A candidate's model is that of the whole federation after one round from the first model, and its loss the mean of the
+clients' losses. Candidates are powers of two, every fourth first and then the neighbours of the best. Twice the best,
+because one round likes shorter steps than a hundred do, unless the model of a few rounds is clearly worse for it; where
+a few rounds do worse than one, half of it, and so on. It is not judged anew later: short horizons like short steps.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equipoise import tasks
+from equipoise.data.pool import Pool
+from equipoise.data.shards import Shards
+from equipoise.engines.simulator import simulate
+from equipoise.errors import LostReplies, require
+from equipoise.experiment.chosen.choices import Choice
+from equipoise.experiment.problems import Problem, Sent
+from equipoise.protocol import Algorithm, as_key, exchange_keys, wire
+
+COARSE = tuple(2.0**k for k in range(-9, 2, 2))
+SHORTEST = 2.0**-25
+LONGER = 2.0  # than the best after one round
+WATCHED = 4  # rounds in which a longer one must not do harm
+WORSE = 1.1  # times the loss: more is harm
+
+
+def at_hand(problem: Problem) -> bool:
+    """Whether rounds can be tried: where the rows are."""
+    return isinstance(problem.train, Pool | Shards)
+
+
+def tried(
+    key: str,
+    problem: Problem,
+    rows: Any,
+    method: Callable[[float], Algorithm],
+    *,
+    seed: int,
+    clients_per_batch: int | None,
+) -> Choice:
+    """The choice of `key`; method(step) is the one with that step size."""
+    losses: dict[float, float] = {}
+    played = 0
+    algorithm = method(COARSE[0])
+    asked = _asked(algorithm, problem, seed)
+
+    def loss_after(rounds: int, step: float) -> float:
+        nonlocal played
+        played += rounds
+        end = simulate(method(step), problem.x, rows, seed, rounds=rounds, clients_per_batch=clients_per_batch)
+        each = np.asarray(tasks.losses(problem.trained_task, end.model, rows), np.float64)
+        value = float(each[asked].mean())
+        return value if np.isfinite(value) and not end.tally.broken.any() else np.inf
+
+    def best() -> float:
+        return min(losses, key=lambda step: (losses[step], step))
+
+    with warnings.catch_warnings(action="ignore", category=LostReplies):
+        for step in COARSE:
+            losses[step] = loss_after(1, step)
+        while best() == min(losses) and best() > SHORTEST:
+            losses[best() / 4] = loss_after(1, best() / 4)
+        centre = best()
+        for step in (centre / 2, centre * 2):
+            losses[step] = loss_after(1, step)
+        least = best()
+        require(
+            np.isfinite(losses[least]),
+            f"{key} is 'auto', but no step size from {min(losses):.2g} to {max(losses):.2g} makes a model of a finite "
+            f"loss in one round; check the data, or give {key}",
+        )
+        longer, kept = (loss_after(WATCHED, step) for step in (LONGER * least, least))
+        chosen = LONGER * least if longer <= WORSE * kept else least
+        while chosen > least / 8 and min(longer, kept) > losses[least]:  # a few rounds do worse than one
+            chosen /= 2
+            kept = loss_after(WATCHED, chosen)
+    usable = sorted((value, step) for step, value in losses.items() if np.isfinite(value))
+    runner_up = chosen * usable[1][1] / least if len(usable) > 1 else None
+    how = "twice that is" if chosen == LONGER * least else f"{chosen / least:g} times that is"
+    why = (
+        f"of {len(losses)} step sizes that were tried for one round each, {least:g} made the model with the least loss "
+        f"({losses[least]:.3g}); {how} used, as the trial of {WATCHED} rounds says, and half of it from where the loss "
+        "explodes"
+    )
+    down, up = _bytes(algorithm, problem, rows)
+    table = tuple((step, value if np.isfinite(value) else None) for step, value in sorted(losses.items()))
+    sent = Sent(played * asked.size * down, played * asked.size * up)
+    return Choice(key, chosen, why, "loss after one round", table, runner_up, played, sent)
+
+
+def _asked(algorithm: Algorithm, problem: Problem, seed: int) -> np.ndarray:
+    """The clients of the trial: those of its first exchange."""
+    opening, _ = exchange_keys(as_key(seed), jnp.uint32(0), 0)
+    _, cohort = algorithm.round[0].open(algorithm.init(problem.x), opening)
+    ids = np.unique(np.asarray(cohort.ids)[np.asarray(cohort.present)])
+    return ids if ids.size else np.arange(problem.n)
+
+
+def _bytes(algorithm: Algorithm, problem: Problem, rows: Any) -> tuple[int, int]:
+    """Down to and up from a client in a round of a trial, with a model to be judged and its loss."""
+    shard = jax.eval_shape(lambda: algorithm.prepare(jax.tree.map(jnp.asarray, rows.client(0))))
+    wires = wire(algorithm, problem.x, shard)
+    real = problem.x.dtype.itemsize
+    return sum(w.down for w in wires) + real * problem.x.size, sum(w.up for w in wires) + real
