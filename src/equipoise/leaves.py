@@ -101,7 +101,11 @@ def tree_of_numbers(kind: Kind) -> Kind:
         numbers = tuple(numbers)
         if structure.whole is not None:
             return structure.whole
-        if all(map(_is_number, numbers)) and tuple(map(np.shape, numbers)) == structure.shapes:
+        if (
+            structure.factory is not None
+            and all(map(_is_number, numbers))
+            and tuple(map(np.shape, numbers)) == structure.shapes
+        ):
             left = iter(numbers)
             leaves = [next(left) if value is _NUMBER else value for value in structure.fixed]
             return structure.factory(**jax.tree.unflatten(structure.tree, leaves))
@@ -144,8 +148,10 @@ def numbers_are_leaves(factory: Any = None, *, static: tuple[str, ...] = ()) -> 
         leaves, tree = jax.tree.flatten(given, is_leaf=_is_whole)
         numbers = tuple(filter(_is_number, leaves))
         fixed = tuple(_NUMBER if _is_number(value) else value for value in leaves)
-        shapes, whole = tuple(map(np.shape, numbers)), None if numbers else made
-        return made._replace(recipe=Recipe(numbers, Structure(call, tree, fixed, shapes, whole), made))
+        structure = Structure(call, tree, fixed, tuple(map(np.shape, numbers)))
+        made = made._replace(recipe=Recipe(numbers, structure, made))
+        structure.whole = None if numbers else made
+        return made
 
     def call(**arguments: Any) -> Any:
         values = ((name, arguments[name]) for name in parameters)  # JAX sorts a dictionary
