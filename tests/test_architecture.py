@@ -20,7 +20,7 @@ LEVELS = [
     {"engines", "privacy"},
     {"evaluation", "metric"},
     {"experiment", "report", "estimator", "sklearn"},
-    {"deploy", "pytorch"},
+    {"deploy", "pytorch", "bench"},
     {"cli", "__init__", "__main__"},
 ]
 LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}

@@ -111,14 +111,14 @@ def test_methods_with_step_sizes_measure_them_in_the_metric(tmp_path, silos, nam
     assert ends["full"] < ends["none"]
 
 
-def test_auto_is_for_owners_that_there_are():
+def test_auto_is_the_default_where_nothing_hides_the_rows():
     with precision(settings()):
         problem = build_problem(settings())
-    assert planned(settings(model={"metric": "auto"}), problem) is None
-    natural = settings(model={"metric": "auto"}).model_copy(
-        update={"partition": settings().partition.model_copy(update={"kind": "natural"})}
-    )
-    assert planned(natural, problem).rank is None
+    assert settings().model.metric == "auto"
+    assert planned(settings(), problem).rank is None
+    assert planned(settings(model={"metric": "none"}), problem) is None
+    private = {"privacy": {"epsilon": 1.0}, "algorithm": FEDAVG | {"steps": 1}}
+    assert planned(settings(**private), problem) is None
     assert planned(settings(model={"metric": 3}), problem).rank == 3
     assert planned(settings(model={"metric": 99}), problem).rank is None
 

@@ -30,6 +30,7 @@ test = 0.4
 clients = 3
 [model]
 name = "cnn"
+metric = "none"
 l2 = 0.0
 batch = 8
 [convexify]

@@ -15,7 +15,7 @@ from equipoise.experiment.problems import build_problem
 SETTINGS = {
     "data": {"name": "synthetic", "options": {"dim": 3, "samples": 8}},
     "partition": {"clients": 3},
-    "model": {"l2": 0.1},
+    "model": {"l2": 0.1, "metric": "none"},
     "algorithm": {"name": "fedavg", "steps": 3, "local_lr": 0.05},
     "run": {"rounds": 4, "precision": "float64"},
 }

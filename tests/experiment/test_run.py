@@ -25,7 +25,7 @@ SMALL = {
     "name": "small",
     "data": {"name": "synthetic", "options": {"dim": 4, "samples": 20, "shift": 0.5}},
     "partition": {"clients": 4},
-    "model": {"l2": 0.1},
+    "model": {"l2": 0.1, "metric": "none"},
     "algorithm": {"name": "scaffold", "steps": 3, "local_lr": 0.05, "cohort": 2},
     "run": {"rounds": 12, "evaluate_every": 3, "precision": "float64"},
 }

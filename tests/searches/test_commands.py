@@ -69,6 +69,7 @@ COMMANDS = {
     ("run",): ((), TRAIN),
     ("compare",): ((), TRAIN),
     ("sweep",): ((), TRAIN),
+    ("bench",): ((st.just("--show"),), {"--federation": NAMES, "--method": NAMES, "--out": PLACE, "--with": PLACE}),
     ("config",): ((), {"--set": SET}),
     ("resume",): ((RUN,), {}),
     ("report",): ((RUN,), {"--out": PLACE}),

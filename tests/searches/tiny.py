@@ -31,7 +31,7 @@ def settings(folder, **changes):
     return {
         "name": "tiny",
         "data": {"silos": str(folder), "label": "y"},
-        "model": {"l2": 0.1, "own": "none", **changes.pop("model", {})},
+        "model": {"l2": 0.1, "own": "none", "metric": "none", **changes.pop("model", {})},
         "objective": {"name": "chi2", "of": "losses", **changes.pop("objective", {})},
         "algorithm": {"name": "scaffold", "steps": 1, "local_lr": 0.1, **changes.pop("algorithm", {})},
         "run": {"rounds": 4, "evaluate_every": 1, "checkpoint_seconds": 0, "precision": "float64",
@@ -77,6 +77,7 @@ def use(monkeypatch):
         return evaluate
 
     monkeypatch.setattr(run, "simulate", simulate)
+    monkeypatch.setattr(run, "with_metric", lambda config, problem, lost: problem)  # a program for every shape
     monkeypatch.setattr(run, "local_evaluator", evaluator)
     monkeypatch.setattr(alone, "trained", lambda problem, configs, watch=None: problem.x)
     rows = ("accuracy", "skill")

@@ -18,7 +18,7 @@ from equipoise.deploy.scoring import Tilt, scoring
 from equipoise.errors import not_none, require
 from equipoise.evaluation.predictions import Score
 from equipoise.experiment import config as configuration
-from equipoise.experiment.conditioning import Plan, conditioned, planned, suits
+from equipoise.experiment.conditioning import Plan, conditioned, planned
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import (
     Scaling,
@@ -299,7 +299,7 @@ def tells_moments(config: Config) -> bool:
     """Whether sites tell second moments of their inputs, where the model turns out to suit a metric."""
     wanted = config.model.metric
     linear = config.model.name == "linear" if config.convexify is None else has_features(config)
-    return linear and wanted != "none" and (wanted != "auto" or suits(config))
+    return linear and wanted != "none" and config.privacy is None
 
 
 def needs_curvature(config: Config, agreed: Agreement | None = None) -> bool:

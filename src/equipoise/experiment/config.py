@@ -124,9 +124,9 @@ class ModelSettings(Section):
         description="linear: of the intercept; default: l2 / 1000 in owners' files and for numbers, else l2",
     )
     metric: Literal["auto", "full", "none"] | Annotated[int, Field(ge=1)] = Field(
-        "none",
+        "auto",
         description="linear: trained where it is well conditioned, by one exchange of sums; full, none, how many "
-        "directions, or auto",
+        "directions, or auto: by the number of inputs",
     )
     own: Literal["auto", "none", "intercept"] | tuple[str, ...] = Field(
         "auto",
@@ -179,9 +179,9 @@ class RunSettings(Section):
     """How long, how exactly, and what is written where."""
 
     rounds: Count = Field(
-        100,
-        description="of communication; auto: until the objective is certified to 0.1%, or until validation rows see "
-        "nothing better for 10 rounds, and at most 100",
+        choice.ROUNDS,
+        description="of communication; auto, unless given: until the objective is certified to 0.1%, or until "
+        "validation rows see nothing better for 10 rounds, and at most 100",
     )
     seed: Seed = Field(0, description="of all random numbers")
     precision: Literal["float32", "float64"] = Field("float32", description="float32 or float64")
@@ -447,9 +447,9 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
                 f"federation use one of {instead}",
             )
             check_reference(source, key, name)
-    if isinstance(given.get("run"), Mapping) and given["run"].get("rounds") == "auto":
+    if given.get("run", {}).get("rounds", "auto") == "auto":
         require(
-            "privacy" not in given,
+            "privacy" not in given or "rounds" not in given.get("run", {}),
             f"{source}: run.rounds is 'auto', and the noise of [privacy] is made for a number of rounds; give one",
         )
         given["run"] = choice.how_long(given)

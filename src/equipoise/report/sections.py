@@ -298,14 +298,14 @@ def convergence(runs: Sequence[ReportedRun]) -> Content | None:
 
 
 def _gaps(runs: Sequence[ReportedRun]) -> Content | None:
-    """Rounds until the objective was certified; None where nothing ever was."""
-    found = [(run, [numbers.rounds_to_gap(run, share) for share in numbers.CERTIFIED]) for run in runs]
-    found = [(run, rounds) for run, rounds in found if any(r is not None for r in rounds)]
+    """Rounds to the certified optimum; None where nothing was certified."""
+    found = [(run, [numbers.reached(run, runs, share).rounds for share in numbers.CERTIFIED]) for run in runs]
+    found = [(run, rounds) for run, rounds in found if not all(map(math.isnan, rounds))]
     if not found:
         return None
     headings = ["method", *(f"within {100 * share:g}%" for share in numbers.CERTIFIED)]
-    rows = [(run, ["never" if r is None else f"{r:,}" for r in rounds]) for run, rounds in found]
-    return {"headings": headings, "rows": rows, "csv": tables.csv_link(headings, ([r.title, *n] for r, n in found))}
+    rows = [(run, [numbers.rounds_text(run, r) for r in rounds]) for run, rounds in found]
+    return {"headings": headings, "rows": rows, "csv": tables.csv_link(headings, ([r.title, *n] for r, n in rows))}
 
 
 def _leading_first(runs: Sequence[ReportedRun]) -> list[ReportedRun]:

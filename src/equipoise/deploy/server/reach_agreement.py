@@ -75,7 +75,7 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
     if config.model.name == "torch":
         known["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
     else:
-        statistics = [Statistics.from_json(a.statistics)._replace(site=site) for site, a in answers.items()]
+        statistics = [_statistics_of(site, answer) for site, answer in answers.items()]
         known["encoding"] = agree(statistics, config.data.silo_options).to_json()
     agreed = Agreement(
         run=f"{int(time.time())}-{secrets.token_hex(4)}",
@@ -220,6 +220,19 @@ def _statistics(site: str, text: str) -> SiteStatistics:
         raise InputError(
             f"'{site}' told statistics that cannot be read; give it the same version of Equipoise"
         ) from None
+
+
+def _statistics_of(site: str, told: SiteStatistics) -> Statistics:
+    """Of a table: no column has more numbers than there are rows, or one site would count for more than its own."""
+    found = Statistics.from_json(told.statistics)._replace(site=site)
+    columns = (found.label, *found.columns, *found.others)
+    more = next((c.name for c in columns if max(c.n, c.missing) > told.train), None)
+    require(
+        more is None and found.rows == told.train,
+        f"'{site}' told of {told.train} rows and of {f'more in column {more!r}' if more else f'{found.rows} as well'}; "
+        "leave it out of federation.sites",
+    )
+    return found
 
 
 def _counted(site: str, told: SiteStatistics) -> float:

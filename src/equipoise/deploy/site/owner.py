@@ -27,7 +27,7 @@ from equipoise.data.silos import Encoding, Options, Site, Statistics
 from equipoise.data.silos.cells import open_table
 from equipoise.data.silos.site import Pair
 from equipoise.deploy.site.messages import Job
-from equipoise.errors import refuse_unless
+from equipoise.errors import not_none, refuse_unless
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.files import make_folder, write_whole
@@ -235,6 +235,22 @@ def check_rows(rules: Policy, config: Config, name: str, *, train: int, scored: 
     refuse_unless(
         scored is None or scored >= rules.min_rows,
         f"'{name}' has {scored} rows to score a model with and tells no score of fewer than {rules.min_rows}{ways}",
+    )
+
+
+def check_shares(rules: Policy, config: Config, name: str, train: Mapping[str, int], mine: int) -> None:
+    """A Refusal where rows are what a site counts for in a masked sum, and nearly all of them are one site's.
+
+    Every site checks its own number, and masks cancel among those who were told the same numbers.
+    """
+    if not not_none(config.federation).secure or getattr(config.algorithm, "weights", None) != "samples":
+        return
+    refuse_unless(train[name] == mine, f"'{name}' has told of {mine} rows, and all were told of {train[name]}")
+    share = max(train.values()) / sum(train.values())
+    refuse_unless(
+        share <= rules.most_weight,
+        f"a site has {share:.4g} of all rows and so of the masked sums, and this site takes part up to "
+        f"{rules.most_weight:g}; set algorithm.weights = 'uniform', or let the sites say most_weight in site.toml",
     )
 
 

@@ -38,6 +38,7 @@ from equipoise.deploy.site.oversight import overseen
 from equipoise.deploy.site.owner import (
     Counts,
     check_rows,
+    check_shares,
     counts_of,
     encoded,
     options_of,
@@ -112,7 +113,9 @@ def open_site(context: Context) -> Participant:
 
     def rows(agreed: Agreement) -> OwnerRows:
         now = rules()
-        train, test = encoded(current_rows(), Encoding.from_json(agreed.encoding), config, now)
+        site = current_rows()
+        check_shares(now, config, name, dict(zip(agreed.sites, agreed.train, strict=True)), counts_of(site).train)
+        train, test = encoded(site, Encoding.from_json(agreed.encoding), config, now)
         check_rows(now, config, name, train=len(train[1]))
         return OwnerRows(_shard(*train), _shard(*(test or train)))
 
