@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import Partial
 from jaxtyping import PyTree
 
-from equipoise._jax import compiled, once
+from equipoise._jax import cached_program, compiled
 from equipoise.data.shards import ClientData
 from equipoise.engines import kernel, stream
 from equipoise.engines.checks import (
@@ -238,28 +238,28 @@ def taken_apart(algorithm: Any, x: Vector) -> tuple[Callable[..., Algorithm], di
     return algorithm.func, numbers, algorithm.func(**algorithm.keywords)
 
 
-@once
+@cached_program
 def constant(made: Any) -> Callable:
     """A maker of this one algorithm, or of what one has: the same function for the same object."""
     return lambda: made
 
 
-streaming = once(stream.programs)
+streaming = cached_program(stream.programs)
 
 
-@once
+@cached_program
 def starting(make: Callable[..., Algorithm]) -> Callable:
     """The state before the first round."""
     return compiled(lambda numbers, x: kernel.init(make(**numbers), x))
 
 
-@once
+@cached_program
 def preparation_of(make: Callable[..., Algorithm]) -> Callable:
     """numbers -> `prepare` of the algorithm that they make."""
     return lambda **numbers: make(**numbers).prepare
 
 
-@once
+@cached_program
 def preparing(preparation: Callable[..., Callable[[Data], Data]]) -> Callable:
     """Every client's data, prepared before the first round, and which arrays are finite."""
 
@@ -269,7 +269,7 @@ def preparing(preparation: Callable[..., Callable[[Data], Data]]) -> Callable:
     return compiled(prepared)
 
 
-@once
+@cached_program
 def beginning_apart(make: Callable[..., Algorithm], layout: Layout) -> Callable:
     """As `starting` and `preparing`, where every device holds and prepares its share of the clients."""
 
@@ -299,7 +299,7 @@ def placed(state: State, layout: Layout) -> State:
     return layout.place(state._replace(clients=None))._replace(clients=clients)
 
 
-@once
+@cached_program
 def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
     """The program of rounds: up to `stop`, at most `length` of them, and a row of each.
 
@@ -334,7 +334,7 @@ def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
     return compiled(advance, donate_argnums=1, static_argnames="length", out_shardings=lie)
 
 
-@once
+@cached_program
 def outline_of(make: Callable[..., Algorithm]) -> Callable:
     """A client's prepared data and the ids of the largest cohort, for their shapes; traced once, never run."""
 

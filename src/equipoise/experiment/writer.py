@@ -57,9 +57,9 @@ def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callab
     operands = {name: jnp.asarray(value, problem.x.dtype) for name, value in numbers.items()}
 
     def evaluate(x: Vector, lam: Any) -> Evaluation:
-        found = certify(operands, train, x, lam)  # runs while the scorer is called
+        certificate = certify(operands, train, x, lam)  # runs while the scorer is called
         table = in_units(problem, scorer(x))
-        losses, objective, gap = jax.device_get((found.losses, found.robust, found.gap))
+        losses, objective, gap = jax.device_get((certificate.losses, certificate.robust, certificate.gap))
         return Evaluation(losses, objective, gap, table)
 
     return evaluate
@@ -87,8 +87,8 @@ def validator(problem: Problem) -> Judge | None:
             table = evaluation.with_skill(table, bases.loss)
         name, up, _ = problem.main_score(table)
         values = np.asarray(table.scores[name], np.float64)
-        known = values[np.isfinite(values)]
-        return (float(worst_mean(known, up)) if known.size else math.nan), up
+        heard = values[np.isfinite(values)]
+        return (float(worst_mean(heard, up)) if heard.size else math.nan), up
 
     return judge
 
@@ -181,15 +181,15 @@ class RunWriter:
 
     def write(self, x: Vector, lam: Any, **counts: Any) -> None:
         # Only weights of the run's own objective certify anything about it.
-        found = self.evaluate(x, lam if self.algorithm.dual is not None else None)
+        evaluation = self.evaluate(x, lam if self.algorithm.dual is not None else None)
         row = Row(
             **counts,
             validation=self._validate(x, counts["round"]),
-            loss=floats(found.losses),
-            scores={name: floats(values) for name, values in found.table.scores.items()},
+            loss=floats(evaluation.losses),
+            scores={name: floats(values) for name, values in evaluation.table.scores.items()},
             lam=None if lam is None else floats(lam),
-            objective=float(found.objective),
-            gap=float(found.gap),
+            objective=float(evaluation.objective),
+            gap=float(evaluation.gap),
             distance=None if self.saddle is None else _distance(x, self.saddle),
         )
         wanted, size = self.config.run.until_gap, abs((row.objective or 0) + self.base)
