@@ -22,8 +22,8 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Key, PyTree
 
-from equipoise._jax import compiled, once
-from equipoise.errors import InputError, known, require
+from equipoise._jax import cached_program, compiled
+from equipoise.errors import InputError, is_concrete, require
 from equipoise.leaves import tree_of_numbers
 
 Server = Any  # an algorithm's own NamedTuple of arrays
@@ -85,8 +85,8 @@ def neutral(table: Float[Array, " n"], heard: Bool[Array, " n"]) -> Float[Array,
     return jnp.where(heard, table, mean((known, jnp.sum(jnp.where(heard, table, 0)))))
 
 
-def choose(condition: Bool[Array, ""], yes: PyTree[Array], no: PyTree[Array]) -> Any:
-    """One of two trees, which inside a program is known only when it runs."""
+def tree_where(condition: Bool[Array, ""], yes: PyTree[Array], no: PyTree[Array]) -> Any:
+    """`jnp.where` for whole trees."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
@@ -139,7 +139,7 @@ def run_client(
     return new, reply
 
 
-@once
+@cached_program
 def client_program(exchange: Exchange) -> Callable:
     """`run_client` of an exchange by itself: traced once for its shapes, whether they are asked for or it is run."""
     return compiled(partial(run_client, exchange))
@@ -213,7 +213,7 @@ def as_key(seed: RandomKey | int) -> RandomKey:
         return seed
     if isinstance(seed, jax.Array) and seed.dtype == jnp.uint32 and seed.ndim == 1:
         return jax.random.wrap_key_data(seed)  # of jax.random.PRNGKey
-    if not known(seed):
+    if not is_concrete(seed):
         return jax.random.key(seed)
     try:
         number = operator.index(seed)

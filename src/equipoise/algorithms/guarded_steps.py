@@ -31,7 +31,7 @@ from equipoise.protocol import (
     Server,
     Vector,
     Weighted,
-    choose,
+    tree_where,
     weighted,
 )
 from equipoise.tasks import Task
@@ -91,7 +91,7 @@ def with_guarded_steps(task: Task, algorithm: Algorithm) -> Algorithm:
             return client
         x = model_in(message.message)
         fresh = plain.init_client(jnp.zeros(plain.size) if x is None else x)
-        return choose(client.era == message.era, client.client, fresh)
+        return tree_where(client.era == message.era, client.client, fresh)
 
     def wrapped(k: int, exchange: Exchange) -> Exchange:
         last = k + 1 == len(plain.round)
@@ -129,7 +129,7 @@ def with_guarded_steps(task: Task, algorithm: Algorithm) -> Algorithm:
     def _ended(server: Guarded) -> Guarded:
         fresh = plain.init(server.best)
         scale = jnp.where(server.exploded, server.scale / 2, server.scale)
-        inner = choose(server.exploded, fresh, server.server)
+        inner = tree_where(server.exploded, fresh, server.server)
         return server._replace(server=inner, scale=scale, era=server.era + server.exploded.astype(jnp.int32))
 
     def init(x: Vector) -> Guarded:

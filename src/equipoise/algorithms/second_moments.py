@@ -99,8 +99,8 @@ def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -
 
     def keep_basis(server: Sketch, replies: Replies) -> Sketch:
         centre, images = mean(replies.total)
-        found = jnp.linalg.qr(about_mean(images, centre, omega()))[0]
-        return server._replace(mean=centre, basis=found)
+        basis = jnp.linalg.qr(about_mean(images, centre, omega()))[0]
+        return server._replace(mean=centre, basis=basis)
 
     def send_basis(server: Sketch, i: Int[Array, ""]) -> Basis:
         return Basis(server.basis)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import Partial, PyTreeDef
 from jaxtyping import PyTree
 
-from equipoise._jax import compiled, once
+from equipoise._jax import cached_program, compiled
 from equipoise.data.shards import ClientData
 from equipoise.engines import kernel, stream
 from equipoise.engines.checks import (
@@ -265,28 +265,28 @@ def in_precision(products: Products | None, program: Callable) -> Callable:
     return call
 
 
-streaming = once(stream.programs)
+streaming = cached_program(stream.programs)
 
 
-@once
+@cached_program
 def starting(structure: PyTreeDef) -> Callable:
     """The state before the first round."""
     return compiled(lambda numbers, x: kernel.init(structure.unflatten(numbers), x))
 
 
-@once
+@cached_program
 def preparing(preparation: Callable[[Data], Data]) -> Callable:
     """Every client's data, prepared before the first round, and which arrays are finite."""
     return compiled(lambda data: (prepare(preparation, data), all_finite(data)))
 
 
-@once
+@cached_program
 def preparing_with(structure: PyTreeDef) -> Callable:
     """The same, where what clients prepare depends on the numbers."""
     return compiled(lambda numbers, data: (prepare(structure.unflatten(numbers).prepare, data), all_finite(data)))
 
 
-@once
+@cached_program
 def beginning_apart(structure: PyTreeDef, layout: Layout) -> Callable:
     """As `starting` and `preparing`, where every device holds and prepares its share of the clients."""
 
@@ -316,7 +316,7 @@ def placed(state: State, layout: Layout) -> State:
     return layout.place(state._replace(clients=None))._replace(clients=clients)
 
 
-@once
+@cached_program
 def rounds_of(structure: PyTreeDef, layout: Layout) -> Callable:
     """The program of rounds: up to `stop`, at most `length` of them, and a row of each.
 
@@ -351,7 +351,7 @@ def rounds_of(structure: PyTreeDef, layout: Layout) -> Callable:
     return compiled(advance, donate_argnums=1, static_argnames="length", out_shardings=lie)
 
 
-@once
+@cached_program
 def outline_of(structure: PyTreeDef) -> Callable:
     """A client's prepared data and the ids of the largest cohort, for their shapes; traced once, never run."""
 

@@ -13,7 +13,7 @@ from jax import Array
 from jax.tree_util import Partial, PyTreeDef
 from jaxtyping import PyTree
 
-from equipoise._jax import compiled, once
+from equipoise._jax import cached_program, compiled
 from equipoise.data.shards import ClientData
 from equipoise.engines import kernel
 from equipoise.engines.checks import (
@@ -290,7 +290,7 @@ def one_of(many: PyTree, place: Any) -> PyTree:
     return jax.tree.map(lambda a: a[place], many)
 
 
-@once
+@cached_program
 def beginnings(structure: PyTreeDef) -> Callable:
     """The program before the first round: every trial's state, the prepared data, and which arrays are finite."""
 
@@ -311,7 +311,7 @@ def beginnings(structure: PyTreeDef) -> Callable:
     return compiled(begin)
 
 
-@once
+@cached_program
 def rounds_of_many(structure: PyTreeDef, layout: Layout) -> Callable:
     """The program of rounds of all trials: up to `stop`, at most `length` of them, and a row of each."""
 

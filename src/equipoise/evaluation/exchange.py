@@ -15,7 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
-from equipoise._jax import compiled, once
+from equipoise._jax import cached_program, compiled
 from equipoise.cohorts import Sample, check_distinct, everyone
 from equipoise.data.shards import OwnerRows, client_shapes
 from equipoise.engines.client_data import PreparedData, SpreadData, as_given, by_client, padding
@@ -234,7 +234,7 @@ def _heard(server: Server) -> PerClient:
     return server.heard
 
 
-@once
+@cached_program
 def _judged(task: Task, n: int, scores: tuple, draws: int, layout: Layout) -> Callable:
     """The program of an evaluation: one for a task and its scores, whoever asks."""
     algorithm = evaluation(task, everyone(n), None, scores=dict(scores), draws=draws)
@@ -284,7 +284,7 @@ def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, "
     return found[np.arange(found.shape[1]) < np.asarray(scored_rows(task, data).sizes)[:, None]]
 
 
-@once
+@cached_program
 def _every_row(predict: Predict | Own, numbers: Callable[[Array, Array], Array]) -> Callable:
     def every(x: Vector, data: Any) -> Array:
         def one(i: Array) -> Array:

@@ -136,5 +136,12 @@ def settled(config: "Config") -> "Config":
     )
 
 
+def offers(config: "Config") -> bool:
+    """Whether owners are told what each should use, where nothing is said: their rows are here, and fits are quick."""
+    exist = config.data.silos is not None or (config.partition.kind == "natural" and config.data.name != "quadratics")
+    linear = config.model.name == "linear" and config.convexify is None
+    return exist and linear and config.federation is None and config.privacy is None
+
+
 def _decided(section: Any, key: str, value: str) -> Any:
     return section.model_copy(update={key: value}) if getattr(section, key) == "auto" else section

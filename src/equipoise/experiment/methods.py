@@ -319,7 +319,7 @@ def may_project(config: Config) -> bool:
     if of.project is not None or of.secure or config.privacy is not None:
         return bool(of.project)
     exact = config.model.batch is None and of.compress is None and config.model.name == "linear"
-    exact = exact and (config.personal is None or config.personal.kind != "moreau")
+    exact = exact and (config.own_models is None or config.own_models.kind != "moreau")
     everybody = config.algorithm.cohort is None and config.algorithm.coin is None
     classes = config.data.task == "classification" and config.model.loss == "auto"
     quadratic = config.model.loss != "cross_entropy" and not classes

@@ -312,8 +312,11 @@ def complete(session: Session, result: Result) -> None:
     if problem.plain_task.own is not None and finite:
         parts, part = own_parts.made(problem, x, session.data.train, config.run.seed)
         own_parts.write(folder, problem, parts)
-    if config.personal is not None and finite:
-        own, models = personal.made(config, problem, x, session.data.train, session.data.scored)
+    if config.own_models is not None and finite:
+        if config.own_models.kind == "best":
+            own, models = personal.offered(folder, problem, x)
+        else:
+            own, models = personal.made(config, problem, x, session.data.train, session.data.scored)
         of_them = None if part is None else own_parts.of_models(problem, models, session.data.train)
         personal.write(folder, problem, own, models, of_them)
     files.sync(folder / records.HISTORY)  # before there is a result that counts on it

@@ -12,7 +12,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from equipoise import certificates, evaluation, files
-from equipoise._jax import compiled, once
+from equipoise._jax import cached_program, compiled
 from equipoise.data.shards import client_shapes
 from equipoise.engines.simulator import Result
 from equipoise.evaluation import PerClient, skill
@@ -54,15 +54,15 @@ def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callab
     certify, operands = certifier(problem.task, jax.tree.structure(dual)), numbers_of(dual, problem.x.dtype)
 
     def evaluate(x: Vector, lam: Any) -> Evaluation:
-        found = certify(operands, train, x, lam)  # runs while the scorer is called
+        certificate = certify(operands, train, x, lam)  # runs while the scorer is called
         table = in_units(problem, scorer(x))
-        losses, objective, gap = jax.device_get((found.losses, found.robust, found.gap))
+        losses, objective, gap = jax.device_get((certificate.losses, certificate.robust, certificate.gap))
         return Evaluation(losses, objective, gap, table)
 
     return evaluate
 
 
-@once
+@cached_program
 def certifier(task: Task, dual: PyTreeDef) -> Callable:
     """Certificates of models for duals of that structure; compiled once for all their numbers."""
     return compiled(lambda numbers, data, x, lam: certificates.certify(task, dual.unflatten(numbers), data, x, lam))
@@ -84,8 +84,8 @@ def validator(problem: Problem) -> Judge | None:
             table = evaluation.with_skill(table, bases.loss)
         name, up, _ = problem.main_score(table)
         values = np.asarray(table.scores[name], np.float64)
-        known = values[np.isfinite(values)]
-        return (float(worst_mean(known, up)) if known.size else math.nan), up
+        heard = values[np.isfinite(values)]
+        return (float(worst_mean(heard, up)) if heard.size else math.nan), up
 
     return judge
 
@@ -178,15 +178,15 @@ class RunWriter:
 
     def write(self, x: Vector, lam: Any, **counts: Any) -> None:
         # Only weights of the run's own objective certify anything about it.
-        found = self.evaluate(x, lam if self.algorithm.dual is not None else None)
+        evaluation = self.evaluate(x, lam if self.algorithm.dual is not None else None)
         row = Row(
             **counts,
             validation=self._validate(x, counts["round"]),
-            loss=floats(found.losses),
-            scores={name: floats(values) for name, values in found.table.scores.items()},
+            loss=floats(evaluation.losses),
+            scores={name: floats(values) for name, values in evaluation.table.scores.items()},
             lam=None if lam is None else floats(lam),
-            objective=float(found.objective),
-            gap=float(found.gap),
+            objective=float(evaluation.objective),
+            gap=float(evaluation.gap),
             distance=None if self.saddle is None else _distance(x, self.saddle),
         )
         wanted, size = self.config.run.until_gap, abs((row.objective or 0) + self.base)
@@ -223,7 +223,7 @@ def weights_of(algorithm: Algorithm, dtype: Any) -> Callable[[Any], Any]:
     return lambda server: _weights(jax.tree.structure(algorithm))(numbers, server)
 
 
-@once
+@cached_program
 def _weights(structure: PyTreeDef) -> Callable:
     return compiled(lambda numbers, server: structure.unflatten(numbers).weights(server))
 
@@ -237,7 +237,7 @@ def crossing_of(algorithm: Algorithm, problem: Problem) -> Sequence[Wire]:
     return seen[shapes]
 
 
-@once
+@cached_program
 def _wires(structure: PyTreeDef) -> dict[str, Sequence[Wire]]:
     return {}
 

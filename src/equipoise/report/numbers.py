@@ -40,6 +40,7 @@ class ReportedRun(NamedTuple):
     worst: Bounds  # of the true scores of the worst-served fifth; NaN: not known
     mean: Bounds  # of the average client's
     series: int = 0  # its place in its group, which decides its colour, dash and marker
+    rows: str = records.ROW_SCORES  # the file of its scores row by row
 
     @property
     def finished(self) -> bool:
@@ -299,7 +300,7 @@ def _scored_rows(run: ReportedRun) -> list[int]:
 
 def _same_rows(run: ReportedRun, other: pathlib.Path) -> tuple[np.ndarray, np.ndarray] | None:
     """What each row adds to the score, of another model and of the run's; None unless both kept it of the same rows."""
-    old, new = (records.read_row_scores(path) for path in (other, run.record.path / records.ROW_SCORES))
+    old, new = (records.read_row_scores(path) for path in (other, run.record.path / run.rows))
     if old is None or new is None or old.rows != new.rows or {old.score, new.score} != {run.measure}:
         return None
     whole = {old.values.size, new.values.size} == {sum(_scored_rows(run))}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from equipoise.errors import not_none
 from equipoise.evaluation.rules import worst_count
 from equipoise.experiment.records import CONFIG
 from equipoise.report import bars, formats, numbers, personal, plots, tables, wording
@@ -44,7 +45,7 @@ def shown(runs: Sequence[ReportedRun]) -> list[Section]:
         Section("convergence", "How training went", convergence(runs)),
         Section("weights", "Whose loss counted how much", weights(runs)),
         Section("troubles", "What went wrong", found, f" ({broken})" if broken else ""),
-        Section("again", "To do it again", {"recipes": [_recipe(run) for run in runs]}),
+        Section("again", "Reproduce this run", {"recipes": [_recipe(run) for run in runs]}),
     )
     return [section for section in every if section.content is not None]
 
@@ -79,6 +80,7 @@ def top(runs: Sequence[ReportedRun]) -> Content:
             ("Sent per client", formats.byte_size(lead.bytes_per_client), f"in {lead.rounds:,} rounds", traffic),
         ),
         "joining": wording.who_gains(runs),
+        "offer": personal.offer(runs),
         "note": " ".join((*cost.remarks, source + ".")),
     }
 
@@ -113,7 +115,7 @@ def table(runs: Sequence[ReportedRun]) -> Content:
     rows = list(zip(runs, cells, strict=True))
     return {
         "alike": alike,
-        "scores": tables.scores(runs),
+        "scores": tables.scores(runs, personal.scores_offered),
         "columns": columns,
         "rows": [(runs[0]._replace(label=f"all {len(runs)} methods"), cells[0])] if alike else rows,
         "alone": [last.get(column.title, "") for column in columns] if last else [],
@@ -270,8 +272,11 @@ def calibration(runs: Sequence[ReportedRun]) -> Content | None:
 
 def own_models(runs: Sequence[ReportedRun]) -> Content | None:
     parts = []
+    chosen = personal.offered(runs)
     for run in _leading_first(runs):
         own = personal.with_own(run)
+        if own is not None and chosen is not None and not_none(run.record.personal).kind == "best":
+            own = own if run.series == chosen[0].series else None  # of one method, or they are too many
         if own is None or run.record.personal is None:
             continue
         shared = personal.with_shared(run)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -151,20 +151,39 @@ def comparison(runs: Sequence[Run], width: int = 80) -> Any:
             by_title = alone_cells(group[0], alone)
             name = worst_served(group[0].members, alone.worst(group[0].higher_is_better), alone.values)
             table.add_row("each alone", *(by_title.get(heads[k].title, "") for k in kept), Text(name))
+        _narrow(table, width)
         found.append(table)
     return Group(*found)
 
 
-def scores(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]], str] | None:
+def _narrow(table: Table, width: int) -> None:
+    """Folds cells until the table fits, the methods' names last; left to rich, the last column loses letters."""
+    console = Console(width=10_000)
+    for column in (*table.columns[1:], table.columns[0]):
+        excess = console.measure(table).maximum - width
+        if excess > 0 and not column.no_wrap:
+            room = console.measure(Group(*column.cells)).maximum - excess if column is table.columns[0] else 0
+            column.max_width = max(column.min_width or 1, room)
+
+
+Offered = Callable[[Sequence[ReportedRun]], numbers.Scored | None]
+
+
+def scores(
+    runs: Sequence[ReportedRun], offered: Offered = lambda _: None
+) -> tuple[list[str], list[list[str]], str] | None:
     """What the models are worth by their losses: headings, a row for each run and for each alone, and a caption.
 
-    None where there is only the score that the comparison is by.
+    `offered` has the scores of the models that each client should use, for one more row. None where there is only the
+    score that the comparison is by.
     """
     found = [numbers.scored(run) for run in runs]
     alone = numbers.scored_alone(runs)
     main = found[0].main
     if main is None or any(one.main != main for one in found):
         return None
+    last = offered(runs)
+    found += [] if last is None else [last]
     everybody = [*found, *([alone] if alone is not None else [])]
     heads = [SCORE_TITLES[main], f"{SCORE_TITLES[main]}\nworst 20%"]
     others = [name for name in OTHER_SCORES if any(name in one.scores for one in everybody)]
@@ -196,11 +215,11 @@ SCORE_TITLES |= {"auroc": "AUC", "brier": "Brier", "r2": "R²", "skill": "skill"
 OTHER_SCORES = ("skill", "accuracy", "balanced_accuracy", "auroc", "brier", "r2")
 
 
-def scores_table(runs: Sequence[Run], width: int = 80) -> Any:
+def scores_table(runs: Sequence[Run], width: int = 80, offered: Offered = lambda _: None) -> Any:
     """`scores` as a rich table, one for each set of clients; None: there is nothing to show."""
     found = []
     for group in _groups(runs):
-        if (content := scores(group)) is None:
+        if (content := scores(group, offered)) is None:
             continue
         heads, rows, caption = content
         kept = [k for k, head in enumerate(heads) if width >= WIDE or head not in ("Brier", "balanced\naccuracy")]
