@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import equipoise as eq
+from equipoise.bench.federations import Federation
 from equipoise.cli import app
 from equipoise.experiment import folders
 from tests.problems import start, unequal
@@ -140,7 +141,7 @@ def test_the_first_five_minutes(tmp_path, monkeypatch):
 
 
 def test_an_algorithm_a_dual_and_an_engine_of_ones_own(capsys):
-    algorithm, dual, engine = blocks("extending.md", "python")
+    algorithm, dual, engine, model = blocks("extending.md", "python")
     names: dict = {}
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         exec(compile(algorithm, "extending.md", "exec"), names)
@@ -157,6 +158,9 @@ def test_an_algorithm_a_dual_and_an_engine_of_ones_own(capsys):
     assert 1 < int(state.round) < 500
     moved = eq.kernel.step(fedavg, state, eq.kernel.prepare(fedavg, unequal()), jax.random.key(0))
     assert float(jnp.linalg.norm(moved.server.x - state.server.x)) <= 1e-3
+    exec(compile(model, "extending.md", "exec"), names)
+    of = Federation("f", ("no", "yes"), ("a", "b"), (np.zeros((3, 1)),) * 2, (np.array([0, 1, 1]), np.array([0, 0, 1])))
+    np.testing.assert_allclose(names["pooled_mean"](of)(1, np.zeros((4, 1))), 0.5)
 
 
 def test_every_algorithm_and_objective_of_the_decision_table_exists():

@@ -40,10 +40,10 @@ class Fitted(NamedTuple):
 
     def predict_proba(self, table: Table) -> np.ndarray:
         """The probability of each class, in the order of `classes_`."""
-        found = self._predicted(table)
-        chances = [column for column in found.columns if column.startswith("probability of ")]
+        probabilities = self._predicted(table)
+        chances = [column for column in probabilities.columns if column.startswith("probability of ")]
         require(chances, "this model gives no probabilities; a classifier trained with the cross-entropy does")
-        return found.select(chances).to_numpy()
+        return probabilities.select(chances).to_numpy()
 
     @property
     def classes_(self) -> tuple[Any, ...]:

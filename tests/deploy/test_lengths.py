@@ -10,12 +10,14 @@ pytest.importorskip("flwr")
 
 from flwr.app import Message, RecordDict
 
+from equipoise.data.silos.statistics import Column, Statistics
 from equipoise.deploy import flower
 from equipoise.deploy.flower import Demands, GivenUp
 from equipoise.deploy.server.lengths import Bounded, lengths
-from equipoise.deploy.server.reach_agreement import _check_alike, _check_baselines
+from equipoise.deploy.server.reach_agreement import _check_alike, _check_baselines, _statistics_of
 from equipoise.deploy.server.run import run_federation
-from equipoise.deploy.wire.arrays import pack, unpack
+from equipoise.deploy.site.run import SiteStatistics
+from equipoise.deploy.wire.messages import pack, unpack
 from equipoise.errors import InputError
 from equipoise.experiment import config, records
 from equipoise.protocol import Reply, weighted
@@ -179,6 +181,16 @@ def test_a_baseline_out_of_all_proportion_is_refused():
     for lie in (-1e-3, 1e5):
         with pytest.raises(InputError, match="'north' told a loss of"):
             _check_baselines(here, {"east": 0.7, "north": lie, "south": 0.6})
+
+
+def test_statistics_of_more_rows_than_there_are_are_refused():
+    """A column is standardised over all sites by how many numbers each has."""
+    age = Column("age", "number", n=90, m2=1.0)
+    honest = Statistics("north", 90, Column("label", "text"), (age,))
+    _statistics_of("north", SiteStatistics(statistics=honest.to_json(), train=90, test=0))
+    for lie in (honest._replace(columns=(age._replace(n=2**52),)), honest._replace(rows=2**40)):
+        with pytest.raises(InputError, match="'north' told of 90 rows and of"):
+            _statistics_of("north", SiteStatistics(statistics=lie.to_json(), train=90, test=0))
 
 
 def test_who_passes_early_passes_in_the_end_whoever_comes_first():

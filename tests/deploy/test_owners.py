@@ -20,8 +20,8 @@ from equipoise.data.silos import Encoding, Statistics, agree, open_site
 from equipoise.data.silos.statistics import Options
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.site.messages import Job
-from equipoise.deploy.site.owner import SPLIT, check_step, encoded, lengths, model_in, own_key
-from equipoise.deploy.wire.envelope import read_text, text
+from equipoise.deploy.site.owner import SPLIT, check_shares, check_step, encoded, lengths, model_in, own_key
+from equipoise.deploy.wire.messages import read_text, text
 from equipoise.errors import EquipoiseError, Refusal
 from equipoise.experiment import config
 from equipoise.privacy import audit, ledger, policy
@@ -277,7 +277,7 @@ def test_a_model_whose_gradient_is_one_row(tmp_path):
     assert longest / total == pytest.approx(own.max() / own.sum(), rel=1e-6)
     assert longest / total < 0.5
     check_step(np.ones(4), np.zeros(4), 1.0)
-    with pytest.raises(Refusal, match="is 100 away from where it began, and this site goes along with 10"):
+    with pytest.raises(Refusal, match="is 100 away from where it began, and this site accepts up to 10"):
         check_step(np.full(4, 100.0), np.zeros(4), 10.0)
 
 
@@ -304,6 +304,21 @@ def test_the_rows_of_a_minibatch_are_drawn_by_the_sites_own_key(tmp_path):
     assert np.corrcoef(solved("own").ravel(), own.ravel())[0, 1] < 0.5
     again = [own_key(tmp_path, rules["own"], "run", [1, 2]) for _ in range(2)]
     assert again[0] == again[1] != own_key(tmp_path, rules["own"], "another", [1, 2])  # a message that is sent again
+
+
+def test_all_rows_at_one_site_are_all_of_a_masked_sum():
+    def weighed(how):
+        plan = settings(objective={"name": "average"}, federation={"secure": True})
+        plan["algorithm"] = {"name": "fedavg", "steps": 1, "local_lr": 0.1, "weights": how}
+        return config.parse(plan)
+
+    rules, rows, here = policy.Policy(), {"east": 30, "north": 20_000, "south": 60}, weighed("samples")
+    with pytest.raises(Refusal, match=r"a site has 0\.9955 of all rows and so of the masked sums"):
+        check_shares(rules, here, "south", rows, 60)
+    check_shares(rules, here, "south", rows | {"north": 900}, 60)
+    with pytest.raises(Refusal, match="'south' has told of 60 rows, and all were told of 60000"):
+        check_shares(rules, here, "south", rows | {"south": 60_000}, 60)
+    check_shares(rules, weighed("uniform"), "south", rows, 60)
 
 
 def test_no_algorithm_sends_a_model_that_the_owner_does_not_see():

@@ -50,7 +50,7 @@ def test_every_client_is_scored_on_its_own_rows(tmp_path):
     assert record.measure == "skill"
     assert len(record.low) == problem.n == 2
     for i in range(2):
-        model = alone.fitted(problem.task, problem.x, problem.train.client(i))
+        model = problem.own_fits.model[i]
         own = problem.test.client(i)
         right = np.asarray(problem.task.predict(model, own.inputs)).argmax(1) == np.asarray(own.labels)
         assert float(table.scores["accuracy"][i]) == pytest.approx(right[: int(own.sizes)].mean())

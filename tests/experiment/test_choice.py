@@ -58,26 +58,30 @@ def test_masked_runs_say_why_they_take_it_too():
     assert config.parse(SECURE).algorithm.name == "scaffpd_secure"
 
 
-AUTO = {"run": {"rounds": "auto"}}
+NOISY = {"name": "fedavg", "local_lr": 0.1}
 
 
 @pytest.mark.parametrize(
     ("settings", "ends"),
     [
         ({}, {"until_gap": 1e-3, "keep_best": False}),
+        ({"run": {"rounds": "auto"}}, {"until_gap": 1e-3, "keep_best": False}),
         ({"model": {"l2": 0.0}}, {"until_gap": None, "keep_best": True, "patience": 10}),
         ({"algorithm": {"name": "fedavg"}}, {"until_gap": None, "keep_best": True, "patience": 10}),
         ({"algorithm": {"name": "fedavg"}, "federation": {"sites": 3}}, {"until_gap": None, "keep_best": False}),
         ({"federation": {"sites": 3}}, {"until_gap": 1e-3}),
-        ({"run": {"rounds": "auto", "until_gap": 0.1}}, {"until_gap": 0.1}),
+        ({"run": {"until_gap": 0.1}}, {"until_gap": 0.1}),
+        ({"run": {"rounds": 100}}, {"until_gap": None, "keep_best": False}),
+        ({"privacy": {"epsilon": 1.0}, "algorithm": NOISY}, {"until_gap": None, "keep_best": False}),
+        ({"data": {"name": "quadratics"}, "model": {"l2": 0.0}}, {"until_gap": None, "keep_best": False}),
     ],
 )
 def test_runs_that_end_by_themselves(settings, ends):
-    found = config.parse(AUTO | settings).run
+    found = config.parse(settings).run
     assert found.rounds == 100
     assert {key: getattr(found, key) for key in ends} == ends
 
 
 def test_noise_is_for_a_number_of_rounds():
     with pytest.raises(InputError, match="made for a number of rounds"):
-        config.parse(AUTO | {"privacy": {"epsilon": 1.0}})
+        config.parse({"privacy": {"epsilon": 1.0}, "run": {"rounds": "auto"}})

@@ -15,7 +15,7 @@ from equipoise.experiment.problems import build_problem
 SETTINGS = {
     "data": {"name": "synthetic", "options": {"dim": 3, "samples": 8}},
     "partition": {"clients": 3},
-    "model": {"l2": 0.1},
+    "model": {"l2": 0.1, "metric": "none"},
     "algorithm": {"name": "fedavg", "steps": 3, "local_lr": 0.05},
     "run": {"rounds": 4, "precision": "float64"},
 }
@@ -28,7 +28,7 @@ def parsed(*assignments):
 def trained(settings):
     problem = build_problem(settings)
     method = build_method(settings, problem)
-    result = eq.simulate(method.family, problem.x, problem.train, 0, rounds=4)
+    result = eq.simulate(method.algorithm, problem.x, problem.train, 0, rounds=4)
     return problem, np.asarray(method.algorithm.model(result.server))
 
 
@@ -76,7 +76,7 @@ def test_a_scheduled_primal_step_is_as_long_as_the_local_ones():
     )  # fmt: skip
     problem = build_problem(settings)
     method = build_method(settings, problem)
-    result = eq.simulate(method.family, problem.x, problem.train, 0, rounds=4)
+    result = eq.simulate(method.algorithm, problem.x, problem.train, 0, rounds=4)
     x = problem.x
     for lr in (0.05, 0.0375, 0.025, 0.0125):
         x = x - lr * problem.task.grad(x, problem.train.client(0))

@@ -12,7 +12,7 @@ SETTINGS = {
     "name": "path",
     "data": {"name": "synthetic", "options": {"dim": 6, "samples": 30, "shift": 1.0}},
     "partition": {"clients": 4},
-    "model": {"l2": 0.1},
+    "model": {"l2": 0.1, "metric": "none"},
     "objective": {"name": "chi2"},
     "algorithm": {"name": "scaffpd_model", "steps": 5},
     "run": {"rounds": 30, "evaluate_every": 1, "precision": "float64", "until_gap": 1e-6},

@@ -26,7 +26,7 @@ def settings(folder, **sections):
     base = {
         "name": "three",
         "data": {"silos": str(folder)},
-        "model": {"l2": 0.05, "own": "none"},
+        "model": {"l2": 0.05, "own": "none", "metric": "none"},
         "algorithm": {"name": "fedavg", "steps": 2, "local_lr": 0.1},
         "run": {"rounds": 3, "precision": "float64", "evaluate_every": 3},
     }

@@ -14,7 +14,7 @@ BASE = {
     "name": "study",
     "data": {"name": "synthetic", "options": {"dim": 3, "samples": 15, "shift": 0.5}},
     "partition": {"clients": 3},
-    "model": {"l2": 0.1},
+    "model": {"l2": 0.1, "metric": "none"},
     "algorithm": {"steps": 2, "local_lr": 0.05},
     "run": {"rounds": 4, "precision": "float64"},
     "compare": {
@@ -226,3 +226,15 @@ def test_a_file_s_other_sections_are_read_by_every_command():
     plan.check_beside({"run": {"rounds": 1}}, "mine.toml")
     with pytest.raises(InputError, match=r"\[sweep\] has no key 'sedes'; did you mean 'seeds'"):
         plan.check_beside({"sweep": {"sedes": [1]}}, "mine.toml")
+
+
+def test_where_one_method_certifies_no_other_sets_rows_aside():
+    settings = {key: value for key, value in BASE.items() if key not in ("run", "compare", "algorithm")}
+    both = {"A": {"name": "fedavg", "local_lr": 0.1}, "B": {"name": "scaffpd_model"}}
+    ends = {job.label: job.config.run for job in plan.compare(settings | {"compare": both})}
+    assert (ends["A"].rounds, ends["A"].keep_best, ends["A"].patience) == (100, False, None)
+    assert ends["B"].until_gap == 1e-3
+    (alone,) = plan.compare(settings | {"compare": {"A": both["A"]}})
+    assert alone.config.run.keep_best
+    told = settings | {"run": {"keep_best": True}, "compare": both}
+    assert all(job.config.run.keep_best for job in plan.compare(told))

@@ -25,7 +25,7 @@ SMALL = {
     "name": "small",
     "data": {"name": "synthetic", "options": {"dim": 4, "samples": 20, "shift": 0.5}},
     "partition": {"clients": 4},
-    "model": {"l2": 0.1},
+    "model": {"l2": 0.1, "metric": "none"},
     "algorithm": {"name": "scaffold", "steps": 3, "local_lr": 0.05, "cohort": 2},
     "run": {"rounds": 12, "evaluate_every": 3, "precision": "float64"},
 }
@@ -275,6 +275,7 @@ def test_silos_of_the_user_end_in_a_model_that_predicts(tmp_path):
     np.testing.assert_allclose(said, [2e5, 2.1e5], rtol=2e-3)
 
 
+@pytest.mark.thorough(witness="::test_silos_of_the_user_end_in_a_model_that_predicts")
 def test_digits_predict_from_an_npz(tmp_path):
     settings = {"run": {"rounds": 20}, "partition": {"kind": "iid", "clients": 3}, "algorithm": {"name": "scaffold"}}
     done = eq.experiment.train(settings, tmp_path / "run")

@@ -9,7 +9,7 @@ from equipoise.report import formats, numbers, wording
 SETTINGS = {
     "data": {"name": "synthetic"},
     "partition": {"clients": 3},
-    "model": {"l2": 0.1},
+    "model": {"l2": 0.1, "metric": "none"},
     "algorithm": {"name": "scaffpd_ls", "steps": 5},
     "run": {"rounds": 300, "evaluate_every": 1, "precision": "float64"},
 }

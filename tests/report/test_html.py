@@ -2,6 +2,7 @@ import csv
 import html as escaping
 import io
 import json
+import math
 import re
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -308,14 +309,29 @@ def test_a_spreadsheet_computes_nothing_of_what_a_client_is_called(tmp_path):
     assert [row["client"] for row in csv_of(page, "clients")] == ["'=1+1", 'a,"b']
 
 
-def test_rounds_until_certified(five, page):
-    run = numbers.reported(five)[1]
+def test_rounds_to_the_certified_optimum(five, page):
+    runs = numbers.reported(five)
+    rows = [row for run in runs for row in run.record.rows if row.objective is not None]
+    best = max(row.objective - row.gap for row in rows)
     for share in numbers.CERTIFIED:
-        first = next((r.round for r in run.record.rows if r.gap <= share * abs(r.objective)), None)
-        assert numbers.rounds_to_gap(run, share) == first
+        mine = [row for row in runs[1].record.rows if row.objective - best <= share * best]
+        found = numbers.reached(runs[1], runs, share)
+        if min(row.objective for row in rows) - best > share * best:  # nobody is known to be so near
+            assert math.isnan(found.rounds)
+        else:
+            assert mine == runs[1].record.rows[-len(mine) :]  # of this run, which does not leave again
+            assert found.rounds == mine[0].round
     rows = {row["method"]: row for row in csv_of(page, "rounds-to-gap")}
-    assert rows["SCAFF-PD"]["within 10%"] == str(numbers.rounds_to_gap(run, 0.1))
-    assert "FedAvg" not in rows
+    assert rows["SCAFF-PD"]["within 10%"] == str(numbers.reached(runs[1], runs, 0.1).rounds)
+    assert rows["FedAvg"]["within 10%"] == "not in 100"
+
+
+def test_another_objective_certifies_nothing(tmp_path):
+    fair = folders.write(tmp_path, "fair")
+    other = folders.write(tmp_path, "other", objective="kl", weighted=False)
+    runs = numbers.reported([fair, other])
+    assert math.isfinite(numbers.reached(runs[0], runs, 0.1).rounds)
+    assert math.isnan(numbers.reached(runs[1], runs, 0.1).rounds)
 
 
 @pytest.fixture(scope="module")

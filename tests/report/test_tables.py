@@ -27,7 +27,7 @@ def test_the_comparison_holds_the_records_numbers(five):
         assert f"{100 * run.outcome.worst_low:.1f}" in cells[2]
         assert cells[3] == f"{100 * summary['best20']:.1f}%"
         assert cells[4] == f"{100 * summary['min']:.1f}%"
-        assert cells[6] == "100"
+        assert cells[8] == "100"
 
 
 def test_the_best_of_each_column_is_marked(five):
@@ -93,6 +93,6 @@ def test_names_are_only_names(tmp_path):
     assert "[bold]x[/bold] | y" in printed(tables.comparison([run]))
     assert "[red]c" in printed(tables.per_client(run))
     text = tables.markdown([run]) + tables.per_client_markdown(run)
-    assert {len(row) for row in rows_of(text.replace("\\|", ""))} == {11, 3}
+    assert {len(row) for row in rows_of(text.replace("\\|", ""))} == {13, 3}
     for name in (r"a\|b", r"\[red\]c", r"\*\*d\*\*", "e f", r"\<b\>"):
         assert name in text

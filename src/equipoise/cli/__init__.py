@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise.cli.bench import bench
 from equipoise.cli.data import data_app
 from equipoise.cli.doctor import doctor
 from equipoise.cli.experiments import compare, config, path, reproduce, resume, run, sweep
@@ -46,7 +47,7 @@ app = Commands(
     rich_markup_mode=None,
     callback=begin,
 )
-for command in (run, compare, sweep, path, resume, report, predict, config, reproduce, doctor):
+for command in (run, compare, sweep, path, resume, report, predict, bench, config, reproduce, doctor):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")

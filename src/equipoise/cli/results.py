@@ -26,11 +26,11 @@ def report(
 
         check_page(out)
         with busy("reading run folders"):
-            found = [records.read(path) for folder in folders for path in records.find(folder)]
-        for run in found:
+            runs = [records.read(path) for folder in folders for path in records.find(folder)]
+        for run in runs:
             if not run.rows:
                 say(f"note: {run.path} was stopped before its first model; it is left out", error=True)
-        begun = [run for run in found if run.rows]
+        begun = [run for run in runs if run.rows]
         require(begun, f"{', '.join(map(str, folders))}: nothing was trained there yet; `equipoise resume` goes on")
         write_page(begun, out)
 
@@ -101,16 +101,19 @@ def show(done: list, folder: Path) -> None:
     with busy("comparing"):
         table = tables.comparison(done, console.width) if len(done) > 1 else tables.per_client(done[0])
     console.print(table)
-    if len(done) > 1 and (scores := tables.scores_table(done, console.width)) is not None:
+    if len(done) > 1 and (scores := tables.scores_table(done, console.width, personal.scores_offered)) is not None:
         console.print(scores)
     for run in done:
-        if (own := personal.table(run)) is not None:
+        chosen = run.personal is not None and run.personal.kind == "best"  # of several, in a sentence and on the page
+        if (len(done) == 1 or not chosen) and (own := personal.table(run)) is not None:
             console.print(own)
-    if len(done) > 1:
-        for group in numbers.comparable(numbers.reported(done)):
-            if gains := wording.who_gains(group):
-                sentence(gains)
+    for group in numbers.comparable(numbers.reported(done)):
+        if gains := wording.who_gains(group):
+            sentence(gains)
+        if len(done) > 1:
             sentence(wording.alike(group) or wording.conclusion(group))
+        if offer := personal.offer(group):
+            sentence(offer)
     for run in done:
         for note in wording.kept(run):
             say(f"note: {note}")

@@ -44,19 +44,25 @@ def write(folders: Sequence[Path], problem: Problem, configs: Sequence[Config], 
     table, rows = scored(problem, models)
     record = record_of(problem, table)
     for folder in folders:
-        if record.measure in rows and np.isfinite(rows[record.measure]).all():
-            found = records.RowScores(record.measure, problem.digest_of_rows, rows[record.measure])
-            records.write_row_scores(folder / records.ALONE_ROWS, found)
+        write_rows(folder / records.ALONE_ROWS, problem, record.measure, rows)
         records.write_record(folder / records.ALONE, record)
+
+
+def write_rows(path: Path, problem: Problem, measure: str, rows: dict[str, np.ndarray]) -> None:
+    """What each row adds to the score, where that is known."""
+    if measure in rows and np.isfinite(rows[measure]).all():
+        records.write_row_scores(path, records.RowScores(measure, problem.digest_of_rows, rows[measure]))
 
 
 def trained(problem: Problem, configs: Sequence[Config], watch: Progress | None = None) -> Models | None:
     """Every client's own model; None: of a network, if no method of the comparison has a step size to take over."""
     if problem.convex:
         tell = watch or (lambda at, of, _: None)
-        tell(0, 1, None)
+        tell(0, problem.n, None)
+        if problem.plain_task.examples is not None:
+            return problem.fit_own(lambda at: tell(at, problem.n, None)).model
         models = jax.block_until_ready(_fits(problem.plain_task)(problem.x, problem.train))
-        tell(1, 1, None)
+        tell(problem.n, problem.n, None)
         return models
     local = local_steps(configs, problem.n)
     if local is None:

@@ -97,7 +97,7 @@ def how_long(settings: Mapping[str, Any]) -> dict[str, Any]:
     """[run] for `run.rounds = "auto"`, of settings as they stand in a file, with the algorithm's name.
 
     A run that can be certified ends when it is; another one when validation rows say that nothing gets better, and
-    where nobody may look at those after a fixed number of rounds.
+    where nobody may look at those, or noise is made for a number of rounds, after that number.
     """
 
     def given(section: str, key: str, default: Any = None) -> Any:
@@ -109,10 +109,12 @@ def how_long(settings: Mapping[str, Any]) -> dict[str, Any]:
     convex = last == "convexify" or given("model", "name", "linear") == "linear"
     curved = given(last, "l2", 1.0) != 0 and given("model", "l2_intercept", 1.0) != 0
     record = ALGORITHMS.get(given("algorithm", "name"))
-    if convex and curved and record is not None and record.takes_dual:
+    certain = convex and curved and settings.get("privacy") is None
+    if certain and record is not None and record.takes_dual:
         return {"until_gap": CERTIFIED, **run}
-    alone = settings.get("federation") is None and given("data", "unit") is None
-    return {"keep_best": True, "patience": WAITED, **run} if alone and run.get("keep_best", True) else run
+    unseen = any(settings.get(section) is not None for section in ("federation", "privacy"))
+    unseen = unseen or given("data", "unit") is not None or given("data", "name") == "quadratics"
+    return run if unseen or not run.get("keep_best", True) else {"keep_best": True, "patience": WAITED, **run}
 
 
 def settled(config: "Config") -> "Config":
@@ -132,6 +134,13 @@ def settled(config: "Config") -> "Config":
             "objective": _decided(config.objective, "of", "gains" if exist and robust else "losses"),
         }
     )
+
+
+def offers(config: "Config") -> bool:
+    """Whether owners are told what each should use, where nothing is said: their rows are here, and fits are quick."""
+    exist = config.data.silos is not None or (config.partition.kind == "natural" and config.data.name != "quadratics")
+    linear = config.model.name == "linear" and config.convexify is None
+    return exist and linear and config.federation is None and config.privacy is None
 
 
 def _decided(section: Any, key: str, value: str) -> Any:

@@ -24,8 +24,8 @@ class Plan(NamedTuple):
 def planned(config: Config, problem: Problem) -> Plan | None:
     """What the settings ask for; None: the model is trained as it is."""
     wanted, linear = config.model.metric, problem.task.linear
-    if wanted == "none" or (wanted == "auto" and (linear is None or not suits(config))):
-        return None
+    if wanted == "none" or (wanted == "auto" and (linear is None or config.privacy is not None)):
+        return None  # "auto": not where noise hides every row
     if linear is None:
         raise InputError(
             f"model.metric is {wanted!r}, which is for models that are linear in their inputs, and this is a "
@@ -37,12 +37,6 @@ def planned(config: Config, problem: Problem) -> Plan | None:
         return Plan(linear, None)
     require(isinstance(wanted, int), f"model.metric is {wanted!r}; give auto, full, none or a number of directions")
     return Plan(linear, int(wanted) if int(wanted) < linear.features else None)
-
-
-def suits(config: Config) -> bool:
-    """Whether "auto" means a metric: for owners that there are, and not where noise hides every row."""
-    owners = config.data.silos is not None or config.federation is not None or config.partition.kind == "natural"
-    return owners and config.privacy is None
 
 
 def with_metric(config: Config, problem: Problem, lost: Lost | None = None) -> Problem:

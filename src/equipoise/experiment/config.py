@@ -124,9 +124,9 @@ class ModelSettings(Section):
         description="linear: of the intercept; default: l2 / 1000 in owners' files and for numbers, else l2",
     )
     metric: Literal["auto", "full", "none"] | Annotated[int, Field(ge=1)] = Field(
-        "none",
+        "auto",
         description="linear: trained where it is well conditioned, by one exchange of sums; full, none, how many "
-        "directions, or auto",
+        "directions, or auto: by the number of inputs",
     )
     own: Literal["auto", "none", "intercept"] | tuple[str, ...] = Field(
         "auto",
@@ -179,9 +179,9 @@ class RunSettings(Section):
     """How long, how exactly, and what is written where."""
 
     rounds: Count = Field(
-        100,
-        description="of communication; auto: until the objective is certified to 0.1%, or until validation rows see "
-        "nothing better for 10 rounds, and at most 100",
+        choice.ROUNDS,
+        description="of communication; auto, unless given: until the objective is certified to 0.1%, or until "
+        "validation rows see nothing better for 10 rounds, and at most 100",
     )
     seed: Seed = Field(0, description="of all random numbers")
     precision: Literal["float32", "float64"] = Field("float32", description="float32 or float64")
@@ -268,8 +268,10 @@ class PrivacySettings(Section):
 class PersonalSettings(Section):
     """A model of each owner's own, beside the shared one (docs/personal.md)."""
 
-    kind: Literal["fine_tuning", "moreau"] = Field(
-        "fine_tuning", description="fine_tuning: after training; moreau: the shared model is trained for it"
+    kind: Literal["none", "best", "fine_tuning", "moreau"] = Field(
+        "fine_tuning",
+        description="best: the shared one, one tuned from it or one of its own rows alone, by folds of its own rows; "
+        "fine_tuning: after training; moreau: the shared model is trained for it; none: no such model",
     )
     mu: float = Field(1.0, gt=0, description="moreau: how strongly own models are held to the shared one")
     pulls: tuple[Annotated[float, Field(gt=0)], ...] = Field(
@@ -393,7 +395,7 @@ class Config(BaseModel):
     run: RunSettings = RunSettings()
     federation: FederationSettings | None = None  # None: on one machine
     privacy: PrivacySettings | None = None  # None: no noise
-    personal: PersonalSettings | None = None  # None: the shared model alone
+    personal: PersonalSettings | None = None  # None: the shared model alone, as of kind "none"
 
     @field_validator("objective", "algorithm", mode="before")
     @classmethod
@@ -405,6 +407,11 @@ class Config(BaseModel):
     def batch(self) -> int | None:
         """Examples of a local step of [algorithm]."""
         return self.model.batch if self.convexify is None else self.convexify.batch
+
+    @property
+    def own_models(self) -> PersonalSettings | None:
+        """How owners come to models of their own; None: they have none."""
+        return None if self.personal is None or self.personal.kind == "none" else self.personal
 
     def used(self) -> dict[str, Any]:
         """The settings that this run has a use for: owners' own files have no name of a data set and no partition."""
@@ -447,9 +454,9 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
                 f"federation use one of {instead}",
             )
             check_reference(source, key, name)
-    if isinstance(given.get("run"), Mapping) and given["run"].get("rounds") == "auto":
+    if given.get("run", {}).get("rounds", "auto") == "auto":
         require(
-            "privacy" not in given,
+            "privacy" not in given or "rounds" not in given.get("run", {}),
             f"{source}: run.rounds is 'auto', and the noise of [privacy] is made for a number of rounds; give one",
         )
         given["run"] = choice.how_long(given)
@@ -459,6 +466,8 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         raise mistakes.mistake(source, error, given, _fields) from None
     mistakes.checked(source, config.model_dump())
     config = choice.settled(config)
+    if config.personal is None and choice.offers(config):
+        config = config.model_copy(update={"personal": PersonalSettings(kind="best")})
     if sentence := next(contradictions(config), None):
         raise InputError(f"{source}: {sentence}")
     return config

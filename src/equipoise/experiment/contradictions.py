@@ -57,8 +57,8 @@ def contradictions(config: "Config") -> Iterator[str]:
         yield from _of_privacy(config)
     if config.model.metric not in ("auto", "none"):
         yield from _of_metric(config)
-    if config.personal is not None:
-        yield from _of_personal(config, config.personal)
+    if config.own_models is not None:
+        yield from _of_personal(config, config.own_models)
     if algorithm.cohort is not None and algorithm.coin is not None:
         yield "algorithm.cohort and algorithm.coin both say who takes part; give one of them"
     divided = owners or config.data.name == "synthetic" or config.partition.kind == "natural"
@@ -150,7 +150,7 @@ def _of_privacy(config: "Config") -> Iterator[str]:
         if getattr(algorithm, key) is not None:
             yield f"[privacy] is accounted for plain steps of one size; leave out algorithm.{key}"
     measured = [f"algorithm.{k}" for k in ("local_lr", "rule") if getattr(algorithm, k, None) in ("auto", "tuned")]
-    measured += ["personal.lr"] if config.personal is not None and config.personal.lr == "auto" else []
+    measured += ["personal.lr"] if config.own_models is not None and config.own_models.lr == "auto" else []
     for key in measured:
         yield f"{key} would be measured on the rows, without noise; give numbers"
 
@@ -173,7 +173,14 @@ def _of_personal(config: "Config", of: "PersonalSettings") -> Iterator[str]:
             "[privacy] counts releases of plain losses, and personal.kind is 'moreau', which trains on others; give "
             "'fine_tuning', which releases nothing more"
         )
-    if of.lr == "auto" and config.model.name != "linear":
+    if of.kind == "best" and config.model.name != "linear":
+        yield (
+            f"personal.kind is 'best', which fits five folds of linear models, and this is a {config.model.name}; give "
+            "'fine_tuning'"
+        )
+    if of.kind == "best" and config.privacy is not None:
+        yield "[privacy] covers no scores of models of the owners' own rows; give personal.kind = 'fine_tuning'"
+    if of.kind != "best" and of.lr == "auto" and config.model.name != "linear":
         yield (
             f"personal.lr is 'auto', which is measured for linear models only, and this is a {config.model.name}; give "
             "a number"

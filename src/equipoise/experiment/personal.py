@@ -1,5 +1,6 @@
 """Models of the owners' own, beside the shared one: one exchange after training, which sets both side by side.
 
+    best          each owner keeps what serves it best on folds of its own rows (`offers.py`)
     fine_tuning   each owner takes steps from the shared model and keeps what does better on rows that it left out
     moreau        the shared model was trained for this: the own model is v_i(x) of the Moreau envelope
 
@@ -28,7 +29,8 @@ from equipoise.cohorts import everyone
 from equipoise.data.shards import OwnerRows, Shards
 from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, not_none, require
-from equipoise.experiment import own_parts, records
+from equipoise.experiment import alone, offers, own_parts, records
+from equipoise.experiment.baselines import own_fit
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.results import floats, in_units
@@ -50,7 +52,10 @@ Keep = Callable[[Vector, Data, RandomKey], tuple[Vector, Array]]  # (shared mode
 def own_models(config: Config, problem: Problem) -> Algorithm:
     """An algorithm of one round, for any engine: clients end with the models that they keep."""
     n, plain = problem.n, problem.plain_task
-    prepare_rows, keep = _fine_tuned(config, problem) if problem.envelope is None else _of_envelope(problem)
+    if not_none(config.own_models).kind == "best":
+        prepare_rows, keep = _best(problem)
+    else:
+        prepare_rows, keep = _fine_tuned(config, problem) if problem.envelope is None else _of_envelope(problem)
     scores = evaluation.suited(plain.predict, problem.x, problem.train.client(0), problem.loss)
     if problem.score is not None and problem.score.own is not None:
         scores = scores | {problem.score.name: problem.score.own}
@@ -89,6 +94,16 @@ def own_models(config: Config, problem: Problem) -> Algorithm:
     )
 
 
+def _best(problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
+    task = problem.plain_task
+
+    def keep(x: Vector, shard: Data, key: RandomKey) -> tuple[Vector, Array]:
+        found = offers.best_of(task, x, shard, own_fit(task, problem.convex, x, shard))
+        return found.model, found.pull
+
+    return lambda shard: shard, keep
+
+
 def _of_envelope(problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
     envelope = not_none(problem.envelope)
 
@@ -99,7 +114,7 @@ def _of_envelope(problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
 
 
 def _fine_tuned(config: Config, problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
-    of, task = not_none(config.personal), problem.task
+    of, task = not_none(config.own_models), problem.task
     lr = 1 / (problem.smoothness + max(of.pulls)) if of.lr == "auto" else of.lr
     tuning = fine_tuning(task, problem.n, steps=of.steps, lr=lr, pulls=of.pulls)
 
@@ -133,7 +148,7 @@ def divided(shard: Shards, share: float) -> Split:
 
 
 def made(config: Config, problem: Problem, x: Vector, train: Any, scored: Any) -> tuple[records.PersonalRecord, Any]:
-    """Where all rows are at hand: how every owner fares, and the own models [n, d]."""
+    """Where all rows are at hand: how every owner fares, and the own models [n, d]; of kind "best" see `offered`."""
     algorithm = own_models(config, problem)
     end = simulate(
         algorithm,
@@ -147,8 +162,29 @@ def made(config: Config, problem: Problem, x: Vector, train: Any, scored: Any) -
     return recorded(config, problem, end.server), end.clients
 
 
+def offered(folder: Path, problem: Problem, x: Vector) -> tuple[records.PersonalRecord, Any]:
+    """As `made`, of kind "best"; the scores row by row are kept, and what owners get alone is recorded beside them."""
+    found = offers.best_of_each(problem.plain_task, x, problem.train, problem.own_fits)
+    shared, _ = alone.scored(problem, jnp.stack([x] * problem.n))
+    own, rows = alone.scored(problem, found.model)
+    shared, own = (in_units(problem, table) for table in (shared, own))
+    measure, up, _ = problem.main_score(shared)
+    alone.write_rows(folder / records.OWN_ROWS, problem, measure, rows)
+    alone.write([folder], problem, [])
+    record = records.PersonalRecord(
+        kind="best",
+        measure=measure,
+        higher_is_better=up,
+        shared=floats(shared.scores[measure]),
+        own=floats(own.scores[measure]),
+        pull=floats(found.pull),
+        scores={name: floats(values) for name, values in own.scores.items()},
+    )
+    return record, found.model
+
+
 def recorded(config: Config, problem: Problem, server: Server) -> records.PersonalRecord:
-    kind = not_none(config.personal).kind
+    kind = not_none(config.own_models).kind
     shared, own = (in_units(problem, table.heard) for table in (server.shared, server.own))
     measure, up, _ = problem.main_score(shared)
     return records.PersonalRecord(
@@ -157,7 +193,7 @@ def recorded(config: Config, problem: Problem, server: Server) -> records.Person
         higher_is_better=up,
         shared=floats(shared.scores[measure]),
         own=floats(own.scores[measure]),
-        pull=floats(server.pull) if kind == "fine_tuning" else None,
+        pull=None if kind == "moreau" else floats(server.pull),
     )
 
 

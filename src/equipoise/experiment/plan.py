@@ -35,7 +35,7 @@ from pydantic import Field, ValidationError
 
 from equipoise import artifact
 from equipoise.errors import InputError, nearest, require
-from equipoise.experiment import alone, config, folders, measures, mistakes, origin, reading, records, run
+from equipoise.experiment import alone, choice, config, folders, measures, mistakes, origin, reading, records, run
 from equipoise.experiment.batch import data_of, is_done, run_batch
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.convexify import network_config
@@ -48,7 +48,6 @@ OWN_SECTIONS = ("model", "convexify", "privacy", "run")  # a method may have its
 # What leads from the average to the worst client, from large numbers to small ones, and where a path goes unless told.
 ALONG = {"chi2": "rho", "kl": "rho", "cvar": "alpha"}
 WAY = {"rho": (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01), "alpha": (1.0, 0.7, 0.5, 0.3, 0.2, 0.1)}
-UNTIL_GAP = 1e-3  # where a run of a path ends
 
 Settings = Mapping[str, Any]
 Watch = Callable[["PlannedRun", int, int, records.Row | None], None]
@@ -95,7 +94,7 @@ class Cell(NamedTuple):
 def compare(settings: Settings, *, source: str = "the configuration") -> list[PlannedRun]:
     """A job per [compare.LABEL], in the file's order; without any, the file's own algorithm."""
     jobs = []
-    for label, method in methods(settings, source).items():
+    for label, method in _on_the_same_rows(methods(settings, source)).items():
         parsed = config.parse(method.settings, source=_named(source, label))
         jobs.append(PlannedRun(label, folders.name(label), parsed, {}, {}, parsed.run.seed))
     return _apart(jobs, source)
@@ -127,14 +126,14 @@ def path(
         mine = reading.override(base, [])
         reading.put(mine, f"objective.{name}", value)
         if first.run.until_gap is None:
-            reading.put(mine, "run.until_gap", UNTIL_GAP)
+            reading.put(mine, "run.until_gap", choice.CERTIFIED)
         parsed = config.parse(mine, source=source)
         chosen = {f"objective.{name}": value}
         jobs.append(PlannedRun(f"{name} {value:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
     return _apart(jobs, source)
 
 
-class Method(NamedTuple):
+class PlannedMethod(NamedTuple):
     """One [compare.LABEL]."""
 
     settings: dict[str, Any]  # of its run
@@ -149,7 +148,7 @@ class Method(NamedTuple):
         return section != "algorithm" or self.knows is None or name in self.knows - self.own
 
 
-def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = None) -> dict[str, Method]:
+def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = None) -> dict[str, PlannedMethod]:
     """By their labels. `first` is a point of the grids for all of them, which may decide on the algorithm."""
     base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     compared = settings.get("compare", {})
@@ -161,8 +160,8 @@ def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = N
         full = reading.override(base, [])
         for key, value in (first or {}).items():
             reading.put(full, key, value)
-        return {config.parse(full, source=source).algorithm.name: Method(base, {}, frozenset(), None)}
-    out: dict[str, Method] = {}
+        return {config.parse(full, source=source).algorithm.name: PlannedMethod(base, {}, frozenset(), None)}
+    out: dict[str, PlannedMethod] = {}
     for label, method in compared.items():
         where = _named(source, label)
         require(isinstance(method, Mapping), f"{where} is {shown(method)}; give a table of settings")
@@ -184,13 +183,29 @@ def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = N
             _overlay(mine, section, method.get(section, {}), where)
         parsed = config.parse(mine, source=where)
         grid = _checked_grid(f"{where}.grid", method.get("grid", {}))
-        out[label] = Method(
+        out[label] = PlannedMethod(
             mine,
             {key if "." in key else f"algorithm.{key}": values for key, values in grid.items()},
             frozenset(own),
             frozenset(type(parsed.algorithm).model_fields),
         )
     return out
+
+
+def _on_the_same_rows(methods: dict[str, PlannedMethod]) -> dict[str, PlannedMethod]:
+    """Where one method needs no validation rows to end by itself, those that would set some aside run for longest."""
+
+    def ends(method: PlannedMethod) -> dict[str, Any]:
+        given = method.settings.get("run", {})
+        return choice.how_long(method.settings) if given.get("rounds", "auto") == "auto" else given
+
+    aside = {label for label, method in methods.items() if ends(method).get("keep_best")}
+    chosen = {label for label in aside if "keep_best" in methods[label].settings.get("run", {})}
+    if len(aside) == len(methods) or not aside - chosen:
+        return methods
+    for label in aside - chosen:
+        reading.put(methods[label].settings, "run.rounds", choice.ROUNDS)
+    return methods
 
 
 def _overlay(settings: dict[str, Any], section: str, own: Any, where: str) -> None:
@@ -278,7 +293,7 @@ def _jobs(
 ) -> Iterator[PlannedRun]:
     """`only` maps (place of the federation, label) to the point of the grid to run."""
     first = {key: values[0] for key, values in {**plan.over, **plan.grid}.items()}
-    known = methods(settings, source, first)
+    known = _on_the_same_rows(methods(settings, source, first))
     _check_taken(plan.grid, known, source)
     for over in _points(plan.over):
         for label, method in known.items():
@@ -300,7 +315,7 @@ def _jobs(
                     yield PlannedRun(label, f"{place}/seed-{seed}", parsed, over, point, seed)
 
 
-def _check_taken(grid: Mapping[str, list], methods: Mapping[str, Method], source: str) -> None:
+def _check_taken(grid: Mapping[str, list], methods: Mapping[str, PlannedMethod], source: str) -> None:
     """Of the grid for all methods, each key is for one of them at least."""
     for key in grid:
         if any(method.takes(key) for method in methods.values()):

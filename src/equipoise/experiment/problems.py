@@ -268,7 +268,7 @@ class Envelope:
 
 def with_own_models(config: Config, problem: Problem) -> Problem:
     """The problem whose shared model is trained for the models that owners make of it, where the settings say so."""
-    of = config.personal
+    of = config.own_models
     if of is None or of.kind != "moreau":
         return problem
     task, mu = problem.task, of.mu

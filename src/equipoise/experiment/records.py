@@ -43,7 +43,7 @@ CONFIG, ENVIRONMENT, FEDERATION = "config.toml", "environment.json", "federation
 HISTORY, RESULT, CHECKPOINT, MODEL = "history.jsonl", "result.json", "checkpoint.safetensors", "model.safetensors"
 AGREEMENT, ROW_SCORES = "agreement.json", "rows.safetensors"
 STATUS, LOG = "status.json", "log.jsonl"
-PERSONAL, OWN_MODELS = "personal.json", "personal.safetensors"
+PERSONAL, OWN_MODELS, OWN_ROWS = "personal.json", "personal.safetensors", "personal-rows.safetensors"
 OWN_PARTS = "own.safetensors"
 ALONE, ALONE_ROWS = "alone.json", "alone.safetensors"
 STAGE_1 = "stage.1"  # a folder; no label of a run is called so (`folders.name`)
@@ -160,12 +160,13 @@ class RunResult(JsonRecord):
 class PersonalRecord(JsonRecord):
     """Every owner with the shared model and with its own, on the same rows as the scores of the last row."""
 
-    kind: str  # "fine_tuning" or "moreau"
+    kind: str  # "best", "fine_tuning" or "moreau"
     measure: str
     higher_is_better: bool
     shared: PerClient
     own: PerClient
-    pull: PerClient | None = None  # with which an own model was tuned; 0: the owner keeps the shared one
+    pull: PerClient | None = None  # with which an own model was tuned; 0: the owner keeps the shared one; -1: alone
+    scores: dict[str, PerClient] = {}  # of own models, where the rows are at hand
 
 
 class AloneRecord(JsonRecord):
@@ -212,15 +213,15 @@ def marker(folder: Path) -> Marker | None:
     if not path.is_file():
         return None
     try:
-        found = Marker.model_validate_json(files.read_text(path))
+        saved = Marker.model_validate_json(files.read_text(path))
     except (ValidationError, InputError):
         raise InputError(f"{path} is damaged, so that {folder} is left as it is; restore the file") from None
     require(
-        found.format == FORMAT,
-        f"{folder} was written by Equipoise {found.equipoise} in format {found.format}, and this version knows format "
+        saved.format == FORMAT,
+        f"{folder} was written by Equipoise {saved.equipoise} in format {saved.format}, and this version knows format "
         f"{FORMAT}; use that version",
     )
-    return found
+    return saved
 
 
 def read(path: str | Path) -> Run:
@@ -284,8 +285,8 @@ def find(path: str | Path) -> list[Path]:
     """The run folder itself, or all that stand below it, by name."""
     path = Path(path)
     require(path.is_dir(), f"there is no folder {path}; give a run folder, or one that holds some")
-    found = marker(path)
-    if found is not None and found.kind == "run":
+    marked = marker(path)
+    if marked is not None and marked.kind == "run":
         return [path]
     inside = (file.parent for file in path.rglob(FEDERATION))
     runs = sorted(run for run in inside if STAGE_1 not in run.relative_to(path).parts)
@@ -312,9 +313,9 @@ def frame(path: str | Path) -> "pl.DataFrame":
                 **{key: pl.lit(value) for key, value in about.items()}, round=pl.lit(row.round)
             ))  # fmt: skip
     require(tables, f"{path}: nothing was trained there yet")
-    found = pl.concat(tables, how="diagonal")
+    table = pl.concat(tables, how="diagonal")
     first = ["run", "label", "round", "client", "train_rows", "weight", "loss"]
-    return found.select(*first, pl.exclude(first))
+    return table.select(*first, pl.exclude(first))
 
 
 def write_record(path: Path, record: JsonRecord) -> None:
@@ -353,10 +354,10 @@ def append_row(path: Path, row: Row) -> str:
     return line
 
 
-def write_row_scores(path: Path, found: RowScores) -> None:
+def write_row_scores(path: Path, scores: RowScores) -> None:
     """Accuracies as bytes, errors in single precision."""
-    values = found.values.astype(np.uint8 if found.score == "accuracy" else np.float32)
-    tensors.write(path, {"values": values}, json.dumps({"score": found.score, "rows": found.rows}))
+    values = scores.values.astype(np.uint8 if scores.score == "accuracy" else np.float32)
+    tensors.write(path, {"values": values}, json.dumps({"score": scores.score, "rows": scores.rows}))
 
 
 def read_row_scores(path: Path) -> RowScores | None:

@@ -1,5 +1,6 @@
 """The numbers of run records: per client, per round and per run."""
 
+import json
 import math
 import pathlib
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ class ReportedRun(NamedTuple):
     worst: Bounds  # of the true scores of the worst-served fifth; NaN: not known
     mean: Bounds  # of the average client's
     series: int = 0  # its place in its group, which decides its colour, dash and marker
+    rows: str = records.ROW_SCORES  # the file of its scores row by row
 
     @property
     def finished(self) -> bool:
@@ -298,7 +300,7 @@ def _scored_rows(run: ReportedRun) -> list[int]:
 
 def _same_rows(run: ReportedRun, other: pathlib.Path) -> tuple[np.ndarray, np.ndarray] | None:
     """What each row adds to the score, of another model and of the run's; None unless both kept it of the same rows."""
-    old, new = (records.read_row_scores(path) for path in (other, run.record.path / records.ROW_SCORES))
+    old, new = (records.read_row_scores(path) for path in (other, run.record.path / run.rows))
     if old is None or new is None or old.rows != new.rows or {old.score, new.score} != {run.measure}:
         return None
     whole = {old.values.size, new.values.size} == {sum(_scored_rows(run))}
@@ -444,14 +446,53 @@ def _chosen(runs: Sequence[ReportedRun]) -> ReportedRun | None:
 
 
 CERTIFIED = (0.1, 0.01, 0.001)  # of the objective
+SHOWN = 0.01  # in tables
 
 
-def rounds_to_gap(run: ReportedRun, share: float) -> int | None:
-    """The first recorded round in which the gap was certified to be within a share of the objective; None: none."""
-    for row in run.record.rows:
-        if row.gap is not None and row.objective is not None and 0 <= row.gap <= share * abs(row.objective):
-            return row.round
-    return None
+class Reached(NamedTuple):
+    """When a run came within a share of the best objective that is possible."""
+
+    rounds: float  # the first recorded round from which on it stayed there; infinite: none; NaN: nothing was certified
+    bytes: float  # to and from a client until then, what crossed before the first round included
+
+
+NOT_KNOWN = Reached(math.nan, math.nan)
+
+
+def reached(run: ReportedRun, runs: Sequence[ReportedRun], share: float = SHOWN) -> Reached:
+    """By the best certificate of `runs` on the same problem: no model's objective is below it."""
+    problem = _problem(run)
+    same = [row for other in runs if _problem(other) == problem for row in other.record.rows]
+    known = [(row.objective, row.gap) for row in same if row.gap is not None and row.objective is not None]
+    if not known:
+        return NOT_KNOWN
+    told = [finite(member.baseline) for member in run.members]
+    base = float(np.mean(told)) if all(map(math.isfinite, told)) else 0.0  # gains may be about zero
+    best = max(objective - gap for objective, gap in known)
+    if min(objective for objective, _ in known) - best > share * abs(best + base):
+        return NOT_KNOWN
+    found = Reached(math.inf, math.inf)
+    for row in reversed(run.record.rows):
+        if row.objective is None or row.objective - best > share * abs(best + base):
+            return found
+        found = Reached(row.round, bytes_per_client(row, run.n))
+    return found
+
+
+def rounds_text(run: ReportedRun, rounds: float) -> str:
+    """Of what was `reached`."""
+    return f"not in {run.rounds:,}" if rounds == math.inf else formats.count(rounds)
+
+
+def _problem(run: ReportedRun) -> object:
+    """Equal for runs whose objectives are of the same function."""
+    told = {key: value for key, value in run.record.config.items() if key not in ("name", "algorithm", "federation")}
+    told["model"] = {key: value for key, value in told.get("model", {}).items() if key not in ("metric", "batch")}
+    kept = {"seed", "keep_best", "validation", "precision"}
+    told["run"] = {key: value for key, value in told.get("run", {}).items() if key in kept}
+    if not told["run"].get("keep_best"):
+        told["run"].pop("validation", None)
+    return json.dumps(told, sort_keys=True, default=str)
 
 
 def scores(row: Row, measure: str, n: int) -> np.ndarray:

@@ -1,17 +1,20 @@
 """Each owner with the shared model and with its own, where a run has made such models."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from rich.text import Text
 
 from equipoise.errors import not_none
+from equipoise.experiment import records
 from equipoise.experiment.records import PersonalRecord, Run
-from equipoise.report import formats, numbers, tables
+from equipoise.report import formats, numbers, tables, wording
 from equipoise.report.numbers import ReportedRun
 
 HOW = {
+    "best": "the one that serves it best on folds of its training rows: the shared one, one tuned from it, or its own",
     "fine_tuning": "fine-tuned from the shared one, if that does better on training rows that the owner left out",
     "moreau": "near the shared one, which was trained for this",
 }
@@ -25,7 +28,74 @@ def with_own(run: ReportedRun) -> ReportedRun | None:
         return None
     values, unknown = numbers.array(record.own, run.n), np.full(run.n, np.nan)
     summary = numbers.summarize(values, run.higher_is_better)
-    return run._replace(label=f"{run.label}, own models", values=values, low=unknown, high=unknown, summary=summary)
+    title = "best for each" if record.kind == "best" else f"{run.label}, own models"
+    return run._replace(label=title, values=values, low=unknown, high=unknown, summary=summary, rows=records.OWN_ROWS)
+
+
+def offered(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ReportedRun] | None:
+    """Of the run that owners are told about: as it is, and with what each should use; None: nothing was chosen."""
+    known = [run for run in runs if run.record.personal is not None and run.record.personal.kind == "best"]
+    run = wording.fairest(known) or (wording.leading(known) if known else None)
+    own = None if run is None else with_own(run)
+    return None if run is None or own is None else (run, own)
+
+
+def scores_offered(runs: Sequence[ReportedRun]) -> numbers.Scored | None:
+    """Of the models that each owner should use, for a table of scores."""
+    chosen = offered(runs)
+    kept = {} if chosen is None else not_none(chosen[0].record.personal).scores
+    if chosen is None or not kept:
+        return None
+    return numbers.Scored(chosen[1].label, {name: numbers.array(values, chosen[0].n) for name, values in kept.items()})
+
+
+def used(run: ReportedRun, i: int) -> str:
+    """What owner i should use, in words."""
+    record = not_none(run.record.personal)
+    pull = (record.pull or [None] * run.n)[i]
+    if pull is None:
+        return formats.MISSING
+    if record.kind != "best":
+        return "keeps the shared" if pull == 0 else f"{pull:g}"
+    return SHARED if pull == 0 else ALONE if pull < 0 else TUNED
+
+
+SHARED, TUNED, ALONE = "the shared model", "one tuned from it", "its own alone"
+MOST_NAMES = 5
+
+
+def offer(runs: Sequence[ReportedRun]) -> str:
+    """How many owners should use what, and how sure it is that nobody loses by it; empty: nothing was chosen."""
+    found = offered(runs)
+    if found is None:
+        return ""
+    run, own = found
+    uses = [used(run, i) for i in range(run.n)]
+    parts = []
+    for what in (SHARED, TUNED, ALONE):
+        who = [run.members[i].name for i in range(run.n) if uses[i] == what]
+        names = f" ({', '.join(who)})" if what == ALONE and 0 < len(who) <= MOST_NAMES else ""
+        parts.append(f"{what} for {len(who):,}{names}")
+    own_part = numbers.setting(run.record, "model", "own") not in (None, "none")
+    first = (
+        f"What each client should use, by five folds of its own training rows, with {run.label}: {', '.join(parts)}"
+        f"{'; each with its own part' if own_part else ''}."
+    )
+    alone = numbers.alone(runs)
+    if alone is None:
+        return first
+    gains = numbers.gains(own, alone, wording.OWN_ROWS)
+    known = np.isfinite(gains.values)
+    if not known.any():
+        return first
+    rows = "held-out" if run.record.federation.held_out else "training"
+    mean = float(gains.values[known].mean())
+    lose = int((gains.values[known] < 0).sum())
+    second = (
+        f"On {rows} rows that is {own.signed(mean)} for the average client against {wording.OWN_ROWS}, and as measured "
+        f"{lose:,} of {int(known.sum()):,} lose by it."
+    )
+    return f"{first} {second} {wording.sure_of(own, gains)}"
 
 
 def with_shared(run: ReportedRun) -> ReportedRun:
@@ -35,6 +105,8 @@ def with_shared(run: ReportedRun) -> ReportedRun:
 
 
 def headings(record: PersonalRecord) -> list[str]:
+    if record.kind == "best":
+        return [*HEADINGS[:3], "best for it", "change", "which is"]
     return [*HEADINGS, *(["pull"] if record.pull is not None else [])]
 
 
@@ -42,11 +114,10 @@ def cells(shared: ReportedRun, own: ReportedRun, i: int) -> list[str]:
     """Name, training rows, both scores, the change, and the pull."""
     record, member = not_none(shared.record.personal), shared.members[i]
     before, after = float(shared.values[i]), float(own.values[i])
-    found = [member.name, f"{member.train:,}", shared.format(before), own.format(after), _change(shared, before, after)]
+    row = [member.name, f"{member.train:,}", shared.format(before), own.format(after), _change(shared, before, after)]
     if record.pull is None:
-        return found
-    pull = record.pull[i]
-    return [*found, formats.MISSING if pull is None else "keeps the shared" if pull == 0 else f"{pull:g}"]
+        return row
+    return [*row, used(shared, i)]
 
 
 def _change(run: ReportedRun, before: float, after: float) -> str:
@@ -61,7 +132,7 @@ def sentence(shared: ReportedRun, own: ReportedRun) -> str:
     """What own models bring, to whom."""
     record = not_none(shared.record.personal)
     gains = (own.values - shared.values) * (1 if shared.higher_is_better else -1)
-    known = gains[np.isfinite(gains)]
+    finite = gains[np.isfinite(gains)]
     said = [
         f"{who} {own.format(own.summary[key])} instead of {shared.format(shared.summary[key])}"
         for who, key in (("the average client has", "mean"), ("the worst-served one", "worst"))
@@ -69,8 +140,8 @@ def sentence(shared: ReportedRun, own: ReportedRun) -> str:
     rows = "held-out" if shared.record.federation.held_out else "training"
     return (
         f"{shared.label}: with a model of its own ({HOW.get(record.kind, record.kind)}) {', '.join(said)}. On their "
-        f"{rows} rows {int((known > 0).sum())} of {shared.n:,} owners fare better with it, {int((known < 0).sum())} "
-        f"worse, {int((known == 0).sum())} the same."
+        f"{rows} rows {int((finite > 0).sum())} of {shared.n:,} owners fare better with it, {int((finite < 0).sum())} "
+        f"worse, {int((finite == 0).sum())} the same."
     )
 
 

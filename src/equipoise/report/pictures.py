@@ -61,7 +61,7 @@ def heatmap(summary: Summary) -> str:
     names += [_text("0 to 100% of a client's samples", left + 88, 19), _text("samples", right + 16, top - 6)]
     gradient = tag("defs", tag("linearGradient", *stops, id="shares"))
     groups = (tag("g", *map_, *bars, class_=svg.colour(0)), tag("g", *names))
-    return _document(HEATMAP_TITLE, right + 210, below + 24, gradient, key, *groups)
+    return document(HEATMAP_TITLE, right + 210, below + 24, gradient, key, *groups)
 
 
 def panels(title: str, charts: Mapping[str, Mapping[str, Sequence[float]]], *, columns: int, x_name: str) -> str:
@@ -85,7 +85,7 @@ def panels(title: str, charts: Mapping[str, Mapping[str, Sequence[float]]], *, c
     for place, name in enumerate(names):
         x, y = 40 + width * (place % columns), bottom + 22 * (place // columns)
         parts += [tag("svg", svg.legend_key(place), x=x, y=y), _text(name, x + 34, y + 11)]
-    return _document(title, width * columns, bottom + 22 * math.ceil(len(names) / columns) + 12, *parts)
+    return document(title, width * columns, bottom + 22 * math.ceil(len(names) / columns) + 12, *parts)
 
 
 def _cut(name: str) -> str:
@@ -105,7 +105,7 @@ def _turned(text: str, x: float, y: float, anchor: str) -> Markup:
     return _text(text, x, y, anchor, transform=f"rotate(-90 {x:.1f} {y:.1f})")
 
 
-def _document(title: str, width: float, height: float, *children: object) -> str:
+def document(title: str, width: float, height: float, *children: object) -> str:
     size = {"width": f"{width:.0f}", "height": f"{height:.0f}", "viewBox": f"0 0 {width:.0f} {height:.0f}"}
     paper = tag("rect", width="100%", height="100%", style="fill:#fff")
     inside = (tag("title", title), tag("style", STYLE), paper, *children)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from equipoise.errors import not_none
 from equipoise.evaluation.rules import worst_count
 from equipoise.experiment.records import CONFIG
 from equipoise.report import bars, formats, numbers, personal, plots, tables, wording
@@ -44,7 +45,7 @@ def shown(runs: Sequence[ReportedRun]) -> list[Section]:
         Section("convergence", "How training went", convergence(runs)),
         Section("weights", "Whose loss counted how much", weights(runs)),
         Section("troubles", "What went wrong", found, f" ({broken})" if broken else ""),
-        Section("again", "To do it again", {"recipes": [_recipe(run) for run in runs]}),
+        Section("again", "Reproduce this run", {"recipes": [_recipe(run) for run in runs]}),
     )
     return [section for section in every if section.content is not None]
 
@@ -79,6 +80,7 @@ def top(runs: Sequence[ReportedRun]) -> Content:
             ("Sent per client", formats.byte_size(lead.bytes_per_client), f"in {lead.rounds:,} rounds", traffic),
         ),
         "joining": wording.who_gains(runs),
+        "offer": personal.offer(runs),
         "note": " ".join((*cost.remarks, source + ".")),
     }
 
@@ -113,7 +115,7 @@ def table(runs: Sequence[ReportedRun]) -> Content:
     rows = list(zip(runs, cells, strict=True))
     return {
         "alike": alike,
-        "scores": tables.scores(runs),
+        "scores": tables.scores(runs, personal.scores_offered),
         "columns": columns,
         "rows": [(runs[0]._replace(label=f"all {len(runs)} methods"), cells[0])] if alike else rows,
         "alone": [last.get(column.title, "") for column in columns] if last else [],
@@ -270,8 +272,11 @@ def calibration(runs: Sequence[ReportedRun]) -> Content | None:
 
 def own_models(runs: Sequence[ReportedRun]) -> Content | None:
     parts = []
+    chosen = personal.offered(runs)
     for run in _leading_first(runs):
         own = personal.with_own(run)
+        if own is not None and chosen is not None and not_none(run.record.personal).kind == "best":
+            own = own if run.series == chosen[0].series else None  # of one method, or they are too many
         if own is None or run.record.personal is None:
             continue
         shared = personal.with_shared(run)
@@ -298,14 +303,14 @@ def convergence(runs: Sequence[ReportedRun]) -> Content | None:
 
 
 def _gaps(runs: Sequence[ReportedRun]) -> Content | None:
-    """Rounds until the objective was certified; None where nothing ever was."""
-    found = [(run, [numbers.rounds_to_gap(run, share) for share in numbers.CERTIFIED]) for run in runs]
-    found = [(run, rounds) for run, rounds in found if any(r is not None for r in rounds)]
+    """Rounds to the certified optimum; None where nothing was certified."""
+    found = [(run, [numbers.reached(run, runs, share).rounds for share in numbers.CERTIFIED]) for run in runs]
+    found = [(run, rounds) for run, rounds in found if not all(map(math.isnan, rounds))]
     if not found:
         return None
     headings = ["method", *(f"within {100 * share:g}%" for share in numbers.CERTIFIED)]
-    rows = [(run, ["never" if r is None else f"{r:,}" for r in rounds]) for run, rounds in found]
-    return {"headings": headings, "rows": rows, "csv": tables.csv_link(headings, ([r.title, *n] for r, n in found))}
+    rows = [(run, [numbers.rounds_text(run, r) for r in rounds]) for run, rounds in found]
+    return {"headings": headings, "rows": rows, "csv": tables.csv_link(headings, ([r.title, *n] for r, n in rows))}
 
 
 def _leading_first(runs: Sequence[ReportedRun]) -> list[ReportedRun]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +19,13 @@ from equipoise.report import formats, numbers, wording
 from equipoise.report.numbers import ReportedRun
 
 WIDE = 104  # columns of a terminal that has room for all numbers
+FOLDED = re.compile(r" (?=\()|(?<=not in) ")  # where a cell may be
 MOST_CLIENTS = 50  # of a table: of more, the worst-served ones
+
+
+TO_ONE_PERCENT = (
+    "to 1%: rounds, and bytes to and from a client, until the objective is within 1% of the certified optimum"
+)
 
 
 class Column(NamedTuple):
@@ -41,9 +47,10 @@ class Cell(NamedTuple):
     value: float
 
 
-def columns(higher_is_better: bool) -> list[Column]:
+def columns(runs: Sequence[ReportedRun]) -> list[Column]:
     """Those of a comparison, in their order."""
-    better = max if higher_is_better else min
+    better = max if runs[0].higher_is_better else min
+    near = {run.series: numbers.reached(run, runs) for run in runs}
 
     def score(title: str, key: str) -> Column:
         narrow = title.replace(" ", "\n")
@@ -55,6 +62,9 @@ def columns(higher_is_better: bool) -> list[Column]:
     def spread(run: ReportedRun, value: float) -> str:
         return run.format(value).removesuffix("%")  # in points, not in per cent of something
 
+    def bytes_to(_: ReportedRun, value: float) -> str:
+        return formats.byte_size(value) if math.isfinite(value) else formats.MISSING
+
     def amount(title: str, narrow: str, name: str, write: Callable[[float], str], best: Any = min) -> Column:
         return Column(title, narrow, lambda run: getattr(run, name), lambda _, value: write(value), best, WIDE)
 
@@ -62,11 +72,13 @@ def columns(higher_is_better: bool) -> list[Column]:
         score("average", "mean"),
         score("worst 20%", "worst20"),
         Column("corrected (bounds)", "corrected\n(bounds)", lambda run: run.worst.estimate, corrected, better),
-        score("best 20%", "best20"),
+        score("best 20%", "best20")._replace(needs=WIDE),
         score("worst client", "worst"),
         Column("std", "std", lambda run: run.summary["std"], spread, min, WIDE),
+        Column("rounds to 1%", "rounds\nto 1%", lambda run: near[run.series].rounds, numbers.rounds_text, min),
+        Column("bytes to 1%", "bytes\nto 1%", lambda run: near[run.series].bytes, bytes_to, min),
         amount("rounds", "rounds", "rounds", formats.count, None),
-        amount("floats per client", "floats", "floats_per_client", formats.with_unit)._replace(needs=0),
+        amount("floats per client", "floats", "floats_per_client", formats.with_unit),
         amount("bytes per client", "", "bytes_per_client", formats.byte_size),
         amount("time", "time", "seconds", formats.duration),
     ]
@@ -74,14 +86,14 @@ def columns(higher_is_better: bool) -> list[Column]:
 
 def cells(runs: Sequence[ReportedRun]) -> tuple[list[Column], list[list[Cell]]]:
     """A row for each run. Unfinished runs are never the best; equal texts are the best together."""
-    found = columns(runs[0].higher_is_better)
+    found = columns(runs)
     return found, [[_cell(column, run, runs) for column in found] for run in runs]
 
 
 def _cell(column: Column, run: ReportedRun, runs: Sequence[ReportedRun]) -> Cell:
     value = column.value(run)
     text = column.format(run, value)
-    known = [v for v in (column.value(other) for other in runs if other.finished) if math.isfinite(v)]
+    known = [v for v in (column.value(other) for other in runs if other.finished) if not math.isnan(v)]
     if column.best is None or not run.finished or not math.isfinite(value) or len(known) < 2:
         return Cell(text, False, value)
     best = column.format(run, column.best(known))  # with this run's bounds: only the value can differ
@@ -119,13 +131,13 @@ def comparison(runs: Sequence[Run], width: int = 80) -> Any:
     for group in _groups(runs):
         heads, grid = cells(group)
         kept = [k for k, head in enumerate(heads) if head.narrow_title and head.needs <= width]
-        more = "" if width >= WIDE else f"; std, rounds and time: on the page, or from {WIDE} columns on"
+        more = "" if width >= WIDE else f"; more numbers on the page, or from {WIDE} columns on"
         alike = wording.alike(group)
         shown = [group[0]._replace(label=f"all {len(group)} methods")] if alike else group
-        table = narrow_table(f"{measured(group)}; floats: sent to and from a client, all rounds{more}")
+        table = narrow_table(f"{measured(group)}; {TO_ONE_PERCENT}{more}")
         table.add_column("method", overflow="ellipsis", min_width=longest_word([run.title for run in group]))
         for k in kept:
-            words = [word for row in grid for word in row[k].text.split(" (")]  # a cell is folded between words only
+            words = [word for row in grid for word in FOLDED.split(row[k].text)]  # a cell is folded between words only
             folds = len(words) > len(grid)
             table.add_column(heads[k].narrow_title, justify="right", no_wrap=not folds, min_width=max(map(len, words)))
         served = [worst_served(run.members, run.worst_first()[0], run.values) for run in shown]
@@ -139,20 +151,39 @@ def comparison(runs: Sequence[Run], width: int = 80) -> Any:
             by_title = alone_cells(group[0], alone)
             name = worst_served(group[0].members, alone.worst(group[0].higher_is_better), alone.values)
             table.add_row("each alone", *(by_title.get(heads[k].title, "") for k in kept), Text(name))
+        _narrow(table, width)
         found.append(table)
     return Group(*found)
 
 
-def scores(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]], str] | None:
+def _narrow(table: Table, width: int) -> None:
+    """Folds cells until the table fits, the methods' names last; left to rich, the last column loses letters."""
+    console = Console(width=10_000)
+    for column in (*table.columns[1:], table.columns[0]):
+        excess = console.measure(table).maximum - width
+        if excess > 0 and not column.no_wrap:
+            room = console.measure(Group(*column.cells)).maximum - excess if column is table.columns[0] else 0
+            column.max_width = max(column.min_width or 1, room)
+
+
+Offered = Callable[[Sequence[ReportedRun]], numbers.Scored | None]
+
+
+def scores(
+    runs: Sequence[ReportedRun], offered: Offered = lambda _: None
+) -> tuple[list[str], list[list[str]], str] | None:
     """What the models are worth by their losses: headings, a row for each run and for each alone, and a caption.
 
-    None where there is only the score that the comparison is by.
+    `offered` has the scores of the models that each client should use, for one more row. None where there is only the
+    score that the comparison is by.
     """
     found = [numbers.scored(run) for run in runs]
     alone = numbers.scored_alone(runs)
     main = found[0].main
     if main is None or any(one.main != main for one in found):
         return None
+    last = offered(runs)
+    found += [] if last is None else [last]
     everybody = [*found, *([alone] if alone is not None else [])]
     heads = [SCORE_TITLES[main], f"{SCORE_TITLES[main]}\nworst 20%"]
     others = [name for name in OTHER_SCORES if any(name in one.scores for one in everybody)]
@@ -184,11 +215,11 @@ SCORE_TITLES |= {"auroc": "AUC", "brier": "Brier", "r2": "R²", "skill": "skill"
 OTHER_SCORES = ("skill", "accuracy", "balanced_accuracy", "auroc", "brier", "r2")
 
 
-def scores_table(runs: Sequence[Run], width: int = 80) -> Any:
+def scores_table(runs: Sequence[Run], width: int = 80, offered: Offered = lambda _: None) -> Any:
     """`scores` as a rich table, one for each set of clients; None: there is nothing to show."""
     found = []
     for group in _groups(runs):
-        if (content := scores(group)) is None:
+        if (content := scores(group, offered)) is None:
             continue
         heads, rows, caption = content
         kept = [k for k, head in enumerate(heads) if width >= WIDE or head not in ("Brier", "balanced\naccuracy")]
@@ -300,12 +331,15 @@ def runs_csv(runs: Sequence[ReportedRun]) -> str:
     """All numbers of the comparison."""
     keys = ("mean", "worst20", "best20", "worst", "std")
     amounts = ("rounds", "floats_per_client", "seconds")
-    headings = ["method", *keys, "worst20_corrected", "worst20_low", "worst20_high", *amounts]
-    rows = (
-        [run.title, *(run.summary[k] for k in keys), *corrected_worst(run), *(getattr(run, a) for a in amounts)]
-        for run in runs
-    )
-    return csv_link(headings, rows)
+    headings = ["method", *keys, "worst20_corrected", "worst20_low", "worst20_high"]
+    headings += ["rounds_to_1_percent", "bytes_to_1_percent", *amounts]
+
+    def numbers_of(run: ReportedRun) -> list[Any]:
+        near = numbers.reached(run, runs)
+        found = [*(run.summary[k] for k in keys), *corrected_worst(run), near.rounds, near.bytes]
+        return [run.title, *found, *(getattr(run, a) for a in amounts)]
+
+    return csv_link(headings, map(numbers_of, runs))
 
 
 def clients_csv(runs: Sequence[ReportedRun]) -> str:

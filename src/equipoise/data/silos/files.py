@@ -28,7 +28,7 @@ def is_separator(text: str) -> bool:
 
 
 def silo_files(directory: Path, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[list[Path], list[str]]:
-    """The silo files, by name, and a sentence about the files that are none; without `suffixes` all files are some."""
+    """The silo files, by name, and a sentence about other files; without `suffixes` every file is one."""
     require(directory.is_dir(), f"{directory} is not a directory; give the one that holds a file per silo")
     visible = sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith("."))
     paths = sorted((p for p in visible if not suffixes or p.suffix.lower() in suffixes), key=lambda p: p.stem)

@@ -1,0 +1,58 @@
+"""The methods of the benchmark. Nothing is tuned for any of them, and own parts, l2 and rounds are the same defaults.
+
+A method is settings of a run, over the library's defaults, or a function that fits a model to a `Federation`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from equipoise.bench import outside
+from equipoise.bench.federations import Federation
+from equipoise.bench.outside import Predict
+
+Kind = Literal["method", "setting", "bound", "entered"]
+DEFAULT, ALONE = "default", "alone"  # that all are compared with: what a user gets, and what an owner has already
+AVERAGE = {"objective": {"name": "average"}}
+
+
+class Method(NamedTuple):
+    """One row of the table."""
+
+    about: str
+    kind: Kind  # setting: the default with one setting changed, which decides on that default
+    settings: Mapping[str, Any] | None = None  # of a run
+    fit: Callable[[Federation], Predict] | None = None  # or a model
+
+
+def _trains(algorithm: str, about: str, objective: Mapping[str, Any] = AVERAGE["objective"]) -> Method:
+    return Method(about, "method", {"algorithm": {"name": algorithm}, "objective": objective})
+
+
+def _changed(about: str, **sections: Any) -> Method:
+    return Method(about, "setting", sections)
+
+
+METHODS: dict[str, Method] = {
+    DEFAULT: Method("what `equipoise run` does unless told otherwise", "method", {}),
+    "FedAvg": _trains("fedavg", "McMahan et al. 2017"),
+    "FedProx": _trains("fedprox", "Li et al. 2020"),
+    "SCAFFOLD": _trains("scaffold", "Karimireddy et al. 2020"),
+    "q-FedAvg": _trains("qfedavg", "Li et al. 2020, of losses"),
+    "DRFA": _trains("drfa", "Deng et al. 2020, of losses", {"name": "agnostic", "of": "losses"}),
+    "objective: average": _changed("the mean over the owners", **AVERAGE),
+    "objective: losses": _changed("the same objective, of losses instead of gains", objective={"of": "losses"}),
+    "objective: gains": _changed("the same objective, of gains instead of losses", objective={"of": "gains"}),
+    "objective: CVaR 0.4": _changed("the worst two fifths", objective={"name": "cvar", "alpha": 0.4}),
+    "own: none": _changed("no part of the model is the owners' own", model={"own": "none"}),
+    "own: intercept": _changed("every owner has an intercept of its own", model={"own": "intercept"}),
+    "metric: none": _changed("trained as it is", model={"metric": "none"}),
+    "metric: auto": _changed("trained where it is well conditioned", model={"metric": "auto"}),
+    "l2: 0.01": _changed("ten times as much penalty as the next", model={"l2": 0.01}),
+    "l2: 0.001": _changed("a light penalty", model={"l2": 0.001}),
+    "rounds: 10": _changed("ten rounds", run={"rounds": 10}),
+    "rounds: 100": _changed("a hundred rounds", run={"rounds": 100}),
+    ALONE: Method("each owner's own linear model, l2 by its own folds", "bound", fit=outside.alone),
+    "boosting alone": Method("scikit-learn's, each owner's own", "bound", fit=outside.boosting_alone),
+    "pooled linear": Method("scikit-learn's, sees all rows and owners' names", "bound", fit=outside.pooled_linear),
+    "pooled boosting": Method("scikit-learn's, sees all rows and base rates", "bound", fit=outside.pooled_boosting),
+}

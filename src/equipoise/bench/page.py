@@ -1,0 +1,238 @@
+"""Tables, a picture and a page of the standings. No number stands there without its bounds."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from equipoise.bench.federations import FEDERATIONS, available
+from equipoise.bench.methods import METHODS
+from equipoise.bench.standings import Against, OnFederation, Standings
+from equipoise.data.datasets import catalogue
+from equipoise.evaluation.intervals import Bounds
+from equipoise.files import write_whole
+from equipoise.report import pictures, svg
+from equipoise.report.markup import printable, tag
+
+TABLE, PICTURE, PAGE = "table.md", "picture.svg", "bench.html"
+OVERALL = (
+    "method", "rank", "rank by the worst fifth", "average skill, less {}'s", "wins, ties, losses",
+    "worst fifth, less {}'s", "wins, ties, losses", "owners better off alone", "federations",
+)  # fmt: skip
+ONE = (
+    "method", "average skill", "worst fifth", "gain over alone, worst fifth", "owners better off alone", "AUC",
+    "calibration error", "rounds", "MB", "seconds",
+)  # fmt: skip
+WORDS = (
+    "Skill is by how much the loss on held-out rows (log loss; squared error, where a number is predicted) is below "
+    "that of each owner's own base rate, in per cent of the owners' mean base-rate loss: 0 is no better than the base "
+    "rate, 100 is perfect. The worst fifth of the owners is corrected for the bad luck of few rows. The gain is the "
+    "same difference from the owner's own model. In brackets are 95% bounds: of one federation, for what its held-out "
+    "rows leave open; of differences, ranks and shares, for the owners that could have been others, and over all "
+    "federations for these too. A win or a loss is a difference whose bounds leave zero out."
+)
+
+
+def show(found: Standings, folder: Path) -> None:
+    """Writes all of it into the folder, and prints the first table."""
+    write_whole(folder / TABLE, markdown(found))
+    write_whole(folder / PICTURE, picture(found))
+    write_whole(folder / PAGE, page(found))
+    heads, rows = overall(found)
+    table = Table()
+    for head in heads:
+        table.add_column(escape(head))
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console = Console()
+    console.print(table)
+    for name in (TABLE, PICTURE, PAGE):
+        console.print(f"{folder / name}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_list() -> None:
+    """Which federations and methods there are."""
+    console, here = Console(), available()
+    table = Table("federation", "what", "here")
+    for name in FEDERATIONS:
+        table.add_row(name, escape(catalogue.entry(name).what), "yes" if name in here else "no")
+    console.print(table)
+    table = Table("method", "what", "kind")
+    for name, method in METHODS.items():
+        table.add_row(escape(name), escape(method.about), method.kind)
+    console.print(table)
+
+
+Rows = list[list[str]]
+
+
+def overall(found: Standings) -> tuple[list[str], Rows]:
+    heads = [head.format(found.against) for head in OVERALL]
+    rows = []
+    for method in found.methods:
+        of = found.overall[method]
+        row = [method, _number(of.rank, 1), _number(of.worst_rank, 1), *_differences(of.against_it)]
+        rows.append([*row, _percent(of.losers, 0), str(of.federations)])
+    return heads, rows
+
+
+def _differences(against: Against | None) -> list[str]:
+    if against is None:
+        return ["", "", "", ""]
+    counts = [", ".join(map(str, c)) for c in (against.counts, against.worst_counts)]
+    return [_percent(against.average, signed=True), counts[0], _percent(against.worst, signed=True), counts[1]]
+
+
+def one(found: Standings, federation: str) -> tuple[list[str], Rows]:
+    """The methods on one federation, the best average first."""
+    here = [m for m in found.methods if (federation, m) in found.on]
+    here.sort(key=lambda m: -found.on[federation, m].mean.estimate)
+    return list(ONE), [_row(method, found.on[federation, method]) for method in here]
+
+
+def _row(method: str, on: OnFederation) -> list[str]:
+    numbers = [_percent(on.mean), _percent(on.worst), _percent(on.worst_gain, signed=True), _percent(on.losers, 0)]
+    calibration = "" if on.calibration is None else f"{100 * on.calibration:.1f}"
+    cost = [
+        "" if v is None else f"{v:.{digits}f}" for v, digits in ((on.rounds, 0), (on.megabytes, 2), (on.seconds, 1))
+    ]
+    return [method, *numbers, _number(on.auroc, 3), calibration, *cost]
+
+
+def _number(bounds: Bounds | None, digits: int) -> str:
+    if bounds is None:
+        return ""
+    low, middle, high = (f"{v:.{digits}f}" for v in bounds)
+    return f"{middle} ({low} to {high})"
+
+
+def _percent(bounds: Bounds, digits: int = 1, signed: bool = False) -> str:
+    """In points of a hundred."""
+    if not all(map(math.isfinite, bounds)):
+        return "" if not math.isfinite(bounds.estimate) else f"{100 * bounds.estimate:.{digits}f} (not known)"
+    low, middle, high = (f"{100 * v:{'+' if signed else ''}.{digits}f}" for v in bounds)
+    return f"{middle} ({low} to {high})"
+
+
+def cards(found: Standings) -> tuple[list[str], Rows]:
+    """What the federations are."""
+    heads = ["federation", "what", "owners", "test rows of an owner", "base-rate loss of the owners, per row"]
+    rows = []
+    for name, entries in found.federations.items():
+        entry, sizes = entries[0], sorted(entries[0].tested)
+        base = sorted(v for v in entry.base if v is not None)
+        what = catalogue.entry(name).what if name in catalogue.CATALOGUE else ""
+        spread = f"{base[0]:.2f} to {base[-1]:.2f}, mean {entry.unit:.2f}"
+        rows.append([name, what, str(len(entry.owners)), f"{sizes[0]} to {sizes[-1]}", spread])
+    return heads, rows
+
+
+def markdown(found: Standings) -> str:
+    parts = [WORDS, _markdown(*overall(found)), "### The federations", _markdown(*cards(found))]
+    for name in found.federations:
+        parts += [f"### {name}", _markdown(*one(found, name))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(heads: Sequence[str], rows: Rows) -> str:
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def picture(found: Standings) -> str:
+    """A line per method: by how much its average and its worst fifth differ from the default's, with bounds.
+
+    The faint dots are federations.
+    """
+    methods = [m for m in found.methods if found.overall[m].against_it is not None]
+    left, width, gap, line, top = 170.0, 330.0, 40.0, 24.0, 64.0
+    panels = []
+    for k, heading in enumerate(("average skill", "skill of the worst fifth")):
+        bounds = {m: _pair(found.overall[m].against_it)[k] for m in methods}
+        inner = [v for b in bounds.values() for v in b]
+        axis = svg.axis([100 * v for v in inner] + [0.0], margin=0.08)
+        x = left + k * (width + gap)
+        panels += list(_panel(found, methods, bounds, axis, k, x, width, line, top, heading))
+    names = [_text(m, left - 12, top + line * (row + 0.5) + 4, "end") for row, m in enumerate(methods)]
+    title = f"Skill over {len(found.federations)} federations, less that of {found.against}"
+    bottom = top + line * len(methods) + 60
+    said = (
+        f"Points of skill, more is better than {found.against}. Bars: 95% bounds over owners and federations. Dots: "
+        "each federation; those beyond the edge stand on it."
+    )
+    head = _text(title, 12, 22, "start", style="font-size:15px;font-weight:bold")
+    foot = _text(said, 12, bottom - 14)
+    return pictures.document(title, left + 2 * width + gap + 30, bottom, head, *names, *panels, foot)
+
+
+def _pair(against: Against | None) -> tuple[Bounds, Bounds]:
+    assert against is not None
+    return against.average, against.worst
+
+
+def _panel(
+    found: Standings, methods: Sequence[str], bounds: dict[str, Bounds], axis: svg.Axis, k: int, left: float,
+    width: float, line: float, top: float, heading: str,
+) -> Iterator[Markup]:  # fmt: skip
+    def at(value: float) -> float:
+        return left + width * min(max(axis.fraction(100 * value), 0.0), 1.0)
+
+    bottom = top + line * len(methods)
+    yield _text(heading, left + width / 2, top - 14, "middle", style="font-weight:bold")
+    for tick in axis.ticks:
+        yield _line(at(tick / 100), top, at(tick / 100), bottom, "base" if tick == 0 else "grid")
+        yield _text(f"{tick:+g}" if tick else "0", at(tick / 100), bottom + 18, "middle")
+    for row, method in enumerate(methods):
+        y = top + line * (row + 0.5)
+        against = found.overall[method].against_it
+        assert against is not None
+        for name, pair in against.by_federation.items():
+            hint = tag("title", f"{name}: {_percent(pair[k], signed=True)}")
+            yield tag(
+                "circle", hint, cx=at(pair[k].estimate), cy=y, r=2.5, class_="s6", fill="currentColor", opacity="0.35"
+            )
+        low, middle, high = bounds[method]
+        sure = "s1" if high < 0 else "s2" if low > 0 else "s0"
+        yield tag("line", x1=at(low), y1=y, x2=at(high), y2=y, class_=sure, stroke="currentColor", stroke_width="2.5")
+        hint = tag("title", f"{method}: {_percent(bounds[method], signed=True)}")
+        yield tag("circle", hint, cx=at(middle), cy=y, r=5.0, class_=sure, fill="currentColor")
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
+    return tag("line", x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2), class_=class_)
+
+
+def _text(text: str, x: float, y: float, anchor: str = "start", **attributes: object) -> Markup:
+    return tag("text", text, x=float(x), y=float(y), text_anchor=anchor, **attributes)
+
+
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1150px;margin:2rem auto;padding:0 1rem;color:#1b1d21}
+table{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto}
+th,td{padding:4px 10px;border-bottom:1px solid #e8e6df;text-align:right;white-space:nowrap}
+th:first-child,td:first-child{text-align:left} td.wide{white-space:normal;text-align:left;min-width:22rem}
+svg{max-width:100%;height:auto}"""
+
+
+def page(found: Standings) -> str:
+    """One page that holds everything."""
+    drawing = Markup(picture(found).split("?>\n", 1)[1])
+    parts = [tag("h1", f"{len(found.methods)} methods on {len(found.federations)} federations"), drawing]
+    parts += [tag("p", WORDS), _html(*overall(found)), tag("h2", "The federations"), _html(*cards(found))]
+    for name in found.federations:
+        parts += [tag("h2", name), _html(*one(found, name))]
+    head = tag(
+        "head", Markup('<meta charset="utf-8">'), tag("title", "Equipoise benchmark"), tag("style", Markup(STYLE))
+    )
+    return printable(f"<!doctype html>\n{tag('html', head, tag('body', *parts), lang='en')}\n")
+
+
+def _html(heads: Sequence[str], rows: Rows) -> Markup:
+    def cells(row: Sequence[str]) -> Iterator[Markup]:
+        return (tag("td", cell, class_="wide" if len(cell) > 60 else None) for cell in row)
+
+    head = tag("tr", *(tag("th", head) for head in heads))
+    return tag("table", tag("thead", head), tag("tbody", *(tag("tr", *cells(row)) for row in rows)))

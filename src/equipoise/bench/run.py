@@ -1,0 +1,210 @@
+"""Runs what is not there yet, and writes an entry of each.
+
+    runs/FEDERATION/METHOD/split-0   run folders, as of `equipoise run`, one program per method where shapes allow
+    results/...                      what is left of them (`entries.py`)
+
+Everything that is finished stays: a benchmark that was stopped goes on where it was.
+"""
+
+import importlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import equipoise
+from equipoise import artifact
+from equipoise._jax import compiled
+from equipoise.bench import entries, federations
+from equipoise.bench.entries import Entry, Outputs
+from equipoise.bench.federations import Split
+from equipoise.bench.methods import ALONE, METHODS, Method
+from equipoise.errors import InputError, require
+from equipoise.experiment import config, folders, plan, records
+from equipoise.experiment.config import Config
+from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
+from equipoise.tasks import Task
+
+RUNS = "runs"
+Watch = Callable[[str, str], None]  # a federation, and what is done with it
+
+
+class Job(NamedTuple):
+    """A method on a split of a federation."""
+
+    federation: str
+    method: str
+    split: int
+
+
+def run(
+    folder: Path,
+    chosen: Sequence[str],
+    methods: Mapping[str, Method],
+    splits: Sequence[int],
+    watch: Watch = lambda *_: None,
+) -> list[Entry]:
+    """All entries of these federations, methods and splits; `alone` is always among them, as gains are over it."""
+    methods = {ALONE: METHODS[ALONE], **methods}
+    folders.check(folder, "plan", overwrite=False)
+    with folders.writing(folder, "plan"):
+        for name in chosen:
+            _of_federation(folder, name, methods, splits, watch)
+    paths = [entries.path_of(folder, name, method, s) for name in chosen for method in methods for s in splits]
+    return [records.read_record(path, Entry) for path in paths if path.is_file()]
+
+
+def _of_federation(folder: Path, name: str, methods: Mapping[str, Method], splits: Sequence[int], watch: Watch) -> None:
+    jobs = [Job(name, method, s) for method in methods for s in splits]
+    missing = [job for job in jobs if not entries.path_of(folder, *job).is_file()]
+    if not missing:
+        return
+    watch(name, "reading data")
+    known: dict[int, tuple[Problem, Split, Outputs]] = {}
+    with data_set_kept():
+        for s in dict.fromkeys(job.split for job in missing):
+            problem = federations.problem_of(name, s)
+            split = federations.split_of(name, problem)
+            known[s] = problem, split, _alone(folder, name, s, split)
+        for job in missing:
+            method = methods[job.method]
+            if method.fit is not None and job.method != ALONE:
+                watch(name, job.method)
+                _, split, alone = known[job.split]
+                _fit(folder, job, method, split, alone)
+        for label in dict.fromkeys(job.method for job in missing if methods[job.method].settings is not None):
+            watch(name, label)
+            mine = [job for job in missing if job.method == label]
+            _train(folder, name, label, methods[label], mine, known)
+
+
+def fitted_outputs(method: Method, name: str, split: Split) -> Outputs:
+    """Of a function that fits a model; whatever it raises is said in a sentence that names it."""
+    assert method.fit is not None
+    try:
+        with one_thread():
+            predict = method.fit(split.federation)
+            require(callable(predict), f"'{name}' returns {type(predict).__name__}; return a function (owner, inputs)")
+            return entries.outputs_of(predict, split, name)
+    except InputError:
+        raise
+    except Exception as error:  # of somebody else's code
+        said = " ".join(str(error).split())
+        raise InputError(
+            f"'{name}' fails on {split.federation.name}: {type(error).__name__}: {said}; correct it, or leave it out"
+        ) from error
+
+
+def one_thread() -> AbstractContextManager[Any]:
+    """Of scikit-learn, where it is: on a few rows its threads wait for each other, and seconds are those of a core."""
+    try:
+        limits = importlib.import_module("threadpoolctl").threadpool_limits
+    except ImportError:
+        return nullcontext()
+    return limits(1)
+
+
+def _alone(folder: Path, name: str, split: int, rows: Split) -> Outputs:
+    """The losses of every owner's own model, row by row; kept beside its entry, for those of other methods."""
+    job = Job(name, ALONE, split)
+    entry = entries.path_of(folder, *job)
+    path = entry.with_suffix(".npz")
+    if entry.is_file() and path.is_file():
+        with np.load(path) as kept:
+            if str(kept["rows"]) == rows.rows:
+                return tuple(np.split(kept["losses"], np.cumsum([len(y) for y in rows.test_labels])[:-1]))
+    losses = entries.losses_of(_fit(folder, job, METHODS[ALONE], rows, None), rows)
+    np.savez_compressed(path, rows=rows.rows, losses=np.concatenate(losses).astype(np.float32))
+    return losses
+
+
+def _fit(folder: Path, job: Job, method: Method, split: Split, alone: Outputs | None) -> Outputs:
+    start = time.perf_counter()
+    outputs = fitted_outputs(method, job.method, split)
+    _write(folder, job, method, outputs, split, alone, seconds=time.perf_counter() - start)
+    return outputs
+
+
+def _train(
+    folder: Path,
+    name: str,
+    label: str,
+    method: Method,
+    jobs: Sequence[Job],
+    known: Mapping[int, tuple[Problem, Split, Outputs]],
+) -> None:
+    place = folder / RUNS / folders.name(name)
+    planned = []
+    for job in jobs:
+        parsed = config.parse(federations.settings(name, job.split, method.settings), source=f"'{label}' on {name}")
+        at = f"{folders.name(label)}/split-{job.split}"
+        planned.append(plan.PlannedRun(label, at, parsed, {}, {}, job.split))
+    done = plan.run_all(planned, place)
+    for job, run, of in zip(jobs, done, planned, strict=True):
+        _, split, alone = known[job.split]
+        outputs = run_outputs(run, of.config, label, split)
+        row = run.final
+        took = 0.0 if run.outcome is None else run.outcome.seconds + run.outcome.compile_seconds
+        more = {"rounds": row.round, "megabytes": (row.bytes_down + row.bytes_up) / 1e6, "seconds": took}
+        _write(folder, job, method, outputs, split, alone, settings=of.config.toml(), **more)
+
+
+def run_outputs(run: records.Run, parsed: Config, label: str, split: Split, problem: Problem | None = None) -> Outputs:
+    """What the model of a run folder says of the held-out rows, with every owner's own part."""
+    path = run.path / records.MODEL
+    require(
+        path.is_file(),
+        f"'{label}' has no model of {split.federation.name}: {' '.join(run.outcome.events) if run.outcome else ''}",
+    )
+    with precision(parsed):
+        problem = build_problem(parsed) if problem is None else problem
+        x = problem.starting_from(artifact.load(path)).x
+        padded = np.asarray(_predictor(problem.plain_task)(x, problem.with_rows(problem.train, problem.test)))
+    k = len(problem.classes)
+    found = []
+    for i, (z, y) in enumerate(zip(padded, split.test_labels, strict=True)):
+        found.append(entries.checked(z[: len(y)] if k else z[: len(y)].reshape(-1), len(y), k, label, problem.names[i]))
+    return tuple(found)
+
+
+@lru_cache(maxsize=16)
+def _predictor(task: Task) -> Callable[[Any, Any], Any]:
+    """Probabilities, or numbers, of every owner's padded held-out rows."""
+
+    def one(x: Any, rows: Any, i: Any) -> Any:
+        shard, own = rows.client(i), task.own
+        if own is None:
+            assert task.predict is not None
+            z = task.predict(x, shard.inputs)
+        else:
+            z = own.outputs(x, own.fit(x, shard.train), shard.test.inputs)
+        classes = z.ndim > 1 and z.shape[-1] > 1
+        return jax.nn.softmax(z.astype(jnp.float32), axis=-1) if classes else z
+
+    return compiled(lambda x, rows: jax.lax.map(lambda i: one(x, rows, i), jnp.arange(rows.n, dtype=jnp.int32)))
+
+
+def _write(
+    folder: Path, job: Job, method: Method, outputs: Outputs, split: Split, alone: Outputs | None, **more: Any
+) -> None:
+    fields = entries.scores(outputs, split, alone)
+    entry = Entry(
+        method=job.method,
+        about=method.about,
+        kind=method.kind,
+        split=job.split,
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        equipoise=equipoise.__version__,
+        **fields,
+        **more,
+    )
+    path = entries.path_of(folder, *job)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records.write_record(path, entry)

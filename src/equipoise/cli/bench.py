@@ -1,0 +1,50 @@
+"""`equipoise bench`: methods over federations whose owners exist."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.cli.plainly import in_sentences, say
+
+Several = list[str] | None
+
+
+def bench(
+    federation: Annotated[Several, typer.Option("--federation", "-f", help="Only this one; repeatable.")] = None,
+    method: Annotated[
+        Several,
+        typer.Option("--method", "-m", help="Only this one, or module:name, a method of your own; repeatable."),
+    ] = None,
+    splits: Annotated[int, typer.Option(min=1, help="How many times rows are held out anew.")] = 3,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")] = Path("runs/bench"),
+    with_: Annotated[
+        list[Path] | None, typer.Option("--with", help="Results of others, shown beside; a folder each, repeatable.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Only show which federations and methods there are.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing; show what is there.")] = False,
+) -> None:
+    """Compare methods over federations whose owners exist. A method of your own enters with one file.
+
+    Stopped benchmarks go on where they were; docs/benchmark.md has the whole table.
+
+    Example: equipoise bench --federation exam --method default --method FedAvg
+    """
+    with in_sentences():
+        from equipoise._jax import keep_programs, use_all_cores
+
+        use_all_cores()  # before anything starts JAX
+        keep_programs()
+        from equipoise.bench import entering, entries, federations, page, run, standings
+        from equipoise.bench.methods import METHODS
+
+        if list_:
+            page.print_list()
+            return
+        chosen = federations.chosen(federation)
+        methods = {name: entering.method(name) for name in method or METHODS}
+        if not show:
+            entering.check(methods, chosen[0])
+            run.run(out, chosen, methods, range(splits), lambda name, what: say(f"{name}: {what}"))
+        found = entries.together([out, *(with_ or [])])
+        page.show(standings.standings(found), out)

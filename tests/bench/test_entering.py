@@ -1,0 +1,118 @@
+"""A method of somebody else has a row by one file and one command, or is refused in a sentence."""
+
+import pytest
+from typer.testing import CliRunner
+
+from equipoise.bench import entering, entries
+from equipoise.cli import app
+from equipoise.errors import InputError
+
+COINS = "tests.bench.owners:coins"
+
+
+def bench(*words):
+    return CliRunner().invoke(app, ["bench", "-f", COINS, "--splits", "2", *words])
+
+
+def test_a_model_enters(tmp_path, monkeypatch):
+    """It stands beside the others, is not run twice, and its results can be sent and merged."""
+    monkeypatch.setenv("COLUMNS", "200")
+    said = bench("-m", "tests.bench.owners:heads", "-m", "pooled linear", "-o", str(tmp_path / "mine"))
+    assert said.exit_code == 0, said.output
+    found = {(e.method, e.split): e for e in entries.read(tmp_path / "mine")}
+    assert {m for m, _ in found} == {"tests.bench.owners:heads", "pooled linear", "alone"}
+    of = found["tests.bench.owners:heads", 0]
+    assert 0.1 < of.mean[1] < found["pooled linear", 0].mean[1]
+    assert of.kind == "entered"
+    assert all(0.7 < area <= 1 for area in of.auroc)
+    file = entries.path_of(tmp_path / "mine", COINS, "tests.bench.owners:heads", 0)
+    before = file.stat().st_mtime_ns
+    assert bench("-m", "tests.bench.owners:heads", "-o", str(tmp_path / "mine")).exit_code == 0
+    assert file.stat().st_mtime_ns == before
+    other = bench("-m", "pooled boosting", "-o", str(tmp_path / "other"), "--with", str(tmp_path / "mine"))
+    assert other.exit_code == 0, other.output
+    for name in ("table.md", "picture.svg", "bench.html"):
+        text = (tmp_path / "other" / name).read_text()
+        assert "owners:heads" in text
+        assert "pooled boosting" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("of_a_wrong_shape", r"predicts shape \(18,\) for a, not \(18, 2\): give a probability per row and class"),
+        ("not_finite", "predicts 36 numbers that are not finite for a"),
+        ("no_probabilities", "predicts no probabilities for a: give numbers from zero up that add up to one"),
+        ("no_function", r"returns tuple; return a function \(owner, inputs\)"),
+        ("that_fails", "fails on .*coins: KeyError: 'no such column'; correct it, or leave it out"),
+        ("that_looks_at_its_neighbours", "a model has to predict every row by itself"),
+        ("that_reads_held_out_rows", r"although it was given shuffled ones .* it has read held-out rows"),
+    ],
+)
+def test_a_broken_one_is_refused(name, sentence):
+    found = entering.method(f"tests.bench.owners:{name}")
+    with pytest.raises(InputError, match=sentence):
+        entering.check({name: found}, COINS)
+
+
+def test_an_honest_one_is_not():
+    entering.check({"heads": entering.method("tests.bench.owners:heads")}, COINS)
+
+
+def test_a_refusal_is_a_line_and_leaves_no_row(tmp_path):
+    said = bench("-m", "tests.bench.owners:that_reads_held_out_rows", "-o", str(tmp_path / "b"))
+    assert said.exit_code == 2
+    assert said.output.count("\n") == 1
+    assert not list(tmp_path.rglob("split-*.json"))
+
+
+ALGORITHM = '''
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from equipoise.protocol import Algorithm, Exchange, Reply, Vector
+
+
+class Message(NamedTuple):
+    x: Vector
+
+
+def averaging(task, sample, *, steps: int = 5, local_lr: float = 0.5) -> Algorithm:
+    """Averages, written here."""
+
+    def train(message, client, data, key):
+        return client, Reply(each=Message(task.descend(message.x, data, key, steps=steps, lr=local_lr)))
+
+    def average(server, replies):
+        return Message(SIZE * jnp.mean(replies.each.x, 0))
+
+    exchange = Exchange("train", lambda s, key: (s, sample(key)), lambda s, i: Message(s.x), train, average)
+    parts = (task.prepare, Message, lambda x: None, (exchange,), lambda s: s.x)
+    return Algorithm("averaging", sample.n, task.size, *parts)
+'''
+
+
+DIVERGES = pytest.param("jnp.nan", 2, marks=pytest.mark.thorough(witness="::test_a_broken_one_is_refused"))
+
+
+@pytest.mark.parametrize(("size", "exit_code"), [("1", 0), DIVERGES])
+def test_an_algorithm_enters_or_is_refused(size, exit_code, tmp_path, monkeypatch):
+    name = f"averaging_{exit_code}"
+    (tmp_path / f"{name}.py").write_text(ALGORITHM.replace("SIZE", size))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = bench("-m", f"{name}:averaging", "-o", "b", "--splits", "1")
+    assert said.exit_code == exit_code, said.output
+    if exit_code:
+        assert "not finite" in said.output
+        return
+    (found,) = (e for e in entries.read(tmp_path / "b") if e.method != "alone")
+    assert found.mean[1] > 0.1
+    assert found.rounds
+    assert found.megabytes > 0
+
+
+def test_names_that_are_none():
+    with pytest.raises(InputError, match=r"'FedAvgg'.*FedAvg"):
+        entering.method("FedAvgg")

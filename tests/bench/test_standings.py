@@ -1,0 +1,79 @@
+"""Over federations that are made up, so that what is said of them is known."""
+
+import numpy as np
+import pytest
+
+from equipoise.bench import page
+from equipoise.bench.entries import Entry
+from equipoise.bench.standings import standings
+
+
+def entry(federation, method, split, skill, gain):
+    middle = float(np.mean(skill))
+    three = (middle - 0.1, middle, middle + 0.1)
+    return Entry(
+        federation=federation, method=method, about="", kind="method", split=split, rows=f"{federation}{split}",
+        owners=tuple(map(str, range(len(skill)))), tested=(10,) * len(skill), unit=0.6, base=(0.6,) * len(skill),
+        loss=(0.5,) * len(skill), skill=tuple(skill), gain=tuple(gain), mean=three, worst=three, worst_gain=three,
+        auroc=(0.7,) * len(skill), calibration=0.02, cores=1, equipoise="0",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found():
+    """On every federation `better` is a tenth above `default` for each owner, and `noise` is anywhere around it."""
+    rng, entries = np.random.default_rng(0), []
+    for k in range(6):
+        owners = rng.normal(size=20) / 5
+        noise = rng.normal(size=20) / 20
+        for split in (0, 1):
+            entries += [
+                entry(f"f{k}", "default", split, owners, owners),
+                entry(f"f{k}", "better", split, owners + 0.1, owners + 0.1),
+                entry(f"f{k}", "noise", split, owners + noise - noise.mean(), owners),
+            ]
+    entries.append(entry("f0", "once", 0, owners, owners))
+    return standings(entries)
+
+
+def test_who_is_better_by_how_much(found):
+    better, noise = (found.overall[m].against_it for m in ("better", "noise"))
+    assert better.average == pytest.approx((0.1, 0.1, 0.1))
+    assert better.counts == better.worst_counts == (6, 0, 0)
+    assert noise.counts == (0, 6, 0)
+    assert noise.average.low < 0 < noise.average.high
+    assert found.overall["better"].rank == pytest.approx((1, 1, 1))
+    assert found.overall["default"].against_it is None
+    assert found.methods[0] == "better"
+
+
+def test_a_method_that_did_not_run_everywhere(found):
+    assert found.overall["once"].rank is None
+    assert found.overall["once"].federations == 1
+    assert found.methods[-1] == "once"
+
+
+def test_bounds_hold_as_often_as_they_say():
+    """Of a difference over federations that are drawn, whose truth is zero."""
+    held = 0
+    for seed in range(40):
+        rng, entries = np.random.default_rng(seed), []
+        for k in range(10):
+            shift = rng.normal() / 20
+            owners = rng.normal(size=8)
+            other = owners + shift + rng.normal(size=8) / 10
+            entries += [entry(f"f{k}", "default", 0, owners, owners), entry(f"f{k}", "other", 0, other, owners)]
+        low, _, high = standings(entries).overall["other"].against_it.average
+        held += low <= 0 <= high
+    assert held >= 34  # of 40 at 95%; fewer by chance once in a thousand times
+
+
+def test_the_tables_the_picture_and_the_page(found):
+    text = page.markdown(found)
+    assert "| better | 1.0 (1.0 to 1.0) |" in text
+    assert "+10.0 (+10.0 to +10.0) | 6, 0, 0 |" in text
+    assert "### f5" in text
+    drawing = page.picture(found)
+    assert drawing.count("<circle") >= 3 * 6
+    assert "better: +10.0 (+10.0 to +10.0)" in drawing
+    assert page.page(found).count("<table>") == 2 + 6
