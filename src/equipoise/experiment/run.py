@@ -219,7 +219,7 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     begin()
     crossing = crossing_of(algorithm, problem)
     evaluate = local_evaluator(config, problem, data.train, data.scorer)
-    judge, weights = validator(problem), weights_of(algorithm, problem.x.dtype)
+    judge, weights = validator(problem, config.run.keep_by), weights_of(algorithm, problem.x.dtype)
     writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate, judge, weights)
     writer.sent = Sent(*map(sum, zip(problem.sent, *(choice.sent for choice in chosen), strict=True)))
     try:
