@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import equipoise
+from equipoise.errors import not_none
 
 ROOT = Path(equipoise.__file__).parent
 LEVELS = [
-    {"_jax", "errors", "extensions", "files", "tensors"},
+    {"_jax", "errors", "extensions", "files", "leaves", "tensors"},
     {"protocol"},
     {"data"},
     {"cohorts", "tasks", "objectives", "steps", "local", "models"},
@@ -60,12 +61,11 @@ def test_importing_is_light():
 def test_commands_load_what_they_need():
     """The command line itself, and the process of a site, which waits for another that works."""
     heavy = ("jax", "numpy", "polars", "pydantic", "flwr", "cryptography")
-    code = (
-        f"import equipoise.cli, equipoise.deploy.operations.{{}}, sys; print(*[m for m in {heavy} if m in sys.modules])"
-    )
-    for module in ("launch", "site_process") if importlib.util.find_spec("psutil") else ("launch",):
-        done = subprocess.run([sys.executable, "-c", code.format(module)], capture_output=True, text=True, check=True)
-        assert done.stdout.split() == []
+    modules = ["launch", *(["processes"] if importlib.util.find_spec("psutil") else [])]
+    loaded = "".join(f", equipoise.deploy.operations.{module}" for module in modules)
+    code = f"import sys, equipoise.cli{loaded}; print(*[m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_jax_has_not_begun_when_a_command_asks_for_all_cores():
@@ -89,3 +89,16 @@ def test_no_private_name_of_another_package_is_imported(path):
             package = node.module.split(".")[1]
             private = [alias.name for alias in node.names if alias.name.startswith("_")]
             assert not private or package == part(path), f"{path.relative_to(ROOT)} imports {private} of {node.module}"
+
+
+DEPLOY = ROOT / "deploy"
+
+
+def test_deploy_has_few_files_and_every_folder_says_what_is_in_it():
+    assert len([*DEPLOY.rglob("*.py")]) <= 30
+    folders = {path.parent for path in DEPLOY.rglob("*.py")} | {ROOT / "pytorch"}
+    assert {folder.name for folder in folders} >= {"server", "site", "wire", "operations"}
+    for folder in folders:
+        words = not_none(ast.get_docstring(ast.parse((folder / "__init__.py").read_text())))
+        others = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
+        assert [name for name in others if name not in words] == [], f"{folder.name}/__init__.py does not name them"

@@ -10,7 +10,11 @@ from equipoise.experiment import records
 from equipoise.report import numbers, wording
 from tests.searches import tiny
 
-QUICK = {"run": {"rounds": 8, "score": "accuracy"}, "model": {"l2": 0.01}}
+QUICK = {
+    "run": {"rounds": 8, "score": "accuracy"},
+    "model": {"l2": 0.01, "own": "none"},
+    "objective": {"of": "losses"},
+}
 
 
 def tables(n=3, rows=60):
@@ -36,6 +40,17 @@ def test_it_predicts(fitted):
     np.testing.assert_allclose(chances.sum(1), 1, atol=1e-5)
     assert fitted.classes_ == ("false", "true")
     assert (np.array(fitted.classes_)[chances.argmax(1)] == predicted).all()
+
+
+def test_an_owner_predicts_with_what_it_should_use(fitted):
+    new = next(tables()).drop("ill")
+    assert tuple(fitted.own) == fitted.owners
+    chances = {owner: fitted.predict_proba(new, owner) for owner in (None, *fitted.owners)}
+    np.testing.assert_array_equal(chances["west"], fitted.own["west"].predict(new)[:, 1:].to_numpy())
+    assert not np.allclose(chances["west"], chances[None], atol=1e-4)
+    assert (fitted.predict(new, "west") == np.array(fitted.classes_)[chances["west"].argmax(1)]).all()
+    with pytest.raises(InputError, match="owner is 'east', of whom there was no table; give north, south, west"):
+        fitted.predict(new, "east")
 
 
 def test_every_owner_has_a_row_the_worst_served_first(fitted):
@@ -96,6 +111,7 @@ def test_settings_are_a_mapping():
         eq.fit([table], settings="x")  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough(witness="deploy/test_federated_run.py::test_rows_of_a_unit_stay_together_at_every_site")
 def test_rows_of_one_patient_count_together():
     """Twelve patients of five rows each: bounds as of patients, and the page says so."""
     rng = np.random.default_rng(0)

@@ -21,7 +21,7 @@ from tests.searches import tiny
 
 SOURCE = Path(eq.__file__).parent
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
-MOST = {"simulator": 10, "flower": 20, "compare": 35}
+MOST = {"simulator": 10, "flower": 16, "compare": 35}
 
 
 def walk(name):
@@ -114,5 +114,5 @@ def test_a_round_over_flower(tmp_path):
     found = set()
     with traced(found):
         run_federation(here, tmp_path / "out", grid(here, data, tmp_path / "homes"))
-    assert sorted(set(walk("flower")) - found - {"deploy/entry_points.py"}) == []  # which only names the two apps
+    assert sorted(set(walk("flower")) - found) == []
     assert sorted(under(found, ("deploy",)) - set(walk("flower")) - helpers()) == []

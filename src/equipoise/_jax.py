@@ -84,18 +84,18 @@ def compiled(function: Callable, **options: Any) -> Callable:
     return jax.jit(function, compiler_options=compiler_options(jax.default_backend()), **options)
 
 
-def once(build: Callable[..., Any]) -> Callable[..., Any]:
+def cached_program(build: Callable[..., Any]) -> Callable[..., Any]:
     """`build`, whose compiled programs are kept for the algorithms that were used last."""
     kept = lru_cache(maxsize=ALGORITHMS_KEPT)(build)
 
-    def found(*key: Any) -> Any:
+    def program_of(*key: Any) -> Any:
         try:
             hash(key)
         except TypeError:  # an algorithm with a function that has no hash
             return build(*key)
         return kept(*key)
 
-    return found
+    return program_of
 
 
 @cache
@@ -116,8 +116,8 @@ def _remove_oldest(folder: Path) -> None:
     """Leaves half of what is allowed, so that it is not looked through for every program."""
     programs: dict[str, list[Path]] = {}  # a program and the file that says when it was last used
     for file in folder.glob("*-*"):
-        if found := PROGRAM.fullmatch(file.name):
-            programs.setdefault(found[1], []).append(file)
+        if match := PROGRAM.fullmatch(file.name):
+            programs.setdefault(match[1], []).append(file)
     sizes = {name: sum(file.stat().st_size for file in files) for name, files in programs.items()}
     total = sum(sizes.values())
     if total <= BYTES:

@@ -62,8 +62,8 @@ class Artifact(NamedTuple):
         """The model's raw outputs [m, outputs] for encoded inputs [m, ...]."""
         apply = jax.jit(self.model.apply)
         parts = [apply(self.params, jnp.asarray(inputs[i : i + BATCH])) for i in range(0, len(inputs), BATCH)]
-        found = np.concatenate([np.asarray(part) for part in parts])
-        return found if self.own is None else self.own.add(found, inputs)
+        outputs = np.concatenate([np.asarray(part) for part in parts])
+        return outputs if self.own is None else self.own.add(outputs, inputs)
 
     def predict(self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table") -> pl.DataFrame:
         """A row for each row of `frame`: `prediction`, and the probability of each class.

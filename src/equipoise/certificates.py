@@ -1,6 +1,6 @@
 """How good a pair (x, lam) is for min_x max_{lam in Lam} F(x, lam), F = sum_i lam_i f_i(x) - psi(lam).
 
-A certificate says: no model has a robust objective below `robust - gap`. It needs two things, or it is none: every
+A certificate says: no model has a robust objective below `robust - gap`. It needs two things: every
 f_i is strongly convex, which a task declares (`Task.strong_convexity`; a network's loss is not convex), and lam lies in
 the set of this dual. It never claims more than is known: the objective is a sum of rounded numbers, and what rounding
 leaves open is part of the gap (`resolution`).

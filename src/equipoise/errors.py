@@ -27,7 +27,7 @@ class Refusal(EquipoiseError):
     """What somebody else sent is not what was agreed, or more than is allowed; the sentence says how."""
 
 
-class StopHere(Refusal):
+class StopRun(Refusal):
     """A Refusal after which the site answers nothing of that configuration until its owner says so again."""
 
 
@@ -44,15 +44,15 @@ class Stopped(KeyboardInterrupt):
         self.result = result
 
 
-def known(*values: Any) -> bool:
+def is_concrete(*values: Any) -> bool:
     """Whether the values are numbers by now: inside jit and vmap they may be tracers, which no check can see."""
     jax = sys.modules.get("jax")  # which is not loaded for the sake of a check
     return jax is None or not any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def require(condition: Any, sentence: str) -> None:
-    """Raises InputError(sentence) unless `condition` holds, or is not known yet (see `known`)."""
-    if known(condition) and not condition:
+    """Raises InputError(sentence) unless `condition` holds, or is not known yet (see `is_concrete`)."""
+    if is_concrete(condition) and not condition:
         raise InputError(sentence)
 
 

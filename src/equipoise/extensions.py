@@ -21,17 +21,19 @@ def load(reference: str) -> Any:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except Exception as error:  # whatever the user's own code raises
         why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         raise InputError(
             f"'{reference}' cannot be imported ({why}); run from the folder that holds {module.split('.')[0]}.py, or "
             "install it"
         ) from error
-    where = getattr(found, "__file__", "built in")
+    where = getattr(imported, "__file__", "built in")
     require(
-        hasattr(found, name),
+        hasattr(imported, name),
         f"'{reference}' is not there: the module {module} ({where}) defines no '{name}'; correct the name",
     )
-    require(callable(getattr(found, name)), f"'{reference}' is not a function; name one that makes what is asked for")
-    return getattr(found, name)
+    require(
+        callable(getattr(imported, name)), f"'{reference}' is not a function; name one that makes what is asked for"
+    )
+    return getattr(imported, name)

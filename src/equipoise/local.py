@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from equipoise.errors import known, require
+from equipoise.errors import is_concrete, require
 from equipoise.protocol import Vector
 
 
@@ -52,7 +52,7 @@ def descend(
         g = grad(u, draw)
         if shift is not None:
             g = g + shift
-        return g if known(pull) and not pull else g + pull * (u - x)
+        return g if is_concrete(pull) and not pull else g + pull * (u - x)
 
     def step(carry: tuple[Vector, Any], draw: Any) -> tuple[tuple[Vector, Any], None]:
         u, state = carry

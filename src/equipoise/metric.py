@@ -102,11 +102,11 @@ def bytes_of_agreement(linear: Linear, n: int, rank: int | None, like: Any, dtyp
 
 def packed(metric: Metric) -> dict[str, np.ndarray]:
     """Its arrays by name, without the zeros of a triangle."""
-    found = {} if metric.centre is None else {"centre": np.asarray(metric.centre)}
+    arrays = {} if metric.centre is None else {"centre": np.asarray(metric.centre)}
     if isinstance(metric.factor, Triangular):
         W = np.asarray(metric.factor.W)
-        return found | {"upper": W[np.triu_indices(len(W))]}
-    return found | {name: np.asarray(a) for name, a in metric.factor._asdict().items()}
+        return arrays | {"upper": W[np.triu_indices(len(W))]}
+    return arrays | {name: np.asarray(a) for name, a in metric.factor._asdict().items()}
 
 
 def unpacked(arrays: dict[str, np.ndarray], linear: Linear) -> Metric:

@@ -22,8 +22,9 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Key, PyTree
 
-from equipoise._jax import compiled, once
-from equipoise.errors import InputError, known, require
+from equipoise._jax import cached_program, compiled
+from equipoise.errors import InputError, is_concrete, require
+from equipoise.leaves import tree_of_numbers
 
 Server = Any  # an algorithm's own NamedTuple of arrays
 Client = Any  # the same, one per client; None when clients keep nothing
@@ -84,8 +85,8 @@ def neutral(table: Float[Array, " n"], heard: Bool[Array, " n"]) -> Float[Array,
     return jnp.where(heard, table, mean((known, jnp.sum(jnp.where(heard, table, 0)))))
 
 
-def choose(condition: Bool[Array, ""], yes: PyTree[Array], no: PyTree[Array]) -> Any:
-    """One of two trees, which inside a program is known only when it runs."""
+def tree_where(condition: Bool[Array, ""], yes: PyTree[Array], no: PyTree[Array]) -> Any:
+    """`jnp.where` for whole trees."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
@@ -138,7 +139,7 @@ def run_client(
     return new, reply
 
 
-@once
+@cached_program
 def client_program(exchange: Exchange) -> Callable:
     """`run_client` of an exchange by itself: traced once for its shapes, whether they are asked for or it is run."""
     return compiled(partial(run_client, exchange))
@@ -148,8 +149,9 @@ def no_weights(server: Server) -> None:
     """Of a method that does not weigh clients."""
 
 
+@tree_of_numbers
 class Algorithm(NamedTuple):
-    """What every engine runs."""
+    """What every engine runs: a pytree of the numbers that it was made from, see `equipoise.leaves`."""
 
     name: str
     n: int  # clients it is built for
@@ -161,6 +163,7 @@ class Algorithm(NamedTuple):
     model: Callable[[Server], Vector]  # the parameters to evaluate and ship
     weights: Callable[[Server], Float[Array, " n"] | None] = no_weights  # what each client's loss counts
     dual: Any = None  # the Dual it was built for, whose weights these are; None: they are not of a dual that was given
+    recipe: Any = None  # set by `numbers_are_leaves`
 
 
 class Wire(NamedTuple):
@@ -210,7 +213,7 @@ def as_key(seed: RandomKey | int) -> RandomKey:
         return seed
     if isinstance(seed, jax.Array) and seed.dtype == jnp.uint32 and seed.ndim == 1:
         return jax.random.wrap_key_data(seed)  # of jax.random.PRNGKey
-    if not known(seed):
+    if not is_concrete(seed):
         return jax.random.key(seed)
     try:
         number = operator.index(seed)

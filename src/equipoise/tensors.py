@@ -56,8 +56,8 @@ def tree_like(like: PyTree, arrays: Mapping[str, np.ndarray], prefix: str = "") 
     """The tree whose leaves stand in `arrays` under `prefix` and their names, of the shapes and types of `like`."""
     leaves = []
     for name, wanted in named(like):
-        found = arrays.get(prefix + name)
-        if found is None or (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
-            raise Misfit(f"{name} is {found if found is None else (found.dtype, found.shape)}")
-        leaves.append(found)
+        array = arrays.get(prefix + name)
+        if array is None or (array.shape, array.dtype) != (wanted.shape, wanted.dtype):
+            raise Misfit(f"{name} is {array if array is None else (array.dtype, array.shape)}")
+        leaves.append(array)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

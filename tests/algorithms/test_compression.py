@@ -107,7 +107,7 @@ def test_every_engine(engine, tmp_path):
 
 def test_half_precision_crosses_and_what_is_not_finite_is_left_out():
     pytest.importorskip("flwr")
-    from equipoise.deploy.wire.arrays import Refusal, check_values, pack, unpack
+    from equipoise.deploy.wire.messages import Refusal, check_values, pack, unpack
 
     tree = {"q": np.asarray(jnp.asarray([1.5, -2.0, 3e20], jnp.bfloat16))}
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)

@@ -71,7 +71,7 @@ def example(name):
     return words[: words.index(">")] if ">" in words else words
 
 
-@pytest.mark.thorough(witness="::test_several_methods_on_silo_files")
+@pytest.mark.thorough(witness="::test_from_silo_files_to_predictions")
 def test_the_examples_work_one_after_the_other(here):
     """Those that train, with fewer rounds where they do not say themselves."""
     said = ok(*example("compare"))
@@ -107,6 +107,9 @@ def as_in_the_readme(folders):
     assert not shown
 
 
+@pytest.mark.thorough(
+    witness="experiment/test_plan.py::test_a_sweep_chooses_on_its_tuning_seeds_and_reports_on_the_others"
+)
 def test_a_sweep(here):
     said = ok(*example("sweep"), "--set", "run.rounds=2", "--set", "data.name=synthetic")
     assert "table: runs/digits-sweep/table.md" in said
@@ -134,6 +137,7 @@ def test_from_silo_files_to_predictions(here):
     assert records.read(here / "runs/hospitals").rows[-1].gap < 0.05
 
 
+@pytest.mark.thorough(witness="test_walks.py::test_a_comparison_of_silos")
 def test_several_methods_on_silo_files(here):
     said = ok("compare", "--silos", "hospitals", "--label", "ill", *QUICK, "--out", "runs/both")
     assert "SCAFF-PD" in said

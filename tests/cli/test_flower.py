@@ -240,7 +240,7 @@ def test_status_of_a_run(tmp_path, monkeypatch):
 def test_the_live_page_is_served_on_this_machine_only(tmp_path):
     import httpx
 
-    from equipoise.deploy.operations.page import live_page
+    from equipoise.deploy.operations.commands import live_page
 
     with live_page(tmp_path) as address:
         assert address.startswith("http://127.0.0.1:")
@@ -260,7 +260,7 @@ def test_the_live_page_answers_under_its_own_name_only(tmp_path):
     """A page elsewhere may have its name point to this machine, and read what is served under that name."""
     import httpx
 
-    from equipoise.deploy.operations.page import live_page
+    from equipoise.deploy.operations.commands import live_page
 
     (tmp_path / "status.json").write_text("{}")
     with live_page(tmp_path) as address:

@@ -5,7 +5,7 @@ import numpy as np
 
 import equipoise as eq
 from equipoise.deploy import flower
-from equipoise.deploy.flower import Demands, Job, Participant, Patience
+from equipoise.deploy.flower import Demands, Job, Participant, Timeouts
 from tests.deploy.grid import InProcess
 from tests.problems import DIM, N, start, unequal
 
@@ -17,7 +17,7 @@ SHARD = eq.data.Shards(
     jax.ShapeDtypeStruct((), np.int32),
 )
 CALM = Demands(least=0, heavy=1.0)  # as the simulator; small problems put much weight on one client
-HASTY = Patience(gather=0.5, hello=0.2, question=0.5, exchange=0.2, poll=0.001)
+HASTY = Timeouts(gather=0.5, hello=0.2, question=0.5, exchange=0.2, poll=0.001)
 
 
 def shorter(shard):
@@ -41,7 +41,7 @@ def app(algorithm, folder, *, apart=False, jobs=None, **how):
 
 def federate(algorithm, folder, *, fault=None, **how):
     grid = InProcess(app(algorithm, folder, **how), SITES, fault)
-    return flower.gather(grid, sites=SITES, patience=HASTY)
+    return flower.gather(grid, sites=SITES, timeouts=HASTY)
 
 
 def serve(algorithm, federation, key, demands=CALM, **how):

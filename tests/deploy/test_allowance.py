@@ -9,9 +9,9 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from equipoise.deploy.server.run import run_federation
-from equipoise.deploy.site import memory
-from equipoise.deploy.site.memory import forget_old
-from equipoise.deploy.site.training import AGREEMENTS
+from equipoise.deploy.site import messages
+from equipoise.deploy.site.messages import forget_old
+from equipoise.deploy.site.run import AGREEMENTS
 from equipoise.deploy.wire import warm
 from equipoise.errors import Refusal
 from equipoise.experiment import config
@@ -147,14 +147,14 @@ def test_bytes_and_rounds_of_the_policy(ended, tmp_path):
 
 
 def test_what_a_site_remembers_of_runs_is_bounded(tmp_path):
-    for k in range(3 * memory.RUNS):
+    for k in range(3 * messages.RUNS):
         (tmp_path / f"train-{k}.safetensors").write_bytes(b"")
         forget_old(tmp_path.glob("train-*.safetensors"))
-    assert len([*tmp_path.iterdir()]) == memory.RUNS
-    assert (tmp_path / f"train-{3 * memory.RUNS - 1}.safetensors").exists()
+    assert len([*tmp_path.iterdir()]) == messages.RUNS
+    assert (tmp_path / f"train-{3 * messages.RUNS - 1}.safetensors").exists()
 
 
-@pytest.mark.parametrize("named", ["antigravity:x", "os:system", "equipoise.deploy.entry_points:server", None])
+@pytest.mark.parametrize("named", ["antigravity:x", "os:system", "equipoise.deploy.server.run:server", None])
 def test_no_module_is_imported_because_a_server_names_it(named, tmp_path):
     sys.modules.pop("antigravity", None)
     with pytest.raises(Refusal, match="which this site does not run"):

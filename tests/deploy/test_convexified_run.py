@@ -16,7 +16,7 @@ from equipoise.deploy import agreement
 from equipoise.deploy.flower import GivenUp
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.site.oversight import plans_of, would_reveal
-from equipoise.deploy.site.training import FEATURES
+from equipoise.deploy.site.run import FEATURES
 from equipoise.experiment import config, records, run
 from tests.deploy.test_federated_run import assert_the_same, both, close, grid, settings
 from tests.deploy.test_secure_run import node as with_keys

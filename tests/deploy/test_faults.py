@@ -13,9 +13,9 @@ from flwr.common.constant import ErrorCode
 
 import equipoise as eq
 from equipoise.deploy import flower
-from equipoise.deploy.flower import Demands, FederationWarning, GivenUp, Patience
-from equipoise.deploy.server import sentences
-from equipoise.deploy.wire.arrays import pack, unpack
+from equipoise.deploy.flower import Demands, FederationWarning, GivenUp, Timeouts
+from equipoise.deploy.server import events
+from equipoise.deploy.wire.messages import pack, unpack
 from equipoise.errors import InputError, Stopped
 from equipoise.protocol import wire
 from tests import problems
@@ -52,7 +52,7 @@ def run(algorithm, folder, fault=None, **how):
     federation = federate(algorithm, folder, fault=fault)
     if fault is not None:
         fault.grid = federation.grid
-    federation.patience = federation.patience._replace(exchange=0.0)  # the grid answers at once or never
+    federation.timeouts = federation.timeouts._replace(exchange=0.0)  # the grid answers at once or never
     return serve(algorithm, federation, KEY, **{"rounds": ROUNDS, **how})
 
 
@@ -141,7 +141,7 @@ def test_a_reply_that_flower_has_lost_says_so_and_is_not_waited_for(tmp_path):
         return Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "not in the database"), reply_to=message)
 
     federation = federate(algorithm, tmp_path, fault=gone)
-    gone.grid, federation.patience = federation.grid, federation.patience._replace(exchange=600.0)
+    gone.grid, federation.timeouts = federation.grid, federation.timeouts._replace(exchange=600.0)
     outcome = serve(algorithm, federation, KEY, rounds=ROUNDS)
     assert_same(outcome.result.server, simulated(algorithm, 1).server)
     whys = {e.why for e in outcome.ledger.events if e.site == "b" and e.what == "late"}
@@ -158,7 +158,9 @@ def test_what_happens_in_every_exchange_is_one_event_that_counts(tmp_path):
     gone = [e for e in outcome.ledger.events if e.site == "b" and e.what == "absent"]
     assert [(e.round, e.exchange, e.times, e.last_round) for e in gone] == [(0, "collect", 5, 4)]  # asked once a round
     assert saved == [saved[0]] * 5
-    assert [*sentences.of(gone)] == ["'b' was not there: 'b' is not there (5 times from round 1, collect to round 5)"]
+    assert [*events.sentences_of(gone)] == [
+        "'b' was not there: 'b' is not there (5 times from round 1, collect to round 5)"
+    ]
     assert flower.ledger(outcome.ledger.to_json()) == outcome.ledger
 
 
@@ -181,7 +183,7 @@ def test_a_site_that_raises_in_its_own_code_tells_only_the_kind(tmp_path, caplog
 
         return {"train": job}
 
-    federation = flower.gather(InProcess(app(algorithm, tmp_path, jobs=secretive), SITES), sites=SITES, patience=HASTY)
+    federation = flower.gather(InProcess(app(algorithm, tmp_path, jobs=secretive), SITES), sites=SITES, timeouts=HASTY)
     outcome = serve(algorithm, federation, KEY, rounds=1)
     (event,) = [e for e in outcome.ledger.events if e.what == "failed"]
     assert (event.site, event.exchange) == ("d", exchange.name)
@@ -258,7 +260,7 @@ def test_a_round_that_fails_late_goes_back_over_all_its_exchanges(name, tmp_path
 def test_given_up_in_the_end_with_everything_in_hand_and_resumed(tmp_path):
     algorithm, checkpoints = build("scaffold"), []
     federation = federate(algorithm, tmp_path)
-    federation.patience = federation.patience._replace(exchange=0.0)
+    federation.timeouts = federation.timeouts._replace(exchange=0.0)
     broken = only("b", rounds=(2,))(lambda message, reply: None)
     broken.grid, federation.grid.fault = federation.grid, broken
     how = {"rounds": ROUNDS, "demands": Demands(least=N, tries=2), "record": algorithm.model}
@@ -408,16 +410,16 @@ def test_gathering(tmp_path):
         pytest.warns(FederationWarning, match="another node called 'a'"),
         pytest.raises(InputError, match="another node"),
     ):
-        flower.gather(InProcess(application, ["a", "a"]), sites=["a", "b"], patience=HASTY)
+        flower.gather(InProcess(application, ["a", "a"]), sites=["a", "b"], timeouts=HASTY)
     with pytest.raises(InputError, match=r"1 sites came within 0.5 s \(a\) but the run is for 2"):
-        flower.gather(InProcess(application, ["a"]), n=2, patience=HASTY)
+        flower.gather(InProcess(application, ["a"]), n=2, timeouts=HASTY)
     with pytest.warns(FederationWarning, match="'b' did not come within"):
-        federation = flower.gather(InProcess(application, ["a"]), sites=["a", "b"], patience=HASTY)
+        federation = flower.gather(InProcess(application, ["a"]), sites=["a", "b"], timeouts=HASTY)
     assert list(federation.nodes) == ["a"]
-    named = flower.gather(InProcess(application, ["c", "a", "b"]), n=3, patience=HASTY)
+    named = flower.gather(InProcess(application, ["c", "a", "b"]), n=3, timeouts=HASTY)
     assert named.sites == ("a", "b", "c")
     grid = InProcess(application, ["a", None])
-    federation = flower.gather(grid, n=1, patience=HASTY)
+    federation = flower.gather(grid, n=1, timeouts=HASTY)
     federation.find(["z"])
     assert any("has no name" in e.why for e in federation.events)
 
@@ -448,7 +450,7 @@ class Flaky(InProcess):
 def test_a_reply_that_flower_cannot_read_does_not_take_the_others_with_it(tmp_path):
     algorithm = build("scaffold")
     grid = Flaky(app(algorithm, tmp_path), SITES)
-    federation = flower.gather(grid, sites=SITES, patience=HASTY._replace(exchange=0.02))
+    federation = flower.gather(grid, sites=SITES, timeouts=HASTY._replace(exchange=0.02))
     grid.poisoned = 2
     outcome = serve(algorithm, federation, KEY, rounds=2)
     assert_same(outcome.result.server, simulated(algorithm, 1, lost_in=(0, 1), rounds=2).server)
@@ -484,10 +486,10 @@ class Slow(InProcess):
 
 def test_a_slow_site_is_waited_for_until_the_time_out(tmp_path):
     algorithm = build("scaffold")
-    federation = flower.gather(Slow(app(algorithm, tmp_path / "1"), SITES), sites=SITES, patience=HASTY)
+    federation = flower.gather(Slow(app(algorithm, tmp_path / "1"), SITES), sites=SITES, timeouts=HASTY)
     patient = serve(algorithm, federation, KEY, rounds=2, timeouts={"train": 5.0})
     assert_same(patient.result.server, simulated(algorithm, rounds=2).server)
-    federation = flower.gather(Slow(app(algorithm, tmp_path / "2"), SITES), sites=SITES, patience=HASTY)
+    federation = flower.gather(Slow(app(algorithm, tmp_path / "2"), SITES), sites=SITES, timeouts=HASTY)
     federation.grid.looks = 1
     federation.grid.slow = 2
     hasty = serve(algorithm, federation, KEY, rounds=2, timeouts={"train": 0.0})
@@ -496,5 +498,5 @@ def test_a_slow_site_is_waited_for_until_the_time_out(tmp_path):
 
 
 def test_no_site_waits_for_ever():
-    assert all(math.isfinite(seconds) and seconds > 0 for seconds in Patience())
+    assert all(math.isfinite(seconds) and seconds > 0 for seconds in Timeouts())
     assert CALM.tries == Demands().tries == 3

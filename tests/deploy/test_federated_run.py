@@ -12,10 +12,9 @@ pytest.importorskip("flwr")
 from equipoise import artifact
 from equipoise.deploy import agreement
 from equipoise.deploy.flower import GivenUp, client_app
-from equipoise.deploy.server import training as federated_run
+from equipoise.deploy.server import run as federated_run
 from equipoise.deploy.server.run import begin_or_go_on, run_federation
-from equipoise.deploy.site.run import QUESTIONS, open_site
-from equipoise.deploy.site.training import AGREEMENTS
+from equipoise.deploy.site.run import AGREEMENTS, QUESTIONS, open_site
 from equipoise.errors import InputError
 from equipoise.experiment import config, records, run
 from equipoise.privacy import policy

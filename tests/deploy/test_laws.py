@@ -13,7 +13,7 @@ KEY = jax.random.key(3)
 
 def states(algorithm, folder, outcome):
     """What each site remembers, as the simulator's table."""
-    from equipoise.deploy.site.memory import Memory
+    from equipoise.deploy.site.messages import Memory
 
     like, table = jax.eval_shape(algorithm.init_client, start()), []
     for site, mark in zip(outcome.ledger.sites, outcome.ledger.counted, strict=True):
@@ -46,7 +46,7 @@ def test_over_flower_as_in_the_simulator(name, tmp_path):
     expected = by_simulator(algorithm, rounds=3, record=lambda server: server, lost=lost)
     federation = federate(algorithm, tmp_path, apart=True)
     federation.grid.fault = lose
-    federation.patience = federation.patience._replace(exchange=0.0)  # the grid answers at once or never
+    federation.timeouts = federation.timeouts._replace(exchange=0.0)  # the grid answers at once or never
     outcome = serve(algorithm, federation, KEY, rounds=3, record=lambda server: server)
     assert_same((outcome.result.server, outcome.result.history), (expected.server, expected.history))
     assert_same(outcome.result.tally, expected.tally)

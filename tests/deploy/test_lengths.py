@@ -17,7 +17,7 @@ from equipoise.deploy.server.lengths import Bounded, lengths
 from equipoise.deploy.server.reach_agreement import _check_alike, _check_baselines, _statistics_of
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.site.run import SiteStatistics
-from equipoise.deploy.wire.arrays import pack, unpack
+from equipoise.deploy.wire.messages import pack, unpack
 from equipoise.errors import InputError
 from equipoise.experiment import config, records
 from equipoise.protocol import Reply, weighted

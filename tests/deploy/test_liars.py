@@ -28,7 +28,7 @@ def over_flower(honest, lying, folder):
         return flower.Participant(name, folder / name, {"train": lambda: job})
 
     place = InProcess(flower.client_app(open_site), SITES)
-    federation = flower.gather(place, sites=SITES, patience=HASTY)
+    federation = flower.gather(place, sites=SITES, timeouts=HASTY)
     shard = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), DATA.client(0))
     outcome = flower.serve(
         honest, jnp.zeros(D), federation, 0, shard=shard, rounds=ROUNDS, demands=CALM._replace(bound=None)

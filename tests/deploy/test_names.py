@@ -5,10 +5,10 @@ import shutil
 import pytest
 from flwr.app import RecordDict
 
-from equipoise.deploy.flower import FederationWarning, Patience, client_app
+from equipoise.deploy.flower import FederationWarning, Timeouts, client_app
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.server.sites import ConnectedSites
-from equipoise.deploy.site.training import AGREEMENTS
+from equipoise.deploy.site.run import AGREEMENTS
 from equipoise.deploy.wire.transport import Door
 from equipoise.experiment import config
 from equipoise.privacy import policy
@@ -20,7 +20,7 @@ from tests.flower import silos
 def connected(names, nodes):
     """Sites "va" and "north" are expected; `names` are those of the nodes, `nodes` say whose keys they have."""
     found = ConnectedSites(
-        InProcess(client_app(lambda context: None), names), ("va", "north"), Patience(hello=1.0, poll=0.001)
+        InProcess(client_app(lambda context: None), names), ("va", "north"), Timeouts(hello=1.0, poll=0.001)
     )
     told = []
     found.observe = told.append

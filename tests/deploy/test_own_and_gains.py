@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 from equipoise import artifact
 from equipoise.deploy.server.reach_agreement import BASELINES
 from equipoise.deploy.site.oversight import would_reveal
-from equipoise.deploy.site.training import OWN_MODEL
+from equipoise.deploy.site.run import OWN_MODEL
 from equipoise.errors import EquipoiseError
 from equipoise.experiment import config, own_parts, records
 from equipoise.privacy import policy

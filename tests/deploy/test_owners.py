@@ -21,7 +21,7 @@ from equipoise.data.silos.statistics import Options
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.site.messages import Job
 from equipoise.deploy.site.owner import SPLIT, check_shares, check_step, encoded, lengths, model_in, own_key
-from equipoise.deploy.wire.envelope import read_text, text
+from equipoise.deploy.wire.messages import read_text, text
 from equipoise.errors import EquipoiseError, Refusal
 from equipoise.experiment import config
 from equipoise.privacy import audit, ledger, policy
@@ -277,7 +277,7 @@ def test_a_model_whose_gradient_is_one_row(tmp_path):
     assert longest / total == pytest.approx(own.max() / own.sum(), rel=1e-6)
     assert longest / total < 0.5
     check_step(np.ones(4), np.zeros(4), 1.0)
-    with pytest.raises(Refusal, match="is 100 away from where it began, and this site goes along with 10"):
+    with pytest.raises(Refusal, match="is 100 away from where it began, and this site accepts up to 10"):
         check_step(np.full(4, 100.0), np.zeros(4), 10.0)
 
 

@@ -4,9 +4,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from equipoise.deploy.server.run import run_federation
-from equipoise.deploy.server.training import RECEIPTS, read_receipts
-from equipoise.deploy.site.app import client_app
+from equipoise.deploy.server.run import RECEIPTS, read_receipts, run_federation
+from equipoise.deploy.site.messages import client_app
 from equipoise.deploy.site.oversight import rejected
 from equipoise.deploy.site.run import QUESTIONS, open_site
 from equipoise.experiment import config

@@ -13,7 +13,7 @@ from equipoise.deploy import flower
 from equipoise.deploy.flower import Demands, GivenUp, SecureSite, SecureSums
 from equipoise.deploy.site import messages as client
 from equipoise.deploy.wire import secure
-from equipoise.errors import StopHere
+from equipoise.errors import StopRun
 from equipoise.privacy import fixed_point
 from equipoise.privacy.site_masks import Limits, SiteMasks
 from tests import problems
@@ -44,7 +44,7 @@ def federate(algorithm, folder, fault=None, who=IDENTITIES, secured=True, least=
         return flower.Participant(name, folder / name, {"train": lambda: job}, secure=masks)
 
     grid = InProcess(flower.client_app(open_site), SITES, fault)
-    found = flower.gather(grid, sites=SITES, patience=HASTY._replace(exchange=0.0))  # at once, or never
+    found = flower.gather(grid, sites=SITES, timeouts=HASTY._replace(exchange=0.0))  # at once, or never
     return found
 
 
@@ -327,7 +327,7 @@ def test_within_the_band_no_weight_is_more_than_its_share():
             assert secure.HIGHEST / (secure.HIGHEST + (n - 1) * low) == pytest.approx(most)
             secure.check_own_weight(low * 1.001, n, most)
             for beyond in (0.999 * low, 1.001 * secure.HIGHEST, np.nan):
-                with pytest.raises(StopHere, match="own weight has left the range"):
+                with pytest.raises(StopRun, match="own weight has left the range"):
                     secure.check_own_weight(beyond, n, most)
 
 

@@ -10,7 +10,7 @@ import pytest
 import equipoise as eq
 from equipoise import evaluation
 from equipoise.deploy import flower
-from equipoise.deploy.wire.exchanges import exchange_specs
+from equipoise.deploy.wire.messages import exchange_specs
 from equipoise.errors import EquipoiseError, InputError
 from equipoise.protocol import wire
 from tests.deploy.grid import InProcess
@@ -48,7 +48,7 @@ def test_framing_does_not_grow_with_the_model(tmp_path):
         shard = eq.data.stack([(np.ones((2, dim)), np.ones(2))]).client(0)
         jobs = {"train": lambda: flower.Job(algorithm, jnp.zeros(dim), shard)}
         application = flower.client_app(lambda context: flower.Participant("a", tmp_path, jobs))
-        federation = flower.gather(InProcess(application, ["a"]), n=1, patience=HASTY)
+        federation = flower.gather(InProcess(application, ["a"]), n=1, timeouts=HASTY)
         traffic = flower.serve(algorithm, jnp.zeros(dim), federation, KEY, shard=shard, rounds=1).ledger.traffic[0]
         return traffic.down_framing, traffic.up_framing
 
@@ -65,7 +65,7 @@ def test_evaluation_is_an_exchange_like_any_other(tmp_path):
         blank = evaluation.evaluation(task, eq.cohorts.everyone(N), jnp.zeros((1, DIM)), scores=scores)
         return {"test": lambda: flower.Job(blank, jnp.zeros(DIM), data.client(SITES.index(name)))}
 
-    federation = flower.gather(InProcess(app(None, tmp_path, jobs=jobs), SITES), n=N, patience=HASTY)
+    federation = flower.gather(InProcess(app(None, tmp_path, jobs=jobs), SITES), n=N, timeouts=HASTY)
     algorithm = evaluation.evaluation(task, eq.cohorts.everyone(N), models, scores=scores)
     outcome = flower.serve(
         algorithm,
@@ -141,7 +141,7 @@ def test_settings_that_make_no_sense(how, sentence, tmp_path):
 def test_a_run_of_other_sites_is_not_resumed(tmp_path):
     algorithm = build("fedavg")
     outcome = serve(algorithm, federate(algorithm, tmp_path), KEY, rounds=1)
-    other = flower.gather(InProcess(app(algorithm, tmp_path), "abcdf"), sites="abcdf", patience=HASTY)
+    other = flower.gather(InProcess(app(algorithm, tmp_path), "abcdf"), sites="abcdf", timeouts=HASTY)
     with pytest.raises(InputError, match="had the sites a, b, c, d, e, not a, b, c, d, f"):
         serve(algorithm, other, KEY, rounds=2, resume=outcome)
     with pytest.raises(InputError, match="has 1 rounds already"):

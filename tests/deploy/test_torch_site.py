@@ -55,7 +55,7 @@ def test_torch_sites_as_jax_sites(name, tmp_path):
 
         return flower.Participant(site, tmp_path / site, {"train": job})
 
-    federation = flower.gather(InProcess(flower.client_app(open_site), SITES), sites=SITES, patience=HASTY)
+    federation = flower.gather(InProcess(flower.client_app(open_site), SITES), sites=SITES, timeouts=HASTY)
     outcome = serve(algorithm, federation, KEY, rounds=3)
     expected = eq.simulate(algorithm, start(), unequal(), KEY, rounds=3, clients_per_batch=N, devices=1)
     assert [e for e in outcome.ledger.events if e.what != "joined"] == []
@@ -106,7 +106,7 @@ def test_a_site_can_keep_the_final_model(tmp_path):
     scoring = evaluation(site.task, eq.cohorts.everyone(1), models, scores={})
     job = site.job(scoring, then=lambda x, state: site.save(x, tmp_path / "final.pt"))
     application = flower.client_app(lambda context: flower.Participant("a", tmp_path, {"test": lambda: job}))
-    federation = flower.gather(InProcess(application, ["a"]), n=1, patience=HASTY)
+    federation = flower.gather(InProcess(application, ["a"]), n=1, timeouts=HASTY)
     outcome = flower.serve(scoring, start(), federation, KEY, shard=site.shard, rounds=1, part="test")
     assert isinstance(outcome.result.server.heard.scores["loss"], jax.Array)
     saved = torch.load(tmp_path / "final.pt", weights_only=True)
@@ -130,7 +130,7 @@ def test_a_network_in_single_precision_learns(tmp_path):
         algorithm = eq.algorithms.scaffold(site.task, eq.cohorts.everyone(3), steps=8, local_lr=0.2)
         return flower.Participant(name, tmp_path / name, {"train": lambda: site.job(algorithm)._replace(x=x)})
 
-    federation = flower.gather(InProcess(flower.client_app(open_site), "abc"), n=3, patience=HASTY)
+    federation = flower.gather(InProcess(flower.client_app(open_site), "abc"), n=3, timeouts=HASTY)
     site = torch_site(net, torch.nn.CrossEntropyLoss(), [(torch.zeros(1, DIM), torch.zeros(1, dtype=torch.long))])
     algorithm = eq.algorithms.scaffold(site.task, eq.cohorts.everyone(3), steps=8, local_lr=0.2)
     outcome = flower.serve(algorithm, x, federation, KEY, shard=site.shard, rounds=6)

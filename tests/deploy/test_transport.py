@@ -12,12 +12,11 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from equipoise.deploy import flower
-from equipoise.deploy.operations import worker
-from equipoise.deploy.operations.processes import GUARD
-from equipoise.deploy.operations.site_process import Site, line, node_config, read_line, work_of
+from equipoise.deploy.operations import processes
+from equipoise.deploy.operations.processes import GUARD, Site, line, node_config, read_line, work_of
 from equipoise.deploy.server.rounds import SHORTEST, Demands, deadline
 from equipoise.deploy.wire import transport
-from equipoise.deploy.wire.arrays import content_bytes, pack
+from equipoise.deploy.wire.messages import content_bytes, pack
 from equipoise.errors import InputError
 from tests.deploy.grid import InProcess
 from tests.deploy.setting import HASTY, SITES, app, serve
@@ -35,7 +34,7 @@ def test_where_flower_has_changed_its_own_way_is_taken_and_said(monkeypatch, cap
     assert transport.why_not_warm() == why
     caplog.set_level("INFO", "equipoise.flower")
     algorithm = build("fedavg")
-    federation = flower.gather(InProcess(app(algorithm, tmp_path), SITES), sites=SITES, patience=HASTY)
+    federation = flower.gather(InProcess(app(algorithm, tmp_path), SITES), sites=SITES, timeouts=HASTY)
     assert serve(algorithm, federation, KEY, rounds=1).rounds == 1
     assert f"messages as Flower's objects ({why})" in caplog.text
 
@@ -53,13 +52,13 @@ def test_where_flower_has_changed_a_site_becomes_flowers_own_node(monkeypatch, c
     told = work_of([site], "host:1", tmp_path / "keys")
     assert read_line(line(told).decode()) == told
     became = []
-    monkeypatch.setattr(worker, "why_not_warm", lambda: "changed")
+    monkeypatch.setattr("equipoise.deploy.wire.transport.why_not_warm", lambda: "changed")
     monkeypatch.setattr(os, "execve", lambda *of: became.append(of) or sys.exit())
     monkeypatch.setattr(sys, "stdin", io.StringIO(line(told).decode()))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     for name, value in {"handlers": [], "level": logging.INFO, "propagate": True}.items():  # set as they are after it
         monkeypatch.setattr(logging.getLogger("equipoise.flower"), name, value)
-    assert worker.main() == 1  # of the stand-in for execve, which does not return
+    assert processes.main() == 1  # of the stand-in for execve, which does not return
     assert "north: Flower's SuperNode, a process for every message (changed)" in capsys.readouterr().out
     [(program, words, environment)] = became
     assert [program, *words[1:4]] == [*GUARD, "flower-supernode"]
@@ -69,7 +68,7 @@ def test_where_flower_has_changed_a_site_becomes_flowers_own_node(monkeypatch, c
     assert environment["FLWR_HOME"] == str(tmp_path / "own" / "flower")
     two = told._replace(sites=told.sites * 2)
     with pytest.raises(InputError, match="run one site each"):
-        worker.become_supernode(two, "changed")
+        processes.become_supernode(two, "changed")
 
 
 def test_a_request_is_cut_where_it_would_become_too_large(monkeypatch):
@@ -96,7 +95,7 @@ def test_the_order_of_answers_does_not_matter(tmp_path):
 
         grid = Grid(app(algorithm, tmp_path / name), SITES)
         grid.turn = turn
-        federation = flower.gather(grid, sites=SITES, patience=HASTY)
+        federation = flower.gather(grid, sites=SITES, timeouts=HASTY)
         found.append(serve(algorithm, federation, KEY, rounds=2).result.server)
     assert_same(*found)
 
@@ -127,7 +126,7 @@ def test_a_slow_site_is_left_out_after_the_quantile_of_past_times(tmp_path, monk
         return None if late and grid.site(message) == SITES[0] else reply
 
     grid = InProcess(app(algorithm, tmp_path), SITES, lose)
-    federation = flower.gather(grid, sites=SITES, patience=HASTY._replace(exchange=30.0))
+    federation = flower.gather(grid, sites=SITES, timeouts=HASTY._replace(exchange=30.0))
     demands = Demands(heavy=1.0, quantile=0.9, slack=2.0, quorum=0.5)
     outcome = serve(algorithm, federation, KEY, rounds=3, demands=demands)
     (late,) = [e for e in outcome.ledger.events if e.what == "late"]

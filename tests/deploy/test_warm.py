@@ -65,7 +65,7 @@ def test_a_site_runs_once(tmp_path):
 def test_only_what_is_installed_is_run():
     with pytest.raises(InputError, match="which is not installed here"):
         warm.load("os:system")
-    assert warm.load("equipoise.deploy.entry_points:client")
+    assert warm.load("equipoise.deploy.site.run:client")
 
 
 def test_a_site_without_authentication_is_known_again(tmp_path):

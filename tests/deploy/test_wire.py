@@ -7,8 +7,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.deploy.wire import envelope
-from equipoise.deploy.wire.arrays import RAW, Refusal, check_values, pack, unpack
+from equipoise.deploy.wire import messages
+from equipoise.deploy.wire.messages import RAW, Refusal, check_values, pack, unpack
 from equipoise.protocol import Reply, wire
 from tests.problems import EVERY, assert_identical, build, start, unequal
 
@@ -120,11 +120,11 @@ def test_numbers_that_cannot_be_reckoned_with(bad):
         check_values(np.float32(1e30))
 
 
-AT = envelope.Address("train", "r1", 5, 0, "collect", 2, [1, 2], "", [], "abc")
+AT = messages.Address("train", "r1", 5, 0, "collect", 2, [1, 2], "", [], "abc")
 
 
 def test_addresses_there_and_back():
-    assert envelope.read_address(RecordDict({"at": envelope.address(AT)})) == AT
+    assert messages.read_address(RecordDict({"at": messages.address(AT)})) == AT
 
 
 @pytest.mark.parametrize(
@@ -146,16 +146,16 @@ def test_addresses_there_and_back():
 )
 def test_addresses_that_make_no_sense_are_refused(change):
     with pytest.raises(Refusal):
-        envelope.read_address(RecordDict({"at": ConfigRecord(AT._asdict() | change)}))
+        messages.read_address(RecordDict({"at": ConfigRecord(AT._asdict() | change)}))
 
 
 @settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
-        st.one_of(st.sampled_from(envelope.Address._fields), st.text(max_size=3)),
+        st.one_of(st.sampled_from(messages.Address._fields), st.text(max_size=3)),
         st.one_of(st.integers(-(2**40), 2**40), st.text(max_size=9), st.floats(), st.binary(max_size=4), st.booleans()),
     )
 )
 def test_random_addresses_never_crash(fields):
     with pytest.raises(Refusal):
-        envelope.read_address(RecordDict({"at": ConfigRecord(fields)}))
+        messages.read_address(RecordDict({"at": ConfigRecord(fields)}))

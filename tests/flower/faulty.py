@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Array, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from equipoise.deploy.entry_points import client
+from equipoise.deploy.site.run import client
 
 LONGEST = 120.0  # seconds that a site hangs if nobody releases it
 MOMENT = 0.05  # seconds

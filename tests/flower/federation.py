@@ -9,7 +9,7 @@ import numpy as np
 import tomli_w
 
 from equipoise import artifact
-from equipoise.deploy.operations import keys, site_process
+from equipoise.deploy.operations import keys, processes
 from equipoise.deploy.operations.processes import free_port
 from equipoise.experiment import checkpoint, config, records, run
 from equipoise.files import write_whole
@@ -84,9 +84,9 @@ class SharedProcess(Command):
         for site in sites:
             policy.trial(folder / site)
         files = {site: {"data": str(folder / "silos" / f"{site}.csv")} for site in sites}
-        made = [site_process.Site(s, folder / s, site_process.node_config(s, folder / s, files[s])) for s in sites]
-        self.start(site_process.WORKER, folder, env, stdin=subprocess.PIPE)
-        self.process.stdin.write(site_process.line(site_process.work_of(made, server, folder / "keys")))
+        made = [processes.Site(s, folder / s, processes.node_config(s, folder / s, files[s])) for s in sites]
+        self.start(processes.WORKER, folder, env, stdin=subprocess.PIPE)
+        self.process.stdin.write(processes.line(processes.work_of(made, server, folder / "keys")))
         self.process.stdin.flush()
 
     def stop(self, patience=20):

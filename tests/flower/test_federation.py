@@ -21,7 +21,7 @@ import safetensors
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'equipoise[flower]')")
 
-from equipoise.deploy.server import sentences
+from equipoise.deploy.server import events
 from equipoise.deploy.server.events import Event
 from equipoise.experiment import records
 from tests.flower import silos
@@ -198,7 +198,7 @@ def test_a_site_that_hangs_in_its_work(wild, federation):
 @pytest.mark.thorough(witness="deploy/test_faults.py::test_a_site_that_leaves_and_comes_back_takes_its_place_again")
 def test_a_network_that_is_cut_for_longer_than_the_deadline_and_comes_back(wild, federation):
     wild.until(lambda: wild.rounds() >= 8)
-    cut = federation.sites["east"].find("operations.worker")
+    cut = federation.sites["east"].find("operations.processes")
     away_and_back(wild, "east", "stop", "collect", lambda: os.kill(cut.pid, signal.SIGCONT))
 
 
@@ -269,7 +269,7 @@ def test_a_run_that_no_site_answers_stops_with_all_that_is_finished(wild, federa
     found = json.loads((wild.folder / "status.json").read_text())
     assert {site: state["state"] for site, state in found["sites"].items()} == dict.fromkeys(SITES, "failed")
     assert found["state"] == "stopped"
-    told = "\n".join(sentences.of([Event(**event) for event in header["more"]["events"]]))
+    told = "\n".join(events.sentences_of([Event(**event) for event in header["more"]["events"]]))
     assert "the round was repeated: 0 of 3 sites answered and 1 are needed" in told
     assert "the run stopped: 0 of 3 sites answered and 1 are needed" in told
     kinds = {"late": "did not answer in time", "broken": "sent a reply that was left out", "refused": "refused"}

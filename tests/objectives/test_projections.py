@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.objectives.projections import (
     LONG,
-    Known,
+    SearchStart,
     folded,
     level,
     moderate,
@@ -86,7 +86,7 @@ def test_what_is_known_of_a_point_changes_only_the_way_to_its_projection(dtype):
     v = rng.dirichlet(np.ones(40), 200) + 10.0 ** rng.uniform(-6, 2, (200, 1)) * (rng.random((200, 40)) < 0.1)
     v, scale = v.astype(dtype), (10.0 ** rng.uniform(-3, 3, 200)).astype(dtype)
     order, eps = np.sort(v, axis=1), np.finfo(dtype).eps
-    start = jax.jit(jax.vmap(lambda v, scale, some, total: simplex(v, scale, Known(some, total))))
+    start = jax.jit(jax.vmap(lambda v, scale, some, total: simplex(v, scale, SearchStart(some, total))))
     for some, error in ((order[:, -4:], 0), (order[:, :4], 0), (order[:, [-1, -1]], 0.01), (v[:, :2], -0.5)):
         lam = np.asarray(start(v, scale, some, (v.sum(axis=1) * (1 + error)).astype(dtype)))
         assert abs(lam - jax.vmap(simplex)(v, scale)).max() < 50 * eps

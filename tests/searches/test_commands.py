@@ -133,13 +133,13 @@ def world(tmp_path, monkeypatch):
 def starts_nothing(monkeypatch):
     """Where a federation's processes would be started, the command ends."""
     operations = pytest.importorskip("equipoise.deploy.operations.commands")
-    from equipoise.deploy.operations import site_process
+    from equipoise.deploy.operations import processes
 
     def started(*_, **__):
         raise InputError("the processes would be started now")
 
     monkeypatch.setattr(operations, "_one_link", started)
-    for module in (operations, site_process):
+    for module in (operations, processes):
         monkeypatch.setattr(module, "keep_running", lambda *_, **__: None)
     monkeypatch.setattr(operations, "live_page", lambda folder, port: nullcontext("http://here"))
 

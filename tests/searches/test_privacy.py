@@ -22,7 +22,7 @@ from equipoise.cli import app
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.site import oversight
 from equipoise.deploy.site.oversight import plan_of, would_reveal
-from equipoise.deploy.wire.envelope import RECEIPT
+from equipoise.deploy.wire.messages import RECEIPT
 from equipoise.errors import Refusal
 from equipoise.experiment import config, private, reading
 from equipoise.privacy import audit, identity, ledger, policy

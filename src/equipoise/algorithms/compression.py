@@ -29,6 +29,7 @@ from jax import Array
 from jaxtyping import Float, Int, PyTree
 
 from equipoise.errors import require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, Message, RandomKey, Replies, Reply, Vector, Wire
 
 TYPES = ("float32", "bfloat16")
@@ -37,7 +38,7 @@ TYPES = ("float32", "bfloat16")
 Vectors = tuple[tuple[Float[Array, "..."], ...], ...]  # by exchange, by vector
 
 
-class Known(NamedTuple):
+class CompressedState(NamedTuple):
     """An algorithm's own state, and what has been sent so far: at a client its own, at the server a row for each."""
 
     inner: Any
@@ -59,6 +60,7 @@ class Chosen(NamedTuple):
     total: list[bool]
 
 
+@numbers_are_leaves
 def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: str, sums: bool = False) -> Algorithm:
     """`algorithm`, whose clients send vectors as differences of type `dtype`.
 
@@ -75,7 +77,7 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
 
     vectors = [Chosen(chosen(w.reply.each), chosen(w.reply.total, sums)) for w in crossing]
     require(
-        any(any(part) for found in vectors for part in found),
+        any(any(part) for blocks in vectors for part in blocks),
         f"{algorithm.name} sends no vectors of a type longer than {dtype}"
         + (";" if sums else " that the server sees by themselves; set compress_sums = true to compress sums too, or")
         + " leave compression out",
@@ -83,26 +85,28 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
 
     def nothing(x: Vector, *rows: int) -> Vectors:
         blank = jnp.zeros((*rows, *x.shape), x.dtype)
-        return tuple((blank,) * (sum(found.each) + sum(found.total)) for found in vectors)
+        return tuple((blank,) * (sum(blocks.each) + sum(blocks.total)) for blocks in vectors)
 
-    def init(x: Vector) -> Known:
-        return Known(algorithm.init(x), nothing(x, algorithm.n), ())
+    def init(x: Vector) -> CompressedState:
+        return CompressedState(algorithm.init(x), nothing(x, algorithm.n), ())
 
-    def init_client(x: Vector) -> Known:
-        return Known(algorithm.init_client(x), nothing(x), nothing(x))
+    def init_client(x: Vector) -> CompressedState:
+        return CompressedState(algorithm.init_client(x), nothing(x), nothing(x))
 
     def shortened(k: int, exchange: Exchange) -> Exchange:
         of, total_tree = vectors[k], jax.tree.structure(crossing[k].reply.total)
         any_sums = any(of.total)
 
-        def choose(server: Known, key: RandomKey) -> tuple[Known, Cohort]:
+        def choose(server: CompressedState, key: RandomKey) -> tuple[CompressedState, Cohort]:
             inner, cohort = exchange.open(server.inner, key)
             return server._replace(inner=inner), cohort
 
-        def send(server: Known, i: Int[Array, ""]) -> Message:
+        def send(server: CompressedState, i: Int[Array, ""]) -> Message:
             return exchange.send(server.inner, i)
 
-        def work(message: Message, client: Known, data: Data, key: RandomKey) -> tuple[Known, Reply]:
+        def work(
+            message: Message, client: CompressedState, data: Data, key: RandomKey
+        ) -> tuple[CompressedState, Reply]:
             inner, reply = exchange.work(message, client.inner, data, key)
             (leaves, tree), totals = jax.tree.flatten(reply.each), jax.tree.leaves(reply.total)
             full = [*compress(leaves, of.each), *compress(totals, of.total)]
@@ -116,9 +120,9 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
                 reply = Reply(rest, Shortened(each, tuple(rounded[sum(of.each) :])))
             else:
                 reply = reply._replace(each=each)
-            return Known(inner, _replaced(client.sent, k, known), _replaced(client.owed, k, owed)), reply
+            return CompressedState(inner, _replaced(client.sent, k, known), _replaced(client.owed, k, owed)), reply
 
-        def close(server: Known, replies: Replies) -> Known:
+        def close(server: CompressedState, replies: Replies) -> CompressedState:
             each, summed = replies.each if any_sums else (replies.each, ())
             leaves, tree = jax.tree.flatten(each)
             ids, present = jnp.asarray(replies.cohort.ids), jnp.asarray(replies.cohort.present)
@@ -130,7 +134,7 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
                 sums, rest = iter([jnp.sum(v, axis=0) for v in full[sum(of.each) :]]), iter(replies.total)
                 total = [next(sums if yes else rest) for yes in of.total]
                 restored = restored._replace(total=jax.tree.unflatten(total_tree, total))
-            return Known(exchange.close(server.inner, restored), _replaced(server.sent, k, now), ())
+            return CompressedState(exchange.close(server.inner, restored), _replaced(server.sent, k, now), ())
 
         changes, counts = exchange.writes or any(of.each + of.total), None if any(of.total) else exchange.counts
         return Exchange(exchange.name, choose, send, work, close, changes, counts)

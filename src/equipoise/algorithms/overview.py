@@ -89,9 +89,9 @@ def numbers(tree: Any) -> int:
 def formula(counts: list[int]) -> str:
     """The counts at PROBES as a d + b n + c n d + e, in words that a paper would use."""
     design = np.array([(d, n, n * d, 1) for d, n in PROBES], float)
-    found = np.rint(np.linalg.solve(design[:4], counts[:4])).astype(int)
-    if not np.array_equal(design @ found, counts):
+    coefficients = np.rint(np.linalg.solve(design[:4], counts[:4])).astype(int)
+    if not np.array_equal(design @ coefficients, counts):
         raise AssertionError(f"the counts {counts} are not of the form a d + b n + c n d + e")
-    terms = [(found[2], "nd"), (found[0], "d"), (found[1], "n"), (found[3], "")]
+    terms = [(coefficients[2], "nd"), (coefficients[0], "d"), (coefficients[1], "n"), (coefficients[3], "")]
     words = [f"{'' if k == 1 and unit else k}{unit}" for k, unit in terms if k]
     return " + ".join(words).replace("+ -", "− ") or "0"

@@ -48,7 +48,8 @@ from equipoise import protocol
 from equipoise.algorithms.messages import LossAndGradient, ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, check_everyone
-from equipoise.errors import all_positive, known
+from equipoise.errors import all_positive, is_concrete
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
@@ -112,6 +113,7 @@ class Correction(NamedTuple):
     accepted: Bool[Array, ""]
 
 
+@numbers_are_leaves
 def scaffpd_ls(
     task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, mu: float, tau: float = 1.0
 ) -> Algorithm:
@@ -130,9 +132,9 @@ def scaffpd_ls(
     check_everyone(sample, n, "SCAFF-PD with a line search")
     all_positive(steps=steps, local_lr=local_lr, mu=mu, tau=tau)
     kept = 1 - local_lr * mu
-    mu_local: Any = (1 - (max(kept, 0) if known(kept) else jnp.maximum(kept, 0)) ** steps) / (steps * local_lr)
+    mu_local: Any = (1 - (max(kept, 0) if is_concrete(kept) else jnp.maximum(kept, 0)) ** steps) / (steps * local_lr)
     mu_lam = dual.modulus
-    limit = math.inf if known(mu_lam) and mu_lam == 0 else mu_local / mu_lam
+    limit = math.inf if is_concrete(mu_lam) and mu_lam == 0 else mu_local / mu_lam
 
     # (1) Collect losses and gradients at the point under trial.
 
@@ -158,9 +160,9 @@ def scaffpd_ls(
         growth = jnp.where(nothing_tried, 1, jnp.where(rejected == 0, LEAP, GROW))
         shrink = jnp.where(server.starting, 1 / LEAP, SHRINK)
         step = trial.sizes.tau * jnp.where(accepted, growth, shrink).astype(trial.sizes.tau.dtype)
-        kept = protocol.choose(good, trial.sizes, server.kept)
+        kept = protocol.tree_where(good, trial.sizes, server.kept)
         before = jnp.where(accepted, jnp.where(starting | nothing_tried, new.losses, at.losses), server.before)
-        at = protocol.choose(accepted, new, at)
+        at = protocol.tree_where(accepted, new, at)
 
         first = FIRST_COUPLING / (step**2 * coupling(at.table))
         gamma = jnp.where(starting, first, kept.sigma / kept.tau / (1 - jnp.minimum(mu_local * step, 0.5)))
@@ -172,7 +174,7 @@ def scaffpd_ls(
         trial = Trial(at.x, lam, lam @ at.table, Sizes(step, sigma))
         yes = jnp.array(True)
         after = Server(at, before, trial, kept, starting, rejected, accepted, begun=yes, judged=yes)
-        return protocol.choose(jnp.all(replies.cohort.mark(n)), after, server._replace(judged=~yes))
+        return protocol.tree_where(jnp.all(replies.cohort.mark(n)), after, server._replace(judged=~yes))
 
     def is_good(at: Point, trial: Trial, new: Point) -> Bool[Array, ""]:
         """E <= 0."""
@@ -199,7 +201,7 @@ def scaffpd_ls(
 
     def improve(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         c, lam_i, accepted = message
-        x, c_i = protocol.choose(accepted, mine.trial, mine.at)
+        x, c_i = protocol.tree_where(accepted, mine.trial, mine.at)
         u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=c - c_i)
         return Client((x, c_i), mine.trial), Reply(total=Weighted(lam_i, lam_i * (x - u) / (local_lr * steps)))
 

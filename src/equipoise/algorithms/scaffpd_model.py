@@ -67,6 +67,7 @@ from equipoise.algorithms.server_model.state import Server
 from equipoise.algorithms.server_model.trial import next_trial, update_dual
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -77,9 +78,9 @@ from equipoise.protocol import (
     Replies,
     Reply,
     Vector,
-    choose,
     mean,
     neutral,
+    tree_where,
     weighted,
 )
 from equipoise.steps import client_smoothness
@@ -125,6 +126,7 @@ class Prepared(NamedTuple):
     L: Float[Array, ""]
 
 
+@numbers_are_leaves
 def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory: int = 5) -> Algorithm:
     """SCAFF-PD with a model at the server.
 
@@ -173,7 +175,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         reply = Reply(each=Answer(loss, c_i, L))
         if label is None or centre is None:
             return mine._replace(L=L), reply
-        at = choose(mine.trial[0] == centre, mine.trial, mine.at)
+        at = tree_where(mine.trial[0] == centre, mine.trial, mine.at)
         return Client(at, (label, x, c_i), L), reply
 
     # (2) Judge the trial, and solve for the weights.
@@ -213,7 +215,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
             each = LossAndGradient(task.loss(x, data.data), c_i)
         else:
             on_trial = mine.trial[0] == where
-            _, x, c_i = choose(on_trial, mine.trial, mine.at)
+            _, x, c_i = tree_where(on_trial, mine.trial, mine.at)
             lam_i = jnp.where(
                 on_trial | (mine.at[0] == where), lam_i, 0
             )  # one who missed the centre has nothing to say
@@ -243,8 +245,8 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         with jax.enable_x64(True):
             f, C = joined(server.at.f.astype(jnp.float64)), server.at.C.astype(jnp.float64)
             Q = C / jnp.array(mu)[None] @ C.T if isinstance(mu, tuple) else C @ C.T / (mu or 1.0)
-            found = saddle.solve(interior, f, jnp.zeros((n, 0)), jnp.zeros((n, 0, 0)), Q)
-            lam = jnp.where(found.residual <= saddle.USELESS, found.lam, server.lam.astype(jnp.float64))
+            solution = saddle.solve(interior, f, jnp.zeros((n, 0)), jnp.zeros((n, 0, 0)), Q)
+            lam = jnp.where(solution.residual <= saddle.USELESS, solution.lam, server.lam.astype(jnp.float64))
             return lam.astype(server.lam.dtype)
 
     return Algorithm(

@@ -34,7 +34,8 @@ from jaxtyping import Bool, Float, Int
 
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_everyone
-from equipoise.errors import all_positive, known, require
+from equipoise.errors import all_positive, is_concrete, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -45,8 +46,8 @@ from equipoise.protocol import (
     Replies,
     Reply,
     Vector,
-    choose,
     mean,
+    tree_where,
     weighted,
 )
 from equipoise.steps import Rule, constant
@@ -118,6 +119,7 @@ class Correction(NamedTuple):
     c: Vector
 
 
+@numbers_are_leaves
 def scaffpd_sums(
     task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float, tilt_cap: float | None = None
 ) -> Algorithm:
@@ -182,7 +184,7 @@ def scaffpd_sums(
         )
         new = server._replace(c=c, shift=shift, level=level, begun=jnp.array(True), evidence=evidence)
         # `steps` is the same in both; nobody there: nothing is learned.
-        new = choose(heard, new, server)
+        new = tree_where(heard, new, server)
         return new._replace(answered=answered)
 
     def those_who_answered(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
@@ -240,7 +242,7 @@ def gap_from_sums(server: Server, *, mu: float) -> Scalar:
 
 def uniform_reference(dual: Dual) -> bool:
     calm = dual.best_response(jnp.zeros(dual.n))
-    return not known(calm) or bool(jnp.allclose(calm, 1 / dual.n))
+    return not is_concrete(calm) or bool(jnp.allclose(calm, 1 / dual.n))
 
 
 SCAFFPD_SUMS = Record(

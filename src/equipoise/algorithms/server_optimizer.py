@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from equipoise.errors import InputError
+from equipoise.leaves import numbers_are_leaves
 from equipoise.local import Optimizer, optimizer_step
-from equipoise.protocol import Algorithm, Cohort, Exchange, Message, RandomKey, Replies, Server, choose
+from equipoise.protocol import Algorithm, Cohort, Exchange, Message, RandomKey, Replies, Server, tree_where
 
 
 class Optimized(NamedTuple):
@@ -25,6 +26,7 @@ class Optimized(NamedTuple):
     optimizer: Any
 
 
+@numbers_are_leaves
 def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
     """`algorithm`, whose model moves by `optimizer` on the pseudo-gradient of each round.
 
@@ -47,7 +49,7 @@ def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer) -> Algorit
                 return server._replace(server=after)
             updates, state = optimizer_step(optimizer, x - plain, server.optimizer, x)
             heard = jnp.any(jnp.asarray(replies.cohort.present))
-            x, state = choose(heard, (x + updates, state), (x, server.optimizer))
+            x, state = tree_where(heard, (x + updates, state), (x, server.optimizer))
             return Optimized(after._replace(**{field: x}), state)
 
         return exchange._replace(open=open, send=send, close=close)

@@ -40,9 +40,9 @@ def list_(data_dir: Folder = None) -> None:
 
     places = {}
     table = Table("name", "what", "licence", "found")
-    for name, known in catalogue.CATALOGUE.items():
-        places[name] = catalogue.where(name, data_dir) if known.files else "inside Equipoise"
-        table.add_row(name, known.what, known.licence, "yes" if places[name] else "no")
+    for name, entry in catalogue.CATALOGUE.items():
+        places[name] = catalogue.where(name, data_dir) if entry.files else "inside Equipoise"
+        table.add_row(name, entry.what, entry.licence, "yes" if places[name] else "no")
     Console().print(table)
     for name, place in places.items():
         if place:
@@ -64,8 +64,8 @@ def info(
     with in_sentences():
         table = Table(show_header=False)
         with busy(f"reading {name}"):
-            found = facts(name, data_dir, download, _parsed(option), label)
-        for row in found:
+            about = facts(name, data_dir, download, _parsed(option), label)
+        for row in about:
             table.add_row(*map(escape, row))
         Console().print(table)
 
@@ -169,10 +169,10 @@ def facts(
     if data.groups is not None:
         rows += _by_owner(data.groups, data.labels, data.classes)
     if name in catalogue.CATALOGUE:
-        known = catalogue.entry(name)
-        rows += [("what differs", known.differs)] if known.differs else []
-        found = catalogue.where(name, data_dir) if known.files else "Equipoise"
-        rows[1:1] = [("what", known.what), ("licence", known.licence), ("found in", str(found))]
+        entry = catalogue.entry(name)
+        rows += [("what differs", entry.differs)] if entry.differs else []
+        place = catalogue.where(name, data_dir) if entry.files else "Equipoise"
+        rows[1:1] = [("what", entry.what), ("licence", entry.licence), ("found in", str(place))]
     return rows
 
 
@@ -200,19 +200,19 @@ def _of_silos(folder: str, label: str) -> tuple["Summary", list[tuple[str, str]]
     from equipoise.data import partition, silos
 
     with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # said below
-        found = silos.read(folder, label)
-    sizes, labels = np.asarray(found.train.sizes), np.asarray(found.train.labels)
+        federation = silos.read(folder, label)
+    sizes, labels = np.asarray(federation.train.sizes), np.asarray(federation.train.labels)
     starts = np.cumsum(sizes) - sizes
     parts = [np.arange(a, a + s) for a, s in zip(starts, sizes, strict=True)]
     rows = np.concatenate([row[:s] for row, s in zip(labels, sizes, strict=True)])
     facts = [
-        ("task", found.task),
+        ("task", federation.task),
         ("training rows", f"{sizes.sum():,} ({sizes.min():,} to {sizes.max():,} per silo)"),
-        ("test rows", "none" if found.test is None else f"{int(np.asarray(found.test.sizes).sum()):,}"),
-        ("inputs", f"{found.train.inputs.shape[-1]} after encoding"),
-        *(("note", sentence) for sentence in found.warnings),
+        ("test rows", "none" if federation.test is None else f"{int(np.asarray(federation.test.sizes).sum()):,}"),
+        ("inputs", f"{federation.train.inputs.shape[-1]} after encoding"),
+        *(("note", sentence) for sentence in federation.warnings),
     ]
-    return partition.summarize(parts, rows.reshape(len(rows), -1)[:, 0], clients=found.names), facts
+    return partition.summarize(parts, rows.reshape(len(rows), -1)[:, 0], clients=federation.names), facts
 
 
 def _few(names: tuple[str, ...], most: int = 10) -> str:

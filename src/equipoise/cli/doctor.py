@@ -52,8 +52,8 @@ def findings() -> list[tuple[str, dict[str, str]]]:
 def _versions() -> dict[str, str]:
     import equipoise
 
-    found = {"equipoise": f"{equipoise.__version__} in {_short(Path(equipoise.__file__).parent)}"}
-    return found | {"python": sys.version.split()[0]} | {name: _version(name) or "missing" for name in LIBRARIES}
+    versions = {"equipoise": f"{equipoise.__version__} in {_short(Path(equipoise.__file__).parent)}"}
+    return versions | {"python": sys.version.split()[0]} | {name: _version(name) or "missing" for name in LIBRARIES}
 
 
 def _machine() -> dict[str, str]:
@@ -80,15 +80,15 @@ def _devices() -> dict[str, str]:
 
     use_all_cores()  # as the commands that train do
     try:
-        found = jax.devices()
+        devices = jax.devices()
         start = time.perf_counter()
         right = float(jax.jit(lambda x: jnp.sum(x * x))(jnp.arange(4.0))) == 14.0
         seconds = time.perf_counter() - start
     except RuntimeError as error:
         return {"jax": " ".join(str(error).split())}
-    kinds = {f"{device.platform} ({device.device_kind})" for device in found}
+    kinds = {f"{device.platform} ({device.device_kind})" for device in devices}
     works = f"compiles and computes ({seconds:.2f} s)" if right else "COMPUTES A WRONG SUM"
-    return {"jax": f"{len(found)} x {', '.join(sorted(kinds))}", "a first program": works}
+    return {"jax": f"{len(devices)} x {', '.join(sorted(kinds))}", "a first program": works}
 
 
 def _folders() -> dict[str, str]:
@@ -98,7 +98,7 @@ def _folders() -> dict[str, str]:
     programs = cache_folder() / "programs"
     kept = [file for file in programs.glob("*-cache") if file.is_file()] if programs.is_dir() else []
     size = sum(file.stat().st_size for file in kept) / 1e6
-    there = [name for name, known in catalogue.CATALOGUE.items() if not known.files or catalogue.where(name, None)]
+    there = [name for name, entry in catalogue.CATALOGUE.items() if not entry.files or catalogue.where(name, None)]
     return {
         "compiled programs": f"{_short(programs)}: {len(kept):,} of {size:,.0f} MB",
         "data sets found": ", ".join(there),

@@ -16,7 +16,7 @@ from equipoise.errors import FileError, require
 from equipoise.files import write_whole
 
 if TYPE_CHECKING:
-    from equipoise.data.datasets.catalogue import Known
+    from equipoise.data.datasets.catalogue import CatalogueEntry
 
 File = Annotated[
     Path | None,
@@ -66,7 +66,7 @@ def compare(
 ) -> None:
     """Train several methods on one federation, and say whether joining pays, for whom, and what it costs.
 
-    Without a file: schools (exam). Stopped comparisons go on where they were; finished ones are shown again.
+    Without a file: schools (exam). Stopped comparisons resume where they left off; finished ones are shown again.
 
     Example: equipoise compare exam --set run.rounds=100 --out runs/schools
     """
@@ -101,7 +101,7 @@ def path(
 ) -> None:
     """Fairness against average: a model for every penalty rho, each trained from the one before in a few rounds.
 
-    A large rho is for the average client, a small one for the worst. With --alpha it goes along the shares of CVaR
+    A large rho is for the average client, a small one for the worst. With --alpha it tries the shares of CVaR
     instead. The page draws one against the other.
 
     Example: equipoise path --rho 1 --rho 0.1 --rho 0.01 --out runs/path
@@ -131,7 +131,7 @@ def sweep(
 ) -> None:
     """Try all settings of [sweep.grid] with several seeds, and show each method with its best.
 
-    Stopped sweeps go on where they were. Without a file: two step sizes of FedAvg on the digits.
+    Stopped sweeps resume where they left off. Without a file: two step sizes of FedAvg on the digits.
 
     Example: equipoise sweep --set run.rounds=20 --set sweep.seeds=[0,1]
     """
@@ -146,7 +146,7 @@ def sweep(
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder that was stopped.")],
 ) -> None:
-    """Go on with a run that was stopped or killed, as if it had never been.
+    """Resume a stopped run exactly where it left off.
 
     Example: equipoise resume runs/run
     """
@@ -237,13 +237,13 @@ def _settings(
         return tomllib.loads((resources.files("equipoise.experiment") / "defaults" / name).read_text())
 
     settings: dict[str, Any] = {}
-    known = _data_set(file)
-    if known is not None:
-        settings = defaults("digits.toml" if known.natural is None else "compare.toml")
-        if chosen and known.natural is not None:
+    dataset = _data_set(file)
+    if dataset is not None:
+        settings = defaults("digits.toml" if dataset.natural is None else "compare.toml")
+        if chosen and dataset.natural is not None:
             settings |= {"model": {}, "objective": {}}
         settings["name"] = str(file)
-        settings["data"] |= {"name": str(file), "options": known.natural or {}}
+        settings["data"] |= {"name": str(file), "options": dataset.natural or {}}
     elif file is not None:
         settings = reading.read(file)
     elif default is not None:
@@ -264,7 +264,7 @@ def _settings(
     return reading.override(settings, set_ or ())
 
 
-def _data_set(file: Path | None) -> "Known | None":
+def _data_set(file: Path | None) -> "CatalogueEntry | None":
     """What is known of the data set of that name; None: it is a file, or nothing at all."""
     from equipoise.data.datasets.catalogue import CATALOGUE
 

@@ -176,7 +176,7 @@ def site(
     """
     with in_sentences(), _ended_in_order():
         _need_flower()
-        from equipoise.deploy.operations.site_process import Site, node_config, run_site
+        from equipoise.deploy.operations.processes import Site, node_config, run_site
 
         require(name, "the site has no name; give one")
         require(
@@ -347,11 +347,14 @@ def audit(
         receipt = None
         if receipts is not None:
             _need_flower()
-            from equipoise.deploy.server.training import read_receipts
+            from equipoise.deploy.server.run import read_receipts
 
-            known, whose = read_receipts(receipts), name or site.resolve().name
-            require(whose in known, f"{receipts} has no receipt of '{whose}'; it has {', '.join(known) or 'none'}")
-            receipt = known[whose]
+            receipts_by_site, whose = read_receipts(receipts), name or site.resolve().name
+            require(
+                whose in receipts_by_site,
+                f"{receipts} has no receipt of '{whose}'; it has {', '.join(receipts_by_site) or 'none'}",
+            )
+            receipt = receipts_by_site[whose]
         from equipoise.privacy import identity
 
         check = identity.checker(public.read_bytes()) if public.is_file() else None
@@ -383,12 +386,12 @@ def status(
         from equipoise.deploy.server import status as statuses
 
         where = statuses.newest(folder)
-        found = statuses.read(where)
+        current = statuses.read(where)
         if json:
-            print(found.model_dump_json(indent=1))
+            print(current.model_dump_json(indent=1))
             return
-        say(statuses.describe(found, where))
-        Console().print(statuses.table(found))
+        say(statuses.describe(current, where))
+        Console().print(statuses.table(current))
 
 
 def _begun(config: Any, out: Path | None, overwrite: bool) -> Path:

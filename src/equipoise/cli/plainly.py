@@ -38,10 +38,10 @@ class Command(TyperCommand):
                 said = next((note.help for note in notes if getattr(note, "help", None)), "")
                 text = text if said in text else f"{said}  {text}".strip()
             rows["Arguments" if param.param_type_name == "argument" else "Options"].append((name, text))
-        for title, found in rows.items():
-            if found:
+        for title, options in rows.items():
+            if options:
                 with formatter.section(title):
-                    formatter.write_dl(found)
+                    formatter.write_dl(options)
 
 
 class Commands(typer.Typer):

@@ -26,11 +26,11 @@ def report(
 
         check_page(out)
         with busy("reading run folders"):
-            found = [records.read(path) for folder in folders for path in records.find(folder)]
-        for run in found:
+            runs = [records.read(path) for folder in folders for path in records.find(folder)]
+        for run in runs:
             if not run.rows:
                 say(f"note: {run.path} was stopped before its first model; it is left out", error=True)
-        begun = [run for run in found if run.rows]
+        begun = [run for run in runs if run.rows]
         require(begun, f"{', '.join(map(str, folders))}: nothing was trained there yet; `equipoise resume` goes on")
         write_page(begun, out)
 

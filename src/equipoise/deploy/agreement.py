@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +15,6 @@ import numpy as np
 from equipoise import algorithms, evaluation, objectives
 from equipoise.data.shards import Shards, shard_like
 from equipoise.data.silos.encoding import Encoding
-from equipoise.deploy.scoring import Tilt, scoring
 from equipoise.errors import not_none, require
 from equipoise.evaluation.predictions import Score
 from equipoise.experiment import config as configuration
@@ -33,6 +33,7 @@ from equipoise.experiment.own_parts import mean_part
 from equipoise.experiment.personal import own_models
 from equipoise.experiment.problems import Problem, Sent, problem_of, with_main_score, with_own_models
 from equipoise.experiment.records import AGREEMENT, JsonRecord
+from equipoise.experiment.scoring import Tilt, scoring
 from equipoise.metric import unpacked
 from equipoise.models.model import Params
 from equipoise.protocol import Algorithm
@@ -62,13 +63,13 @@ def as_text(vector: Any, config: Config) -> str:
 
 
 def as_vector(text: str, config: Config, size: int) -> np.ndarray:
-    found = _numbers(text, config)
+    numbers = _numbers(text, config)
     require(
-        len(found) == size,
-        f"a vector of the agreement has {len(found)} numbers and {size} are needed; give server and sites the same "
+        len(numbers) == size,
+        f"a vector of the agreement has {len(numbers)} numbers and {size} are needed; give server and sites the same "
         "version",
     )
-    return found
+    return numbers
 
 
 def _numbers(text: str, config: Config) -> np.ndarray:
@@ -92,6 +93,37 @@ class Agreement(JsonRecord):
     slope: float | None = None  # the root of the sum of the squared gradients of all sites' losses at the start
     metric: dict[str, str] | None = None  # of `metric.packed`, where the model is trained in one
     network: NetworkRecord | None = None  # with [convexify], once it is trained; None: it is what is trained
+
+
+def addition(earlier: str, agreed: Agreement) -> str:
+    """What is new in an agreement, for sites that have an earlier one: nothing is told twice."""
+    before = json.loads(earlier)
+    return json.dumps({"extends": before["run"], "changes": _changes(before, agreed.model_dump(mode="json"))})
+
+
+def extended(earlier: str, changes: Mapping[str, Any]) -> str:
+    """The earlier agreement with what is new."""
+    return json.dumps(_with_changes(json.loads(earlier), changes))
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _changes(before[key], value) if isinstance(value, dict) and isinstance(before.get(key), dict) else value
+        for key, value in after.items()
+        if key not in before or before[key] != value
+    }
+
+
+def _with_changes(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **before,
+        **{
+            key: _with_changes(before[key], value)
+            if isinstance(value, dict) and isinstance(before.get(key), dict)
+            else value
+            for key, value in changes.items()
+        },
+    }
 
 
 def settings(toml: str) -> Config:
@@ -173,8 +205,8 @@ def _convexified(config: Config, agreed: Agreement, problem: Problem) -> Problem
     if not has_features(config):
         return linearised_problem(config, problem, trained)
     like = features_like(config, problem)
-    found = scaling_of(config, agreed, like.inputs.shape[1])
-    return problem_on_features(config, problem, trained, found, *_sets(agreed, like))
+    feature_scaling = scaling_of(config, agreed, like.inputs.shape[1])
+    return problem_on_features(config, problem, trained, feature_scaling, *_sets(agreed, like))
 
 
 def network_problem(config: Config, agreed: Agreement) -> Problem:
@@ -253,8 +285,8 @@ def with_agreed_metric(config: Config, agreed: Agreement, problem: Problem) -> P
     plan = None if agreed.metric is None else planned(config, problem)
     if plan is None:
         return problem
-    found = unpacked({name: _numbers(text, config) for name, text in not_none(agreed.metric).items()}, plan.linear)
-    return conditioned(problem, plan, found, problem.train.client(0))
+    metric = unpacked({name: _numbers(text, config) for name, text in not_none(agreed.metric).items()}, plan.linear)
+    return conditioned(problem, plan, metric, problem.train.client(0))
 
 
 def digest_of(config: Config, agreed: Agreement) -> str:

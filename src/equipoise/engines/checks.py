@@ -8,21 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import Partial
 from jaxtyping import PyTree
 
 from equipoise.data.shards import ClientData, client_shapes
 from equipoise.engines.made_from import TRACED, made_from
-from equipoise.errors import known, require
+from equipoise.errors import is_concrete, require
 from equipoise.protocol import Algorithm, Vector, nbytes
 
 
 def check_outside(engine: str, *operands: Any) -> None:
     """An engine compiles and runs programs of its own, which it cannot do inside of another one."""
     made = [made_from(algorithm).settings for algorithm in operands if isinstance(algorithm, Algorithm)]
-    numbers = [op.keywords if isinstance(op, Partial) else op for op in operands if not isinstance(op, Algorithm)]
     require(
-        known(*jax.tree.leaves(numbers)) and not any(TRACED in settings for settings in made),
+        is_concrete(*jax.tree.leaves(operands)) and not any(TRACED in settings for settings in made),
         f"{engine} runs programs of its own and was called inside jit, vmap, grad or scan; there, use eq.kernel: "
         "`prepare`, `init` and `step` are pure functions",
     )
@@ -78,7 +76,7 @@ def check_start(algorithm: Algorithm, x: Vector, rounds: int) -> None:
         jnp.issubdtype(jnp.result_type(x), jnp.floating),
         f"the start is of type {jnp.result_type(x)}; give float32 or float64",
     )
-    if known(x):
+    if is_concrete(x):
         require(np.isfinite(np.asarray(x)).all(), "the start has NaN or infinite entries; give finite ones")
 
 
@@ -103,7 +101,7 @@ def check_data(algorithm: Algorithm, x: Vector, data: Any) -> None:
         f"the data has {data.n} clients but {algorithm.name} was built for {algorithm.n}; "
         "build the dual and the cohorts for the data's number of clients",
     )
-    if known(data.sizes):
+    if is_concrete(data.sizes):
         sizes = np.asarray(data.sizes)
         require(
             (sizes > 0).all(),

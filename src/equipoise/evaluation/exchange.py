@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
-from equipoise._jax import compiled, once
+from equipoise._jax import cached_program, compiled
 from equipoise.cohorts import Sample, check_distinct, everyone
 from equipoise.data.shards import OwnerRows, client_shapes
 from equipoise.engines.client_data import PreparedData, SpreadData, as_given, by_client, padding
@@ -25,6 +24,7 @@ from equipoise.engines.layout import Layout, lay_out
 from equipoise.engines.simulator import in_precision, simulate
 from equipoise.errors import require
 from equipoise.evaluation.predictions import OF_ROWS, SQUARED, Predict, Score, suited
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import (
     Algorithm,
     Cohort,
@@ -60,6 +60,7 @@ class Server(NamedTuple):
     heard: PerClient
 
 
+@numbers_are_leaves
 def evaluation(
     task: Task | Predict,
     sample: Sample,
@@ -191,9 +192,8 @@ def evaluate(
     if scores is None:
         scores = suited(task.predict if isinstance(task, Task) else task, path[0], scored_rows(task, shard))
     clients_per_batch = clients_per_batch or _side_by_side(shard)
-    maker = _maker(task, data.n, tuple(scores.items()), draws)
     table = simulate(
-        Partial(maker, models=path),  # operands, of which there may be many
+        evaluation(task, everyone(data.n), path, scores=dict(scores), draws=draws),  # the models are its numbers
         path[0],
         data,
         key,
@@ -234,13 +234,7 @@ def _heard(server: Server) -> PerClient:
     return server.heard
 
 
-@once
-def _maker(task: Task | Predict, n: int, scores: tuple, draws: int) -> Callable:
-    sample = everyone(n)
-    return lambda models: evaluation(task, sample, models, scores=dict(scores), draws=draws)
-
-
-@once
+@cached_program
 def _judged(task: Task, n: int, scores: tuple, draws: int, layout: Layout) -> Callable:
     """The program of an evaluation: one for a task and its scores, whoever asks."""
     algorithm = evaluation(task, everyone(n), None, scores=dict(scores), draws=draws)
@@ -290,7 +284,7 @@ def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, "
     return found[np.arange(found.shape[1]) < np.asarray(scored_rows(task, data).sizes)[:, None]]
 
 
-@once
+@cached_program
 def _every_row(predict: Predict | Own, numbers: Callable[[Array, Array], Array]) -> Callable:
     def every(x: Vector, data: Any) -> Array:
         def one(i: Array) -> Array:

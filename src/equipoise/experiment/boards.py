@@ -27,22 +27,22 @@ class Board(NamedTuple):
 
 def boards(config: Config, folder: Path, names: tuple[str, ...]) -> list[Board]:
     """Those that the run asks for."""
-    found = []
+    open_boards = []
     if config.run.tensorboard:
-        found.append(_tensorboard(folder, names))
+        open_boards.append(_tensorboard(folder, names))
     if config.run.mlflow:
-        found.append(_mlflow(config, folder, names))
-    return found
+        open_boards.append(_mlflow(config, folder, names))
+    return open_boards
 
 
 def numbers_of(row: Row, names: tuple[str, ...]) -> Iterator[tuple[str, float]]:
     """What is shown of a row."""
     for score, values in row.scores.items():
-        known = [v for v in values if v is not None]
-        if known:
-            yield f"{score}/mean", float(np.mean(known))
-            yield f"{score}/lowest", min(known)
-            yield f"{score}/highest", max(known)
+        numbers = [v for v in values if v is not None]
+        if numbers:
+            yield f"{score}/mean", float(np.mean(numbers))
+            yield f"{score}/lowest", min(numbers)
+            yield f"{score}/highest", max(numbers)
     for name, value in (("objective", row.objective), ("gap", row.gap), ("bytes", row.bytes_down + row.bytes_up)):
         if value is not None:
             yield name, value
@@ -77,8 +77,8 @@ def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
         raise InputError("run.mlflow needs one more package: pip install 'equipoise[mlflow]'") from None
     try:
         client, title = MlflowClient(), config.name
-        found = client.get_experiment_by_name(title)
-        experiment = client.create_experiment(title) if found is None else found.experiment_id
+        existing = client.get_experiment_by_name(title)
+        experiment = client.create_experiment(title) if existing is None else existing.experiment_id
         run = client.create_run(experiment, run_name=folder.name).info.run_id
         client.log_batch(run, params=[Param(key, str(value)[:500]) for key, value in flat(config.used()).items()])
     except (MlflowException, ImportError) as error:  # of a database, MLflow imports a package that it may not have
@@ -90,8 +90,8 @@ def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
 
     def add(row: Row) -> None:
         now = int(1000 * time.time())
-        found = [Metric(NOT_TAKEN.sub("_", name), value, now, row.round) for name, value in numbers_of(row, names)]
-        tell(lambda: client.log_batch(run, metrics=found))
+        metrics = [Metric(NOT_TAKEN.sub("_", name), value, now, row.round) for name, value in numbers_of(row, names)]
+        tell(lambda: client.log_batch(run, metrics=metrics))
 
     def tell(do: Callable[[], object]) -> None:
         nonlocal lost

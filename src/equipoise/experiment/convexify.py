@@ -58,13 +58,13 @@ def load_network(path: str | Path, model: Model) -> Params:
     path = Path(path)
     file = path / records.MODEL if path.is_dir() else path
     require(file.is_file(), f"there is no model {file}; give the folder of a finished run, or a model.safetensors")
-    found = artifact.load(file)
-    given, wanted = saved(found.model), saved(model)
+    artifact_of_network = artifact.load(file)
+    given, wanted = saved(artifact_of_network.model), saved(model)
     require(
         json.dumps(given, sort_keys=True) == json.dumps(wanted, sort_keys=True),
         f"{file} is a {_words(given)}, and [model] is a {_words(wanted)}; give the same [model] as that run had",
     )
-    return found.params
+    return artifact_of_network.params
 
 
 def _words(model: dict) -> str:
@@ -258,10 +258,10 @@ class Programs(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _programs(network: str, kind: Any, features: int) -> Programs:
-    found = gradient_features(models.build(**json.loads(network)), kind=kind, features=features)
-    with_random_layer, projection = compiled(found.with_random_layer), compiled(found.projection)
-    at_once = rows_at_once(found.parameters)
-    return Programs(found, with_random_layer, projection, compiled(found.apply), at_once)
+    features_of = gradient_features(models.build(**json.loads(network)), kind=kind, features=features)
+    with_random_layer, projection = compiled(features_of.with_random_layer), compiled(features_of.projection)
+    at_once = rows_at_once(features_of.parameters)
+    return Programs(features_of, with_random_layer, projection, compiled(features_of.apply), at_once)
 
 
 def on_features(data: Any, features: Callable[[Any], Any], at_once: int) -> Any:
@@ -279,12 +279,12 @@ def on_features(data: Any, features: Callable[[Any], Any], at_once: int) -> Any:
 
 def _in_blocks(rows: Any, features: Callable[[Any], Any], at_once: int) -> Any:
     """One compiled program for all blocks: the last is filled up."""
-    found = []
+    blocks = []
     for start in range(0, len(rows), at_once):
         some = rows[start : start + at_once]
         pad = np.pad if isinstance(some, np.ndarray) else jnp.pad
-        found.append(features(pad(some, [(0, at_once - len(some))] + [(0, 0)] * (some.ndim - 1))))
-    *full, last = found
+        blocks.append(features(pad(some, [(0, at_once - len(some))] + [(0, 0)] * (some.ndim - 1))))
+    *full, last = blocks
     last = last[: len(rows) - at_once * len(full)]
     return jnp.concatenate([*full, last]) if full else last
 

@@ -74,13 +74,13 @@ def check(folder: Path, kind: Kind, *, overwrite: bool) -> None:
     if not folder.exists():
         return
     files.check_unlocked(folder / LOCK, str(folder))
-    found = marker(folder)
-    if found is None:
+    marked = marker(folder)
+    if marked is None:
         _check_empty(folder)
         return
     require(
-        found.kind == kind,
-        f"{folder} is a folder of {MAKERS[found.kind]}, not of {MAKERS[kind]}; give another --out",
+        marked.kind == kind,
+        f"{folder} is a folder of {MAKERS[marked.kind]}, not of {MAKERS[kind]}; give another --out",
     )
     if kind == "plan" or overwrite or not (folder / records.CONFIG).is_file():
         return
@@ -124,11 +124,11 @@ def writing(folder: Path, kind: Kind, *, overwrite: bool = False, settings: str 
     check(folder, kind, overwrite=overwrite)
     files.make_folder(folder)
     with files.locked(folder / LOCK, str(folder)):
-        found = marker(folder)
-        if found is None:
+        marked = marker(folder)
+        if marked is None:
             _check_empty(folder)
         else:  # another process may have come first
-            ours = found.kind == kind and (kind == "plan" or overwrite or not (folder / records.CONFIG).is_file())
+            ours = marked.kind == kind and (kind == "plan" or overwrite or not (folder / records.CONFIG).is_file())
             require(ours, f"{folder} was begun by another process meanwhile; give another --out")
             if kind == "run":
                 clear(folder)
@@ -140,27 +140,27 @@ def writing(folder: Path, kind: Kind, *, overwrite: bool = False, settings: str 
 @contextmanager
 def resuming(folder: Path, *, wait: float = 0.0) -> Iterator[Marker]:
     """`folder` as that of a run to resume; no other process writes it meanwhile, or after `wait` seconds."""
-    found = check_begun(folder)
+    begun = check_begun(folder)
     with files.locked(folder / LOCK, str(folder), wait=wait):
-        yield found
+        yield begun
 
 
 def check_begun(folder: Path) -> Marker:
     """A run was begun there, by a version whose runs this one can resume."""
-    found = marker(folder) if folder.is_dir() else None
-    if found is None:
+    marked = marker(folder) if folder.is_dir() else None
+    if marked is None:
         require(
             not old_run(folder),
             f"{folder} was begun by a version before {MARKER}, whose runs cannot be resumed; start over: "
             f"`equipoise run {folder / records.CONFIG} --out ...`",
         )
         raise InputError(f"{folder} is not a run folder; give one that `equipoise run` made")
-    require(found.kind == "run", f"{folder} holds several runs; give one of them, or the command that began them")
+    require(marked.kind == "run", f"{folder} holds several runs; give one of them, or the command that began them")
     require(
         (folder / records.CONFIG).is_file(),
         f"{folder} has no {records.CONFIG}: it was stopped before it began; give the command that began it again",
     )
-    return found
+    return marked
 
 
 def clear(folder: Path) -> None:

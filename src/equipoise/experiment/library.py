@@ -17,8 +17,8 @@ PACKAGE = Path(equipoise.__file__).parent
 def folder() -> Path:
     """Inside an installed package, or at the root of the source."""
     places = (PACKAGE / "experiments", PACKAGE.parents[1] / "experiments")
-    found = next((place for place in places if place.is_dir()), None)
-    return not_none(found, "the experiments are not installed; run this from the source")
+    existing = next((place for place in places if place.is_dir()), None)
+    return not_none(existing, "the experiments are not installed; run this from the source")
 
 
 def files() -> dict[str, Path]:
@@ -45,6 +45,6 @@ def listing() -> Table:
 
 
 def _read(name: str) -> dict[str, Any]:
-    known = files()
-    one_of("experiment", name, known)
-    return tomllib.loads(known[name].read_text())
+    paths = files()
+    one_of("experiment", name, paths)
+    return tomllib.loads(paths[name].read_text())

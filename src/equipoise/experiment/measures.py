@@ -74,12 +74,12 @@ class Measure(NamedTuple):
             return _number(getattr(row, LAST[self.name]))
         score = run.outcome.measure if run.outcome else "loss"
         values = np.array([_number(v) for v in row.scores[score]])
-        known, up = values[~np.isnan(values)], self._up(run)
-        if not known.size:
+        heard, up = values[~np.isnan(values)], self._up(run)
+        if not heard.size:
             return math.nan
         if self.name == "min":
-            return float(known.min() if up else known.max())
-        return float({"std": known.std, "mean": known.mean}.get(self.name, lambda: worst_mean(known, up))())
+            return float(heard.min() if up else heard.max())
+        return float({"std": heard.std, "mean": heard.mean}.get(self.name, lambda: worst_mean(heard, up))())
 
 
 def measure(text: str) -> Measure:

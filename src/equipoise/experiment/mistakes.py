@@ -25,8 +25,8 @@ def mistake(
     # Of a value that may be one thing or another, the reading that went furthest.
     problem = max((p for p in problems if p["loc"][:2] == first), key=lambda p: len(p["loc"]))
     kinds = [p for p in error.errors() if p["loc"][: len(problem["loc"]) - 1] == problem["loc"][:-1]]
-    known = _every_name(settings)
-    where = [*within, *(str(part) for part in problem["loc"] if str(part) in known or isinstance(part, int))]
+    names = _every_name(settings)
+    where = [*within, *(str(part) for part in problem["loc"] if str(part) in names or isinstance(part, int))]
     if problem["type"] == "extra_forbidden":
         *sections, key = where
         return no_key(source, ".".join(sections), key, fields(sections, settings))

@@ -29,10 +29,10 @@ def build_optimizer(key: str, settings: OptimizerSettings) -> "optax.GradientTra
     """`key` is where the settings stand."""
     optax = _optax()
     try:
-        found = getattr(optax, settings.name)(settings.learning_rate, **settings.options)
+        optimizer = getattr(optax, settings.name)(settings.learning_rate, **settings.options)
     except TypeError as error:
         raise InputError(f"{key}.options does not fit optax.{settings.name} ({error}); see its documentation") from None
-    return found if settings.clip is None else optax.chain(optax.clip_by_global_norm(settings.clip), found)
+    return optimizer if settings.clip is None else optax.chain(optax.clip_by_global_norm(settings.clip), optimizer)
 
 
 def with_own_steps(task: Task, settings: OptimizerSettings) -> Task:
@@ -42,5 +42,5 @@ def with_own_steps(task: Task, settings: OptimizerSettings) -> Task:
 
 @lru_cache(maxsize=16)
 def _with_own_steps(task: Task, settings: str) -> Task:
-    found: Any = OptimizerSettings.model_validate_json(settings)
-    return with_local_optimizer(task, build_optimizer("algorithm.optimizer", found))
+    chosen: Any = OptimizerSettings.model_validate_json(settings)
+    return with_local_optimizer(task, build_optimizer("algorithm.optimizer", chosen))

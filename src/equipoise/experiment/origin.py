@@ -115,29 +115,29 @@ def _digest(path: Path) -> str:
 
 
 def digest_of_arrays(leaves: list[Any]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for leaf in leaves:
         array = np.ascontiguousarray(leaf)
-        found.update(f"{array.dtype}{array.shape}".encode())
-        found.update(array.data if array.size else b"")
-    return found.hexdigest()
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.data if array.size else b"")
+    return digest.hexdigest()
 
 
 def code(config: Config) -> str:
     """Versions, and digests of the source of all that computes, code of the user's own included."""
     versions = [f"Equipoise {equipoise.__version__} ({_source()})", f"JAX {jax.__version__}"]
     for name in (config.data.name, config.objective.name, config.algorithm.name):
-        if is_reference(name) and (found := sys.modules.get(name.partition(":")[0])) and found.__file__:
-            versions.append(f"{name} ({hashlib.sha256(Path(found.__file__).read_bytes()).hexdigest()[:8]})")
+        if is_reference(name) and (loaded := sys.modules.get(name.partition(":")[0])) and loaded.__file__:
+            versions.append(f"{name} ({hashlib.sha256(Path(loaded.__file__).read_bytes()).hexdigest()[:8]})")
     return ", ".join(versions)
 
 
 @cache
 def _source() -> str:
     """What only shows results may change meanwhile."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(SOURCE.rglob("*.py")):
         where = path.relative_to(SOURCE)
         if where.parts[0] not in ("cli", "report"):
-            found.update(str(where).encode() + path.read_bytes())
-    return found.hexdigest()[:8]
+            digest.update(str(where).encode() + path.read_bytes())
+    return digest.hexdigest()[:8]

@@ -135,7 +135,7 @@ def path(
     return _apart(jobs, source)
 
 
-class Method(NamedTuple):
+class PlannedMethod(NamedTuple):
     """One [compare.LABEL]."""
 
     settings: dict[str, Any]  # of its run
@@ -150,7 +150,7 @@ class Method(NamedTuple):
         return section != "algorithm" or self.knows is None or name in self.knows - self.own
 
 
-def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = None) -> dict[str, Method]:
+def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = None) -> dict[str, PlannedMethod]:
     """By their labels. `first` is a point of the grids for all of them, which may decide on the algorithm."""
     base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     compared = settings.get("compare", {})
@@ -162,8 +162,8 @@ def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = N
         full = reading.override(base, [])
         for key, value in (first or {}).items():
             reading.put(full, key, value)
-        return {config.parse(full, source=source).algorithm.name: Method(base, {}, frozenset(), None)}
-    out: dict[str, Method] = {}
+        return {config.parse(full, source=source).algorithm.name: PlannedMethod(base, {}, frozenset(), None)}
+    out: dict[str, PlannedMethod] = {}
     for label, method in compared.items():
         where = _named(source, label)
         require(isinstance(method, Mapping), f"{where} is {shown(method)}; give a table of settings")
@@ -185,7 +185,7 @@ def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = N
             _overlay(mine, section, method.get(section, {}), where)
         parsed = config.parse(mine, source=where)
         grid = _checked_grid(f"{where}.grid", method.get("grid", {}))
-        out[label] = Method(
+        out[label] = PlannedMethod(
             mine,
             {key if "." in key else f"algorithm.{key}": values for key, values in grid.items()},
             frozenset(own),
@@ -194,10 +194,10 @@ def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = N
     return out
 
 
-def _on_the_same_rows(methods: dict[str, Method]) -> dict[str, Method]:
+def _on_the_same_rows(methods: dict[str, PlannedMethod]) -> dict[str, PlannedMethod]:
     """Where one method needs no validation rows to end by itself, those that would set some aside run for longest."""
 
-    def ends(method: Method) -> dict[str, Any]:
+    def ends(method: PlannedMethod) -> dict[str, Any]:
         given = method.settings.get("run", {})
         return choice.how_long(method.settings) if given.get("rounds", "auto") == "auto" else given
 
@@ -317,7 +317,7 @@ def _jobs(
                     yield PlannedRun(label, f"{place}/seed-{seed}", parsed, over, point, seed)
 
 
-def _check_taken(grid: Mapping[str, list], methods: Mapping[str, Method], source: str) -> None:
+def _check_taken(grid: Mapping[str, list], methods: Mapping[str, PlannedMethod], source: str) -> None:
     """Of the grid for all methods, each key is for one of them at least."""
     for key in grid:
         if any(method.takes(key) for method in methods.values()):

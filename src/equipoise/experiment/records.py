@@ -238,15 +238,15 @@ def marker(folder: Path) -> Marker | None:
     if not path.is_file():
         return None
     try:
-        found = Marker.model_validate_json(files.read_text(path))
+        saved = Marker.model_validate_json(files.read_text(path))
     except (ValidationError, InputError):
         raise InputError(f"{path} is damaged, so that {folder} is left as it is; restore the file") from None
     require(
-        found.format == FORMAT,
-        f"{folder} was written by Equipoise {found.equipoise} in format {found.format}, and this version knows format "
+        saved.format == FORMAT,
+        f"{folder} was written by Equipoise {saved.equipoise} in format {saved.format}, and this version knows format "
         f"{FORMAT}; use that version",
     )
-    return found
+    return saved
 
 
 def read(path: str | Path) -> Run:
@@ -311,8 +311,8 @@ def find(path: str | Path) -> list[Path]:
     """The run folder itself, or all that stand below it, by name."""
     path = Path(path)
     require(path.is_dir(), f"there is no folder {path}; give a run folder, or one that holds some")
-    found = marker(path)
-    if found is not None and found.kind == "run":
+    marked = marker(path)
+    if marked is not None and marked.kind == "run":
         return [path]
     inside = (file.parent for file in path.rglob(FEDERATION))
     runs = sorted(run for run in inside if STAGE_1 not in run.relative_to(path).parts)
@@ -339,9 +339,9 @@ def frame(path: str | Path) -> "pl.DataFrame":
                 **{key: pl.lit(value) for key, value in about.items()}, round=pl.lit(row.round)
             ))  # fmt: skip
     require(tables, f"{path}: nothing was trained there yet")
-    found = pl.concat(tables, how="diagonal")
+    table = pl.concat(tables, how="diagonal")
     first = ["run", "label", "round", "client", "train_rows", "weight", "loss"]
-    return found.select(*first, pl.exclude(first))
+    return table.select(*first, pl.exclude(first))
 
 
 def write_record(path: Path, record: JsonRecord) -> None:
@@ -380,10 +380,10 @@ def append_row(path: Path, row: Row) -> str:
     return line
 
 
-def write_row_scores(path: Path, found: RowScores) -> None:
+def write_row_scores(path: Path, scores: RowScores) -> None:
     """Accuracies as bytes, errors in single precision."""
-    values = found.values.astype(np.uint8 if found.score == "accuracy" else np.float32)
-    tensors.write(path, {"values": values}, json.dumps({"score": found.score, "rows": found.rows}))
+    values = scores.values.astype(np.uint8 if scores.score == "accuracy" else np.float32)
+    tensors.write(path, {"values": values}, json.dumps({"score": scores.score, "rows": scores.rows}))
 
 
 def read_row_scores(path: Path) -> RowScores | None:

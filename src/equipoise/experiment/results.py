@@ -51,16 +51,16 @@ def write_row_scores(folder: Path, problem: Problem, x: Vector, rows: Any, score
         return
     if score == "skill":
         values = skill_of_rows(problem, values, rows)
-    found = records.RowScores(score, problem.digest_of_rows, values)
-    records.write_row_scores(folder / records.ROW_SCORES, found)
+    saved = records.RowScores(score, problem.digest_of_rows, values)
+    records.write_row_scores(folder / records.ROW_SCORES, saved)
 
 
 def calibration_of(problem: Problem, x: Vector, rows: Any) -> tuple[tuple[float, float, int], ...]:
     """Tenths of the scored rows, from the least likely to the likeliest; empty where there are no probabilities."""
     if problem.base is None:
         return ()
-    found = [evaluation.of_rows(problem.plain_task, x, rows, name) for name in ("predicted", "observed")]
-    chance, came = (np.asarray(values, np.float64) for values in found)
+    columns = [evaluation.of_rows(problem.plain_task, x, rows, name) for name in ("predicted", "observed")]
+    chance, came = (np.asarray(values, np.float64) for values in columns)
     order = np.argsort(chance, kind="stable")
     parts = [part for part in np.array_split(order, TENTHS) if part.size]
     return tuple((float(chance[part].mean()), float(came[part].mean()), part.size) for part in parts)
@@ -104,7 +104,7 @@ def write_result(
     else:
         events.append("the model is not finite: the step sizes are too large")
     nothing: tuple[None, ...] = (None,) * problem.n
-    found = standing(table, measure, up=up, counted=problem.counted) if known else None
+    bounds = standing(table, measure, up=up, counted=problem.counted) if known else None
     outcome = records.RunResult(
         label=label,
         rounds=result.rounds,
@@ -112,14 +112,14 @@ def write_result(
         compile_seconds=result.compile_seconds,
         measure=measure,
         higher_is_better=up,
-        summary=dict(found.summary) if found else {},
-        low=floats(found.low) if found else nothing,
-        high=floats(found.high) if found else nothing,
-        worst_low=found.worst.low if found else None,
-        worst_high=found.worst.high if found else None,
-        worst_estimate=found.worst.estimate if found else None,
-        mean_low=found.mean.low if found else None,
-        mean_high=found.mean.high if found else None,
+        summary=dict(bounds.summary) if bounds else {},
+        low=floats(bounds.low) if bounds else nothing,
+        high=floats(bounds.high) if bounds else nothing,
+        worst_low=bounds.worst.low if bounds else None,
+        worst_high=bounds.worst.high if bounds else None,
+        worst_estimate=bounds.worst.estimate if bounds else None,
+        mean_low=bounds.mean.low if bounds else None,
+        mean_high=bounds.mean.high if bounds else None,
         calibration=calibration,
         best_round=best_round,
         events=tuple(events),

@@ -12,13 +12,13 @@ from equipoise.models.model import Model, Params
 def convexified(network: Model, outputs: int, kind: Kind = "sketch", features: int = FEATURES, seed: int = 0) -> Model:
     """X (phi(a) - mean) * scale of raw inputs a, phi as in `gradient_features`; X = `head` is what is trained."""
     positive("outputs", outputs)
-    found = gradient_features(network, kind=kind, features=features)
+    features_of = gradient_features(network, kind=kind, features=features)
 
     def init(key: Array) -> Params:
-        return linear_in_features(found.with_random_layer(network.init(key), seed), found.size, outputs)
+        return linear_in_features(features_of.with_random_layer(network.init(key), seed), features_of.size, outputs)
 
     def apply(params: Params, inputs: Array) -> Array:
-        phi = found.apply(params["network"], found.projection(seed), inputs)
+        phi = features_of.apply(params["network"], features_of.projection(seed), inputs)
         return ((phi - params["mean"][None]) * params["scale"][None]) @ params["head"].T
 
     arguments = {"network": saved(network), "outputs": outputs, "kind": kind, "features": features, "seed": seed}

@@ -70,11 +70,11 @@ def torch_convexified(
     parameters: Sequence[Sequence[Any]], last: str, outputs: int, kind: Kind, features: int, seed: int
 ) -> Model:
     """As `convexified`, of a module of these parameters: what it is made of, for PyTorch to apply."""
-    found = module_features(parameters, last, kind=kind, features=features)
+    sizes = module_features(parameters, last, kind=kind, features=features)
     network = torch_module(parameters)
 
     def init(key: Array) -> Params:
-        return linear_in_features(found.with_random_layer(network.init(key), seed), found.size, outputs)
+        return linear_in_features(sizes.with_random_layer(network.init(key), seed), sizes.size, outputs)
 
     def apply(params: Params, inputs: Array) -> NoReturn:
         raise InputError(

@@ -39,6 +39,6 @@ def named(name: str) -> Record:
     """The record of a listed name or 'average', or of a factory or Record of the user's own, "module:name"."""
     if extensions.is_reference(name):
         return record_of(extensions.load(name), name)
-    known = {"average": AVERAGE, **DUALS}
-    one_of("objective", name, known)
-    return known[name]
+    records = {"average": AVERAGE, **DUALS}
+    one_of("objective", name, records)
+    return records[name]

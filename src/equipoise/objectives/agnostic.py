@@ -3,12 +3,14 @@
 import jax.numpy as jnp
 from jax import Array
 
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.checks import clients, make_dual
 from equipoise.objectives.dual import Dual, Interior
-from equipoise.objectives.projections import Known, simplex
+from equipoise.objectives.projections import SearchStart, simplex
 from equipoise.objectives.record import Record
 
 
+@numbers_are_leaves
 def agnostic(n: int) -> Dual:
     """psi = 0 on the simplex Delta: the maximum of the losses.
 
@@ -20,8 +22,8 @@ def agnostic(n: int) -> Dual:
     def penalty(lam: Array) -> Array:
         return jnp.zeros((), lam.dtype)
 
-    def prox(v: Array, step: Array | float, known: Known | None = None) -> Array:
-        return simplex(v, known=known)
+    def prox(v: Array, step: Array | float, start: SearchStart | None = None) -> Array:
+        return simplex(v, start=start)
 
     def best_response(losses: Array) -> Array:
         worst = (losses == jnp.max(losses)).astype(losses.dtype)

@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from equipoise.errors import known, positive, require
+from equipoise.errors import is_concrete, positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.objectives.projections import Known
+from equipoise.objectives.projections import SearchStart
 
 
 def clients(n: Any) -> int:
@@ -25,7 +25,7 @@ def clients(n: Any) -> int:
 def number(name: str, value: Any, traced: bool = True) -> float:
     """A finite number above zero, or one that jit or vmap will know (`traced`)."""
     positive(name, value)
-    if not known(value):
+    if not is_concrete(value):
         require(traced, f"{name} shapes the program and cannot be traced; build an objective for each {name}")
         return value
     require(math.isfinite(value), f"{name} is {value}; give a finite number above zero")
@@ -87,9 +87,9 @@ def make_dual(dual: Dual) -> Dual:
 
     given = None if dual.prox_given is None else jax.jit(dual.prox_given)
 
-    def checked_prox_given(v: Array, step: Array | float, known: Known) -> Array:
+    def checked_prox_given(v: Array, step: Array | float, start: SearchStart) -> Array:
         v = vector(v, "a point")
-        return given(v, jnp.asarray(step, v.dtype), known)  # type: ignore[misc]
+        return given(v, jnp.asarray(step, v.dtype), start)  # type: ignore[misc]
 
     return dual._replace(
         prox_given=None if given is None else checked_prox_given,

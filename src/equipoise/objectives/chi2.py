@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.checks import clients, make_dual, no_penalty, number
 from equipoise.objectives.dual import Dual, Interior
-from equipoise.objectives.projections import Known, moderate, simplex
+from equipoise.objectives.projections import SearchStart, moderate, simplex
 from equipoise.objectives.record import Record
 
 
+@numbers_are_leaves
 def chi2(n: int, rho: float) -> Dual:
     """psi(lam) = rho/(2n) sum_i (n lam_i - 1)^2 on the simplex Delta, SCAFF-PD eq (3.3).
 
@@ -26,9 +28,9 @@ def chi2(n: int, rho: float) -> Dual:
     def penalty(lam: Array) -> Array:
         return moderate(rho * n / 2, lam.dtype) * jnp.sum((lam - 1 / n) ** 2)
 
-    def prox(v: Array, step: Array | float, known: Known | None = None) -> Array:
+    def prox(v: Array, step: Array | float, start: SearchStart | None = None) -> Array:
         # On Delta a constant added to v changes nothing, so the centre 1/n drops out and the curvature stays.
-        return simplex(v, 1 + step * moderate(rho * n, v.dtype), known)
+        return simplex(v, 1 + step * moderate(rho * n, v.dtype), start)
 
     def best_response(losses: Array) -> Array:
         return simplex(losses, rho * n)
@@ -42,6 +44,7 @@ def chi2(n: int, rho: float) -> Dual:
     return make_dual(Dual("chi2", n, *operators, modulus=rho * n, interior=interior, prox_given=prox))
 
 
+@numbers_are_leaves(static=("radius",))
 def chi2_ball(n: int, radius: float) -> Dual:
     """psi = 0 on {lam in Delta : 1/(2n) sum_i (n lam_i - 1)^2 <= radius}.
 

@@ -12,7 +12,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from equipoise.objectives.projections import Known
+from equipoise.leaves import tree_of_numbers
+from equipoise.objectives.projections import SearchStart
 from equipoise.protocol import Cohort
 
 Weights = Float[Array, " n"]
@@ -65,6 +66,7 @@ class Interior:
         return replace(self, cap=np.concatenate([np.minimum(self.cap[:n], cap - below), self.cap[n:]]))
 
 
+@tree_of_numbers
 class Dual(NamedTuple):
     """A set and a penalty for the weights of n clients."""
 
@@ -77,8 +79,9 @@ class Dual(NamedTuple):
     modulus: float  # psi is modulus-strongly convex on Lam in the Euclidean norm; 0: merely convex
     simplex: bool = True  # Lam lies in the probability simplex, so lam can be sampled from
     interior: Interior | None = None  # both for `algorithms.scaffpd_model`; None: found from `penalty`, if it can be
-    # The same as prox, of a v of which that is known; who replaces the one replaces the other. None: of no use.
-    prox_given: Callable[[Weights, Scalar | float, Known], Weights] | None = None
+    # The same as prox, where the search for it has a start; replace both or neither. None: a start is of no use.
+    prox_given: Callable[[Weights, Scalar | float, SearchStart], Weights] | None = None
+    recipe: Any = None  # set by `numbers_are_leaves`
 
     def ascend(self, lam: Weights, cohort: Cohort, change: Float[Array, " m"], step: Scalar | float) -> Weights:
         """prox(lam + change, step), from weights lam of which only those of the cohort change."""
@@ -86,4 +89,4 @@ class Dual(NamedTuple):
         if self.prox_given is None:
             return self.prox(v, step)
         total = 1 + jnp.sum(jnp.where(cohort.present, change, 0))
-        return self.prox_given(v, step, Known(v[jnp.asarray(cohort.ids)], total))
+        return self.prox_given(v, step, SearchStart(v[jnp.asarray(cohort.ids)], total))

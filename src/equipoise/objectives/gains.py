@@ -14,10 +14,12 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from equipoise.errors import known, require
+from equipoise.errors import is_concrete, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 
 
+@numbers_are_leaves
 def of_gains(dual: Dual, base: ArrayLike) -> Dual:
     """`dual` of losses less `base` [n]: its penalty is psi(lam) + base' lam, so that all that is told stays a loss.
 
@@ -28,9 +30,10 @@ def of_gains(dual: Dual, base: ArrayLike) -> Dual:
         f"there are baselines of shape {jnp.shape(base)} for {dual.n} clients; give one for each",
     )
     require(
-        not known(base) or bool(np.isfinite(np.asarray(base)).all()), "a baseline is not finite; give a number for each"
+        not is_concrete(base) or bool(np.isfinite(np.asarray(base)).all()),
+        "a baseline is not finite; give a number for each",
     )
-    if known(base) and not np.any(np.asarray(base)):
+    if is_concrete(base) and not np.any(np.asarray(base)):
         return dual
 
     def of(like: Array) -> Array:

@@ -65,14 +65,14 @@ def with_unit_sum(lam: Array, cap: ArrayLike) -> Array:
     return lam
 
 
-class Known(NamedTuple):
-    """What is known of a vector before it is looked through: a start for the search, which changes nothing else."""
+class SearchStart(NamedTuple):
+    """Where the search through a vector starts; the result does not depend on it."""
 
-    some: Array  # entries of it that are likely to be the largest
+    candidates: Array  # entries of it that are likely to be the largest
     total: Array  # the sum of all
 
 
-def simplex(v: Array, scale: Array | float = 1.0, known: Known | None = None) -> Array:
+def simplex(v: Array, scale: Array | float = 1.0, start: SearchStart | None = None) -> Array:
     """argmin_{lam in Delta} scale |lam|^2 / 2 - <v, lam>, the projection of v / scale onto the simplex.
 
     lam_i = max(v_i - nu, 0) / scale. Newton's method rises to nu from where the sum is at least one, and does not pass
@@ -95,17 +95,17 @@ def simplex(v: Array, scale: Array | float = 1.0, known: Known | None = None) ->
             up = base + rest
             return (up, (base - up) + rest), count, settled, i + 1
 
-        start = nu, jnp.zeros_like(scale), jnp.array(False), jnp.int32(0)
-        return lax.while_loop(lambda state: ~state[2] & (state[3] < 64), newton, start)[0]
+        state = nu, jnp.zeros_like(scale), jnp.array(False), jnp.int32(0)
+        return lax.while_loop(lambda state: ~state[2] & (state[3] < 64), newton, state)[0]
 
-    few = known.some if known else folded(lambda part: part, lambda a, b: jnp.where(a > b, a, b), v)
+    few = start.candidates if start else folded(lambda part: part, lambda a, b: jnp.where(a > b, a, b), v)
     top = jnp.max(few)
     base = jnp.maximum(top - scale, info.min)
     nu = base, (top - base) - scale
     if few.size < v.size:
         nu = rise(few, nu)
-    if known:  # and what all would have to give up, if all were above zero, is below it too
-        mean = (known.total - scale) / v.size
+    if start:  # and what all would have to give up, if all were above zero, is below it too
+        mean = (start.total - scale) / v.size
         nu = jnp.maximum(nu[0], mean), jnp.where(mean > nu[0], 0, nu[1])
     lam = weights(v, rise(v, nu))
     return jnp.where(lam < 0, 0, jnp.where(lam > 1, 1, lam))

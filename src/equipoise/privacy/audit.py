@@ -189,8 +189,8 @@ def _head(folder: Path) -> tuple[int, str]:
     if not path.is_file():
         return 0, FIRST
     try:
-        found = json.loads(read_text(path))
-        return int(found["number"]), str(found["digest"])
+        saved = json.loads(read_text(path))
+        return int(saved["number"]), str(saved["digest"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return -1, ""
 

@@ -35,9 +35,9 @@ def spent(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {"mu2": 0.0, "replies": 0, "runs": {}}
     try:
-        found = json.loads(read_text(path))
-        runs = {str(run): float(mu2) for run, mu2 in found["runs"].items()}
-        total, replies = float(found["mu2"]), int(found["replies"])
+        saved = json.loads(read_text(path))
+        runs = {str(run): float(mu2) for run, mu2 in saved["runs"].items()}
+        total, replies = float(saved["mu2"]), int(saved["replies"])
         sound = all(0 <= mu2 < math.inf for mu2 in (total, *runs.values()))
         refuse_unless(sound and sum(runs.values()) <= total * ROUNDING, "it is damaged")
         return {"mu2": total, "replies": replies, "runs": runs}

@@ -30,14 +30,14 @@ def evaluate(polynomial: list[int], at: int) -> int:
 
 def weights_at_zero(holders: list[int]) -> list[int]:
     """Lagrange's: the value at 0 is their combination of the values at `holders`."""
-    found = []
+    weights = []
     for i in holders:
         above, below = 1, 1
         for j in holders:
             if j != i:
                 above, below = above * j % PRIME, below * (j - i) % PRIME
-        found.append(above * pow(below, -1, PRIME) % PRIME)
-    return found
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return weights
 
 
 def join(shares: Mapping[int, int]) -> int:

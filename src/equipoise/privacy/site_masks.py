@@ -111,7 +111,7 @@ class SiteMasks(NamedTuple):
         run, batch = _word(question, "run"), _word(question, "batch")
         members = _names(question, "members")
         threshold, count = (_whole(question, key) for key in ("threshold", "count"))
-        refuse_unless(self.name in members, f"'{self.name}' is none of the members of this sum")
+        refuse_unless(self.name in members, f"'{self.name}' is not a member of this sum")
         fewest = max(self.least(), FEWEST)
         refuse_unless(
             fewest <= len(members) <= MOST_MEMBERS,
@@ -130,8 +130,8 @@ class SiteMasks(NamedTuple):
         refuse_unless(1 <= count <= MOST_EXCHANGES, f"a batch is of 1 to {MOST_EXCHANGES} exchanges, not {count}")
         with self._changing(run, batch) as path:
             refuse_unless(not path.exists(), "this batch has been prepared already")
-            found = sorted(self.folder.glob("masks-*.sealed"), key=lambda path: path.stat().st_mtime_ns)
-            for old in found[: -(KEPT - 1)]:
+            sealed = sorted(self.folder.glob("masks-*.sealed"), key=lambda path: path.stat().st_mtime_ns)
+            for old in sealed[: -(KEPT - 1)]:
                 old.unlink(missing_ok=True)
             privates = [masks.new_seed() for _ in range(count + 1)]
             seeds = [masks.new_seed() for _ in range(count)]
@@ -235,7 +235,7 @@ class SiteMasks(NamedTuple):
         try:
             return masks.hidden(integers, self.name, private, seed, publics, context)
         except ValueError:
-            raise Refusal("a member's key is none") from None
+            raise Refusal("a member's key cannot be read") from None
 
     def open(self, question: Question) -> Answer:
         run, batch, exchange = _word(question, "run"), _word(question, "batch"), _whole(question, "exchange")
@@ -272,26 +272,26 @@ class SiteMasks(NamedTuple):
     def _only_one_set(self, about: About, answered: list[str]) -> None:
         """Two sums about the same over different sites differ by what single sites added."""
         path = self.folder / SUMS
-        known: dict[str, list[str]] = json.loads(path.read_text()) if path.is_file() else {}
+        members_of: dict[str, list[str]] = json.loads(path.read_text()) if path.is_file() else {}
         for key, what in ((about.subject, "about the same"), (about.place, "of the same round")):
             refuse_unless(
-                known.get(key, answered) == answered,
+                members_of.get(key, answered) == answered,
                 f"'{self.name}' has opened a sum {what} over other sites, and both together would tell what a single "
                 "site added; it helps again once the same sites are there",
             )
         refuse_unless(
-            not self.limits().same_sites or known.get(about.plan, answered) == answered,
+            not self.limits().same_sites or members_of.get(about.plan, answered) == answered,
             f"'{self.name}' opens the sums of a run over the same sites only (same_sites in its site.toml)",
         )
         for key in about:
-            known[key] = known.pop(key, answered)  # the newest last
-        write_whole(path, json.dumps(dict(list(known.items())[-REMEMBERED:])))
+            members_of[key] = members_of.pop(key, answered)  # the newest last
+        write_whole(path, json.dumps(dict(list(members_of.items())[-REMEMBERED:])))
 
     def _sealing_key(self, state: dict[str, Any], theirs: bytes, run: str, batch: str) -> bytes:
         try:
             return masks.agreed(bytes.fromhex(state["sealing"]), theirs[: masks.SEED], "sealing", run, batch)
         except ValueError:
-            raise Refusal("a member's key is none") from None
+            raise Refusal("a member's key cannot be read") from None
 
     @contextmanager
     def _changing(self, run: str, batch: str) -> Iterator[Path]:
@@ -327,7 +327,7 @@ def _write(path: Path, state: dict[str, Any], key: bytes) -> None:
 
 def _word(question: Question, key: str) -> str:
     value = question.get(key)
-    refuse_unless(isinstance(value, str) and WORD.fullmatch(value), f"the message's {key} is none")
+    refuse_unless(isinstance(value, str) and WORD.fullmatch(value), f"the message's {key} is not valid")
     return str(value)
 
 

@@ -45,20 +45,20 @@ def recover(batch: Batch, exchange: int, answered: Iterable[str], shares: Mappin
     for k, name in enumerate(batch.members):
         given = {holders[who]: int.from_bytes(theirs[k]) for who, theirs in shares.items()}
         if name in answered:
-            known = batch.commitment(name, exchange)
-            seeds[name] = _joined(given, batch.threshold, lambda s, known=known: masks.commitment(s) == known, name)  # type: ignore[misc]
+            seeds[name] = _joined(given, batch.threshold, masks.commitment, batch.commitment(name, exchange), name)
         else:
-            key = publics[name]
-            privates[name] = _joined(given, batch.threshold, lambda s, key=key: masks.public_of(s) == key, name)  # type: ignore[misc]
+            privates[name] = _joined(given, batch.threshold, masks.public_of, publics[name], name)
     return Secrets(seeds, privates)
 
 
-def _joined(given: Mapping[int, int], threshold: int, right: Callable[[bytes], bool], name: str) -> bytes:
-    """The secret of which these are shares, some of them possibly wrong."""
+def _joined(
+    given: Mapping[int, int], threshold: int, public: Callable[[bytes], bytes], expected: bytes, name: str
+) -> bytes:
+    """The secret of which these are shares, some of them possibly wrong: the one with the `expected` public part."""
     refuse_unless(len(given) >= threshold, f"{len(given)} sites gave shares and {threshold} are needed")
     for some in islice(combinations(given.items(), threshold), TRIES):
         secret = shamir.join(dict(some))
-        if secret < 1 << 256 and right(secret.to_bytes(masks.SEED)):
+        if secret < 1 << 256 and public(secret.to_bytes(masks.SEED)) == expected:
             return secret.to_bytes(masks.SEED)
     raise Refusal(f"the shares of what '{name}' keeps secret do not fit: a site sent wrong ones")
 

@@ -20,21 +20,21 @@ from flwr.serverapp.strategy import Result
 
 from equipoise.deploy.server.events import Outcome
 from equipoise.deploy.server.rounds import serve
-from equipoise.deploy.server.sites import Patience, gather
-from equipoise.deploy.site import app as apps
+from equipoise.deploy.server.sites import Timeouts, gather
+from equipoise.deploy.site import messages
 from equipoise.deploy.site.messages import Participant
 from equipoise.errors import require
 from equipoise.protocol import Algorithm
 from equipoise.pytorch.site import Batch, TorchSite, torch_site
 from equipoise.tasks import Task
 
-Method = Callable[[Task], Algorithm]
+MakeAlgorithm = Callable[[Task], Algorithm]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def client_app(
     open_client: Callable[[Context], tuple],
-    method: Method,
+    method: MakeAlgorithm,
     *,
     stochastic: bool = True,
     folder: str | Path = "flower-sites",
@@ -46,11 +46,11 @@ def client_app(
     """
 
     def open_site(context: Context) -> Participant:
-        name = apps.site_name(context)
+        name = messages.site_name(context)
         site = torch_site(*open_client(context), stochastic=stochastic)
         return Participant(name, Path(folder) / name, {"train": lambda: site.job(method(site.task))})
 
-    return apps.client_app(open_site)
+    return messages.client_app(open_site)
 
 
 class Strategy(NamedTuple):
@@ -58,7 +58,7 @@ class Strategy(NamedTuple):
 
     algorithm: Algorithm
     site: TorchSite  # the server's copy of the module; of the data only the shapes
-    patience: Patience | None
+    timeouts: Timeouts | None
 
     def start(
         self,
@@ -76,9 +76,9 @@ class Strategy(NamedTuple):
         x = jnp.asarray(torch.nn.utils.parameters_to_vector(trained).detach().cpu().numpy())
 
         def look(round: int, arrays: ArrayRecord) -> None:
-            found = None if evaluate_fn is None else evaluate_fn(round, arrays)
-            if found is not None:
-                result.evaluate_metrics_serverapp[round] = found
+            metrics = None if evaluate_fn is None else evaluate_fn(round, arrays)
+            if metrics is not None:
+                result.evaluate_metrics_serverapp[round] = metrics
 
         def arrays_of(outcome: Outcome) -> ArrayRecord:
             self.site.put(self.algorithm.model(outcome.result.server))
@@ -88,7 +88,7 @@ class Strategy(NamedTuple):
         outcome = serve(
             self.algorithm,
             x,
-            gather(grid, n=self.algorithm.n, patience=self.patience),
+            gather(grid, n=self.algorithm.n, timeouts=self.timeouts),
             seed,
             shard=self.site.shard,
             rounds=num_rounds,
@@ -99,18 +99,18 @@ class Strategy(NamedTuple):
 
 
 def strategy_of(
-    method: Method,
+    method: MakeAlgorithm,
     module: torch.nn.Module,
     loss: Loss,
     example: Batch,
     *,
     stochastic: bool = True,
-    patience: Patience | None = None,
+    timeouts: Timeouts | None = None,
 ) -> Strategy:
     """The strategy of a method, for clients with this module; `example` is a batch of any rows, for its shapes.
 
-    `patience`: how long to wait for clients, see `flower.gather`.
+    `timeouts`: how long to wait for clients, see `flower.gather`.
     """
     require(len(example) == 2 and len(example[1]) > 0, "the example is no batch; give (inputs, labels) of a row")
     site = torch_site(module, loss, [example], stochastic=stochastic)
-    return Strategy(method(site.task), site, patience)
+    return Strategy(method(site.task), site, timeouts)

@@ -48,11 +48,11 @@ def module_features(module: torch.nn.Module, last: str, layer: Any, projection: 
 
     def gradients(inputs: torch.Tensor) -> torch.Tensor:
         try:
-            found = vmap(grad(score), in_dims=(None, 0), chunk_size=at_once)(trained, inputs)
+            slopes = vmap(grad(score), in_dims=(None, 0), chunk_size=at_once)(trained, inputs)
         except RuntimeError:  # some layers, such as torch.nn.LSTM, cannot be vectorised: one row after the other
             rows = [grad(score)(trained, example) for example in inputs]
-            found = {name: torch.stack([row[name] for row in rows]) for name in trained}
-        return torch.cat([found[name].reshape(len(inputs), -1) for name in trained], dim=1)
+            slopes = {name: torch.stack([row[name] for row in rows]) for name in trained}
+        return torch.cat([slopes[name].reshape(len(inputs), -1) for name in trained], dim=1)
 
     def features(inputs: torch.Tensor) -> torch.Tensor:
         parts = inputs.to(like.device).split(at_once)
@@ -63,10 +63,10 @@ def module_features(module: torch.nn.Module, last: str, layer: Any, projection: 
 
 def check_last(module: torch.nn.Module, last: str) -> None:
     """The named layer is there, and nothing that differs from site to site has a say in its inputs."""
-    known = [name for name, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)]
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)]
     require(
-        last in known,
-        f"convexify.last is '{last}', which is no torch.nn.Linear of the module; give one of {', '.join(known)}",
+        last in linear,
+        f"convexify.last is '{last}', which is no torch.nn.Linear of the module; give one of {', '.join(linear)}",
     )
     statistics = [name for name, _ in module.named_buffers() if name.endswith("running_mean")]
     require(

@@ -26,8 +26,15 @@ from equipoise.data.shards import OwnerRows
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.site.messages import Job, Participant
-from equipoise.deploy.site.run import SiteStatistics, own_function
-from equipoise.deploy.site.training import keep_agreement, kept_features, read_agreement, rows_site
+from equipoise.deploy.site.run import (
+    SiteStatistics,
+    keep_agreement,
+    kept_features,
+    own_function,
+    read_agreement,
+    rows_site,
+    whole_agreement,
+)
 from equipoise.errors import InputError, not_none, require
 from equipoise.evaluation import ScoreRecord
 from equipoise.experiment.config import Config
@@ -51,21 +58,21 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
     def load_module() -> Made:
         return made(config, name, node)
 
-    def setup(known: Agreement) -> Setup:
-        found = load_module()
-        scores = {name: callback_score(in_torch(score)) for name, score in found.scores.items()}
-        task = found.site.task if known.network is None else None  # on features it is JAX's own
-        return agreement.setup(agreement.stage(config, known), known, task, scores)
+    def setup(agreed: Agreement) -> Setup:
+        module = load_module()
+        scores = {name: callback_score(in_torch(score)) for name, score in module.scores.items()}
+        task = module.site.task if agreed.network is None else None  # on features it is JAX's own
+        return agreement.setup(agreement.stage(config, agreed), agreed, task, scores)
 
-    def features(known: Agreement) -> OwnerRows:
-        theta = not_none(known.network).theta
+    def features(agreed: Agreement) -> OwnerRows:
+        theta = not_none(agreed.network).theta
 
         def make() -> OwnerRows:
             site = load_module().site
             x = jnp.asarray(agreement.as_vector(theta, config, site.x.size))
             return made_of_module(config, site, x, np.dtype(config.run.precision))
 
-        return kept_features(folder, [config.toml(), known.run, theta], make)
+        return kept_features(folder, [config.toml(), agreed.run, theta], make)
 
     def no_rows(_: Agreement) -> OwnerRows:
         raise InputError("the rows of this run are PyTorch's")
@@ -76,8 +83,8 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
         """With [convexify], once there are features the site works on these."""
 
         def job() -> Job:
-            known = read_agreement(folder, name)
-            return of_module(known) if known.network is None else convex.jobs[part]()
+            agreed = read_agreement(folder, name)
+            return of_module(agreed) if agreed.network is None else convex.jobs[part]()
 
         return job
 
@@ -88,6 +95,7 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
         return SiteStatistics(statistics=spec, train=int(site.shard.sizes), test=test).model_dump_json()
 
     def accept_agreement(text: str) -> str:
+        text = whole_agreement(folder, name, text)
         if Agreement.model_validate_json(text).network is not None:
             return convex.accept_agreement(text)
         keep_agreement(folder, name, text)
@@ -97,15 +105,15 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
         site, now = load_module().site, setup(read_agreement(folder, name))
         return site.job(first_model(now.problem.n, site.x), config=now.digest)
 
-    def train(known: Agreement) -> Job:
-        site, now = load_module().site, setup(known)
-        buffers = Buffers(site.module, folder / f"buffers-{known.run}.pt")
+    def train(agreed: Agreement) -> Job:
+        site, now = load_module().site, setup(agreed)
+        buffers = Buffers(site.module, folder / f"buffers-{agreed.run}.pt")
         buffers.restore()
         return site.job(now.algorithm, config=now.digest, then=lambda message, state: buffers.keep())
 
-    def evaluate(known: Agreement) -> Job:
-        site, now = load_module().site, setup(known)
-        Buffers(site.module, folder / f"buffers-{known.run}.pt").restore()
+    def evaluate(agreed: Agreement) -> Job:
+        site, now = load_module().site, setup(agreed)
+        Buffers(site.module, folder / f"buffers-{agreed.run}.pt").restore()
         rows = OwnerRows(site.shard, not_none(site.test))
 
         def save(message: Any, state: Any) -> None:
@@ -153,12 +161,12 @@ def made(config: Config, name: str, node: Mapping[str, Any]) -> Made:
     data = Path(str(node["data"])) if node.get("data") else None
     function = own_function(str(where), str(node.get("path", "")))
     with seeded([config.run.seed]):
-        found = function(name, data)
+        returned = function(name, data)
     require(
-        isinstance(found, tuple) and len(found) in (3, 4, 5) and isinstance(found[0], torch.nn.Module),
+        isinstance(returned, tuple) and len(returned) in (3, 4, 5) and isinstance(returned[0], torch.nn.Module),
         f"{where} returns no (module, loss, loader), nor one with held_out, or held_out and scores",
     )
-    module, loss, loader, *rest = found
+    module, loss, loader, *rest = returned
     held_out, scores = rest[0] if rest else None, rest[1] if len(rest) > 1 else {}
     require(
         isinstance(scores, Mapping) and all(isinstance(key, str) and callable(score) for key, score in scores.items()),

@@ -137,9 +137,9 @@ def torch_site(
         put(x)
         module.eval()
         with torch.no_grad():
-            found = [(float(lost(batch)), len(batch[1])) for batch in sets[int(which)]]
+            losses = [(float(lost(batch)), len(batch[1])) for batch in sets[int(which)]]
         x = np.asarray(x)
-        mean = sum(value * count for value, count in found) / sum(count for _, count in found)
+        mean = sum(value * count for value, count in losses) / sum(count for _, count in losses)
         return np.asarray(mean + l2 / 2 * (x @ x), x.dtype)
 
     def outputs(x: Any, which: Any) -> np.ndarray:

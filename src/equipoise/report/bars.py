@@ -94,10 +94,10 @@ def _whisker(frame: svg.Frame, low: float, high: float, y: float) -> Markup:
 def _profile(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Markup:
     """The sorted scores as one shape; each column is the mean of neighbours where there are too many clients."""
     order = [i for i in run.worst_first() if math.isfinite(run.values[i])]
-    known = len(order)
-    frame = svg.Frame(svg.Axis(0, max(known, 1), ()), axis, 0.07, 1.0, 12, 272)
+    count = len(order)
+    frame = svg.Frame(svg.Axis(0, max(count, 1), ()), axis, 0.07, 1.0, 12, 272)
     parts = frame.grid(str, run.format_tick, "clients, the worst served first")
-    if not known:
+    if not count:
         return svg.chart(f"How the clients are served by {run.label}", 320, *parts, class_=_class(run))
     each, ends = _columns(order)
     tops = [(x, _mean(run.values, part)) for x, part in ends]
@@ -108,23 +108,23 @@ def _profile(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Mar
     drawn.append(tag("path", d=frame.path(tops), class_="edge"))
     if other is not None:
         scores = np.sort(other.values[np.isfinite(other.values)])[:: 1 if other.higher_is_better else -1]
-        width = known / max(len(scores), 1)  # in the other run's own order: the same rank, not the same client
+        width = count / max(len(scores), 1)  # in the other run's own order: the same rank, not the same client
         chunks = [(k, scores[k : k + each]) for k in range(0, len(scores), each)]
         line = frame.path([((k + len(part) / 2) * width, float(part.mean())) for k, part in chunks])
         drawn.append(tag("path", d=line, stroke_dasharray="5 4", class_=f"line {svg.colour(other.series)}"))
     parts.append(frame.stretched(*drawn))
-    fifth = worst_count(known)
+    fifth = worst_count(count)
     parts.append(svg.line(frame.x_at(fifth), frame.top, frame.x_at(fifth), frame.bottom, "mark-line"))
     parts.append(svg.label(frame.x_at(fifth) + 0.01, frame.top + 10, "← the worst-served fifth", "start", "label"))
     parts.append(_zones(run, frame, order))
-    return svg.chart(f"How the {known} clients are served by {run.label}", 320, *parts, class_=_class(run))
+    return svg.chart(f"How the {count} clients are served by {run.label}", 320, *parts, class_=_class(run))
 
 
 def _zones(run: ReportedRun, frame: svg.Frame, order: list[int]) -> Markup:
     """Areas with hints: which clients are there."""
-    known, out = len(order), []
-    width = math.ceil(known / ZONES)
-    for k in range(0, known, width):
+    count, out = len(order), []
+    width = math.ceil(count / ZONES)
+    for k in range(0, count, width):
         there = order[k : k + width]
         ends = [run.format(float(run.values[i])) for i in (there[0], there[-1])]
         names = ", ".join(run.members[i].name for i in there[:6]) + (" …" if len(there) > 6 else "")
@@ -154,8 +154,8 @@ def dots(runs: Sequence[ReportedRun], order: Sequence[int]) -> Markup:
     for row, i in enumerate(order):
         member, top = runs[0].members[i], 8 + DOT_ROW * row
         middle = top + DOT_ROW / 2
-        known = [float(run.values[i]) for run in runs if math.isfinite(run.values[i])]
-        ends = [frame.x_at(v) for v in (min(known), max(known))] if known else [0, 0]
+        values = [float(run.values[i]) for run in runs if math.isfinite(run.values[i])]
+        ends = [frame.x_at(v) for v in (min(values), max(values))] if values else [0, 0]
         markers = []
         for run in reversed(runs):
             if math.isfinite(run.values[i]):
@@ -170,10 +170,10 @@ def dots(runs: Sequence[ReportedRun], order: Sequence[int]) -> Markup:
 def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
     """A bar for each client from zero to what it gains, the largest loss first, with its bounds; `other` as markers."""
     order = [int(i) for i in np.argsort(main.values, kind="stable") if math.isfinite(main.values[i])]
-    known = [float(v) for g in (main, other) if g is not None for v in g.values if math.isfinite(v)]
+    values = [float(v) for g in (main, other) if g is not None for v in g.values if math.isfinite(v)]
     if len(order) > NAMED:  # the bounds would be all that is seen
-        return _gains_profile(run, main, other, order, svg.axis([*known, 0.0], margin=0.05))
-    axis = svg.axis([*known, 0.0, *(float(v) for v in (*main.low, *main.high) if math.isfinite(v))], margin=0.02)
+        return _gains_profile(run, main, other, order, svg.axis([*values, 0.0], margin=0.05))
+    axis = svg.axis([*values, 0.0, *(float(v) for v in (*main.low, *main.high) if math.isfinite(v))], margin=0.02)
     frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * len(order))
     parts = [_vertical_grid(frame, run.signed_tick)]
     zero = frame.x_at(0.0)
@@ -197,15 +197,15 @@ def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
     return svg.chart(title, frame.bottom + 30, *parts, class_=_class(run))
 
 
-def by_method(found: Sequence[tuple[ReportedRun, Gains]]) -> Markup:
+def by_method(pairs: Sequence[tuple[ReportedRun, Gains]]) -> Markup:
     """A row for each run: a mark for what each client gains, a line at their mean."""
-    known = [float(v) for _, g in found for v in g.values if math.isfinite(v)]
-    axis = svg.axis([*known, 0.0], margin=0.04)
-    frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * len(found))
-    first = found[0][0]
+    values = [float(v) for _, g in pairs for v in g.values if math.isfinite(v)]
+    axis = svg.axis([*values, 0.0], margin=0.04)
+    frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * len(pairs))
+    first = pairs[0][0]
     zero = frame.x_at(0.0)
     parts = [_vertical_grid(frame, first.signed_tick), svg.line(zero, frame.top, zero, frame.bottom, "base")]
-    for row, (run, g) in enumerate(found):
+    for row, (run, g) in enumerate(pairs):
         top = 8 + ROW * row
         middle = top + ROW / 2
         each = [i for i in range(run.n) if math.isfinite(g.values[i])]
@@ -226,8 +226,8 @@ def by_method(found: Sequence[tuple[ReportedRun, Gains]]) -> Markup:
 
 
 def _gains_profile(run: ReportedRun, main: Gains, other: Gains | None, order: list[int], axis: svg.Axis) -> Markup:
-    known = len(order)
-    frame = svg.Frame(svg.Axis(0, known, ()), axis, 0.07, 1.0, 12, 272)
+    count = len(order)
+    frame = svg.Frame(svg.Axis(0, count, ()), axis, 0.07, 1.0, 12, 272)
     parts = frame.grid(str, run.signed_tick, "clients, the largest loss first")
     tops = [(x, _mean(main.values, part)) for x, part in _columns(order)[1]]
     drawn: list[object] = [
@@ -236,11 +236,11 @@ def _gains_profile(run: ReportedRun, main: Gains, other: Gains | None, order: li
     ]
     if other is not None:
         own = np.sort(other.values[np.isfinite(other.values)])
-        line = [((k + 0.5) * known / len(own), float(v)) for k, v in enumerate(own)][:: max(1, len(own) // COLUMNS)]
+        line = [((k + 0.5) * count / len(own), float(v)) for k, v in enumerate(own)][:: max(1, len(own) // COLUMNS)]
         drawn.append(tag("path", d=frame.path(line), stroke_dasharray="5 4", class_=f"line {svg.colour(6)}"))
     parts.append(frame.stretched(*drawn))
     parts.append(svg.line(frame.left, frame.y_at(0.0), frame.right, frame.y_at(0.0), "base"))
-    title = f"What {known} clients gain with {run.label} against {main.against}"
+    title = f"What {count} clients gain with {run.label} against {main.against}"
     return svg.chart(title, 320, *parts, class_=_class(run))
 
 

@@ -25,12 +25,12 @@ def report(
     title: str | None = None,
 ) -> Any:
     """What to print (with rich): a row per client, the worst ones beyond `rows` clients; then the summary."""
-    found = standing(table, score, k=k, level=level, key=key)
+    ranges = standing(table, score, k=k, level=level, key=key)
     n = len(table.sizes)
     names = [str(i) for i in range(n)] if names is None else names
     require(len(names) == n, f"there are {len(names)} names for {n} clients; give one each")
-    values = np.asarray(table.scores[found.score], np.float64)
-    up = higher_is_better(found.score)
+    values = np.asarray(table.scores[ranges.score], np.float64)
+    up = higher_is_better(ranges.score)
     order = np.argsort(values if up else -values, kind="stable")  # NaN last
     shown = np.sort(order[:rows]) if n <= rows else order[:rows]
     worst = set(worst_clients(values, up, k).tolist())
@@ -38,22 +38,22 @@ def report(
     columns = {name: table.scores[name] for name in sorted(table.scores, key=lambda s: s != "loss")}
     clients = Table(title=title, caption=f"the {rows} worst of {n:,} clients" if n > rows else None)
     clients.add_column("client")
-    for heading in ("rows", *columns, f"{found.score}, {level:.0%} interval"):
+    for heading in ("rows", *columns, f"{ranges.score}, {level:.0%} interval"):
         clients.add_column(heading, justify="right")
     for i in shown:
         cells = [_cell(float(column[i])) for column in columns.values()]
-        bounds = _bounds(found.low[i], found.high[i])
+        bounds = _bounds(ranges.low[i], ranges.high[i])
         rest = [f"{int(table.sizes[i]):,}", *cells, bounds] if table.sizes[i] else ["no answer"]
         clients.add_row(escape(names[i]), *rest, style="red" if int(i) in worst else None)
 
-    summary = Table(title=f"{found.score} over the clients", show_header=False)
-    for name, value in found.summary.items():
+    summary = Table(title=f"{ranges.score} over the clients", show_header=False)
+    for name, value in ranges.summary.items():
         summary.add_row(name, _cell(value), "")
-        if name.startswith("worst") and np.isfinite(found.worst.estimate):
-            low, estimate, high = found.worst
+        if name.startswith("worst") and np.isfinite(ranges.worst.estimate):
+            low, estimate, high = ranges.worst
             summary.add_row(f"{name}, corrected for chance", _cell(estimate), _bounds(low, high))
-    if found.left_out:
-        summary.add_row("left out", f"{len(found.left_out)} clients", "")
+    if ranges.left_out:
+        summary.add_row("left out", f"{len(ranges.left_out)} clients", "")
     return Group(clients, summary)
 
 

@@ -114,10 +114,10 @@ def cells(shared: ReportedRun, own: ReportedRun, i: int) -> list[str]:
     """Name, training rows, both scores, the change, and the pull."""
     record, member = not_none(shared.record.personal), shared.members[i]
     before, after = float(shared.values[i]), float(own.values[i])
-    found = [member.name, f"{member.train:,}", shared.format(before), own.format(after), _change(shared, before, after)]
+    row = [member.name, f"{member.train:,}", shared.format(before), own.format(after), _change(shared, before, after)]
     if record.pull is None:
-        return found
-    return [*found, used(shared, i)]
+        return row
+    return [*row, used(shared, i)]
 
 
 def _change(run: ReportedRun, before: float, after: float) -> str:
@@ -132,7 +132,7 @@ def sentence(shared: ReportedRun, own: ReportedRun) -> str:
     """What own models bring, to whom."""
     record = not_none(shared.record.personal)
     gains = (own.values - shared.values) * (1 if shared.higher_is_better else -1)
-    known = gains[np.isfinite(gains)]
+    finite = gains[np.isfinite(gains)]
     said = [
         f"{who} {own.format(own.summary[key])} instead of {shared.format(shared.summary[key])}"
         for who, key in (("the average client has", "mean"), ("the worst-served one", "worst"))
@@ -140,8 +140,8 @@ def sentence(shared: ReportedRun, own: ReportedRun) -> str:
     rows = "held-out" if shared.record.federation.held_out else "training"
     return (
         f"{shared.label}: with a model of its own ({HOW.get(record.kind, record.kind)}) {', '.join(said)}. On their "
-        f"{rows} rows {int((known > 0).sum())} of {shared.n:,} owners fare better with it, {int((known < 0).sum())} "
-        f"worse, {int((known == 0).sum())} the same."
+        f"{rows} rows {int((finite > 0).sum())} of {shared.n:,} owners fare better with it, {int((finite < 0).sum())} "
+        f"worse, {int((finite == 0).sum())} the same."
     )
 
 

@@ -29,11 +29,11 @@ FAINT_LINES = 60  # others with a line of their own; more become a band
 def tradeoff(runs: Sequence[ReportedRun], other: str) -> Markup:
     """The worst-served fifth against the average ("mean") or the best-served fifth ("best20"): Figure 4 of SCAFF-PD."""
     points = [(run, run.summary[other], run.corrected_worst) for run in runs]
-    known = [(run, x, y) for run, x, y in points if math.isfinite(x) and math.isfinite(y)]
+    drawn = [(run, x, y) for run, x, y in points if math.isfinite(x) and math.isfinite(y)]
     group = "the average client" if other == "mean" else "the best-served fifth"
-    frame, parts = _against(runs[0], [(run, x) for run, x, _ in known], group)
-    taken: list[tuple[float, float, float]] = [(frame.x_at(x) * TYPICAL_WIDTH, frame.y_at(y), 10) for _, x, y in known]
-    for run, x, y in known[::-1]:  # the first run on top
+    frame, parts = _against(runs[0], [(run, x) for run, x, _ in drawn], group)
+    taken: list[tuple[float, float, float]] = [(frame.x_at(x) * TYPICAL_WIDTH, frame.y_at(y), 10) for _, x, y in drawn]
+    for run, x, y in drawn[::-1]:  # the first run on top
         x_at, y_at = frame.x_at(x), frame.y_at(y)
         hint = f"{run.label}: {group} {run.format(x)}, worst-served fifth {run.format(y)}"
         span = formats.interval(run.worst.low, run.worst.high, run.format)
@@ -42,15 +42,15 @@ def tradeoff(runs: Sequence[ReportedRun], other: str) -> Markup:
             ends = [frame.y_at(bound) for bound in (run.worst.low, run.worst.high)]
             parts.append(svg.line(x_at, ends[0], x_at, ends[1], f"whisker {svg.colour(run.series)}"))
         parts.append(svg.marker(x_at, y_at, run.series, hint, scale=1.4, data_run=run.series))
-    parts.extend(_label(run.label, frame.x_at(x), frame.y_at(y), taken, run.series) for run, x, y in known)
+    parts.extend(_label(run.label, frame.x_at(x), frame.y_at(y), taken, run.series) for run, x, y in drawn)
     return svg.chart(f"Worst-served fifth against {group}", HEIGHT, *parts)
 
 
-def _against(first: ReportedRun, known: Sequence[tuple[ReportedRun, float]], group: str) -> tuple[svg.Frame, list]:
+def _against(first: ReportedRun, drawn: Sequence[tuple[ReportedRun, float]], group: str) -> tuple[svg.Frame, list]:
     """The frame of a chart of the worst-served fifth, with its bounds, against a number of each run; and its axes."""
-    spans = [(run.corrected_worst, run.worst.low, run.worst.high) for run, _ in known]
+    spans = [(run.corrected_worst, run.worst.low, run.worst.high) for run, _ in drawn]
     down = svg.axis([v for span in spans for v in span if math.isfinite(v)], margin=0.06, steps=5)
-    across = svg.axis((x for _, x in known), margin=0.12)
+    across = svg.axis((x for _, x in drawn), margin=0.12)
     frame = _frame(_possible(first, across), _possible(first, down))
     right, up = ("→", "↑") if first.higher_is_better else ("←", "↓")
     write = first.format_tick
@@ -73,10 +73,10 @@ def calibration(runs: Sequence[ReportedRun]) -> Markup:
     curves = [[(x, y) for x, y, _ in not_none(run.record.outcome).calibration] for run in runs]
     dots = numbers.scored(runs[0]).scores
     points = list(zip(dots["predicted"], dots["observed"], strict=True)) if "predicted" in dots else []
-    known = [v for curve in (*curves, points) for point in curve for v in point if math.isfinite(v)]
-    axis = svg.axis([*known, 0.0], margin=0.04)
+    values = [v for curve in (*curves, points) for point in curve for v in point if math.isfinite(v)]
+    axis = svg.axis([*values, 0.0], margin=0.04)
     frame = _frame(axis, axis)
-    write = "{:.0%}".format if max(known, default=1.0) > 0.1 else "{:.1%}".format
+    write = "{:.0%}".format if max(values, default=1.0) > 0.1 else "{:.1%}".format
     parts = frame.grid(write, write, "expected: mean probability")
     parts.append(svg.label(frame.left, frame.top - 2, "came", "start", "axis"))
     ends = (max(axis.low, 0.0), min(axis.high, 1.0))
@@ -94,25 +94,25 @@ def calibration(runs: Sequence[ReportedRun]) -> Markup:
     return svg.chart("What came against what was expected", HEIGHT, *parts)
 
 
-def path(found: numbers.Path) -> Markup:
+def path(swept: numbers.Path) -> Markup:
     """Fairness against average along a path of objectives; the chosen point has a ring."""
-    known = [
+    drawn = [
         (value, run)
-        for value, run in found.points
+        for value, run in swept.points
         if math.isfinite(run.summary["mean"]) and math.isfinite(run.corrected_worst)
     ]
-    averages = [(run, run.summary["mean"]) for _, run in known]
-    frame, parts = _against(found.points[0][1], averages, "the average client")
-    line = [(run.summary["mean"], run.corrected_worst) for _, run in known]
-    name = f"from {found.setting} {known[0][0]:g} to {known[-1][0]:g}" if known else ""
+    averages = [(run, run.summary["mean"]) for _, run in drawn]
+    frame, parts = _against(swept.points[0][1], averages, "the average client")
+    line = [(run.summary["mean"], run.corrected_worst) for _, run in drawn]
+    name = f"from {swept.setting} {drawn[0][0]:g} to {drawn[-1][0]:g}" if drawn else ""
     parts.append(frame.stretched(frame.curve(line, 0, name)))
     taken: list[tuple[float, float, float]] = [(frame.x_at(x) * TYPICAL_WIDTH, frame.y_at(y), 10) for x, y in line]
-    for value, run in known:
+    for value, run in drawn:
         x_at, y_at = frame.x_at(run.summary["mean"]), frame.y_at(run.corrected_worst)
-        text = f"{found.setting} {value:g}"
+        text = f"{swept.setting} {value:g}"
         hint = f"{text}: the average client {run.format(run.summary['mean'])}, worst-served fifth "
         hint += formats.with_interval(run.corrected_worst, run.worst.low, run.worst.high, run.format)
-        if run is found.chosen:
+        if run is swept.chosen:
             ring = tag("circle", r="11", cx="0", cy="0", class_="ring")
             parts.append(
                 tag("svg", ring, x=svg.percent(x_at), y=float(y_at), overflow="visible", class_="chosen-point")
@@ -120,7 +120,7 @@ def path(found: numbers.Path) -> Markup:
             text, hint = f"{text}, chosen", f"{hint}; chosen"
         parts.append(svg.marker(x_at, y_at, 0, hint, scale=1.2, data_run=run.series))
         parts.append(_label(text, x_at, y_at, taken, run.series, OFF_THE_LINE))
-    return svg.chart(f"Worst-served fifth against the average client, along {found.setting}", HEIGHT, *parts)
+    return svg.chart(f"Worst-served fifth against the average client, along {swept.setting}", HEIGHT, *parts)
 
 
 BESIDE = ((10, 4, "start"), (-10, 4, "end"), (0, -11, "middle"), (0, 20, "middle"))

@@ -46,7 +46,7 @@ def shown(runs: Sequence[ReportedRun]) -> list[Section]:
         Section("convergence", "How training went", convergence(runs)),
         Section("weights", "Whose loss counted how much", weights(runs)),
         Section("troubles", "What went wrong", found, f" ({broken})" if broken else ""),
-        Section("again", "To do it again", {"recipes": [_recipe(run) for run in runs]}),
+        Section("again", "Reproduce this run", {"recipes": [_recipe(run) for run in runs]}),
     )
     return [section for section in every if section.content is not None]
 

@@ -49,9 +49,9 @@ def axis(
 
     A logarithmic axis holds the positive values.
     """
-    known = [0.0 if abs(v) < TINY else float(v) for v in values if abs(v) < 1 / TINY]
-    known = [v for v in known if v > 0] if log else known
-    low, high = (min(known), max(known)) if known else (1.0, 10.0) if log else (0.0, 1.0)
+    finite = [0.0 if abs(v) < TINY else float(v) for v in values if abs(v) < 1 / TINY]
+    finite = [v for v in finite if v > 0] if log else finite
+    low, high = (min(finite), max(finite)) if finite else (1.0, 10.0) if log else (0.0, 1.0)
     if log:
         return _decades(max(low, high * 10.0**-DECADES), high)
     low, high = (min(low, 0.0), max(high, 0.0)) if from_zero else (low, high)
@@ -113,18 +113,18 @@ class Frame(NamedTuple):
         """Through the points, with a gap where there is no number."""
         out, pen_down = [], False
         for x, y in points:
-            known = math.isfinite(x) and math.isfinite(y)
-            if known:
+            finite = math.isfinite(x) and math.isfinite(y)
+            if finite:
                 out.append(f"{'L' if pen_down else 'M'}{ACROSS * self.x.fraction(x):.1f} {self.y_at(y) - self.top:.1f}")
-            pen_down = known
+            pen_down = finite
         return "".join(out)
 
     def band(self, points: Sequence[tuple[float, float, float]]) -> str:
         """The area between (x, low, high)."""
-        known = [p for p in points if all(map(math.isfinite, p))]
-        if not known:
+        finite = [p for p in points if all(map(math.isfinite, p))]
+        if not finite:
             return ""
-        edge = [(x, high) for x, _, high in known] + [(x, low) for x, low, _ in reversed(known)]
+        edge = [(x, high) for x, _, high in finite] + [(x, low) for x, low, _ in reversed(finite)]
         return self.path(edge) + "Z"
 
     def curve(

@@ -33,12 +33,12 @@ def table(cells: Sequence[Any], show: Sequence[str]) -> Table:
         words = [heading, *(row[k] for _, rows in groups for row in rows)]
         side = "left" if heading in ("method", "chosen") else "right"
         out.add_column(heading, justify=side, overflow="ellipsis", min_width=longest_word(words))  # type: ignore[arg-type]
-    for (federation, rows), (_, found) in zip(groups, _by_federation(cells), strict=True):
+    for (federation, rows), (_, cells_of) in zip(groups, _by_federation(cells), strict=True):
         if federation:
             out.add_row(f"[bold]{escape(federation)}[/bold]")
-        best = _best(found, columns)
-        for cell, row in zip(found, rows, strict=True):
-            bold = [len(found) > 1 and cell is first for first in best]
+        best = _best(cells_of, columns)
+        for cell, row in zip(cells_of, rows, strict=True):
+            bold = [len(cells_of) > 1 and cell is first for first in best]
             texts = [Text(text, "bold" if b else "") for text, b in zip(row[1:], bold, strict=False)]
             out.add_row(Text(row[0]), *texts, *map(Text, row[1 + len(texts) : len(headings)]))
         out.add_section()
@@ -66,11 +66,11 @@ def _headings(columns: Sequence[Measure]) -> list[str]:
 
 
 def _by_federation(cells: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    found: dict[str, list[Any]] = {}
+    groups: dict[str, list[Any]] = {}
     for cell in cells:
         federation = ", ".join(f"{key.rpartition('.')[2]} = {_value(value)}" for key, value in cell.over.items())
-        found.setdefault(federation, []).append(cell)
-    return list(found.items())
+        groups.setdefault(federation, []).append(cell)
+    return list(groups.items())
 
 
 def _with_texts(rows: Sequence[Any], columns: Sequence[Measure]) -> list[tuple[Any, list[str]]]:

@@ -13,7 +13,7 @@ from jaxtyping import Float, PyTree
 
 from equipoise import local
 from equipoise.data.shards import Shards
-from equipoise.errors import InputError, known, require
+from equipoise.errors import InputError, is_concrete, require
 from equipoise.protocol import RandomKey, Vector, as_key
 from equipoise.tasks.task import Convexity, Examples, Linear, Scalar, Task, least, penalty
 
@@ -47,7 +47,7 @@ def over_examples(
     require(least(l2) >= 0, f"the l2 coefficient is {least(l2)}; give zero or more")
 
     def penalised(mean_loss: Scalar, x: Vector) -> Scalar:
-        return mean_loss if known(l2) and not l2 else mean_loss + penalty(l2, x)
+        return mean_loss if is_concrete(l2) and not l2 else mean_loss + penalty(l2, x)
 
     def each_loss(x: Vector, inputs: Array, labels: Array, key: RandomKey | None) -> Float[Array, " b"]:
         return example_losses(x, inputs, labels, key) if random else example_losses(x, inputs, labels)  # type: ignore[call-arg]

@@ -17,7 +17,7 @@ from jax.scipy.sparse.linalg import cg
 from jaxtyping import Float, Int
 
 from equipoise import local
-from equipoise.errors import all_positive, known, positive, require
+from equipoise.errors import all_positive, is_concrete, positive, require
 from equipoise.protocol import Data, RandomKey, Vector
 from equipoise.tasks.squares import Gram, Kernel
 from equipoise.tasks.task import Scalar, Task, least
@@ -133,7 +133,7 @@ def _inexact(task: Task, mu: float, inner_steps: int, inner_lr: float) -> Person
             v = improved(v, u, data, k)
             g = mu * (u - v)
             g = g if shift is None else g + shift
-            g = g if known(pull) and not pull else g + pull * (u - x)
+            g = g if is_concrete(pull) and not pull else g + pull * (u - x)
             u = u - lr * g
             return (u, v, seen if snapshot is None else jnp.where(t == snapshot, u, seen)), None
 

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, not_none, require
-from equipoise.protocol import RandomKey, Vector, choose
+from equipoise.protocol import RandomKey, Vector, tree_where
 from equipoise.tasks.examples import draw
 from equipoise.tasks.task import Own, Scalar, Task, penalty, shrink
 
@@ -202,7 +202,7 @@ def _minimised(
         r = jnp.max(jnp.max(spread, axis=0) - jnp.min(spread, axis=0) if k > 1 else jnp.abs(spread))
         shorter = jnp.log1p(r) / jnp.where(r > 0, r, 1)
         full = value(part - d, fixed) <= now - fall / 10 + 4 * eps * jnp.abs(now)
-        there = choose(full, part - d, part - shorter * d)
+        there = tree_where(full, part - d, part - shorter * d)
         return there, t + 1, (fall <= eps * jnp.maximum(now, eps)) & full
 
     def unfinished(state: tuple[Part, Array, Array]) -> Array:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import require
-from equipoise.protocol import RandomKey, Vector, choose
+from equipoise.protocol import RandomKey, Vector, tree_where
 from equipoise.tasks.examples import features_of, over_examples
 from equipoise.tasks.task import Examples, Linear, Scalar, Task
 
@@ -167,7 +167,7 @@ def squares(
         def watch(carry: tuple, t: Array) -> tuple[tuple, None]:
             state, seen = carry
             state = step(None, state)
-            return (state, choose(t == snapshot, state, seen)), None
+            return (state, tree_where(t == snapshot, state, seen)), None
 
         def vector(state: tuple) -> Vector:
             alpha, beta, z = state

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from equipoise._jax import once
+from equipoise._jax import cached_program
 from equipoise.algorithms.server_model import saddle
 from equipoise.errors import require
 from equipoise.objectives.dual import Dual, Interior
@@ -21,7 +21,7 @@ def interior_of(dual: Dual) -> Interior:
     return _found(dual) if dual.interior is None else dual.interior
 
 
-@once  # numbers of a dual may be traced, which have no hash
+@cached_program  # numbers of a dual may be traced, which have no hash
 def _found(dual: Dual) -> Interior:
     require(
         dual.simplex,

@@ -12,7 +12,7 @@ from equipoise.algorithms.server_model.directions import TINY
 from equipoise.algorithms.server_model.precision import joined, pairs
 from equipoise.algorithms.server_model.state import Point, Server, Shape
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import choose, mean, neutral
+from equipoise.protocol import mean, neutral, tree_where
 
 NOT_QUADRATIC = 1e-4  # a trapezoid that is this far off a loss
 FORGET = 0.2  # images that are this far off: only the newest direction stays
@@ -136,7 +136,7 @@ def judged(
         off_images > FORGET,
         jnp.maximum(1e-6, jnp.minimum(unlike, 0.1)),
     )
-    memory = choose(s @ s > 1e-28 * (at.x @ at.x), renewed, memory)
+    memory = tree_where(s @ s > 1e-28 * (at.x @ at.x), renewed, memory)
 
     heard = at.heard | here
     left = at.known & ~here
@@ -145,7 +145,7 @@ def judged(
     anchor = jnp.where(back[:, None], trial.x[None, :], at.anchor)
     stays = at._replace(f=pairs(f), C=C, heard=heard, anchor=anchor)
     return server._replace(
-        at=choose(worse, stays, there),
+        at=tree_where(worse, stays, there),
         memory=memory,
         shape=Shape(kappa, q, nu, taken_back, in_a_row),
         same=same,

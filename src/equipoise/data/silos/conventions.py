@@ -117,7 +117,7 @@ def _questions(table: Table, name: str) -> dict[str, pl.Expr]:
     for kind, (a, b) in (("number", ("number", "comma")), ("date", ("date", "month"))):
         one, other = pl.col(f"{i} {a}"), pl.col(f"{i} {b}")
         both = one.is_not_null() & other.is_not_null()
-        # A difference of rounding is none.
+        # Differences of rounding do not count.
         differ = both & ((one - other).abs() > 1e-9 * one.abs())
         odd = cell.str.contains(",", literal=True) if kind == "number" else ~cell.str.contains(DOTTED)
         out |= {

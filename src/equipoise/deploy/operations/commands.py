@@ -5,24 +5,36 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from equipoise._jax import keep_programs
 from equipoise.deploy.operations import keys as made
 from equipoise.deploy.operations import launch
-from equipoise.deploy.operations.page import live_page
-from equipoise.deploy.operations.processes import await_port, free_port, is_free, keep_running, process
-from equipoise.deploy.operations.site_process import Say, Site, begin_sites, node_config
+from equipoise.deploy.operations.processes import (
+    Say,
+    Site,
+    await_port,
+    begin_sites,
+    free_port,
+    is_free,
+    keep_running,
+    node_config,
+    process,
+)
+from equipoise.deploy.server.status import STATUS
 from equipoise.deploy.site.run import read as read_site
 from equipoise.deploy.wire.transport import why_not_warm
-from equipoise.errors import EquipoiseError, require
+from equipoise.errors import EquipoiseError, InputError, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.files import make_folder, write_whole
+from equipoise.files import make_folder, reason, write_whole
 from equipoise.privacy import policy
 
 LAST_WORDS = 1.5  # seconds for the output of a run that is finished
@@ -290,3 +302,58 @@ def run_local(
         run_server(config, folder, settings, say, ready=start_sites, check=check, ending=end_sites)
     finally:
         end_sites()
+
+
+REPORT = "report.html"
+HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+@contextmanager
+def live_page(folder: Path, port: int = 0) -> Iterator[str]:
+    """Serves the page on 127.0.0.1; gives its address.
+
+    A browser that was sent here under another name, as by a page whose name was pointed to this machine, gets nothing.
+    """
+    text = (resources.files("equipoise.deploy.operations") / "live.html").read_bytes()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            files = {f"/{STATUS}": (folder / STATUS, "application/json"), f"/{REPORT}": (folder / REPORT, "text/html")}
+            if not asked_here(self.headers.get_all("Host") or []):
+                self.answer(403, "text/plain", f"the page is at http://127.0.0.1:{server.server_port}/\n".encode())
+            elif self.path == "/":
+                self.answer(200, "text/html", text)
+            elif self.path in files and files[self.path][0].is_file():
+                path, kind = files[self.path]
+                self.answer(200, kind, path.read_bytes())
+            else:
+                self.answer(404, "text/plain", b"nothing here yet\n")
+
+        def answer(self, code: int, kind: str, body: bytes) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    def asked_here(hosts: list[str]) -> bool:
+        try:
+            addresses = [urlsplit(f"//{host}") for host in hosts]
+            return [(address.hostname in HOSTS, address.port) for address in addresses] == [(True, server.server_port)]
+        except ValueError:
+            return False
+
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        raise InputError(f"the live page cannot have port {port} ({reason(error)}); give another --page") from error
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        server.server_close()

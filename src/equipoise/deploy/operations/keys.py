@@ -89,13 +89,13 @@ def fingerprint(public: bytes) -> str:
 
 def names(folder: Path) -> dict[str, str]:
     """Who may join, with the fingerprint of its key; says if one key has two names, or was revoked."""
-    found = {path.stem: fingerprint(_public(path)) for path in sorted((folder / SITES).glob("*.pub"))}
+    registered = {path.stem: fingerprint(_public(path)) for path in sorted((folder / SITES).glob("*.pub"))}
     gone, owners = _revoked(folder), dict[str, str]()
-    for name, print_ in found.items():
+    for name, print_ in registered.items():
         other = owners.setdefault(print_, name)
         require(other == name, f"'{other}' and '{name}' have the same key in {folder / SITES}; each needs its own")
         require(print_ not in gone, f"the key of '{name}' in {folder / SITES} was revoked; register another one")
-    return found
+    return registered
 
 
 def _revoked(folder: Path) -> set[str]:
@@ -149,9 +149,9 @@ def rotate(folder: Path, name: str, file: Path | None = None) -> None:
 
 def holders(folder: Path) -> list[str]:
     """Who holds what, a sentence each."""
-    found = names(folder)
-    made_here = [name for name in found if (folder / SITES / name).is_file()]
-    out = [f"{name} joins with the key {print_}" for name, print_ in found.items()]
+    registered = names(folder)
+    made_here = [name for name in registered if (folder / SITES / name).is_file()]
+    out = [f"{name} joins with the key {print_}" for name, print_ in registered.items()]
     out.append(f"the server gets {CA}, {SERVER}, {SERVER_KEY} and {SITES}/*.pub, and no other file")
     out.append(f"each site gets {CA}, {SITES}/*.pub (for masked sums) and its own private key, {SITES}/NAME")
     if made_here:

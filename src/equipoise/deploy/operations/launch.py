@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SUPERLINK = str(Path(wire.__file__).with_name("superlink.py"))
 LOOPBACK = "127.0.0.1"
 NAME = "equipoise"  # of the connection and of the app
-CLIENT, SERVER = "equipoise.deploy.entry_points:client", "equipoise.deploy.entry_points:server"
+CLIENT, SERVER = "equipoise.deploy.site.run:client", "equipoise.deploy.server.run:server"
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 # Flower looks for apps to start once a second, as long as it runs.
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3"}

@@ -1,7 +1,16 @@
-"""Processes that end with the one that started them, and that are started again when they crash."""
+"""Processes that end with the one that started them, and that are started again when they crash; those of sites.
 
+`python -m equipoise.deploy.operations.processes` is the process of one or more warm sites. Its first line of standard
+input says which, as JSON (`Work`); it ends within a second when the input is closed, or on SIGTERM. `equipoise flower
+site` and `local` start it, and start it again when it crashes. What only this process needs, JAX and Flower, is loaded
+there: whoever waits for it needs neither.
+"""
+
+import json
+import logging
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,10 +19,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from equipoise.deploy.operations import guard
-from equipoise.errors import EquipoiseError, InputError
+from equipoise.deploy.operations import guard, launch
+from equipoise.deploy.operations import keys as made
+from equipoise.errors import EquipoiseError, InputError, require
 
 GUARD = [sys.executable, "-P", str(Path(guard.__file__))]
 RESTART = (0.5, 30.0)  # seconds before a process that crashed is started again: at first, and at most
@@ -111,3 +121,201 @@ def await_port(child: subprocess.Popen, host: str, port: int, patience: float = 
         else:
             return
     raise EquipoiseError(f"nobody listens on {host}:{port} after {patience:g} s")
+
+
+Say = Callable[[str], None]
+WORKER = [sys.executable, "-m", "equipoise.deploy.operations.processes"]
+STOCK = "Flower's SuperNode, a process for every message"
+
+
+class SiteWork(NamedTuple):
+    """One site, as its process is told."""
+
+    name: str
+    folder: str
+    config: dict[str, str]  # the node's: where its rows are
+    key: str | None  # its private key; None: no authentication
+
+
+class Work(NamedTuple):
+    """What the process of some sites is told: a line of JSON."""
+
+    server: str  # HOST:PORT
+    keys: str | None  # a folder with whom to believe; None: no encryption
+    compiled: str  # a folder for compiled programs
+    sites: tuple[SiteWork, ...]
+
+
+def line(work: Work) -> bytes:
+    fields = work._asdict() | {"sites": [site._asdict() for site in work.sites]}
+    return (json.dumps(fields) + "\n").encode()
+
+
+def read_line(text: str) -> Work:
+    fields = json.loads(text)
+    return Work(**fields | {"sites": tuple(SiteWork(**site) for site in fields["sites"])})
+
+
+class Site(NamedTuple):
+    """A site of this machine."""
+
+    name: str
+    folder: Path
+    config: dict[str, str]  # where its rows are
+    key: Path | None = None  # its private key; None: that of its name among the keys
+
+
+def node_config(name: str, folder: Path, rows: Mapping[str, str]) -> dict[str, str]:
+    return {"site": name, "folder": str(folder.resolve()), "compiled": str((folder / "compiled").resolve()), **rows}
+
+
+def identified(site: Site, keys: Path | None) -> dict[str, str]:
+    """The node's configuration, with its own key and those by which it knows the others, for masked sums."""
+    if keys is None:
+        return site.config
+    private = launch.private_key(keys, site.name, site.key)
+    return {**site.config, "key": str(private.resolve()), "roster": str((keys / made.SITES).resolve())}
+
+
+def begin_sites(
+    sites: Sequence[Site],
+    server: str,
+    keys: Path | None,
+    say: Say,
+    *,
+    stock: bool = False,
+    compiled: Path | None = None,
+) -> Callable[[], AbstractContextManager[subprocess.Popen]]:
+    """How the process of these sites is started: one that stays, or Flower's own for a single site.
+
+    One that stays becomes Flower's own where the parts of Flower that it stands on are not there (`become_supernode`).
+    """
+    work = work_of(sites, server, keys, compiled)
+    if stock:
+        require(len(sites) == 1, "Flower's own nodes run one site each")
+        say(f"{sites[0].name}: {STOCK} (asked for)")
+        return lambda: _supernode(work.sites[0], work, say)
+    say(f"{', '.join(site.name for site in sites)}: one process that stays (warm)")
+    return lambda: _worker(work)
+
+
+def work_of(sites: Sequence[Site], server: str, keys: Path | None, compiled: Path | None = None) -> Work:
+    """What the process of these sites has to know."""
+    return Work(
+        server=server,
+        keys=None if keys is None else str(keys),
+        compiled=str(compiled or sites[0].folder / "compiled"),
+        sites=tuple(
+            SiteWork(
+                name=site.name,
+                folder=str(site.folder),
+                config=identified(site, keys),
+                key=None if keys is None else str(launch.private_key(keys, site.name, site.key)),
+            )
+            for site in sites
+        ),
+    )
+
+
+@contextmanager
+def _worker(work: Work) -> Iterator[subprocess.Popen]:
+    with owned(WORKER, launch.QUIET, patience=2.0) as child:
+        assert child.stdin is not None
+        with suppress(OSError):  # it has ended already, which its exit code says
+            child.stdin.write(line(work))
+            child.stdin.flush()
+        yield child
+
+
+@contextmanager
+def _supernode(site: SiteWork, work: Work, say: Say) -> Iterator[subprocess.Popen]:
+    command, more = supernode(site, work)
+    say(launch.shown(command, more))
+    with process(command, more) as child:
+        yield child
+
+
+def supernode(site: SiteWork, work: Work) -> tuple[list[str], dict[str, str]]:
+    """The command of Flower's own node for a site, and its environment."""
+    keys, key = (None if path is None else Path(path) for path in (work.keys, site.key))
+    command = launch.supernode(work.server, free_port(), site.config, keys, key)
+    return command, launch.environment(Path(site.folder) / "flower")
+
+
+def run_site(site: Site, server: str, keys: Path | None, say: Say, *, stock: bool = False) -> None:
+    """Until interrupted."""
+    begin = begin_sites([site], server, keys, say, stock=stock)
+    keep_running(begin, threading.Event(), say, name=site.name)
+
+
+def main() -> int:
+    """Runs sites until told to end; the exit code."""
+    from equipoise._jax import keep_programs
+    from equipoise.deploy.server.status import JsonLines
+    from equipoise.deploy.wire.transport import why_not_warm
+
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+    work = read_line(sys.stdin.readline())
+
+    def watch_parent() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=watch_parent, daemon=True).start()
+    logger = logging.getLogger("equipoise.flower")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    console = logging.StreamHandler()
+    console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger.addHandler(console)
+    try:
+        if why := why_not_warm():
+            become_supernode(work, why)
+        keep_programs(Path(work.compiled))
+        Path(work.sites[0].folder).mkdir(parents=True, exist_ok=True)
+        logger.addHandler(JsonLines(Path(work.sites[0].folder) / "log.jsonl"))
+        from equipoise.deploy.wire import warm
+
+        sites = [
+            warm.WarmSite(
+                work.server,
+                Path(site.folder),
+                site.config,
+                certificates=None if work.keys is None else Path(work.keys) / made.CA,
+                key=None if site.key is None else Path(site.key),
+                stop=stop,
+            )
+            for site in work.sites
+        ]
+        names = ", ".join(site.name for site in sites)
+        logger.info("%s: one process that stays (warm), pid %d", names, os.getpid())
+        from equipoise.deploy.site import run  # noqa: F401 - JAX and all that a message needs, before it comes
+
+        warm.run_sites(sites, stop)
+    except EquipoiseError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return REFUSED
+    except BaseException:
+        logger.exception("the process ends because of an error")
+        return 1
+    return 0
+
+
+def become_supernode(work: Work, why: str) -> None:
+    """Where Flower's internals have changed, this process becomes Flower's own node, and ends as it would."""
+    names = ", ".join(site.name for site in work.sites)
+    require(len(work.sites) == 1, f"{names}: Flower's own nodes run one site each ({why}); start them with --stock")
+    print(f"{names}: {STOCK} ({why})", flush=True)
+    command, more = supernode(work.sites[0], work)
+    os.execve(GUARD[0], [*GUARD, *command], {**os.environ, **more})
+
+
+def _ended(code: int) -> Any:
+    logging.shutdown()
+    os._exit(code)  # threads may be in the middle of work that nobody waits for
+
+
+if __name__ == "__main__":
+    _ended(main())

@@ -1,9 +1,14 @@
-"""What happened during a run, for the report at its end."""
+"""What happened during a run, and how it is said to people."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from equipoise.engines.simulator import Result
 from equipoise.errors import EquipoiseError
+from equipoise.evaluation.rules import higher_is_better, main_score
+from equipoise.experiment.records import Row
 
 What = Literal[
     "joined",  # a site was found, at the start or after it had been away
@@ -61,7 +66,7 @@ class Ledger(NamedTuple):
 
     run: str
     sites: tuple[str, ...]  # by client number
-    counted: tuple[str, ...]  # for each site, the mark of the last reply that counted (envelope.Address)
+    counted: tuple[str, ...]  # for each site, the mark of the last reply that counted (messages.Address)
     events: tuple[Event, ...]
     traffic: tuple[Traffic, ...]
     lengths: dict[str, dict[str, float]] = {}  # noqa: RUF012 - never changed: what replies are compared with (lengths.py)
@@ -94,8 +99,100 @@ class LinkLost(BaseException):
 
 
 class GivenUp(EquipoiseError):
-    """Too few sites answered, again and again; `outcome` holds every finished round."""
+    """Too few sites answered, again and again; of a run that was served `outcome` holds every finished round."""
 
-    def __init__(self, sentence: str, outcome: Outcome):
+    def __init__(self, sentence: str, outcome: Outcome | None = None):
         super().__init__(sentence)
         self.outcome = outcome
+
+
+FEW = 4  # places that are named; of more, how many
+WORDS = {
+    "late": "did not answer in time",
+    "failed": "failed",
+    "refused": "refused",
+    "broken": "sent a reply that was left out",
+    "absent": "was not there",
+}
+WHOLE = (
+    "stranger",
+    "double",
+    "false name",
+    "outsider",
+    "left out",
+    "log went back",
+    "heavy",
+)  # their reason is a sentence, with the site in it
+
+
+def sentences_of(events: Sequence[Event]) -> Iterator[str]:
+    """A sentence for each thing that happened to a site, however often; an arrival counts only after an absence."""
+    groups: dict[tuple[str, str, str], list[Event]] = {}
+    away: set[str] = set()
+    for event in events:
+        if event.what in ("late", "absent"):
+            away.add(event.site)
+        if event.what == "joined" and event.site not in away:
+            continue
+        away -= {event.site} if event.what == "joined" else set()
+        groups.setdefault((event.site, event.what, event.why), []).append(event)
+    for (site, what, why), same in groups.items():
+        yield f"{_said(site, what, why)} ({_places(same)})"
+
+
+def _said(site: str, what: str, why: str) -> str:
+    if what in WHOLE:
+        return why
+    if what == "joined":
+        return f"'{site}' came back"
+    if not site:
+        opening = {"repeated": "the round was repeated: ", "given up": "the run stopped: ", "resumed": ""}
+        return opening.get(what, f"{what}: ") + why
+    return f"'{site}' {WORDS.get(what, what)}: {why}"
+
+
+def _places(events: Iterable[Event]) -> str:
+    places = list(dict.fromkeys(map(_place, events)))
+    more = f" and {len(places) - FEW} more" if len(places) > FEW else ""
+    return ", ".join(places[:FEW]) + more
+
+
+def _place(event: Event) -> str:
+    first = _first_place(event)
+    if event.times == 1:
+        return first
+    if event.last_round == event.round:
+        return f"{first}, {event.times} times"
+    last = event.last_round if event.exchange == "evaluate" else (event.last_round or 0) + 1
+    return f"{event.times} times from {first} to round {last}"
+
+
+def _first_place(event: Event) -> str:
+    if event.exchange == "evaluate":
+        return f"evaluation after round {event.round}"
+    if event.exchange in ("", "statistics", "agreement", "prepare", "start"):
+        return "before the first round" if event.round == 0 else f"round {event.round + 1}"
+    return f"round {event.round + 1}, {event.exchange}"
+
+
+def framing_sentence(traffic: Sequence[Traffic]) -> str:
+    """What the network added to the bytes of the history."""
+    down = sum(t.sent * t.down_framing for t in traffic)
+    up = sum(t.received * t.up_framing for t in traffic)
+    messages = sum(t.sent + t.received for t in traffic)
+    return (
+        f"Flower's framing added {down:,} bytes down and {up:,} up, {(down + up) // max(messages, 1):,} per message, "
+        "to the bytes of the history; HTTP, TLS and evaluations come on top"
+    )
+
+
+def print_round(round: int, rounds: int, row: Row) -> None:
+    """A line for the log of the server."""
+    score = main_score(row.scores) or "loss"
+    values = np.array([np.nan if v is None else v for v in row.scores[score]])
+    heard = values[np.isfinite(values)]
+    if heard.size:
+        worst = heard.min() if higher_is_better(score) else heard.max()
+        print(f"round {round} of {rounds}: {score} {heard.mean():.4g}, of the worst site {worst:.4g}", flush=True)
+    else:
+        print(f"round {round} of {rounds}: no site was heard", flush=True)

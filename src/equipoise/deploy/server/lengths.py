@@ -55,8 +55,8 @@ class Bounded:
         """Why a reply is left out; empty where it is not."""
         if self.bound is None:
             return ""
-        known = self.known.get(f"{exchange}/{name}", {})
-        usual, own = max(known.get(USUAL, 0.0), median), known.get(site, 0.0)
+        past = self.known.get(f"{exchange}/{name}", {})
+        usual, own = max(past.get(USUAL, 0.0), median), past.get(site, 0.0)
         if name.endswith("weight"):
             usual = max(usual, 1.0)
         if usual == 0.0:  # nothing to compare with
@@ -87,11 +87,11 @@ class Heard:
         Until all replies are there (`complete`) those that are missing count as nothing: who passes then passes later.
         """
         site, mine = self.replies[slot]
-        found = (
+        reasons = (
             self.run.why_not(self.exchange, name, site, length, self.median(name, slot, complete), complete)
             for name, length in mine.items()
         )
-        return next(filter(None, found), "")
+        return next(filter(None, reasons), "")
 
     def median(self, name: str, slot: int, complete: bool) -> float:
         """Of the others."""
@@ -102,12 +102,14 @@ class Heard:
         """The same of a sum whose parts nobody has seen."""
         if self.run.bound is None:
             return ""
-        found = (
+        reasons = (
             self.run.why_not(self.exchange, f"sum of {name}", "all", length, 0.0)
             for name, length in lengths(Reply(total=total))
         )
         return (
-            next(filter(None, found), "").replace("its ", "the ", 1).replace("the sites usually send", "it usually is")
+            next(filter(None, reasons), "")
+            .replace("its ", "the ", 1)
+            .replace("the sites usually send", "it usually is")
         )
 
     def learn(self, slots: list[int], total: PyTree = None) -> None:
@@ -115,14 +117,14 @@ class Heard:
         if self.run.bound is None:
             return
         for name in {name for slot in slots for name in self.replies[slot][1]}:
-            known = self.run.known.setdefault(f"{self.exchange}/{name}", {})
+            past = self.run.known.setdefault(f"{self.exchange}/{name}", {})
             counted = [(site, of[name].value) for site, of in (self.replies[slot] for slot in slots) if name in of]
-            known[USUAL] = max(known.get(USUAL, 0.0), median([value for _, value in counted]))
+            past[USUAL] = max(past.get(USUAL, 0.0), median([value for _, value in counted]))
             for site, value in counted:
-                known[site] = max(known.get(site, 0.0), value)
+                past[site] = max(past.get(site, 0.0), value)
         for name, length in lengths(Reply(total=total)):
-            known = self.run.known.setdefault(f"{self.exchange}/sum of {name}", {})
-            known[USUAL] = max(known.get(USUAL, 0.0), length.value)
+            past = self.run.known.setdefault(f"{self.exchange}/sum of {name}", {})
+            past[USUAL] = max(past.get(USUAL, 0.0), length.value)
 
 
 def given_weight(message: Any, *, unit: bool) -> float | None:

@@ -1,4 +1,9 @@
-"""Before the first round: the server gathers the sites, and all of them come to the same agreement."""
+"""Before the first round: the server gathers the sites, and all of them come to the same agreement.
+
+With [convexify] a network is trained first, a run of its own in `stage.1/` (`run.py`), and `agree_on_features` follows.
+The network travels in the agreement, a site makes features of its own rows and keeps them, and one exchange of their
+sums is all that they tell: from it the server makes the scaling, which travels in the agreement too.
+"""
 
 import json
 import math
@@ -12,28 +17,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flwr.serverapp import Grid
+from jax.flatten_util import ravel_pytree
 from pydantic import ValidationError
 
+from equipoise.algorithms.moments import moments
 from equipoise.algorithms.second_moments import metric_from, second_moments
 from equipoise.cohorts import everyone
 from equipoise.data.silos.agreement import agree
 from equipoise.data.silos.statistics import Statistics
 from equipoise.deploy import agreement
-from equipoise.deploy.agreement import Agreement, Setup
-from equipoise.deploy.server.rounds import Demands, serve
-from equipoise.deploy.server.sites import ConnectedSites, Patience, gather
+from equipoise.deploy.agreement import Agreement, NetworkRecord, Setup, as_text
+from equipoise.deploy.server.rounds import Demands, ask_once, prepare
+from equipoise.deploy.server.sites import ConnectedSites, Timeouts, gather
 from equipoise.deploy.server.status import StatusWriter
 from equipoise.deploy.site.run import SiteStatistics
 from equipoise.deploy.wire.secure import SecureSums
 from equipoise.errors import EquipoiseError, InputError, not_none, require
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.config import Config
+from equipoise.experiment.convexify import Trained
 from equipoise.experiment.methods import crossing
 from equipoise.files import read_text, write_whole
 from equipoise.metric import packed
-from equipoise.privacy.disclosure import disclosed, sums_of_moments
+from equipoise.models.gradient_features import scaling
+from equipoise.privacy.disclosure import disclosed, sums_of_features, sums_of_moments
 from equipoise.privacy.policy import NOT_APPROVED
-from equipoise.protocol import Algorithm, Vector
+from equipoise.protocol import Algorithm, Data, Vector
 from equipoise.pytorch.spec import agreed_module, first_model
 
 BASELINES = "baselines.json"  # in the server's run folder: of every site, the loss of its own model
@@ -42,7 +51,7 @@ APPROVAL = (2.0, 30.0)  # seconds between two looks whether a run has been appro
 
 def gather_sites(
     config: Config,
-    known: Agreement | None,
+    agreed: Agreement | None,
     grid: Grid,
     status: StatusWriter,
     stock: bool,
@@ -50,14 +59,14 @@ def gather_sites(
 ) -> ConnectedSites:
     """Waits for the sites, numbered by name as the files of a folder are."""
     of = not_none(config.federation)
-    patience = Patience(of.gather, of.hello, of.question, of.exchange, of.poll)
-    sites = known.sites if known else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
+    timeouts = Timeouts(of.gather, of.hello, of.question, of.exchange, of.poll)
+    sites = agreed.sites if agreed else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
     options: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
     require(
-        known is not None or not without,
+        agreed is not None or not without,
         f"{', '.join(without)} cannot be left out before the first round; name the others in federation.sites",
     )
-    federation = gather(grid, patience=patience, observe=status.observe, stock=stock, without=without, **options)
+    federation = gather(grid, timeouts=timeouts, observe=status.observe, stock=stock, without=without, **options)
     status.observe({"kind": "started", "transport": federation.transport.about})
     return federation
 
@@ -71,19 +80,19 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
         "ones, or leave them out of federation.sites",
     )
     answers = {site: _statistics(site, text) for site, text in ask_for_statistics(federation).items()}
-    known: dict[str, Any] = {}
+    reading: dict[str, Any] = {}
     if config.model.name == "torch":
-        known["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
+        reading["module"] = agreed_module({site: a.statistics for site, a in answers.items()})
     else:
         statistics = [_statistics_of(site, answer) for site, answer in answers.items()]
-        known["encoding"] = agree(statistics, config.data.silo_options).to_json()
+        reading["encoding"] = agree(statistics, config.data.silo_options).to_json()
     agreed = Agreement(
         run=f"{int(time.time())}-{secrets.token_hex(4)}",
         sites=federation.sites,
         train=tuple(a.train for a in answers.values()),
         test=tuple(a.test for a in answers.values()),
         counted=None if config.data.unit is None else tuple(_counted(site, a) for site, a in answers.items()),
-        **known,
+        **reading,
     )
     agreement.remote_problem(config, agreed)  # what does not fit is said before the sites are asked again
     return send_agreement(config, federation, agreed)
@@ -91,8 +100,8 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
 
 def ask_for_statistics(federation: ConnectedSites) -> dict[str, str]:
     """Every site's; owners who have not looked at the run yet are waited for as long as sites that have not come."""
-    end = time.monotonic() + federation.patience.gather
-    wait, longest = (min(seconds, federation.patience.gather / 4) for seconds in APPROVAL)
+    end = time.monotonic() + federation.timeouts.gather
+    wait, longest = (min(seconds, federation.timeouts.gather / 4) for seconds in APPROVAL)
     while True:
         try:
             return federation.ask("statistics")
@@ -106,13 +115,21 @@ def ask_for_statistics(federation: ConnectedSites) -> dict[str, str]:
 def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
     """The agreement as all sites have taken it, with the metric and the curvature where the run needs them."""
     agreed = agree_on_metric(config, federation, agreed)
-    replies = federation.ask("agreement", agreed.model_dump_json())
+    replies = tell(federation, agreed)
     if agreement.needs_curvature(config, agreed):
         curvatures, slopes = zip(*(_measured(site, text) for site, text in replies.items()), strict=True)
         _check_alike(config, dict(zip(replies, curvatures, strict=True)))
         agreed = agreed.model_copy(update={"curvature": max(curvatures), "slope": math.hypot(*slopes)})
-        federation.ask("agreement", agreed.model_dump_json())
+        tell(federation, agreed)
     return agreed
+
+
+def tell(federation: ConnectedSites, agreed: Agreement) -> dict[str, str]:
+    """Tells all sites what was agreed, of which they are told nothing twice; gives their answers."""
+    text, earlier = agreed.model_dump_json(), federation.told_all
+    answers = federation.ask("agreement", agreement.addition(earlier, agreed) if earlier else text)
+    federation.agreement = federation.told_all = text
+    return answers
 
 
 def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
@@ -123,15 +140,15 @@ def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreemen
     of = not_none(config.federation)
     secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
     print(f"what the server learns: {sums_of_moments(masked=of.secure)}", flush=True)
-    federation.ask("agreement", agreed.model_dump_json())
+    tell(federation, agreed)
     like, kind = agreement.remote_problem(config, agreed).train.client(0), np.dtype(config.run.precision)
     with jax.enable_x64(True):
         algorithm = second_moments(plan.linear, everyone(len(agreed.sites)), rank=plan.rank)
         start, digest = jnp.zeros(algorithm.size, kind), agreement.digest_of(config, agreed)
-        details = {"part": "metric", "run": agreed.run, "shard": like, "config": digest, "secure": secure}
-        told = ask_before(config, federation, algorithm, start, least=max(of.least, 1), **details)
-        found = not_none(metric_from(plan.linear, jax.tree.map(np.asarray, told), plan.rank, kind))
-    texts = {name: agreement.as_text(array, config) for name, array in packed(found).items()}
+        details: dict[str, Any] = {"run": agreed.run, "shard": like, "digest": digest, "secure": secure}
+        told = ask_before(config, federation, "metric", algorithm, start, least=max(of.least, 1), **details)
+        metric = not_none(metric_from(plan.linear, jax.tree.map(np.asarray, told), plan.rank, kind))
+    texts = {name: agreement.as_text(array, config) for name, array in packed(metric).items()}
     return agreed.model_copy(update={"metric": texts})
 
 
@@ -157,14 +174,15 @@ def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
     )
 
 
-def resend_agreement(folder: Path, federation: ConnectedSites, known: Agreement) -> Agreement:
+def resend_agreement(folder: Path, federation: ConnectedSites, agreed: Agreement) -> Agreement:
     """The agreement of the run to resume, sent again to the sites that are there."""
     done = checkpoint.rounds(folder / records.CHECKPOINT)
     federation.where = (done, "")
     federation.events = [event._replace(round=done, last_round=done) for event in federation.events]
     federation.note("", "resumed", f"the server was started again after {done} rounds")
-    federation.ask("agreement", known.model_dump_json(), everyone=False)
-    return known
+    federation.agreement = agreed.model_dump_json()
+    federation.ask("agreement", federation.agreement, everyone=False)
+    return agreed
 
 
 def told_baselines(config: Config, folder: Path, federation: ConnectedSites, run: str) -> np.ndarray | None:
@@ -174,43 +192,61 @@ def told_baselines(config: Config, folder: Path, federation: ConnectedSites, run
     path = folder / BASELINES
     if not path.is_file():
         federation.observe({"kind": "state", "state": "fitting a model of its own at every site"})
-        found = {site: _number(site, text) for site, text in federation.ask("baseline", run).items()}
-        _check_baselines(config, found)
-        write_whole(path, json.dumps(found, indent=1) + "\n")
+        losses = {site: _number(site, text) for site, text in federation.ask("baseline", run).items()}
+        _check_baselines(config, losses)
+        write_whole(path, json.dumps(losses, indent=1) + "\n")
     told = json.loads(read_text(path))
     return np.array([float(told[site]) for site in federation.sites])
 
 
 def _number(site: str, text: str) -> float:
     try:
-        found = float(json.loads(text))
+        number = float(json.loads(text))
     except (ValueError, TypeError):
-        found = math.nan
+        number = math.nan
     require(
-        math.isfinite(found),
+        math.isfinite(number),
         f"'{site}' told no loss of a model of its own ({text[:40]!r}); set objective.of = 'losses'",
     )
-    return found
+    return number
 
 
 def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites, run: str) -> Setup:
     """The run from the weights that the first site's module begins with."""
     problem = setup.problem
-    details = {"part": "start", "run": run, "shard": problem.train.client(0), "config": setup.digest}
-    x = ask_before(config, federation, first_model(problem.n, problem.x), problem.x, least=1, **details)
+    details: dict[str, Any] = {"run": run, "shard": problem.train.client(0), "digest": setup.digest}
+    x = ask_before(config, federation, "start", first_model(problem.n, problem.x), problem.x, least=1, **details)
     note = f"the model starts as the module of '{problem.names[0]}' does"
     return setup._replace(problem=replace(problem, x=x), notes=(*setup.notes, note))
 
 
 def ask_before(
-    config: Config, federation: ConnectedSites, algorithm: Algorithm, x: Vector, /, *, least: int, **options: Any
+    config: Config,
+    federation: ConnectedSites,
+    part: str,
+    algorithm: Algorithm,
+    x: Vector,
+    *,
+    run: str,
+    shard: Data,
+    digest: str,
+    least: int,
+    secure: SecureSums | None = None,
 ) -> Any:
     """The server's state after one exchange before the first round, which so many sites have to take part in."""
     demands = Demands(
         least=least, tries=not_none(config.federation).tries, heavy=1.0, bound=not_none(config.federation).believed
     )
-    options |= {"rounds": 1, "demands": demands, "note_under": 0}
-    return serve(algorithm, x, federation, config.run.seed, **options).result.server
+    return ask_once(
+        prepare(algorithm, x, shard, digest),
+        algorithm.init(x),
+        federation,
+        config.run.seed,
+        part=part,
+        run=run,
+        demands=demands,
+        secure=secure,
+    )
 
 
 def _statistics(site: str, text: str) -> SiteStatistics:
@@ -248,11 +284,11 @@ def _counted(site: str, told: SiteStatistics) -> float:
 def _check_alike(config: Config, curvatures: dict[str, float]) -> None:
     """One site's word would make everybody's steps tiny."""
     bound, usual = not_none(config.federation).believed, sorted(curvatures.values())[(len(curvatures) - 1) // 2]
-    for site, found in curvatures.items():
+    for site, curvature in curvatures.items():
         require(
-            bound is None or found <= bound**2 * usual,
-            f"'{site}' measured a curvature of {found:.2g}, {found / usual:.2g} times the median of the sites; leave "
-            "it out of federation.sites, or give the step sizes as numbers",
+            bound is None or curvature <= bound**2 * usual,
+            f"'{site}' measured a curvature of {curvature:.2g}, {curvature / usual:.2g} times the median of the sites; "
+            "leave it out of federation.sites, or give the step sizes as numbers",
         )
 
 
@@ -278,3 +314,31 @@ def _measured(site: str, text: str) -> tuple[float, float]:
         f"'{site}' measured no curvature ({text[:40]!r}); give the step sizes as numbers",
     )
     return curvature, slope
+
+
+def agree_on_features(
+    config: Config, federation: ConnectedSites, network_agreed: Agreement, trained: Trained, secure: SecureSums | None
+) -> Agreement:
+    """The agreement of the run on features of the trained network; all sites have to take part in it."""
+    theta, _ = ravel_pytree(trained.theta)
+    network = NetworkRecord(theta=as_text(theta, config), how=trained.how, down=trained.sent.down, up=trained.sent.up)
+    agreed = network_agreed.model_copy(
+        update={"run": f"{network_agreed.run}-features", "network": network, "curvature": None, "slope": None}
+    )
+    if agreement.has_features(config):
+        print(f"what the server learns: {sums_of_features(masked=secure is not None)}", flush=True)
+        tell(federation, agreed)
+        mean, scale = (as_text(part, config) for part in scaling(_summed(config, federation, agreed, secure)))
+        scaled = network.model_copy(update={"mean": mean, "scale": scale})
+        agreed = agreed.model_copy(update={"network": scaled})
+    return send_agreement(config, federation, agreed)
+
+
+def _summed(config: Config, federation: ConnectedSites, agreed: Agreement, secure: SecureSums | None) -> Any:
+    n = len(agreed.sites)
+    like = agreement.features_like(config, agreement.network_problem(config, agreed))
+    with jax.enable_x64(True):
+        algorithm = moments(like.inputs.shape[1], everyone(n))
+        start, digest = jnp.zeros(algorithm.size, like.inputs.dtype), agreement.digest_of(config, agreed)
+        details: dict[str, Any] = {"run": agreed.run, "shard": like, "digest": digest, "secure": secure}
+        return ask_before(config, federation, "moments", algorithm, start, least=n, **details)

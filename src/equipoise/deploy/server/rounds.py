@@ -2,7 +2,7 @@
 
 A round counts as a whole or not at all. It is repeated from its beginning when too few sites answer, and after a few
 repetitions the run is given up with all finished rounds in hand. Clients go along: every message says which of a
-client's replies was the last to count (`envelope.Address`), so that a reply that got lost leaves no trace at the client
+client's replies was the last to count (`messages.Address`), so that a reply that got lost leaves no trace at the client
 either, as in the simulator.
 """
 
@@ -10,12 +10,13 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Int, PyTree
@@ -23,9 +24,26 @@ from jaxtyping import Int, PyTree
 from equipoise.deploy.server.events import GivenUp, Ledger, Outcome, Traffic, What
 from equipoise.deploy.server.lengths import Bounded, given_weight, weighs_otherwise
 from equipoise.deploy.server.sites import ConnectedSites, Delivery, Limit, why_not
-from equipoise.deploy.wire.arrays import Refusal, check_values, content_bytes, framing, pack, refuse_unless, unpack
-from equipoise.deploy.wire.envelope import NAME, NOT_TOLD, START, Address, address, mark
-from equipoise.deploy.wire.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
+from equipoise.deploy.wire.messages import (
+    NAME,
+    NOT_TOLD,
+    START,
+    Address,
+    ExchangeSpec,
+    Refusal,
+    Specs,
+    address,
+    check_values,
+    content_bytes,
+    exchange_specs,
+    fingerprint,
+    framing,
+    mark,
+    pack,
+    program,
+    refuse_unless,
+    unpack,
+)
 from equipoise.deploy.wire.secure import MaskedExchange, Masking, SecureSums
 from equipoise.deploy.wire.transport import INLINE
 from equipoise.engines.checks import check_every, check_start
@@ -94,7 +112,7 @@ def prepare(algorithm: Algorithm, x: Vector, shard: Data, config: str = "") -> P
     return Prepared(algorithm, specs, steps, fingerprint(algorithm, specs, config))
 
 
-class Setup(NamedTuple):
+class ServedRun(NamedTuple):
     """What stays the same during a run."""
 
     federation: ConnectedSites
@@ -149,9 +167,6 @@ def serve(
     until: Callable[[Outcome], bool] | None = None,
     every: int = 1,
     resume: Outcome | None = None,
-    note_under: int | None = None,
-    prepared: Prepared | None = None,
-    start: Server | None = None,
 ) -> Outcome:
     """Runs `algorithm` from x for `rounds` rounds over the sites of `federation`.
 
@@ -167,7 +182,7 @@ def serve(
         run: a name for the run, under which sites keep what they must not forget; made up if not given.
         record: what to keep of the server after every round; comes back as `result.history`.
         demands: when a round counts.
-        timeouts: seconds for the replies of an exchange, by its name; `federation.patience.exchange` for others.
+        timeouts: seconds for the replies of an exchange, by its name; `federation.timeouts.exchange` for others.
         secure: totals are masked, and the server learns their sums only; sites have to have the same.
         progress: called after every round with (rounds done, rounds in all, the last record).
         callback: called after every `every` rounds and after the last with the outcome so far: for checkpoints. A run
@@ -175,10 +190,6 @@ def serve(
         until: asked at the same times, with the same outcome; once it says True, the run ends there.
         every: how many rounds lie between two calls of `callback` and `until`.
         resume: an outcome to continue.
-        note_under: for what happens beside another run, such as an evaluation: its events are noted under this round of
-            the other run, whose outcome reports them.
-        prepared: what `prepare` made of the same algorithm, x, shard and config.
-        start: the server's state to start from, instead of the algorithm's own.
 
     Raises GivenUp or, on Ctrl-C, Stopped; the outcome until then is in `outcome` or `result`.
     """
@@ -186,19 +197,17 @@ def serve(
     check(algorithm, x, federation, rounds, every, resume)
     run = resume.ledger.run if resume else run or f"{int(time.time())}-{secrets.token_hex(4)}"
     require(NAME.fullmatch(run) and NAME.fullmatch(part), f"run '{run}', part '{part}': give letters, digits, . _ -")
-    _, specs, steps, digest = prepared or prepare(algorithm, x, shard, config)
+    _, specs, steps, digest = prepare(algorithm, x, shard, config)
     demands = demands or Demands()
     require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
     masking = None if secure is None else Masking(federation, run, secure)
     bounded = Bounded(demands.bound, resume.ledger.lengths if resume else None)
-    setup = Setup(
-        federation, specs, steps, key, part, run, digest, demands, timeouts or {}, masking, note_under, bounded
-    )
+    setup = ServedRun(federation, specs, steps, key, part, run, digest, demands, timeouts or {}, masking, None, bounded)
     keep = jax.jit(record) if record else lambda server: ()
 
     past, done, before, old = (*resume.result[2:4], resume.result.seconds, resume.ledger.events) if resume else BLANK
-    state, clock = begin(algorithm, x, resume), time.perf_counter()
-    state = state if start is None else state._replace(server=start)
+    clock = time.perf_counter()
+    state = begin(algorithm, resume, algorithm.init(x) if resume is None else None)
     history: list[PyTree] = []
 
     def outcome(at: int, state: State, last: bool = True) -> Outcome:
@@ -206,12 +215,9 @@ def serve(
         rows = [*([] if past is None else [past]), *new]
         joined = jax.tree.map(lambda *a: np.concatenate(a), *rows) if rows else ()
         result = Result(state.server, None, joined, at, state.tally, before + time.perf_counter() - clock, 0.0)
-        events: tuple = old
-        if note_under is None:
-            new_events = federation.events[federation.reported :]
-            events = (*old, *new_events)
-            federation.reported += last * len(new_events)
-        crossed = tuple(state.traffic.values())
+        new_events = federation.events[federation.reported :]
+        federation.reported += last * len(new_events)
+        events, crossed = (*old, *new_events), tuple(state.traffic.values())
         return Outcome(result, Ledger(run, federation.sites, state.counted, events, crossed, bounded.saved()))
 
     attempt, saved = 0, state.counted
@@ -253,6 +259,59 @@ def serve(
     return outcome(rounds, state)
 
 
+def ask_once(
+    prepared: Prepared,
+    server: Server,
+    federation: ConnectedSites,
+    key: RandomKey | int,
+    *,
+    part: str,
+    run: str,
+    demands: Demands,
+    secure: SecureSums | None = None,
+    note_under: int = 0,
+) -> Server:
+    """The server's state after one round of something beside training, such as an evaluation.
+
+    Args:
+        prepared: from `prepare`.
+        server: the state to start from.
+        note_under: the round of training under which its events are noted; the training's outcome reports them.
+
+    The others are as for `serve`. Raises GivenUp where too few sites answer.
+    """
+    algorithm, specs, steps, digest = prepared
+    key = key if isinstance(key, jax.Array) else jax.random.key(key)
+    masking = None if secure is None else Masking(federation, run, secure)
+    bounded = Bounded(demands.bound, None)
+    setup = ServedRun(federation, specs, steps, key, part, run, digest, demands, {}, masking, note_under, bounded)
+    state, attempt = begin(algorithm, None, server), 0
+    marks = [(START, START)] * algorithm.n
+    for tried in range(1, demands.tries + 1):
+        attempt = max(attempt + 1, time.time_ns() // 1_000_000)
+        try:
+            after = one_round(setup, 0, attempt, state, marks)
+            check_model(algorithm, after)
+            break
+        except TooFew as few:
+            last = tried == demands.tries
+            federation.note("", "given up" if last else "repeated", str(few))
+            if last:
+                where, how = federation.where[1], how_to_resume(few.left_out, algorithm.n)
+                raise GivenUp(
+                    f"exchange '{where}': {few}, {demands.tries} times over; start or resume the run {how}"
+                ) from None
+    name_the_heavy(federation, algorithm.weights(after.server), demands.heavy)
+    return after.server
+
+
+def server_app(main: Callable[[Grid, Context], Any]) -> ServerApp:
+    """A ServerApp that runs `main(grid, context)`, which gathers the sites and serves."""
+    app = ServerApp()
+    app.main()(main)
+    return app
+
+
 def check(
     algorithm: Algorithm, x: Vector, federation: ConnectedSites, rounds: int, every: int, resume: Outcome | None
 ) -> None:
@@ -272,16 +331,17 @@ def check(
         )
 
 
-def begin(algorithm: Algorithm, x: Vector, resume: Outcome | None) -> State:
+def begin(algorithm: Algorithm, resume: Outcome | None, server: Server | None) -> State:
+    """The state to start from: where a run is resumed its outcome's, otherwise `server`."""
     fresh = {e.name: Traffic(e.name) for e in algorithm.round}
     if resume is None:
-        return State(algorithm.init(x), (START,) * algorithm.n, Tally.nothing(algorithm), fresh)
+        return State(server, (START,) * algorithm.n, Tally.nothing(algorithm), fresh)
     result, ledger = resume
     server = jax.tree.map(jnp.asarray, result.server)
     return State(server, ledger.counted, result.tally, fresh | {t.exchange: t for t in ledger.traffic})
 
 
-def one_round(setup: Setup, r: int, attempt: int, state: State, marks: list[tuple[str, str]]) -> State:
+def one_round(setup: ServedRun, r: int, attempt: int, state: State, marks: list[tuple[str, str]]) -> State:
     """All exchanges of a round; `marks` are, per client, the states that may be gone back to."""
     for spec in setup.specs.values():
         setup.federation.where = (r if setup.note_under is None else setup.note_under, spec.exchange.name)
@@ -290,7 +350,7 @@ def one_round(setup: Setup, r: int, attempt: int, state: State, marks: list[tupl
 
 
 def one_exchange(
-    setup: Setup, spec: ExchangeSpec, r: int, attempt: int, state: State, marks: list[tuple[str, str]]
+    setup: ServedRun, spec: ExchangeSpec, r: int, attempt: int, state: State, marks: list[tuple[str, str]]
 ) -> State:
     """Sends, and folds in what comes, as it comes."""
     name, k, federation, demands = spec.exchange.name, spec.at, setup.federation, setup.demands
@@ -299,7 +359,7 @@ def one_exchange(
     ids = np.asarray(cohort.ids)
     clients = {int(s): int(ids[s]) for s in np.flatnonzero(cohort.present)}  # slot -> client
     wanted = [site for i in {*clients.values()} if (site := federation.sites[i]) not in federation.without]
-    asked, timeout = len(wanted), setup.timeouts.get(name, federation.patience.exchange)
+    asked, timeout = len(wanted), setup.timeouts.get(name, federation.timeouts.exchange)
     needed = min(demands.least, asked)
     federation.find(wanted, needed=needed, seconds=timeout)
 
@@ -373,8 +433,8 @@ def one_exchange(
             reply = accepted(delivery, shapes)
         except Refusal as refusal:
             held = delivery.content is not None and "reply" in delivery.content
-            found: tuple[What, str] = ("broken", str(refusal)) if held else why_not(delivery)
-            what, why = found
+            reason: tuple[What, str] = ("broken", str(refusal)) if held else why_not(delivery)
+            what, why = reason
             leave_out(s, what, why)
             if NOT_TOLD in why:
                 federation.tell_agreement(site)
@@ -437,7 +497,7 @@ def one_exchange(
 
 
 def begin_masked(
-    setup: Setup, spec: ExchangeSpec, state: State, clients: Mapping[int, int], timeout: float
+    setup: ServedRun, spec: ExchangeSpec, state: State, clients: Mapping[int, int], timeout: float
 ) -> MaskedExchange | None:
     """The masks of an exchange; None where nothing is to be masked."""
     if setup.masking is None or not jax.tree.leaves(spec.reply.total):
@@ -509,8 +569,8 @@ def name_the_heavy(federation: ConnectedSites, lam: ArrayLike | None, most: floa
     if lam is None or len(federation.sites) == 1:
         return
     share = np.asarray(lam) / np.sum(np.asarray(lam))
-    site, known = federation.sites[int(np.argmax(share))], {e.site for e in federation.events if e.what == "heavy"}
-    if share.max() > most and site not in known:
+    site, named = federation.sites[int(np.argmax(share))], {e.site for e in federation.events if e.what == "heavy"}
+    if share.max() > most and site not in named:
         why = (
             f"'{site}' has {share.max():.0%} of the weight: the model is fitted to it nearly alone. If its losses are "
             "right, that is what the objective asks for; if not, cap weights or clip losses (docs/flower.md)"

@@ -12,8 +12,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from equipoise.deploy.server.events import Event, What
-from equipoise.deploy.wire.arrays import content_bytes
-from equipoise.deploy.wire.envelope import plain, read_abilities, read_receipt, read_text, text
+from equipoise.deploy.wire.messages import content_bytes, plain, read_abilities, read_receipt, read_text, text
 from equipoise.deploy.wire.transport import batches, transport
 from equipoise.errors import EquipoiseError, not_none, require
 from equipoise.privacy.audit import Receipt
@@ -26,7 +25,7 @@ HOLD = 20.0  # seconds that one pull may wait
 Limit = Callable[[int], float]  # after so many answers, the seconds since the start at which waiting ends
 
 
-class Patience(NamedTuple):
+class Timeouts(NamedTuple):
     """How long to wait, in seconds."""
 
     gather: float = 300.0  # for the sites at the start
@@ -55,15 +54,16 @@ class ConnectedSites:
     Training and evaluation may use it at the same time, from two threads.
     """
 
-    def __init__(self, grid: Grid, sites: Sequence[str] | None, patience: Patience, *, stock: bool = False):
-        self.grid, self.patience = grid, patience
+    def __init__(self, grid: Grid, sites: Sequence[str] | None, timeouts: Timeouts, *, stock: bool = False):
+        self.grid, self.timeouts = grid, timeouts
         self.transport = transport(grid, stock=stock)
         log.info("%s", self.transport.about)
         self.sites = tuple(sites or ())
         self.anyone = sites is None  # while it is not decided yet who takes part
         self.nodes: dict[str, int] = {}  # site -> node
         self.without: frozenset[str] = frozenset()  # sites of the run that its operator leaves out
-        self.agreement = ""  # what all were told before the first round; who has lost it is told again
+        self.agreement = ""  # what was agreed before the first round; who has lost it is told all of it again
+        self.told_all = ""  # the agreement that every site has: of a later one only what is new is told
         self.refused: dict[str, int] = {}  # what the SuperLink refused at its port so far, how often
         self.receipts: dict[str, Receipt] = {}  # site -> where its own log stood with its last reply
         self.lines: dict[str, dict[int, str]] = {}  # site -> number and digest of the last lines it told of
@@ -105,11 +105,11 @@ class ConnectedSites:
         self.observe({"kind": "event", **dict(zip(Event._fields[:5], event, strict=False))})
         with self._lock:
             of = why if what == "outsider" else site  # whoever knocks in turn in two ways does not fill the list
-            known = self._last_event.get(of, -1)
-            if known >= self.reported and self.events[known][3:5] == (what, why):
-                event = self.events[known]
+            last = self._last_event.get(of, -1)
+            if last >= self.reported and self.events[last][3:5] == (what, why):
+                event = self.events[last]
                 event = event._replace(times=event.times + times, last_round=self.where[0])
-                self.events[known] = event
+                self.events[last] = event
             else:
                 self._last_event[of] = len(self.events)
                 self.events.append(event)
@@ -143,7 +143,7 @@ class ConnectedSites:
         self.nodes = {site: node for site, node in self.nodes.items() if node in present}
         waiting = {node for node, _ in self._greeted.values()}
         new = sorted(present - set(self.nodes.values()) - self._turned_away - waiting)
-        ids = self._push([self._question("hello", "", node, self.patience.hello) for node in new])
+        ids = self._push([self._question("hello", "", node, self.timeouts.hello) for node in new])
         self._greeted |= {i: (node, time.monotonic()) for i, node in zip(ids, new, strict=True) if i}
 
     def _hear(self) -> None:
@@ -162,9 +162,9 @@ class ConnectedSites:
                 self._ignore(node, "failed", f"node {node} has no name; set site='...' in its configuration")
         now = time.monotonic()
         for i, (node, when) in list(self._greeted.items()):
-            if now - when > self.patience.hello:
+            if now - when > self.timeouts.hello:
                 del self._greeted[i]
-                self._ignore(node, "late", f"node {node} did not say its name within {self.patience.hello:g} s")
+                self._ignore(node, "late", f"node {node} did not say its name within {self.timeouts.hello:g} s")
 
     def _ignore(self, node: int, what: What, why: str) -> None:
         if node not in self._silent:
@@ -194,13 +194,13 @@ class ConnectedSites:
     def _turn_away(self, name: str, node: int, what: What, why: str) -> None:
         self._turned_away.add(node)
         self.warn(name, what, why)
-        self._push([self._question("notice", why, node, self.patience.hello)])
+        self._push([self._question("notice", why, node, self.timeouts.hello)])
 
     def _alive(self, node: int) -> bool:
         """Whether a node still answers: a site that was killed stays on Flower's list for a while."""
-        wait = self.patience.hello
+        wait = self.timeouts.hello
         question = self._question("hello", "", node, wait)
-        return any(found.content is not None for _, found in self.deliver([(0, question)], lambda _: wait))
+        return any(delivery.content is not None for _, delivery in self.deliver([(0, question)], lambda _: wait))
 
     def find(self, wanted: Sequence[str], *, needed: int = 0, seconds: float = 0.0) -> None:
         """Looks for sites; waits while nodes that were greeted lately may turn out to be missing ones.
@@ -217,7 +217,7 @@ class ConnectedSites:
             return any(node not in self._silent for node, _ in self._greeted.values())
 
         while missing() and (hopeful() or (len(wanted) - missing() < needed and time.monotonic() < end)):
-            time.sleep(self.patience.poll)
+            time.sleep(self.timeouts.poll)
             if hopeful():
                 with self._lock:
                     self._hear()
@@ -228,7 +228,7 @@ class ConnectedSites:
         """For a site that has lost its folder; what it answers is not waited for."""
         node = self.nodes.get(site)
         if self.agreement and node is not None:
-            self._push([self._question("agreement", self.agreement, node, self.patience.question)])
+            self._push([self._question("agreement", self.agreement, node, self.timeouts.question)])
 
     def suspect(self, site: str) -> None:
         """A site that did not answer is asked for its name again; until it says it, nobody waits for it."""
@@ -268,13 +268,13 @@ class ConnectedSites:
             seconds = limit(asked - len(pending))
             late = Delivery(None, None, "late", f"no reply within {seconds:.3g} s")
             lost = late._replace(why="Flower no longer has the message, or its reply")
-            found = False
+            received = False
             wait = min(max(seconds - (began - start), 0.0), HOLD if hopeless is None else 1.0)
             for reply in self._pull(list(pending), wait, reply_bytes):
                 # Replies name the node that sent them, and sometimes the wrong one; what they reply to is right.
                 number = reply.metadata.reply_to_message_id
                 if number in pending:
-                    found = True
+                    received = True
                     self._keep_receipt(to[number], reply)
                     in_time = time.monotonic() - start < 0.9 * seconds  # Flower's clock is another one
                     yield pending.pop(number), opened(reply, lost if in_time else late)
@@ -286,8 +286,8 @@ class ConnectedSites:
             if now - start >= limit(asked - len(pending)):
                 yield from ((of, late) for of in pending.values())
                 return
-            if pending and not found and now - began < self.patience.poll:
-                time.sleep(self.patience.poll)
+            if pending and not received and now - began < self.timeouts.poll:
+                time.sleep(self.timeouts.poll)
 
     def _keep_receipt(self, node: int, reply: Message) -> None:
         """Of two replies that are under way at the same time, the later line may come first.
@@ -295,7 +295,7 @@ class ConnectedSites:
         A log that was begun anew comes to a number that was told of before, with another digest.
         """
         now = read_receipt(reply.content) if reply.has_content() else None
-        site = next((name for name, known in self.nodes.items() if known == node), None)
+        site = next((name for name, other in self.nodes.items() if other == node), None)
         if now is None or site is None:
             return
         with self._lock:
@@ -320,13 +320,12 @@ class ConnectedSites:
         """
         require(question.isidentifier(), f"'{question}' cannot be asked; give a name like 'statistics'")
         self.find([site for site in self.sites if site not in self.without])
-        self.agreement = value if question == "agreement" else self.agreement
         self.where = (self.where[0], question)
         there = [s for s in self.sites if s not in self.without]
         asked_for = [s for s in there if not warm or self.nodes.get(s) in self.inline]
-        found = [site for site in asked_for if site in self.nodes]
-        wait = self.patience.question
-        asked = [(s, self._question(question, value, self.nodes[s], wait)) for s in found]
+        present = [site for site in asked_for if site in self.nodes]
+        wait = self.timeouts.question
+        asked = [(s, self._question(question, value, self.nodes[s], wait)) for s in present]
         deliveries = dict(self.deliver(asked, lambda _: wait))
         answers = {
             s: read_text(delivery.content, "answer")
@@ -405,7 +404,7 @@ def gather(
     *,
     n: int | None = None,
     sites: Sequence[str] | None = None,
-    patience: Patience | None = None,
+    timeouts: Timeouts | None = None,
     observe: Callable[[dict[str, Any]], None] | None = None,
     stock: bool = False,
     without: Sequence[str] = (),
@@ -416,7 +415,7 @@ def gather(
     sees every event and every exchange as it happens; `stock`: messages go Flower's own way only. Sites `without` which
     a run is resumed keep their places and are asked nothing.
     """
-    patience = patience or Patience()
+    timeouts = timeouts or Timeouts()
     require((n is None) != (sites is None), "give the sites' names, or their number n")
     require(sites is None or len(set(sites)) == len(sites) > 0, f"the sites {sites} are not distinct; name each once")
     strange = [name for name in without if sites is None or name not in sites]
@@ -425,26 +424,26 @@ def gather(
         f"{', '.join(strange)} cannot be left out; give the names of sites that the run has: {', '.join(sites or ())}",
     )
     wanted = not_none(n) if sites is None else len(sites) - len({*without})
-    federation, end = ConnectedSites(grid, sites, patience, stock=stock), time.monotonic() + patience.gather
+    federation, end = ConnectedSites(grid, sites, timeouts, stock=stock), time.monotonic() + timeouts.gather
     federation.observe = observe or federation.observe
     federation.without = frozenset(without)
     for site in sorted(federation.without):
         federation.note(site, "left out", f"'{site}' is left out of this run by its operator")
     federation.look()
     while len(federation.nodes) < wanted and time.monotonic() < end:
-        time.sleep(patience.poll)
+        time.sleep(timeouts.poll)
         federation.look()
     names, double = sorted(federation.nodes), [e for e in federation.events if e.what == "double"]
     require(not double, double[0].why if double else "")
     if sites is None:
         require(
             len(names) == n,
-            f"{len(names)} sites came within {patience.gather:g} s ({', '.join(names)}) but the run is for {n}; start "
+            f"{len(names)} sites came within {timeouts.gather:g} s ({', '.join(names)}) but the run is for {n}; start "
             "the missing ones, or name those that take part",
         )
         federation.sites, federation.anyone = tuple(names), False
     for site in federation.sites:
         if site not in federation.nodes and site not in federation.without:
-            why = f"'{site}' did not come within {patience.gather:g} s; the run starts without it"
+            why = f"'{site}' did not come within {timeouts.gather:g} s; the run starts without it"
             federation.warn(site, "absent", why)
     return federation

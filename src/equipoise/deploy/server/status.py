@@ -147,9 +147,9 @@ def read(folder: Path) -> Status:
 
 def newest(folder: Path) -> Path:
     """The folder itself if it has a status, or else the one below it whose status is the newest."""
-    found = [path.parent for path in folder.rglob(STATUS)] if folder.is_dir() else []
-    require(found, f"there is no run over Flower in {folder}; give the folder of one (--out of the server)")
-    return folder if folder in found else max(found, key=lambda f: (f / STATUS).stat().st_mtime)
+    folders = [path.parent for path in folder.rglob(STATUS)] if folder.is_dir() else []
+    require(folders, f"there is no run over Flower in {folder}; give the folder of one (--out of the server)")
+    return folder if folder in folders else max(folders, key=lambda f: (f / STATUS).stat().st_mtime)
 
 
 def describe(status: Status, folder: Path) -> str:

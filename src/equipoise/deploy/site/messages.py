@@ -1,30 +1,104 @@
-"""A site's side: one message in, one reply out, from the site's own data and memory.
+"""A site's side: the app that Flower calls, one message in and one reply out, and what is kept for the next message.
 
-Nothing but replies leaves: of an unexpected error the server hears the kind, while its text, which may quote data,
-stays in the site's own log.
+A reply is made of the site's own data and memory, and nothing but replies leaves: of an unexpected error the server
+hears the kind, while its text, which may quote data, stays in the site's own log.
 """
 
+import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flwr.app import RecordDict
+from flwr.app import Context, RecordDict
+from flwr.app import Message as FlowerMessage
+from flwr.clientapp import ClientApp
+from jaxtyping import PyTree
 
-from equipoise.deploy.site.memory import Memory, check_order
-from equipoise.deploy.wire.arrays import Refusal, pack, refuse_unless
-from equipoise.deploy.wire.envelope import NAME, START, Address, mark, of_run, read_address, read_text, text
-from equipoise.deploy.wire.exchanges import ExchangeSpec, Specs, exchange_specs, fingerprint, program
+from equipoise import tensors
+from equipoise._jax import keep_programs
+from equipoise.deploy.wire import secure
+from equipoise.deploy.wire.messages import (
+    NAME,
+    START,
+    Address,
+    ExchangeSpec,
+    Refusal,
+    Specs,
+    exchange_specs,
+    fingerprint,
+    greeting,
+    mark,
+    of_run,
+    order,
+    pack,
+    plain,
+    program,
+    read_address,
+    read_text,
+    refuse_unless,
+    text,
+)
 from equipoise.deploy.wire.secure import AgreedSteps, SecureSite, answer_step, check_masked, masked, read_message
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Client, Data, Message, Vector, client_program
 from equipoise.tensors import named
+
+RUNS = 20  # that a site remembers
+
+
+class Memory(NamedTuple):
+    """One client's states in one run."""
+
+    path: Path
+    like: PyTree  # of one state
+
+    def states(self) -> dict[str, Client]:
+        """By mark, the newest last."""
+        if not self.path.exists():
+            return {}
+        try:
+            arrays, about = tensors.read(self.path)
+            marks = list(json.loads(about))
+        except (TypeError, ValueError) as error:
+            raise Refusal(f"what this site remembered of the run cannot be read ({type(error).__name__})") from None
+        try:
+            return {made_by: tensors.tree_like(self.like, arrays, str(j)) for j, made_by in enumerate(marks)}
+        except tensors.Misfit:
+            raise Refusal("what this site remembered of the run is of another algorithm or model") from None
+
+    def keep(self, at: Address, exchange: int, state: Client) -> None:
+        """Adds a state, and drops those that the server will not go back to."""
+        states, new = self.states(), mark(at.attempt, at.round, exchange)
+        check_order(states, new)
+        kept = {m: s for m, s in states.items() if m in (at.since, *at.keep) and m != new} | {new: state}
+        arrays = {f"{j}{name}": a for j, s in enumerate(kept.values()) for name, a in tensors.named(s)}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        tensors.write(self.path, arrays, json.dumps(list(kept)))
+        part = self.path.name.partition("-")[0]
+        forget_old(self.path.parent.glob(f"{part}-*.safetensors"))
+
+
+def forget_old(files: Iterable[Path], kept: int = RUNS) -> None:
+    """Of the runs that a site has taken part in, or was asked to, the last are remembered."""
+    existing = [path for path in files if path.is_file()]
+    if len(existing) > kept:
+        for old in sorted(existing, key=lambda path: path.stat().st_mtime_ns)[:-kept]:
+            old.unlink(missing_ok=True)
+
+
+def check_order(states: dict[str, Client], new: str) -> None:
+    """A message that was overtaken by a later one must not change anything."""
+    late = bool(states) and order(new) < max(map(order, states))
+    refuse_unless(not late, "this message came too late: a later one has been answered already")
+
 
 log = logging.getLogger("equipoise.flower")
 OPENED = 6  # jobs that a process keeps open
@@ -176,7 +250,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
         job.job.check(at.round, message)
     memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
     mine = recall(site, job, spec, at, memory)
-    refuse_unless(len(at.key) == KEY_WORDS, "the message's random key is none")
+    refuse_unless(len(at.key) == KEY_WORDS, "the message's random key is not valid")
     key = jax.random.wrap_key_data(jnp.asarray(site.own_key(at.run, at.key), jnp.uint32))
     if not job.job.compiled:  # which would make them JAX's
         message, mine = jax.tree.map(jnp.asarray, (message, mine))
@@ -204,9 +278,9 @@ def recall(site: Participant, job: Open, spec: ExchangeSpec, at: Address, memory
         return start
     states = memory.states()
     check_order(states, mark(at.attempt, at.round, spec.at))
-    known = at.since == START or at.since in states
+    remembered = at.since == START or at.since in states
     refuse_unless(
-        known or not spec.reads,
+        remembered or not spec.reads,
         f"'{site.name}' does not remember what it did in {at.since}; it can take part again in a new run, or once "
         "the file with its memory is back",
     )
@@ -217,3 +291,79 @@ def check_participant(site: Any) -> Participant:
     require(isinstance(site, Participant), f"a site has to be opened as a Participant, not {type(site).__name__}")
     require(bool(site.name) and isinstance(site.name, str), "a site has no name; set it in the node's configuration")
     return site
+
+
+KEPT = 2  # settings for which a site that stays is kept open
+
+
+def client_app(
+    open_site: Callable[[Context], Participant],
+    *,
+    questions: tuple[str, ...] = (),
+    compiled: Path | None = None,
+    rejected: Callable[[Context, str, Exception], None] | None = None,
+) -> ClientApp:
+    """A ClientApp for the site that `open_site` opens.
+
+    Args:
+        open_site: from a node's context (its configuration, and that of the run) to the site.
+        questions: the names of the questions that the site has answers to.
+        compiled: a folder where compiled programs are kept, for the next process.
+        rejected: sees a message, by its kind, for which the site could not be opened.
+    """
+    if compiled is not None:
+        keep_programs(compiled)
+    app = ClientApp()
+    # In a process that stays, a run that is resumed finds its site as it left it.
+    sites: dict[tuple[str, str], tuple[Participant, dict[str, Open]]] = {}
+
+    def site_of(context: Context) -> tuple[Participant, dict[str, Open]]:
+        where = (site_name(context), repr(sorted(context.run_config.items())))
+        if where not in sites:
+            sites[where] = (check_participant(open_site(context)), {})
+            of_this_site = [key for key in sites if key[0] == where[0]]
+            for old in of_this_site[:-KEPT]:
+                del sites[old]
+        return sites[where]
+
+    @app.query("hello")
+    def hello(message: FlowerMessage, context: Context) -> FlowerMessage:
+        abilities = ["inline"] if context.node_config.get("inline") else []
+        return FlowerMessage(greeting(site_name(context), abilities), reply_to=message)
+
+    @app.query("notice")
+    def notice(message: FlowerMessage, context: Context) -> FlowerMessage:
+        log.warning("the server says: %s", plain(read_text(message.content, "question") or ""))
+        return FlowerMessage(text("answer", ""), reply_to=message)
+
+    def replying(kind: str, answer: Callable[[Participant, dict[str, Open], RecordDict], RecordDict]) -> Callable:
+        def handle(message: FlowerMessage, context: Context) -> FlowerMessage:
+            def answered() -> RecordDict:
+                try:
+                    site, opened = site_of(context)
+                except Exception as error:
+                    if rejected is not None:
+                        rejected(context, kind, error)
+                    raise
+                with site.within():
+                    return site.guard(kind, message.content, lambda: answer(site, opened, message.content))
+
+            return FlowerMessage(guarded(site_name(context), answered), reply_to=message)
+
+        return handle
+
+    app.train("exchange")(replying("exchange", work))
+    app.query("prepare")(replying("prepare", prepare))
+    app.query(secure.QUESTION)(replying(secure.QUESTION, take_step))
+    for question in questions:
+        app.query(question)(replying(question, partial(answer_question, question)))
+    return app
+
+
+def site_name(context: Context) -> str:
+    """The name that a node was started with; of a node of Flower's own examples, its partition."""
+    name, partition = context.node_config.get("site"), context.node_config.get("partition-id")
+    if name is None and isinstance(partition, int):
+        return f"partition-{partition}"
+    require(isinstance(name, str) and name, "this node has no name; start it with --node-config \"site='...'\"")
+    return str(name)

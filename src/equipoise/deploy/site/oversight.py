@@ -1,9 +1,18 @@
-"""What stands around every answer of a configured site: its policy before, its own log after."""
+"""What stands around every answer of a configured site: its policy before, its own log after, and how often it answers.
+
+An approval covers so many rounds, questions, runs and bytes, which are counted before anything is worked out. How many
+rounds a run has, and how often each may be asked for, follows from its configuration, which is what was approved. How
+many runs there may be of it stands in site.toml (`runs`); every further approval is for as many again.
+
+    allowance.json   configuration -> what was answered of it
+"""
 
 import hashlib
 import json
+import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +23,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from equipoise import algorithms, objectives, tasks
 from equipoise.data.shards import shard_like
 from equipoise.deploy import agreement
-from equipoise.deploy.site.allowance import allow, spend_bytes
-from equipoise.deploy.site.memory import forget_old
+from equipoise.deploy.site.messages import forget_old
 from equipoise.deploy.site.owner import Counts, behind
-from equipoise.deploy.wire.envelope import RECEIPT
-from equipoise.errors import Refusal, StopHere, not_none, refuse_unless, require
+from equipoise.deploy.wire.messages import NAME, RECEIPT, read_address
+from equipoise.errors import Refusal, StopRun, not_none, refuse_unless, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import reading
 from equipoise.experiment.config import Config
@@ -26,11 +34,11 @@ from equipoise.experiment.convexify import network_config
 from equipoise.experiment.methods import may_project
 from equipoise.experiment.private import costs, promise
 from equipoise.experiment.problems import precision
-from equipoise.files import make_folder, read_text, write_whole
+from equipoise.files import locked, make_folder, read_text, write_whole
 from equipoise.privacy import audit, identity, policy
 from equipoise.privacy.disclosure import disclosed, fields
 from equipoise.privacy.ledger import Budget, spend
-from equipoise.privacy.policy import Plan
+from equipoise.privacy.policy import Plan, Policy
 from equipoise.privacy.site_masks import MOST_MEMBERS
 from equipoise.protocol import Wire, wire
 
@@ -91,18 +99,18 @@ def crossing(config: Config) -> list[Wire]:
         like = shard_like((3,), x.dtype, (), x.dtype)
         if may_project(config):
             algorithm = algorithms.project_updates(algorithm, quadratic=True)
-        found = wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
+        wires = wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
         if of.compress is None:
-            return found
-        algorithm = algorithms.compress_replies(algorithm, found, dtype=of.compress, sums=of.compress_sums)
+            return wires
+        algorithm = algorithms.compress_replies(algorithm, wires, dtype=of.compress, sums=of.compress_sums)
         return wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
 
 
 def would_reveal(config: Config) -> tuple[str, ...]:
     """In plain words, for whoever approves."""
     promised = () if config.privacy is None else (promise(config),)
-    found = [sentence for stage in stages(config) for sentence in _reveals(stage)]
-    return promised + tuple(dict.fromkeys(found))
+    sentences = [sentence for stage in stages(config) for sentence in _reveals(stage)]
+    return promised + tuple(dict.fromkeys(sentences))
 
 
 def _reveals(config: Config) -> Iterator[str]:
@@ -161,7 +169,7 @@ def overseen(
             if rules.bytes is not None:
                 spend_bytes(folder, digest, described(reply)["bytes"], rules.bytes)
         except Refusal as refusal:
-            if isinstance(refusal, StopHere):
+            if isinstance(refusal, StopRun):
                 policy.stop(folder, digest)
             audit.record(folder, {**entry, "answer": "refused", "why": str(refusal)}, signer)
             raise
@@ -222,29 +230,29 @@ def account(config: Config, rules: policy.Policy, folder: Path, kind: str, conte
 def pending(folder: Path, digest: str) -> tuple[str, Config]:
     """The configuration that waits for approval and begins with that digest: its whole digest, and what it says."""
     waiting = sorted((folder / policy.PENDING).glob("*.toml"))
-    found = [path for path in waiting if path.stem.startswith(digest)] if len(digest) >= 6 else []
+    matching = [path for path in waiting if path.stem.startswith(digest)] if len(digest) >= 6 else []
     require(
-        len(found) == 1,
-        f"{len(found)} configurations that wait at {folder} begin with '{digest}'; give six letters or more of one of: "
-        f"{', '.join(path.stem[:16] for path in waiting) or 'none'}",
+        len(matching) == 1,
+        f"{len(matching)} configurations that wait at {folder} begin with '{digest}'; give six letters or more of "
+        f"one of: {', '.join(path.stem[:16] for path in waiting) or 'none'}",
     )
-    config = configuration.parse(reading.read(found[0]), source=str(found[0]), own_code=False)
-    require(policy.digest_of(config.toml()) == found[0].stem, f"{found[0]} was changed; it is not approved")
-    return found[0].stem, config
+    config = configuration.parse(reading.read(matching[0]), source=str(matching[0]), own_code=False)
+    require(policy.digest_of(config.toml()) == matching[0].stem, f"{matching[0]} was changed; it is not approved")
+    return matching[0].stem, config
 
 
 def asked(content: RecordDict) -> dict[str, Any]:
     """Which message it was, without its arrays."""
-    found: dict[str, Any] = {}
+    entry: dict[str, Any] = {}
     at = content.get("at")
     if isinstance(at, ConfigRecord):
-        found |= {key: short(at.get(key)) for key in ("part", "run", "attempt", "round", "exchange")}
+        entry |= {key: short(at.get(key)) for key in ("part", "run", "attempt", "round", "exchange")}
     for name in ("question", "mask"):
         record = content.get(name)
         if isinstance(record, ConfigRecord):
             keys = ("step", "run", "batch", "exchange", "members", "answered", "missing")
-            found[name] = {key: short(record[key]) for key in keys if key in record}
-    return found
+            entry[name] = {key: short(record[key]) for key in keys if key in record}
+    return entry
 
 
 def short(value: Any) -> Any:
@@ -270,3 +278,88 @@ def described(reply: RecordDict) -> dict[str, Any]:
                 size += len(said)
                 digest.update(said)
     return {"sent": names, "bytes": size, "sha256": digest.hexdigest()}
+
+
+ALLOWANCE = "allowance.json"
+RESTARTS = 20  # times that a server may be started again, and ask for the same once more
+STEPS = 4  # questions about the masks of one exchange
+EXCHANGES = 16  # of a round, at most
+KEPT = 200  # configurations that are remembered
+_counting = threading.RLock()
+
+
+def allow(
+    folder: Path, digest: str, approvals: int, config: Config, rules: Policy, kind: str, content: RecordDict
+) -> None:
+    """Counts a message that is about to be answered; a Refusal, and nothing is counted, beyond what is covered."""
+    with _counted(folder) as counts:
+        of = counts.setdefault(digest, {"runs": {}, "questions": {}, "bytes": 0})
+        run, what, most = _allowance(config, rules, kind, content)
+        if run is None:
+            now = of["questions"].get(what, 0) + 1
+            most *= rules.runs * max(approvals, 1)
+            refuse_unless(now <= most, f"this site was asked for '{what}' {most} times, which is all that is approved")
+            of["questions"][what] = now
+            return
+        counts_of_run = of["runs"].setdefault(run, {})
+        allowed = rules.runs * max(approvals, 1)
+        refuse_unless(
+            len(of["runs"]) <= allowed,
+            f"this site has taken part in {allowed} runs of this configuration; its owner may allow more: `equipoise "
+            f"flower approve {digest[:16]}`",
+        )
+        now = counts_of_run.get(what, 0) + 1
+        refuse_unless(
+            now <= most and (what in counts_of_run or len(counts_of_run) < 2 * EXCHANGES),
+            f"this site has answered '{what}' {most} times in this run, which is all that is approved",
+        )
+        counts_of_run[what] = now
+
+
+def spend_bytes(folder: Path, digest: str, size: int, most: int | None) -> None:
+    """Counts what is about to leave."""
+    with _counted(folder) as counts:
+        of = counts.setdefault(digest, {"runs": {}, "questions": {}, "bytes": 0})
+        refuse_unless(
+            most is None or of["bytes"] + size <= most,
+            f"with this reply this site would have sent more than {most} bytes for this configuration (its site.toml)",
+        )
+        of["bytes"] += size
+
+
+def _allowance(config: Config, rules: Policy, kind: str, content: RecordDict) -> tuple[str | None, str, int]:
+    """The run that a message is of, if it says so; what it asks for; and how often it may in one run."""
+    tries = not_none(config.federation).tries
+    rounds = max(config.run.rounds, 0 if config.convexify is None else config.convexify.rounds)
+    each = tries * rounds + RESTARTS
+    if kind == "exchange":
+        at = read_address(content)
+        last = rounds if at.part == "train" else 1
+        refuse_unless(at.round < last, f"round {at.round + 1} was asked for, of {last}")
+        return at.run, f"{at.part} {at.exchange[:40]}", each
+    question: Any = content.get("question")
+    run = question.get("run") if isinstance(question, ConfigRecord) else None
+    if kind == "secure" and isinstance(run, str) and NAME.fullmatch(run):
+        return run, kind, STEPS * EXCHANGES * each
+    return None, kind, RESTARTS
+
+
+@contextmanager
+def _counted(folder: Path) -> Iterator[dict[str, Any]]:
+    """The counts, written back unless there was a Refusal; those of the oldest configurations are forgotten."""
+    make_folder(folder)
+    with _counting, locked(folder / "allowance.lock", f"the counts of {folder.name}", wait=30.0):
+        path = folder / ALLOWANCE
+        try:
+            counts = json.loads(read_text(path)) if path.is_file() else {}
+            refuse_unless(isinstance(counts, dict), "")
+        except (ValueError, RecursionError, Refusal):
+            raise Refusal(
+                "what this site has answered so far cannot be read (allowance.json); its owner may delete it"
+            ) from None
+        yield counts
+        for old in [*counts][:-KEPT]:
+            del counts[old]
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(counts))  # not written through: the log of the site is
+        os.replace(part, path)

@@ -130,20 +130,20 @@ def told_statistics(site: Site, config: Config, folder: Path, rules: Policy) -> 
     options = options_of(config, rules)
     question = hashlib.sha256(repr((options, rules.min_rows, rules.columns)).encode()).hexdigest()
     path = folder / STATISTICS
-    known: dict[str, str] = json.loads(path.read_text()) if path.is_file() and rules.split == "kept" else {}
-    if question not in known:
-        found = site.statistics(options)
-        found = withheld(found, rules.min_rows, nearly_constant(site, found, options))
+    answers: dict[str, str] = json.loads(path.read_text()) if path.is_file() and rules.split == "kept" else {}
+    if question not in answers:
+        statistics = site.statistics(options)
+        statistics = withheld(statistics, rules.min_rows, nearly_constant(site, statistics, options))
         refuse_unless(
-            found.label.categories is None or found.label.categories,
+            statistics.label.categories is None or statistics.label.categories,
             f"no value of the label '{config.data.label}' is in {options.min_count} rows or more of '{site.name}', so "
             "that none of them is told; name another label",
         )
-        known[question] = found.to_json()
+        answers[question] = statistics.to_json()
         if rules.split == "kept":
             make_folder(folder)
-            write_whole(path, json.dumps(known))
-    return known[question]
+            write_whole(path, json.dumps(answers))
+    return answers[question]
 
 
 def encoded(site: Site, encoding: Encoding, config: Config, rules: Policy) -> tuple[Pair, Pair | None]:
@@ -311,17 +311,17 @@ def overseen_jobs(
 def model_in(message: Message, job: Job) -> np.ndarray | None:
     """The model that a message brings, if it does; papers call it x or w."""
     leaves = named(message)
-    found = [a for name, a in leaves if name.rpartition(".")[2] in ("x", "w") and a.shape == job.x.shape]
-    if not found and job.algorithm.name == "scoring":
-        found = [a for _, a in leaves if a.shape == job.x.shape]
-    return np.asarray(found[0]) if found else None
+    models = [a for name, a in leaves if name.rpartition(".")[2] in ("x", "w") and a.shape == job.x.shape]
+    if not models and job.algorithm.name == "scoring":
+        models = [a for _, a in leaves if a.shape == job.x.shape]
+    return np.asarray(models[0]) if models else None
 
 
 def check_step(x: np.ndarray, start: Vector, most: float) -> None:
     far = float(np.sqrt(np.mean((np.asarray(x, np.float64) - np.asarray(start, np.float64)) ** 2)))
     refuse_unless(
         far <= most,
-        f"the model is {far:.3g} away from where it began, and this site goes along with {most:.3g} in this round; it "
+        f"the model is {far:.3g} away from where it began, and this site accepts up to {most:.3g} in this round; it "
         "is no model that training leads to, or let the sites say most_step in site.toml",
     )
 
@@ -361,8 +361,8 @@ def lengths(task: Task, l2: Any) -> Callable[..., tuple[Float[Array, ""], Float[
             real = part < shard.sizes.astype(part.dtype)
             return jnp.where(real, jax.vmap(of_row)(shard.inputs[kept], shard.labels[kept]), 0)
 
-        found = jax.lax.map(some, at)
-        return jnp.max(found), jnp.sum(found)
+        norms = jax.lax.map(some, at)
+        return jnp.max(norms), jnp.sum(norms)
 
     if task.grad not in _lengths:
         _lengths.clear()

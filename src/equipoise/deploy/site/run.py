@@ -13,28 +13,36 @@ Where they are stands in the node's configuration, which is the site's own:
     key, roster  its private key, and a folder with the public ones of all sites: for masked sums
 """
 
+import hashlib
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import polars as pl
 from flwr.app import Context
 from pydantic import Field
 
+from equipoise import algorithms, steps, tensors
 from equipoise._jax import keep_programs
+from equipoise.algorithms.moments import moments
+from equipoise.algorithms.second_moments import second_moments
+from equipoise.cohorts import everyone
 from equipoise.data import silos
 from equipoise.data.shards import OwnerRows, Shards, stack
 from equipoise.data.silos import Site
 from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
-from equipoise.deploy.site.app import site_name
-from equipoise.deploy.site.messages import Participant
-from equipoise.deploy.site.oversight import overseen
+from equipoise.deploy.site.messages import Job, Participant, client_app, forget_old, site_name
+from equipoise.deploy.site.oversight import overseen, rejected
 from equipoise.deploy.site.owner import (
     Counts,
     check_rows,
@@ -49,16 +57,22 @@ from equipoise.deploy.site.owner import (
     visible,
     with_kept_split,
 )
-from equipoise.deploy.site.training import kept_features, planned, read_agreement, rows_site
+from equipoise.deploy.wire.messages import NAME, NOT_TOLD, of_run, refuse_unless
 from equipoise.deploy.wire.secure import SecureSite
 from equipoise.errors import InputError, not_none, require
+from equipoise.experiment import records
+from equipoise.experiment.baselines import own_loss
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import feature_maker
+from equipoise.experiment.convexify import feature_maker, scaled
 from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.records import JsonRecord
+from equipoise.experiment.results import save_model
+from equipoise.files import write_whole
 from equipoise.privacy import identity, policy
+from equipoise.privacy.noise import own_noise
 from equipoise.privacy.policy import Policy
 from equipoise.privacy.site_masks import SiteMasks
+from equipoise.tasks import WithBaseline
 
 QUESTIONS = ("statistics", "agreement", "baseline")
 OPEN = Policy(min_rows=1, min_count=1)  # of a table that is looked at where nothing leaves
@@ -136,8 +150,8 @@ def open_site(context: Context) -> Participant:
         site, now = current_rows(), rules()
         counts = counts_of(site)
         check_rows(now, config, name, train=counts.train)
-        found = told_statistics(site, config, folder, now)
-        answer = SiteStatistics(statistics=found, train=counts.train, test=counts.test, counted=site.counted)
+        text = told_statistics(site, config, folder, now)
+        answer = SiteStatistics(statistics=text, train=counts.train, test=counts.test, counted=site.counted)
         return answer.model_dump_json()
 
     def trained() -> Problem:
@@ -167,8 +181,8 @@ def secure_site(config: Config, name: str, node: Mapping[str, Any], folder: Path
     def rules() -> Policy:
         return policy.load(policy_file(node, folder))
 
-    known = identity.load(name, key, roster)
-    own = SiteMasks(known, folder, lambda: rules().least_cohort, lambda: rules().limits)
+    identities = identity.load(name, key, roster)
+    own = SiteMasks(identities, folder, lambda: rules().least_cohort, lambda: rules().limits)
     return SecureSite(own, config.federation.secure_bound)
 
 
@@ -198,12 +212,12 @@ def read(config: Config, name: str, node: Mapping[str, Any], rules: Policy = OPE
         frame = visible(silos.scan(Path(path), label=options.label, separator=config.data.separator), config, rules)
         return silos.site_of(frame, options, file=f"{name} ({Path(path).name})", **split)
     where = str(node["loader"])
-    found = own_function(where, str(node.get("path", "")))()
-    if isinstance(found, pl.DataFrame | pl.LazyFrame):
-        frame = found.lazy()
+    rows = own_function(where, str(node.get("path", "")))()
+    if isinstance(rows, pl.DataFrame | pl.LazyFrame):
+        frame = rows.lazy()
     else:
-        require(isinstance(found, tuple) and len(found) == 2, f"{where} gives neither (inputs, labels) nor a table")
-        inputs, labels = map(np.asarray, found)
+        require(isinstance(rows, tuple) and len(rows) == 2, f"{where} gives neither (inputs, labels) nor a table")
+        inputs, labels = map(np.asarray, rows)
         frame = silos.frame_of(inputs, labels, config.data.label, file=name)
     return silos.site_of(visible(frame, config, rules), options, file=f"{name} ({where})", **split)
 
@@ -227,3 +241,236 @@ def _shard(inputs: np.ndarray, labels: np.ndarray) -> Shards:
 def _given(node: Mapping[str, Any], key: str, what: str) -> Any:
     require(node.get(key), f"this node's configuration has no {key}; give it {what}: --node-config \"{key}='...'\"")
     return node[key]
+
+
+AGREEMENTS = "agreements"  # a folder with a file for each of the last runs
+FEATURES = "features.safetensors"  # of the site's own rows; it stays there
+BASELINE = "baseline.json"  # the loss of its own model
+OWN_MODEL = "own-model.safetensors"  # for `equipoise predict`; it leaves the site with nobody's message
+
+
+class RowsSite(NamedTuple):
+    """A site's part in a run, as its jobs and one answer."""
+
+    jobs: dict[str, Callable[[], Job]]
+    accept_agreement: Callable[[str], str]
+    tell_baseline: Callable[[str], str]
+
+
+def rows_site(
+    config: Config,
+    name: str,
+    folder: Path,
+    rows: Callable[[Agreement], OwnerRows],
+    features: Callable[[Agreement], OwnerRows],
+    setup: Callable[[Agreement], Setup],
+) -> RowsSite:
+    """`rows` are the site's own, `features` what it makes of them, not scaled; `setup` is of the agreed stage."""
+
+    def trained_on(agreed: Agreement) -> OwnerRows:
+        if agreed.network is None or agreed.network.mean is None:
+            return rows(agreed)
+        made = features(agreed)
+        scaling = agreement.scaling_of(config, agreed, made.train.inputs.shape[1])
+        return OwnerRows(*(scaled(part, scaling) for part in made))
+
+    def read_setup() -> tuple[Agreement, Setup]:
+        agreed = read_agreement(folder, name)
+        return agreed, setup(agreed)
+
+    def baseline(agreed: Agreement) -> float:
+        """The loss of its own model, found once: it stands in the site's folder."""
+        now, shard = setup(agreed), trained_on(agreed).train
+
+        def find() -> float:
+            problem = now.problem
+            return own_loss(problem.plain_task, problem.convex, problem.x, jax.tree.map(jnp.asarray, shard))
+
+        return kept_number(folder / BASELINE, [config.toml(), *(np.asarray(a) for a in shard)], find)
+
+    def compared(agreed: Agreement, rows: OwnerRows) -> OwnerRows:
+        """With what only the site knows, where it weighs itself."""
+        if not (agreement.looks_at_gains(config) and algorithms.named(config.algorithm.name).weighs_itself):
+            return rows
+        return rows._replace(
+            train=WithBaseline(rows.train, jnp.asarray(baseline(agreed), setup(agreed).problem.x.dtype))
+        )
+
+    def train() -> Job:
+        agreed, now = read_setup()
+        rows = trained_on(agreed)
+        rows = compared(agreed, rows._replace(train=now.problem.shard_in_metric(rows.train)))
+        return Job(now.algorithm, now.problem.x, rows.train, config=now.digest)
+
+    def evaluate() -> Job:
+        agreed, now = read_setup()
+        rows = trained_on(agreed)
+        rows = rows if now.sums is None else compared(agreed, rows)
+        return Job(now.scoring, now.problem.x, rows, config=now.digest)
+
+    def own() -> Job:
+        agreed, now = read_setup()
+        algorithm = not_none(now.own, "no part of this model is the sites' own")
+
+        def save(message: Any, part: Any) -> None:
+            about = {"site": name, "config": config.used()}
+            save_model(folder / OWN_MODEL, now.problem, message.x, about, part)
+
+        return Job(algorithm, now.problem.x, trained_on(agreed).train, config=now.digest, then=save)
+
+    def personal() -> Job:
+        agreed, now = read_setup()
+        algorithm = not_none(now.personal, "this run makes no models of the sites' own")
+
+        def save(message: Any, own: Any) -> None:
+            of = now.problem.plain_task.own
+            part = None if of is None else of.fit(jnp.asarray(own), jax.tree.map(jnp.asarray, trained_on(agreed).train))
+            save_model(folder / OWN_MODEL, now.problem, own, {"site": name, "config": config.used()}, part)
+
+        return Job(algorithm, now.problem.x, trained_on(agreed), config=now.digest, then=save)
+
+    def sums() -> Job:
+        agreed = read_agreement(folder, name)
+        require(agreed.network is not None, "there is no network yet to make features of")
+        made = features(agreed).train
+        algorithm = moments(made.inputs.shape[1], everyone(len(agreed.sites)))
+        digest = agreement.digest_of(config, agreed)
+        x = jnp.zeros(algorithm.size, made.inputs.dtype)
+        return Job(algorithm, x, made, config=digest, within=lambda: jax.enable_x64(True))
+
+    def moments_of_inputs() -> Job:
+        agreed = read_agreement(folder, name)
+        plan = agreement.metric_plan(agreement.stage(config, agreed), agreed)
+        linear, rank = not_none(plan, "this run is trained in no metric")
+        shard = trained_on(agreed).train
+        algorithm = second_moments(linear, everyone(len(agreed.sites)), rank=rank)
+        digest, x = agreement.digest_of(config, agreed), jnp.zeros(algorithm.size, np.dtype(config.run.precision))
+        return Job(algorithm, x, shard, config=digest, within=lambda: jax.enable_x64(True))
+
+    def accept_agreement(text: str) -> str:
+        """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
+        text = whole_agreement(folder, name, text)
+        agreed = Agreement.model_validate_json(text)
+        answer = ""
+        if agreed.curvature is None and agreement.needs_curvature(agreement.stage(config, agreed), agreed):
+            answer = json.dumps(curvature_and_slope(config.toml(), text)(trained_on(agreed).train))
+        elif agreed.network is None:
+            rows(agreed)  # they fit the encoding
+        keep_agreement(folder, name, text)
+        return answer
+
+    def tell_baseline(run: str) -> str:
+        refuse_unless(NAME.fullmatch(run), "the message names no run that could be kept")
+        of_run.set(run)
+        require(agreement.needs_baselines(config), "this run looks at losses, and nobody needs to know it")
+        return json.dumps(baseline(read_agreement(folder, name)))
+
+    jobs = {"train": train, "evaluate": evaluate}
+    jobs |= {} if config.model.own == "none" else {"own": own}
+    jobs |= {} if config.own_models is None else {"personal": personal}
+    jobs |= {} if config.convexify is None else {"moments": sums}
+    jobs |= {"metric": moments_of_inputs} if agreement.tells_moments(config) else {}
+    return RowsSite(jobs, accept_agreement, tell_baseline)
+
+
+def digest_of(made_of: list[Any]) -> str:
+    digest = hashlib.sha256()
+    for part in made_of:
+        digest.update(part.encode() if isinstance(part, str) else np.ascontiguousarray(part).data)
+    return digest.hexdigest()
+
+
+def kept_number(path: Path, made_of: list[Any], make: Callable[[], float]) -> float:
+    """A number that is found once; `made_of` is all that it depends on."""
+    digest = digest_of(made_of)
+    if path.is_file():
+        with suppress(KeyError, TypeError, ValueError):  # it is damaged, and made again
+            saved = json.loads(path.read_text())
+            if saved["of"] == digest:
+                return float(saved["number"])
+    number = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps({"of": digest, "number": number}))
+    return number
+
+
+def kept_features(folder: Path, made_of: list[Any], make: Callable[[], OwnerRows]) -> OwnerRows:
+    """Features that are made once and stand in the site's folder: Flower's own nodes start a process per message.
+
+    `made_of` is all that they depend on, as texts and arrays.
+    """
+    digest = digest_of(made_of)
+    path = folder / FEATURES
+    names: Any = OwnerRows(*(cast(Any, Shards)(*Shards._fields) for _ in OwnerRows._fields))
+    if path.is_file():
+        with suppress(KeyError, TypeError, ValueError):  # it is damaged, and made again
+            arrays, of = tensors.read(path)
+            if of == digest:
+                return jax.tree.unflatten(jax.tree.structure(names), [arrays[name] for name, _ in tensors.named(names)])
+    made = make()
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors.write(path, {name: np.asarray(a) for name, a in tensors.named(made)}, digest)
+    return made
+
+
+def read_agreement(folder: Path, name: str) -> Agreement:
+    """What the site has been told before the first round."""
+    path = agreement_of(folder, of_run.get())
+    refuse_unless(path.is_file(), f"'{name}' {NOT_TOLD}; the server tells it again, and it goes on from there")
+    return records.read_record(path, Agreement)
+
+
+def whole_agreement(folder: Path, name: str, text: str) -> str:
+    """What was agreed, where the server tells only what is new."""
+    told = json.loads(text)
+    if "extends" not in told:
+        return text
+    run = told["extends"]
+    refuse_unless(isinstance(run, str) and NAME.fullmatch(run), "the agreement extends no run that could be kept")
+    path = agreement_of(folder, run)
+    refuse_unless(path.is_file(), f"'{name}' {NOT_TOLD} that this one extends; start the run again")
+    return agreement.extended(path.read_text(), told["changes"])
+
+
+def keep_agreement(folder: Path, name: str, text: str) -> None:
+    agreed = Agreement.model_validate_json(text)
+    require(name in agreed.sites, f"'{name}' is not one of the sites")
+    refuse_unless(NAME.fullmatch(agreed.run), "the agreement names no run that could be kept")
+    path = agreement_of(folder, agreed.run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)
+    forget_old(path.parent.glob("*.json"))
+
+
+def agreement_of(folder: Path, run: str) -> Path:
+    """Each run has its own, which no other run can change."""
+    return folder / AGREEMENTS / f"{run}.json"
+
+
+# The sites of one process make the same of the same agreement, so they share what is compiled.
+
+
+@lru_cache(maxsize=4)
+def planned(toml: str, text: str) -> Setup:
+    agreed = Agreement.model_validate_json(text)
+    return agreement.setup(agreement.stage(agreement.settings(toml), agreed), agreed, draw=own_noise)
+
+
+@lru_cache(maxsize=4)
+def curvature_and_slope(toml: str, text: str) -> Callable[[Shards], tuple[float, float]]:
+    """How a site measures the largest curvature of its loss and the slope at the start."""
+    agreed = Agreement.model_validate_json(text)
+    config = agreement.stage(agreement.settings(toml), agreed)
+    problem = agreement.with_agreed_metric(config, agreed, agreement.remote_problem(config, agreed))
+    task = problem.trained_task
+    x = problem.x if problem.conditioning is None else jnp.zeros_like(problem.x)
+    slope = jax.jit(lambda shard: jnp.linalg.norm(task.grad(x, task.prepare(shard))))
+
+    def measure(shard: Shards) -> tuple[float, float]:
+        alone = Shards(*(jnp.asarray(a)[None] for a in shard))
+        return steps.smoothness(task, problem.in_metric(alone), x), float(slope(problem.shard_in_metric(shard)))
+
+    return measure
+
+
+client = client_app(open_site, questions=QUESTIONS, rejected=rejected)  # what Flower loads

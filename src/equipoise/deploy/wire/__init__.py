@@ -1,7 +1,7 @@
 """What crosses between server and sites, and how it travels.
 
-`exchanges.py` reads off an algorithm what it exchanges, `arrays.py` makes Flower's records of trees of arrays, and
-`envelope.py` is what else stands on a message. `secure.py` masks sums, of which the server sees no part. `transport.py`
-chooses between Flower's own way and messages with their content inside, `warm.py` keeps sites connected, `superlink.py`
-and `serverapp.py` are a server that serves its run itself; what these use of Flower's inside stands in `internals.py`.
+`messages.py` reads off an algorithm what it exchanges and makes Flower's messages of it, `secure.py` masks sums, of
+which the server sees no part. `transport.py` chooses between Flower's own way and messages with their content inside,
+`warm.py` keeps sites connected, `superlink.py` and `serverapp.py` are a server that serves its run itself; what these
+use of Flower's inside stands in `internals.py`.
 """

@@ -14,11 +14,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from equipoise.deploy.server.sites import ConnectedSites, why_not
-from equipoise.deploy.wire.arrays import unpack
-from equipoise.deploy.wire.envelope import Address
-from equipoise.deploy.wire.exchanges import ExchangeSpec, program
+from equipoise.deploy.wire.messages import Address, ExchangeSpec, program, unpack
 from equipoise.engines.summation import Summation
-from equipoise.errors import Refusal, StopHere, refuse_unless
+from equipoise.errors import Refusal, StopRun, refuse_unless
 from equipoise.privacy import fixed_point, masks, shamir, unmasking
 from equipoise.privacy.fixed_point import Integers
 from equipoise.privacy.site_masks import FEWEST, About, Limits, SiteMasks, keys_length, least_threshold
@@ -108,7 +106,7 @@ def read_message(secure: SecureSite | None, spec: ExchangeSpec, at: Address, con
 def check_weights(weights: np.ndarray, most: float) -> None:
     """Of all members of a sum: with nearly all of the weight on one of them, the sum is that one's."""
     fine = weights.ndim == 1 and np.issubdtype(weights.dtype, np.floating) and np.isfinite(weights).all()
-    refuse_unless(fine and (weights >= 0).all() and weights.sum() > 0, "the weights of this masked sum are none")
+    refuse_unless(fine and (weights >= 0).all() and weights.sum() > 0, "the weights of this masked sum are not valid")
     share = float(weights.max() / weights.sum())
     refuse_unless(
         share <= most,
@@ -121,7 +119,7 @@ def check_own_weight(weight: Any, members: int, most: float) -> None:
     """Where each site keeps its own weight and nobody knows all: a band in which no site can have more than `most`."""
     low = lowest_weight(members, most)
     if not low <= float(weight) <= HIGHEST:
-        raise StopHere(
+        raise StopRun(
             f"this site's own weight has left the range {low:.2g} to {HIGHEST:g}, in which no site has more than "
             f"{most:g} of a masked sum: set a larger objective.rho, or let the sites say most_weight in site.toml"
         )
@@ -141,8 +139,8 @@ class AgreedSteps:
             refuse_unless(round < MOST_ROUNDS, f"there is no round {round}")
             while len(self.known) <= round:
                 self.server, _ = self.open(self.server, jax.random.key(0))
-                found = [s for s in jax.tree.leaves(self.server, is_leaf=_is_steps) if _is_steps(s)]
-                self.known.append({w: max(float(getattr(s, w)) for s in found) for w in ("sigma", "theta")})
+                step_sizes = [s for s in jax.tree.leaves(self.server, is_leaf=_is_steps) if _is_steps(s)]
+                self.known.append({w: max(float(getattr(s, w)) for s in step_sizes) for w in ("sigma", "theta")})
             most = self.known[round][what]
             refuse_unless(
                 np.isfinite(given[what]) and 0 <= float(given[what]) <= most * (1 + 1e-5),
@@ -202,9 +200,9 @@ class MaskedExchange:
     def summation(self) -> Summation:
         def finish(total: Integers) -> Any:
             assert self.secrets is not None
-            found = unmasking.unmasked(total, self.batch, self.exchange, self.secrets, self.context)
+            integers = unmasking.unmasked(total, self.batch, self.exchange, self.secrets, self.context)
             return fixed_point.decode(
-                found, self.spec.reply.total, len(self.batch.members), self.masking.settings.bound
+                integers, self.spec.reply.total, len(self.batch.members), self.masking.settings.bound
             )
 
         return Summation(lambda like: np.zeros(self.size, np.uint64), np.add, finish)
@@ -220,7 +218,7 @@ class MaskedExchange:
             given = answer.get("shares")
             sound = isinstance(given, list) and len(given) == len(members)
             if not sound or any(not isinstance(s, bytes) or len(s) != shamir.BYTES for s in given):
-                self.masking.federation.note(name, "broken", "its shares are none")
+                self.masking.federation.note(name, "broken", "its shares are not valid")
                 continue
             shares[name] = given
             if len(shares) >= self.batch.threshold:

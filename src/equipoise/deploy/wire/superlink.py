@@ -168,7 +168,7 @@ class HeldPulls:
 
     def cut_large(self, request: PushMessagesRequest) -> bool:
         """Replies that are larger than what was asked for become errors; what follows as objects is bounded too."""
-        found, room = False, 0
+        cut, room = False, 0
         trees = [*request.message_object_trees, *(ObjectTree() for _ in request.messages_list)]
         for message, tree in zip(request.messages_list, trees, strict=False):
             most, size = self.largest.get(message.metadata.reply_to_message_id, 0), message.ByteSize() + tree.ByteSize()
@@ -181,9 +181,9 @@ class HeldPulls:
                     f"its reply is larger than the {most} bytes asked for",
                 )
                 tree.ClearField("children")
-                found = True
+                cut = True
         self.room[request.node.node_id] = room
-        return found
+        return cut
 
     async def hold_node(self, scope: Scope, receive: Receive, send: Send, node: int, body: bytes) -> None:
         """Until there is a message for the node."""
@@ -326,14 +326,14 @@ class Roster:
             return
         self.version, before = version, self.names
         self.revoked = {key: path.stem.rpartition("-")[0] for path, key in self.keys("revoked")}
-        found = [(path.stem, key) for path, key in self.keys("sites")]
-        times = Counter(key for _, key in found)
-        for name, key in found:
+        keys = [(path.stem, key) for path, key in self.keys("sites")]
+        times = Counter(key for _, key in keys)
+        for name, key in keys:
             if times[key] > 1:
                 log.error("the key of '%s' is another site's too; neither is taken", name)
             elif key in self.revoked:
                 log.error("the key of '%s' was revoked; it is not taken", name)
-        self.names = {key: name for name, key in found if times[key] == 1 and key not in self.revoked}
+        self.names = {key: name for name, key in keys if times[key] == 1 and key not in self.revoked}
         for key in self.names.keys() - before.keys():
             with suppress(ValueError):  # Flower knows it already
                 self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
@@ -345,22 +345,22 @@ class Roster:
             log.warning("the key of '%s' is not taken any longer", before[key])
 
     def keys(self, kind: str) -> list[tuple[Path, bytes]]:
-        found = []
+        keys = []
         for path in sorted((self.folder / kind).glob("*.pub")):
             try:
                 key = load_ssh_public_key(path.read_bytes())
                 if not isinstance(key, ec.EllipticCurvePublicKey):
                     raise TypeError(type(key).__name__)
-                found.append((path, public_key_to_bytes(key)))
+                keys.append((path, public_key_to_bytes(key)))
             except Exception as error:  # one bad file does not keep the others out
                 log.error("%s is no public key of an EC kind (%s); it is not taken", path, error)
-        return found
+        return keys
 
     def nodes(self) -> dict[int, str]:
         """node -> the name of its key."""
         self.look()
-        found = {self.state.get_node_id_by_public_key(key): name for key, name in self.names.items()}
-        return {node: name for node, name in found.items() if node is not None}
+        names = {self.state.get_node_id_by_public_key(key): name for key, name in self.names.items()}
+        return {node: name for node, name in names.items() if node is not None}
 
 
 class SitesDoor:

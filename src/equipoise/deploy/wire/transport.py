@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from equipoise.deploy.wire.arrays import content_bytes
+from equipoise.deploy.wire.messages import content_bytes
 
 INLINE = 16 << 20  # bytes of arrays from which on a message is sent as objects
 REQUEST = 32 << 20  # bytes of content in one request or answer
@@ -77,22 +77,22 @@ def standard(grid: Grid, why: str) -> Transport:
 
 def watch_door(grid: Any) -> Callable[[], Door]:
     """What the last list of nodes said about them."""
-    found = Door()
+    door = Door()
 
     class Watching:
         def intercept(self, context: Any, call_next: Any) -> Any:
-            nonlocal found
+            nonlocal door
             response = call_next(context)
             if DOOR in response.headers:
                 told = json.loads(response.headers[DOOR])
                 names = told["names"] and {int(node): name for node, name in told["names"].items()}
-                found = Door(names, told["refused"])
+                door = Door(names, told["refused"])
             return response
 
     client = getattr(grid, "_runtime_client", None)
     if client is not None:  # Flower's HttpGrid, and the server's own
         client._interceptors = (*client._interceptors, Watching())
-    return lambda: found
+    return lambda: door
 
 
 def direct(grid: Any) -> Transport:
@@ -147,11 +147,11 @@ def direct(grid: Any) -> Transport:
     def pull(ids: Sequence[str], wait: float, size: int) -> list[Message]:
         local.wait, local.most = wait, max(1, REQUEST // max(size, 1))
         try:
-            found = client.PullMessages(flower.PullAppMessagesRequest(message_ids=list(ids)))
+            reply = client.PullMessages(flower.PullAppMessagesRequest(message_ids=list(ids)))
         finally:
             local.wait = 0.0
         return [
-            received(proto, tree) for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True)
+            received(proto, tree) for proto, tree in zip(reply.messages_list, reply.message_object_trees, strict=True)
         ]
 
     def received(proto: Any, tree: Any) -> Message:

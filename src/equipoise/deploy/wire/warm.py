@@ -34,7 +34,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from equipoise.deploy.wire import internals as flower
-from equipoise.deploy.wire.arrays import content_bytes
+from equipoise.deploy.wire.messages import content_bytes
 from equipoise.deploy.wire.transport import INLINE, WAIT
 from equipoise.errors import EquipoiseError, refuse_unless, require
 from equipoise.files import write_whole
@@ -48,7 +48,7 @@ RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at 
 CLOCKS = 60.0  # seconds by which clocks may differ before the server's is taken
 RUNS = 4  # runs whose settings are kept
 
-OWN_APP = "equipoise.deploy.entry_points:client"
+OWN_APP = "equipoise.deploy.site.run:client"
 INLINE_ABILITY = "inline"  # in the node's configuration: what the greeting tells the server
 
 
@@ -147,9 +147,9 @@ class WarmSite:
             while not self.stop.is_set():
                 began = time.monotonic()
                 try:
-                    found = self.ask(self.client.PullMessages, flower.PullMessagesRequest(node=self.node))
-                    if found.messages_list:
-                        self.answer(found.messages_list[0], found.message_object_trees[0])
+                    pulled = self.ask(self.client.PullMessages, flower.PullMessagesRequest(node=self.node))
+                    if pulled.messages_list:
+                        self.answer(pulled.messages_list[0], pulled.message_object_trees[0])
                         last = time.monotonic()
                         continue
                 except httpx.HTTPStatusError as error:
@@ -178,11 +178,11 @@ class WarmSite:
                 number = self.ask(self.client.ActivateNode, request).node_id
                 break
             except httpx.HTTPStatusError as error:
-                known = self.remembered()
-                if known is not None:
-                    self.node = flower.Node(node_id=known)
+                remembered = self.remembered()
+                if remembered is not None:
+                    self.node = flower.Node(node_id=remembered)
                     if self.heartbeat():
-                        number = known
+                        number = remembered
                         break
                 if not said:
                     why = error.response.text[:200]
@@ -233,7 +233,7 @@ class WarmSite:
         while True:
             self.check_stop()
             try:
-                found = call(request)
+                reply = call(request)
             except httpx.TransportError as error:
                 why = f"{type(error).__name__}: {error}"
             except httpx.HTTPStatusError as error:
@@ -243,7 +243,7 @@ class WarmSite:
             else:
                 if since is not None:
                     log.info("%s: the server is back after %.1f s", self.name, time.monotonic() - since)
-                return found
+                return reply
             if since is None:
                 since = time.monotonic()
                 log.warning("%s: the server cannot be reached (%s); trying again", self.name, why)
@@ -395,10 +395,10 @@ def check_module(folder: Path, config: Mapping[str, Any], where: Any) -> None:
 def load(where: str) -> ClientApp:
     """module:app, from what is installed here."""
     module, _, name = where.partition(":")
-    found = getattr(importlib.import_module(module), name, None)
-    require(isinstance(found, ClientApp), f"the server asks for the ClientApp '{where}', which is not installed here")
-    assert isinstance(found, ClientApp)
-    return found
+    app = getattr(importlib.import_module(module), name, None)
+    require(isinstance(app, ClientApp), f"the server asks for the ClientApp '{where}', which is not installed here")
+    assert isinstance(app, ClientApp)
+    return app
 
 
 def locked(folder: Path, name: str) -> TextIO:

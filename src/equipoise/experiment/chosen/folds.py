@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
 from jaxtyping import Float
 
 from equipoise import algorithms, local, metric
@@ -26,11 +25,11 @@ from equipoise.engines.simulator import simulate
 from equipoise.errors import not_none
 from equipoise.experiment.baselines import Parts, mean
 from equipoise.experiment.config import Config
-from equipoise.experiment.methods import dual_family
+from equipoise.experiment.methods import build_dual
 from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, RandomKey, Vector, wire
 from equipoise.tasks import Task
-from equipoise.tasks.metric import Metric, metric_of, model_of, numbers_of
+from equipoise.tasks.metric import Metric, model_of
 from equipoise.tasks.task import Scalar
 
 FOLDS = 5
@@ -104,27 +103,26 @@ class Walk:
         """The point of `config`'s objective, with the penalty `extra` on top of the problem's."""
         problem = self.problem
         rounds = rounds or (MORE if self.begun else FIRST)
-        maker, numbers = dual_family(config, problem)
-        made = _maker(problem.plain_task, problem.n, maker)
-        operands = {f"objective.{name}": value for name, value in numbers.items()}
-        family = Partial(made, **operands, **{f"metric.{k}": a for k, a in numbers_of(self.metric).items()})
+        on_path = _on_path(problem.plain_task)
+        made = algorithms.scaffpd_model(on_path, build_dual(config, problem), everyone(problem.n), steps=STEPS)
+        made = algorithms.told_in_x(made, problem.plain_task, self.metric)
         extra = jnp.asarray(np.broadcast_to(extra, problem.x.shape), problem.x.dtype)
         losses, sizes, models = np.zeros(problem.n), np.zeros(problem.n), []
         score = _scorer(problem.plain_task)
         for kept, left, x in zip(self.folds.kept, self.folds.left, self.models, strict=True):
             rows = OnPath(kept, self.metric, extra)
-            end = simulate(family, jnp.asarray(x, problem.x.dtype), rows, self.seed, rounds=rounds)
+            end = simulate(made, jnp.asarray(x, problem.x.dtype), rows, self.seed, rounds=rounds)
             models.append(np.asarray(end.model))
             count = np.asarray(left.sizes, np.float64)
             losses += np.where(count > 0, count * np.asarray(score(end.model, kept, left), np.float64), 0)
             sizes += count
         self.models, self.begun = np.stack(models), True
-        self._count(family, rows, rounds)
+        self._count(made, rows, rounds)
         return Point(losses / np.maximum(sizes, 1), self.models)
 
-    def _count(self, family: Partial, rows: OnPath, rounds: int) -> None:
+    def _count(self, algorithm: Algorithm, rows: OnPath, rounds: int) -> None:
         """The rounds, a model to be scored after them, and its loss."""
-        algorithm, n, real = family.func(**family.keywords), self.problem.n, self.problem.x.dtype.itemsize
+        n, real = self.problem.n, self.problem.x.dtype.itemsize
         shard = jax.eval_shape(lambda: algorithm.prepare(rows.client(0)))
         wires = wire(algorithm, self.problem.x, shard)
         self.rounds += rounds
@@ -211,18 +209,9 @@ def _of_each(of_one: Callable, kept: Shards, left: Shards) -> Array:
 
 
 @lru_cache(maxsize=8)
-def _maker(task: Task, n: int, dual: Callable[..., Any]) -> Callable[..., Algorithm]:
-    on_path = task_on_path(task)
-
-    def make(**numbers: Any) -> Algorithm:
-        given: dict[str, dict[str, Any]] = {"objective": {}, "metric": {}}
-        for name, value in numbers.items():
-            section, _, key = name.partition(".")
-            given[section][key] = value
-        made = algorithms.scaffpd_model(on_path, dual(**given["objective"]), everyone(n), steps=STEPS)
-        return algorithms.told_in_x(made, task, metric_of(given["metric"]))
-
-    return make
+def _on_path(task: Task) -> Task:
+    """The same for the same task: one program for all points of a path."""
+    return task_on_path(task)
 
 
 def task_on_path(task: Task) -> Task:
