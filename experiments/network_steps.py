@@ -3,7 +3,7 @@
     python experiments/network_steps.py mlp digits
     python experiments/network_steps.py cnn fashion-mnist --max-size 300 --seeds 3 --data DATA
     python experiments/network_steps.py resnet cifar-10 --max-size 500 --rounds 60 --seeds 2 --data DATA
-    python experiments/network_steps.py gru shakespeare --natural 30 --seeds 2 --data DATA
+    python experiments/network_steps.py gru shakespeare --natural --max-size 500 --seeds 1 --data DATA
 
 Accuracy of the held-out rows in percent, average over the clients and over the worst fifth of them, both averaged over
 the seeds; a seed divides the data too. The best by hand is the one with the best average in hindsight, for the worst
