@@ -143,7 +143,10 @@ def test_a_comparison_chooses_once_for_all_methods(silos, tmp_path):
     [
         ({"model": {"name": "mlp"}}, "found by folds for linear models only; give numbers"),
         ({"objective": {"rho": 0.1}}, "objective.rho and objective.price are both given"),
-        ({"privacy": {"epsilon": 1.0}, "algorithm": {"name": "scaffpd"}}, "which no noise of"),
+        (
+            {"privacy": {"epsilon": 1.0}, "algorithm": {"name": "scaffpd", "local_lr": 0.1, "rule": {"sigma": 1.0}}},
+            "no noise of",
+        ),
         ({"objective": {"price": 2.0}}, "objective.price is 2.0; give a number below 1"),
     ],
 )
