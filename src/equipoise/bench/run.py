@@ -67,17 +67,17 @@ def _of_federation(folder: Path, name: str, methods: Mapping[str, Method], split
     if not missing:
         return
     watch(name, "reading data")
-    known: dict[int, tuple[Problem, Split, Outputs]] = {}
+    computed: dict[int, tuple[Problem, Split, Outputs]] = {}
     with data_set_kept():
         for s in dict.fromkeys(job.split for job in missing):
             problem = federations.problem_of(name, s)
             split = federations.split_of(name, problem)
-            known[s] = problem, split, _alone(folder, name, s, split)
+            computed[s] = problem, split, _alone(folder, name, s, split)
         for job in missing:
             method = methods[job.method]
             if method.fit is not None:
                 watch(name, job.method)
-                _, split, alone = known[job.split]
+                _, split, alone = computed[job.split]
                 start = time.perf_counter()
                 outputs = fitted_outputs(method, job.method, split)
                 took = time.perf_counter() - start
@@ -85,7 +85,7 @@ def _of_federation(folder: Path, name: str, methods: Mapping[str, Method], split
         for label in dict.fromkeys(job.method for job in missing if methods[job.method].settings is not None):
             watch(name, label)
             mine = [job for job in missing if job.method == label]
-            _train(folder, name, label, methods[label], mine, known)
+            _train(folder, name, label, methods[label], mine, computed)
 
 
 def fitted_outputs(method: Method, name: str, split: Split) -> Outputs:
@@ -133,7 +133,7 @@ def _train(
     label: str,
     method: Method,
     jobs: Sequence[Job],
-    known: Mapping[int, tuple[Problem, Split, Outputs]],
+    computed: Mapping[int, tuple[Problem, Split, Outputs]],
 ) -> None:
     place = folder / RUNS / folders.name(name)
     planned = []
@@ -145,7 +145,7 @@ def _train(
     done = plan.run_all(planned, place)
     took = (time.perf_counter() - start) / len(jobs)
     for job, run, of in zip(jobs, done, planned, strict=True):
-        _, split, alone = known[job.split]
+        _, split, alone = computed[job.split]
         outputs = run_outputs(run, of.config, label, split)
         row = run.final
         more = {"rounds": row.round, "megabytes": (row.bytes_down + row.bytes_up) / 1e6}
@@ -164,10 +164,12 @@ def run_outputs(run: records.Run, parsed: Config, label: str, split: Split, prob
         x = problem.starting_from(artifact.load(path)).x
         padded = np.asarray(_predictor(problem.plain_task)(x, problem.with_rows(problem.train, problem.test)))
     k = len(problem.classes)
-    found = []
+    outputs = []
     for i, (z, y) in enumerate(zip(padded, split.test_labels, strict=True)):
-        found.append(entries.checked(z[: len(y)] if k else z[: len(y)].reshape(-1), len(y), k, label, problem.names[i]))
-    return tuple(found)
+        outputs.append(
+            entries.checked(z[: len(y)] if k else z[: len(y)].reshape(-1), len(y), k, label, problem.names[i])
+        )
+    return tuple(outputs)
 
 
 @lru_cache(maxsize=16)

@@ -200,8 +200,8 @@ def _sets(agreed: Agreement, like: Shards) -> tuple[RemoteShards, RemoteShards |
 
 
 def _convexified(config: Config, agreed: Agreement, problem: Problem) -> Problem:
-    of = not_none(agreed.network)
-    trained = Trained(network_params(config, agreed, problem), of.how, Sent(of.down, of.up))
+    network = not_none(agreed.network)
+    trained = Trained(network_params(config, agreed, problem), network.how, Sent(network.down, network.up))
     if not has_features(config):
         return linearised_problem(config, problem, trained)
     like = features_like(config, problem)
@@ -225,8 +225,8 @@ def params_of(problem: Problem, x: Any) -> Params:
 
 
 def scaling_of(config: Config, agreed: Agreement, p: int) -> Scaling:
-    of = not_none(agreed.network)
-    return Scaling(*(jnp.asarray(as_vector(not_none(text), config, p)) for text in (of.mean, of.scale)))
+    network = not_none(agreed.network)
+    return Scaling(*(jnp.asarray(as_vector(not_none(text), config, p)) for text in (network.mean, network.scale)))
 
 
 def features_like(config: Config, problem: Problem) -> Shards:

@@ -174,8 +174,8 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
         notes.append(f"the step sizes of the weights were not given: {numbers}, which serve on networks")
     if rule == "tuned":
         form = record.minibatch_form
-        known = "" if form is None else f", or model.batch, such as 32, for which {form} knows them"
-        _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }" + known)
+        alternative = "" if form is None else f", or model.batch, such as 32, for which {form} knows them"
+        _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }" + alternative)
         share = 1.0 if cohort is None else cohort / problem.n
         constants, local_lr = problem.constants(settings["steps"])
         rule = steps.rule_for(constants, psi, share=share)
@@ -323,10 +323,10 @@ def crossing(algorithm: Algorithm, problem: Problem) -> list[Wire]:
 
 def may_project(config: Config) -> bool:
     """Whether updates are projected if the losses turn out to be quadratic and the steps short, or anyway."""
-    of = not_none(config.federation)
-    if of.project is not None or of.secure or config.privacy is not None:
-        return bool(of.project)
-    exact = config.model.batch is None and of.compress is None and config.model.name == "linear"
+    settings = not_none(config.federation)
+    if settings.project is not None or settings.secure or config.privacy is not None:
+        return bool(settings.project)
+    exact = config.model.batch is None and settings.compress is None and config.model.name == "linear"
     exact = exact and (config.own_models is None or config.own_models.kind != "moreau")
     everybody = config.algorithm.cohort is None and config.algorithm.coin is None
     classes = config.data.task == "classification" and config.model.loss == "auto"
@@ -364,12 +364,12 @@ def _family(
 ) -> Partial | None:
     """One of the library's own methods, whose numbers are operands of its program; None: of others it is not known."""
     objective = config.objective.model_dump(exclude_none=True, exclude={"of"})
-    known = record.name in algorithms.ALGORITHMS and objective["name"] in objectives.DUALS
+    registered = record.name in algorithms.ALGORITHMS and objective["name"] in objectives.DUALS
     fixed = {name: value for name, value in settings.items() if not isinstance(value, float)}
     hashable = all(isinstance(value, Hashable) for value in (*fixed.values(), *objective.values()))
     alone = config.federation is None and config.privacy is None
     of_numbers = rule is None or isinstance(rule, RuleSettings | steps.Coefficients)
-    if not (known and hashable and alone and of_numbers):
+    if not (registered and hashable and alone and of_numbers):
         return None
     numbers: dict[str, Any] = {
         f"algorithm.{name}": value for name, value in settings.items() if isinstance(value, float)
@@ -383,10 +383,10 @@ def _family(
     if base is not None and record.takes_dual:
         numbers["gains.base"] = base
     frozen = tuple(objective.items()), tuple(fixed.items())
-    told = None if problem.conditioning is None else problem.task
+    model_task = None if problem.conditioning is None else problem.task
     if problem.conditioning is not None:
         numbers |= {f"metric.{key}": array for key, array in numbers_of(problem.conditioning.metric).items()}
-    maker = _maker(task, told, problem.n, record.name, cohort, coin, name, *frozen, guarded)
+    maker = _maker(task, model_task, problem.n, record.name, cohort, coin, name, *frozen, guarded)
     return Partial(maker, **numbers) if _takes_operands(maker, numbers, problem.x) else None
 
 
@@ -419,7 +419,7 @@ def _answers(maker: Callable[..., Algorithm]) -> dict[Any, bool]:
 @lru_cache(maxsize=64)
 def _maker(
     task: Task,
-    told: Task | None,  # over x, where `task` is in a metric
+    model_task: Task | None,  # over x, where `task` is in a metric
     n: int,
     method: str,
     cohort: int | None,
@@ -453,7 +453,7 @@ def _maker(
             return record.build(task, psi, sample, rule, **_scaled(given["algorithm"], scale))
 
         made = _guarded(task, build, guarded)
-        return made if told is None else algorithms.told_in_x(made, told, metric_of(given["metric"]))
+        return made if model_task is None else algorithms.told_in_x(made, model_task, metric_of(given["metric"]))
 
     return make
 

@@ -235,11 +235,11 @@ def crossing_of(family: Algorithm | Partial, algorithm: Algorithm, problem: Prob
     """What crosses in a round: the same for all numbers of a family."""
     if not isinstance(family, Partial):
         return crossing(algorithm, problem)
-    known = _wires(family.func)
+    wires = _wires(family.func)
     shapes = str((problem.x.shape, problem.x.dtype, client_shapes(problem.in_metric(problem.compiled_for))))
-    if shapes not in known:
-        known[shapes] = crossing(algorithm, problem)
-    return known[shapes]
+    if shapes not in wires:
+        wires[shapes] = crossing(algorithm, problem)
+    return wires[shapes]
 
 
 @lru_cache(maxsize=64)

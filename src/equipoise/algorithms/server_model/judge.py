@@ -64,7 +64,7 @@ def judged(
     A = directions.within(server.memory, 1e-10 * jnp.min(L))
     change = jnp.where(here[:, None], c_i - at.C, 0)
     weights = jnp.where(clean, lam + 1e-9, 0)
-    found = directions.difference(
+    seen_difference = directions.difference(
         server.memory,
         s,
         trial.coordinates,
@@ -76,7 +76,7 @@ def judged(
         weights,
         0.1 * (lam @ L),
     )
-    y = found.y
+    y = seen_difference.y
 
     # Those not heard there, or not here, get the values that their images imply.
     back = here & ~at.known
@@ -98,7 +98,7 @@ def judged(
     unlike = jnp.abs(new_f - f - half) / (jnp.abs(y @ s) / 2 + 64 * eps / NOT_QUADRATIC * size + TINY)
     unlike = jnp.max(jnp.where(clean, unlike, 0))
     curved = unlike > NOT_QUADRATIC
-    memory = found.memory
+    memory = seen_difference.memory
     seen = y @ memory.D.T
     expected = jnp.einsum("nij,j->ni", A, trial.coordinates) * memory.used.astype(A.dtype)[None, :] + memory.Y @ e
     length = jnp.maximum(jnp.sum(expected**2, axis=1), TINY)
@@ -130,7 +130,7 @@ def judged(
     in_a_row = jnp.where(worse, shape.in_a_row + 1, 0)
 
     renewed = directions.renewed(
-        found._replace(memory=memory),
+        seen_difference._replace(memory=memory),
         s,
         trial.coordinates,
         off_images > FORGET,

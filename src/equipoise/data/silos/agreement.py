@@ -40,7 +40,7 @@ def agree(statistics: Sequence[Statistics], options: Options) -> Encoding:
     )
     target = _target({s.site: s.label for s in settled}, options)
     task = "classification" if target.classes else "regression"
-    seen = {way for found in (*(f.seen for f in features), target.seen) for way in found}
+    seen = {way for ways in (*(f.seen for f in features), target.seen) for way in ways}
     return Encoding(task, target, features, tuple(options.missing), dropped, options.conventions, tuple(sorted(seen)))
 
 

@@ -40,9 +40,9 @@ class Length(NamedTuple):
 class Bounded:
     """What is usual in one run; `known` is from an earlier part of it."""
 
-    def __init__(self, bound: float | None, known: Lengths | None = None):
+    def __init__(self, bound: float | None, past: Lengths | None = None):
         self.bound = bound
-        self.known: Lengths = known or {}
+        self.known: Lengths = past or {}
         self.known = self.saved()
 
     def saved(self) -> Lengths:

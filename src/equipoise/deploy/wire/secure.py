@@ -285,7 +285,7 @@ class Masking:
         }
         if len(sealed) < len(members):
             return {*sealed}
-        questions = {name: {"sealed": [sealed[of][k] for of in members]} for k, name in enumerate(members)}
+        questions = {name: {"sealed": [sealed[sender][k] for sender in members]} for k, name in enumerate(members)}
         ready = {name for name, _ in self.ask("deliver", batch, questions, timeout)}
         if len(ready) < len(members):
             return ready

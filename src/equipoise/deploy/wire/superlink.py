@@ -464,11 +464,11 @@ class OperatorDoor:
 
     def with_names(self, send: Send) -> Send:
         roster = self.door.roster
-        told = {"names": None if roster is None else roster.nodes(), "refused": self.door.refused}
+        door = {"names": None if roster is None else roster.nodes(), "refused": self.door.refused}
 
         async def sent(event: Event) -> None:
             if event["type"] == "http.response.start":
-                about = (b"x-equipoise-door", json.dumps(told).encode())
+                about = (b"x-equipoise-door", json.dumps(door).encode())
                 event = {**event, "headers": [*event.get("headers", ()), about]}
             await send(event)
 
