@@ -94,7 +94,7 @@ Outputs = tuple[np.ndarray, ...]  # of every owner: probabilities [rows, classes
 def outputs_of(predict: Callable[[int, np.ndarray], np.ndarray], split: Split, method: str) -> Outputs:
     """What a fitted model says of the held-out rows, checked; an InputError says in a sentence what is wrong."""
     k = len(split.federation.classes)
-    found = []
+    vectors = []
     for owner, inputs in enumerate(split.test_inputs):
         outputs = checked(predict(owner, inputs.copy()), len(inputs), k, method, split.federation.owners[owner])
         half = (len(inputs) + 1) // 2
@@ -104,8 +104,8 @@ def outputs_of(predict: Callable[[int, np.ndarray], np.ndarray], split: Split, m
             f"'{method}' says something else of a row when other rows stand beside it; a model has to predict every "
             "row by itself",
         )
-        found.append(outputs)
-    return tuple(found)
+        vectors.append(outputs)
+    return tuple(vectors)
 
 
 def checked(outputs: object, rows: int, k: int, method: str, owner: str) -> np.ndarray:

@@ -74,9 +74,9 @@ def overall(standings: Standings) -> tuple[list[str], Rows]:
     heads = [head.format(standings.against) for head in OVERALL]
     rows = []
     for method in standings.methods:
-        of = standings.overall[method]
-        row = [method, _number(of.rank, 1), _number(of.worst_rank, 1), *_differences(of.against_it)]
-        rows.append([*row, _percent(of.losers, 0), str(of.federations)])
+        verdict = standings.overall[method]
+        row = [method, _number(verdict.rank, 1), _number(verdict.worst_rank, 1), *_differences(verdict.against_it)]
+        rows.append([*row, _percent(verdict.losers, 0), str(verdict.federations)])
     return heads, rows
 
 

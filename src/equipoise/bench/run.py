@@ -144,12 +144,12 @@ def _train(
     start = time.perf_counter()
     done = plan.run_all(planned, place)
     took = (time.perf_counter() - start) / len(jobs)
-    for job, run, of in zip(jobs, done, planned, strict=True):
+    for job, run, planned_split in zip(jobs, done, planned, strict=True):
         _, split, alone = computed[job.split]
-        outputs = run_outputs(run, of.config, label, split)
+        outputs = run_outputs(run, planned_split.config, label, split)
         row = run.final
         more = {"rounds": row.round, "megabytes": (row.bytes_down + row.bytes_up) / 1e6}
-        _write(folder, job, method, outputs, split, alone, seconds=took, settings=of.config.toml(), **more)
+        _write(folder, job, method, outputs, split, alone, seconds=took, settings=planned_split.config.toml(), **more)
 
 
 def run_outputs(run: records.Run, parsed: Config, label: str, split: Split, problem: Problem | None = None) -> Outputs:

@@ -73,8 +73,8 @@ def standings(entries: Sequence[Entry]) -> Standings:
     for entry in entries:
         federations.setdefault(entry.federation, []).append(entry)
     require(federations, "there are no entries; run `equipoise bench` first")
-    drawn = {name: _drawn(found) for name, found in federations.items()}
-    on = {(name, m): _on(m, found, drawn[name]) for name, found in federations.items() for m in drawn[name].skill}
+    drawn = {name: _drawn(results) for name, results in federations.items()}
+    on = {(name, m): _on(m, results, drawn[name]) for name, results in federations.items() for m in drawn[name].skill}
     names = list(dict.fromkeys(entry.method for entry in entries))
     everywhere = [m for m in names if all(m in d.skill for d in drawn.values())]
     ranks = _ranks(drawn, everywhere)

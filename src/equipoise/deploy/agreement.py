@@ -166,7 +166,7 @@ class Setup(NamedTuple):
 def tilt_of(config: Config) -> Tilt:
     """How sites weigh their own losses in a sum, so that the objective is one of sums."""
     name = config.objective.name
-    return Tilt(known=name in ("kl", "average"), rho=config.objective.rho if name == "kl" else None)
+    return Tilt(exact=name in ("kl", "average"), rho=config.objective.rho if name == "kl" else None)
 
 
 def remote_problem(config: Config, agreed: Agreement) -> Problem:
@@ -259,7 +259,7 @@ def setup(
     sites have told, which only the server knows; at a site nothing depends on them.
     """
     problem = remote_problem(config, agreed)
-    problem = replace(problem, told=np.zeros(problem.n) if baselines is None else baselines)
+    problem = replace(problem, baselines_told=np.zeros(problem.n) if baselines is None else baselines)
     if task is not None:
         task = task if problem.task.predict is not None else task._replace(predict=None)
         problem = replace(problem, task=task)

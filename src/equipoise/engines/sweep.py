@@ -159,8 +159,8 @@ def sweep(
 
             program = Program(make, layout, keep, rounds, every, products)
             chosen, old = [trials[i] for i in slice_], [before[i] for i in slice_]
-            found = _run(program, chosen, old, slice_, watch, callback, interrupted)
-            for i, result in zip(slice_, found, strict=False):
+            final = _run(program, chosen, old, slice_, watch, callback, interrupted)
+            for i, result in zip(slice_, final, strict=False):
                 results[i] = result
             done += len({*slice_})
     if interrupted:

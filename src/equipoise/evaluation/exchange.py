@@ -124,7 +124,7 @@ def evaluation(
             blank = jnp.full((n, *rows.shape[1:]), jnp.nan, rows.dtype)
             return replies.cohort.put(blank, jnp.where(defined, rows, jnp.nan))
 
-        scored, again, squares = (jax.tree.map(filled, values, known) for values, known in heard)
+        scored, again, squares = (jax.tree.map(filled, values, given) for values, given in heard)
         sizes = replies.cohort.put(jnp.zeros(n, sizes.dtype), sizes)
         return server._replace(heard=PerClient(sizes, jax.tree.map(filled, losses) | scored, again, squares))
 

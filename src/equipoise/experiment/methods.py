@@ -104,7 +104,7 @@ def _dual_of(name: str, n: int, number: str, **settings: Any) -> Callable[..., D
     return lambda **given: objectives.named(name)(n, **settings, **given)
 
 
-class Method(NamedTuple):
+class BuiltMethod(NamedTuple):
     """A method on a problem."""
 
     algorithm: Algorithm
@@ -113,7 +113,7 @@ class Method(NamedTuple):
     chosen: tuple[Choice, ...] = ()  # by trial rounds
 
 
-def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Method:
+def build_method(config: Config, problem: Problem, draw: Draw = normal) -> BuiltMethod:
     """`draw`: where noise comes from, if the run has some."""
     key = tried_step(config, problem)
     return _built(config, problem, draw) if key is None else _with_tried_step(config, problem, draw, key)
@@ -125,8 +125,8 @@ def tried_step(config: Config, problem: Problem) -> str | None:
     return auto[0] if auto and not problem.convex and step_sizes.at_hand(problem) else None
 
 
-def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> Method:
-    def method(step: float) -> Method:
+def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> BuiltMethod:
+    def method(step: float) -> BuiltMethod:
         given = config.algorithm.model_copy(update={key: step})
         return _built(config.model_copy(update={"algorithm": given}), problem, draw, guarded=True)
 
@@ -147,7 +147,7 @@ def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> 
     return made._replace(notes=(*made.notes, note), chosen=(choice,))
 
 
-def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = False) -> Method:
+def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = False) -> BuiltMethod:
     """`guarded`: step sizes are halved where the loss explodes."""
     settings = {name: value for name, value in config.algorithm if value is not None}
     record = algorithms.named(settings.pop("name"))
@@ -213,7 +213,7 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
         if family is not None:
             algorithm = family.func(**family.keywords)
             _check_steps(own_steps, algorithm, problem)
-            return Method(algorithm, tuple(notes), family)
+            return BuiltMethod(algorithm, tuple(notes), family)
     if config.privacy is not None:
         release = noisy_releases(task, noise_of(config), l2=problem.l2, draw=draw)
         task = private_task(task, noise_of(config), l2=problem.l2, draw=draw)
@@ -261,7 +261,7 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
         algorithm = algorithms.compress_replies(algorithm, crossing(algorithm, problem), dtype=kind, sums=sums)
     if problem.conditioning is not None:
         algorithm = algorithms.told_in_x(algorithm, problem.task, problem.conditioning.metric)
-    return Method(algorithm, tuple(notes), algorithm)
+    return BuiltMethod(algorithm, tuple(notes), algorithm)
 
 
 def _guarded(task: Task, build: Callable[[Any], Algorithm], guarded: bool) -> Algorithm:

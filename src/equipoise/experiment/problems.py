@@ -97,7 +97,7 @@ class Problem:
     labels_told: skill.Base | None = None  # what sites of a federation say of their labels
     divided: bool = False  # by chance or by its labels, not among owners that exist
     conditioning: Conditioning | None = None  # None: trained in x as it is
-    told: np.ndarray | None = None  # [n], baselines that sites have told, where the rows are elsewhere
+    baselines_told: np.ndarray | None = None  # [n], baselines that sites have told, where the rows are elsewhere
     filled_up: Any | None = None  # `train` in the shape of a plan's other divisions: what is measured has one program
 
     @property
@@ -158,7 +158,7 @@ class Problem:
     @property
     def baselines(self) -> np.ndarray:
         """[n]: the loss of every owner's own model on rows that it has not seen."""
-        return np.asarray(self.own_fits.loss, np.float64) if self.told is None else self.told
+        return np.asarray(self.own_fits.loss, np.float64) if self.baselines_told is None else self.baselines_told
 
     @cached_property
     def own_fits(self) -> OwnFit:

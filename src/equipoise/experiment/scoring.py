@@ -43,7 +43,7 @@ from equipoise.tasks import Convexity, WithBaseline, less_baseline
 class Tilt(NamedTuple):
     """Which objective sums can tell: rho log 1/n sum exp(f_i/rho), or the mean where rho is None."""
 
-    known: bool  # whether the run's objective is one of them
+    exact: bool  # whether the run's objective is one of them
     rho: float | None
 
 
@@ -185,7 +185,7 @@ def read_sums(table: SumTable, tilt: Tilt, level: float, *, n: int, mu: Convexit
     if tilt.rho is not None:
         log_sum = math.log(float(sums.tilted)) + level if sums.tilted > LEAST_TILT else -math.inf
         objective, new = tilt.rho * (log_sum - math.log(n)), max(log_sum, loss / tilt.rho)
-    if not tilt.known or count < n or not in_range:
+    if not tilt.exact or count < n or not in_range:
         return Summed(np.nan, np.nan, scores, new)
     slope = sums.gradient / sums.tilted
     gap = np.nan if mu is None else float(np.sum(slope**2 / np.asarray(mu)) / 2)

@@ -66,10 +66,10 @@ MOST_NAMES = 5
 
 def offer(runs: Sequence[ReportedRun]) -> str:
     """How many owners should use what, and how sure it is that nobody loses by it; empty: nothing was chosen."""
-    found = offered(runs)
-    if found is None:
+    with_offer = offered(runs)
+    if with_offer is None:
         return ""
-    run, own = found
+    run, own = with_offer
     uses = [used(run, i) for i in range(run.n)]
     parts = []
     for what in (SHARED, TUNED, ALONE):

@@ -217,7 +217,7 @@ OTHER_SCORES = ("skill", "accuracy", "balanced_accuracy", "auroc", "brier", "r2"
 
 def scores_table(runs: Sequence[Run], width: int = 80, offered: Offered = lambda _: None) -> Any:
     """`scores` as a rich table, one for each set of clients; None: there is nothing to show."""
-    found = []
+    table_rows = []
     for group in _groups(runs):
         if (content := scores(group, offered)) is None:
             continue
@@ -228,8 +228,8 @@ def scores_table(runs: Sequence[Run], width: int = 80, offered: Offered = lambda
             table.add_column(heads[k], justify="right" if k else "left", no_wrap=bool(k))
         for row in rows:
             table.add_row(*(Text(row[k]) for k in kept))
-        found.append(table)
-    return Group(*found) if found else None
+        table_rows.append(table)
+    return Group(*table_rows) if table_rows else None
 
 
 def longest_word(texts: Iterable[str], most: int = 16) -> int:
@@ -336,8 +336,8 @@ def runs_csv(runs: Sequence[ReportedRun]) -> str:
 
     def numbers_of(run: ReportedRun) -> list[Any]:
         near = numbers.reached(run, runs)
-        found = [*(run.summary[k] for k in keys), *corrected_worst(run), near.rounds, near.bytes]
-        return [run.title, *found, *(getattr(run, a) for a in amounts)]
+        values = [*(run.summary[k] for k in keys), *corrected_worst(run), near.rounds, near.bytes]
+        return [run.title, *values, *(getattr(run, a) for a in amounts)]
 
     return csv_link(headings, map(numbers_of, runs))
 

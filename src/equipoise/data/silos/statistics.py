@@ -128,12 +128,12 @@ def statistics(
     label, columns = _label_column(table, options, shown, cells, train), _columns(table, kinds, options, rows, train)
     others = {name: kind._replace(reading=kind.other) for name, kind in kinds.items() if kind.other}
     table = table._replace(readings={name: kind.reading for name, kind in others.items()})
-    told = _columns(table, others, options, rows, train)
+    described = _columns(table, others, options, rows, train)
     if shown.other:
         other = shown._replace(reading=shown.other)
-        told += (_label_column(table, options, other, _label(table, options, other), train),)
+        described += (_label_column(table, options, other, _label(table, options, other), train),)
     unnamed = tuple(name for name in table.columns if _is_index(name, options))
-    return Statistics(site, rows, label, columns, told, unnamed)
+    return Statistics(site, rows, label, columns, described, unnamed)
 
 
 def _is_index(name: str, options: Options) -> bool:

@@ -195,8 +195,8 @@ def told_baselines(config: Config, folder: Path, federation: ConnectedSites, run
         losses = {site: _number(site, text) for site, text in federation.ask("baseline", run).items()}
         _check_baselines(config, losses)
         write_whole(path, json.dumps(losses, indent=1) + "\n")
-    told = json.loads(read_text(path))
-    return np.array([float(told[site]) for site in federation.sites])
+    by_site = json.loads(read_text(path))
+    return np.array([float(by_site[site]) for site in federation.sites])
 
 
 def _number(site: str, text: str) -> float:

@@ -88,7 +88,7 @@ def crossing(config: Config) -> list[Wire]:
 
     Updates count as projected, and so as seen one by one, where that depends on the rows.
     """
-    of = not_none(config.federation)
+    federation = not_none(config.federation)
     n = min(max(sites_of(config), FEW), MOST_MEMBERS)  # whatever the server says: names do not depend on it
     record, task = algorithms.named(config.algorithm.name), tasks.ridge(3, 0.1)
     settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
@@ -100,9 +100,11 @@ def crossing(config: Config) -> list[Wire]:
         if may_project(config):
             algorithm = algorithms.project_updates(algorithm, quadratic=True)
         wires = wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
-        if of.compress is None:
+        if federation.compress is None:
             return wires
-        algorithm = algorithms.compress_replies(algorithm, wires, dtype=of.compress, sums=of.compress_sums)
+        algorithm = algorithms.compress_replies(
+            algorithm, wires, dtype=federation.compress, sums=federation.compress_sums
+        )
         return wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
 
 

@@ -408,8 +408,8 @@ def kept_features(folder: Path, made_of: list[Any], make: Callable[[], OwnerRows
     names: Any = OwnerRows(*(cast(Any, Shards)(*Shards._fields) for _ in OwnerRows._fields))
     if path.is_file():
         with suppress(KeyError, TypeError, ValueError):  # it is damaged, and made again
-            arrays, of = tensors.read(path)
-            if of == digest:
+            arrays, saved_digest = tensors.read(path)
+            if saved_digest == digest:
                 return jax.tree.unflatten(jax.tree.structure(names), [arrays[name] for name, _ in tensors.named(names)])
     made = make()
     folder.mkdir(parents=True, exist_ok=True)
