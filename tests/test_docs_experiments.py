@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 from equipoise.experiment import folders, plan, records
+from tests.searches import tiny
 
 DOC = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
 
@@ -17,6 +18,7 @@ def test_the_file_can_be_planned():
 
 
 def test_the_code_runs(tmp_path, monkeypatch, capsys):
+    tiny.use(monkeypatch)
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)
     exec(compile(code, "experiments.md", "exec"), {})

@@ -10,7 +10,11 @@ from equipoise.experiment import records
 from equipoise.report import numbers, wording
 from tests.searches import tiny
 
-QUICK = {"run": {"rounds": 8, "score": "accuracy"}, "model": {"l2": 0.01}}
+QUICK = {
+    "run": {"rounds": 8, "score": "accuracy"},
+    "model": {"l2": 0.01, "own": "none"},
+    "objective": {"of": "losses"},
+}
 
 
 def tables(n=3, rows=60):
@@ -96,6 +100,7 @@ def test_settings_are_a_mapping():
         eq.fit([table], settings="x")  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough(witness="deploy/test_federated_run.py::test_rows_of_a_unit_stay_together_at_every_site")
 def test_rows_of_one_patient_count_together():
     """Twelve patients of five rows each: bounds as of patients, and the page says so."""
     rng = np.random.default_rng(0)

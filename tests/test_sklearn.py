@@ -21,8 +21,11 @@ X = RNG.normal(size=(120, 3)) + (OWNERS == "west")[:, None]
 Y = np.where(X @ [1.0, -2.0, 0.5] > 0, "ill", "well")
 
 
+PLAIN = {"model": {"own": "none"}, "objective": {"of": "losses"}}
+
+
 def classifier():
-    return eq.EquipoiseClassifier(rounds=6, l2=0.01)
+    return eq.EquipoiseClassifier(rounds=6, l2=0.01, settings=PLAIN)
 
 
 def test_owners_in_a_pipeline():
@@ -32,13 +35,14 @@ def test_owners_in_a_pipeline():
     assert list(model.classes_) == ["ill", "well"]
     scaled = StandardScaler().fit_transform(X)
     tables = {name: (scaled[name == OWNERS], Y[name == OWNERS]) for name in np.unique(OWNERS)}
-    settings = {"run": {"rounds": 6}, "model": {"l2": 0.01}, "data": {"test": 0.0}}
+    settings = {**PLAIN, "run": {"rounds": 6}, "model": {"l2": 0.01, "own": "none"}, "data": {"test": 0.0}}
     direct = eq.fit(tables, settings=settings)
     np.testing.assert_allclose(model.predict_proba(X), direct.predict_proba(scaled), atol=1e-6)
     assert model[-1].fitted_.owners == ("north", "south", "west")
-    assert clone(model[-1]).get_params() == {"l2": 0.01, "rounds": 6, "settings": None}
+    assert clone(model[-1]).get_params() == {"l2": 0.01, "rounds": 6, "settings": PLAIN}
 
 
+@pytest.mark.thorough(witness="::test_owners_in_a_pipeline")
 def test_a_regression_of_a_table_with_texts():
     import polars as pl
 
@@ -73,8 +77,8 @@ CHEAP = (
     "check_supervised_y_no_nan",
 )
 MODELS = [
-    pytest.param(eq.EquipoiseClassifier(rounds=3), id="classifier"),
-    pytest.param(eq.EquipoiseRegressor(rounds=3), id="regressor"),
+    pytest.param(eq.EquipoiseClassifier(rounds=3, settings=PLAIN), id="classifier"),
+    pytest.param(eq.EquipoiseRegressor(rounds=3, settings=PLAIN), id="regressor"),
 ]
 
 

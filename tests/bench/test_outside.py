@@ -20,14 +20,14 @@ def test_an_owners_fit_is_at_the_optimum(k):
     w = outside._fitted(x, y, k, 0.1)
     for _ in range(20):
         near = w + 1e-3 * rng.normal(size=w.shape)
-        ridge = np.append(np.full(4, 0.1), outside.RIDGE)
+        ridge = np.append(np.full(4, 0.1), 1 / 80)
         a = np.column_stack([x, np.ones(80)])
         assert outside._objective(w, a, y, ridge) < outside._objective(near, a, y, ridge)
 
 
 def test_an_owner_with_one_class():
     w = outside._fitted(np.zeros((30, 2)), np.ones(30, int), 2, 0.1)
-    assert outside._outputs(w, np.zeros((1, 2)), 2)[0, 1] > 0.99
+    assert outside._outputs(w, np.zeros((1, 2)), 2)[0, 1] > 0.9
 
 
 def test_one_with_nothing_to_learn_predicts_its_mean():

@@ -13,6 +13,7 @@ from tests.deploy.test_federated_run import both, close, settings
 from tests.deploy.test_secure import flat
 from tests.experiment.test_personal import read_own
 from tests.flower.silos import SITES
+from tests.problems import few
 
 KINDS = {
     "fine_tuning": {"personal": {"kind": "fine_tuning", "steps": 40, "lr": 0.05, "pulls": [0.1]}},
@@ -20,7 +21,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", few(["fine_tuning"], KINDS, "::test_own_models_as_on_one_machine_and_nobody_else_sees_them[fine_tuning]")
+)
 def test_own_models_as_on_one_machine_and_nobody_else_sees_them(kind, tmp_path):
     crossed = []
 

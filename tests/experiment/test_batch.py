@@ -77,6 +77,7 @@ def test_begun_again_after_a_crash_it_is_bit_for_bit_as_if_never_stopped(jobs, w
         assert_same_run(a, b)
 
 
+@pytest.mark.thorough(witness="::test_the_same_numbers_as_alone")
 def test_large_data_goes_division_by_division(jobs, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(batch, "SHARE", 0.0)
     together = []
@@ -132,6 +133,7 @@ def test_in_turn_none_runs_beside_another(jobs, tmp_path, monkeypatch):
     assert len(alone) == len(jobs)
 
 
+@pytest.mark.thorough(witness="::test_one_program_serves_all")
 def test_methods_with_measured_steps_share_their_programs():
     """What was measured is an operand: the rounds are those of the rule itself, and compiled once."""
     settings = {**STUDY, "algorithm": {"name": "scaffpd", "steps": 2, "rule": "tuned", "local_lr": "auto"}}

@@ -11,6 +11,7 @@ from equipoise.experiment import records
 from equipoise.experiment.conditioning import planned
 from equipoise.experiment.problems import build_problem, precision
 from equipoise.experiment.run import resume, run
+from tests.problems import few
 
 N, D, ROWS = 4, 6, 20
 BASE = {
@@ -79,6 +80,7 @@ def of_silos(silos, metric, **sections):
     return configuration.parse(given | {"data": data, "model": {"l2": 1e-4, "metric": metric, "own": "none"}})
 
 
+@pytest.mark.thorough(witness="::test_the_saddle_point_is_the_same")
 def test_rounds_are_fewer_where_inputs_are_alike(tmp_path, silos):
     values = {}
     for which in ("none", "auto"):
@@ -102,7 +104,10 @@ def test_a_stopped_run_resumes(tmp_path, folders):
     assert [json.loads(row.model_dump_json(exclude={"seconds"})) for row in done.rows] == whole
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffpd"])
+@pytest.mark.parametrize(
+    "name",
+    few(["scaffpd"], ["fedavg", "scaffpd"], "::test_methods_with_step_sizes_measure_them_in_the_metric[scaffpd]"),
+)
 def test_methods_with_step_sizes_measure_them_in_the_metric(tmp_path, silos, name):
     ends = {}
     for which in ("none", "full"):

@@ -69,14 +69,15 @@ def test_one_way_to_write_for_all(tmp_path):
     """Of many rows: nothing is open, so nothing may be asked."""
     rng = random.Random(0)
     ways = list(itertools.product([n for n in NUMBERS if n != "percent"], DATES))
-    for k, (numbers, dates) in enumerate(ways):
+    few = [way for k, way in enumerate(ways) if (k // len(DATES) + k) % 3 == 0]  # every number and every date
+    for k, (numbers, dates) in enumerate(few if tiny.LONGER == 1 else ways):
         separator, end, encoding = rng.choice(SEPARATORS), rng.choice(ENDS), rng.choice(ENCODINGS)
         owners = [owner(rng, numbers, dates, separator, end, 40) for _ in range(2)]
         (folder := tmp_path / str(k)).mkdir()
         assert checked(folder, [(text.encode(encoding), *meant) for text, *meant in owners]) is None, (numbers, dates)
 
 
-@pytest.mark.parametrize("seed", range(4 * tiny.LONGER))
+@pytest.mark.parametrize("seed", range(2 if tiny.LONGER == 1 else 4 * tiny.LONGER))
 def test_every_owner_in_its_own_way(tmp_path, seed):
     """Of few rows, so that some can be read in two ways: they follow their file and the others, or that is said."""
     rng = random.Random(seed)

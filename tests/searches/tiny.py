@@ -3,7 +3,6 @@
 import os
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
@@ -11,7 +10,9 @@ from equipoise import evaluation
 from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation import PerClient
-from equipoise.experiment import alone, batch, methods, run, writer
+from equipoise.evaluation.exchange import scored_rows
+from equipoise.experiment import alone, batch, methods, own_parts, problems, run, writer
+from equipoise.experiment.baselines import OwnFit
 from equipoise.experiment.results import in_units
 from equipoise.protocol import wire
 
@@ -46,14 +47,17 @@ def simulate(algorithm, x, data, key, *, rounds, resume=None, callback=None, unt
     """Stands for the engine: states that depend on all before, the seed and the round, and nothing else."""
     algorithm = algorithm() if isinstance(algorithm, Partial) else algorithm
     if resume is None:
-        clients = jax.tree.map(lambda a: jnp.stack([a] * algorithm.n), algorithm.init_client(x))
-        resume = Result(algorithm.init(x), clients, None, 0, Tally.nothing(algorithm), 0.0, 0.0)
+        server, client = (jax.eval_shape(init, x) for init in (algorithm.init, algorithm.init_client))
+        server = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
+        clients = jax.tree.map(lambda a: np.zeros((algorithm.n, *a.shape), a.dtype), client)
+        resume = Result(server, clients, None, 0, Tally.nothing(algorithm), 0.0, 0.0)
     server, clients, _, done, tally, *times = resume
     for r in range(done, rounds):
         rng = np.random.default_rng([key, r])
 
         def moved(leaf, rng=rng):
-            return 0.9 * leaf + rng.normal(size=leaf.shape) if leaf.dtype.kind == "f" else leaf
+            leaf = np.asarray(leaf)
+            return (0.9 * leaf + rng.normal(size=leaf.shape)).astype(leaf.dtype) if leaf.dtype.kind == "f" else leaf
 
         server, clients = jax.tree.map(moved, (server, clients))
         tally = tally._replace(asked=tally.asked + algorithm.n, answered=tally.answered + algorithm.n)
@@ -69,6 +73,21 @@ def table(x, n):
     x = np.asarray(x, np.float64)
     loss = np.array([float(np.sum((x - i) ** 2)) for i in range(n)])
     return PerClient(np.full(n, 4), {"loss": loss, "accuracy": 1 / (1 + loss)}, {}, {})
+
+
+def own_fits(task, convex, x, train, tell=lambda _: None):
+    for i in range(train.n):
+        tell(i + 1)
+    return OwnFit(np.full(train.n, 0.6), np.zeros((train.n, x.size)))
+
+
+def of_rows(task, x, data, score):
+    return np.full(int(np.sum(scored_rows(task, data).sizes)), 0.5)
+
+
+def parts(problem, train):
+    own = problem.plain_task.own
+    return np.zeros((train.n, *jax.eval_shape(own.fit, problem.x, train.client(0)).shape))
 
 
 def use(monkeypatch):
@@ -88,6 +107,10 @@ def use(monkeypatch):
         alone, "scored", lambda problem, x: (table(x, problem.n), dict.fromkeys(rows, np.ones(4 * problem.n)))
     )
     monkeypatch.setattr(evaluation, "evaluator", lambda task, data, **_: lambda x: table(x, data.n))
+    monkeypatch.setattr(evaluation, "of_rows", of_rows)
+    monkeypatch.setattr(problems, "own_fits", own_fits)
+    monkeypatch.setattr(own_parts, "made", lambda problem, x, train, seed: (p := parts(problem, train), p[0]))
+    monkeypatch.setattr(own_parts, "of_models", lambda problem, models, train: parts(problem, train))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
     monkeypatch.setattr(methods, "_takes_operands", lambda maker, numbers, x: maker(**numbers) is not None)
     monkeypatch.setattr(methods, "wire", crossing)

@@ -30,7 +30,7 @@ MOST, BY_CHANCE = 0.05, 2.0  # of what owners' rates leave open; the second over
 
 def method(name: str) -> Method:
     """One of the benchmark's, or code of the user's own."""
-    if not extensions.is_reference(name):
+    if name in METHODS or not extensions.is_reference(name):
         one_of("method", name, METHODS)
         return METHODS[name]
     loaded = extensions.load(name)

@@ -54,7 +54,7 @@ class Entry(JsonRecord):
     calibration: Number  # mean distance of what was expected from what came, over tenths of all rows; None: of numbers
     rounds: Number = None  # None: it is not trained in rounds
     megabytes: Number = None  # to and from all owners together
-    seconds: Number = None  # all of it, compilation included
+    seconds: Number = None  # of training, compilation included; of a model from outside, of fitting and predicting
     cores: int
     equipoise: str
     settings: str = ""  # of the run, as a file

@@ -75,13 +75,10 @@ def _of_federation(folder: Path, name: str, methods: Mapping[str, Method], split
             computed[s] = problem, split, _alone(folder, name, s, split)
         for job in missing:
             method = methods[job.method]
-            if method.fit is not None:
+            if method.fit is not None and job.method != ALONE:
                 watch(name, job.method)
                 _, split, alone = computed[job.split]
-                start = time.perf_counter()
-                outputs = fitted_outputs(method, job.method, split)
-                took = time.perf_counter() - start
-                _write(folder, job, method, outputs, split, None if job.method == ALONE else alone, seconds=took)
+                _fit(folder, job, method, split, alone)
         for label in dict.fromkeys(job.method for job in missing if methods[job.method].settings is not None):
             watch(name, label)
             mine = [job for job in missing if job.method == label]
@@ -115,16 +112,24 @@ def one_thread() -> AbstractContextManager[Any]:
 
 
 def _alone(folder: Path, name: str, split: int, rows: Split) -> Outputs:
-    """The losses of every owner's own model, row by row; kept beside the results."""
-    path = entries.path_of(folder, name, ALONE, split).with_suffix(".npz")
-    if path.is_file():
+    """The losses of every owner's own model, row by row; kept beside its entry, for those of other methods."""
+    job = Job(name, ALONE, split)
+    entry = entries.path_of(folder, *job)
+    path = entry.with_suffix(".npz")
+    if entry.is_file() and path.is_file():
         with np.load(path) as kept:
             if str(kept["rows"]) == rows.rows:
                 return tuple(np.split(kept["losses"], np.cumsum([len(y) for y in rows.test_labels])[:-1]))
-    losses = entries.losses_of(fitted_outputs(METHODS[ALONE], ALONE, rows), rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    losses = entries.losses_of(_fit(folder, job, METHODS[ALONE], rows, None), rows)
     np.savez_compressed(path, rows=rows.rows, losses=np.concatenate(losses).astype(np.float32))
     return losses
+
+
+def _fit(folder: Path, job: Job, method: Method, split: Split, alone: Outputs | None) -> Outputs:
+    start = time.perf_counter()
+    outputs = fitted_outputs(method, job.method, split)
+    _write(folder, job, method, outputs, split, alone, seconds=time.perf_counter() - start)
+    return outputs
 
 
 def _train(
@@ -141,15 +146,14 @@ def _train(
         parsed = config.parse(federations.settings(name, job.split, method.settings), source=f"'{label}' on {name}")
         at = f"{folders.name(label)}/split-{job.split}"
         planned.append(plan.PlannedRun(label, at, parsed, {}, {}, job.split))
-    start = time.perf_counter()
     done = plan.run_all(planned, place)
-    took = (time.perf_counter() - start) / len(jobs)
-    for job, run, planned_split in zip(jobs, done, planned, strict=True):
+    for job, run, planned_run in zip(jobs, done, planned, strict=True):
         _, split, alone = computed[job.split]
-        outputs = run_outputs(run, planned_split.config, label, split)
+        outputs = run_outputs(run, planned_run.config, label, split)
         row = run.final
-        more = {"rounds": row.round, "megabytes": (row.bytes_down + row.bytes_up) / 1e6}
-        _write(folder, job, method, outputs, split, alone, seconds=took, settings=planned_split.config.toml(), **more)
+        took = 0.0 if run.outcome is None else run.outcome.seconds + run.outcome.compile_seconds
+        more = {"rounds": row.round, "megabytes": (row.bytes_down + row.bytes_up) / 1e6, "seconds": took}
+        _write(folder, job, method, outputs, split, alone, settings=planned_run.config.toml(), **more)
 
 
 def run_outputs(run: records.Run, parsed: Config, label: str, split: Split, problem: Problem | None = None) -> Outputs:
