@@ -20,8 +20,8 @@ print("training rows:", [int(size) for size in train.sizes])
 # %% [markdown]
 # ## One program for a whole family
 #
-# The penalty rho of the chi-square objective is a number of the program, not a part of it: `eq.sweep` compiles once and
-# runs all of them. A large rho is for the average client, a small one for the worst.
+# The penalty rho of the chi-square objective is a leaf of the algorithm, no part of its structure: `eq.sweep` compiles
+# once and runs all of them. A large rho is for the average client, a small one for the worst.
 
 # %%
 x = task.init(jax.random.key(0))
@@ -35,7 +35,8 @@ def make(rho):
 
 
 rhos = (100.0, 0.1, 0.001)
-results = eq.sweep(make, eq.grid({"rho": rhos}, x, train), rounds=400)
+methods = [make(rho) for rho in rhos]
+results = eq.sweep(eq.grid(methods, x, train), rounds=400)
 
 # %% [markdown]
 # ## What each is worth
@@ -45,8 +46,7 @@ results = eq.sweep(make, eq.grid({"rho": rhos}, x, train), rounds=400)
 
 # %%
 print(f"{'rho':>6} {'average':>8} {'worst client':>13} {'effective clients':>18} {'certified within':>17}")
-for rho, result in zip(rhos, results, strict=True):
-    algorithm = make(rho)
+for rho, algorithm, result in zip(rhos, methods, results, strict=True):
     model, weights = algorithm.model(result.server), algorithm.weights(result.server)
     accuracy = eq.evaluation.evaluate(task, model, test).scores["accuracy"]
     known = eq.certificates.certify(task, eq.objectives.chi2(N, rho), train, model, weights)

@@ -13,7 +13,7 @@ from equipoise.errors import not_none
 
 ROOT = Path(equipoise.__file__).parent
 LEVELS = [
-    {"_jax", "errors", "extensions", "files", "tensors"},
+    {"_jax", "errors", "extensions", "files", "leaves", "tensors"},
     {"protocol"},
     {"data"},
     {"cohorts", "tasks", "objectives", "steps", "local", "models"},

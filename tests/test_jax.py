@@ -111,11 +111,8 @@ def test_no_program_that_gets_them_is_called_by_another(monkeypatch):
     task, x, everyone = eq.tasks.ridge(2, 0.1), jnp.zeros(2), eq.cohorts.everyone(3)
     measured = measure._measurement(measure._settle.__wrapped__)
     assert jnp.all(jnp.isfinite(measured(task, 2, data, x, 0.1)))
-
-    def make(local_lr):
-        return eq.algorithms.fedavg(task, everyone, steps=2, local_lr=local_lr)
-
-    alone = eq.simulate(make(0.1), x, data, 0, rounds=2)
-    (together,) = eq.sweep(make, eq.grid({"local_lr": (0.1,)}, x, data), rounds=2)
+    algorithm = eq.algorithms.fedavg(task, everyone, steps=2, local_lr=0.1)
+    alone = eq.simulate(algorithm, x, data, 0, rounds=2)
+    (together,) = eq.sweep(eq.grid(algorithm, x, data), rounds=2)
     np.testing.assert_allclose(together.server.x, alone.server.x, rtol=1e-12)
     assert np.all(np.isfinite(eq.evaluation.evaluate(task, alone.server.x, data, scores={}).scores["loss"]))

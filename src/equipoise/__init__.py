@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from equipoise.engines.sweep import Trial, grid, sweep
     from equipoise.estimator import Fitted, fit
     from equipoise.evaluation import fairness
+    from equipoise.leaves import numbers_are_leaves
     from equipoise.sklearn import EquipoiseClassifier, EquipoiseRegressor
 
 ENGINES = ("Result", "Trial", "debug", "grid", "kernel", "simulate", "sweep")
 SETUP = ("keep_programs", "use_all_cores")
+LEAVES = ("numbers_are_leaves",)
 ESTIMATOR = ("Fitted", "fit")
 SKLEARN = ("EquipoiseClassifier", "EquipoiseRegressor")
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "kernel",
     "metric",
     "models",
+    "numbers_are_leaves",
     "objectives",
     "simulate",
     "steps",
@@ -76,6 +79,8 @@ def __getattr__(name: str) -> object:
         return getattr(importlib.import_module("equipoise.estimator"), name)
     if name in SKLEARN:
         return getattr(importlib.import_module("equipoise.sklearn"), name)
+    if name in LEAVES:
+        return getattr(importlib.import_module("equipoise.leaves"), name)
     if name in SETUP:
         return getattr(importlib.import_module("equipoise._jax"), name)
     return importlib.import_module("equipoise.evaluation.fairness" if name == "fairness" else f"equipoise.{name}")

@@ -6,7 +6,7 @@ to read n weights, reads n numbers.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from equipoise.errors import InputError, require
+from equipoise.leaves import numbers_are_leaves, tree_of_numbers
 from equipoise.protocol import Cohort, RandomKey, Server
 
 Weights = Float[Array, " n"]
@@ -23,6 +24,7 @@ FEW = 1024  # clients up to which drawing a number for each is cheapest
 BLOCK = 32  # clients that are drawn from together, where there are more
 
 
+@tree_of_numbers
 class Sample(NamedTuple):
     """A way to draw cohorts; call it with a key (and the client weights, where it draws by them)."""
 
@@ -31,6 +33,7 @@ class Sample(NamedTuple):
     m: int  # slots of a cohort
     distinct: bool  # no client stands twice in a cohort
     draw: Callable[[RandomKey, Weights | None], Cohort]
+    recipe: Any = None  # set by `numbers_are_leaves`
 
     def __call__(self, key: RandomKey, weights: Weights | None = None) -> Cohort:
         return self.draw(key, weights)
@@ -48,6 +51,7 @@ class Sample(NamedTuple):
         return lam[i] if self.distinct else jnp.ones_like(lam[0])  # drawn by lam: counted already
 
 
+@numbers_are_leaves
 def everyone(n: int | None = None) -> Sample:
     """All n clients, in order; without n, all those of the algorithm's dual."""
     if n is None:
@@ -64,6 +68,7 @@ def _of_unknown_size(key: RandomKey, weights: Weights | None) -> Cohort:
     )
 
 
+@numbers_are_leaves
 def uniform(n: int, m: int) -> Sample:
     """m distinct clients out of n, uniformly."""
     check_clients(n)
@@ -78,6 +83,7 @@ def uniform(n: int, m: int) -> Sample:
     return Sample(f"uniform({n}, {m})", n, m, True, draw)
 
 
+@numbers_are_leaves
 def by_weight(m: int) -> Sample:
     """m independent draws from the client weights, with replacement: a client may stand in several slots."""
     require(m >= 1, f"a cohort of {m} is empty; give m >= 1")
@@ -90,6 +96,7 @@ def by_weight(m: int) -> Sample:
     return Sample(f"by_weight({m})", None, m, False, draw)
 
 
+@numbers_are_leaves(static=("p",))
 def coin(n: int, p: float) -> Sample:
     """Every client with probability p: the cohort's size varies, its shape does not.
 

@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float, Int, Key, PyTree
 
 from equipoise._jax import cached_program, compiled
 from equipoise.errors import InputError, is_concrete, require
+from equipoise.leaves import tree_of_numbers
 
 Server = Any  # an algorithm's own NamedTuple of arrays
 Client = Any  # the same, one per client; None when clients keep nothing
@@ -148,8 +149,9 @@ def no_weights(server: Server) -> None:
     """Of a method that does not weigh clients."""
 
 
+@tree_of_numbers
 class Algorithm(NamedTuple):
-    """What every engine runs."""
+    """What every engine runs: a pytree of the numbers that it was made from, see `equipoise.leaves`."""
 
     name: str
     n: int  # clients it is built for
@@ -161,6 +163,7 @@ class Algorithm(NamedTuple):
     model: Callable[[Server], Vector]  # the parameters to evaluate and ship
     weights: Callable[[Server], Float[Array, " n"] | None] = no_weights  # what each client's loss counts
     dual: Any = None  # the Dual it was built for, whose weights these are; None: they are not of a dual that was given
+    recipe: Any = None  # set by `numbers_are_leaves`
 
 
 class Wire(NamedTuple):

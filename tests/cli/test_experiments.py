@@ -107,6 +107,9 @@ def as_in_the_readme(folders):
     assert not shown
 
 
+@pytest.mark.thorough(
+    witness="experiment/test_plan.py::test_a_sweep_chooses_on_its_tuning_seeds_and_reports_on_the_others"
+)
 def test_a_sweep(here):
     said = ok(*example("sweep"), "--set", "run.rounds=2", "--set", "data.name=synthetic")
     assert "table: runs/digits-sweep/table.md" in said

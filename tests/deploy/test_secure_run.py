@@ -152,6 +152,7 @@ def test_a_site_decides_for_itself_and_keeps_its_own_log(tmp_path):
     assert f"{len(chain.entries)} messages, each as it was written" in " ".join(shown.output.split())
 
 
+@pytest.mark.thorough(witness="deploy/test_liars.py::test_a_lying_site_slows_the_run_and_does_not_steer_it")
 def test_projections_are_on_where_they_cost_nothing_and_exclude_masks(tmp_path):
     """A regression with measured steps: the same model as without, and the report says what is bounded."""
     method = {"name": "scaffpd", "steps": 3, "local_lr": "auto", "rule": {"sigma": 0.5, "theta": 0.5}}

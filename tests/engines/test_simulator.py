@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.tree_util import Partial
 
 import equipoise as eq
 from equipoise.engines import simulator
@@ -142,24 +141,21 @@ def test_methods_of_one_task_prepare_its_data_by_one_program():
     """Where `prepare` is of the numbers themselves, the program takes them as operands."""
     task, everyone = eq.tasks.ridge(DIM, 0.1), eq.cohorts.everyone(N)
     for method in (eq.algorithms.fedavg, eq.algorithms.scaffold):
-
-        def make(local_lr, method=method):
-            return method(task, everyone, steps=2, local_lr=local_lr)
-
         for local_lr in (0.01, 0.02):
-            eq.simulate(Partial(make, local_lr=local_lr), start(), unequal(), 0, rounds=1)
-    assert simulator.preparing(simulator.constant(task.prepare))._cache_size() == 1
+            eq.simulate(method(task, everyone, steps=2, local_lr=local_lr), start(), unequal(), 0, rounds=1)
+    assert simulator.preparing(task.prepare)._cache_size() == 1
 
+    @eq.numbers_are_leaves
     def scaled(factor):
         def prepare(shard):
             return task.prepare(shard._replace(labels=factor * shard.labels))
 
         return eq.algorithms.fedavg(task, everyone, steps=2, local_lr=0.01)._replace(prepare=prepare)
 
-    ends = [eq.simulate(Partial(scaled, factor=k), start(), unequal(), 0, rounds=1).server for k in (1.0, 3.0)]
-    assert_same(ends[1], eq.simulate(scaled(3.0), start(), unequal(), 0, rounds=1).server)
+    ends = [eq.simulate(scaled(k), start(), unequal(), 0, rounds=1).server for k in (1.0, 3.0)]
+    assert_same(ends[1], eq.simulate(scaled(3.0)._replace(name="whole"), start(), unequal(), 0, rounds=1).server)
     assert not np.allclose(*(jax.tree.leaves(end)[0] for end in ends))
-    assert simulator.preparing(simulator.preparation_of(scaled))._cache_size() == 1
+    assert simulator.preparing_with(jax.tree.structure(scaled(1.0)))._cache_size() == 1
 
 
 def test_a_pool_is_data():
@@ -264,7 +260,7 @@ def test_a_tree_goes_in_and_comes_back():
     for result in (
         eq.simulate(algorithm, tree, unequal(), 0, rounds=2),
         eq.debug(algorithm, tree, unequal(), 0, rounds=2, jit=True),
-        *eq.sweep(lambda: algorithm, eq.grid({}, tree, unequal()), rounds=2),
+        *eq.sweep(eq.grid(algorithm, tree, unequal()), rounds=2),
     ):
         assert result.model["name"] == "ridge"
         assert result.model["weights"].shape == (DIM - 1,)

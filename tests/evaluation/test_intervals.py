@@ -8,6 +8,7 @@ from equipoise.errors import InputError
 from equipoise.evaluation import Bounds, fairness
 from equipoise.evaluation.intervals import similar_sizes
 from equipoise.evaluation.rules import worst_mean
+from tests.problems import few
 
 
 def test_small_clients_have_wide_intervals_and_none_is_certain():
@@ -148,7 +149,14 @@ UNEQUAL = {
 }
 
 
-@pytest.mark.parametrize("kind", UNEQUAL)
+@pytest.mark.parametrize(
+    "kind",
+    few(
+        ("small ones worse", "tiny ones better"),
+        UNEQUAL,
+        "::test_bounds_hold_whatever_size_has_to_do_with_score[small ones worse]",
+    ),
+)
 def test_bounds_hold_whatever_size_has_to_do_with_score(kind):
     """Where the large ones lent their score to the small ones, the truth lay within the bounds 0 to 58 times in 100."""
     sizes, truth = (np.array(a) for a in UNEQUAL[kind])

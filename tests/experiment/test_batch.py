@@ -143,12 +143,12 @@ def test_methods_with_measured_steps_share_their_programs():
         config = parse({**settings, "objective": {"name": "chi2", "rho": rho}})
         problem = problem or build_problem(config)
         method = build_method(config, problem)
-        found.append(method.family.func)
+        found.append(jax.tree.structure(method.algorithm))
         dual = eq.objectives.chi2(problem.n, rho)
         constants, local_lr = problem.constants(2)
         rule = eq.steps.auto(constants, dual)
         direct = eq.algorithms.scaffpd(problem.task, dual, eq.cohorts.everyone(), rule, steps=2, local_lr=local_lr)
-        ours, theirs = (eq.simulate(a, problem.x, problem.train, 0, rounds=4) for a in (method.family, direct))
+        ours, theirs = (eq.simulate(a, problem.x, problem.train, 0, rounds=4) for a in (method.algorithm, direct))
         np.testing.assert_allclose(ours.server.x, theirs.server.x, rtol=1e-4, atol=1e-6)
     assert len(set(found)) == 1
 

@@ -21,6 +21,7 @@ from equipoise.experiment.problems import build_problem
 from equipoise.experiment.run import RunSpec, problem_of
 from equipoise.models.gradient_features import scaling
 from equipoise.tasks.squares import Kernel
+from tests.problems import few
 
 FILE = """
 [data]
@@ -144,7 +145,7 @@ def test_agreed_moments_are_the_pooled_ones():
     np.testing.assert_array_equal(scale, scaling(sums)[1])
 
 
-@pytest.mark.parametrize("lines", [1, 4])
+@pytest.mark.parametrize("lines", few([1], [1, 4], "::test_it_resumes_in_either_stage_bit_for_bit[1]"))
 def test_it_resumes_in_either_stage_bit_for_bit(finished, tmp_path, lines):
     """Lines of both histories are counted: three of stage 1, then five of the run."""
     seen = 0

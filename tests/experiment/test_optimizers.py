@@ -28,7 +28,7 @@ def parsed(*assignments):
 def trained(settings):
     problem = build_problem(settings)
     method = build_method(settings, problem)
-    result = eq.simulate(method.family, problem.x, problem.train, 0, rounds=4)
+    result = eq.simulate(method.algorithm, problem.x, problem.train, 0, rounds=4)
     return problem, np.asarray(method.algorithm.model(result.server))
 
 
@@ -76,7 +76,7 @@ def test_a_scheduled_primal_step_is_as_long_as_the_local_ones():
     )  # fmt: skip
     problem = build_problem(settings)
     method = build_method(settings, problem)
-    result = eq.simulate(method.family, problem.x, problem.train, 0, rounds=4)
+    result = eq.simulate(method.algorithm, problem.x, problem.train, 0, rounds=4)
     x = problem.x
     for lr in (0.05, 0.0375, 0.025, 0.0125):
         x = x - lr * problem.task.grad(x, problem.train.client(0))

@@ -275,6 +275,7 @@ def test_silos_of_the_user_end_in_a_model_that_predicts(tmp_path):
     np.testing.assert_allclose(said, [2e5, 2.1e5], rtol=2e-3)
 
 
+@pytest.mark.thorough(witness="::test_silos_of_the_user_end_in_a_model_that_predicts")
 def test_digits_predict_from_an_npz(tmp_path):
     settings = {"run": {"rounds": 20}, "partition": {"kind": "iid", "clients": 3}, "algorithm": {"name": "scaffold"}}
     done = eq.experiment.train(settings, tmp_path / "run")

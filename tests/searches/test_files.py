@@ -12,7 +12,7 @@ from tests.searches import tiny
 
 ENDS = ("\n", "\r\n", "\r\r\n", "\r")
 SEPARATORS = (",", ";", "\t", "|")
-ENCODINGS = ("utf-8", "utf-8-sig")
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16")
 NUMBERS = {
     "point": lambda v: f"{v:.2f}",
     "three": lambda v: f"{v:.3f}",
@@ -96,3 +96,21 @@ def test_every_owner_in_its_own_way(tmp_path, seed):
             assert any({(what, True), (what, False)} <= written for what in ("point", "day")), [t for t, *_ in owners]
             continue
         assert said is None or AMBIGUOUS in said or "dropped" in said or "no column is left" in said, said
+
+
+def test_other_encodings_are_said(tmp_path):
+    """As German Excel writes a CSV: which letters its bytes are, nobody can tell for certain."""
+    text = "größe;y\n" + "".join(f"{i},5;{'ja' if i % 2 else 'nein'}\n" for i in range(8))
+    for encoding in ("cp1252", "mac_roman", "utf-16-le"):
+        (tmp_path / "a.csv").write_bytes(text.encode(encoding))
+        _, said = tiny.tried(lambda: silos.read(tmp_path, "y", test=0))
+        assert said is not None
+    (tmp_path / "a.csv").write_bytes(text.encode("cp1252"))
+    _, said = tiny.tried(lambda: silos.read(tmp_path, "y", test=0))
+    assert said == (
+        "a.csv is not UTF-8 text, as the byte 0xf6 after data row 0 shows; "
+        "save it as UTF-8 (Excel calls that 'CSV UTF-8')"
+    )
+    (tmp_path / "a.csv").write_bytes(text.encode("utf-16")[:-1])
+    _, said = tiny.tried(lambda: silos.read(tmp_path, "y", test=0))
+    assert "is not UTF-8 text" in said

@@ -4,7 +4,6 @@ import os
 
 import jax
 import numpy as np
-from jax.tree_util import Partial
 
 from equipoise import evaluation
 from equipoise.engines.simulator import Result, Tally
@@ -45,7 +44,6 @@ def settings(folder, **changes):
 
 def simulate(algorithm, x, data, key, *, rounds, resume=None, callback=None, until=None, every=1, **_):
     """Stands for the engine: states that depend on all before, the seed and the round, and nothing else."""
-    algorithm = algorithm() if isinstance(algorithm, Partial) else algorithm
     if resume is None:
         server, client = (jax.eval_shape(init, x) for init in (algorithm.init, algorithm.init_client))
         server = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
@@ -112,7 +110,6 @@ def use(monkeypatch):
     monkeypatch.setattr(own_parts, "made", lambda problem, x, train, seed: (p := parts(problem, train), p[0]))
     monkeypatch.setattr(own_parts, "of_models", lambda problem, models, train: parts(problem, train))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
-    monkeypatch.setattr(methods, "_takes_operands", lambda maker, numbers, x: maker(**numbers) is not None)
     monkeypatch.setattr(methods, "wire", crossing)
     for module in (batch, run):
         monkeypatch.setattr(module, "git_commit", lambda: None)

@@ -16,6 +16,7 @@ from equipoise import objectives, steps, tasks
 from equipoise.data import Shards, synthetic
 from equipoise.errors import InputError
 from equipoise.steps import Constants
+from tests.problems import few
 
 DIM = 10
 RIDGE = tasks.ridge(DIM, 0.1)  # one object, so that what is measured compiles once
@@ -404,6 +405,7 @@ def test_the_smoothness_of_every_client_is_bounded_from_above():
     assert top * (1 - 1e-9) <= steps.smoothness(tasks.ridge(150, 0.1), wide, jnp.zeros(150)) <= 1.15 * top
 
 
+@pytest.mark.thorough(witness="::test_constants_in_the_metric_of_the_local_steps")
 def test_of_many_clients_a_few_stand_for_the_metric():
     """Clients alike in their Hessians: the constants from sixteen of them are those from all."""
     shards = synthetic.regression(n=80, dim=4, samples=400, key=jax.random.key(5))
@@ -467,7 +469,9 @@ def scaffpd(shards, rule, eta, j, count, *, mu=0.1, rho=0.0, cap=1.0):
     return Run(np.array(distance), np.array(gap))
 
 
-@pytest.mark.parametrize("rho", [0.01, 0.05, 0.1])
+@pytest.mark.parametrize(
+    "rho", few([0.05], [0.01, 0.05, 0.1], "::test_tuned_solves_the_papers_problem_in_a_hundred_rounds[0.05]")
+)
 def test_tuned_solves_the_papers_problem_in_a_hundred_rounds(rho):
     for seed in range(3):
         shards = synthetic.regression(key=jax.random.key(seed))
@@ -498,6 +502,7 @@ def test_tuned_with_clients_of_little_data():
     assert constants.mu_lx > 0
 
 
+@pytest.mark.thorough(witness="::test_tuned_solves_the_papers_problem_in_a_hundred_rounds")
 def test_more_clients_than_parameters():
     shards = synthetic.regression(n=20, dim=4, samples=30, key=jax.random.key(3))
     dual = objectives.agnostic(n=20)

@@ -12,7 +12,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError
 from equipoise.tasks import own_part
-from tests.problems import DIM, KEY, N, assert_same, build, each_kind, play, rows, start, unequal
+from tests.problems import DIM, KEY, N, assert_same, build, each_kind, few, play, rows, start, unequal
 
 K, D = 3, 2
 
@@ -78,7 +78,9 @@ def by_hand(name, task, x, inputs, labels, own=()):
 
 
 @pytest.mark.parametrize("own", [(), (1,)])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name", few(("softmax", "line", "squares"), TASKS, "::test_the_loss_is_the_least_over_the_own_part[softmax-own0]")
+)
 def test_the_loss_is_the_least_over_the_own_part(name, own):
     task = TASKS[name]()
     mine = own_part(task, own or "intercept")
@@ -101,7 +103,9 @@ def test_the_loss_is_the_least_over_the_own_part(name, own):
         mine.own.outputs(x, jnp.asarray(part), other.inputs), other.labels))) + 0.05 * float(x @ x))  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["softmax", "network", "line"])
+@pytest.mark.parametrize(
+    "name", few(["softmax"], ["softmax", "network", "line"], "::test_curvature_goes_through_the_own_part[softmax]")
+)
 def test_curvature_goes_through_the_own_part(name):
     """Hessian-vector products, from which step sizes are measured, against differences of gradients."""
     task = own_part(TASKS[name]())

@@ -34,6 +34,7 @@ from jaxtyping import Float, Int
 from equipoise.algorithms.record import LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import all_positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
 from equipoise.tasks import Task
@@ -69,6 +70,7 @@ class Report(NamedTuple):
     dy: Vector | None  # y_i - x; None where it is sent in the sum
 
 
+@numbers_are_leaves
 def afl(
     task: Task,
     dual: Dual,

@@ -36,6 +36,7 @@ from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, all_positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import (
     Algorithm,
     Data,
@@ -84,6 +85,7 @@ class Parts(NamedTuple):
     sizes: Int[Array, ""]
 
 
+@numbers_are_leaves
 def agnostic_fedavg(
     task: Task,
     sample: Sample,

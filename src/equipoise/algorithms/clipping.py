@@ -11,9 +11,11 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from equipoise.errors import require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Exchange, Replies, Server
 
 
+@numbers_are_leaves
 def clip_losses(algorithm: Algorithm, *, factor: float = 10.0, quantile: float = 0.5) -> Algorithm:
     """`algorithm`, to which no loss of a cohort counts for more than `factor` times the quantile of the cohort's.
 
@@ -34,6 +36,7 @@ def clip_losses(algorithm: Algorithm, *, factor: float = 10.0, quantile: float =
     return _with_clipped(algorithm, "loss", clipped)
 
 
+@numbers_are_leaves
 def clip_gradients(algorithm: Algorithm, *, factor: float = 3.0) -> Algorithm:
     """`algorithm`, to which no client's gradient counts for more than `factor` times the median length of its cohort's.
 

@@ -29,6 +29,7 @@ from jax import Array
 from jaxtyping import Float, Int, PyTree
 
 from equipoise.errors import require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, Message, RandomKey, Replies, Reply, Vector, Wire
 
 TYPES = ("float32", "bfloat16")
@@ -59,6 +60,7 @@ class Chosen(NamedTuple):
     total: list[bool]
 
 
+@numbers_are_leaves
 def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: str, sums: bool = False) -> Algorithm:
     """`algorithm`, whose clients send vectors as differences of type `dtype`.
 

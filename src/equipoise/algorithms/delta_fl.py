@@ -31,6 +31,7 @@ from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import all_positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks import Task
 
@@ -56,6 +57,7 @@ class Start(NamedTuple):
     weight: Float[Array, ""]
 
 
+@numbers_are_leaves
 def delta_fl(
     task: Task,
     sample: Sample,

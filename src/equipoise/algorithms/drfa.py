@@ -28,6 +28,7 @@ from equipoise.algorithms.messages import Loss, ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, everyone, uniform
 from equipoise.errors import positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks import Task
@@ -57,6 +58,7 @@ class Update(NamedTuple):
     snap: Vector
 
 
+@numbers_are_leaves
 def drfa(task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, dual_lr: float) -> Algorithm:
     """DRFA for `task`, robust over the client weights of `dual`; `sample` is by_weight(m), or everyone(n)."""
     n, sample = dual.n, sample.among(dual.n)

@@ -37,6 +37,7 @@ from equipoise.algorithms.messages import Loss, ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, everyone
 from equipoise.errors import all_positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks import Task
@@ -57,6 +58,7 @@ class Start(NamedTuple):
     weight: Float[Array, ""]
 
 
+@numbers_are_leaves
 def drfa_alternative(
     task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, dual_lr: float
 ) -> Algorithm:

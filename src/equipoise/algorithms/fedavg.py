@@ -18,6 +18,7 @@ from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import all_positive, one_of
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks import Task
 
@@ -28,6 +29,7 @@ class Server(NamedTuple):
     x: Vector
 
 
+@numbers_are_leaves
 def fedavg(
     task: Task,
     sample: Sample,

@@ -30,6 +30,7 @@ from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.algorithms.server_optimizer import with_server_optimizer
 from equipoise.cohorts import Sample
 from equipoise.errors import all_positive, positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Vector
 from equipoise.tasks import Task
 
@@ -66,6 +67,7 @@ def adaptive(server_lr: float, b1: float, b2: float, tau: float, *, yogi: bool) 
     return Adaptive(init, update)
 
 
+@numbers_are_leaves
 def fedadam(
     task: Task,
     sample: Sample,
@@ -83,6 +85,7 @@ def fedadam(
     return with_server_optimizer(plain, adaptive(server_lr, b1, b2, tau, yogi=False))._replace(name="fedadam")
 
 
+@numbers_are_leaves
 def fedyogi(
     task: Task,
     sample: Sample,
@@ -100,6 +103,7 @@ def fedyogi(
     return with_server_optimizer(plain, adaptive(server_lr, b1, b2, tau, yogi=True))._replace(name="fedyogi")
 
 
+@numbers_are_leaves
 def fedavgm(
     task: Task,
     sample: Sample,

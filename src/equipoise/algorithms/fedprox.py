@@ -22,10 +22,12 @@ from equipoise.algorithms.fedavg import fedavg
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample
 from equipoise.errors import require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm
 from equipoise.tasks import Task
 
 
+@numbers_are_leaves
 def fedprox(
     task: Task,
     sample: Sample,

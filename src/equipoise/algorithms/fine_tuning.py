@@ -16,6 +16,7 @@ from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.cohorts import everyone
 from equipoise.data.shards import OwnerRows
 from equipoise.errors import all_positive, positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.tasks import Task
 
@@ -53,6 +54,7 @@ class Server(NamedTuple):
     outcome: FineTuned
 
 
+@numbers_are_leaves
 def fine_tuning(task: Task, n: int, *, steps: int, lr: float, pulls: Sequence[float] = (0.1, 1.0, 10.0)) -> Algorithm:
     """One round over data of `Split`: run it from the shared model; clients end with the models they keep.
 

@@ -10,7 +10,6 @@ states; a client that was not there learns of it by the era that stands on the n
 what crosses anyway, and two go down.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from equipoise.leaves import numbers_are_leaves, scaled
 from equipoise.protocol import (
     Algorithm,
     Client,
@@ -35,6 +35,8 @@ from equipoise.protocol import (
     weighted,
 )
 from equipoise.tasks import Task
+
+STEP_SIZES = ("local_lr", "lr", "tau")  # by the names of arguments
 
 
 class Guarded(NamedTuple):
@@ -72,16 +74,17 @@ class WithLoss(NamedTuple):
     loss: Weighted
 
 
-def with_guarded_steps(task: Task, build: Callable[[Any], Algorithm]) -> Algorithm:
-    """The algorithm build(scale), where scale = 1 multiplies all of its step sizes; it is called with traced numbers.
+@numbers_are_leaves
+def with_guarded_steps(task: Task, algorithm: Algorithm) -> Algorithm:
+    """`algorithm`, whose step sizes (STEP_SIZES, of it and of what it was made from) are halved as long as it explodes.
 
     For algorithms whose clients are sent the model first, as `x` or `w`, and train on what `task.prepare` made.
     """
-    plain = build(1.0)
+    plain = algorithm
     keeps = bool(jax.tree.leaves(jax.eval_shape(plain.init_client, jnp.zeros(plain.size))))
 
     def now(scale: Any, k: int) -> Exchange:
-        return build(scale).round[k]
+        return scaled(plain, STEP_SIZES, scale).round[k]
 
     def own(client: Any, message: Scaled, data: Data) -> Client:
         if not keeps:
@@ -146,7 +149,7 @@ def may_be_guarded(task: Task, algorithm: Algorithm) -> bool:
     """Whether `with_guarded_steps` takes it."""
     server, i = jax.eval_shape(lambda x: (algorithm.init(x), jnp.int32(0)), jnp.zeros(algorithm.size))
     message = jax.eval_shape(algorithm.round[0].send, server, i)
-    return algorithm.prepare is task.prepare and model_in(message) is not None
+    return algorithm.prepare is task.prepare and bool(jax.tree.leaves(algorithm)) and model_in(message) is not None
 
 
 def model_in(message: Message) -> Any:

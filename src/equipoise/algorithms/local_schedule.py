@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Client, Cohort, Data, Exchange, Message, RandomKey, Replies, Reply, Server
 
 
@@ -25,6 +26,7 @@ class Timed(NamedTuple):
     message: Message
 
 
+@numbers_are_leaves
 def with_local_schedule(build: Callable[[Any], Algorithm], schedule: Callable[[Any], Any]) -> Algorithm:
     """The algorithm build(local_lr), with local_lr = schedule(rounds done so far) in every round.
 

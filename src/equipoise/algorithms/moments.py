@@ -8,10 +8,12 @@ import jax.numpy as jnp
 
 from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.cohorts import Sample, check_distinct
+from equipoise.leaves import numbers_are_leaves
 from equipoise.models.gradient_features import Moments
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 
 
+@numbers_are_leaves
 def moments(features: int, sample: Sample) -> Algorithm:
     """Of inputs [m, features]; the server's state after a round are their `Moments`."""
     n = check_distinct(sample, "its rows would be counted twice")

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from equipoise.algorithms.messages import LossAndGradient, ModelMessage
 from equipoise.algorithms.scaffpd import Client, Correction
 from equipoise.errors import require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Data, RandomKey, Reply, Vector, weighted
 from equipoise.tasks.task import Scalar
 
 Release = Callable[[Vector, Data, RandomKey], tuple[Scalar, Vector]]  # as `tasks.private.noisy_releases` makes it
 
 
+@numbers_are_leaves
 def private_scaffpd(algorithm: Algorithm, release: Release, *, steps: int) -> Algorithm:
     """`scaffpd` with `steps` local steps on a private task, of which `release` tells a loss and a gradient at once."""
     require(algorithm.name == "scaffpd", f"the private form is of scaffpd, not of {algorithm.name}")

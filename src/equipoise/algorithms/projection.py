@@ -18,9 +18,11 @@ The server has to see every update, so this excludes masked sums.
 import jax.numpy as jnp
 
 from equipoise.errors import require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Client, Data, Message, RandomKey, Replies, Reply, Server, Weighted
 
 
+@numbers_are_leaves
 def project_updates(algorithm: Algorithm, *, quadratic: bool) -> Algorithm:
     """`scaffpd`, whose server projects every client's update onto the ball of honest ones.
 

@@ -30,10 +30,12 @@ from equipoise.algorithms.fedavg import fedavg
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Data, RandomKey, Vector
 from equipoise.tasks import Task
 
 
+@numbers_are_leaves
 def propfair(
     task: Task,
     sample: Sample,

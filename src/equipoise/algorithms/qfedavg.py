@@ -30,12 +30,14 @@ from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample
 from equipoise.errors import all_positive, positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
 
 TINY = 1e-10  # keeps F^{q-1} finite where a client's loss is zero
 
 
+@numbers_are_leaves
 def qfedsgd(task: Task, sample: Sample, *, q: float, lr: float, p: ArrayLike | None = None) -> Algorithm:
     """q-FedSGD, Algorithm 1: one gradient over all of a client's data; lr is 1/L. `p`: see `qfedavg`."""
     positive("lr", lr)
@@ -46,6 +48,7 @@ def qfedsgd(task: Task, sample: Sample, *, q: float, lr: float, p: ArrayLike | N
     return fair("qfedsgd", gradient, task, sample, q, 1 / lr, p)
 
 
+@numbers_are_leaves
 def qfedavg(
     task: Task, sample: Sample, *, q: float, steps: int, local_lr: float, p: ArrayLike | None = None
 ) -> Algorithm:

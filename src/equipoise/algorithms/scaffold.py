@@ -22,6 +22,7 @@ from jaxtyping import Int
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import all_positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
 
@@ -40,6 +41,7 @@ class Change(NamedTuple):
     c: Vector
 
 
+@numbers_are_leaves
 def scaffold(
     task: Task,
     sample: Sample,

@@ -44,6 +44,7 @@ from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, R
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial
 from equipoise.cohorts import Sample, check_everyone
 from equipoise.errors import all_positive
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -95,6 +96,7 @@ class Correction(NamedTuple):
     lam_i: Any  # a number; None where the server sees the update and weighs it itself
 
 
+@numbers_are_leaves
 def scaffpd(
     task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float, secure: bool = False
 ) -> Algorithm:

@@ -49,6 +49,7 @@ from equipoise.algorithms.messages import LossAndGradient, ModelMessage
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, check_everyone
 from equipoise.errors import all_positive, is_concrete
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
@@ -112,6 +113,7 @@ class Correction(NamedTuple):
     accepted: Bool[Array, ""]
 
 
+@numbers_are_leaves
 def scaffpd_ls(
     task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, mu: float, tau: float = 1.0
 ) -> Algorithm:

@@ -41,6 +41,7 @@ from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, R
 from equipoise.algorithms.scaffpd import Client, Correction, those_who_answered, weighing
 from equipoise.cohorts import Sample, check_everyone
 from equipoise.errors import all_positive, one_of
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -78,6 +79,7 @@ class Update(NamedTuple):
     du: Vector
 
 
+@numbers_are_leaves
 def scaffpd_minibatch(
     task: Task,
     dual: Dual,

@@ -67,6 +67,7 @@ from equipoise.algorithms.server_model.state import Server
 from equipoise.algorithms.server_model.trial import next_trial, update_dual
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -125,6 +126,7 @@ class Prepared(NamedTuple):
     L: Float[Array, ""]
 
 
+@numbers_are_leaves
 def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory: int = 5) -> Algorithm:
     """SCAFF-PD with a model at the server.
 

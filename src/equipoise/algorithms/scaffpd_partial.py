@@ -30,6 +30,7 @@ from equipoise.algorithms.messages import LossAndGradient, ModelMessage, send_mo
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
 from equipoise.cohorts import Sample, by_weight, check_distinct
 from equipoise.errors import all_positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -68,6 +69,7 @@ class Correction(NamedTuple):
     weight: Float[Array, ""]
 
 
+@numbers_are_leaves
 def scaffpd_partial(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float) -> Algorithm:
     """SCAFF-PD with cohorts of `sample`, uniform(n, m); arguments as for `scaffpd`."""
     sample = sample.among(dual.n)

@@ -35,6 +35,7 @@ from jaxtyping import Bool, Float, Int
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_everyone
 from equipoise.errors import all_positive, is_concrete, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
     Algorithm,
@@ -118,6 +119,7 @@ class Correction(NamedTuple):
     c: Vector
 
 
+@numbers_are_leaves
 def scaffpd_sums(
     task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float, tilt_cap: float | None = None
 ) -> Algorithm:

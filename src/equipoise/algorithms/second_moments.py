@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
 from equipoise.tasks.metric import Metric, full_metric, input_rows, low_rank_metric
 from equipoise.tasks.task import Linear
@@ -62,6 +63,7 @@ class Images(NamedTuple):
     images: Float[Array, "d k"]
 
 
+@numbers_are_leaves
 def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -> Algorithm:
     """Of inputs with `linear.features`; the server's state after a round is `Moments`, or a `Sketch` with a rank."""
     n, d = check_distinct(sample, "its rows would be counted twice"), linear.features

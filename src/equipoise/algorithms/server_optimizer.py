@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from equipoise.errors import InputError
+from equipoise.leaves import numbers_are_leaves
 from equipoise.local import Optimizer, optimizer_step
 from equipoise.protocol import Algorithm, Cohort, Exchange, Message, RandomKey, Replies, Server, tree_where
 
@@ -25,6 +26,7 @@ class Optimized(NamedTuple):
     optimizer: Any
 
 
+@numbers_are_leaves
 def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
     """`algorithm`, whose model moves by `optimizer` on the pseudo-gradient of each round.
 

@@ -12,10 +12,12 @@ from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Weighted, mean
 from equipoise.tasks import Task
 
 
+@numbers_are_leaves
 def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
     """Large-batch SGD on the clients' uniform average."""
     n = check_distinct(sample, "SGD would count it twice")

@@ -26,6 +26,7 @@ from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import all_positive, one_of
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
 from equipoise.tasks import Task
 
@@ -45,6 +46,7 @@ class Report(NamedTuple):
     dy: Vector  # y - x
 
 
+@numbers_are_leaves
 def term(
     task: Task,
     sample: Sample,

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jax.tree_util import Partial
 from jaxtyping import PyTree
 
 from equipoise.data.shards import ClientData, client_shapes
@@ -20,9 +19,8 @@ from equipoise.protocol import Algorithm, Vector, nbytes
 def check_outside(engine: str, *operands: Any) -> None:
     """An engine compiles and runs programs of its own, which it cannot do inside of another one."""
     made = [made_from(algorithm).settings for algorithm in operands if isinstance(algorithm, Algorithm)]
-    numbers = [op.keywords if isinstance(op, Partial) else op for op in operands if not isinstance(op, Algorithm)]
     require(
-        is_concrete(*jax.tree.leaves(numbers)) and not any(TRACED in settings for settings in made),
+        is_concrete(*jax.tree.leaves(operands)) and not any(TRACED in settings for settings in made),
         f"{engine} runs programs of its own and was called inside jit, vmap, grad or scan; there, use eq.kernel: "
         "`prepare`, `init` and `step` are pure functions",
     )

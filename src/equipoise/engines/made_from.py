@@ -84,7 +84,7 @@ def _inside(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, tuple | list):
-        yield from value
+        yield from value[:-1] if hasattr(value, "recipe") else value
     elif isinstance(value, functools.partial):
         yield from (value.func, value.args, value.keywords)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

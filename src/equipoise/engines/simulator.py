@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
-from jax.tree_util import Partial
+from jax.tree_util import Partial, PyTreeDef
 from jaxtyping import PyTree
 
 from equipoise._jax import cached_program, compiled
@@ -42,6 +42,7 @@ from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import Layout, lay_out
 from equipoise.engines.made_from import MadeFrom, differs, made_from
 from equipoise.errors import LostReplies, Stopped, one_of, require
+from equipoise.leaves import numbers_of
 from equipoise.protocol import Algorithm, Client, Data, RandomKey, Server, Vector, as_key, nbytes
 
 Products = Literal["float32", "tf32", "bf16"]
@@ -69,7 +70,7 @@ class Result(NamedTuple):
 
 
 def simulate(
-    algorithm: Algorithm | Partial,
+    algorithm: Algorithm,
     x: Vector | PyTree,
     data: ClientData,
     key: RandomKey | int,
@@ -89,8 +90,8 @@ def simulate(
     """Runs `algorithm` from x for `rounds` rounds over the clients of `data`.
 
     Args:
-        algorithm: from `equipoise.algorithms`; or a jax.tree_util.Partial that makes one from numbers, such as
-            Partial(make, local_lr=0.1): other numbers are then another run of the same compiled program.
+        algorithm: from `equipoise.algorithms`, or one of your own. Its leaves are operands: with other numbers (step
+            sizes, a penalty) it is another run of the same compiled program, see `equipoise.leaves`.
         x: the first model, a flat vector of `algorithm.size` or any tree with as many numbers, such as an equinox
             module; its dtype is the precision of the run, and `result.model` is of the same form.
         data: Shards, a Pool, or a pytree of your own (see `equipoise.data.ClientData`), of NumPy or JAX arrays. Shards
@@ -114,43 +115,41 @@ def simulate(
 
     Ctrl-C raises `Stopped`, whose `result` holds all rounds finished until then.
 
-    A program is compiled once for an algorithm object (or the function of a Partial), the shapes of its arguments,
-    `record` and `lost`; the number of rounds, the numbers in `data` and `resume` do not matter. `record` and `lost` may
-    be a Partial too, whose arrays do not matter either.
+    A program is compiled once for the structure of an algorithm, the shapes of its arguments, `record` and `lost`; the
+    number of rounds, the numbers in `data` and `resume` do not matter. `record` and `lost` may be a
+    jax.tree_util.Partial, whose arrays do not matter either.
     """
     check_outside("simulate", algorithm, x, data, key)
     key, (x, as_given_start) = as_key(key), as_vector(x)
-    given = algorithm
-    make, numbers, algorithm = taken_apart(given, x)
-    assert isinstance(algorithm, Algorithm)
     check_start(algorithm, x, rounds)
     check_data(algorithm, x, data)
     check_every(every)
     origin = made_from(algorithm, data)
-    check_memory(jax.eval_shape(starting(make), numbers, x), algorithm)
-    shard, largest = jax.eval_shape(outline_of(make), numbers, x, data, key)
+    numbers, structure = numbers_of(algorithm, x.dtype), jax.tree.structure(algorithm)
+    check_memory(jax.eval_shape(starting(structure), numbers, x), algorithm)
+    shard, largest = jax.eval_shape(outline_of(structure), numbers, x, data, key)
     layout = lay_out(shard, len(largest), devices, clients_per_batch, padding=padding(data))
     keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
 
     if stream.is_mapped(data):
-        state, source = in_precision(products, starting(make))(numbers, x), None
-        asked, exchange = streaming(make)
-        program = stream.rounds(make, asked, exchange, data)
+        state, source = in_precision(products, starting(structure))(numbers, x), None
+        asked, exchange = streaming(structure)
+        program = stream.rounds(structure, asked, exchange, data)
     elif layout.spread:
-        begin = in_precision(products, beginning_apart(make, layout))
+        begin = in_precision(products, beginning_apart(structure, layout))
         state, source, finite = begin(*layout.place((numbers, x)), layout.of_clients(by_client(data)))
         require_finite(finite)
-        program = rounds_of(make, layout)
+        program = rounds_of(structure, layout)
     else:
         data = jax.device_put(data)
-        state = in_precision(products, starting(make))(numbers, x)
+        state = in_precision(products, starting(structure))(numbers, x)
         # What a method leaves to its task does not depend on the numbers: one program for all such methods.
-        shared = not isinstance(given, Partial) or make(**given.keywords).prepare is algorithm.prepare
-        preparation, operands = (constant(algorithm.prepare), {}) if shared else (preparation_of(make), numbers)
-        source, finite = in_precision(products, preparing(preparation))(operands, data)
+        shared = jax.tree.unflatten(structure, numbers).prepare is algorithm.prepare
+        prepared = preparing(algorithm.prepare) if shared else partial(preparing_with(structure), numbers)
+        source, finite = in_precision(products, prepared)(data)
         require_finite(finite)
         source = layout.share(as_given(data) if source is None else source)
-        program = rounds_of(make, layout)
+        program = rounds_of(structure, layout)
     del data
     row = jax.eval_shape(recorded, keep, state.server)
     tally, past, seconds, compile_seconds = Tally.nothing(algorithm), None, 0.0, 0.0
@@ -168,14 +167,16 @@ def simulate(
     key, keep, lose, numbers = layout.place((key, keep, lose, numbers))
     state = state if layout.spread and resume is None else placed(state, layout)
     most = longest_history(row)
-    advance = in_precision(products, partial(program, numbers, length=most))
+    many = in_precision(products, partial(program, numbers, length=most))
+
+    def advance(state: State, stop: np.int32) -> tuple[State, PyTree]:
+        return many(state, source, key, stop, keep, lose)
 
     clock = time.perf_counter()
-    state, _ = jax.block_until_ready(advance(state, source, key, np.int32(done), keep, lose))
+    state, _ = jax.block_until_ready(advance(state, np.int32(done)))
     compile_seconds += time.perf_counter() - clock
 
-    at, chunk, ended = done, 1, False
-    rows = [] if past is None else [past]
+    at, rows = done, [] if past is None else [past]
 
     def result(history: PyTree = None) -> Result:
         clients = layout.gathered(state.clients, algorithm.n)
@@ -184,23 +185,20 @@ def simulate(
         model = as_given_start(algorithm.model(state.server))
         return Result(state.server, clients, history, at, counted, *took, algorithm.name, words, origin, model)
 
+    halts = every if callback is not None or until is not None else None
     with interrupts_deferred() as interrupted:
-        while at < rounds and not interrupted and not ended:
-            halt = rounds if callback is None and until is None else min(rounds, at - at % every + every)
-            stop, clock = min(at + min(chunk, most), halt), time.perf_counter()
-            state, seen = advance(state, source, key, np.int32(stop), keep, lose)
-            asked, answered = (np.asarray(count) for count in state.tally[:2])  # waits for the device
-            tally = tally._replace(asked=tally.asked + asked, answered=tally.answered + answered)
-            elapsed = time.perf_counter() - clock
-            seconds += elapsed
-            pace = (stop - at) / max(elapsed, 1e-9)
-            rows.append(jax.tree.map(lambda a, fresh=stop - at: np.array(a[:fresh]), jax.tree.map(np.asarray, seen)))
-            at, chunk = stop, max(1, min(10 * chunk, int(pace * CHUNK_SECONDS)))
-            if callback is not None and at == halt:
+        for chunk in in_chunks(advance, state, done, rounds, most, halts, interrupted):
+            state, at = chunk.state, chunk.at
+            tally = tally._replace(asked=tally.asked + chunk.asked, answered=tally.answered + chunk.answered)
+            seconds += chunk.seconds
+            rows.append(chunk.records)
+            if callback is not None and chunk.halted:
                 callback(result())
-            ended = until is not None and at == halt and bool(until(result()))
+            ended = until is not None and chunk.halted and bool(until(result()))
             if progress is not None:
                 progress(at, rounds, jax.tree.map(lambda a: a[-1], rows[-1]))
+            if ended:
+                break
     blank = jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), row)
     final = result(jax.tree.map(lambda *a: np.concatenate(a), blank, *rows))
     if interrupted:
@@ -208,6 +206,44 @@ def simulate(
     if sentence := broken_replies(final.tally):
         warnings.warn(sentence, LostReplies, stacklevel=2)
     return final
+
+
+class Chunk(NamedTuple):
+    """Some rounds of a run."""
+
+    state: State  # after them
+    asked: np.ndarray
+    answered: np.ndarray
+    records: PyTree[np.ndarray]
+    at: int  # rounds done
+    halted: bool  # at a multiple of `every`, or at the end
+    seconds: float
+
+
+def in_chunks(
+    advance: Callable[[State, np.int32], tuple[State, PyTree]],
+    state: State,
+    at: int,
+    rounds: int,
+    most: int,
+    every: int | None,
+    interrupted: list,
+) -> Iterator[Chunk]:
+    """The loop of every driver: from round `at` to `rounds` by advance(state, stop), in chunks of about CHUNK_SECONDS.
+
+    A chunk has at most `most` rounds, and none goes beyond a multiple of `every`.
+    """
+    some = 1
+    while at < rounds and not interrupted:
+        halt = rounds if every is None else min(rounds, at - at % every + every)
+        stop, clock = min(at + min(some, most), halt), time.perf_counter()
+        state, seen = advance(state, np.int32(stop))
+        asked, answered = (np.asarray(count) for count in state.tally[:2])  # waits for the device
+        elapsed = time.perf_counter() - clock
+        records = jax.tree.map(lambda a, fresh=stop - at: np.array(np.asarray(a)[:fresh]), seen)
+        some = max(1, min(10 * some, int((stop - at) / max(elapsed, 1e-9) * CHUNK_SECONDS)))
+        at = stop
+        yield Chunk(state, asked, answered, records, at, at == halt, elapsed)
 
 
 def products_in(products: Products | None) -> AbstractContextManager[None]:
@@ -229,52 +265,33 @@ def in_precision(products: Products | None, program: Callable) -> Callable:
     return call
 
 
-def taken_apart(algorithm: Any, x: Vector) -> tuple[Callable[..., Algorithm], dict[str, Array], Any]:
-    """What makes the algorithm, the numbers that it makes it from, and the algorithm."""
-    if not isinstance(algorithm, Partial):
-        return constant(algorithm), {}, algorithm
-    require(not algorithm.args, "the numbers of a Partial have no names; give them as keywords")
-    numbers = {name: jnp.asarray(value, x.dtype) for name, value in algorithm.keywords.items()}
-    return algorithm.func, numbers, algorithm.func(**algorithm.keywords)
-
-
-@cached_program
-def constant(made: Any) -> Callable:
-    """A maker of this one algorithm, or of what one has: the same function for the same object."""
-    return lambda: made
-
-
 streaming = cached_program(stream.programs)
 
 
 @cached_program
-def starting(make: Callable[..., Algorithm]) -> Callable:
+def starting(structure: PyTreeDef) -> Callable:
     """The state before the first round."""
-    return compiled(lambda numbers, x: kernel.init(make(**numbers), x))
+    return compiled(lambda numbers, x: kernel.init(structure.unflatten(numbers), x))
 
 
 @cached_program
-def preparation_of(make: Callable[..., Algorithm]) -> Callable:
-    """numbers -> `prepare` of the algorithm that they make."""
-    return lambda **numbers: make(**numbers).prepare
-
-
-@cached_program
-def preparing(preparation: Callable[..., Callable[[Data], Data]]) -> Callable:
+def preparing(preparation: Callable[[Data], Data]) -> Callable:
     """Every client's data, prepared before the first round, and which arrays are finite."""
-
-    def prepared(numbers: dict[str, Array], data: ClientData) -> tuple[PreparedData | None, dict[str, Array]]:
-        return prepare(preparation(**numbers), data), all_finite(data)
-
-    return compiled(prepared)
+    return compiled(lambda data: (prepare(preparation, data), all_finite(data)))
 
 
 @cached_program
-def beginning_apart(make: Callable[..., Algorithm], layout: Layout) -> Callable:
+def preparing_with(structure: PyTreeDef) -> Callable:
+    """The same, where what clients prepare depends on the numbers."""
+    return compiled(lambda numbers, data: (prepare(structure.unflatten(numbers).prepare, data), all_finite(data)))
+
+
+@cached_program
+def beginning_apart(structure: PyTreeDef, layout: Layout) -> Callable:
     """As `starting` and `preparing`, where every device holds and prepares its share of the clients."""
 
-    def begin(numbers: dict[str, Array], x: Vector, data: ClientData) -> tuple[State, PreparedData, dict[str, Array]]:
-        algorithm, share = make(**numbers), PartitionSpec("clients")
+    def begin(numbers: list[Array], x: Vector, data: ClientData) -> tuple[State, PreparedData, dict[str, Array]]:
+        algorithm, share = structure.unflatten(numbers), PartitionSpec("clients")
         state = kernel.init(algorithm, x)
 
         def prepared_here(part: ClientData) -> Data:
@@ -300,14 +317,14 @@ def placed(state: State, layout: Layout) -> State:
 
 
 @cached_program
-def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
+def rounds_of(structure: PyTreeDef, layout: Layout) -> Callable:
     """The program of rounds: up to `stop`, at most `length` of them, and a row of each.
 
     Who was asked and answered is counted from zero; broken replies, a number for each client, go on.
     """
 
     def advance(
-        numbers: dict[str, Array],
+        numbers: list[Array],
         state: State,
         source: PreparedData,
         key: RandomKey,
@@ -317,7 +334,7 @@ def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
         *,
         length: int,
     ) -> tuple[State, PyTree]:
-        start, algorithm = state.round, make(**numbers)
+        start, algorithm = state.round, structure.unflatten(numbers)
         blank = jax.eval_shape(keep, state.server)
         rows = jax.tree.map(lambda s: jnp.zeros((length, *s.shape), s.dtype), blank)
 
@@ -335,11 +352,11 @@ def rounds_of(make: Callable[..., Algorithm], layout: Layout) -> Callable:
 
 
 @cached_program
-def outline_of(make: Callable[..., Algorithm]) -> Callable:
+def outline_of(structure: PyTreeDef) -> Callable:
     """A client's prepared data and the ids of the largest cohort, for their shapes; traced once, never run."""
 
-    def outline(numbers: dict[str, Array], x: Vector, data: ClientData, key: RandomKey) -> tuple:
-        algorithm = make(**numbers)
+    def outline(numbers: list[Array], x: Vector, data: ClientData, key: RandomKey) -> tuple:
+        algorithm = structure.unflatten(numbers)
         server = algorithm.init(x)
         cohorts = [exchange.open(server, key)[1].ids for exchange in algorithm.round]
         return algorithm.prepare(data.client(0)), max(cohorts, key=len)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import Partial, PyTreeDef
 from jaxtyping import PyTree
 
 from equipoise._jax import compiled
@@ -22,9 +22,7 @@ from equipoise.data.shards import Shards
 from equipoise.engines import kernel
 from equipoise.engines.kernel import State
 from equipoise.errors import require
-from equipoise.protocol import Algorithm, Data, RandomKey, Server, round_keys
-
-Make = Callable[..., Algorithm]
+from equipoise.protocol import Data, RandomKey, Server, round_keys
 
 
 def is_mapped(data: Any) -> bool:
@@ -43,16 +41,18 @@ class Gathered(NamedTuple):
         return self.tree
 
 
-def programs(make: Make) -> tuple[Callable, Callable]:
+def programs(structure: PyTreeDef) -> tuple[Callable, Callable]:
     """Who is asked in an exchange, and the exchange itself on their rows."""
 
-    def asked(numbers: dict, server: Server, key: RandomKey, r: Array, *, k: int) -> Array:
-        algorithm = make(**numbers)
+    def asked(numbers: list[Array], server: Server, key: RandomKey, r: Array, *, k: int) -> Array:
+        algorithm = structure.unflatten(numbers)
         opening, _ = round_keys(key, r, len(algorithm.round))[k]
         return jnp.asarray(algorithm.round[k].open(server, opening)[1].ids)
 
-    def exchange(numbers: dict, state: State, shards: Shards, key: RandomKey, lose: Partial | None, *, k: int) -> State:
-        algorithm = make(**numbers)
+    def exchange(
+        numbers: list[Array], state: State, shards: Shards, key: RandomKey, lose: Partial | None, *, k: int
+    ) -> State:
+        algorithm = structure.unflatten(numbers)
         r, server, clients, tally = state
         gone = None if lose is None else partial(lose, r, k)
         data: Any = Gathered(jax.vmap(algorithm.prepare)(shards))
@@ -68,7 +68,7 @@ def programs(make: Make) -> tuple[Callable, Callable]:
     return compiled(asked, static_argnames="k"), compiled(exchange, static_argnames="k", donate_argnums=1)
 
 
-def rounds(make: Make, asked: Callable, exchange: Callable, data: Any) -> Callable:
+def rounds(structure: PyTreeDef, asked: Callable, exchange: Callable, data: Any) -> Callable:
     """As `simulator.rounds_of`, with rows from files."""
     reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="equipoise-rows")
 
@@ -81,7 +81,7 @@ def rounds(make: Make, asked: Callable, exchange: Callable, data: Any) -> Callab
         return read(np.asarray(guess))
 
     def advance(
-        numbers: dict,
+        numbers: list[Array],
         state: State,
         source: None,
         key: RandomKey,
@@ -91,7 +91,7 @@ def rounds(make: Make, asked: Callable, exchange: Callable, data: Any) -> Callab
         *,
         length: int,
     ) -> tuple[State, PyTree]:
-        algorithm = make(**numbers)
+        algorithm = structure.unflatten(numbers)
         exchanges = len(algorithm.round)
         state = state._replace(tally=kernel.no_counts(algorithm)._replace(broken=state.tally.broken))
         seen: list[PyTree] = []

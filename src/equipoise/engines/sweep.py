@@ -1,8 +1,8 @@
-"""Many runs of one method as one compiled program: a grid of settings and seeds, side by side or in turn."""
+"""Many runs, settings or seeds or both: one compiled program for all algorithms of one structure."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
+from jax.tree_util import Partial, PyTreeDef
 from jaxtyping import PyTree
 
 from equipoise._jax import cached_program, compiled
@@ -32,11 +32,11 @@ from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import SMALL, Layout, lay_out
 from equipoise.engines.made_from import made_from
 from equipoise.engines.simulator import (
-    CHUNK_SECONDS,
     Products,
     Result,
     as_operand,
     check_resume,
+    in_chunks,
     in_precision,
     interrupts_deferred,
     longest_history,
@@ -46,17 +46,16 @@ from equipoise.engines.simulator import (
     words_of,
 )
 from equipoise.errors import InputError, Stopped, require
+from equipoise.leaves import numbers_of
 from equipoise.protocol import Algorithm, RandomKey, Server, Vector, as_key, nbytes
 
-Make = Callable[..., Algorithm]
-Numbers = Mapping[str, Any]  # by name: what `make` is called with, traced
 SHARE = 0.25  # of the memory there is, for runs side by side
 
 
 class Trial(NamedTuple):
     """One run of a sweep."""
 
-    settings: Numbers
+    algorithm: Algorithm
     x: Vector
     data: ClientData
     key: RandomKey | int
@@ -64,34 +63,26 @@ class Trial(NamedTuple):
 
 
 def grid(
-    settings: Mapping[str, Sequence[float]] | Sequence[Numbers],
+    algorithms: Algorithm | Sequence[Algorithm],
     x: Vector | Sequence[Vector],
     data: ClientData | Sequence[ClientData],
-    seeds: Sequence[RandomKey | int] = (0,),
+    seeds: RandomKey | int | Sequence[RandomKey | int] = 0,
 ) -> list[Trial]:
-    """A trial for every setting and seed, seeds within settings; lists of x and data have one for each seed.
-
-    `settings` are lists of numbers by name, of which every combination is tried; or the combinations.
-    """
-    rows: list[Numbers] = [{}]
-    if isinstance(settings, Mapping):
-        for name, values in settings.items():
-            rows = [{**row, name: value} for row in rows for value in values]
-    else:
-        rows = list(settings)
-    starts: list[Any] = list(x) if isinstance(x, list | tuple) else [x] * len(seeds)
+    """A trial for every algorithm and seed, seeds within algorithms; lists of x and data have one for each seed."""
+    methods: list[Any] = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
+    keys = list(seeds) if isinstance(seeds, Sequence) else [seeds]
+    starts: list[Any] = list(x) if isinstance(x, list | tuple) else [x] * len(keys)
     shared = isinstance(data, ClientData) or not isinstance(data, list | tuple)
-    divisions: list[Any] = [data] * len(seeds) if shared else [*data]  # type: ignore[misc]
+    divisions: list[Any] = [data] * len(keys) if shared else [*data]  # type: ignore[misc]
     require(
-        len(starts) == len(divisions) == len(seeds),
-        f"there are {len(seeds)} seeds, {len(starts)} starts and {len(divisions)} divisions of the data; "
+        len(starts) == len(divisions) == len(keys),
+        f"there are {len(keys)} seeds, {len(starts)} starts and {len(divisions)} divisions of the data; "
         "give one start and one division, or as many as seeds",
     )
-    return [Trial(row, *each) for row in rows for each in zip(starts, divisions, seeds, strict=True)]
+    return [Trial(method, *each) for method in methods for each in zip(starts, divisions, keys, strict=True)]
 
 
 def sweep(
-    make: Make,
     trials: Sequence[Trial],
     *,
     rounds: int,
@@ -107,9 +98,8 @@ def sweep(
     """Runs every trial for `rounds` rounds; the results are those of `simulate` one by one, up to rounding.
 
     Args:
-        make: the method: make(**settings) -> Algorithm. It is called inside the compiled program, where the settings
-            are traced numbers; what shapes the program (a number of steps) is not a setting.
-        trials: from `grid`, or made by hand. Their data may differ in size (it is padded), not in number of clients.
+        trials: from `grid`, or made by hand. Algorithms of one structure (`equipoise.leaves`) share a program, in which
+            their numbers are operands. Data may differ in size (it is padded), not in number of clients.
         rounds: how many rounds, those of `resume` included.
         record: what to keep of the server after every round; comes back as each result's `history`.
         at_once: how many trials run side by side (None: as many as fit into memory; one by one where a CPU is busy
@@ -127,29 +117,32 @@ def sweep(
     require(len(trials) > 0, "there are no trials; give at least one")
     check_every(every)
     for trial in trials:
-        check_outside("sweep", trial.settings, trial.x, trial.data, trial.key)
+        check_outside("sweep", trial.algorithm, trial.x, trial.data, trial.key)
     forms = [as_vector(t.x) for t in trials]
     trials = [
         t._replace(x=x, key=as_key(t.key), lost=_operand(t.lost)) for t, (x, _) in zip(trials, forms, strict=True)
     ]
     trials = with_data_alike(trials)
-    first = trials[0]
-    algorithm = make(**first.settings)
     for trial in trials:
-        check_start(algorithm, trial.x, rounds)
-    for data in {id(t.data): t.data for t in trials}.values():
-        check_data(algorithm, first.x, data)
-    check_memory(jax.eval_shape(partial(kernel.init, algorithm), first.x), algorithm)
-    before = [None] * len(trials) if resume is None else list(resume)
-    shard, largest = _outline(make, first)
-    layout = lay_out(shard, len(largest), 1, clients_per_batch)
-    together = max(Counter(id(trial.data) for trial in trials).values())  # those with other data come after
-    width = at_once or side_by_side(make, first, together)
+        check_start(trial.algorithm, trial.x, rounds)
+    structures = [jax.tree.structure(t.algorithm) for t in trials]
+    programs: dict[PyTreeDef, Program] = {}
     keep = as_operand(record or nothing_recorded)
+    for structure, of_it in _grouped(structures, trials):
+        first = of_it[0]
+        for data in {id(t.data): t.data for t in of_it}.values():
+            check_data(first.algorithm, first.x, data)
+        check_memory(jax.eval_shape(partial(kernel.init, first.algorithm), first.x), first.algorithm)
+        shard, largest = _outline(first)
+        layout = lay_out(shard, len(largest), 1, clients_per_batch)
+        together = max(Counter(id(trial.data) for trial in of_it).values())  # those with other data come after
+        width = at_once or side_by_side(first, together)
+        programs[structure] = Program(structure, layout, keep, rounds, every, products, width)
+    before = [None] * len(trials) if resume is None else list(resume)
     results: list[Result | None] = list(before)
     done = 0
     with interrupts_deferred() as interrupted:
-        for slice_ in _slices(trials, before, width):
+        for structure, slice_ in _slices(structures, trials, before, programs):
             if interrupted:
                 break
 
@@ -157,9 +150,8 @@ def sweep(
                 if progress is not None:
                     progress(done, at, rounds)
 
-            program = Program(make, layout, keep, rounds, every, products)
             chosen, old = [trials[i] for i in slice_], [before[i] for i in slice_]
-            final = _run(program, chosen, old, slice_, watch, callback, interrupted)
+            final = _run(programs[structure], chosen, old, slice_, watch, callback, interrupted)
             for i, result in zip(slice_, final, strict=False):
                 results[i] = result
             done += len({*slice_})
@@ -169,29 +161,45 @@ def sweep(
 
 
 class Program(NamedTuple):
-    """What all slices of a sweep share."""
+    """What all slices of trials of one structure share."""
 
-    make: Make
+    structure: PyTreeDef
     layout: Layout
     keep: Partial
     rounds: int
     every: int
     products: Products | None
+    width: int  # how many run side by side
+
+
+def _grouped(keys: Sequence[Any], values: Sequence[Any]) -> Iterable[tuple[Any, list[Any]]]:
+    """The values of each key, keys in the order in which they first come."""
+    groups: dict[Any, list[Any]] = {}
+    for key, value in zip(keys, values, strict=True):
+        groups.setdefault(key, []).append(value)
+    return groups.items()
 
 
 def _operand(lost: Lost | None) -> Partial | None:
     return None if lost is None else as_operand(lost)
 
 
-def _slices(trials: Sequence[Trial], before: Sequence[Result | None], width: int) -> Iterator[list[int]]:
-    """Trials that share data and have come equally far, `width` at a time; the last one stands in for those missing."""
-    alike: dict[tuple, list[int]] = {}
-    for i, (trial, result) in enumerate(zip(trials, before, strict=True)):
-        alike.setdefault((id(trial.data), 0 if result is None else result.rounds), []).append(i)
-    for places in alike.values():
+def _slices(
+    structures: Sequence[PyTreeDef],
+    trials: Sequence[Trial],
+    before: Sequence[Result | None],
+    programs: Mapping[PyTreeDef, Program],
+) -> Iterator[tuple[PyTreeDef, list[int]]]:
+    """Trials that share a program and data and have come equally far; the last one stands in for those missing."""
+    kinds = [
+        (structure, id(trial.data), 0 if result is None else result.rounds)
+        for structure, trial, result in zip(structures, trials, before, strict=True)
+    ]
+    for (structure, _, _), places in _grouped(kinds, range(len(trials))):
+        width = programs[structure].width
         for k in range(0, len(places), width):
             part = places[k : k + width]
-            yield part + part[-1:] * (width - len(part))
+            yield structure, part + part[-1:] * (width - len(part))
 
 
 def _run(
@@ -203,21 +211,22 @@ def _run(
     callback: Callable[[int, Result], None] | None,
     interrupted: list,
 ) -> list[Result]:
-    make, layout, keep, rounds, every, products = program
+    structure, layout, keep, rounds, every, products, _ = program
     first, real = trials[0], len({*places})
     dtype = first.x.dtype
-    numbers = {name: jnp.asarray(np.array([t.settings[name] for t in trials]), dtype) for name in first.settings}
+    columns = zip(*(jax.tree.leaves(t.algorithm) for t in trials), strict=True)
+    numbers = [jnp.asarray(np.array([np.asarray(v) for v in column]), dtype) for column in columns]
     xs, keys = jnp.stack([t.x for t in trials]), jnp.stack([t.key for t in trials])
     lose = None if first.lost is None else jax.tree.map(lambda *a: jnp.stack(a), *[t.lost for t in trials])
     data = jax.device_put(first.data)
-    states, source, finite = in_precision(products, beginnings(make))(xs, numbers, data)
+    states, source, finite = in_precision(products, beginnings(structure))(xs, numbers, data)
     require_finite(finite)
     source = as_given(data) if source is None else source
-    algorithm = make(**first.settings)
+    algorithm = first.algorithm
     single = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), states)
     row = jax.eval_shape(recorded, keep, single.server)
     words = [words_of(as_key(t.key)) for t in trials]
-    origins = [made_from(make(**t.settings), t.data) for t in trials]
+    origins = [made_from(t.algorithm, t.data) for t in trials]
     tallies, pasts, seconds, compiling = [Tally.nothing(algorithm)] * len(trials), [None] * len(trials), 0.0, 0.0
     done = 0
     if before[0] is not None:
@@ -233,11 +242,15 @@ def _run(
         at_round: Any = np.full(len(trials), done, np.int32)
         states = jax.device_put(State(at_round, server, clients, states.tally))
     most = longest_history(row)
-    advance = in_precision(products, partial(rounds_of_many(make, layout), length=most))
+    many = in_precision(products, partial(rounds_of_many(structure, layout), length=most))
+
+    def advance(states: State, stop: np.int32) -> tuple[State, PyTree]:
+        return many(states, source, keys, numbers, stop, keep, lose)
+
     clock = time.perf_counter()
-    states, _ = jax.block_until_ready(advance(states, source, keys, numbers, jnp.int32(done), keep, lose))
+    states, _ = jax.block_until_ready(advance(states, np.int32(done)))
     compiling += time.perf_counter() - clock
-    at, chunk = done, 1
+    at = done
     rows: list[list[PyTree]] = [[] if past is None else [past] for past in pasts]
 
     def result(t: int, history: PyTree = None) -> Result:
@@ -253,23 +266,18 @@ def _run(
             algorithm.name,
             words[t],
             origins[t],
-            algorithm.model(server),
+            trials[t].algorithm.model(server),
         )
 
-    while at < rounds and not interrupted:
-        halt = rounds if callback is None else min(rounds, at - at % every + every)
-        stop, clock = min(at + min(chunk, most), halt), time.perf_counter()
-        states, seen = advance(states, source, keys, numbers, jnp.int32(stop), keep, lose)
-        counts = jax.tree.map(np.asarray, states.tally)  # waits for the device
+    halts = None if callback is None else every
+    for chunk in in_chunks(advance, states, done, rounds, most, halts, interrupted):
+        states, at = chunk.state, chunk.at
+        counts = jax.tree.map(np.asarray, states.tally)
         tallies = [jax.tree.map(lambda old, new, t=t: old + new[t], tally, counts) for t, tally in enumerate(tallies)]
-        elapsed = time.perf_counter() - clock
-        seconds += elapsed
-        pace = (stop - at) / max(elapsed, 1e-9)
-        seen = jax.tree.map(np.asarray, seen)
+        seconds += chunk.seconds
         for t in range(real):
-            rows[t].append(jax.tree.map(lambda a, fresh=stop - at, t=t: np.array(a[:fresh, t]), seen))
-        at, chunk = stop, max(1, min(10 * chunk, int(pace * CHUNK_SECONDS)))
-        if callback is not None and at == halt:
+            rows[t].append(jax.tree.map(lambda a, t=t: np.array(a[:, t]), chunk.records))
+        if callback is not None and chunk.halted:
             for t in range(real):
                 callback(places[t], result(t))
         watch(at)
@@ -283,15 +291,17 @@ def one_of(many: PyTree, place: Any) -> PyTree:
 
 
 @cached_program
-def beginnings(make: Make) -> Callable:
+def beginnings(structure: PyTreeDef) -> Callable:
     """The program before the first round: every trial's state, the prepared data, and which arrays are finite."""
 
-    def begin(xs: Array, numbers: Numbers, data: ClientData) -> tuple[State, PreparedData | None, dict[str, Array]]:
-        states = jax.vmap(lambda x, numbers: kernel.init(make(**numbers), x))(xs, numbers)
+    def begin(xs: Array, numbers: list[Array], data: ClientData) -> tuple[State, PreparedData | None, dict[str, Array]]:
+        states = jax.vmap(lambda x, numbers: kernel.init(structure.unflatten(numbers), x))(xs, numbers)
         if not numbers:  # the trials differ in their seeds only
-            return states, prepare(make().prepare, data), all_finite(data)
+            return states, prepare(structure.unflatten([]).prepare, data), all_finite(data)
         try:
-            source = jax.vmap(lambda numbers: prepare(make(**numbers).prepare, data), out_axes=None)(numbers)
+            source = jax.vmap(lambda numbers: prepare(structure.unflatten(numbers).prepare, data), out_axes=None)(
+                numbers
+            )
         except ValueError as error:
             raise InputError(
                 "what clients prepare depends on a setting, so the trials cannot share it; run them one by one"
@@ -302,14 +312,14 @@ def beginnings(make: Make) -> Callable:
 
 
 @cached_program
-def rounds_of_many(make: Make, layout: Layout) -> Callable:
+def rounds_of_many(structure: PyTreeDef, layout: Layout) -> Callable:
     """The program of rounds of all trials: up to `stop`, at most `length` of them, and a row of each."""
 
     def advance(
         states: State,
         source: PreparedData,
         keys: RandomKey,
-        numbers: Numbers,
+        numbers: list[Array],
         stop: Array,
         keep: Partial,
         lose: Partial | None,
@@ -320,8 +330,8 @@ def rounds_of_many(make: Make, layout: Layout) -> Callable:
         blank = jax.eval_shape(jax.vmap(keep), states.server)
         rows = jax.tree.map(lambda s: jnp.zeros((length, *s.shape), s.dtype), blank)
 
-        def one(state: State, key: RandomKey, numbers: Numbers, lose: Partial | None) -> State:
-            return kernel.step(make(**numbers), state, source, key, lost=lose, layout=layout)
+        def one(state: State, key: RandomKey, numbers: list[Array], lose: Partial | None) -> State:
+            return kernel.step(structure.unflatten(numbers), state, source, key, lost=lose, layout=layout)
 
         def body(r: Array, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
             states, rows = carry
@@ -344,17 +354,17 @@ def with_data_alike(trials: Sequence[Trial]) -> list[Trial]:
     return [t._replace(data=padded[id(t.data)]) for t in trials]
 
 
-def side_by_side(make: Make, trial: Trial, trials: int) -> int:
+def side_by_side(trial: Trial, trials: int) -> int:
     """How many of `trials` like this one fit into memory together; one where a CPU is busy enough with one."""
-    shard, largest = _outline(make, trial)
+    shard, largest = _outline(trial)
     if jax.default_backend() == "cpu" and nbytes(shard) > SMALL:
         return 1
-    state = jax.eval_shape(partial(kernel.init, make(**trial.settings)), trial.x)
+    state = jax.eval_shape(partial(kernel.init, trial.algorithm), trial.x)
     # A state and its successor; of every client in the cohort its rows, and a few vectors of the model's size.
     each = 2 * nbytes((state.server, state.clients)) + len(largest) * (nbytes(shard) + 6 * nbytes(trial.x))
     return max(1, min(trials, int(SHARE * total_memory() / max(each, 1))))
 
 
-def _outline(make: Make, trial: Trial) -> tuple:
-    numbers = {name: jnp.asarray(value, trial.x.dtype) for name, value in trial.settings.items()}
-    return jax.eval_shape(outline_of(make), numbers, trial.x, trial.data, as_key(trial.key))
+def _outline(trial: Trial) -> tuple:
+    structure, numbers = jax.tree.structure(trial.algorithm), numbers_of(trial.algorithm, trial.x.dtype)
+    return jax.eval_shape(outline_of(structure), numbers, trial.x, trial.data, as_key(trial.key))

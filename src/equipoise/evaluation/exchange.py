@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.tree_util import Partial
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
@@ -25,6 +24,7 @@ from equipoise.engines.layout import Layout, lay_out
 from equipoise.engines.simulator import in_precision, simulate
 from equipoise.errors import require
 from equipoise.evaluation.predictions import OF_ROWS, SQUARED, Predict, Score, suited
+from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import (
     Algorithm,
     Cohort,
@@ -60,6 +60,7 @@ class Server(NamedTuple):
     heard: PerClient
 
 
+@numbers_are_leaves
 def evaluation(
     task: Task | Predict,
     sample: Sample,
@@ -193,9 +194,8 @@ def evaluate(
     if scores is None:
         scores = suited(task.predict if isinstance(task, Task) else task, path[0], scored_rows(task, shard))
     clients_per_batch = clients_per_batch or _side_by_side(shard)
-    maker = _maker(task, data.n, tuple(scores.items()), draws)
     table = simulate(
-        Partial(maker, models=path),  # operands, of which there may be many
+        evaluation(task, everyone(data.n), path, scores=dict(scores), draws=draws),  # the models are its numbers
         path[0],
         data,
         key,
@@ -234,12 +234,6 @@ def evaluator(
 
 def _heard(server: Server) -> PerClient:
     return server.heard
-
-
-@cached_program
-def _maker(task: Task | Predict, n: int, scores: tuple, draws: int) -> Callable:
-    sample = everyone(n)
-    return lambda models: evaluation(task, sample, models, scores=dict(scores), draws=draws)
 
 
 @cached_program

@@ -12,8 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.tree_util import Partial
 
 from equipoise.data.alike import alike
 from equipoise.engines.checks import total_memory
@@ -135,12 +133,11 @@ def _may_share(config: Config) -> bool:
 
 def _family(spec: RunSpec, method: BuiltMethod | None, alone: int) -> Any:
     """Equal for runs that one program serves."""
-    if method is None or not isinstance(method.family, Partial):
+    if method is None:
         return alone
     settings = spec.config.run
-    numbers = tuple(sorted(method.family.keywords))
     return (
-        id(method.family.func), numbers, settings.rounds, settings.evaluate_every, settings.clients_per_batch,
+        jax.tree.structure(method.algorithm), settings.rounds, settings.evaluate_every, settings.clients_per_batch,
         bool(settings.lost),
     )  # fmt: skip
 
@@ -148,11 +145,8 @@ def _family(spec: RunSpec, method: BuiltMethod | None, alone: int) -> Any:
 def _width(family: Sequence[tuple[RunSpec, BuiltMethod | None]], rows: dict[str, ClientRows]) -> int:
     """How many of a family run side by side."""
     spec, method = family[0]
-    made = not_none(method).family
-    assert isinstance(made, Partial)
     problem, train = rows[data_of(spec)].problem, rows[data_of(spec)].train
-    x, data = problem.x, training_rows(spec.config, problem, train)
-    numbers = {name: jnp.asarray(value, x.dtype) for name, value in made.keywords.items()}
-    trial = Trial(numbers, x, data, spec.config.run.seed)
+    data = training_rows(spec.config, problem, train)
+    trial = Trial(not_none(method).algorithm, problem.x, data, spec.config.run.seed)
     together = max(Counter(data_of(spec) for spec, _ in family).values())  # those with other data come after
-    return side_by_side(made.func, trial, together)
+    return side_by_side(trial, together)

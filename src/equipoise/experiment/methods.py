@@ -1,14 +1,13 @@
 """From settings to a method: an objective, step sizes, an algorithm."""
 
 import json
-from collections.abc import Callable, Hashable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import Partial
 
 from equipoise import algorithms, cohorts, objectives, steps
 from equipoise.algorithms.clipping import has_field
@@ -17,8 +16,7 @@ from equipoise.algorithms.scaffpd_sums import MOST_TILT
 from equipoise.certificates import resolution
 from equipoise.data.datasets import synthetic
 from equipoise.data.shards import client_shapes
-from equipoise.engines import kernel
-from equipoise.errors import InputError, not_none, require
+from equipoise.errors import not_none, require
 from equipoise.experiment import choice
 from equipoise.experiment.chosen import step_sizes
 from equipoise.experiment.chosen.choices import Choice
@@ -27,9 +25,8 @@ from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own
 from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem
 from equipoise.objectives import Dual
-from equipoise.protocol import Algorithm, Vector, Wire, wire
+from equipoise.protocol import Algorithm, Wire, wire
 from equipoise.tasks import Task, WithBaseline, less_baseline
-from equipoise.tasks.metric import metric_of, numbers_of
 from equipoise.tasks.private import Draw, noisy_releases, normal, private_task
 from equipoise.tasks.task import least
 
@@ -49,36 +46,9 @@ def build_dual(config: Config, problem: Problem) -> Dual:
 def _dual_of_losses(config: Config, n: int) -> Dual:
     settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
     name, cap = settings.pop("name"), config.federation.cap if config.federation else None
-    hashable = all(isinstance(value, Hashable) for value in settings.values())
-    return (_dual if hashable else _dual.__wrapped__)(name, n, cap, **settings)
-
-
-@lru_cache(maxsize=64)  # the same object for the same settings: what is compiled for it is compiled once
-def _dual(name: str, n: int, cap: float | None, **settings: Any) -> Dual:
     psi = objectives.named(name)(n, **settings)
     require(isinstance(psi, Dual), f"objective.name is '{name}', which makes no Dual; see docs/experiments.md")
     return psi if cap is None else objectives.cap_weights(psi, cap)
-
-
-def dual_family(config: Config, problem: Problem) -> tuple[Callable[..., Dual], dict[str, Any]]:
-    """What makes the dual, and the numbers that it takes: operands of the programs that it is made in."""
-    maker, numbers = _losses_family(config, problem.n)
-    base = baselines_of(config, problem)
-    return (maker, numbers) if base is None else (_of_gains(maker), numbers | {"base": base})
-
-
-def _losses_family(config: Config, n: int) -> tuple[Callable[..., Dual], dict[str, Any]]:
-    settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
-    name, number = settings.pop("name"), TRACED.get(config.objective.name)
-    if number is None or config.federation is not None:
-        return _always(_dual_of_losses(config, n)), {}
-    value = settings.pop(number)
-    return _dual_of(name, n, number, **settings), {number: value}
-
-
-@lru_cache(maxsize=64)
-def _of_gains(maker: Callable[..., Dual]) -> Callable[..., Dual]:
-    return lambda base, **given: objectives.of_gains(maker(**given), base)
 
 
 @lru_cache(maxsize=16)
@@ -94,22 +64,11 @@ def training_rows(config: Config, problem: Problem, train: Any) -> Any:
     return WithBaseline(train, jnp.asarray(base, problem.x.dtype))
 
 
-@lru_cache(maxsize=64)
-def _always(psi: Dual) -> Callable[[], Dual]:
-    return lambda: psi
-
-
-@lru_cache(maxsize=64)
-def _dual_of(name: str, n: int, number: str, **settings: Any) -> Callable[..., Dual]:
-    return lambda **given: objectives.named(name)(n, **settings, **given)
-
-
 class BuiltMethod(NamedTuple):
     """A method on a problem."""
 
     algorithm: Algorithm
     notes: tuple[str, ...]  # what was measured instead of chosen
-    family: Algorithm | Partial  # for `simulate`: the algorithm; or what makes it, and its numbers, which are operands
     chosen: tuple[Choice, ...] = ()  # by trial rounds
 
 
@@ -137,7 +96,7 @@ def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> 
             f"algorithm.{key}",
             problem,
             rows,
-            lambda step: method(step).family,
+            lambda step: method(step).algorithm,
             seed=config.run.seed,
             clients_per_batch=config.run.clients_per_batch,
         )
@@ -148,132 +107,178 @@ def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> 
 
 
 def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = False) -> BuiltMethod:
-    """`guarded`: step sizes are halved where the loss explodes."""
-    settings = {name: value for name, value in config.algorithm if value is not None}
-    record = algorithms.named(settings.pop("name"))
-    cohort, coin = settings.pop("cohort", None), settings.pop("coin", None)
-    own_steps = settings.pop("optimizer", None)
-    server_steps, schedule = settings.pop("server_optimizer", None), settings.pop("schedule", None)
-    psi, notes = build_dual(config, problem), []
-    base = baselines_of(config, problem)
-    if base is not None and record.takes_dual:
-        notes.append(GAINS)
-    sample = _sample(record, problem.n, cohort, coin)
+    """What is not given is measured, the algorithm is made of it, and wrapped in what else was asked for.
+
+    `guarded`: step sizes are halved where the loss explodes.
+    """
+    record = algorithms.named(config.algorithm.name)
+    settings = {name: value for name, value in config.algorithm if value is not None and name != "name"}
+    around = {name: settings.pop(name, None) for name in AROUND}
     _check_until_gap(config, problem)
+    notes = _notes_of_choices(config, problem, record, around["cohort"])
+    dual, task = _objective(config, problem, record)
+    sample = _sample(record, problem.n, around["cohort"], around["coin"])
+    rule = _rule(problem, record, dual, around["cohort"], settings, notes)
+    _fill_in(config, problem, record, settings, notes)
+    task = _with_local_steps(task, record, settings, around)
+    if config.privacy is not None:
+        release = noisy_releases(task, noise_of(config), l2=problem.l2, draw=draw)
+        task = private_task(task, noise_of(config), l2=problem.l2, draw=draw)
+        notes.append(promise(config))
+
+    def build(**changes: Any) -> Algorithm:
+        given = settings | changes
+        made = record.build(task, dual, sample, _with_numbers(rule, given), **given)
+        require(
+            isinstance(made, Algorithm),
+            f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
+        )
+        if around["server_optimizer"] is not None:
+            optimizer = build_optimizer("algorithm.server_optimizer", around["server_optimizer"])
+            made = algorithms.with_server_optimizer(made, optimizer)
+        may = guarded and algorithms.may_be_guarded(task, made)
+        return algorithms.with_guarded_steps(task, made) if may else made
+
+    if around["schedule"] is None:
+        algorithm = build()
+    else:
+        falling = SCHEDULES[around["schedule"]](settings["local_lr"], config.run.rounds)
+        algorithm = algorithms.with_local_schedule(lambda local_lr: build(local_lr=local_lr), falling)
+    if config.privacy is not None and record.name == "scaffpd":
+        algorithm = private_scaffpd(algorithm, release, steps=settings["steps"])
+    if around["optimizer"] is not None:
+        crossing(algorithm, problem)  # an optimizer where local steps are corrected is a mistake, found by tracing them
+    for wrap in (_projected, _clipped, _clipped_gradients, _compressed, _told_in_x):
+        algorithm = wrap(algorithm, config, problem, settings, notes)
+    return BuiltMethod(algorithm, tuple(notes))
+
+
+AROUND = ("cohort", "coin", "optimizer", "server_optimizer", "schedule")  # settings that are no arguments of a factory
+
+
+def _notes_of_choices(config: Config, problem: Problem, record: algorithms.Record, cohort: int | None) -> list[str]:
+    gains = baselines_of(config, problem) is not None and record.takes_dual
     alone = config.model_dump(exclude_none=True) | {"algorithm": {"cohort": cohort}}  # whatever is set of it
     best = choice.best_algorithm(alone)
-    if best.name == record.name:
-        notes.append(f"{best.name} is the method of choice: {best.why}")
-    rule: Any = settings.pop("rule", None)
-    measured: steps.Coefficients | None = None  # the numbers of a rule that was measured
+    chosen = [f"{best.name} is the method of choice: {best.why}"] if best.name == record.name else []
+    return [*([GAINS] if gains else []), *chosen]
+
+
+def _objective(config: Config, problem: Problem, record: algorithms.Record) -> tuple[Dual, Task]:
+    """The dual and the task: one of them has the baselines, if there are any."""
+    if record.weighs_itself and baselines_of(config, problem) is not None:  # nobody else knows its loss
+        return _dual_of_losses(config, problem.n), _less_baseline(problem.trained_task)
+    return build_dual(config, problem), problem.trained_task
+
+
+def _rule(
+    problem: Problem,
+    record: algorithms.Record,
+    dual: Dual,
+    cohort: int | None,
+    settings: dict[str, Any],
+    notes: list[str],
+) -> steps.Rule | RuleSettings | None:
+    """Takes the step sizes out of the settings; measured where they are not given, and then the local one too."""
+    rule = settings.pop("rule", None)
+    if rule != "tuned":
+        return rule
     network_rule = algorithms.named(record.minibatch_form or record.name).network_rule
-    if rule == "tuned" and network_rule is not None and not problem.convex:
+    if network_rule is not None and not problem.convex:
         given = network_rule(problem.n)
-        rule = RuleSettings(**given)
         numbers = ", ".join(f"{name} {value:g}" for name, value in given.items())
         notes.append(f"the step sizes of the weights were not given: {numbers}, which serve on networks")
-    if rule == "tuned":
-        form = record.minibatch_form
-        alternative = "" if form is None else f", or model.batch, such as 32, for which {form} knows them"
-        _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }" + alternative)
-        share = 1.0 if cohort is None else cohort / problem.n
-        constants, local_lr = problem.constants(settings["steps"])
-        rule = steps.rule_for(constants, psi, share=share)
-        measured = steps.coefficients(constants, psi) if share == 1 else None
-        how = "were measured, see `steps.tuned`" if problem.slope is None else "are of what every site has measured"
-        notes.append(f"the step sizes tau, sigma and theta {how}")
-        if settings["local_lr"] == "auto":
-            settings["local_lr"] = float(local_lr)
-            notes.append(f"local_lr was measured: {settings['local_lr']:.4g}")
+        return RuleSettings(**given)
+    form = record.minibatch_form
+    alternative = "" if form is None else f", or model.batch, such as 32, for which {form} knows them"
+    _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }" + alternative)
+    constants, local_lr = problem.constants(settings["steps"])
+    how = "were measured, see `steps.tuned`" if problem.slope is None else "are of what every site has measured"
+    notes.append(f"the step sizes tau, sigma and theta {how}")
+    if settings["local_lr"] == "auto":
+        settings["local_lr"] = float(local_lr)
+        notes.append(f"local_lr was measured: {settings['local_lr']:.4g}")
+    return steps.rule_for(constants, dual, share=1.0 if cohort is None else cohort / problem.n)
+
+
+def _with_numbers(rule: Any, settings: Mapping[str, Any]) -> steps.Rule | None:
+    """A rule of given numbers; the server takes the local steps as they are, unless it is told a tau."""
+    if not isinstance(rule, RuleSettings):
+        return rule
+    tau = settings["steps"] * settings["local_lr"] if rule.tau == "auto" else rule.tau
+    return steps.constant(tau=tau, sigma=rule.sigma, theta=rule.theta)
+
+
+def _fill_in(
+    config: Config, problem: Problem, record: algorithms.Record, settings: dict[str, Any], notes: list[str]
+) -> None:
+    """Measures the numbers that the settings leave to it."""
     for key in ("local_lr", "lr"):
         if settings.get(key) == "auto":
             _must_be_convex(problem, f"algorithm.{key} is 'auto'", "a number, such as 0.1")
             settings[key] = 1 / problem.smoothness
             notes.append(f"{key} was measured: 1/L = {settings[key]:.4g}")
-    task = problem.trained_task
-    if base is not None and record.weighs_itself:  # nobody else knows its loss, or needs its baseline
-        task, psi, base = _less_baseline(task), _dual_of_losses(config, problem.n), None
-    for key, given in (("optimizer", own_steps), ("schedule", schedule)):
-        require(
-            given is None or "local_lr" in settings,
-            f"algorithm.{key} is for local steps, of which {record.name} takes none of its own; leave it out",
-        )
-    if own_steps is not None:
-        task = with_own_steps(task, own_steps)
     if config.federation and config.federation.secure and "tilt_cap" in record.arguments:
         settings.setdefault("tilt_cap", MOST_TILT)
     if settings.get("mu") == "auto":
         settings["mu"] = problem.modulus
     if record.minibatch_form is not None and config.batch is not None:
         notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
-    if server_steps is None and schedule is None:
-        family = _family(
-            config, problem, task, record, cohort, coin, measured or _with_tau(rule, settings), settings, base, guarded
-        )
-        if family is not None:
-            algorithm = family.func(**family.keywords)
-            _check_steps(own_steps, algorithm, problem)
-            return BuiltMethod(algorithm, tuple(notes), family)
-    if config.privacy is not None:
-        release = noisy_releases(task, noise_of(config), l2=problem.l2, draw=draw)
-        task = private_task(task, noise_of(config), l2=problem.l2, draw=draw)
-        notes.append(promise(config))
-    optimizer = None if server_steps is None else build_optimizer("algorithm.server_optimizer", server_steps)
 
-    def build(**changes: Any) -> Algorithm:
-        return _guarded(task, partial(plain, settings | changes), guarded)
 
-    def plain(given: dict[str, Any], scale: Any) -> Algorithm:
-        given = _scaled(given, scale)
-        now: Any = _with_tau(rule, given)
-        if isinstance(now, RuleSettings):  # its tau may be traced
-            numbers = dict(now)
-            now = steps.constant(**(numbers if now is not rule else _scaled(numbers, scale)))
-        made = record.build(task, psi, sample, now, **given)
+def _with_local_steps(
+    task: Task, record: algorithms.Record, settings: Mapping[str, Any], around: Mapping[str, Any]
+) -> Task:
+    for key in ("optimizer", "schedule"):
         require(
-            isinstance(made, Algorithm),
-            f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
+            around[key] is None or "local_lr" in settings,
+            f"algorithm.{key} is for local steps, of which {record.name} takes none of its own; leave it out",
         )
-        return made if optimizer is None else algorithms.with_server_optimizer(made, optimizer)
-
-    algorithm = build()
-    if schedule is not None:
-        falling = SCHEDULES[schedule](settings["local_lr"], config.run.rounds)
-        algorithm = algorithms.with_local_schedule(lambda local_lr: build(local_lr=local_lr), falling)
-    if config.privacy is not None and record.name == "scaffpd":
-        algorithm = private_scaffpd(algorithm, release, steps=settings["steps"])
-    _check_steps(own_steps, algorithm, problem)
-    if config.federation and _projects(config, problem, settings):
-        quadratic = problem.loss in QUADRATIC
-        algorithm = algorithms.project_updates(algorithm, quadratic=quadratic)
-        notes.append(BOUNDED if quadratic else BOUNDED_CONVEX)
-    if config.federation and config.federation.clip is not None:
-        algorithm = algorithms.clip_losses(algorithm, factor=config.federation.clip)
-    if config.federation and config.federation.clip_gradients is not None:
-        require(
-            any(has_field(w.reply.each, "gradient") for w in crossing(algorithm, problem)),
-            f"federation.clip_gradients looks at every site's gradient, which {record.name} does not show; leave it "
-            "out, or take scaffpd",
-        )
-        algorithm = algorithms.clip_gradients(algorithm, factor=config.federation.clip_gradients)
-    if config.federation and config.federation.compress is not None:
-        kind, sums = config.federation.compress, config.federation.compress_sums
-        algorithm = algorithms.compress_replies(algorithm, crossing(algorithm, problem), dtype=kind, sums=sums)
-    if problem.conditioning is not None:
-        algorithm = algorithms.told_in_x(algorithm, problem.task, problem.conditioning.metric)
-    return BuiltMethod(algorithm, tuple(notes), algorithm)
+    return task if around["optimizer"] is None else with_own_steps(task, around["optimizer"])
 
 
-def _guarded(task: Task, build: Callable[[Any], Algorithm], guarded: bool) -> Algorithm:
-    made = build(1.0)
-    return algorithms.with_guarded_steps(task, build) if guarded and algorithms.may_be_guarded(task, made) else made
+# What an algorithm is wrapped in, each where it was asked for: from the inside to the outside.
 
 
-def _scaled(numbers: Mapping[str, Any], scale: Any) -> dict[str, Any]:
-    """The step sizes of the model among them, times `scale`."""
-    if isinstance(scale, float) and scale == 1:
-        return dict(numbers)
-    return {name: value * scale if name in ("local_lr", "lr", "tau") else value for name, value in numbers.items()}
+def _projected(
+    algorithm: Algorithm, config: Config, problem: Problem, settings: Mapping[str, Any], notes: list[str]
+) -> Algorithm:
+    if not (config.federation and _projects(config, problem, settings)):
+        return algorithm
+    quadratic = problem.loss in QUADRATIC
+    notes.append(BOUNDED if quadratic else BOUNDED_CONVEX)
+    return algorithms.project_updates(algorithm, quadratic=quadratic)
+
+
+def _clipped(algorithm: Algorithm, config: Config, *_: Any) -> Algorithm:
+    factor = config.federation.clip if config.federation else None
+    return algorithm if factor is None else algorithms.clip_losses(algorithm, factor=factor)
+
+
+def _clipped_gradients(algorithm: Algorithm, config: Config, problem: Problem, *_: Any) -> Algorithm:
+    factor = config.federation.clip_gradients if config.federation else None
+    if factor is None:
+        return algorithm
+    require(
+        any(has_field(w.reply.each, "gradient") for w in crossing(algorithm, problem)),
+        f"federation.clip_gradients looks at every site's gradient, which {algorithm.name} does not show; leave it "
+        "out, or take scaffpd",
+    )
+    return algorithms.clip_gradients(algorithm, factor=factor)
+
+
+def _compressed(algorithm: Algorithm, config: Config, problem: Problem, *_: Any) -> Algorithm:
+    of = config.federation
+    if of is None or of.compress is None:
+        return algorithm
+    wires = crossing(algorithm, problem)
+    return algorithms.compress_replies(algorithm, wires, dtype=of.compress, sums=of.compress_sums)
+
+
+def _told_in_x(algorithm: Algorithm, config: Config, problem: Problem, *_: Any) -> Algorithm:
+    if problem.conditioning is None:
+        return algorithm
+    return algorithms.told_in_x(algorithm, problem.task, problem.conditioning.metric)
 
 
 def _check_until_gap(config: Config, problem: Problem) -> None:
@@ -285,19 +290,6 @@ def _check_until_gap(config: Config, problem: Problem) -> None:
         f"run.until_gap is {wanted}, but numbers of {config.run.precision} show no gap below {least_gap:.1g} of the "
         f"objective; give a larger one, {more}",
     )
-
-
-def _check_steps(own_steps: Any, algorithm: Algorithm, problem: Problem) -> None:
-    """An optimizer where local steps are corrected is a mistake, which shows when they are traced."""
-    if own_steps is not None:
-        crossing(algorithm, problem)
-
-
-def _with_tau(rule: Any, settings: Mapping[str, Any]) -> Any:
-    """Numbers of a rule, its tau among them: the server takes the local steps as they are, unless told otherwise."""
-    if not isinstance(rule, RuleSettings) or rule.tau != "auto":
-        return rule
-    return rule.model_copy(update={"tau": settings["steps"] * settings["local_lr"]})
 
 
 GAINS = (
@@ -334,7 +326,7 @@ def may_project(config: Config) -> bool:
     return config.algorithm.name == "scaffpd" and exact and everybody and quadratic
 
 
-def _projects(config: Config, problem: Problem, settings: dict[str, Any]) -> bool:
+def _projects(config: Config, problem: Problem, settings: Mapping[str, Any]) -> bool:
     """Whether updates are projected: where it was asked for, or where honest sites are not touched by it.
 
     Those are quadratic losses, whose curvature is the same everywhere, with steps that are no longer than 1/L.
@@ -345,117 +337,6 @@ def _projects(config: Config, problem: Problem, settings: dict[str, Any]) -> boo
     if problem.loss not in QUADRATIC:
         return False
     return problem.curvature is not None and settings["local_lr"] * problem.curvature <= 1 + 1e-6
-
-
-TRACED = {"chi2": "rho", "kl": "rho", "tv": "rho", "propfair": "bound"}  # numbers of objectives that may be operands
-
-
-def _family(
-    config: Config,
-    problem: Problem,
-    task: Task,
-    record: algorithms.Record,
-    cohort: int | None,
-    coin: float | None,
-    rule: Any,
-    settings: dict[str, Any],
-    base: np.ndarray | None,
-    guarded: bool,
-) -> Partial | None:
-    """One of the library's own methods, whose numbers are operands of its program; None: of others it is not known."""
-    objective = config.objective.model_dump(exclude_none=True, exclude={"of"})
-    registered = record.name in algorithms.ALGORITHMS and objective["name"] in objectives.DUALS
-    fixed = {name: value for name, value in settings.items() if not isinstance(value, float)}
-    hashable = all(isinstance(value, Hashable) for value in (*fixed.values(), *objective.values()))
-    alone = config.federation is None and config.privacy is None
-    of_numbers = rule is None or isinstance(rule, RuleSettings | steps.Coefficients)
-    if not (registered and hashable and alone and of_numbers):
-        return None
-    numbers: dict[str, Any] = {
-        f"algorithm.{name}": value for name, value in settings.items() if isinstance(value, float)
-    }
-    if rule is not None:
-        of_rule = rule._asdict() if isinstance(rule, steps.Coefficients) else rule.model_dump()
-        numbers |= {f"rule.{name}": value for name, value in of_rule.items()}
-    name = objective.pop("name")
-    if TRACED.get(name) in objective:
-        numbers[f"objective.{TRACED[name]}"] = objective.pop(TRACED[name])
-    if base is not None and record.takes_dual:
-        numbers["gains.base"] = base
-    frozen = tuple(objective.items()), tuple(fixed.items())
-    model_task = None if problem.conditioning is None else problem.task
-    if problem.conditioning is not None:
-        numbers |= {f"metric.{key}": array for key, array in numbers_of(problem.conditioning.metric).items()}
-    maker = _maker(task, model_task, problem.n, record.name, cohort, coin, name, *frozen, guarded)
-    return Partial(maker, **numbers) if _takes_operands(maker, numbers, problem.x) else None
-
-
-def _takes_operands(maker: Callable[..., Algorithm], numbers: dict[str, Any], x: Vector) -> bool:
-    """Whether the method can be made inside a program, where its numbers are not known; nothing is computed.
-
-    What was made then runs: the laws say so of every method of the library.
-    """
-    answers, kind = _answers(maker), (frozenset(numbers), x.dtype)
-
-    def made(numbers: dict[str, Any], x: Vector) -> Any:
-        return kernel.init(maker(**numbers), x)
-
-    if kind not in answers:  # the values make no difference
-        operands = {name: jnp.asarray(value, x.dtype) for name, value in numbers.items()}
-        try:
-            jax.eval_shape(made, operands, x)
-            answers[kind] = True
-        except (InputError, TypeError, ValueError):  # JAX's errors about tracers are TypeErrors; what stays comes again
-            answers[kind] = False
-    return answers[kind]
-
-
-@lru_cache(maxsize=64)
-def _answers(maker: Callable[..., Algorithm]) -> dict[Any, bool]:
-    """Of `_takes_operands`, for the makers that were used last."""
-    return {}
-
-
-@lru_cache(maxsize=64)
-def _maker(
-    task: Task,
-    model_task: Task | None,  # over x, where `task` is in a metric
-    n: int,
-    method: str,
-    cohort: int | None,
-    coin: float | None,
-    objective: str,
-    of_objective: tuple,
-    of_method: tuple,
-    guarded: bool,
-) -> Callable[..., Algorithm]:
-    record = algorithms.named(method)
-    sample = _sample(record, n, cohort, coin)
-
-    def make(**numbers: Any) -> Algorithm:
-        given: dict[str, dict[str, Any]] = {"algorithm": dict(of_method), "objective": dict(of_objective), "rule": {}}
-        given |= {"metric": {}, "gains": {}}
-        for name, value in numbers.items():
-            section, _, key = name.partition(".")
-            given[section][key] = value
-        traced = any(isinstance(value, jax.Array) for value in given["objective"].values())
-        psi = (_dual.__wrapped__ if traced else _dual)(objective, n, None, **given["objective"])
-        psi = objectives.of_gains(psi, **given["gains"]) if given["gains"] else psi
-
-        def build(scale: Any) -> Algorithm:
-            rule, numbers = None, given["rule"]
-            if numbers:
-                constant = numbers.keys() == RuleSettings.model_fields.keys()
-                if constant:
-                    rule = steps.constant(**_scaled(numbers, scale))
-                else:
-                    rule = steps.guarded(steps.Coefficients(**numbers))
-            return record.build(task, psi, sample, rule, **_scaled(given["algorithm"], scale))
-
-        made = _guarded(task, build, guarded)
-        return made if model_task is None else algorithms.told_in_x(made, model_task, metric_of(given["metric"]))
-
-    return make
 
 
 def _sample(record: algorithms.Record, n: int, cohort: int | None, coin: float | None) -> cohorts.Sample:

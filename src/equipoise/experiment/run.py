@@ -46,6 +46,10 @@ from equipoise.experiment.writer import (
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key
 
+NOT_CHOSEN = (
+    "what each owner should use was not chosen: five folds at every owner of so many, of so large a model, would take "
+    "hours; personal.kind = 'fine_tuning' tunes the shared model instead"
+)
 DRAWS = 200  # of each client's rows, for the bounds of a score that was asked for
 
 
@@ -98,7 +102,6 @@ class Session(NamedTuple):
     spec: RunSpec
     problem: Problem
     algorithm: Algorithm
-    family: Any  # for the engine, see `methods.BuiltMethod`
     data: ClientRows
     writer: RunWriter
     start: Result | None  # where to resume
@@ -210,13 +213,13 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     config, folder = spec.config, spec.folder
     data, git, method = shared or share(problem_of(spec, begin))
     problem = data.problem
-    algorithm, notes, family, chosen = method or build_method(config, problem)
+    algorithm, notes, chosen = method or build_method(config, problem)
     source = origin.of(config, problem)
     check_memory(jax.eval_shape(partial(kernel.init, algorithm), problem.x), algorithm)
     begin()
-    crossing = crossing_of(family, algorithm, problem)
+    crossing = crossing_of(algorithm, problem)
     evaluate = local_evaluator(config, problem, data.train, data.scorer)
-    judge, weights = validator(problem), weights_of(family, problem.x.dtype)
+    judge, weights = validator(problem, config.run.keep_by), weights_of(algorithm, problem.x.dtype)
     writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate, judge, weights)
     writer.sent = Sent(*map(sum, zip(problem.sent, *(choice.sent for choice in chosen), strict=True)))
     try:
@@ -226,7 +229,7 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
         records.write_record(folder / records.FEDERATION, about)
         if start is None:
             writer.begin()
-        yield Session(spec, problem, algorithm, family, data, writer, start)
+        yield Session(spec, problem, algorithm, data, writer, start)
     finally:
         writer.close()
 
@@ -237,7 +240,7 @@ def run_alone(session: Session) -> None:
     with warnings.catch_warnings(action="ignore", category=LostReplies):  # they are among the result's events
         try:
             result = simulate(
-                session.family,
+                session.algorithm,
                 session.problem.x,
                 training_rows(config, session.problem, session.data.train),
                 config.run.seed,
@@ -263,7 +266,7 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
     """
     settings = sessions[0].spec.config.run
     trials = [
-        Trial(s.family.keywords, s.problem.x, rows, s.spec.config.run.seed, _lost(s.spec.config))
+        Trial(s.algorithm, s.problem.x, rows, s.spec.config.run.seed, _lost(s.spec.config))
         for s, rows in ((s, training_rows(s.spec.config, s.problem, s.data.train)) for s in sessions)
     ]
 
@@ -275,7 +278,6 @@ def run_together(sessions: Sequence[Session], width: int) -> None:
 
     try:
         results = sweep(
-            sessions[0].family.func,
             trials,
             rounds=settings.rounds,
             at_once=width,
@@ -314,15 +316,18 @@ def complete(session: Session, result: Result) -> None:
     if problem.plain_task.own is not None and finite:
         parts, part = own_parts.made(problem, x, session.data.train, config.run.seed)
         own_parts.write(folder, problem, parts)
-    if config.own_models is not None and finite:
-        if config.own_models.kind == "best":
+    events = [sentence] if (sentence := broken_replies(result.tally)) else []
+    chosen_by_folds = config.own_models is not None and config.own_models.kind == "best"
+    if chosen_by_folds and not problem.folds_pay:
+        events.append(NOT_CHOSEN)
+    elif config.own_models is not None and finite:
+        if chosen_by_folds:
             own, models = personal.offered(folder, problem, x)
         else:
             own, models = personal.made(config, problem, x, session.data.train, session.data.scored)
         of_them = None if part is None else own_parts.of_models(problem, models, session.data.train)
         personal.write(folder, problem, own, models, of_them)
     files.sync(folder / records.HISTORY)  # before there is a result that counts on it
-    events = [sentence] if (sentence := broken_replies(result.tally)) else []
     best_round = None if best is None else best.round
     curve = calibration_of(problem, x, session.data.judged) if finite else ()
     more: dict[str, Any] = {"best_round": best_round, "part": part, "calibration": curve}

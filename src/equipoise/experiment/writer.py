@@ -4,17 +4,15 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import Partial
+from jax.tree_util import PyTreeDef
 
 from equipoise import certificates, evaluation, files
-from equipoise._jax import compiled
+from equipoise._jax import cached_program, compiled
 from equipoise.data.shards import client_shapes
 from equipoise.engines.simulator import Result
 from equipoise.evaluation import PerClient, skill
@@ -22,12 +20,12 @@ from equipoise.evaluation.rules import worst_mean
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.boards import boards
 from equipoise.experiment.config import Config
-from equipoise.experiment.methods import baselines_of, crossing, dual_family, known_saddle
+from equipoise.experiment.methods import baselines_of, build_dual, crossing, known_saddle
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Row
 from equipoise.experiment.results import floats, in_units
-from equipoise.objectives import Dual
+from equipoise.leaves import numbers_of
 from equipoise.protocol import Algorithm, Vector, Wire
 from equipoise.tasks import Task
 
@@ -44,7 +42,7 @@ class Evaluation(NamedTuple):
     table: PerClient
 
 
-# The mean over the worst fifth of the clients on validation rows, and whether more is better.
+# The mean over the worst fifth of the clients on validation rows, or their loss, and whether more is better.
 Judge = Callable[[Vector], tuple[float, bool]]
 # Of a model, and the clients' weights, if the method has those of the objective.
 Evaluate = Callable[[Vector, Any], Evaluation]
@@ -52,9 +50,8 @@ Evaluate = Callable[[Vector, Any], Evaluation]
 
 def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callable[[Vector], PerClient]) -> Evaluate:
     """Evaluates models where all rows are at hand."""
-    maker, numbers = dual_family(config, problem)
-    certify = certifier(problem.task, maker)
-    operands = {name: jnp.asarray(value, problem.x.dtype) for name, value in numbers.items()}
+    dual = build_dual(config, problem)
+    certify, operands = certifier(problem.task, jax.tree.structure(dual)), numbers_of(dual, problem.x.dtype)
 
     def evaluate(x: Vector, lam: Any) -> Evaluation:
         certificate = certify(operands, train, x, lam)  # runs while the scorer is called
@@ -65,14 +62,18 @@ def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callab
     return evaluate
 
 
-@lru_cache(maxsize=64)
-def certifier(task: Task, maker: Callable[..., Dual]) -> Callable:
-    """Certificates of models for the dual that `maker` makes of numbers; compiled once for all numbers."""
-    return compiled(lambda numbers, data, x, lam: certificates.certify(task, maker(**numbers), data, x, lam))
+@cached_program
+def certifier(task: Task, dual: PyTreeDef) -> Callable:
+    """Certificates of models for duals of that structure; compiled once for all their numbers."""
+    return compiled(lambda numbers, data, x, lam: certificates.certify(task, dual.unflatten(numbers), data, x, lam))
 
 
-def validator(problem: Problem) -> Judge | None:
-    """Scores models on the rows that were set aside; None: none were."""
+def validator(problem: Problem, by: str = "worst fifth") -> Judge | None:
+    """Scores models on the rows that were set aside; None: none were.
+
+    By the score of the worst fifth; or by the mean loss, which is known from all rows together: the worst fifth of many
+    owners with a few validation rows each are those with the worst luck, who are worst off with any trained model.
+    """
     if problem.validation is None:
         return None
     rows = problem.with_rows(problem.train, problem.validation)
@@ -83,6 +84,9 @@ def validator(problem: Problem) -> Judge | None:
 
     def judge(x: Vector) -> tuple[float, bool]:
         table = scorer(x)
+        if by == "loss":
+            losses = np.asarray(table.scores["loss"], np.float64)
+            return float(losses[np.isfinite(losses)].mean()) if np.isfinite(losses).any() else math.nan, False
         if bases is not None:
             table = evaluation.with_skill(table, bases.loss)
         name, up, _ = problem.main_score(table)
@@ -218,32 +222,30 @@ class RunWriter:
             board.close()
 
 
-def weights_of(family: Algorithm | Partial, dtype: Any) -> Callable[[Any], Any]:
-    """The clients' weights of a server, by a program that all numbers of a family share."""
-    if not isinstance(family, Partial):
-        return family.weights
-    numbers = {name: jnp.asarray(value, dtype) for name, value in family.keywords.items()}
-    return lambda server: _weights(family.func)(numbers, server)
+def weights_of(algorithm: Algorithm, dtype: Any) -> Callable[[Any], Any]:
+    """The clients' weights of a server, by a program that all algorithms of that structure share."""
+    numbers = numbers_of(algorithm, dtype)
+    if not numbers:
+        return algorithm.weights
+    return lambda server: _weights(jax.tree.structure(algorithm))(numbers, server)
 
 
-@lru_cache(maxsize=64)
-def _weights(maker: Callable[..., Algorithm]) -> Callable:
-    return compiled(lambda numbers, server: maker(**numbers).weights(server))
+@cached_program
+def _weights(structure: PyTreeDef) -> Callable:
+    return compiled(lambda numbers, server: structure.unflatten(numbers).weights(server))
 
 
-def crossing_of(family: Algorithm | Partial, algorithm: Algorithm, problem: Problem) -> Sequence[Wire]:
-    """What crosses in a round: the same for all numbers of a family."""
-    if not isinstance(family, Partial):
-        return crossing(algorithm, problem)
-    wires = _wires(family.func)
+def crossing_of(algorithm: Algorithm, problem: Problem) -> Sequence[Wire]:
+    """What crosses in a round: the same for all algorithms of that structure."""
+    seen = _wires(jax.tree.structure(algorithm))
     shapes = str((problem.x.shape, problem.x.dtype, client_shapes(problem.in_metric(problem.compiled_for))))
-    if shapes not in wires:
-        wires[shapes] = crossing(algorithm, problem)
-    return wires[shapes]
+    if shapes not in seen:
+        seen[shapes] = crossing(algorithm, problem)
+    return seen[shapes]
 
 
-@lru_cache(maxsize=64)
-def _wires(maker: Callable[..., Algorithm]) -> dict[str, Sequence[Wire]]:
+@cached_program
+def _wires(structure: PyTreeDef) -> dict[str, Sequence[Wire]]:
     return {}
 
 

@@ -3,12 +3,14 @@
 import jax.numpy as jnp
 from jax import Array
 
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.checks import clients, make_dual
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import SearchStart, simplex
 from equipoise.objectives.record import Record
 
 
+@numbers_are_leaves
 def agnostic(n: int) -> Dual:
     """psi = 0 on the simplex Delta: the maximum of the losses.
 

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from equipoise.errors import require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.checks import make_dual
 from equipoise.objectives.dual import Dual
 from equipoise.objectives.projections import with_unit_sum
 
 
+@numbers_are_leaves(static=("cap",))
 def cap_weights(dual: Dual, cap: float) -> Dual:
     """`dual` over weights of at most `cap` per client: Lam becomes {lam in Lam : lam_i <= cap}.
 

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.checks import clients, make_dual, no_penalty, number
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import SearchStart, moderate, simplex
 from equipoise.objectives.record import Record
 
 
+@numbers_are_leaves
 def chi2(n: int, rho: float) -> Dual:
     """psi(lam) = rho/(2n) sum_i (n lam_i - 1)^2 on the simplex Delta, SCAFF-PD eq (3.3).
 
@@ -42,6 +44,7 @@ def chi2(n: int, rho: float) -> Dual:
     return make_dual(Dual("chi2", n, *operators, modulus=rho * n, interior=interior, prox_given=prox))
 
 
+@numbers_are_leaves(static=("radius",))
 def chi2_ball(n: int, radius: float) -> Dual:
     """psi = 0 on {lam in Delta : 1/(2n) sum_i (n lam_i - 1)^2 <= radius}.
 

@@ -8,12 +8,14 @@ import numpy as np
 from jax import Array
 
 from equipoise.errors import require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.checks import clients, make_dual, no_penalty, number
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import level, with_unit_sum
 from equipoise.objectives.record import Record
 
 
+@numbers_are_leaves(static=("alpha",))
 def cvar(n: int, alpha: float) -> Dual:
     """psi = 0 on {lam in Delta : lam_i <= 1/(alpha n)}; also known as the superquantile.
 

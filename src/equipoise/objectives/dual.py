@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from equipoise.leaves import tree_of_numbers
 from equipoise.objectives.projections import SearchStart
 from equipoise.protocol import Cohort
 
@@ -65,6 +66,7 @@ class Interior:
         return replace(self, cap=np.concatenate([np.minimum(self.cap[:n], cap - below), self.cap[n:]]))
 
 
+@tree_of_numbers
 class Dual(NamedTuple):
     """A set and a penalty for the weights of n clients."""
 
@@ -79,6 +81,7 @@ class Dual(NamedTuple):
     interior: Interior | None = None  # both for `algorithms.scaffpd_model`; None: found from `penalty`, if it can be
     # The same as prox, where the search for it has a start; replace both or neither. None: a start is of no use.
     prox_given: Callable[[Weights, Scalar | float, SearchStart], Weights] | None = None
+    recipe: Any = None  # set by `numbers_are_leaves`
 
     def ascend(self, lam: Weights, cohort: Cohort, change: Float[Array, " m"], step: Scalar | float) -> Weights:
         """prox(lam + change, step), from weights lam of which only those of the cohort change."""

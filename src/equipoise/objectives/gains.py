@@ -15,9 +15,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from equipoise.errors import is_concrete, require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 
 
+@numbers_are_leaves
 def of_gains(dual: Dual, base: ArrayLike) -> Dual:
     """`dual` of losses less `base` [n]: its penalty is psi(lam) + base' lam, so that all that is told stays a loss.
 

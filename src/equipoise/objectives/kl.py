@@ -6,6 +6,7 @@ from jax import Array, lax
 from jax.scipy.special import logsumexp, rel_entr
 from jax.typing import ArrayLike
 
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.checks import clients, make_dual, number, reference
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import moderate
@@ -23,6 +24,7 @@ def omega(z: Array) -> Array:
     return y
 
 
+@numbers_are_leaves
 def kl(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
     """psi(lam) = rho sum_i lam_i log(lam_i/p_i) on the simplex Delta; p is 1/n unless given.
 

@@ -8,12 +8,14 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from equipoise.errors import require
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.checks import clients, make_dual, number, reference
 from equipoise.objectives.dual import Dual
 from equipoise.objectives.projections import moderate
 from equipoise.objectives.record import Record
 
 
+@numbers_are_leaves(static=("margin",))
 def propfair(n: int, bound: float, *, p: ArrayLike | None = None, margin: float | None = None) -> Dual:
     """psi(lam) = sum_i (bound lam_i - p_i - p_i log(lam_i/p_i)) on 0 < lam_i <= p_i/margin.
 

@@ -9,11 +9,13 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.checks import clients, make_dual, number, reference
 from equipoise.objectives.dual import Dual
 from equipoise.objectives.record import Record
 
 
+@numbers_are_leaves(static=("q",))
 def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
     """psi(lam) = q/(q+1) sum_i p_i^{-1/q} lam_i^{1 + 1/q} on lam >= 0; p is 1/n unless given.
 

@@ -5,12 +5,14 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.checks import clients, make_dual, number, reference
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import level, moderate, with_unit_sum
 from equipoise.objectives.record import Record
 
 
+@numbers_are_leaves
 def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
     """psi(lam) = rho sum_i |lam_i - p_i| on the simplex Delta; p is 1/n unless given, and may have zeros.
 

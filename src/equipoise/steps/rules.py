@@ -27,6 +27,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from equipoise.errors import all_positive, positive, require, within
+from equipoise.leaves import numbers_are_leaves, tree_of_numbers
 from equipoise.objectives.dual import Dual
 
 Scalar = Float[Array, ""]
@@ -47,6 +48,7 @@ class RuleState(NamedTuple):
     following: StepSizes  # of the round after it
 
 
+@tree_of_numbers
 class Rule(NamedTuple):
     """Step sizes as pure functions over a state of its own, whose `now` are those of the open round."""
 
@@ -55,6 +57,7 @@ class Rule(NamedTuple):
     # When the losses of the open round are known: |P (f(x_r) - f(x_{r-1}))|^2 / |x_r - x_{r-1}|^2, in the norm of the
     # local steps; 0 where nothing moved.
     guard: Callable[[Any, Scalar], Any] = lambda state, coupling: state
+    recipe: Any = None  # set by `numbers_are_leaves`
 
 
 class Constants(NamedTuple):
@@ -69,6 +72,7 @@ class Constants(NamedTuple):
 # Step sizes as given.
 
 
+@numbers_are_leaves
 def constant(*, tau: float, sigma: float, theta: float) -> Rule:
     """The same step sizes in every round (Condition 5.2)."""
     all_positive(tau=tau, sigma=sigma)
@@ -79,6 +83,7 @@ def constant(*, tau: float, sigma: float, theta: float) -> Rule:
     return Rule(init, lambda steps: init(steps.now.tau.dtype))
 
 
+@numbers_are_leaves
 def accelerated(*, tau: float, sigma: float, mu: float) -> Rule:
     """Condition 5.1, for psi that is merely convex: tau_r falls and sigma_r grows, their product stays.
 
@@ -215,6 +220,7 @@ def coefficients(constants: Constants, dual: Dual) -> Coefficients:
     return Coefficients(L_xx, mu_x, L_lx, mu, start, star)
 
 
+@numbers_are_leaves
 def guarded(numbers: Coefficients) -> Rule:
     """The rule `auto`; its numbers may be traced."""
     L_xx, mu_x, L_lx, mu, start, star = numbers

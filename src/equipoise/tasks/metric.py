@@ -389,19 +389,6 @@ def _as(metric: Metric, dtype: Any) -> Metric:
     return jax.tree.map(lambda a: jnp.asarray(a, dtype), metric)
 
 
-def numbers_of(metric: Metric) -> dict[str, Array]:
-    """Its arrays by name, as operands of a program that makes an algorithm of numbers."""
-    return metric.factor._asdict() | ({} if metric.centre is None else {"centre": metric.centre})
-
-
-def metric_of(numbers: dict[str, Array]) -> Metric:
-    """What `numbers_of` took apart."""
-    centre = numbers.get("centre")
-    if "W" in numbers:
-        return Metric(Triangular(numbers["W"]), centre)
-    return Metric(LowRank(numbers["V"], numbers["s"], numbers["gain"]), centre)
-
-
 def stretch(linear: Linear, metric: Metric) -> float:
     """The least of |x|^2 / |z|^2: what of a strong convexity in x is certain in z."""
     factor = jax.tree.map(lambda a: np.asarray(a, np.float64), metric.factor)

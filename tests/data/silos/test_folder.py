@@ -277,7 +277,7 @@ def test_what_is_wrong_with_a_csv(tmp_path, text, sentence):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    assert said(tmp_path, "x,c,y\n1,ä,p\n".encode("latin1")).startswith("bad.csv cannot be read as CSV after data row")
+    assert said(tmp_path, "x,c,y\n1,ä,p\n".encode("latin1")).startswith("bad.csv is not UTF-8 text, as the byte 0xe4")
     assert said(tmp_path, 'x,c,y\n1,a,p\n"2,a,p\n').startswith("bad.csv, data row 2, column 'x': \"2 has a quotation")
     (tmp_path / "bad.csv").unlink()
     assert said(tmp_path, b"PAR1 but then nothing", "bad.parquet").startswith("bad.parquet cannot be read as Parquet")

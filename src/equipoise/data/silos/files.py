@@ -1,5 +1,6 @@
 """A silo's file as a table: CSV, Parquet or NPZ, each read once and checked to its last line."""
 
+import codecs
 import csv
 import io
 import re
@@ -109,7 +110,8 @@ def _read_csv(path: Path, separator: str) -> pl.LazyFrame:
         ) from error
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path.name} cannot be read as CSV after data row {row}: {first_line(error)}; save it as UTF-8"
+            f"{path.name} is not UTF-8 text, as the byte {error.object[error.start]:#04x} after data row {row} shows; "
+            "save it as UTF-8 (Excel calls that 'CSV UTF-8')"
         ) from error
     except OSError as error:
         raise InputError(f"{path.name} cannot be read: {first_line(error)}") from error
@@ -128,8 +130,10 @@ def _read_csv(path: Path, separator: str) -> pl.LazyFrame:
 
 
 def _plain(content: bytes) -> tuple[bytes, str | None]:
-    """With one kind of line ends, from the header on; and the separator that a first line `sep=;` says (Excel)."""
-    content = content.removeprefix(b"\xef\xbb\xbf")
+    """In UTF-8, with one kind of line ends, from the header on; and the separator that a first line `sep=;` says."""
+    content = content.removeprefix(codecs.BOM_UTF8)
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # Excel's "Unicode text"
+        content = content.decode("utf-16").encode()
     if b"\r" in content:
         content = re.sub(rb"\r+\n|\r", b"\n", content)
     content = re.sub(rb"^(?:[ \t]*\n)+", b"", content)

@@ -36,19 +36,24 @@ def at_hand(problem: Problem) -> bool:
 
 
 def tried(
-    key: str, problem: Problem, rows: Any, family: Callable[[float], Any], *, seed: int, clients_per_batch: int | None
+    key: str,
+    problem: Problem,
+    rows: Any,
+    method: Callable[[float], Algorithm],
+    *,
+    seed: int,
+    clients_per_batch: int | None,
 ) -> Choice:
-    """The choice of `key`; family(step) is the method with that step size, as `simulate` takes it."""
+    """The choice of `key`; method(step) is the one with that step size."""
     losses: dict[float, float] = {}
     played = 0
-    made = family(COARSE[0])
-    algorithm: Algorithm = made if isinstance(made, Algorithm) else made.func(**made.keywords)
+    algorithm = method(COARSE[0])
     asked = _asked(algorithm, problem, seed)
 
     def loss_after(rounds: int, step: float) -> float:
         nonlocal played
         played += rounds
-        end = simulate(family(step), problem.x, rows, seed, rounds=rounds, clients_per_batch=clients_per_batch)
+        end = simulate(method(step), problem.x, rows, seed, rounds=rounds, clients_per_batch=clients_per_batch)
         each = np.asarray(tasks.losses(problem.trained_task, end.model, rows), np.float64)
         value = float(each[asked].mean())
         return value if np.isfinite(value) and not end.tally.broken.any() else np.inf
