@@ -59,7 +59,7 @@ def trained(problem: Problem, configs: Sequence[Config], watch: Progress | None 
     if problem.convex:
         tell = watch or (lambda at, of, _: None)
         tell(0, problem.n, None)
-        if problem.plain_task.examples is not None:
+        if problem.plain_task.examples is not None and problem.folds_pay:
             return problem.fit_own(lambda at: tell(at, problem.n, None)).model
         models = jax.block_until_ready(_fits(problem.plain_task)(problem.x, problem.train))
         tell(problem.n, problem.n, None)

@@ -114,7 +114,8 @@ def how_long(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {"until_gap": CERTIFIED, **run}
     unseen = any(settings.get(section) is not None for section in ("federation", "privacy"))
     unseen = unseen or given("data", "unit") is not None or given("data", "name") == "quadratics"
-    return run if unseen or not run.get("keep_best", True) else {"keep_best": True, "patience": WAITED, **run}
+    chosen = {"keep_best": True, "keep_by": "loss", "patience": WAITED}
+    return run if unseen or not run.get("keep_best", True) else {**chosen, **run}
 
 
 def settled(config: "Config") -> "Config":

@@ -198,6 +198,9 @@ class RunSettings(Section):
     keep_best: bool = Field(
         False, description="the model is that of the evaluated round whose worst fifth of the clients was best"
     )
+    keep_by: Literal["worst fifth", "loss"] = Field(
+        "worst fifth", description="keep_best: or by the mean loss over the clients, as rounds = auto does"
+    )
     validation: float = Field(0.2, gt=0, lt=1, description="keep_best: share of each client's training rows for that")
     patience: Count | None = Field(None, description="keep_best: stop when so many rounds have brought nothing better")
     score: str | None = Field(

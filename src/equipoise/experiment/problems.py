@@ -42,6 +42,7 @@ from equipoise.tasks.task import least
 
 # Of l2, what an intercept has unless told: too little to be seen in a prediction, enough for certificates to rest on.
 FREE = 1e-3
+MOST_FITTED = 1e9  # clients times rows times parameters: some minutes of a core
 
 
 class Sent(NamedTuple):
@@ -168,8 +169,13 @@ class Problem:
     def fit_own(self, tell: Callable[[int], None]) -> OwnFit:
         """The same, once; `tell` hears how many owners have theirs."""
         if "own_fits" not in vars(self):
-            vars(self)["own_fits"] = own_fits(self.plain_task, self.convex, self.x, self.train, tell)
+            vars(self)["own_fits"] = own_fits(self.plain_task, self.folds_pay, self.x, self.train, tell)
         return self.own_fits
+
+    @property
+    def folds_pay(self) -> bool:
+        """Whether models of every owner are fitted to five folds of its rows: of huge ones it would take hours."""
+        return self.convex and self.n * client_shapes(self.train).labels.shape[0] * self.x.size <= MOST_FITTED
 
     @property
     def own_inputs(self) -> tuple[int, ...]:
