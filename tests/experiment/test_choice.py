@@ -66,8 +66,8 @@ NOISY = {"name": "fedavg", "local_lr": 0.1}
     [
         ({}, {"until_gap": 1e-3, "keep_best": False}),
         ({"run": {"rounds": "auto"}}, {"until_gap": 1e-3, "keep_best": False}),
-        ({"model": {"l2": 0.0}}, {"until_gap": None, "keep_best": True, "patience": 10}),
-        ({"algorithm": {"name": "fedavg"}}, {"until_gap": None, "keep_best": True, "patience": 10}),
+        ({"model": {"l2": 0.0}}, {"until_gap": None, "keep_best": True, "keep_by": "loss", "patience": 10}),
+        ({"algorithm": {"name": "fedavg"}}, {"until_gap": None, "keep_best": True, "keep_by": "loss", "patience": 10}),
         ({"algorithm": {"name": "fedavg"}, "federation": {"sites": 3}}, {"until_gap": None, "keep_best": False}),
         ({"federation": {"sites": 3}}, {"until_gap": 1e-3}),
         ({"run": {"until_gap": 0.1}}, {"until_gap": 0.1}),

@@ -15,6 +15,7 @@ from equipoise.errors import InputError, Stopped
 from equipoise.evaluation.rules import worst_mean
 from equipoise.experiment import config, reading, records, run
 from equipoise.experiment.problems import build_problem
+from equipoise.experiment.writer import validator
 from equipoise.report import numbers, wording
 
 SETTINGS = {
@@ -40,6 +41,16 @@ def flat_rows(data):
     """Every client's rows, as texts that can be compared."""
     shards = [data.client(i) for i in range(data.n)]
     return [[a.tobytes() for a in np.asarray(s.inputs)[: int(s.sizes)]] for s in shards]
+
+
+def test_rounds_that_are_chosen_are_judged_by_the_mean_loss():
+    """With eight rows of an owner, the worst fifth are those with the worst luck, and no model is ever the best."""
+    config_ = parsed()
+    problem = build_problem(config_)
+    value, up = validator(problem, "loss")(problem.x)
+    scorer = evaluation.evaluator(problem.plain_task, problem.validation, scores=problem.scores)
+    assert value == pytest.approx(np.mean(scorer(problem.x).scores["loss"]))
+    assert not up
 
 
 def test_validation_rows_come_from_training_rows_and_from_no_others():

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from equipoise.bench import outside
 from equipoise.bench.federations import Federation
 from equipoise.bench.outside import Predict
+from equipoise.experiment.choice import ROUNDS
 
 Kind = Literal["method", "setting", "bound", "entered"]
 DEFAULT, ALONE = "default", "alone"  # that all are compared with: what a user gets, and what an owner has already
@@ -25,7 +26,9 @@ class Method(NamedTuple):
 
 
 def _trains(algorithm: str, about: str, objective: Mapping[str, Any] = AVERAGE["objective"]) -> Method:
-    return Method(about, "method", {"algorithm": {"name": algorithm}, "objective": objective})
+    """For as many rounds as in `equipoise compare`: where nothing is certified, no training rows are set aside."""
+    sections = {"algorithm": {"name": algorithm}, "objective": objective, "run": {"rounds": ROUNDS}}
+    return Method(about, "method", sections)
 
 
 def _changed(about: str, **sections: Any) -> Method:

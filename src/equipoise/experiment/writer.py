@@ -42,7 +42,7 @@ class Evaluation(NamedTuple):
     table: PerClient
 
 
-# The mean over the worst fifth of the clients on validation rows, and whether more is better.
+# The mean over the worst fifth of the clients on validation rows, or their loss, and whether more is better.
 Judge = Callable[[Vector], tuple[float, bool]]
 # Of a model, and the clients' weights, if the method has those of the objective.
 Evaluate = Callable[[Vector, Any], Evaluation]
@@ -68,8 +68,12 @@ def certifier(task: Task, dual: PyTreeDef) -> Callable:
     return compiled(lambda numbers, data, x, lam: certificates.certify(task, dual.unflatten(numbers), data, x, lam))
 
 
-def validator(problem: Problem) -> Judge | None:
-    """Scores models on the rows that were set aside; None: none were."""
+def validator(problem: Problem, by: str = "worst fifth") -> Judge | None:
+    """Scores models on the rows that were set aside; None: none were.
+
+    By the score of the worst fifth; or by the mean loss, which is known from all rows together: the worst fifth of many
+    owners with a few validation rows each are those with the worst luck, who are worst off with any trained model.
+    """
     if problem.validation is None:
         return None
     rows = problem.with_rows(problem.train, problem.validation)
@@ -80,6 +84,9 @@ def validator(problem: Problem) -> Judge | None:
 
     def judge(x: Vector) -> tuple[float, bool]:
         table = scorer(x)
+        if by == "loss":
+            losses = np.asarray(table.scores["loss"], np.float64)
+            return float(losses[np.isfinite(losses)].mean()) if np.isfinite(losses).any() else math.nan, False
         if bases is not None:
             table = evaluation.with_skill(table, bases.loss)
         name, up, _ = problem.main_score(table)
