@@ -60,6 +60,6 @@ def test_a_site_is_told_before_it_approves():
     said = would_reveal(config.parse(settings(model={"metric": "full"})))
     assert any("second moments" in sentence for sentence in said)
     assert not any("second moments" in sentence for sentence in would_reveal(config.parse(settings())))
-    for metric, told in (("auto", True), ("none", False)):
+    for metric, tells in (("auto", True), ("none", False)):
         (plan,) = plans_of(config.parse(settings(model={"metric": metric})))
-        assert plan.tells_moments == told
+        assert plan.tells_moments == tells
