@@ -42,6 +42,17 @@ def test_it_predicts(fitted):
     assert (np.array(fitted.classes_)[chances.argmax(1)] == predicted).all()
 
 
+def test_an_owner_predicts_with_what_it_should_use(fitted):
+    new = next(tables()).drop("ill")
+    assert tuple(fitted.own) == fitted.owners
+    chances = {owner: fitted.predict_proba(new, owner) for owner in (None, *fitted.owners)}
+    np.testing.assert_array_equal(chances["west"], fitted.own["west"].predict(new)[:, 1:].to_numpy())
+    assert not np.allclose(chances["west"], chances[None], atol=1e-4)
+    assert (fitted.predict(new, "west") == np.array(fitted.classes_)[chances["west"].argmax(1)]).all()
+    with pytest.raises(InputError, match="owner is 'east', of whom there was no table; give north, south, west"):
+        fitted.predict(new, "east")
+
+
 def test_every_owner_has_a_row_the_worst_served_first(fitted):
     report = fitted.report()
     assert sorted(report["owner"]) == ["north", "south", "west"]

@@ -38,6 +38,9 @@ def test_owners_in_a_pipeline():
     settings = {**PLAIN, "run": {"rounds": 6}, "model": {"l2": 0.01, "own": "none"}, "data": {"test": 0.0}}
     direct = eq.fit(tables, settings=settings)
     np.testing.assert_allclose(model.predict_proba(X), direct.predict_proba(scaled), atol=1e-6)
+    own = model[-1].predict_proba(scaled, OWNERS)  # each row with what its owner should use
+    for name in tables:
+        np.testing.assert_allclose(own[name == OWNERS], direct.predict_proba(tables[name][0], name), atol=1e-6)
     assert model[-1].fitted_.owners == ("north", "south", "west")
     assert clone(model[-1]).get_params() == {"l2": 0.01, "rounds": 6, "settings": PLAIN}
 

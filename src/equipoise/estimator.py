@@ -33,14 +33,15 @@ class Fitted(NamedTuple):
     model: "Artifact"
     run: "Run"  # its history and result; its folder is gone unless `fit` was given one
     owners: tuple[str, ...]
+    own: Mapping[str, "Artifact"] = {}  # what each owner should use, with its own part; empty: owners have nothing own
 
-    def predict(self, table: Table) -> np.ndarray:
-        """A class or a number for each row."""
-        return self._predicted(table)["prediction"].to_numpy()
+    def predict(self, table: Table, owner: str | None = None) -> np.ndarray:
+        """A class or a number for each row: of that owner's with what it should use, or of a new one's."""
+        return self._predicted(table, owner)["prediction"].to_numpy()
 
-    def predict_proba(self, table: Table) -> np.ndarray:
+    def predict_proba(self, table: Table, owner: str | None = None) -> np.ndarray:
         """The probability of each class, in the order of `classes_`."""
-        probabilities = self._predicted(table)
+        probabilities = self._predicted(table, owner)
         chances = [column for column in probabilities.columns if column.startswith("probability of ")]
         require(chances, "this model gives no probabilities; a classifier trained with the cross-entropy does")
         return probabilities.select(chances).to_numpy()
@@ -72,8 +73,13 @@ class Fitted(NamedTuple):
         )
         return table.sort(result.measure, descending=not result.higher_is_better, nulls_last=True)
 
-    def _predicted(self, table: Table) -> "pl.DataFrame":
-        return self.model.predict(_frame(table[0] if _is_pair(table) else table, "the table"))
+    def _predicted(self, table: Table, owner: str | None) -> "pl.DataFrame":
+        require(
+            owner is None or owner in self.owners,
+            f"owner is {owner!r}, of whom there was no table; give {_some(self.owners)}, or leave it out for a new one",
+        )
+        model = self.model if owner is None else self.own.get(owner, self.model)
+        return model.predict(_frame(table[0] if _is_pair(table) else table, "the table"))
 
 
 def fit(
@@ -93,7 +99,7 @@ def fit(
         out: a folder for the run, which must not hold one yet; None: nothing is kept but what is returned.
     """
     from equipoise import artifact
-    from equipoise.experiment import records, train
+    from equipoise.experiment import personal, records, train
 
     given = tables if isinstance(tables, Mapping) else {f"owner {i}": table for i, table in enumerate(tables)}
     require(given, "there are no tables; give one for each owner")
@@ -117,15 +123,22 @@ def fit(
         try:
             done = train(mine, folder)
         except InputError as error:  # nobody gave files
-            told = str(error)
+            sentence = str(error)
             for file, name in zip(_file_names(owners), owners, strict=True):
-                told = told.replace(f"{file}.parquet", name)
-            raise InputError(told) from None
+                sentence = sentence.replace(f"{file}.parquet", name)
+            raise InputError(sentence) from None
         require(
             (folder / records.MODEL).is_file(),
             "the training did not end in a finite model; its step sizes are too large",
         )
-        return Fitted(artifact.load(folder / records.MODEL), done, owners)
+        there = any((folder / name).is_file() for name in (records.OWN_PARTS, records.OWN_MODELS))
+        files = zip(owners, _file_names(owners), strict=True)
+        own = {owner: personal.own_model(folder, file) for owner, file in files} if there else {}
+        return Fitted(artifact.load(folder / records.MODEL), done, owners, own)
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return f"{', '.join(names[:most])}{' and others' if len(names) > most else ''}"
 
 
 def _file_names(owners: Sequence[str]) -> list[str]:

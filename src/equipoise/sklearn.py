@@ -5,12 +5,12 @@ model.predict(X_new)
 model.fitted_.report()                                       # how it serves every owner
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.estimator import Fitted, fit
 
 try:
@@ -52,6 +52,8 @@ class _Estimator(BaseEstimator):
         for section, name, value in (("model", "l2", self.l2), ("run", "rounds", self.rounds)):
             if value is not None:
                 settings[section] = {**settings.get(section, {}), name: value}
+        if len(np.unique(owners)) == 1:  # who has nothing to choose
+            settings.setdefault("personal", {"kind": "none"})
         settings["data"] = {"test": 0.0, **settings.get("data", {}), "task": self._task}
         tables = {str(name): (_rows(X, owners == name), labels[owners == name]) for name in np.unique(owners)}
         self.fitted_: Fitted = fit(tables, LABEL, settings=settings)
@@ -61,6 +63,22 @@ class _Estimator(BaseEstimator):
         check_is_fitted(self)
         validated = validate_data(self, X, reset=False, skip_check_array=_is_table(X))
         return X if _is_table(X) else validated
+
+    def _by_owner(self, rows: Any, owners: Any, predict: Callable[..., np.ndarray]) -> np.ndarray:
+        if owners is None:
+            return predict(rows)
+        owners = np.asarray(owners)
+        require(
+            owners.shape == (len(rows),),
+            f"there are {len(rows)} rows and owners of shape {owners.shape}; give the name of its owner for each row",
+        )
+        predictions: np.ndarray | None = None
+        for name in np.unique(owners):
+            mine = owners == name
+            part = predict(_rows(rows, mine), str(name) if str(name) in self.fitted_.owners else None)
+            predictions = np.empty((len(owners), *part.shape[1:]), part.dtype) if predictions is None else predictions
+            predictions[mine] = part
+        return not_none(predictions, "there are no rows to predict")
 
 
 class EquipoiseClassifier(ClassifierMixin, _Estimator):
@@ -78,14 +96,14 @@ class EquipoiseClassifier(ClassifierMixin, _Estimator):
         self._fit(X, codes, owners)
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
-        chances = self.predict_proba(X)
+    def predict(self, X: Any, owners: Any = None) -> np.ndarray:
+        """`owners` [rows]: whose each row is, who has a part of the model of its own; None: of new ones."""
+        chances = self.predict_proba(X, owners)
         return self.classes_[chances.argmax(1)]
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Any, owners: Any = None) -> np.ndarray:
         """The probability of each class, in the order of `classes_`."""
-        rows = self._checked(X)
-        return self.fitted_.predict_proba(rows)
+        return self._by_owner(self._checked(X), owners, self.fitted_.predict_proba)
 
 
 class EquipoiseRegressor(RegressorMixin, _Estimator):
@@ -99,9 +117,9 @@ class EquipoiseRegressor(RegressorMixin, _Estimator):
         self._fit(X, column_or_1d(y, warn=True).astype(np.float64), owners)
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
-        rows = self._checked(X)
-        return self.fitted_.predict(rows)
+    def predict(self, X: Any, owners: Any = None) -> np.ndarray:
+        """`owners` [rows]: whose each row is, who has a part of the model of its own; None: of new ones."""
+        return self._by_owner(self._checked(X), owners, self.fitted_.predict)
 
 
 def _training_rows(estimator: BaseEstimator, X: Any, y: Any, **how: Any) -> tuple[Any, np.ndarray]:

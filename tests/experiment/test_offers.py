@@ -6,9 +6,11 @@ import pytest
 from scipy.optimize import minimize
 
 from equipoise.data.shards import Shards
+from equipoise.experiment import config, problems, run
 from equipoise.experiment.baselines import FEWEST, OwnFit, fold, own_fits
 from equipoise.experiment.offers import ALONE, PULLS, SHARED, best_of, best_of_each
 from equipoise.tasks import own_part, softmax_regression
+from tests.searches import tiny
 
 W = np.array([2.0, -1.0, 0.5])
 ROWS = 80
@@ -66,3 +68,12 @@ def test_it_is_chosen_by_the_folds_of_the_own_loss(federation):
     shard = train.client(0)
     left = [int(fold(shard, jnp.int32(k))[1].sizes) for k in range(6)]
     assert left == [4, 4, 4, 4, 4, 0]
+
+
+def test_of_huge_federations_nothing_is_chosen(tmp_path, monkeypatch):
+    tiny.use(monkeypatch)
+    monkeypatch.setattr(problems, "MOST_FITTED", 0)
+    told = config.parse(tiny.settings(tiny.silos(tmp_path / "silos"), personal={"kind": "best"}))
+    done = run.run(told, tmp_path / "out")
+    assert done.personal is None
+    assert any("what each owner should use was not chosen" in event for event in done.outcome.events)

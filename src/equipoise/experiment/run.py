@@ -23,7 +23,7 @@ from equipoise.experiment import folders, origin, own_parts, personal, records
 from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import Trained, convexify, given_network, network_config, trained_network
-from equipoise.experiment.methods import Method, baselines_of, build_method, training_rows
+from equipoise.experiment.methods import BuiltMethod, baselines_of, build_method, training_rows
 from equipoise.experiment.problems import Problem, Sent, build_problem, precision
 from equipoise.experiment.reading import load_config
 from equipoise.experiment.results import (
@@ -46,6 +46,10 @@ from equipoise.experiment.writer import (
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key
 
+NOT_CHOSEN = (
+    "what each owner should use was not chosen: five folds at every owner of so many, of so large a model, would take "
+    "hours; personal.kind = 'fine_tuning' tunes the shared model instead"
+)
 DRAWS = 200  # of each client's rows, for the bounds of a score that was asked for
 
 
@@ -65,7 +69,7 @@ class Shared(NamedTuple):
 
     data: "ClientRows"
     git: str | None  # see `git_commit`
-    method: Method | None = None
+    method: BuiltMethod | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,15 +316,18 @@ def complete(session: Session, result: Result) -> None:
     if problem.plain_task.own is not None and finite:
         parts, part = own_parts.made(problem, x, session.data.train, config.run.seed)
         own_parts.write(folder, problem, parts)
-    if config.own_models is not None and finite:
-        if config.own_models.kind == "best":
+    events = [sentence] if (sentence := broken_replies(result.tally)) else []
+    chosen_by_folds = config.own_models is not None and config.own_models.kind == "best"
+    if chosen_by_folds and not problem.folds_pay:
+        events.append(NOT_CHOSEN)
+    elif config.own_models is not None and finite:
+        if chosen_by_folds:
             own, models = personal.offered(folder, problem, x)
         else:
             own, models = personal.made(config, problem, x, session.data.train, session.data.scored)
         of_them = None if part is None else own_parts.of_models(problem, models, session.data.train)
         personal.write(folder, problem, own, models, of_them)
     files.sync(folder / records.HISTORY)  # before there is a result that counts on it
-    events = [sentence] if (sentence := broken_replies(result.tally)) else []
     best_round = None if best is None else best.round
     curve = calibration_of(problem, x, session.data.judged) if finite else ()
     more: dict[str, Any] = {"best_round": best_round, "part": part, "calibration": curve}
