@@ -21,7 +21,9 @@ from typer.testing import CliRunner
 import equipoise as eq
 from equipoise.bench.federations import Federation
 from equipoise.cli import app
-from equipoise.experiment import folders
+from equipoise.experiment import config, folders
+from equipoise.experiment.methods import build_method
+from equipoise.experiment.problems import build_problem
 from tests.problems import start, unequal
 from tests.searches import tiny
 
@@ -141,7 +143,7 @@ def test_the_first_five_minutes(tmp_path, monkeypatch):
 
 
 def test_an_algorithm_a_dual_and_an_engine_of_ones_own(capsys):
-    algorithm, dual, engine, model = blocks("extending.md", "python")
+    algorithm, dual, engine, *_, model = blocks("extending.md", "python")
     names: dict = {}
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         exec(compile(algorithm, "extending.md", "exec"), names)
@@ -161,6 +163,41 @@ def test_an_algorithm_a_dual_and_an_engine_of_ones_own(capsys):
     exec(compile(model, "extending.md", "exec"), names)
     of = Federation("f", ("no", "yes"), ("a", "b"), (np.zeros((3, 1)),) * 2, (np.array([0, 1, 1]), np.array([0, 0, 1])))
     np.testing.assert_allclose(names["pooled_mean"](of)(1, np.zeros((4, 1))), 0.5)
+
+
+def test_the_smallest_algorithm_is_one_file_and_one_line(tmp_path, monkeypatch):
+    text = blocks("extending.md", "python")[3]
+    assert len(text.splitlines()) <= 35
+    (tmp_path / "signs.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = {"data": {"name": "synthetic", "options": {"dim": 4, "samples": 10}}, "partition": {"clients": 3}}
+    told = config.parse({**settings, "algorithm": {"name": "signs:signs", "lr": 0.01}})
+    problem = build_problem(told)
+    algorithm = build_method(told, problem).algorithm
+    result = eq.simulate(algorithm, problem.x, problem.train, 0, rounds=2)
+    assert algorithm.name == "signs"
+    np.testing.assert_allclose(np.abs(result.model), 0.02, rtol=1e-6)
+
+
+def test_ten_short_programs(tmp_path, monkeypatch):
+    """Of docs/extending.md, one after the other, and what they leave behind."""
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for program in blocks("extending.md", "python")[4:-1]:
+            assert len(program.splitlines()) <= 20
+            exec(compile(program, "extending.md", "exec"), names)
+    assert names["tree"].keys() == {"w", "b"}
+    assert names["by_halves"].tally.asked.tolist() == [9]
+    np.testing.assert_allclose(names["weights"], 1 / 6, rtol=1e-6)
+    assert names["history"].shape == (5, 6)
+    assert names["early"].rounds < 100
+    assert names["early"].rounds % 2 == 0
+    assert len(names["results"]) == 6
+    assert names["scores"]["loss"].shape == (2,)
+    for name in ("warm", "with_adam"):
+        assert np.isfinite(names[name].model).all()
+    np.testing.assert_array_equal(names["again"].model, names["longer"].model)
 
 
 def test_every_algorithm_and_objective_of_the_decision_table_exists():

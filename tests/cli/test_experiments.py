@@ -71,7 +71,7 @@ def example(name):
     return words[: words.index(">")] if ">" in words else words
 
 
-@pytest.mark.thorough(witness="::test_several_methods_on_silo_files")
+@pytest.mark.thorough(witness="::test_from_silo_files_to_predictions")
 def test_the_examples_work_one_after_the_other(here):
     """Those that train, with fewer rounds where they do not say themselves."""
     said = ok(*example("compare"))

@@ -39,11 +39,11 @@ class OwnFit(NamedTuple):
 
 def own_fits(task: Task, convex: bool, x: Vector, train: Any, tell: Callable[[int], None] = lambda _: None) -> OwnFit:
     """Of every owner, one after the other; `tell` hears how many there are."""
-    fit, found = _of_one(task, convex), []
+    fit, fits = _of_one(task, convex), []
     for i in range(train.n):
-        found.append(jax.block_until_ready(fit(x, rows_of(train, i))))
+        fits.append(jax.block_until_ready(fit(x, rows_of(train, i))))
         tell(i + 1)
-    return jax.tree.map(lambda *each: jnp.stack(each), *found)
+    return jax.tree.map(lambda *each: jnp.stack(each), *fits)
 
 
 def rows_of(train: Any, i: int) -> Shards:
@@ -88,13 +88,13 @@ def own_fit(task: Task, convex: bool, x: Vector, shard: Shards) -> OwnFit:
     losses, rows, models = jax.vmap(of_fold)(jnp.arange(FOLDS + 1, dtype=jnp.int32))  # the last leaves nothing out
     candidates = jnp.sum(losses, axis=0) / jnp.sum(rows)
     candidates = jnp.where(jnp.isfinite(candidates), candidates, jnp.inf)
-    known = (shard.sizes >= FEWEST) & jnp.isfinite(jnp.min(candidates))
+    enough = (shard.sizes >= FEWEST) & jnp.isfinite(jnp.min(candidates))
     # Without own parts a model of zero has not even the base rate, and the most penalised one is next to it.
     instead = models[FOLDS, 0] if task.own is None else zero
     models = jnp.concatenate([models[FOLDS], instead[None]])
     best = jnp.argmin(candidates)
-    model = models[jnp.where(known, best, len(L2))]
-    return OwnFit(jnp.where(known, candidates[best], simple), model, losses[:FOLDS, best])
+    model = models[jnp.where(enough, best, len(L2))]
+    return OwnFit(jnp.where(enough, candidates[best], simple), model, losses[:FOLDS, best])
 
 
 class Parts:

@@ -35,8 +35,8 @@ class Offer(NamedTuple):
 def best_of_each(task: Task, x: Vector, train: Any, alone: OwnFit) -> Offer:
     """Of every owner, one after the other; `alone` has a row for each."""
     choose = _of_one(task)
-    found = [choose(x, rows_of(train, i), OwnFit(*(a[i] for a in alone))) for i in range(train.n)]
-    return jax.tree.map(lambda *each: jnp.stack(each), *found)
+    offers = [choose(x, rows_of(train, i), OwnFit(*(a[i] for a in alone))) for i in range(train.n)]
+    return jax.tree.map(lambda *each: jnp.stack(each), *offers)
 
 
 @lru_cache(maxsize=16)
