@@ -102,3 +102,50 @@ def test_deploy_has_few_files_and_every_folder_says_what_is_in_it():
         words = not_none(ast.get_docstring(ast.parse((folder / "__init__.py").read_text())))
         others = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
         assert [name for name in others if name not in words] == [], f"{folder.name}/__init__.py does not name them"
+
+
+# Names that say nothing of what they hold, and sentences that have to be read twice; both have come back before.
+FUNCTION_WORDS = {"found", "known", "told", "once"}
+RIDDLES = (
+    "as if it had never been",
+    "fair shall it be",
+    "of which that is known",
+    "To do it again",
+    "key is none",
+    "numbers that are none",
+    "texts that are none",
+    "goes along with",
+)
+
+
+def names_of(tree):
+    """Every name that a file gives: of functions, classes, arguments, variables and fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+
+
+def test_names_say_what_they_hold():
+    lines = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in FILES
+        for name, line in names_of(ast.parse(path.read_text()))
+        if name in FUNCTION_WORDS
+    ]
+    assert lines == [], "give these a name that says what they hold"
+
+
+def test_one_class_of_a_name_among_those_that_were_three():
+    classes = [n.name for path in FILES for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef)]
+    assert [name for name in ("Known", "Setup", "Method") if classes.count(name) > 1] == []
+
+
+def test_sentences_are_read_once():
+    root = Path(__file__).parents[1]
+    files = [*ROOT.rglob("*.py"), *ROOT.rglob("*.html"), *root.glob("*.md"), *root.glob("docs/**/*.md")]
+    lines = [f"{path.name}: {riddle}" for path in files for riddle in RIDDLES if riddle in path.read_text()]
+    assert lines == [], "say these plainly"

@@ -123,10 +123,10 @@ def fit(
         try:
             done = train(mine, folder)
         except InputError as error:  # nobody gave files
-            told = str(error)
+            sentence = str(error)
             for file, name in zip(_file_names(owners), owners, strict=True):
-                told = told.replace(f"{file}.parquet", name)
-            raise InputError(told) from None
+                sentence = sentence.replace(f"{file}.parquet", name)
+            raise InputError(sentence) from None
         require(
             (folder / records.MODEL).is_file(),
             "the training did not end in a finite model; its step sizes are too large",

@@ -79,8 +79,8 @@ def agree(
     with jax.enable_x64(True):
         algorithm = second_moments(linear, everyone(data.n), rank=rank)
         server = engine(algorithm, jnp.zeros(algorithm.size, kind), data, key, rounds=1, lost=lost).server
-        told = jax.tree.map(np.asarray, server)
-    return metric_from(linear, told, rank, dtype)
+        moments = jax.tree.map(np.asarray, server)
+    return metric_from(linear, moments, rank, dtype)
 
 
 def chosen_rank(linear: Linear) -> int | None:
@@ -96,8 +96,8 @@ def bytes_of_agreement(linear: Linear, n: int, rank: int | None, like: Any, dtyp
         algorithm = second_moments(linear, everyone(n), rank=rank)
         exchanges = wire(algorithm, jnp.zeros(algorithm.size), like)
     d, real = linear.features, np.dtype(dtype).itemsize
-    told = real * ((d * (d + 1) // 2 if rank is None else (d + 1) * rank + 1) + d * linear.intercept)
-    return n * (told + sum(e.down for e in exchanges)), n * sum(e.up for e in exchanges)
+    up = real * ((d * (d + 1) // 2 if rank is None else (d + 1) * rank + 1) + d * linear.intercept)
+    return n * (up + sum(e.down for e in exchanges)), n * sum(e.up for e in exchanges)
 
 
 def packed(metric: Metric) -> dict[str, np.ndarray]:

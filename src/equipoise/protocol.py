@@ -81,8 +81,8 @@ def mean(total: Weighted | tuple[Array, PyTree[Array]]) -> PyTree[Array]:
 
 def neutral(table: Float[Array, " n"], heard: Bool[Array, " n"]) -> Float[Array, " n"]:
     """`table` with the mean of the others for clients never heard from: it moves no weight to or from them."""
-    known = jnp.sum(heard, dtype=table.dtype)
-    return jnp.where(heard, table, mean((known, jnp.sum(jnp.where(heard, table, 0)))))
+    count = jnp.sum(heard, dtype=table.dtype)
+    return jnp.where(heard, table, mean((count, jnp.sum(jnp.where(heard, table, 0)))))
 
 
 def tree_where(condition: Bool[Array, ""], yes: PyTree[Array], no: PyTree[Array]) -> Any:

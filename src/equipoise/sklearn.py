@@ -72,13 +72,13 @@ class _Estimator(BaseEstimator):
             owners.shape == (len(rows),),
             f"there are {len(rows)} rows and owners of shape {owners.shape}; give the name of its owner for each row",
         )
-        found: np.ndarray | None = None
+        predictions: np.ndarray | None = None
         for name in np.unique(owners):
             mine = owners == name
             part = predict(_rows(rows, mine), str(name) if str(name) in self.fitted_.owners else None)
-            found = np.empty((len(owners), *part.shape[1:]), part.dtype) if found is None else found
-            found[mine] = part
-        return not_none(found, "there are no rows to predict")
+            predictions = np.empty((len(owners), *part.shape[1:]), part.dtype) if predictions is None else predictions
+            predictions[mine] = part
+        return not_none(predictions, "there are no rows to predict")
 
 
 class EquipoiseClassifier(ClassifierMixin, _Estimator):

@@ -20,6 +20,7 @@ STUDY = {
     "name": "study",
     "data": {"name": "digits", "test": 0.3},
     "partition": {"kind": "dirichlet", "clients": 12, "alpha": 1.0},
+    "model": {"metric": "none"},
     "algorithm": {"name": "scaffold", "steps": 2, "cohort": 9},
     "run": {"rounds": 4, "precision": "float32", "evaluate_every": 1, "checkpoint_seconds": 0, "lost": 0.2},
     "sweep": {"seeds": [0, 1], "grid": {"algorithm.local_lr": [0.05, 0.1, 1e6]}},

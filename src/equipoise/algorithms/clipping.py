@@ -23,7 +23,7 @@ def clip_losses(algorithm: Algorithm, *, factor: float = 10.0, quantile: float =
     for losses that the server sees (`Reply.each`), and not in a cohort of one.
     """
     require(factor >= 1, f"factor is {factor}; give at least 1, how many times the typical loss one may be")
-    require(0 < quantile < 1, f"quantile is {quantile}; give a share of the cohort, above 0 and below 1")
+    require((quantile > 0) & (quantile < 1), f"quantile is {quantile}; give a share of the cohort, above 0 and below 1")
 
     def clipped(losses: Float[Array, " m"], present: Bool[Array, " m"]) -> Float[Array, " m"]:
         heard = jnp.sum(present, dtype=jnp.int32)

@@ -94,8 +94,8 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
         return CompressedState(algorithm.init_client(x), nothing(x), nothing(x))
 
     def shortened(k: int, exchange: Exchange) -> Exchange:
-        of, total_tree = vectors[k], jax.tree.structure(crossing[k].reply.total)
-        any_sums = any(of.total)
+        blocks, total_tree = vectors[k], jax.tree.structure(crossing[k].reply.total)
+        any_sums = any(blocks.total)
 
         def choose(server: CompressedState, key: RandomKey) -> tuple[CompressedState, Cohort]:
             inner, cohort = exchange.open(server.inner, key)
@@ -109,34 +109,37 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
         ) -> tuple[CompressedState, Reply]:
             inner, reply = exchange.work(message, client.inner, data, key)
             (leaves, tree), totals = jax.tree.flatten(reply.each), jax.tree.leaves(reply.total)
-            full = [*compress(leaves, of.each), *compress(totals, of.total)]
+            full = [*compress(leaves, blocks.each), *compress(totals, blocks.total)]
             missing = [v - h + e for v, h, e in zip(full, client.sent[k], client.owed[k], strict=True)]
             rounded = [d.astype(short) for d in missing]
-            known = tuple(h + q.astype(h.dtype) for h, q in zip(client.sent[k], rounded, strict=True))
+            sent = tuple(h + q.astype(h.dtype) for h, q in zip(client.sent[k], rounded, strict=True))
             owed = tuple(d - q.astype(d.dtype) for d, q in zip(missing, rounded, strict=True))
-            each = jax.tree.unflatten(tree, _merged(leaves, of.each, rounded))
+            each = jax.tree.unflatten(tree, _merged(leaves, blocks.each, rounded))
             if any_sums:
-                rest = tuple(compress(totals, [not yes for yes in of.total]))
-                reply = Reply(rest, Shortened(each, tuple(rounded[sum(of.each) :])))
+                rest = tuple(compress(totals, [not yes for yes in blocks.total]))
+                reply = Reply(rest, Shortened(each, tuple(rounded[sum(blocks.each) :])))
             else:
                 reply = reply._replace(each=each)
-            return CompressedState(inner, _replaced(client.sent, k, known), _replaced(client.owed, k, owed)), reply
+            return CompressedState(inner, _replaced(client.sent, k, sent), _replaced(client.owed, k, owed)), reply
 
         def close(server: CompressedState, replies: Replies) -> CompressedState:
             each, summed = replies.each if any_sums else (replies.each, ())
             leaves, tree = jax.tree.flatten(each)
             ids, present = jnp.asarray(replies.cohort.ids), jnp.asarray(replies.cohort.present)
-            differences = zip(server.sent[k], [*compress(leaves, of.each), *summed], strict=True)
+            differences = zip(server.sent[k], [*compress(leaves, blocks.each), *summed], strict=True)
             full = [jnp.where(present[:, None], h[ids] + q.astype(h.dtype), 0) for h, q in differences]
             now = tuple(replies.cohort.put(h, v) for h, v in zip(server.sent[k], full, strict=True))
-            restored = replies._replace(each=jax.tree.unflatten(tree, _merged(leaves, of.each, full)))
+            restored = replies._replace(each=jax.tree.unflatten(tree, _merged(leaves, blocks.each, full)))
             if any_sums:
-                sums, rest = iter([jnp.sum(v, axis=0) for v in full[sum(of.each) :]]), iter(replies.total)
-                total = [next(sums if yes else rest) for yes in of.total]
+                sums, rest = iter([jnp.sum(v, axis=0) for v in full[sum(blocks.each) :]]), iter(replies.total)
+                total = [next(sums if yes else rest) for yes in blocks.total]
                 restored = restored._replace(total=jax.tree.unflatten(total_tree, total))
             return CompressedState(exchange.close(server.inner, restored), _replaced(server.sent, k, now), ())
 
-        changes, counts = exchange.writes or any(of.each + of.total), None if any(of.total) else exchange.counts
+        changes, counts = (
+            exchange.writes or any(blocks.each + blocks.total),
+            None if any(blocks.total) else exchange.counts,
+        )
         return Exchange(exchange.name, choose, send, work, close, changes, counts)
 
     def inner(function: Any) -> Any:

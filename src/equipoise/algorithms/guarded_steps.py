@@ -157,15 +157,15 @@ def model_in(message: Message) -> Any:
     return next((getattr(message, name) for name in ("x", "w") if hasattr(message, name)), None)
 
 
-def _judged(server: Guarded, x: Vector, told: Weighted) -> Guarded:
+def _judged(server: Guarded, x: Vector, heard_losses: Weighted) -> Guarded:
     """What the clients' losses say of the model that the round began with."""
-    heard = told.weight > 0
-    loss = jnp.where(heard, told.value / jnp.where(heard, told.weight, 1), jnp.inf)
+    heard = heard_losses.weight > 0
+    loss = jnp.where(heard, heard_losses.value / jnp.where(heard, heard_losses.weight, 1), jnp.inf)
     first = jnp.where(jnp.isfinite(server.first), server.first, loss)
     most = server.loss + jnp.maximum((first - server.loss) / 2, first / 4)
-    known = jnp.isfinite(server.loss)
+    has_loss = jnp.isfinite(server.loss)
     # Nobody is heard of those asked: their replies are not finite.
-    exploded = server.asked & (~heard | (known & ~(loss <= most)))
+    exploded = server.asked & (~heard | (has_loss & ~(loss <= most)))
     better = heard & (loss < server.loss)
     return server._replace(
         best=jnp.where(better, x, server.best),

@@ -15,7 +15,7 @@ max_lam sum_i lam_i f_i - psi(lam). One round:
     trial     the same saddle problem at x + D'a over span(D, d), d = -sum_i lam_i (x - u_i), with the curvature lam.L
               across it, which makes every c_i a direction too: x_new = x + D'(a + b) + t d - lam' C_perp / (lam.L)
 
-    f, C             server.at          losses and gradients at the centre, heard or estimated (`known`)
+    f, C             server.at          losses and gradients at the centre, heard or estimated (`heard_here`)
     D, Y, U          server.memory      directions, images, their uncertainty
     G = C D', A_i                       slopes and curvature inside D; C_perp is what is left of C across D
     L_i              server.L           each client's own smoothness, measured once by the client

@@ -101,9 +101,9 @@ def scaffpd_partial(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps
         return server._replace(lam=lam, losses=losses, table=table, heard=heard, c=c)
 
     def choose_by_weight(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        known = jnp.where(server.heard, server.lam, 0)
-        some = jnp.sum(known) > 0  # not so only while nobody that was heard from has any weight
-        cohort = second(key, jnp.where(some, known, 1))
+        weights = jnp.where(server.heard, server.lam, 0)
+        some = jnp.sum(weights) > 0  # not so only while nobody that was heard from has any weight
+        cohort = second(key, jnp.where(some, weights, 1))
         return server, cohort._replace(present=cohort.present & server.heard[jnp.asarray(cohort.ids)] & some)
 
     def send_correction(server: Server, i: Int[Array, ""]) -> Correction:

@@ -33,11 +33,11 @@ def method(name: str) -> Method:
     if name in METHODS or not extensions.is_reference(name):
         one_of("method", name, METHODS)
         return METHODS[name]
-    found = extensions.load(name)
-    about = (inspect.getdoc(found) or name).split("\n")[0]
-    if isinstance(found, Record) or next(iter(inspect.signature(found).parameters), "") == "task":
+    loaded = extensions.load(name)
+    about = (inspect.getdoc(loaded) or name).split("\n")[0]
+    if isinstance(loaded, Record) or next(iter(inspect.signature(loaded).parameters), "") == "task":
         return Method(about, "entered", {"algorithm": {"name": name}})
-    return Method(about, "entered", fit=found)
+    return Method(about, "entered", fit=loaded)
 
 
 def check(methods: Mapping[str, Method], federation: str) -> None:
@@ -47,8 +47,8 @@ def check(methods: Mapping[str, Method], federation: str) -> None:
     counts is only which rows of an owner are told apart, so that knowing its base rate is no offence.
     """
     entered = {name: m for name, m in methods.items() if m.kind == "entered"}
-    for name, found in entered.items():
-        split, outputs = shuffled(name, found, federation)
+    for name, entry in entered.items():
+        split, outputs = shuffled(name, entry, federation)
         share, rows = told_apart(outputs, split), sum(map(len, split.federation.labels))
         require(
             share < MOST + BY_CHANCE / math.sqrt(rows),
@@ -57,15 +57,15 @@ def check(methods: Mapping[str, Method], federation: str) -> None:
         )
 
 
-def shuffled(name: str, found: Method, federation: str) -> tuple[Split, Outputs]:
+def shuffled(name: str, method: Method, federation: str) -> tuple[Split, Outputs]:
     """What the method says of the held-out rows of split 0, when the labels of its training rows are shuffled."""
     problem = federations.problem_of(federation, 0)
     order = np.random.default_rng(0).permutation(len(problem.train.labels))
     problem = replace(problem, train=replace(problem.train, labels=problem.train.labels[order]))
     split = federations.split_of(federation, problem)
-    if found.fit is not None:
-        return split, fitted_outputs(found, name, split)
-    parsed = config.parse(federations.settings(federation, 0, found.settings), source=f"'{name}'")
+    if method.fit is not None:
+        return split, fitted_outputs(method, name, split)
+    parsed = config.parse(federations.settings(federation, 0, method.settings), source=f"'{name}'")
     with tempfile.TemporaryDirectory() as place:
         done = run.run(parsed, Path(place) / "run", problem=problem)
         return split, run_outputs(done, parsed, name, split, problem)

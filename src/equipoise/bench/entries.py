@@ -67,9 +67,9 @@ def path_of(folder: Path, federation: str, method: str, split: int) -> Path:
 def read(folder: Path) -> list[Entry]:
     require(folder.is_dir(), f"there is no folder {folder}; give one that `equipoise bench` made")
     root = folder / RESULTS if (folder / RESULTS).is_dir() else folder
-    found = [records.read_record(path, Entry) for path in sorted(root.rglob("split-*.json"))]
-    require(found, f"{folder} has no results of `equipoise bench`; give the folder that it wrote, or its {RESULTS}/")
-    return found
+    entries = [records.read_record(path, Entry) for path in sorted(root.rglob("split-*.json"))]
+    require(entries, f"{folder} has no results of `equipoise bench`; give the folder that it wrote, or its {RESULTS}/")
+    return entries
 
 
 def together(places: Sequence[Path]) -> list[Entry]:
@@ -94,7 +94,7 @@ Outputs = tuple[np.ndarray, ...]  # of every owner: probabilities [rows, classes
 def outputs_of(predict: Callable[[int, np.ndarray], np.ndarray], split: Split, method: str) -> Outputs:
     """What a fitted model says of the held-out rows, checked; an InputError says in a sentence what is wrong."""
     k = len(split.federation.classes)
-    found = []
+    vectors = []
     for owner, inputs in enumerate(split.test_inputs):
         outputs = checked(predict(owner, inputs.copy()), len(inputs), k, method, split.federation.owners[owner])
         half = (len(inputs) + 1) // 2
@@ -104,8 +104,8 @@ def outputs_of(predict: Callable[[int, np.ndarray], np.ndarray], split: Split, m
             f"'{method}' says something else of a row when other rows stand beside it; a model has to predict every "
             "row by itself",
         )
-        found.append(outputs)
-    return tuple(found)
+        vectors.append(outputs)
+    return tuple(vectors)
 
 
 def checked(outputs: object, rows: int, k: int, method: str, owner: str) -> np.ndarray:
@@ -186,8 +186,10 @@ def _bounds(than: Outputs, losses: Outputs, unit: float) -> tuple[Three, Three]:
     if error.max() < 1e-9:  # the two say the same of every row
         middle, least = float(values.mean()), float(worst_mean(values, True))
         return (middle, middle, middle), (least, least, least)
-    found = bounds_of(lambda some: of_errors(values[some], error[some], rows[some]), rows, higher_is_better=True, key=0)
-    mean, worst = found.mean, found.worst
+    bounds = bounds_of(
+        lambda some: of_errors(values[some], error[some], rows[some]), rows, higher_is_better=True, key=0
+    )
+    mean, worst = bounds.mean, bounds.worst
     worst_of = min(worst.estimate, mean.estimate)  # of a few owners that are far off, the correction can say too much
     return (mean.low, mean.estimate, mean.high), (min(worst.low, worst_of), worst_of, worst.high)
 

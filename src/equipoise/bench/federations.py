@@ -74,15 +74,15 @@ def chosen(names: Sequence[str] | None) -> list[str]:
 
 def settings(name: str, split: int, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Of a run on this federation, for `config.parse`; `changes` are a method's."""
-    known = catalogue.CATALOGUE.get(name)
-    options = (known.natural if known is not None else None) or {}
+    entry = catalogue.CATALOGUE.get(name)
+    options = (entry.natural if entry is not None else None) or {}
     own: Sections = {"data": {"name": name, "options": options}, "run": {"seed": split}}
     parts: list[Mapping[str, Any]] = [COMMON, FEDERATIONS.get(name, {}), own, changes or {}]
-    found: dict[str, Any] = {"name": name.replace(":", "-")}
+    chosen: dict[str, Any] = {"name": name.replace(":", "-")}
     for part in parts:
         for section, values in part.items():
-            found[section] = {**found.get(section, {}), **values}
-    return found
+            chosen[section] = {**chosen.get(section, {}), **values}
+    return chosen
 
 
 def problem_of(name: str, split: int) -> Problem:

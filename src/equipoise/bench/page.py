@@ -37,17 +37,17 @@ WORDS = (
 )
 
 
-def show(found: Standings, folder: Path) -> None:
+def show(standings: Standings, folder: Path) -> None:
     """Writes all of it into the folder, and prints the first table."""
-    write_whole(folder / TABLE, markdown(found))
-    write_whole(folder / PICTURE, picture(found))
-    write_whole(folder / PAGE, page(found))
-    heads, rows = overall(found)
-    table = Table()
-    for head in heads:
-        table.add_column(escape(head))
-    for row in rows:
-        table.add_row(*map(escape, row))
+    write_whole(folder / TABLE, markdown(standings))
+    write_whole(folder / PICTURE, picture(standings))
+    write_whole(folder / PAGE, page(standings))
+    table = Table("method")
+    for head in ("average", "worst fifth", "better off alone"):
+        table.add_column(head, justify="right")
+    for row in overall(standings)[1]:  # what fits a terminal; the rest is in the files
+        table.add_row(*(escape(row[k]) for k in (0, 3, 5, 7)))
+    table.title = f"skill over {len(standings.federations)} federations, less {standings.against}'s, in points"
     console = Console()
     console.print(table)
     for name in (TABLE, PICTURE, PAGE):
@@ -70,13 +70,13 @@ def print_list() -> None:
 Rows = list[list[str]]
 
 
-def overall(found: Standings) -> tuple[list[str], Rows]:
-    heads = [head.format(found.against) for head in OVERALL]
+def overall(standings: Standings) -> tuple[list[str], Rows]:
+    heads = [head.format(standings.against) for head in OVERALL]
     rows = []
-    for method in found.methods:
-        of = found.overall[method]
-        row = [method, _number(of.rank, 1), _number(of.worst_rank, 1), *_differences(of.against_it)]
-        rows.append([*row, _percent(of.losers, 0), str(of.federations)])
+    for method in standings.methods:
+        verdict = standings.overall[method]
+        row = [method, _number(verdict.rank, 1), _number(verdict.worst_rank, 1), *_differences(verdict.against_it)]
+        rows.append([*row, _percent(verdict.losers, 0), str(verdict.federations)])
     return heads, rows
 
 
@@ -87,11 +87,11 @@ def _differences(against: Against | None) -> list[str]:
     return [_percent(against.average, signed=True), counts[0], _percent(against.worst, signed=True), counts[1]]
 
 
-def one(found: Standings, federation: str) -> tuple[list[str], Rows]:
+def one(standings: Standings, federation: str) -> tuple[list[str], Rows]:
     """The methods on one federation, the best average first."""
-    here = [m for m in found.methods if (federation, m) in found.on]
-    here.sort(key=lambda m: -found.on[federation, m].mean.estimate)
-    return list(ONE), [_row(method, found.on[federation, method]) for method in here]
+    here = [m for m in standings.methods if (federation, m) in standings.on]
+    here.sort(key=lambda m: -standings.on[federation, m].mean.estimate)
+    return list(ONE), [_row(method, standings.on[federation, method]) for method in here]
 
 
 def _row(method: str, on: OnFederation) -> list[str]:
@@ -118,11 +118,11 @@ def _percent(bounds: Bounds, digits: int = 1, signed: bool = False) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def cards(found: Standings) -> tuple[list[str], Rows]:
+def cards(standings: Standings) -> tuple[list[str], Rows]:
     """What the federations are."""
     heads = ["federation", "what", "owners", "test rows of an owner", "base-rate loss of the owners, per row"]
     rows = []
-    for name, entries in found.federations.items():
+    for name, entries in standings.federations.items():
         entry, sizes = entries[0], sorted(entries[0].tested)
         base = sorted(v for v in entry.base if v is not None)
         what = catalogue.entry(name).what if name in catalogue.CATALOGUE else ""
@@ -131,10 +131,10 @@ def cards(found: Standings) -> tuple[list[str], Rows]:
     return heads, rows
 
 
-def markdown(found: Standings) -> str:
-    parts = [WORDS, _markdown(*overall(found)), "### The federations", _markdown(*cards(found))]
-    for name in found.federations:
-        parts += [f"### {name}", _markdown(*one(found, name))]
+def markdown(standings: Standings) -> str:
+    parts = [WORDS, _markdown(*overall(standings)), "### The federations", _markdown(*cards(standings))]
+    for name in standings.federations:
+        parts += [f"### {name}", _markdown(*one(standings, name))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -143,26 +143,26 @@ def _markdown(heads: Sequence[str], rows: Rows) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def picture(found: Standings) -> str:
+def picture(standings: Standings) -> str:
     """A line per method: by how much its average and its worst fifth differ from the default's, with bounds.
 
     The faint dots are federations.
     """
-    methods = [m for m in found.methods if found.overall[m].against_it is not None]
+    methods = [m for m in standings.methods if standings.overall[m].against_it is not None]
     left, width, gap, line, top = 170.0, 330.0, 40.0, 24.0, 64.0
     panels = []
     for k, heading in enumerate(("average skill", "skill of the worst fifth")):
-        bounds = {m: _pair(found.overall[m].against_it)[k] for m in methods}
+        bounds = {m: _pair(standings.overall[m].against_it)[k] for m in methods}
         inner = [v for b in bounds.values() for v in b]
         axis = svg.axis([100 * v for v in inner] + [0.0], margin=0.08)
         x = left + k * (width + gap)
-        panels += list(_panel(found, methods, bounds, axis, k, x, width, line, top, heading))
+        panels += list(_panel(standings, methods, bounds, axis, k, x, width, line, top, heading))
     names = [_text(m, left - 12, top + line * (row + 0.5) + 4, "end") for row, m in enumerate(methods)]
-    title = f"Skill over {len(found.federations)} federations, less that of {found.against}"
+    title = f"Skill over {len(standings.federations)} federations, less that of {standings.against}"
     bottom = top + line * len(methods) + 60
     said = (
-        f"Points of skill, more is better than {found.against}. Bars: 95% bounds over owners and federations. Dots: "
-        "each federation; those beyond the edge stand on it."
+        f"Points of skill, more is better than {standings.against}. Bars: 95% bounds over owners and federations. "
+        "Dots: each federation; those beyond the edge stand on it."
     )
     head = _text(title, 12, 22, "start", style="font-size:15px;font-weight:bold")
     foot = _text(said, 12, bottom - 14)
@@ -175,7 +175,7 @@ def _pair(against: Against | None) -> tuple[Bounds, Bounds]:
 
 
 def _panel(
-    found: Standings, methods: Sequence[str], bounds: dict[str, Bounds], axis: svg.Axis, k: int, left: float,
+    standings: Standings, methods: Sequence[str], bounds: dict[str, Bounds], axis: svg.Axis, k: int, left: float,
     width: float, line: float, top: float, heading: str,
 ) -> Iterator[Markup]:  # fmt: skip
     def at(value: float) -> float:
@@ -188,7 +188,7 @@ def _panel(
         yield _text(f"{tick:+g}" if tick else "0", at(tick / 100), bottom + 18, "middle")
     for row, method in enumerate(methods):
         y = top + line * (row + 0.5)
-        against = found.overall[method].against_it
+        against = standings.overall[method].against_it
         assert against is not None
         for name, pair in against.by_federation.items():
             hint = tag("title", f"{name}: {_percent(pair[k], signed=True)}")
@@ -217,13 +217,13 @@ th:first-child,td:first-child{text-align:left} td.wide{white-space:normal;text-a
 svg{max-width:100%;height:auto}"""
 
 
-def page(found: Standings) -> str:
+def page(standings: Standings) -> str:
     """One page that holds everything."""
-    drawing = Markup(picture(found).split("?>\n", 1)[1])
-    parts = [tag("h1", f"{len(found.methods)} methods on {len(found.federations)} federations"), drawing]
-    parts += [tag("p", WORDS), _html(*overall(found)), tag("h2", "The federations"), _html(*cards(found))]
-    for name in found.federations:
-        parts += [tag("h2", name), _html(*one(found, name))]
+    drawing = Markup(picture(standings).split("?>\n", 1)[1])
+    parts = [tag("h1", f"{len(standings.methods)} methods on {len(standings.federations)} federations"), drawing]
+    parts += [tag("p", WORDS), _html(*overall(standings)), tag("h2", "The federations"), _html(*cards(standings))]
+    for name in standings.federations:
+        parts += [tag("h2", name), _html(*one(standings, name))]
     head = tag(
         "head", Markup('<meta charset="utf-8">'), tag("title", "Equipoise benchmark"), tag("style", Markup(STYLE))
     )

@@ -67,22 +67,22 @@ def _of_federation(folder: Path, name: str, methods: Mapping[str, Method], split
     if not missing:
         return
     watch(name, "reading data")
-    known: dict[int, tuple[Problem, Split, Outputs]] = {}
+    computed: dict[int, tuple[Problem, Split, Outputs]] = {}
     with data_set_kept():
         for s in dict.fromkeys(job.split for job in missing):
             problem = federations.problem_of(name, s)
             split = federations.split_of(name, problem)
-            known[s] = problem, split, _alone(folder, name, s, split)
+            computed[s] = problem, split, _alone(folder, name, s, split)
         for job in missing:
             method = methods[job.method]
             if method.fit is not None and job.method != ALONE:
                 watch(name, job.method)
-                _, split, alone = known[job.split]
+                _, split, alone = computed[job.split]
                 _fit(folder, job, method, split, alone)
         for label in dict.fromkeys(job.method for job in missing if methods[job.method].settings is not None):
             watch(name, label)
             mine = [job for job in missing if job.method == label]
-            _train(folder, name, label, methods[label], mine, known)
+            _train(folder, name, label, methods[label], mine, computed)
 
 
 def fitted_outputs(method: Method, name: str, split: Split) -> Outputs:
@@ -138,7 +138,7 @@ def _train(
     label: str,
     method: Method,
     jobs: Sequence[Job],
-    known: Mapping[int, tuple[Problem, Split, Outputs]],
+    computed: Mapping[int, tuple[Problem, Split, Outputs]],
 ) -> None:
     place = folder / RUNS / folders.name(name)
     planned = []
@@ -147,13 +147,13 @@ def _train(
         at = f"{folders.name(label)}/split-{job.split}"
         planned.append(plan.PlannedRun(label, at, parsed, {}, {}, job.split))
     done = plan.run_all(planned, place)
-    for job, run, of in zip(jobs, done, planned, strict=True):
-        _, split, alone = known[job.split]
-        outputs = run_outputs(run, of.config, label, split)
+    for job, run, planned_run in zip(jobs, done, planned, strict=True):
+        _, split, alone = computed[job.split]
+        outputs = run_outputs(run, planned_run.config, label, split)
         row = run.final
         took = 0.0 if run.outcome is None else run.outcome.seconds + run.outcome.compile_seconds
         more = {"rounds": row.round, "megabytes": (row.bytes_down + row.bytes_up) / 1e6, "seconds": took}
-        _write(folder, job, method, outputs, split, alone, settings=of.config.toml(), **more)
+        _write(folder, job, method, outputs, split, alone, settings=planned_run.config.toml(), **more)
 
 
 def run_outputs(run: records.Run, parsed: Config, label: str, split: Split, problem: Problem | None = None) -> Outputs:
@@ -168,10 +168,12 @@ def run_outputs(run: records.Run, parsed: Config, label: str, split: Split, prob
         x = problem.starting_from(artifact.load(path)).x
         padded = np.asarray(_predictor(problem.plain_task)(x, problem.with_rows(problem.train, problem.test)))
     k = len(problem.classes)
-    found = []
+    outputs = []
     for i, (z, y) in enumerate(zip(padded, split.test_labels, strict=True)):
-        found.append(entries.checked(z[: len(y)] if k else z[: len(y)].reshape(-1), len(y), k, label, problem.names[i]))
-    return tuple(found)
+        outputs.append(
+            entries.checked(z[: len(y)] if k else z[: len(y)].reshape(-1), len(y), k, label, problem.names[i])
+        )
+    return tuple(outputs)
 
 
 @lru_cache(maxsize=16)

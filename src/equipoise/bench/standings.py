@@ -73,8 +73,8 @@ def standings(entries: Sequence[Entry]) -> Standings:
     for entry in entries:
         federations.setdefault(entry.federation, []).append(entry)
     require(federations, "there are no entries; run `equipoise bench` first")
-    drawn = {name: _drawn(found) for name, found in federations.items()}
-    on = {(name, m): _on(m, found, drawn[name]) for name, found in federations.items() for m in drawn[name].skill}
+    drawn = {name: _drawn(results) for name, results in federations.items()}
+    on = {(name, m): _on(m, results, drawn[name]) for name, results in federations.items() for m in drawn[name].skill}
     names = list(dict.fromkeys(entry.method for entry in entries))
     everywhere = [m for m in names if all(m in d.skill for d in drawn.values())]
     ranks = _ranks(drawn, everywhere)
@@ -95,15 +95,15 @@ def _drawn(entries: Sequence[Entry]) -> Drawn:
     n = len(entries[0].owners)
     rng = np.random.default_rng(n)
     who = np.concatenate([np.arange(n)[None], rng.integers(n, size=(DRAWS, n))])
-    found = Drawn({}, {}, {})
+    drawn = Drawn({}, {}, {})
     for method in dict.fromkeys(entry.method for entry in entries):
         mine = [entry for entry in entries if entry.method == method]
         skill = np.mean([_array(entry.skill) for entry in mine], axis=0)
         gain = np.mean([_array(entry.gain) for entry in mine], axis=0)
-        found.skill[method] = skill[who].mean(1)
-        found.worst[method] = worst_mean(skill[who], True)
-        found.losers[method] = (gain < 0)[who].mean(1)
-    return found
+        drawn.skill[method] = skill[who].mean(1)
+        drawn.worst[method] = worst_mean(skill[who], True)
+        drawn.losers[method] = (gain < 0)[who].mean(1)
+    return drawn
 
 
 def _array(values: Sequence[float | None]) -> np.ndarray:
@@ -154,7 +154,7 @@ def _of_owners(values: np.ndarray) -> Bounds:
 
 def _ranks(drawn: Mapping[str, Drawn], methods: Sequence[str]) -> dict[str, tuple[Bounds, Bounds]]:
     """Of every method, the mean over the federations of its place by average skill, and by the worst fifth's."""
-    found = []
+    ranks = []
     which = np.random.default_rng(0).integers(len(drawn), size=(DRAWS, len(drawn)))
     for part in ("skill", "worst"):
         values = np.array([[getattr(d, part)[m] for m in methods] for d in drawn.values()])  # federation, method, draw
@@ -165,8 +165,8 @@ def _ranks(drawn: Mapping[str, Drawn], methods: Sequence[str]) -> dict[str, tupl
         places += ties / 2
         over = [places[:, :, 0].mean(0)]
         over += [places[which[k], :, k + 1].mean(0) for k in range(DRAWS)]
-        found.append(np.array(over))
-    return {m: (_bounds(found[0][:, j]), _bounds(found[1][:, j])) for j, m in enumerate(methods)}
+        ranks.append(np.array(over))
+    return {m: (_bounds(ranks[0][:, j]), _bounds(ranks[1][:, j])) for j, m in enumerate(methods)}
 
 
 def _overall(
@@ -202,11 +202,11 @@ def compared(method: str, against: str, drawn: Mapping[str, Drawn]) -> Against |
     )
 
 
-def _verdicts(found: Sequence[Bounds]) -> tuple[int, int, int]:
+def _verdicts(bounds: Sequence[Bounds]) -> tuple[int, int, int]:
     """Wins, ties, losses: a difference whose bounds leave zero out, and that is large enough to matter."""
-    wins = sum(b.low > 0 and b.estimate > STEADY for b in found)
-    losses = sum(b.high < 0 and b.estimate < -STEADY for b in found)
-    return wins, len(found) - wins - losses, losses
+    wins = sum(b.low > 0 and b.estimate > STEADY for b in bounds)
+    losses = sum(b.high < 0 and b.estimate < -STEADY for b in bounds)
+    return wins, len(bounds) - wins - losses, losses
 
 
 def _over_federations(values: np.ndarray, which: np.ndarray) -> Bounds:

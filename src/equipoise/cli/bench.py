@@ -46,5 +46,5 @@ def bench(
         if not show:
             entering.check(methods, chosen[0])
             run.run(out, chosen, methods, range(splits), lambda name, what: say(f"{name}: {what}"))
-        found = entries.together([out, *(with_ or [])])
-        page.show(standings.standings(found), out)
+        together = entries.together([out, *(with_ or [])])
+        page.show(standings.standings(together), out)

@@ -228,10 +228,10 @@ def follow(train_parts: Sequence[Rows], train_labels: ArrayLike, test_labels: Ar
     y, z, rng = np.asarray(train_labels), np.asarray(test_labels), generator(key, "follow")
     classes, code = np.unique(y, return_inverse=True)
     have = np.stack([np.bincount(code[rows], minlength=len(classes)) for rows in train_parts], axis=1)
-    known = have.sum(1).astype(bool) & np.isin(classes, z)
-    require(known.any(), "no label of the test set occurs in the training parts; use the same labels in both")
-    have = have[known]
-    rows_of = [rng.permutation(np.flatnonzero(z == c)) for c in classes[known]]
+    seen = have.sum(1).astype(bool) & np.isin(classes, z)
+    require(seen.any(), "no label of the test set occurs in the training parts; use the same labels in both")
+    have = have[seen]
+    rows_of = [rng.permutation(np.flatnonzero(z == c)) for c in classes[seen]]
     counts = np.stack([_rounded(len(rows) * a / a.sum(), rng) for rows, a in zip(rows_of, have, strict=True)])
     totals = counts.sum(0)
     for i in np.flatnonzero(totals == 0):

@@ -166,7 +166,7 @@ class Setup(NamedTuple):
 def tilt_of(config: Config) -> Tilt:
     """How sites weigh their own losses in a sum, so that the objective is one of sums."""
     name = config.objective.name
-    return Tilt(known=name in ("kl", "average"), rho=config.objective.rho if name == "kl" else None)
+    return Tilt(exact=name in ("kl", "average"), rho=config.objective.rho if name == "kl" else None)
 
 
 def remote_problem(config: Config, agreed: Agreement) -> Problem:
@@ -200,8 +200,8 @@ def _sets(agreed: Agreement, like: Shards) -> tuple[RemoteShards, RemoteShards |
 
 
 def _convexified(config: Config, agreed: Agreement, problem: Problem) -> Problem:
-    of = not_none(agreed.network)
-    trained = Trained(network_params(config, agreed, problem), of.how, Sent(of.down, of.up))
+    network = not_none(agreed.network)
+    trained = Trained(network_params(config, agreed, problem), network.how, Sent(network.down, network.up))
     if not has_features(config):
         return linearised_problem(config, problem, trained)
     like = features_like(config, problem)
@@ -225,8 +225,8 @@ def params_of(problem: Problem, x: Any) -> Params:
 
 
 def scaling_of(config: Config, agreed: Agreement, p: int) -> Scaling:
-    of = not_none(agreed.network)
-    return Scaling(*(jnp.asarray(as_vector(not_none(text), config, p)) for text in (of.mean, of.scale)))
+    network = not_none(agreed.network)
+    return Scaling(*(jnp.asarray(as_vector(not_none(text), config, p)) for text in (network.mean, network.scale)))
 
 
 def features_like(config: Config, problem: Problem) -> Shards:
@@ -259,7 +259,7 @@ def setup(
     sites have told, which only the server knows; at a site nothing depends on them.
     """
     problem = remote_problem(config, agreed)
-    problem = replace(problem, told=np.zeros(problem.n) if baselines is None else baselines)
+    problem = replace(problem, baselines_told=np.zeros(problem.n) if baselines is None else baselines)
     if task is not None:
         task = task if problem.task.predict is not None else task._replace(predict=None)
         problem = replace(problem, task=task)

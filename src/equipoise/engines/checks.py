@@ -128,6 +128,6 @@ def all_finite(tree: PyTree) -> dict[str, jax.Array]:
     return {name: jnp.isfinite(jnp.sum(jnp.abs(a))) | jnp.all(jnp.isfinite(a)) for name, a in floats.items()}
 
 
-def require_finite(found: dict[str, jax.Array]) -> None:
-    for name, finite in found.items():
+def require_finite(sums: dict[str, jax.Array]) -> None:
+    for name, finite in sums.items():
         require(bool(finite), f"the {name} have NaN or infinite entries; clean them or leave those rows out")

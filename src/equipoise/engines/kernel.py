@@ -205,14 +205,14 @@ def exchange_once(
             mine, total, rows = on_block(slots, part, places, mine, places if apart else part.ids, own, *rest)
             return mine, jax.lax.psum(total, "clients"), rows
 
-        new, total, found = jax.shard_map(
+        new, total, heard = jax.shard_map(
             on_device,
             mesh=layout.mesh,
             in_specs=(spread, spread, spread, spread if apart else whole, whole, whole),
             out_specs=(spread, whole, spread),
             check_vma=False,
         )(slots, part, mine, at_hand, server, working)
-        each, arrived, broken = jax.tree.map(lambda a: a[:m], found)
+        each, arrived, broken = jax.tree.map(lambda a: a[:m], heard)
         if exchange.writes:
             put = Cohort(cohort.ids, arrived).put
             clients = jax.tree.map(lambda table, rows: put(table, rows[:m]), clients, new)

@@ -134,10 +134,10 @@ def _sums(array: Any) -> Iterator[float]:
         return
     if isinstance(array, jax.Array) and any(device.platform != "cpu" for device in array.devices()):
         return
-    found = _host(array)
-    if found is None or found.dtype.kind not in "fiub" or not found.size:
+    values = _host(array)
+    if values is None or values.dtype.kind not in "fiub" or not values.size:
         return
-    for block in np.array_split(found.reshape(-1), min(BLOCKS, len(found))):
+    for block in np.array_split(values.reshape(-1), min(BLOCKS, len(values))):
         part = block.astype(np.float64)
         weighted = part * (0.5 + np.modf(np.arange(1, part.size + 1) * 0.6180339887498949)[0])
         yield float(np.sum(weighted) + 4 * np.sum(np.abs(weighted)))  # positive: relative differences mean something
@@ -145,11 +145,11 @@ def _sums(array: Any) -> Iterator[float]:
 
 def _some(array: Any, place: tuple = ()) -> Iterator[float]:
     """Shape and some numbers of an array, or of what is at a place in it."""
-    found = _host(array, place)
-    if found is None or found.dtype.kind not in "fiub":
+    values = _host(array, place)
+    if values is None or values.dtype.kind not in "fiub":
         return
-    yield from map(float, found.shape)
-    flat = found.reshape(-1)
+    yield from map(float, values.shape)
+    flat = values.reshape(-1)
     yield from map(float, flat[np.unique(np.linspace(0, max(flat.size - 1, 0), min(NUMBERS, flat.size)).astype(int))])
 
 

@@ -295,8 +295,8 @@ def beginning_apart(structure: PyTreeDef, layout: Layout) -> Callable:
         state = kernel.init(algorithm, x)
 
         def prepared_here(part: ClientData) -> Data:
-            found = prepare(algorithm.prepare, StackedData(part))
-            return part if found is None else found.source.tree
+            prepared = prepare(algorithm.prepare, StackedData(part))
+            return part if prepared is None else prepared.source.tree
 
         prepared = jax.shard_map(prepared_here, mesh=layout.mesh, in_specs=share, out_specs=share, check_vma=False)(
             data

@@ -151,8 +151,8 @@ def sweep(
                     progress(done, at, rounds)
 
             chosen, old = [trials[i] for i in slice_], [before[i] for i in slice_]
-            found = _run(programs[structure], chosen, old, slice_, watch, callback, interrupted)
-            for i, result in zip(slice_, found, strict=False):
+            final = _run(programs[structure], chosen, old, slice_, watch, callback, interrupted)
+            for i, result in zip(slice_, final, strict=False):
                 results[i] = result
             done += len({*slice_})
     if interrupted:

@@ -84,12 +84,12 @@ def mean_difference(pairs: SameRows, *, level: float = 0.95) -> Bounds:
     rows, n = pairs.rows[some], some.size
     if pairs.shares:
         sides = [side[some] for side in (pairs.better, pairs.worse)]
-        found = [
+        bounds = [
             Bounds(b[0], float(side.mean()), b[1])
             for side in sides
             for b in [bounds_of_mean_share(side * rows, rows, tail)]
         ]
-        return difference(found[1], found[0], _correlation_of_shares(sides[0], sides[1], rows))
+        return difference(bounds[1], bounds[0], _correlation_of_shares(sides[0], sides[1], rows))
     change, variance = (pairs.new - pairs.old)[some], _variances(pairs)[some]
     if (rows < 1.5).any():  # one row does not say how far it is off
         return UNKNOWN
@@ -110,7 +110,7 @@ def each_difference(pairs: SameRows, *, level: float = 0.95) -> tuple[np.ndarray
     """([n], [n]): bounds of every client's own difference, which hold for all clients together; NaN: not known."""
     n = max(pairs.scored.size, 1)
     tail = CAUTION * (1 - level) / 2 / n
-    found = np.full((2, pairs.old.size), np.nan)
+    intervals = np.full((2, pairs.old.size), np.nan)
     for i in pairs.scored:
         rows = pairs.rows[[i]]
         if pairs.shares:
@@ -121,12 +121,12 @@ def each_difference(pairs: SameRows, *, level: float = 0.95) -> tuple[np.ndarray
                 for low, high in [clopper_pearson(side * rows, rows, tail)]
             ]
             bounds = difference(sides[0], sides[1], _correlation_of_shares(better, worse, rows))
-            found[:, i] = bounds.low, bounds.high
+            intervals[:, i] = bounds.low, bounds.high
         elif rows[0] >= LEAST_ROWS:
             half = -float(scipy.special.stdtrit(_degrees(rows[0]), tail)) * math.sqrt(_variances(pairs)[i])
             half, middle = half + abs(pairs.bias[i]), pairs.new[i] - pairs.old[i]
-            found[:, i] = middle - half, middle + half
-    return found[0], found[1]
+            intervals[:, i] = middle - half, middle + half
+    return intervals[0], intervals[1]
 
 
 def worst_correlation(pairs: SameRows, *, up: bool, k: float = SHARE, level: float = 0.95) -> float:
@@ -145,8 +145,8 @@ def worst_correlation(pairs: SameRows, *, up: bool, k: float = SHARE, level: flo
         )
         covariance = min((float(pairs.moments[:2, both].sum()) - most) / 2, float(pairs.moments[2, both].sum()))
         return min(max(covariance / math.sqrt(first * second), -1.0), 1.0)
-    found = min(max(float(pairs.moments[2, both].sum()) / math.sqrt(first * second), -1.0), 1 - 1e-9)
-    return math.tanh(math.atanh(max(found, -1 + 1e-9)) - 2 / math.sqrt(max(pairs.rows[both].sum() - 3, 1)))
+    correlation = min(max(float(pairs.moments[2, both].sum()) / math.sqrt(first * second), -1.0), 1 - 1e-9)
+    return math.tanh(math.atanh(max(correlation, -1 + 1e-9)) - 2 / math.sqrt(max(pairs.rows[both].sum() - 3, 1)))
 
 
 def difference(old: Bounds, new: Bounds, correlation: float) -> Bounds:
@@ -156,10 +156,10 @@ def difference(old: Bounds, new: Bounds, correlation: float) -> Bounds:
     def reach(a: float, b: float) -> float:
         return math.sqrt(max(a**2 + b**2 - 2 * correlation * a * b, 0.0))
 
-    found = new.estimate - old.estimate
+    estimate = new.estimate - old.estimate
     low = reach(new.estimate - new.low, old.high - old.estimate)
     high = reach(new.high - new.estimate, old.estimate - old.low)
-    return Bounds(found - low, found, found + high)
+    return Bounds(estimate - low, estimate, estimate + high)
 
 
 def _degrees(rows: np.ndarray) -> np.ndarray:

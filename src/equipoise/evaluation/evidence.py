@@ -78,7 +78,7 @@ def bounds_of_mean_share(
     """
     n = rows.size
     w = np.full(n, 1 / n) if weights is None else weights / weights.sum()
-    found = float(w @ (right / rows))
+    mean = float(w @ (right / rows))
     low, high = clopper_pearson(right, rows, BOX_TAIL * tail / n)
     pull = rows / w  # the share at a price l of the mean is (1 - l pull) / 2, kept within its box
 
@@ -94,13 +94,13 @@ def bounds_of_mean_share(
     def chance(means: np.ndarray, at_least: bool) -> np.ndarray:
         """Of a measured mean as far up (or down) as this one."""
         count = means * (1 - means) / np.maximum(variance(means), TINY)
-        share = found if at_least else 1 - found
+        share = mean if at_least else 1 - mean
         x = share * count
         return scipy.special.betainc(np.maximum(x, TINY), count - x + 1, means if at_least else 1 - means)
 
     def bound(at_least: bool) -> float:
         edge = float(w @ (low if at_least else high))
-        ends = (edge, found)
+        ends = (edge, mean)
         for _ in range(3):
             grid = np.linspace(*ends, 18)
             inner = grid[1:-1]
@@ -109,7 +109,7 @@ def bounds_of_mean_share(
             ends = (grid[first - 1], grid[first])
         return float(ends[0])
 
-    return (bound(True) if found > 0 else 0.0), (bound(False) if found < 1 else 1.0)
+    return (bound(True) if mean > 0 else 0.0), (bound(False) if mean < 1 else 1.0)
 
 
 def bounds_of_mean(parts: Sequence[Evidence], tail: float) -> tuple[float, float]:
@@ -121,8 +121,8 @@ def bounds_of_mean(parts: Sequence[Evidence], tail: float) -> tuple[float, float
         return bounds_of_mean_share(right, rows, tail)
     errors = [part.sum_error(tail) for part in parts if part.sum_error is not None]
     below, above = (float(np.linalg.norm(np.concatenate(side))) for side in list(zip(*errors, strict=True))[:2])
-    found, n = sum(float(part.value.sum()) for part in parts), sum(part.value.size for part in parts)
-    low, high = found - below, found + sum(error.bias for error in errors) + above
+    total, n = sum(float(part.value.sum()) for part in parts), sum(part.value.size for part in parts)
+    low, high = total - below, total + sum(error.bias for error in errors) + above
     first, last = parts[0].edges
     return max(low / n, first), min(high / n, last)
 

@@ -94,11 +94,11 @@ def evaluation(
     def score_model(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         part: Any = None if own is None else own.fit(x, data.train)
         data = data if own is None else data.test
-        told = {}
+        loss_told = {}
         if loss is not None:
-            told["loss"] = (loss(x, data) if own is None else own.loss(x, part, data)).astype(x.dtype)
+            loss_told["loss"] = (loss(x, data) if own is None else own.loss(x, part, data)).astype(x.dtype)
         if predict is None or not scores:
-            return None, Reply(each=(data.sizes, told, ({}, {}), ({}, {}), ({}, {})))
+            return None, Reply(each=(data.sizes, loss_told, ({}, {}), ({}, {}), ({}, {})))
         outputs, labels = predict(x, data.inputs) if own is None else own.outputs(x, part, data.inputs), data.labels
         real = jnp.arange(labels.shape[0], dtype=data.sizes.dtype) < data.sizes
 
@@ -114,18 +114,20 @@ def evaluation(
 
         again = jax.lax.map(resampled, jax.random.split(key, draws)) if draws else {}
         moments = {name: squares(of).astype(x.dtype) for name, of in squared.items()}
-        return None, Reply(each=(data.sizes, told, _marked(scored(outputs, labels)), _marked(again), _marked(moments)))
+        return None, Reply(
+            each=(data.sizes, loss_told, _marked(scored(outputs, labels)), _marked(again), _marked(moments))
+        )
 
     def listen(server: Server, replies: Replies) -> Server:
-        sizes, told, *heard = replies.each
+        sizes, losses, *heard = replies.each
 
-        def filled(rows: Array, known: Array | bool = True) -> Array:
+        def filled(rows: Array, defined: Array | bool = True) -> Array:
             blank = jnp.full((n, *rows.shape[1:]), jnp.nan, rows.dtype)
-            return replies.cohort.put(blank, jnp.where(known, rows, jnp.nan))
+            return replies.cohort.put(blank, jnp.where(defined, rows, jnp.nan))
 
-        found, again, squares = (jax.tree.map(filled, values, known) for values, known in heard)
+        scored, again, squares = (jax.tree.map(filled, values, given) for values, given in heard)
         sizes = replies.cohort.put(jnp.zeros(n, sizes.dtype), sizes)
-        return server._replace(heard=PerClient(sizes, jax.tree.map(filled, told) | found, again, squares))
+        return server._replace(heard=PerClient(sizes, jax.tree.map(filled, losses) | scored, again, squares))
 
     def init(x: Vector) -> Server:
         def nothing(*shape: int) -> Array:
@@ -151,8 +153,8 @@ def evaluation(
 
 def _marked(values: Scores) -> tuple[Scores, Scores]:
     """(values, which are defined): a NaN in a reply would make it a lost one."""
-    known = {name: ~jnp.isnan(v) for name, v in values.items()}
-    return {name: jnp.where(known[name], v, 0) for name, v in values.items()}, known
+    defined = {name: ~jnp.isnan(v) for name, v in values.items()}
+    return {name: jnp.where(defined[name], v, 0) for name, v in values.items()}, defined
 
 
 def evaluate(
@@ -280,8 +282,8 @@ def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, "
     if task.predict is None or numbers is None:
         return None
 
-    found = np.asarray(_every_row(task.own or task.predict, numbers)(x, data))
-    return found[np.arange(found.shape[1]) < np.asarray(scored_rows(task, data).sizes)[:, None]]
+    values = np.asarray(_every_row(task.own or task.predict, numbers)(x, data))
+    return values[np.arange(values.shape[1]) < np.asarray(scored_rows(task, data).sizes)[:, None]]
 
 
 @cached_program

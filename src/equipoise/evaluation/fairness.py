@@ -42,8 +42,8 @@ def summary(per_client: ArrayLike, k: float = SHARE, *, higher_is_better: bool =
 def worst(per_client: ArrayLike, k: float = SHARE, *, higher_is_better: bool = True) -> Number:
     """The mean over the worst share k of the clients."""
     x = jnp.sort(_checked(per_client), descending=not higher_is_better)
-    found = jnp.mean(x[: worst_count(x.shape[0], k)])
-    return jnp.where(jnp.isnan(x).any(), jnp.nan, found)  # sorting would leave it out at one end
+    mean = jnp.mean(x[: worst_count(x.shape[0], k)])
+    return jnp.where(jnp.isnan(x).any(), jnp.nan, mean)  # sorting would leave it out at one end
 
 
 def best(per_client: ArrayLike, k: float = SHARE, *, higher_is_better: bool = True) -> Number:

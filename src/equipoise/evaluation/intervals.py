@@ -96,13 +96,13 @@ def bounds_of(
 def similar_sizes(rows: np.ndarray) -> list[np.ndarray]:
     """The clients in classes of similar numbers of rows, the small ones first."""
     order = np.argsort(rows, kind="stable")
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for i in order:
-        if found and rows[i] <= SIMILAR * rows[found[-1][0]]:
-            found[-1].append(int(i))
+        if groups and rows[i] <= SIMILAR * rows[groups[-1][0]]:
+            groups[-1].append(int(i))
         else:
-            found.append([int(i)])
-    return [np.array(some) for some in found]
+            groups.append([int(i)])
+    return [np.array(some) for some in groups]
 
 
 def _worst(
@@ -125,10 +125,10 @@ def _worst(
                 drawn[e][..., some], guess[e][..., some] = own, part.value
             else:
                 drawn[e][..., some] = guess[e][..., some] = draw(part, own, rng, draws)
-    found = worst_mean(drawn, up, k)  # [explanation, erring downwards or upwards, draws]
+    means = worst_mean(drawn, up, k)  # [explanation, erring downwards or upwards, draws]
     least, most = (
-        float(np.quantile(found[:, 0], CAUTION * tail, axis=1).min()),
-        float(np.quantile(found[:, 1], 1 - CAUTION * tail, axis=1).max()),
+        float(np.quantile(means[:, 0], CAUTION * tail, axis=1).min()),
+        float(np.quantile(means[:, 1], 1 - CAUTION * tail, axis=1).max()),
     )
     clients = worst_clients(value, up, k)
     if clients.size <= FEW_WORST:  # too few to learn from the others for certain: their own rows bound how bad they are
@@ -171,8 +171,8 @@ def _alike_as_can_be(
         again = np.empty((draws, n))
         for some, part in zip(classes, parts, strict=True):
             again[:, some] = part.draw_measured(rng, truth[some], draws)
-        found = worst_mean(again, up, k)
-        return float(np.mean(found <= measured if up else found >= measured)) >= (1 - BOX_TAIL) * tail
+        means = worst_mean(again, up, k)
+        return float(np.mean(means <= measured if up else means >= measured)) >= (1 - BOX_TAIL) * tail
 
     inside, outside = measured, float(box[1].max() if up else box[0].min())
     for _ in range(8):

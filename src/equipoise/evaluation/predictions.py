@@ -43,9 +43,9 @@ def main_score_named(name: str) -> MainScore:
     """Of a name in the table of scores, or of a function or ScoreRecord of the user's own, "module:name"."""
     if not extensions.is_reference(name):
         return MainScore(name, higher_is_better(name))
-    found = extensions.load(name)
-    up = found.higher_is_better if isinstance(found, ScoreRecord) else True
-    return MainScore(name.partition(":")[2], up, found)
+    loaded = extensions.load(name)
+    up = loaded.higher_is_better if isinstance(loaded, ScoreRecord) else True
+    return MainScore(name.partition(":")[2], up, loaded)
 
 
 def suited(predict: Predict | None, x: Vector, shard: Data, loss: str | None = None) -> dict[str, Score]:
@@ -59,8 +59,8 @@ def suited(predict: Predict | None, x: Vector, shard: Data, loss: str | None = N
     outputs = jax.eval_shape(predict, x, shard.inputs).shape
     if not classes or len(outputs) < 2 or outputs[1] < 2:
         return {"rmse": rmse, "r2": r2}
-    found: dict[str, Score] = {"accuracy": accuracy, "auroc": auroc} if outputs[1] == 2 else {"accuracy": accuracy}
-    return found | PROBABILITIES if loss == "cross_entropy" else found
+    scores: dict[str, Score] = {"accuracy": accuracy, "auroc": auroc} if outputs[1] == 2 else {"accuracy": accuracy}
+    return scores | PROBABILITIES if loss == "cross_entropy" else scores
 
 
 def accuracy(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:

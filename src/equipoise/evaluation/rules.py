@@ -27,8 +27,8 @@ def is_fraction(score: str) -> bool:
 
 def main_score(names: Iterable[str]) -> str | None:
     """The score that says most; None where there is none."""
-    known = list(names)
-    return next((name for name in (*MAIN, *known) if name in known), None)
+    scores = list(names)
+    return next((name for name in (*MAIN, *scores) if name in scores), None)
 
 
 def worst_count(n: int, k: float = SHARE) -> int:
@@ -47,6 +47,6 @@ def worst_mean(values: np.ndarray, up: bool, k: float = SHARE) -> np.ndarray:
 
 def worst_clients(values: np.ndarray, up: bool, k: float = SHARE) -> np.ndarray:
     """The indices of the worst share k of the clients that have a value, the worst first."""
-    known = np.flatnonzero(np.isfinite(values))
-    order = np.argsort(values[known] if up else -values[known], kind="stable")
-    return known[order[: worst_count(known.size, k)]]
+    finite = np.flatnonzero(np.isfinite(values))
+    order = np.argsort(values[finite] if up else -values[finite], kind="stable")
+    return finite[order[: worst_count(finite.size, k)]]

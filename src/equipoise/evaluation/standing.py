@@ -54,22 +54,22 @@ def standing(
     score = chosen(table, score)
     values, sizes = np.asarray(table.scores[score], np.float64), np.asarray(table.sizes)
     require(values.ndim == 1, "this table is of a path of models; take one: jax.tree.map(lambda a: a[-1], table)")
-    known = np.flatnonzero(np.isfinite(values))
-    require(known.size, f"no client has a score '{score}'; evaluate again, or choose another")
+    finite = np.flatnonzero(np.isfinite(values))
+    require(finite.size, f"no client has a score '{score}'; evaluate again, or choose another")
     up = higher_is_better(score) if up is None else up
-    summary = _summary(values[known], k, up)
+    summary = _summary(values[finite], k, up)
     low, high = np.full((2, len(values)), np.nan)
     mean = worst = UNKNOWN
     rows = np.asarray(sizes if counted is None else counted, np.float64)
     short = score in SHORTFALLS
-    telling = known[_telling(table, score, known, by_row=counted is None)]
+    telling = finite[_telling(table, score, finite, by_row=counted is None)]
     if telling.size:
         evidence_of = _evidence(table, score, telling, rows[telling])
         better = up != short
-        found = intervals.bounds_of(evidence_of, rows[telling], higher_is_better=better, key=key, k=k, level=level)
-        low[telling], high[telling] = found.low, found.high
-        if telling.size == known.size:
-            mean, worst = found.mean, found.worst
+        bounds = intervals.bounds_of(evidence_of, rows[telling], higher_is_better=better, key=key, k=k, level=level)
+        low[telling], high[telling] = bounds.low, bounds.high
+        if telling.size == finite.size:
+            mean, worst = bounds.mean, bounds.worst
         if score in table.squares:
             silent = (rows < LEAST_ROWS) | (high > BEYOND * np.abs(1 - values if short else values))
             low[silent], high[silent] = np.nan, np.nan
@@ -94,49 +94,49 @@ def _summary(values: np.ndarray, k: float, up: bool) -> dict[str, float]:
         return {name: float(v) for name, v in fairness.summary(values, k, higher_is_better=up).items()}
 
 
-def _telling(table: PerClient, score: str, known: np.ndarray, *, by_row: bool) -> np.ndarray:
+def _telling(table: PerClient, score: str, finite: np.ndarray, *, by_row: bool) -> np.ndarray:
     """Which of the known clients' rows say how certain the score is, or leave open no more than zero to one."""
     if score == "accuracy" or score in table.squares:
-        return np.full(known.size, True)
+        return np.full(finite.size, True)
     if score not in table.resampled or not by_row:  # rows are drawn one by one, not by units
-        return np.full(known.size, False)
-    return np.full(known.size, True) if score in BETWEEN_ZERO_AND_ONE else ~_blind(table, score, known)
+        return np.full(finite.size, False)
+    return np.full(finite.size, True) if score in BETWEEN_ZERO_AND_ONE else ~_blind(table, score, finite)
 
 
-def _blind(table: PerClient, score: str, known: np.ndarray) -> np.ndarray:
+def _blind(table: PerClient, score: str, finite: np.ndarray) -> np.ndarray:
     """Where drawing the rows again tells nothing."""
-    drawn = np.asarray(table.resampled[score], np.float64)[known]
-    few = np.asarray(table.sizes)[known] < RESAMPLED
-    return few | (np.isnan(drawn).mean(1) > UNDEFINED) | (_spread(table, score, known) == 0)
+    drawn = np.asarray(table.resampled[score], np.float64)[finite]
+    few = np.asarray(table.sizes)[finite] < RESAMPLED
+    return few | (np.isnan(drawn).mean(1) > UNDEFINED) | (_spread(table, score, finite) == 0)
 
 
-def _spread(table: PerClient, score: str, known: np.ndarray) -> np.ndarray:
+def _spread(table: PerClient, score: str, finite: np.ndarray) -> np.ndarray:
     """The standard deviation over the draws."""
-    values, drawn = (np.asarray(of[score], np.float64)[known] for of in (table.scores, table.resampled))
+    values, drawn = (np.asarray(of[score], np.float64)[finite] for of in (table.scores, table.resampled))
     return np.where(np.isnan(drawn), values[:, None], drawn).std(1)
 
 
-def _evidence(table: PerClient, score: str, known: np.ndarray, rows: np.ndarray) -> Callable[[np.ndarray], Evidence]:
+def _evidence(table: PerClient, score: str, finite: np.ndarray, rows: np.ndarray) -> Callable[[np.ndarray], Evidence]:
     """Of some of the known clients, by their indices."""
-    values = np.asarray(table.scores[score], np.float64)[known]
+    values = np.asarray(table.scores[score], np.float64)[finite]
     if score == "accuracy":
-        right = np.rint(values * np.asarray(table.sizes)[known]) * (rows / np.asarray(table.sizes)[known])
+        right = np.rint(values * np.asarray(table.sizes)[finite]) * (rows / np.asarray(table.sizes)[finite])
         return lambda i: of_shares(right[i], rows[i])
     if score in table.squares:
         root = score in ROOTS
-        squares = np.asarray(table.squares[score], np.float64)[known]
+        squares = np.asarray(table.squares[score], np.float64)[finite]
         means = values**2 if root else 1 - values if score in SHORTFALLS else values
         usual = usual_scatter(means, squares, rows)
         return lambda i: of_means(means[i], squares[i], rows[i], root=root, least_scatter=usual)
-    error = _spread(table, score, known) * np.sqrt(rows / np.maximum(rows - 2, 1))
-    error = np.where(_blind(table, score, known), np.inf, error)
+    error = _spread(table, score, finite) * np.sqrt(rows / np.maximum(rows - 2, 1))
+    error = np.where(_blind(table, score, finite), np.inf, error)
     edges = (0.0, 1.0) if score in BETWEEN_ZERO_AND_ONE else (-math.inf, math.inf)
     return lambda i: of_errors(values[i], error[i], rows[i], edges=edges)
 
 
 def chosen(table: PerClient, score: str | None) -> str:
     """`score`, or the one that says most."""
-    found = main_score(table.scores) if score is None else score
-    if found is None or found not in table.scores:
-        raise unknown("score", str(found), table.scores)
-    return found
+    name = main_score(table.scores) if score is None else score
+    if name is None or name not in table.scores:
+        raise unknown("score", str(name), table.scores)
+    return name

@@ -105,13 +105,13 @@ def local_steps(configs: Sequence[Config], n: int) -> LocalSteps | None:
         return not algorithms.named(config.algorithm.name).average
 
     for config in sorted(configs, key=average_last):
-        of = config.algorithm
-        lr = getattr(of, "local_lr", None) or getattr(of, "lr", None)
+        settings = config.algorithm
+        lr = getattr(settings, "local_lr", None) or getattr(settings, "lr", None)
         if isinstance(lr, float):
-            share = getattr(of, "coin", None) or (getattr(of, "cohort", None) or n) / n
+            share = getattr(settings, "coin", None) or (getattr(settings, "cohort", None) or n) / n
             rounds = max(1, round(config.run.rounds * share))
-            own, schedule = (getattr(of, name, None) for name in ("optimizer", "schedule"))
-            return LocalSteps(getattr(of, "steps", None) or 1, lr, rounds, own, schedule)
+            own, schedule = (getattr(settings, name, None) for name in ("optimizer", "schedule"))
+            return LocalSteps(getattr(settings, "steps", None) or 1, lr, rounds, own, schedule)
     return None
 
 
@@ -172,20 +172,20 @@ def _scorer(task: Task, scores: tuple) -> Callable:
             model, rows, own = models[i], test.client(i), task.own
             part: Any = None if own is None else own.fit(model, rows.train)
             rows = rows if own is None else rows.test
-            found = {"loss": task.loss(model, rows) if own is None else own.loss(model, part, rows)}
+            scored = {"loss": task.loss(model, rows) if own is None else own.loss(model, part, rows)}
             if task.predict is None:
-                return found, {}, {}
+                return scored, {}, {}
             outputs = task.predict(model, rows.inputs) if own is None else own.outputs(model, part, rows.inputs)
             labels = rows.labels
             real = jnp.arange(labels.shape[0], dtype=rows.sizes.dtype) < rows.sizes
-            found |= {name: of(outputs, labels, real) for name, of in scores}
-            each: Found = {name: OF_ROWS[name](outputs, labels) for name in ("accuracy", "rmse") if name in found}
+            scored |= {name: of(outputs, labels, real) for name, of in scores}
+            each: Found = {name: OF_ROWS[name](outputs, labels) for name in ("accuracy", "rmse") if name in scored}
             if dict(scores).get("loss") is log_loss:
                 each["skill"] = OF_ROWS["skill"](outputs, labels)
             count = rows.sizes.astype(model.dtype)
             squared = {name: SQUARED[of](outputs, labels) for name, of in scores if of in SQUARED}
             squares = {name: jnp.sum(jnp.where(real, a**2, 0)) / count for name, a in squared.items()}
-            return found, squares, each
+            return scored, squares, each
 
         return jax.lax.map(one, jnp.arange(test.n))
 
@@ -195,8 +195,8 @@ def _scorer(task: Task, scores: tuple) -> Callable:
 def record_of(problem: Problem, table: PerClient) -> records.AloneRecord:
     table = in_units(problem, table)
     measure, up, _ = problem.main_score(table)
-    known = np.isfinite(np.asarray(table.scores[measure])).any()
-    bounds = standing(table, measure, up=up, counted=problem.counted) if known else None
+    any_finite = np.isfinite(np.asarray(table.scores[measure])).any()
+    bounds = standing(table, measure, up=up, counted=problem.counted) if any_finite else None
     nothing: tuple[None, ...] = (None,) * problem.n
     return records.AloneRecord(
         measure=measure,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from equipoise._jax import compiled
 from equipoise.data.shards import Shards
@@ -33,15 +34,16 @@ class OwnFit(NamedTuple):
 
     loss: Array  # on rows that it has not seen, by folds
     model: Vector  # of all of its rows
+    folds: Float[Array, "*n folds"]  # the sum of its losses on each fold
 
 
 def own_fits(task: Task, convex: bool, x: Vector, train: Any, tell: Callable[[int], None] = lambda _: None) -> OwnFit:
     """Of every owner, one after the other; `tell` hears how many there are."""
-    fit, found = _of_one(task, convex), []
+    fit, fits = _of_one(task, convex), []
     for i in range(train.n):
-        found.append(jax.block_until_ready(fit(x, rows_of(train, i))))
+        fits.append(jax.block_until_ready(fit(x, rows_of(train, i))))
         tell(i + 1)
-    return jax.tree.map(lambda *each: jnp.stack(each), *found)
+    return jax.tree.map(lambda *each: jnp.stack(each), *fits)
 
 
 def rows_of(train: Any, i: int) -> Shards:
@@ -68,7 +70,7 @@ def own_fit(task: Task, convex: bool, x: Vector, shard: Shards) -> OwnFit:
     with_part = Parts(task, x, shard)
     simple, zero = with_part.of_base_rate(shard, shard), jnp.zeros_like(x)
     if not convex:
-        return OwnFit(simple, zero)
+        return OwnFit(simple, zero, jnp.zeros(FOLDS, x.dtype))
 
     def of_fold(k: Array) -> tuple[Array, Array, Array]:
         """All candidates' losses on the rows left out, times how many these are; that number; and their models."""
@@ -86,13 +88,13 @@ def own_fit(task: Task, convex: bool, x: Vector, shard: Shards) -> OwnFit:
     losses, rows, models = jax.vmap(of_fold)(jnp.arange(FOLDS + 1, dtype=jnp.int32))  # the last leaves nothing out
     candidates = jnp.sum(losses, axis=0) / jnp.sum(rows)
     candidates = jnp.where(jnp.isfinite(candidates), candidates, jnp.inf)
-    known = (shard.sizes >= FEWEST) & jnp.isfinite(jnp.min(candidates))
+    enough = (shard.sizes >= FEWEST) & jnp.isfinite(jnp.min(candidates))
     # Without own parts a model of zero has not even the base rate, and the most penalised one is next to it.
     instead = models[FOLDS, 0] if task.own is None else zero
     models = jnp.concatenate([models[FOLDS], instead[None]])
-    return OwnFit(
-        jnp.where(known, jnp.min(candidates), simple), models[jnp.where(known, jnp.argmin(candidates), len(L2))]
-    )
+    best = jnp.argmin(candidates)
+    model = models[jnp.where(enough, best, len(L2))]
+    return OwnFit(jnp.where(enough, candidates[best], simple), model, losses[:FOLDS, best])
 
 
 class Parts:

@@ -19,7 +19,7 @@ from equipoise.engines.sweep import Trial, side_by_side
 from equipoise.errors import InputError, not_none
 from equipoise.experiment import records, run
 from equipoise.experiment.config import Config
-from equipoise.experiment.methods import Method, build_method, training_rows
+from equipoise.experiment.methods import BuiltMethod, build_method, training_rows
 from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.results import git_commit
 from equipoise.experiment.run import ClientRows, RunSpec, Session, Shared
@@ -87,13 +87,13 @@ def _parts(specs: Sequence[RunSpec], size: int) -> Iterator[Sequence[RunSpec]]:
 def _run_part(specs: Sequence[RunSpec], rows: dict[str, ClientRows], in_turn: bool) -> int:
     git = git_commit()
 
-    def opened(spec: RunSpec, method: Method | None) -> AbstractContextManager[Session]:
+    def opened(spec: RunSpec, method: BuiltMethod | None) -> AbstractContextManager[Session]:
         shared = Shared(rows[data_of(spec)], git, method)
         if not spec.overwrite and (spec.folder / records.CONFIG).is_file():
             return run.resumed(spec.folder, spec.label, spec.watch, shared)
         return run.begun(spec, shared)
 
-    families: dict[Any, list[tuple[RunSpec, Method | None]]] = {}
+    families: dict[Any, list[tuple[RunSpec, BuiltMethod | None]]] = {}
     for spec in specs:
         method = build_method(spec.config, rows[data_of(spec)].problem) if _may_share(spec.config) else None
         families.setdefault(_family(spec, method, len(families)), []).append((spec, method))
@@ -131,7 +131,7 @@ def _may_share(config: Config) -> bool:
     return not ends_early and config.run.devices in (None, 1) and not measured
 
 
-def _family(spec: RunSpec, method: Method | None, alone: int) -> Any:
+def _family(spec: RunSpec, method: BuiltMethod | None, alone: int) -> Any:
     """Equal for runs that one program serves."""
     if method is None:
         return alone
@@ -142,7 +142,7 @@ def _family(spec: RunSpec, method: Method | None, alone: int) -> Any:
     )  # fmt: skip
 
 
-def _width(family: Sequence[tuple[RunSpec, Method | None]], rows: dict[str, ClientRows]) -> int:
+def _width(family: Sequence[tuple[RunSpec, BuiltMethod | None]], rows: dict[str, ClientRows]) -> int:
     """How many of a family run side by side."""
     spec, method = family[0]
     problem, train = rows[data_of(spec)].problem, rows[data_of(spec)].train

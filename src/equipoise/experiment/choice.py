@@ -27,16 +27,16 @@ class Choice(NamedTuple):
 
 def best_algorithm(settings: Mapping[str, Any]) -> Choice:
     """The algorithm for settings as they stand in a file, checked or not."""
-    found, record = _for_exact_gradients(settings), ALGORITHMS["scaffpd_minibatch"]
+    chosen, record = _for_exact_gradients(settings), ALGORITHMS["scaffpd_minibatch"]
     convexify, model, table = (settings.get(key) for key in ("convexify", "model", "algorithm"))
     last = model if convexify is None else convexify  # what [algorithm] trains
     batch = last.get("batch") if isinstance(last, Mapping) else None
     own = {key for key, value in (table.items() if isinstance(table, Mapping) else ()) if value is not None}
-    known = {argument.name for argument in record.settings} | {"name", "rule", "server_optimizer", "schedule"}
+    taken = {argument.name for argument in record.settings} | {"name", "rule", "server_optimizer", "schedule"}
     network = isinstance(model, Mapping) and model.get("name", "linear") not in ("linear", "torch") and last is model
-    if found.name != "scaffpd" or (batch is None and not network) or own - known:
-        return found
-    return Choice(record.name, f"{found.why}, and with minibatches its control variates are means of local gradients")
+    if chosen.name != "scaffpd" or (batch is None and not network) or own - taken:
+        return chosen
+    return Choice(record.name, f"{chosen.why}, and with minibatches its control variates are means of local gradients")
 
 
 def _for_exact_gradients(settings: Mapping[str, Any]) -> Choice:
@@ -76,8 +76,8 @@ def _for_exact_gradients(settings: Mapping[str, Any]) -> Choice:
 def _for_masks(objective: Any, own: set[str]) -> Choice | None:
     """Of what needs sums, which masks hide; None: the settings are of something else."""
     form = {"kl": "scaffpd_sums", "average": "scaffold"}.get(objective, "scaffpd_secure")
-    known = {"name", "rule", *(argument.name for argument in ALGORITHMS[form].settings)}
-    if own - known or (form == "scaffpd_secure" and not _on_simplex(objective)):
+    taken = {"name", "rule", *(argument.name for argument in ALGORITHMS[form].settings)}
+    if own - taken or (form == "scaffpd_secure" and not _on_simplex(objective)):
         return None
     whole = "federation.secure masks sums, and it sends the server nothing else of a site"
     part = (

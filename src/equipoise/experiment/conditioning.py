@@ -44,13 +44,13 @@ def with_metric(config: Config, problem: Problem, lost: Lost | None = None) -> P
     plan = planned(config, problem)
     if plan is None:
         return problem
-    found = metric.agree(
+    agreed = metric.agree(
         problem.task, problem.train, rank=plan.rank, dtype=problem.x.dtype, key=config.run.seed, lost=lost
     )
-    return problem if found is None else conditioned(problem, plan, found, client_shapes(problem.train))
+    return problem if agreed is None else conditioned(problem, plan, agreed, client_shapes(problem.train))
 
 
-def conditioned(problem: Problem, plan: Plan, found: Metric, like: Any) -> Problem:
+def conditioned(problem: Problem, plan: Plan, agreed: Metric, like: Any) -> Problem:
     """The problem in a metric that is known; `like` is a client's shard, of any number of rows."""
     linear, rank = plan
     sent = Sent(*metric.bytes_of_agreement(linear, problem.n, rank, like, problem.x.dtype))
@@ -65,7 +65,7 @@ def conditioned(problem: Problem, plan: Plan, found: Metric, like: Any) -> Probl
             "; as model.l2 is 0 the metric has a ridge, and where the rows leave the model open it is another one that "
             "training ends at"
         )
-    made = Conditioning(found, in_metric(problem.task), sent)
+    made = Conditioning(agreed, in_metric(problem.task), sent)
     return replace(problem, conditioning=made, notes=(*problem.notes, note))
 
 

@@ -173,12 +173,12 @@ class ConvexifySettings(Section):
         value = {} if value is None else value
         if not isinstance(value, Mapping):
             raise ValueError("a table")
-        of, known = {"algorithm": (algorithm_section, ALGORITHMS), "objective": (objective_section, OBJECTIVES)}[
+        of, registry = {"algorithm": (algorithm_section, ALGORITHMS), "objective": (objective_section, OBJECTIVES)}[
             str(info.field_name)
         ]
         given = {"name": STAGE_1_NAMES[str(info.field_name)], **value}
-        if given["name"] not in tuple(known):  # not code of the user's own: a server could name it to its sites
-            raise ValueError(f"the name of one of {', '.join(known)}{nearest(given['name'], known)}")
+        if given["name"] not in tuple(registry):  # not code of the user's own: a server could name it to its sites
+            raise ValueError(f"the name of one of {', '.join(registry)}{nearest(given['name'], registry)}")
         section = of(given["name"])
         start = {key: size for key, size in NETWORK_STEPS.items() if key in section.model_fields}
         return section.model_validate(start | given)
@@ -419,8 +419,8 @@ class Config(BaseModel):
     @field_validator("objective", "algorithm", mode="before")
     @classmethod
     def _known(cls, value: Any, info: ValidationInfo) -> Any:
-        of = {"objective": objective_section, "algorithm": algorithm_section}[str(info.field_name)]
-        return of(value["name"]).model_validate(value)
+        section = {"objective": objective_section, "algorithm": algorithm_section}[str(info.field_name)]
+        return section(value["name"]).model_validate(value)
 
     @property
     def batch(self) -> int | None:

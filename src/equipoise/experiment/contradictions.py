@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 def contradictions(config: "Config") -> Iterator[str]:
     """What no single key can know: a sentence for each that does not fit another."""
-    owners, of, algorithm = config.data.silos is not None, config.federation, config.algorithm
+    owners, federation, algorithm = config.data.silos is not None, config.federation, config.algorithm
     if owners and config.partition != type(config.partition)():
         yield "silo files are divided already; leave out [partition], or data.silos"
-    if config.data.unit is not None and ((not owners and of is None) or config.model.name == "torch"):
+    if config.data.unit is not None and ((not owners and federation is None) or config.model.name == "torch"):
         yield (
             "data.unit is a column of owners' tables; give data.silos or [federation], or leave it out: data sets and "
             "PyTorch modules, which have rows of their own, do not have it"
@@ -23,7 +23,7 @@ def contradictions(config: "Config") -> Iterator[str]:
         yield "run.keep_best sets rows aside one by one, not by data.unit; leave out one of them"
     if config.data.name == "synthetic" and config.partition.kind == "natural":
         yield "synthetic data has no natural owners; leave out partition.kind"
-    if config.model.name == "torch" and (of is None or owners):
+    if config.model.name == "torch" and (federation is None or owners):
         yield (
             "model.name is 'torch', a module at each site of a federation; train it with `equipoise flower local` or "
             "`equipoise flower server`"
@@ -36,8 +36,8 @@ def contradictions(config: "Config") -> Iterator[str]:
             "model.l2_intercept is for linear models with an intercept, which networks and model.loss = 'squared' have "
             "not; leave it out"
         )
-    if of is not None:
-        yield from _of_federation(config, of)
+    if federation is not None:
+        yield from _of_federation(config, federation)
     if config.model.own != "none":
         yield from _of_own(config)
     if config.objective.of == "gains" and (config.model.name == "torch" or config.data.name == "quadratics"):
@@ -48,7 +48,7 @@ def contradictions(config: "Config") -> Iterator[str]:
         yield from _of_convexify(config, config.convexify)
     if config.run.patience is not None and not config.run.keep_best:
         yield "run.patience waits for a better model, which only run.keep_best looks for; set it to true"
-    if config.run.keep_best and (of is not None or config.privacy is not None):
+    if config.run.keep_best and (federation is not None or config.privacy is not None):
         yield (
             "run.keep_best looks at validation rows on this machine, without noise; leave it out with [federation] and "
             "[privacy]"
@@ -78,6 +78,7 @@ def _of_own(config: "Config") -> Iterator[str]:
         yield "model.own names columns, of which [convexify] makes features; give 'intercept'"
 
 
+<<<<<<< HEAD
 def _of_folds(config: "Config", given: str) -> Iterator[str]:
     if config.federation is not None:
         yield (
@@ -94,43 +95,47 @@ def _of_folds(config: "Config", given: str) -> Iterator[str]:
 
 def _of_federation(config: "Config", of: "FederationSettings") -> Iterator[str]:
     sites, algorithm = of.sites, config.algorithm
+=======
+def _of_federation(config: "Config", settings: "FederationSettings") -> Iterator[str]:
+    sites, algorithm = settings.sites, config.algorithm
+>>>>>>> main
     if not isinstance(sites, int) and not (all(sites) and len(set(sites)) == len(sites) > 0):
         yield f"federation.sites is {mistakes.shown(sites)}; give the sites' names, each once, or their number"
     count = sites if isinstance(sites, int) else len(sites)
-    if of.secure and count < 3:
+    if settings.secure and count < 3:
         yield f"federation.secure hides a site among others, which takes 3 sites at least, not {count}"
-    if of.compress_sums and of.compress is None:
+    if settings.compress_sums and settings.compress is None:
         yield "federation.compress_sums is true but federation.compress names no type; give 'float32' or 'bfloat16'"
-    if of.secure and of.project:
+    if settings.secure and settings.project:
         yield "federation.project looks at every site's update, which federation.secure hides; leave one of them out"
-    if of.secure and of.compress_sums:
+    if settings.secure and settings.compress_sums:
         yield (
             "federation.compress_sums shows the server every site's sums, which federation.secure is there to hide; "
             "leave one of them out"
         )
     sampled = algorithm.cohort is not None or algorithm.coin is not None
-    if of.project and (algorithm.name != "scaffpd" or sampled or config.batch is not None):
+    if settings.project and (algorithm.name != "scaffpd" or sampled or config.batch is not None):
         yield "federation.project is for scaffpd with everybody in every round and without minibatches; leave it out"
 
 
-def _of_convexify(config: "Config", of: "ConvexifySettings") -> Iterator[str]:
+def _of_convexify(config: "Config", settings: "ConvexifySettings") -> Iterator[str]:
     module = config.model.name == "torch"
     if config.privacy is not None:
         yield (
             "[privacy] counts the releases of one training, and [convexify] has two and sums of features, which no "
             "noise covers; leave one of them out"
         )
-    if module and of.last is None:
+    if module and settings.last is None:
         yield (
             "the model is a PyTorch module of the sites', of which only they know the last layer; name it: "
             "convexify.last = 'fc'"
         )
-    if not module and of.last is not None:
+    if not module and settings.last is not None:
         yield (
             f"convexify.last names a layer of a PyTorch module, and this is a {config.model.name}, whose last layer is "
             "known; leave it out"
         )
-    if module and of.kind == "linearised":
+    if module and settings.kind == "linearised":
         yield (
             "convexify.kind is 'linearised', which is for networks of JAX; with a PyTorch module give 'sketch', "
             "'coordinates' or 'last'"
@@ -171,7 +176,7 @@ def _of_privacy(config: "Config") -> Iterator[str]:
         yield f"{key} would be measured on the rows, without noise; give numbers"
 
 
-def _of_personal(config: "Config", of: "PersonalSettings") -> Iterator[str]:
+def _of_personal(config: "Config", settings: "PersonalSettings") -> Iterator[str]:
     if config.federation is not None and config.federation.secure:
         yield (
             "[personal] tells each site's scores with both models, which federation.secure is there to hide; leave one "
@@ -184,19 +189,19 @@ def _of_personal(config: "Config", of: "PersonalSettings") -> Iterator[str]:
             "[personal] is for the model that is trained, and [convexify] makes another one of it; leave one of them "
             "out"
         )
-    if of.kind == "moreau" and config.privacy is not None:
+    if settings.kind == "moreau" and config.privacy is not None:
         yield (
             "[privacy] counts releases of plain losses, and personal.kind is 'moreau', which trains on others; give "
             "'fine_tuning', which releases nothing more"
         )
-    if of.kind == "best" and config.model.name != "linear":
+    if settings.kind == "best" and config.model.name != "linear":
         yield (
             f"personal.kind is 'best', which fits five folds of linear models, and this is a {config.model.name}; give "
             "'fine_tuning'"
         )
-    if of.kind == "best" and config.privacy is not None:
+    if settings.kind == "best" and config.privacy is not None:
         yield "[privacy] covers no scores of models of the owners' own rows; give personal.kind = 'fine_tuning'"
-    if of.kind != "best" and of.lr == "auto" and config.model.name != "linear":
+    if settings.kind != "best" and settings.lr == "auto" and config.model.name != "linear":
         yield (
             f"personal.lr is 'auto', which is measured for linear models only, and this is a {config.model.name}; give "
             "a number"

@@ -167,15 +167,15 @@ def feature_sizes(config: Config, network: Model, outputs: int) -> FeatureSizes:
     settings = config.convexify
     assert settings is not None
     assert settings.kind != "linearised"
-    of: dict[str, Any] = {"kind": settings.kind, "features": settings.features}
+    options: dict[str, Any] = {"kind": settings.kind, "features": settings.features}
     if network.name == "torch":
         assert settings.last is not None
         parameters = network.arguments["parameters"]
-        module = models.module_features(parameters, settings.last, **of)
-        made = models.torch_convexified(parameters, settings.last, outputs, seed=feature_seed(config), **of)
+        module = models.module_features(parameters, settings.last, **options)
+        made = models.torch_convexified(parameters, settings.last, outputs, seed=feature_seed(config), **options)
         return FeatureSizes(module.size, module.parameters, module.with_random_layer, made)
     programs = _programs(json.dumps(saved(network)), settings.kind, settings.features)
-    made = models.convexified(network, outputs, seed=feature_seed(config), **of)
+    made = models.convexified(network, outputs, seed=feature_seed(config), **options)
     return FeatureSizes(programs.features.size, programs.features.parameters, programs.with_random_layer, made)
 
 
@@ -212,10 +212,10 @@ def problem_on_features(
         task = cached(tasks.ridge)(p, settings.l2, settings.batch)
     fixed = {"network": sizes.with_random_layer(theta, np.uint32(feature_seed(config))), **agreed._asdict()}
     full = {"sketch": "a sketch", "coordinates": "coordinates", "last": "the last layer's inputs"}[settings.kind]
-    of = "" if settings.kind == "last" else f" of its {sizes.parameters:,} gradients"
+    about = "" if settings.kind == "last" else f" of its {sizes.parameters:,} gradients"
     name = "PyTorch module" if problem.model.name == "torch" else problem.model.name
     note = (
-        f"the model is linear in {p:,} features of a {name} {how}: {full}{of}, standardised by one exchange of "
+        f"the model is linear in {p:,} features of a {name} {how}: {full}{about}, standardised by one exchange of "
         "sums; what crossed for both is counted"
     )
     convex = replace(

@@ -64,7 +64,7 @@ def training_rows(config: Config, problem: Problem, train: Any) -> Any:
     return WithBaseline(train, jnp.asarray(base, problem.x.dtype))
 
 
-class Method(NamedTuple):
+class BuiltMethod(NamedTuple):
     """A method on a problem."""
 
     algorithm: Algorithm
@@ -72,7 +72,7 @@ class Method(NamedTuple):
     chosen: tuple[Choice, ...] = ()  # by trial rounds
 
 
-def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Method:
+def build_method(config: Config, problem: Problem, draw: Draw = normal) -> BuiltMethod:
     """`draw`: where noise comes from, if the run has some."""
     key = tried_step(config, problem)
     return _built(config, problem, draw) if key is None else _with_tried_step(config, problem, draw, key)
@@ -84,8 +84,8 @@ def tried_step(config: Config, problem: Problem) -> str | None:
     return auto[0] if auto and not problem.convex and step_sizes.at_hand(problem) else None
 
 
-def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> Method:
-    def method(step: float) -> Method:
+def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> BuiltMethod:
+    def method(step: float) -> BuiltMethod:
         given = config.algorithm.model_copy(update={key: step})
         return _built(config.model_copy(update={"algorithm": given}), problem, draw, guarded=True)
 
@@ -105,7 +105,7 @@ def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> 
     return made._replace(notes=(*made.notes, choice.sentence), chosen=(choice,))
 
 
-def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = False) -> Method:
+def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = False) -> BuiltMethod:
     """What is not given is measured, the algorithm is made of it, and wrapped in what else was asked for.
 
     `guarded`: step sizes are halved where the loss explodes.
@@ -149,7 +149,7 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
         crossing(algorithm, problem)  # an optimizer where local steps are corrected is a mistake, found by tracing them
     for wrap in (_projected, _clipped, _clipped_gradients, _compressed, _told_in_x):
         algorithm = wrap(algorithm, config, problem, settings, notes)
-    return Method(algorithm, tuple(notes))
+    return BuiltMethod(algorithm, tuple(notes))
 
 
 AROUND = ("cohort", "coin", "optimizer", "server_optimizer", "schedule")  # settings that are no arguments of a factory
@@ -189,8 +189,8 @@ def _rule(
         notes.append(f"the step sizes of the weights were not given: {numbers}, which serve on networks")
         return RuleSettings(**given)
     form = record.minibatch_form
-    known = "" if form is None else f", or model.batch, such as 32, for which {form} knows them"
-    _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }" + known)
+    alternative = "" if form is None else f", or model.batch, such as 32, for which {form} knows them"
+    _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }" + alternative)
     constants, local_lr = problem.constants(settings["steps"])
     how = "were measured, see `steps.tuned`" if problem.slope is None else "are of what every site has measured"
     notes.append(f"the step sizes tau, sigma and theta {how}")
@@ -314,10 +314,10 @@ def crossing(algorithm: Algorithm, problem: Problem) -> list[Wire]:
 
 def may_project(config: Config) -> bool:
     """Whether updates are projected if the losses turn out to be quadratic and the steps short, or anyway."""
-    of = not_none(config.federation)
-    if of.project is not None or of.secure or config.privacy is not None:
-        return bool(of.project)
-    exact = config.model.batch is None and of.compress is None and config.model.name == "linear"
+    settings = not_none(config.federation)
+    if settings.project is not None or settings.secure or config.privacy is not None:
+        return bool(settings.project)
+    exact = config.model.batch is None and settings.compress is None and config.model.name == "linear"
     exact = exact and (config.own_models is None or config.own_models.kind != "moreau")
     everybody = config.algorithm.cohort is None and config.algorithm.coin is None
     classes = config.data.task == "classification" and config.model.loss == "auto"

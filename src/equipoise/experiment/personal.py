@@ -98,8 +98,8 @@ def _best(problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
     task = problem.plain_task
 
     def keep(x: Vector, shard: Data, key: RandomKey) -> tuple[Vector, Array]:
-        found = offers.best_of(task, x, shard, own_fit(task, problem.convex, x, shard))
-        return found.model, found.pull
+        offer = offers.best_of(task, x, shard, own_fit(task, problem.convex, x, shard))
+        return offer.model, offer.pull
 
     return lambda shard: shard, keep
 
@@ -114,12 +114,12 @@ def _of_envelope(problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
 
 
 def _fine_tuned(config: Config, problem: Problem) -> tuple[Callable[[Data], Data], Keep]:
-    of, task = not_none(config.own_models), problem.task
-    lr = 1 / (problem.smoothness + max(of.pulls)) if of.lr == "auto" else of.lr
-    tuning = fine_tuning(task, problem.n, steps=of.steps, lr=lr, pulls=of.pulls)
+    settings, task = not_none(config.own_models), problem.task
+    lr = 1 / (problem.smoothness + max(settings.pulls)) if settings.lr == "auto" else settings.lr
+    tuning = fine_tuning(task, problem.n, steps=settings.steps, lr=lr, pulls=settings.pulls)
 
     def prepare(shard: Shards) -> Split:
-        return tuning.prepare(divided(shard, of.validation))
+        return tuning.prepare(divided(shard, settings.validation))
 
     def keep(x: Vector, data: Split, key: RandomKey) -> tuple[Vector, Array]:
         v, reply = tuning.round[0].work(ModelMessage(x), x, data, key)
@@ -164,9 +164,9 @@ def made(config: Config, problem: Problem, x: Vector, train: Any, scored: Any) -
 
 def offered(folder: Path, problem: Problem, x: Vector) -> tuple[records.PersonalRecord, Any]:
     """As `made`, of kind "best"; the scores row by row are kept, and what owners get alone is recorded beside them."""
-    found = offers.best_of_each(problem.plain_task, x, problem.train, problem.own_fits)
+    offers_made = offers.best_of_each(problem.plain_task, x, problem.train, problem.own_fits)
     shared, _ = alone.scored(problem, jnp.stack([x] * problem.n))
-    own, rows = alone.scored(problem, found.model)
+    own, rows = alone.scored(problem, offers_made.model)
     shared, own = (in_units(problem, table) for table in (shared, own))
     measure, up, _ = problem.main_score(shared)
     alone.write_rows(folder / records.OWN_ROWS, problem, measure, rows)
@@ -177,10 +177,10 @@ def offered(folder: Path, problem: Problem, x: Vector) -> tuple[records.Personal
         higher_is_better=up,
         shared=floats(shared.scores[measure]),
         own=floats(own.scores[measure]),
-        pull=floats(found.pull),
+        pull=floats(offers_made.pull),
         scores={name: floats(values) for name, values in own.scores.items()},
     )
-    return record, found.model
+    return record, offers_made.model
 
 
 def recorded(config: Config, problem: Problem, server: Server) -> records.PersonalRecord:

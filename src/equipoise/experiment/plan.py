@@ -295,10 +295,10 @@ def _jobs(
 ) -> Iterator[PlannedRun]:
     """`only` maps (place of the federation, label) to the point of the grid to run."""
     first = {key: values[0] for key, values in {**plan.over, **plan.grid}.items()}
-    known = _on_the_same_rows(methods(settings, source, first))
-    _check_taken(plan.grid, known, source)
+    planned = _on_the_same_rows(methods(settings, source, first))
+    _check_taken(plan.grid, planned, source)
     for over in _points(plan.over):
-        for label, method in known.items():
+        for label, method in planned.items():
             grid = {key: values for key, values in plan.grid.items() if method.takes(key)} | method.grid
             both = [key for key in grid if key in over]
             require(
@@ -349,7 +349,7 @@ def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:
     points: dict[tuple[str, str], list[tuple[dict, list[records.Run]]]] = {}
     for job, runs in _grouped(zip(study.trials, done, strict=True)):
         points.setdefault((_place(job.over), job.label), []).append((job.chosen, runs))
-    chosen = {key: _best(found, plan.measure) for key, found in points.items()}
+    chosen = {key: _best(tried_settings, plan.measure) for key, tried_settings in points.items()}
     if study.tuned_apart:
         jobs = list(_jobs(study.settings, plan, plan.seeds, study.source, chosen))
         final = _grouped(zip(jobs, run_all(jobs, folder, **options), strict=True))
@@ -359,27 +359,27 @@ def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:
             for job, runs in _grouped(zip(study.trials, done, strict=True))
             if chosen[_place(job.over), job.label] == job.chosen
         ]
-    tried = {key: len(found) for key, found in points.items()}
+    tried = {key: len(tried_settings) for key, tried_settings in points.items()}
     return [Cell(job.label, job.over, job.chosen, tried[_place(job.over), job.label], runs) for job, runs in final]
 
 
 def _grouped(pairs: Any) -> list[tuple[PlannedRun, list[records.Run]]]:
     """The seeds of one setting together."""
-    found: dict[str, tuple[PlannedRun, list[records.Run]]] = {}
+    groups: dict[str, tuple[PlannedRun, list[records.Run]]] = {}
     for job, done in pairs:
-        found.setdefault(job.place.rpartition("/")[0], (job, []))[1].append(done)
-    return list(found.values())
+        groups.setdefault(job.place.rpartition("/")[0], (job, []))[1].append(done)
+    return list(groups.values())
 
 
-def _best(found: list[tuple[dict, list[records.Run]]], measure: str) -> dict:
+def _best(tried_settings: list[tuple[dict, list[records.Run]]], measure: str) -> dict:
     """The point with the best mean, of equal ones that with the best average; one without a number only if all are."""
 
     def rank(read: Measure, runs: list[records.Run]) -> float:
         value = statistics.fmean(map(read.of, runs))
-        return -math.inf if math.isnan(value) else value if read.more_is_better(found[0][1][0]) else -value
+        return -math.inf if math.isnan(value) else value if read.more_is_better(tried_settings[0][1][0]) else -value
 
     reads = [measures.measure(name) for name in (measure, "mean")]
-    return max(found, key=lambda item: [rank(read, item[1]) for read in reads])[0]
+    return max(tried_settings, key=lambda item: [rank(read, item[1]) for read in reads])[0]
 
 
 def run_all(
@@ -434,27 +434,27 @@ def _beside_alone(
     for job in plain:
         if not (folder / job.place / records.ALONE).is_file():
             missing.setdefault(data_of(RunSpec(job.config, folder / job.place, job.label)), []).append(job)
-    for data, found in missing.items():
-        config = found[0].config
-        shown = found[0]._replace(label="each alone")
+    for data, runs_on_it in missing.items():
+        config = runs_on_it[0].config
+        shown = runs_on_it[0]._replace(label="each alone")
         seen = None if watch is None else lambda at, of, _, job=shown: watch(job, at, of, None)
         with precision(config):
             problem = problems.get(data) or build_problem(config)
-            alone.write([folder / job.place for job in found], problem, [job.config for job in plain], seen)
+            alone.write([folder / job.place for job in runs_on_it], problem, [job.config for job in plain], seen)
 
 
 def _networks(
     jobs: Sequence[PlannedRun], folder: Path, watch: Watch | None, overwrite: bool
 ) -> list[tuple[str, RunSpec]]:
     """The runs that train the networks of [convexify], each once; those of one federation compile once."""
-    found: dict[Path, tuple[str, RunSpec]] = {}
+    networks: dict[Path, tuple[str, RunSpec]] = {}
     for job in jobs:
         place = _network(job.config, folder)
-        if place is not None and place not in found:
+        if place is not None and place not in networks:
             seen = None if watch is None else partial(watch, job)
             stage = RunSpec(network_config(job.config), place, "network", seen, overwrite)
-            found[place] = (_apart_on_this_device(job), stage)
-    return list(found.values())
+            networks[place] = (_apart_on_this_device(job), stage)
+    return list(networks.values())
 
 
 def _network(parsed: Config, folder: Path) -> Path | None:

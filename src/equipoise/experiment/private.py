@@ -20,10 +20,10 @@ def releases(config: Config) -> dict[str, tuple[int, int]]:
 
 def noise_of(config: Config) -> Noise:
     """So much that all rounds together cost what is promised, if every site answers in all of them."""
-    of = not_none(config.privacy)
+    settings = not_none(config.privacy)
     each = sum(gradients + losses / LOSS_NOISE**2 for gradients, losses in releases(config).values())
-    z = math.sqrt(config.run.rounds * each) / mu_for(of.epsilon, of.delta)
-    return Noise(of.clip, z, of.loss_bound, LOSS_NOISE * z)
+    z = math.sqrt(config.run.rounds * each) / mu_for(settings.epsilon, settings.delta)
+    return Noise(settings.clip, z, settings.loss_bound, LOSS_NOISE * z)
 
 
 def costs(config: Config) -> dict[str, float]:

@@ -99,7 +99,7 @@ class Problem:
     labels_told: skill.Base | None = None  # what sites of a federation say of their labels
     divided: bool = False  # by chance or by its labels, not among owners that exist
     conditioning: Conditioning | None = None  # None: trained in x as it is
-    told: np.ndarray | None = None  # [n], baselines that sites have told, where the rows are elsewhere
+    baselines_told: np.ndarray | None = None  # [n], baselines that sites have told, where the rows are elsewhere
     filled_up: Any | None = None  # `train` in the shape of a plan's other divisions: what is measured has one program
 
     @property
@@ -160,7 +160,7 @@ class Problem:
     @property
     def baselines(self) -> np.ndarray:
         """[n]: the loss of every owner's own model on rows that it has not seen."""
-        return np.asarray(self.own_fits.loss, np.float64) if self.told is None else self.told
+        return np.asarray(self.own_fits.loss, np.float64) if self.baselines_told is None else self.baselines_told
 
     @cached_property
     def own_fits(self) -> OwnFit:
@@ -208,8 +208,8 @@ class Problem:
     @cached_property
     def scores(self) -> dict[str, Score]:
         """What models are scored by, where the rows are at hand."""
-        found = evaluation.suited(self.task.predict, self.x, client_shapes(self.train), self.loss)
-        return found if self.score is None or self.score.own is None else found | {self.score.name: self.score.own}
+        suited = evaluation.suited(self.task.predict, self.x, client_shapes(self.train), self.loss)
+        return suited if self.score is None or self.score.own is None else suited | {self.score.name: self.score.own}
 
     @cached_property
     def digest_of_rows(self) -> str:
@@ -275,15 +275,15 @@ class Envelope:
 
 def with_own_models(config: Config, problem: Problem) -> Problem:
     """The problem whose shared model is trained for the models that owners make of it, where the settings say so."""
-    of = config.own_models
-    if of is None or of.kind != "moreau":
+    settings = config.own_models
+    if settings is None or settings.kind != "moreau":
         return problem
-    task, mu = problem.task, of.mu
+    task, mu = problem.task, settings.mu
     if isinstance(jax.eval_shape(lambda train: task.prepare(train.client(0)), problem.train), Gram | Kernel):
         personal = moreau_envelope(task, mu)
     else:
-        lr = 1 / (problem.smoothness + mu) if of.lr == "auto" else of.lr
-        personal = moreau_envelope(task, mu, steps=of.steps, lr=lr)
+        lr = 1 / (problem.smoothness + mu) if settings.lr == "auto" else settings.lr
+        personal = moreau_envelope(task, mu, steps=settings.steps, lr=lr)
     envelope = Envelope(task, personal, mu)
     return replace(problem, task=personal.task, l2=envelope.damped(least(problem.l2)), envelope=envelope)
 
@@ -350,16 +350,22 @@ def _of_data(config: Config) -> Problem:
 def _of_silos(config: Config) -> Problem:
     settings = config.data
     with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # they become notes
-        found = silos.read_with(
+        given = silos.read_with(
             Path(str(settings.silos)),
             settings.silo_options,
             separator=settings.separator,
             test=settings.test,
             seed=config.run.seed,
         )
+<<<<<<< HEAD
     what = f"{len(found.names)} silos of the folder {Path(str(settings.silos)).name}, predicting {settings.label}"
     problem = problem_of(config, what, found.names, found.train, found.test, found.encoding, found.warnings)
     return replace(problem, counted=found.counted, units=found.units)
+=======
+    what = f"{len(given.names)} silos of the folder {Path(str(settings.silos)).name}, predicting {settings.label}"
+    problem = problem_of(config, what, given.names, given.train, given.test, given.encoding, given.warnings)
+    return replace(problem, counted=given.counted)
+>>>>>>> main
 
 
 def _synthetic(config: Config) -> Problem:
@@ -367,8 +373,8 @@ def _synthetic(config: Config) -> Problem:
     try:
         train = synthetic.regression(n=n, key=jax.random.key(division_seed(config)), **settings)
     except TypeError as error:
-        known = "dim, samples, scale, shift"
-        raise InputError(f"data.options does not fit synthetic data ({error}); known: {known}") from None
+        options = "dim, samples, scale, shift"
+        raise InputError(f"data.options does not fit synthetic data ({error}); known: {options}") from None
     names = tuple(f"client {i}" for i in range(n))
     what = f"synthetic robust regression (SCAFF-PD, section 6.1) over {n} clients"
     return problem_of(config, what, names, train, None, shape=train.inputs.shape[2:])
@@ -379,8 +385,8 @@ def _quadratics(config: Config) -> Problem:
     try:
         train = synthetic.quadratics(**config.data.options)
     except TypeError as error:
-        known = "gradient, hessian, beta"
-        raise InputError(f"data.options does not fit quadratics ({error}); known: {known}") from None
+        options = "gradient, hessian, beta"
+        raise InputError(f"data.options does not fit quadratics ({error}); known: {options}") from None
     # Recorded as a line through the origin, whose slope is x. Zero is the solution, so it starts from one.
     return Problem(
         what="the two quadratics of SCAFFOLD, section 7.2",
@@ -563,9 +569,11 @@ def _columns(names: tuple[str, ...], problem: Problem) -> tuple[int, ...]:
         f"model.own names columns ({', '.join(names)}), and this data has none; give 'intercept'",
     )
     features = not_none(encoding).features
-    known = [feature.name for feature in features]
+    columns = [feature.name for feature in features]
     for name in names:
-        require(name in known, f"model.own names '{name}', which is not a column of the model{nearest(name, known)}")
+        require(
+            name in columns, f"model.own names '{name}', which is not a column of the model{nearest(name, columns)}"
+        )
     ends = np.cumsum([len(feature.inputs) for feature in features])
     ranges = {f.name: range(end - len(f.inputs), end) for f, end in zip(features, ends.tolist(), strict=True)}
     return tuple(j for name in names for j in ranges[name])

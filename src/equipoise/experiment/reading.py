@@ -51,6 +51,6 @@ def put(settings: dict[str, Any], key: str, value: Any) -> None:
     table[last] = value
     sections_of = {"algorithm.name": (algorithm_section, ALGORITHMS), "objective.name": (objective_section, OBJECTIVES)}
     if key in sections_of:
-        section_of, known = sections_of[key]
-        if isinstance(value, str) and (value in known or is_reference(value)):
+        section_of, names = sections_of[key]
+        if isinstance(value, str) and (value in names or is_reference(value)):
             settings[sections[0]] = {k: v for k, v in table.items() if k in section_of(value).model_fields}

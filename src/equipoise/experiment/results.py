@@ -96,15 +96,15 @@ def write_result(
 ) -> None:
     """The model, then the result: whoever sees the result sees a whole run. `asked`: clients told their own scores."""
     measure, up, _ = problem.main_score(table)
-    known = bool(np.isfinite(np.asarray(table.scores[measure])).any())
+    any_finite = bool(np.isfinite(np.asarray(table.scores[measure])).any())
     if np.isfinite(np.asarray(x)).all():
         save_model(folder / records.MODEL, problem, x, {"config": config.used(), "clients": list(problem.names)}, part)
-        if asked and not known:
+        if asked and not any_finite:
             events.append("no client could score the model at the end")
     else:
         events.append("the model is not finite: the step sizes are too large")
     nothing: tuple[None, ...] = (None,) * problem.n
-    bounds = standing(table, measure, up=up, counted=problem.counted) if known else None
+    bounds = standing(table, measure, up=up, counted=problem.counted) if any_finite else None
     outcome = records.RunResult(
         label=label,
         rounds=result.rounds,

@@ -25,7 +25,7 @@ from equipoise.experiment.chosen import settle
 from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import Trained, convexify, given_network, network_config, trained_network
-from equipoise.experiment.methods import Method, baselines_of, build_method, training_rows
+from equipoise.experiment.methods import BuiltMethod, baselines_of, build_method, training_rows
 from equipoise.experiment.problems import Problem, Sent, build_problem, precision
 from equipoise.experiment.reading import load_config
 from equipoise.experiment.results import (
@@ -74,7 +74,7 @@ class Shared(NamedTuple):
 
     data: "ClientRows"
     git: str | None  # see `git_commit`
-    method: Method | None = None
+    method: BuiltMethod | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,7 +43,7 @@ from equipoise.tasks import Convexity, WithBaseline, less_baseline
 class Tilt(NamedTuple):
     """Which objective sums can tell: rho log 1/n sum exp(f_i/rho), or the mean where rho is None."""
 
-    known: bool  # whether the run's objective is one of them
+    exact: bool  # whether the run's objective is one of them
     rho: float | None
 
 
@@ -114,14 +114,14 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         return None, Reply(total=slope, each=(reply.each, task.loss(x, rows.train).astype(x.dtype), base))
 
     def close(server: Server, replies: Replies) -> Server:
-        each, losses, told = replies.each
+        each, losses, labels = replies.each
         inner_server = evaluate.close(server.inner, Replies(None, each, replies.cohort))
         heard = replies.cohort.put(server.losses, losses)
         everybody = jnp.all(jnp.isfinite(heard))
         gradient = jnp.where(everybody, replies.total, jnp.nan) if certified else server.gradient
         base = server.base
         if classes:
-            put = Base(*(replies.cohort.put(a, b) for a, b in zip(not_none(base), told, strict=True)))
+            put = Base(*(replies.cohort.put(a, b) for a, b in zip(not_none(base), labels, strict=True)))
             base = put._replace(loss=jnp.where(put.loss > 0, put.loss, jnp.nan))
         return server._replace(inner=inner_server, losses=heard, gradient=gradient, base=base)
 
@@ -131,16 +131,16 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
     def work_in_sums(message: tuple[Vector, Array], _: None, rows: OwnerRows, key: RandomKey) -> tuple[None, Reply]:
         x, level = message
         _, reply = evaluate.work(x, None, rows.test, key)
-        _, _, (values, known), *_ = reply.each
+        _, _, (values, defined), *_ = reply.each
         if classes:
             base = _told(rows, classes, x).loss
             values = values | {"skill": jnp.where(base > 0, skill_of(values["loss"], jnp.where(base > 0, base, 1)), 0)}
-            known = known | {"skill": base > 0}
+            defined = defined | {"skill": base > 0}
         loss, one = task.loss(x, rows.train).astype(x.dtype), jnp.ones((), x.dtype)
         exponent = jnp.zeros_like(loss) if rho is None else loss / rho - level
         tilted = jnp.exp(jnp.minimum(exponent, math.log(MOST_TILT)))
         beyond = jnp.where(exponent > math.log(MOST_TILT), one, 0)
-        numbers = {name: known[name].astype(x.dtype) for name in values}
+        numbers = {name: defined[name].astype(x.dtype) for name in values}
         total = SumTable(one, loss, values, numbers, tilted, tilted * task.grad(x, rows.train), beyond)
         return None, Reply(total=total)
 
@@ -185,7 +185,7 @@ def read_sums(table: SumTable, tilt: Tilt, level: float, *, n: int, mu: Convexit
     if tilt.rho is not None:
         log_sum = math.log(float(sums.tilted)) + level if sums.tilted > LEAST_TILT else -math.inf
         objective, new = tilt.rho * (log_sum - math.log(n)), max(log_sum, loss / tilt.rho)
-    if not tilt.known or count < n or not in_range:
+    if not tilt.exact or count < n or not in_range:
         return Summed(np.nan, np.nan, scores, new)
     slope = sums.gradient / sums.tilted
     gap = np.nan if mu is None else float(np.sum(slope**2 / np.asarray(mu)) / 2)

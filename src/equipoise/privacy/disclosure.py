@@ -119,8 +119,8 @@ def disclosed(
             "common they are there"
         )
     if own_parts:
-        told = "the server learns the sum over the sites that answered" if masked else "the server learns nothing"
-        yield f"of the parts of the model that sites keep for themselves {told}"
+        learned = "the server learns the sum over the sites that answered" if masked else "the server learns nothing"
+        yield f"of the parts of the model that sites keep for themselves {learned}"
     if own_models:
         yield (
             "after training: the server sees each site's scores with the shared model and with its own, which stays at "

@@ -132,22 +132,24 @@ def load_convexified(module: torch.nn.Module, path: str | PathLike[str]) -> Feat
         saved.model.name == "torch_convexified",
         f"{path} is a {saved.model.name}, not a model on features of a PyTorch module",
     )
-    of, network = saved.model.arguments, saved.params["network"]
-    sizes = models.module_features(of["parameters"], of["last"], kind=of["kind"], features=of["features"])
+    saved_as, network = saved.model.arguments, saved.params["network"]
+    sizes = models.module_features(
+        saved_as["parameters"], saved_as["last"], kind=saved_as["kind"], features=saved_as["features"]
+    )
     given = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
-    wanted = {name: tuple(shape) for name, shape in of["parameters"]}
+    wanted = {name: tuple(shape) for name, shape in saved_as["parameters"]}
     require(
         given == wanted, f"{path} is of the parameters {wanted}, the module has {given}; give the module of that run"
     )
     with torch.no_grad():
         for name, p in module.named_parameters():
-            if p.requires_grad and not name.startswith(f"{of['last']}."):
+            if p.requires_grad and not name.startswith(f"{saved_as['last']}."):
                 p.copy_(torch.as_tensor(np.array(network[name])))
-    drawn = [network[name] for name in (f"{of['last']}.weight", f"{of['last']}.bias") if name in network]
+    drawn = [network[name] for name in (f"{saved_as['last']}.weight", f"{saved_as['last']}.bias") if name in network]
     layer = np.concatenate([np.ravel(a) for a in drawn])
-    kind: Kind = of["kind"]
+    kind: Kind = saved_as["kind"]
     features = module_features(
-        module, of["last"], layer, draw_projection(of["seed"], kind, sizes.size, sizes.parameters)
+        module, saved_as["last"], layer, draw_projection(saved_as["seed"], kind, sizes.size, sizes.parameters)
     )
     mean, scale, head = (torch.as_tensor(np.array(saved.params[name])) for name in ("mean", "scale", "head"))
 

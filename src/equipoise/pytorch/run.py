@@ -129,14 +129,14 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
 
 def made_of_module(config: Config, site: TorchSite, theta: Vector, real: np.dtype) -> OwnerRows:
     """Features of all examples, in an order that the run's seed gives where a loader shuffles."""
-    of = not_none(config.convexify)
-    last = not_none(of.last)
-    assert of.kind != "linearised"
+    settings = not_none(config.convexify)
+    last = not_none(settings.last)
+    assert settings.kind != "linearised"
     parameters = [(name, p.shape) for name, p in site.module.named_parameters() if p.requires_grad]
-    sizes = models.module_features(parameters, last, kind=of.kind, features=of.features)
+    sizes = models.module_features(parameters, last, kind=settings.kind, features=settings.features)
     seed = feature_seed(config)
     layer = random_layer(seed, sizes.fan_in, real)
-    projection = draw_projection(seed, of.kind, sizes.size, sizes.parameters)
+    projection = draw_projection(seed, settings.kind, sizes.size, sizes.parameters)
     with site.lock, seeded([config.run.seed]):
         site.put(theta)
         features = module_features(site.module, last, layer, projection)

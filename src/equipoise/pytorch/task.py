@@ -36,21 +36,21 @@ def rows(which: int, labels: np.ndarray, examples: int) -> Shards:
     return Shards(jnp.full(len(labels), which, jnp.int32), jnp.asarray(labels), jnp.int32(examples))
 
 
-def callback_task(name: str, x: Vector, of: Callbacks, outputs: tuple[int, ...] | None) -> Task:
+def callback_task(name: str, x: Vector, callbacks: Callbacks, outputs: tuple[int, ...] | None) -> Task:
     """The task, with the start x; `outputs` is the shape of what the model makes of one example, None: no array."""
 
     def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Array:
-        return jax.pure_callback(of.loss, jax.ShapeDtypeStruct((), x.dtype), x, shard.inputs[0])
+        return jax.pure_callback(callbacks.loss, jax.ShapeDtypeStruct((), x.dtype), x, shard.inputs[0])
 
     @jax.custom_jvp
     def slope(x: Vector, words: Array) -> Vector:
-        return jax.pure_callback(of.grad, jax.ShapeDtypeStruct(x.shape, x.dtype), x, words)
+        return jax.pure_callback(callbacks.grad, jax.ShapeDtypeStruct(x.shape, x.dtype), x, words)
 
     @slope.defjvp
     def curve(given: tuple[Vector, Array], along: tuple[Vector, Any]) -> tuple[Vector, Vector]:
         (x, words), (v, _) = given, along
         like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return slope(x, words), jax.pure_callback(of.curve, like, x, v, words, vmap_method="sequential")
+        return slope(x, words), jax.pure_callback(callbacks.curve, like, x, v, words, vmap_method="sequential")
 
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
         return slope(x, in_words(key))
@@ -69,13 +69,13 @@ def callback_task(name: str, x: Vector, of: Callbacks, outputs: tuple[int, ...] 
         like = jax.ShapeDtypeStruct(x.shape, x.dtype)
         shift, at = jnp.zeros_like(x) if shift is None else shift, -1 if snapshot is None else snapshot
         u, seen = jax.pure_callback(
-            lambda *given: of.descend(steps, *given), (like, like), x, in_words(key), lr, shift, pull, at
+            lambda *given: callbacks.descend(steps, *given), (like, like), x, in_words(key), lr, shift, pull, at
         )
         return u if snapshot is None else (u, seen)
 
     def predict(x: Vector, which: Array) -> Array:
         like = jax.ShapeDtypeStruct((*which.shape, *(outputs or ())), x.dtype)
-        return jax.pure_callback(of.predict, like, x, which[0])
+        return jax.pure_callback(callbacks.predict, like, x, which[0])
 
     return Task(
         name,

@@ -102,7 +102,7 @@ def _profile(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Mar
     each, ends = _columns(order)
     tops = [(x, _mean(run.values, part)) for x, part in ends]
     area = frame.band([(x, 0.0 if axis.low <= 0 else axis.low, y) for x, y in tops])
-    bounds = [np.clip(of, axis.low, axis.high) for of in (run.low, run.high)]
+    bounds = [np.clip(bounds_of_run, axis.low, axis.high) for bounds_of_run in (run.low, run.high)]
     spans = [(x, _mean(bounds[0], part), _mean(bounds[1], part)) for x, part in ends]
     drawn: list[object] = [tag("path", d=area, class_="area"), tag("path", d=frame.band(spans), class_="span")]
     drawn.append(tag("path", d=frame.path(tops), class_="edge"))

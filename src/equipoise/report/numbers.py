@@ -233,27 +233,27 @@ def _main_measure(run: Run) -> tuple[str, bool]:
     """Its name, and whether higher is better."""
     if run.outcome is not None:
         return run.outcome.measure, run.outcome.higher_is_better
-    known = run.rows[-1].scores if run.rows else {}
+    scores = run.rows[-1].scores if run.rows else {}
     with suppress(InputError):  # the user's own, and no longer there
         name, higher, _ = main_score_named(setting(run, "run", "score") or "")
-        if name in known:
+        if name in scores:
             return name, higher
     leads = run.federation.score
-    measure = leads if leads in known else main_score(known) or TASK_SCORES.get(run.federation.task, "loss")
+    measure = leads if leads in scores else main_score(scores) or TASK_SCORES.get(run.federation.task, "loss")
     return measure, higher_is_better(measure)
 
 
 def summarize(values: np.ndarray, higher: bool) -> dict[str, float]:
     """As `fairness.summary`, over the clients that have a score."""
-    known = values[np.isfinite(values)]
-    if not known.size:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
         return dict.fromkeys(("mean", "worst20", "best20", "worst", "std"), math.nan)
     return {
-        "mean": float(known.mean()),
-        "worst20": float(worst_mean(known, higher)),
-        "best20": float(worst_mean(known, not higher)),
-        "worst": float(known.min() if higher else known.max()),
-        "std": float(known.std()),
+        "mean": float(finite.mean()),
+        "worst20": float(worst_mean(finite, higher)),
+        "best20": float(worst_mean(finite, not higher)),
+        "worst": float(finite.min() if higher else finite.max()),
+        "std": float(finite.std()),
     }
 
 
@@ -266,11 +266,11 @@ class Paired(NamedTuple):
 
 def paired(old: ReportedRun, new: ReportedRun) -> Paired | None:
     """None unless both kept the scores of the same rows."""
-    found = _pairs(new, old.record.path / records.ROW_SCORES) if _scored_rows(old) == _scored_rows(new) else None
-    if found is None:
+    pairs = _pairs(new, old.record.path / records.ROW_SCORES) if _scored_rows(old) == _scored_rows(new) else None
+    if pairs is None:
         return None
-    correlation = differences.worst_correlation(found, up=new.higher_is_better)
-    return Paired(differences.mean_difference(found), correlation)
+    correlation = differences.worst_correlation(pairs, up=new.higher_is_better)
+    return Paired(differences.mean_difference(pairs), correlation)
 
 
 def _pairs(run: ReportedRun, other: pathlib.Path) -> SameRows | None:
@@ -279,19 +279,19 @@ def _pairs(run: ReportedRun, other: pathlib.Path) -> SameRows | None:
     if kept is None:
         return None
     root, shares, sizes = run.measure in ROOTS, run.measure == "accuracy", np.array(_scored_rows(run))
-    found = differences.on_same_rows(*kept, sizes, shares=shares, root=root, counted=counted(run))
+    pairs = differences.on_same_rows(*kept, sizes, shares=shares, root=root, counted=counted(run))
     if not root:
-        return found
+        return pairs
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = run.values / found.new  # rows of a regression were kept in units of the training
-    known = ratio[np.isfinite(ratio)]
-    return found.in_units(float(np.median(known))) if known.size else found
+        ratio = run.values / pairs.new  # rows of a regression were kept in units of the training
+    finite = ratio[np.isfinite(ratio)]
+    return pairs.in_units(float(np.median(finite))) if finite.size else pairs
 
 
 def counted(run: ReportedRun) -> np.ndarray | None:
     """As how many independent rows each client's scored ones count; None: each of them does."""
-    found = [member.counted for member in run.members]
-    return None if None in found else np.array(found, np.float64)
+    counts = [member.counted for member in run.members]
+    return None if None in counts else np.array(counts, np.float64)
 
 
 def _scored_rows(run: ReportedRun) -> list[int]:
@@ -324,11 +324,11 @@ class Alone(NamedTuple):
 def alone(runs: Sequence[ReportedRun]) -> Alone | None:
     """Of the first of comparable runs that has it; None: they were not part of a comparison."""
     for run in runs:
-        found = records.read_alone(run.record.path)
-        if found is not None and found.measure == run.measure and len(found.low) == run.n:
-            values = array(found.scores.get(found.measure, ()), run.n)
+        record = records.read_alone(run.record.path)
+        if record is not None and record.measure == run.measure and len(record.low) == run.n:
+            values = array(record.scores.get(record.measure, ()), run.n)
             if np.isfinite(values).any():
-                low, high = array(found.low, run.n), array(found.high, run.n)
+                low, high = array(record.low, run.n), array(record.high, run.n)
                 rows = run.record.path / records.ALONE_ROWS
                 return Alone(values, low, high, summarize(values, run.higher_is_better), rows)
     return None
@@ -347,16 +347,16 @@ class Scored(NamedTuple):
 
 
 def scored(run: ReportedRun) -> Scored:
-    known = run.record.final.scores if run.record.rows else {}
-    return Scored(run.title, {name: array(values, run.n) for name, values in known.items()})
+    scores = run.record.final.scores if run.record.rows else {}
+    return Scored(run.title, {name: array(values, run.n) for name, values in scores.items()})
 
 
 def scored_alone(runs: Sequence[ReportedRun]) -> Scored | None:
     """Of the first of comparable runs that has it."""
     for run in runs:
-        found = records.read_alone(run.record.path)
-        if found is not None and len(found.low) == run.n:
-            return Scored("each alone", {name: array(values, run.n) for name, values in found.scores.items()})
+        record = records.read_alone(run.record.path)
+        if record is not None and len(record.low) == run.n:
+            return Scored("each alone", {name: array(values, run.n) for name, values in record.scores.items()})
     return None
 
 
@@ -367,18 +367,18 @@ def gain_over(one: Scored, alone: Scored) -> np.ndarray:
 
 
 def mean(values: np.ndarray) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else math.nan
+    finite_values = values[np.isfinite(values)]
+    return float(finite_values.mean()) if finite_values.size else math.nan
 
 
 def worst_fifth(values: np.ndarray, *, up: bool) -> float:
-    known = values[np.isfinite(values)]
-    return float(worst_mean(known, up)) if known.size else math.nan
+    finite = values[np.isfinite(values)]
+    return float(worst_mean(finite, up)) if finite.size else math.nan
 
 
 def share_below_zero(values: np.ndarray) -> float:
-    known = values[np.isfinite(values)]
-    return float((known < 0).mean()) if known.size else math.nan
+    finite = values[np.isfinite(values)]
+    return float((finite < 0).mean()) if finite.size else math.nan
 
 
 class Gains(NamedTuple):
@@ -406,7 +406,7 @@ def gains(run: ReportedRun, other: "ReportedRun | Alone", against: str) -> Gains
     else:
         sides = zip(other.low, other.values, other.high, run.low, run.values, run.high, strict=True)
         bounds = [differences.difference(Bounds(a, b, c), Bounds(d, e, f), 0.0) for a, b, c, d, e, f in sides]
-        low, high = np.array([found.low for found in bounds]), np.array([found.high for found in bounds])
+        low, high = np.array([bound.low for bound in bounds]), np.array([bound.high for bound in bounds])
     if not run.higher_is_better:
         low, value, high = -high, -value, -low
     return Gains(against, value, low, high, pairs is not None)
@@ -435,13 +435,13 @@ def path(runs: Sequence[ReportedRun]) -> Path | None:
 
 
 def _chosen(runs: Sequence[ReportedRun]) -> ReportedRun | None:
-    known = [run for run in runs if math.isfinite(run.summary["mean"]) and math.isfinite(run.corrected_worst)]
-    if not known:
+    finite = [run for run in runs if math.isfinite(run.summary["mean"]) and math.isfinite(run.corrected_worst)]
+    if not finite:
         return None
-    sign = 1 if known[0].higher_is_better else -1
-    best = max(known, key=lambda run: sign * run.summary["mean"])
+    sign = 1 if finite[0].higher_is_better else -1
+    best = max(finite, key=lambda run: sign * run.summary["mean"])
     edge = best.mean.low if sign > 0 else best.mean.high
-    free = [run for run in known if sign * run.summary["mean"] >= sign * edge] if math.isfinite(edge) else [best]
+    free = [run for run in finite if sign * run.summary["mean"] >= sign * edge] if math.isfinite(edge) else [best]
     return max(free, key=lambda run: sign * run.corrected_worst)
 
 
@@ -463,20 +463,20 @@ def reached(run: ReportedRun, runs: Sequence[ReportedRun], share: float = SHOWN)
     """By the best certificate of `runs` on the same problem: no model's objective is below it."""
     problem = _problem(run)
     same = [row for other in runs if _problem(other) == problem for row in other.record.rows]
-    known = [(row.objective, row.gap) for row in same if row.gap is not None and row.objective is not None]
-    if not known:
+    certified = [(row.objective, row.gap) for row in same if row.gap is not None and row.objective is not None]
+    if not certified:
         return NOT_KNOWN
-    told = [finite(member.baseline) for member in run.members]
-    base = float(np.mean(told)) if all(map(math.isfinite, told)) else 0.0  # gains may be about zero
-    best = max(objective - gap for objective, gap in known)
-    if min(objective for objective, _ in known) - best > share * abs(best + base):
+    baselines = [finite(member.baseline) for member in run.members]
+    base = float(np.mean(baselines)) if all(map(math.isfinite, baselines)) else 0.0  # gains may be about zero
+    best = max(objective - gap for objective, gap in certified)
+    if min(objective for objective, _ in certified) - best > share * abs(best + base):
         return NOT_KNOWN
-    found = Reached(math.inf, math.inf)
+    first = Reached(math.inf, math.inf)
     for row in reversed(run.record.rows):
         if row.objective is None or row.objective - best > share * abs(best + base):
-            return found
-        found = Reached(row.round, bytes_per_client(row, run.n))
-    return found
+            return first
+        first = Reached(row.round, bytes_per_client(row, run.n))
+    return first
 
 
 def rounds_text(run: ReportedRun, rounds: float) -> str:
@@ -486,13 +486,13 @@ def rounds_text(run: ReportedRun, rounds: float) -> str:
 
 def _problem(run: ReportedRun) -> object:
     """Equal for runs whose objectives are of the same function."""
-    told = {key: value for key, value in run.record.config.items() if key not in ("name", "algorithm", "federation")}
-    told["model"] = {key: value for key, value in told.get("model", {}).items() if key not in ("metric", "batch")}
+    used = {key: value for key, value in run.record.config.items() if key not in ("name", "algorithm", "federation")}
+    used["model"] = {key: value for key, value in used.get("model", {}).items() if key not in ("metric", "batch")}
     kept = {"seed", "keep_best", "validation", "precision"}
-    told["run"] = {key: value for key, value in told.get("run", {}).items() if key in kept}
-    if not told["run"].get("keep_best"):
-        told["run"].pop("validation", None)
-    return json.dumps(told, sort_keys=True, default=str)
+    used["run"] = {key: value for key, value in used.get("run", {}).items() if key in kept}
+    if not used["run"].get("keep_best"):
+        used["run"].pop("validation", None)
+    return json.dumps(used, sort_keys=True, default=str)
 
 
 def scores(row: Row, measure: str, n: int) -> np.ndarray:

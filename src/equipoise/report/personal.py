@@ -34,8 +34,8 @@ def with_own(run: ReportedRun) -> ReportedRun | None:
 
 def offered(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ReportedRun] | None:
     """Of the run that owners are told about: as it is, and with what each should use; None: nothing was chosen."""
-    known = [run for run in runs if run.record.personal is not None and run.record.personal.kind == "best"]
-    run = wording.fairest(known) or (wording.leading(known) if known else None)
+    with_offers = [run for run in runs if run.record.personal is not None and run.record.personal.kind == "best"]
+    run = wording.fairest(with_offers) or (wording.leading(with_offers) if with_offers else None)
     own = None if run is None else with_own(run)
     return None if run is None or own is None else (run, own)
 
@@ -66,10 +66,10 @@ MOST_NAMES = 5
 
 def offer(runs: Sequence[ReportedRun]) -> str:
     """How many owners should use what, and how sure it is that nobody loses by it; empty: nothing was chosen."""
-    found = offered(runs)
-    if found is None:
+    with_offer = offered(runs)
+    if with_offer is None:
         return ""
-    run, own = found
+    run, own = with_offer
     uses = [used(run, i) for i in range(run.n)]
     parts = []
     for what in (SHARED, TUNED, ALONE):
@@ -85,15 +85,15 @@ def offer(runs: Sequence[ReportedRun]) -> str:
     if alone is None:
         return first
     gains = numbers.gains(own, alone, wording.OWN_ROWS)
-    known = np.isfinite(gains.values)
-    if not known.any():
+    finite = np.isfinite(gains.values)
+    if not finite.any():
         return first
     rows = "held-out" if run.record.federation.held_out else "training"
-    mean = float(gains.values[known].mean())
-    lose = int((gains.values[known] < 0).sum())
+    mean = float(gains.values[finite].mean())
+    lose = int((gains.values[finite] < 0).sum())
     second = (
         f"On {rows} rows that is {own.signed(mean)} for the average client against {wording.OWN_ROWS}, and as measured "
-        f"{lose:,} of {int(known.sum()):,} lose by it."
+        f"{lose:,} of {int(finite.sum()):,} lose by it."
     )
     return f"{first} {second} {wording.sure_of(own, gains)}"
 

@@ -32,8 +32,8 @@ class Section(NamedTuple):
 
 def shown(runs: Sequence[ReportedRun]) -> list[Section]:
     """The sections that have something to show."""
-    found = problems(runs)
-    broken = len(found["problems"])
+    shortened = problems(runs)
+    broken = len(shortened["problems"])
     every = (
         Section("joining", "Does joining pay, and for whom?", joining(runs)),
         Section("clients", "Who is served how", clients(runs)),
@@ -45,7 +45,7 @@ def shown(runs: Sequence[ReportedRun]) -> list[Section]:
         Section("personal", "The shared model against each owner's own", own_models(runs)),
         Section("convergence", "How training went", convergence(runs)),
         Section("weights", "Whose loss counted how much", weights(runs)),
-        Section("troubles", "What went wrong", found, f" ({broken})" if broken else ""),
+        Section("troubles", "What went wrong", shortened, f" ({broken})" if broken else ""),
         Section("again", "Reproduce this run", {"recipes": [_recipe(run) for run in runs]}),
     )
     return [section for section in every if section.content is not None]
@@ -146,25 +146,25 @@ def table(runs: Sequence[ReportedRun]) -> Content:
 def tradeoff(runs: Sequence[ReportedRun]) -> Content | None:
     if len(runs) < 2 or not any(math.isfinite(run.summary["worst20"]) for run in runs):
         return None
-    found = numbers.path(runs)
-    return {"path": None if found is None else _path(found)}
+    path = numbers.path(runs)
+    return {"path": None if path is None else _path(path)}
 
 
-def _path(found: numbers.Path) -> Content:
-    headings = [found.setting, "average", "worst 20%", "corrected (bounds)", "rounds"]
+def _path(path: numbers.Path) -> Content:
+    headings = [path.setting, "average", "worst 20%", "corrected (bounds)", "rounds"]
     rows = []
-    for value, run in found.points:
+    for value, run in path.points:
         bounds = formats.with_interval(run.worst.estimate, run.worst.low, run.worst.high, run.format)
         mean, worst = (run.format(run.summary[key]) for key in ("mean", "worst20"))
-        rows.append((run is found.chosen, [f"{value:g}", mean, worst, bounds, f"{run.rounds:,}"]))
+        rows.append((run is path.chosen, [f"{value:g}", mean, worst, bounds, f"{run.rounds:,}"]))
     numeric = (
         [value, run.summary["mean"], run.summary["worst20"], *tables.corrected_worst(run), run.rounds]
-        for value, run in found.points
+        for value, run in path.points
     )
-    columns = [found.setting, "mean", "worst20", "worst20_corrected", "worst20_low", "worst20_high", "rounds"]
+    columns = [path.setting, "mean", "worst20", "worst20_corrected", "worst20_low", "worst20_high", "rounds"]
     return {
-        "found": found,
-        "note": wording.chosen_of(found),
+        "found": path,
+        "note": wording.chosen_of(path),
         "headings": headings,
         "rows": rows,
         "csv": tables.csv_link(columns, numeric),
@@ -180,31 +180,36 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
         against.append((wording.OWN_ROWS, alone))
     if average is not None and average is not run:
         against.append((average.label, average))
-    found = [numbers.gains(run, other, name) for name, other in against]
-    found = [gains for gains in found if any(map(math.isfinite, gains.values))]
-    if not found:
+    pairs = [numbers.gains(run, other, name) for name, other in against]
+    pairs = [gains for gains in pairs if any(map(math.isfinite, gains.values))]
+    if not pairs:
         return None
-    order = [int(i) for i in found[0].values.argsort(kind="stable")]
+    order = [int(i) for i in pairs[0].values.argsort(kind="stable")]
     shown = order[: tables.MOST_CLIENTS]
     headings = ["client", "rows", *(f"with {name}" for name, _ in against), f"with {run.label}"]
-    headings += [f"gain against {gains.against}" for gains in found]
+    headings += [f"gain against {gains.against}" for gains in pairs]
 
     def cells(i: int) -> list[str]:
         own = [run.members[i].name, f"{run.members[i].train:,}"]
         scores = [run.format(float(one.values[i])) for one in (*(other for _, other in against), run)]
-        return [*own, *scores, *(_with_bounds(run, g, i) for g in found)]
+        return [*own, *scores, *(_with_bounds(run, g, i) for g in pairs)]
 
     def numeric(i: int) -> list[Any]:
         scores = [float(other.values[i]) for _, other in against]
         own = [run.members[i].name, run.members[i].train]
-        return [*own, *scores, float(run.values[i]), *(float(a[i]) for g in found for a in (g.values, g.low, g.high))]
+        return [
+            *own,
+            *scores,
+            float(run.values[i]),
+            *(float(a[i]) for g in pairs for a in (g.values, g.low, g.high)),
+        ]
 
-    columns = headings[: -len(found)]
-    columns += [f"gain against {g.against}{end}" for g in found for end in ("", ": low", ": high")]
+    columns = headings[: -len(pairs)]
+    columns += [f"gain against {g.against}{end}" for g in pairs for end in ("", ": low", ": high")]
 
     many = f"the {len(shown)} that gain least of {run.n:,}" if len(order) > len(shown) else f"all {run.n:,} clients"
-    sentences = [wording.JOINING] if alone is not None else [wording.sure_of(run, found[0]), wording.NOT_ALONE]
-    charts = [(run, bars.gains(run, found[0], found[1] if len(found) > 1 else None), _gains_caption(run, found))]
+    sentences = [wording.JOINING] if alone is not None else [wording.sure_of(run, pairs[0]), wording.NOT_ALONE]
+    charts = [(run, bars.gains(run, pairs[0], pairs[1] if len(pairs) > 1 else None), _gains_caption(run, pairs))]
     every = []
     if alone is not None:
         every = [(other, numbers.gains(other, alone, wording.OWN_ROWS)) for other in runs if other.finished]
@@ -229,13 +234,13 @@ def _with_bounds(run: ReportedRun, gains: numbers.Gains, i: int) -> str:
     return run.signed(float(gains.values[i])) + (f" ({bounds})" if bounds else "")
 
 
-def _gains_caption(run: ReportedRun, found: Sequence[numbers.Gains]) -> str:
-    text = f"What each client gains with {run.label} against {found[0].against}, the largest loss first."
-    if run.n <= bars.NAMED and any(math.isfinite(v) for v in found[0].low):
+def _gains_caption(run: ReportedRun, pairs: Sequence[numbers.Gains]) -> str:
+    text = f"What each client gains with {run.label} against {pairs[0].against}, the largest loss first."
+    if run.n <= bars.NAMED and any(math.isfinite(v) for v in pairs[0].low):
         text += " Thin lines are the bounds that its rows allow: a line that does not cross zero is more than chance."
-    if len(found) > 1:
+    if len(pairs) > 1:
         sign = "sign" if run.n <= bars.NAMED else "dashed line, in its own order,"
-        text += f" The {sign} is the gain against {found[1].against}."
+        text += f" The {sign} is the gain against {pairs[1].against}."
     return text
 
 
@@ -266,7 +271,7 @@ def clients(runs: Sequence[ReportedRun]) -> Content:
 
 
 def _bars_caption(run: ReportedRun, other: ReportedRun | None) -> str:
-    score, known = capitalized(run.score_name), np.isfinite(run.low)
+    score, finite = capitalized(run.score_name), np.isfinite(run.low)
     if run.n <= bars.NAMED:
         text = f"{score} of each client with {run.label}, the worst served first."
         bounds, comparison = "thin lines are", "The sign is"
@@ -275,18 +280,18 @@ def _bars_caption(run: ReportedRun, other: ReportedRun | None) -> str:
         steps = f"; each step is the mean of {each} neighbours" if each > 1 else ""
         text = f"{score} of {run.n:,} clients with {run.label}, the worst served first{steps}."
         bounds, comparison = "shade around the line is", "The dashed line is, in its own order,"
-    text += f" The {bounds} the bounds that each client's rows allow." if known.any() else " No bounds are known."
-    if known.any() and not known[np.isfinite(run.values)].all():
+    text += f" The {bounds} the bounds that each client's rows allow." if finite.any() else " No bounds are known."
+    if finite.any() and not finite[np.isfinite(run.values)].all():
         text += " Where there are none, the client has too few rows to say."
     return text + (f" {comparison} {other.label}." if other else "")
 
 
 def calibration(runs: Sequence[ReportedRun]) -> Content | None:
     """Whether what the models expect is what came, of the leading run client by client."""
-    known = [run for run in _leading_first(runs) if run.finished and "predicted" in numbers.scored(run).scores]
-    if not known:
+    calibrated = [run for run in _leading_first(runs) if run.finished and "predicted" in numbers.scored(run).scores]
+    if not calibrated:
         return None
-    return {"runs": known, "chart": plots.calibration(known), "sentences": wording.calibration(known[0])}
+    return {"runs": calibrated, "chart": plots.calibration(calibrated), "sentences": wording.calibration(calibrated[0])}
 
 
 def own_models(runs: Sequence[ReportedRun]) -> Content | None:
@@ -323,12 +328,12 @@ def convergence(runs: Sequence[ReportedRun]) -> Content | None:
 
 def _gaps(runs: Sequence[ReportedRun]) -> Content | None:
     """Rounds to the certified optimum; None where nothing was certified."""
-    found = [(run, [numbers.reached(run, runs, share).rounds for share in numbers.CERTIFIED]) for run in runs]
-    found = [(run, rounds) for run, rounds in found if not all(map(math.isnan, rounds))]
-    if not found:
+    reached = [(run, [numbers.reached(run, runs, share).rounds for share in numbers.CERTIFIED]) for run in runs]
+    reached = [(run, rounds) for run, rounds in reached if not all(map(math.isnan, rounds))]
+    if not reached:
         return None
     headings = ["method", *(f"within {100 * share:g}%" for share in numbers.CERTIFIED)]
-    rows = [(run, [numbers.rounds_text(run, r) for r in rounds]) for run, rounds in found]
+    rows = [(run, [numbers.rounds_text(run, r) for r in rounds]) for run, rounds in reached]
     return {"headings": headings, "rows": rows, "csv": tables.csv_link(headings, ([r.title, *n] for r, n in rows))}
 
 
@@ -355,8 +360,8 @@ def weights(runs: Sequence[ReportedRun]) -> Content | None:
 
 
 def problems(runs: Sequence[ReportedRun]) -> Content:
-    found = [(run, sentences) for run in runs if (sentences := wording.problems(run))]
-    return {"problems": found, "without": len(runs) - len(found)}
+    rows = [(run, sentences) for run in runs if (sentences := wording.problems(run))]
+    return {"problems": rows, "without": len(runs) - len(rows)}
 
 
 def _recipe(run: ReportedRun) -> tuple[str, str, str, dict[str, str]]:

@@ -106,10 +106,10 @@ def _text(cell: Any, column: Measure) -> str:
 
 def _last_columns(cell: Any) -> list[str]:
     chosen = ", ".join(f"{key.rpartition('.')[2]} {_value(v)}" for key, v in cell.chosen.items())
-    of = f" (of {cell.tried})" if cell.tried > 1 else ""
+    count = f" (of {cell.tried})" if cell.tried > 1 else ""
     first = cell.runs[0]
     sent = bytes_per_client(first.rows[-1], len(first.federation.members))
-    return [f"{sent / bytes_per_float(first):,.0f}", chosen + of, str(len(cell.runs))]
+    return [f"{sent / bytes_per_float(first):,.0f}", chosen + count, str(len(cell.runs))]
 
 
 def _measure(cell: Any) -> str:

@@ -86,18 +86,18 @@ def columns(runs: Sequence[ReportedRun]) -> list[Column]:
 
 def cells(runs: Sequence[ReportedRun]) -> tuple[list[Column], list[list[Cell]]]:
     """A row for each run. Unfinished runs are never the best; equal texts are the best together."""
-    found = columns(runs)
-    return found, [[_cell(column, run, runs) for column in found] for run in runs]
+    shown = columns(runs)
+    return shown, [[_cell(column, run, runs) for column in shown] for run in runs]
 
 
 def _cell(column: Column, run: ReportedRun, runs: Sequence[ReportedRun]) -> Cell:
     value = column.value(run)
     text = column.format(run, value)
-    known = [v for v in (column.value(other) for other in runs if other.finished) if not math.isnan(v)]
-    if column.best is None or not run.finished or not math.isfinite(value) or len(known) < 2:
+    numbers = [v for v in (column.value(other) for other in runs if other.finished) if not math.isnan(v)]
+    if column.best is None or not run.finished or not math.isfinite(value) or len(numbers) < 2:
         return Cell(text, False, value)
-    best = column.format(run, column.best(known))  # with this run's bounds: only the value can differ
-    different = {column.format(run, v) for v in known}
+    best = column.format(run, column.best(numbers))  # with this run's bounds: only the value can differ
+    different = {column.format(run, v) for v in numbers}
     return Cell(text, text == best and len(different) > 1, value)
 
 
@@ -127,7 +127,7 @@ def client_cells(runs: Sequence[ReportedRun], i: int, *, bounds: bool = True) ->
 
 def comparison(runs: Sequence[Run], width: int = 80) -> Any:
     """A rich table with a row for each run; one table for each set of clients. `width`: of the terminal."""
-    found = []
+    rows = []
     for group in _groups(runs):
         heads, grid = cells(group)
         kept = [k for k, head in enumerate(heads) if head.narrow_title and head.needs <= width]
@@ -152,8 +152,8 @@ def comparison(runs: Sequence[Run], width: int = 80) -> Any:
             name = worst_served(group[0].members, alone.worst(group[0].higher_is_better), alone.values)
             table.add_row("each alone", *(by_title.get(heads[k].title, "") for k in kept), Text(name))
         _narrow(table, width)
-        found.append(table)
-    return Group(*found)
+        rows.append(table)
+    return Group(*rows)
 
 
 def _narrow(table: Table, width: int) -> None:
@@ -177,18 +177,18 @@ def scores(
     `offered` has the scores of the models that each client should use, for one more row. None where there is only the
     score that the comparison is by.
     """
-    found = [numbers.scored(run) for run in runs]
+    scored = [numbers.scored(run) for run in runs]
     alone = numbers.scored_alone(runs)
-    main = found[0].main
-    if main is None or any(one.main != main for one in found):
+    main = scored[0].main
+    if main is None or any(one.main != main for one in scored):
         return None
     last = offered(runs)
-    found += [] if last is None else [last]
-    everybody = [*found, *([alone] if alone is not None else [])]
+    scored += [] if last is None else [last]
+    everybody = [*scored, *([alone] if alone is not None else [])]
     heads = [SCORE_TITLES[main], f"{SCORE_TITLES[main]}\nworst 20%"]
     others = [name for name in OTHER_SCORES if any(name in one.scores for one in everybody)]
     heads += [SCORE_TITLES[name] for name in others]
-    gains = [] if alone is None else [numbers.gain_over(one, alone) for one in found]
+    gains = [] if alone is None else [numbers.gain_over(one, alone) for one in scored]
     heads += ["gain", "gain\nworst 20%", "lose"] if gains else []
     rows = []
     for k, one in enumerate(everybody):
@@ -217,7 +217,7 @@ OTHER_SCORES = ("skill", "accuracy", "balanced_accuracy", "auroc", "brier", "r2"
 
 def scores_table(runs: Sequence[Run], width: int = 80, offered: Offered = lambda _: None) -> Any:
     """`scores` as a rich table, one for each set of clients; None: there is nothing to show."""
-    found = []
+    table_rows = []
     for group in _groups(runs):
         if (content := scores(group, offered)) is None:
             continue
@@ -228,8 +228,8 @@ def scores_table(runs: Sequence[Run], width: int = 80, offered: Offered = lambda
             table.add_column(heads[k], justify="right" if k else "left", no_wrap=bool(k))
         for row in rows:
             table.add_row(*(Text(row[k]) for k in kept))
-        found.append(table)
-    return Group(*found) if found else None
+        table_rows.append(table)
+    return Group(*table_rows) if table_rows else None
 
 
 def longest_word(texts: Iterable[str], most: int = 16) -> int:
@@ -245,13 +245,13 @@ def worst_served(members: Sequence[Any], i: int, values: Any) -> str:
 def alone_cells(run: ReportedRun, alone: numbers.Alone) -> dict[str, str]:
     """What clients get alone, by the titles of the columns; they send nothing."""
     keys = {"average": "mean", "worst 20%": "worst20", "best 20%": "best20", "worst client": "worst"}
-    found = {title: run.format(alone.summary[key]) for title, key in keys.items()}
-    return found | {"std": run.format(alone.summary["std"]).removesuffix("%"), "floats per client": "0"}
+    cells = {title: run.format(alone.summary[key]) for title, key in keys.items()}
+    return cells | {"std": run.format(alone.summary["std"]).removesuffix("%"), "floats per client": "0"}
 
 
 def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Any:
     """A rich table with a row for each client, the worst served first; one table for each set of clients."""
-    found = []
+    rows = []
     for group in _groups(runs):
         order, note = clients_shown(group, limit)
         table = narrow_table("; ".join(filter(None, (measured(group), note))))
@@ -261,8 +261,8 @@ def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Any:
             table.add_column(Text(run.title), justify="right", overflow="fold")
         for i in order:
             table.add_row(*map(Text, client_cells(group, i, bounds=len(group) < 3)))
-        found.append(table)
-    return Group(*found)
+        rows.append(table)
+    return Group(*rows)
 
 
 def _groups(runs: Sequence[Run]) -> list[list[ReportedRun]]:
@@ -336,8 +336,8 @@ def runs_csv(runs: Sequence[ReportedRun]) -> str:
 
     def numbers_of(run: ReportedRun) -> list[Any]:
         near = numbers.reached(run, runs)
-        found = [*(run.summary[k] for k in keys), *corrected_worst(run), near.rounds, near.bytes]
-        return [run.title, *found, *(getattr(run, a) for a in amounts)]
+        values = [*(run.summary[k] for k in keys), *corrected_worst(run), near.rounds, near.bytes]
+        return [run.title, *values, *(getattr(run, a) for a in amounts)]
 
     return csv_link(headings, map(numbers_of, runs))
 

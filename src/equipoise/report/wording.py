@@ -46,8 +46,8 @@ def alike(runs: Sequence[ReportedRun]) -> str:
 
 def calibration(run: ReportedRun) -> list[str]:
     """Where a model expects what does not come, most of all."""
-    found = numbers.scored(run).scores
-    expected, came = found["predicted"], found["observed"]
+    scores = numbers.scored(run).scores
+    expected, came = scores["predicted"], scores["observed"]
     what = "the class " + run.record.federation.classes[1] if len(run.record.federation.classes) == 2 else "its choice"
     lines = [f"Dots are the clients with {run.label}: how often it expects {what} there, and how often that came."]
     far = np.where(np.isfinite(expected + came), np.abs(expected - came), -1)
@@ -116,8 +116,8 @@ def compared(runs: Sequence[ReportedRun]) -> tuple[ReportedRun | None, ReportedR
 
 
 def _best(runs: Sequence[ReportedRun], key: str) -> ReportedRun | None:
-    known = [run for run in runs if run.finished and math.isfinite(run.summary[key])]
-    return max(known, key=lambda run: _merit(run, key), default=None)
+    finished = [run for run in runs if run.finished and math.isfinite(run.summary[key])]
+    return max(finished, key=lambda run: _merit(run, key), default=None)
 
 
 def _merit(run: ReportedRun, key: str) -> float:
@@ -139,8 +139,8 @@ def changes(old: ReportedRun, new: ReportedRun, paired: Paired | None) -> tuple[
 
 
 def _towards_better(change: Bounds, higher_is_better: bool) -> Change:
-    low, found, high = change
-    return Change(found, low, high) if higher_is_better else Change(-found, -high, -low)
+    low, middle, high = change
+    return Change(middle, low, high) if higher_is_better else Change(-middle, -high, -low)
 
 
 class Cost(NamedTuple):
@@ -231,11 +231,11 @@ OWN_ROWS = "a model of its own rows"
 def joining(run: ReportedRun, against_alone: numbers.Gains) -> str:
     """Who is better served by the run than by a model of its own, and who is not."""
     gains = against_alone.values
-    known = np.flatnonzero(np.isfinite(gains))
-    if not known.size:
+    finite = np.flatnonzero(np.isfinite(gains))
+    if not finite.size:
         return ""
-    better, worse = [i for i in known if gains[i] > 0], [i for i in known if gains[i] < 0]
-    text = f"Against a model of its own rows alone, {len(better):,} of {known.size:,} clients gain by {run.label}"
+    better, worse = [i for i in finite if gains[i] > 0], [i for i in finite if gains[i] < 0]
+    text = f"Against a model of its own rows alone, {len(better):,} of {finite.size:,} clients gain by {run.label}"
     if better:
         most = max(better, key=lambda i: gains[i])
         text += f" ({run.members[most].name} most: {run.format_difference(gains[most])})"
@@ -392,10 +392,10 @@ def notes(runs: Sequence[ReportedRun]) -> list[str]:
     for run in runs:
         for note in run.record.federation.notes:
             said.setdefault(note, []).append(run.label)
-    found = [note if len(of) == len(runs) else f"{_some(of)}: {note}" for note, of in said.items()]
-    found += [note for run in runs for note in kept(run.record)]
-    found += [price_of_privacy(run, runs) for run in runs if run.record.config.get("privacy")]
-    return list(dict.fromkeys(sentence(note) for note in found))
+    sentences = [note if len(of) == len(runs) else f"{_some(of)}: {note}" for note, of in said.items()]
+    sentences += [note for run in runs for note in kept(run.record)]
+    sentences += [price_of_privacy(run, runs) for run in runs if run.record.config.get("privacy")]
+    return list(dict.fromkeys(sentence(note) for note in sentences))
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:
@@ -426,8 +426,8 @@ def kept(run: Run) -> tuple[str, ...]:
     """Which round the model is of, where it need not be the last."""
     if run.outcome is None or run.outcome.best_round is None:
         return ()
-    of = f"round {run.outcome.best_round:,} of {run.outcome.rounds:,}"
-    return (f"the model of {run.outcome.label} is that of {of}, the best on validation rows",)
+    which = f"round {run.outcome.best_round:,} of {run.outcome.rounds:,}"
+    return (f"the model of {run.outcome.label} is that of {which}, the best on validation rows",)
 
 
 def certified(run: ReportedRun) -> str:
@@ -467,9 +467,11 @@ def problems(run: ReportedRun) -> list[str]:
         out.append("It is not finished, and no round was recorded.")
     elif not run.finished:
         planned = numbers.setting(record, "run", "rounds") or ""
-        of = f" of {int(planned):,}" if planned.isdigit() else ""
+        planned_rounds = f" of {int(planned):,}" if planned.isdigit() else ""
         command = f"`equipoise resume {record.path}`"
-        out.append(f"It is not finished: its last record is of round {run.rounds:,}{of}. {command} continues it.")
+        out.append(
+            f"It is not finished: its last record is of round {run.rounds:,}{planned_rounds}. {command} continues it."
+        )
     if record.rows:
         last = record.rows[-1]
         if last.broken:

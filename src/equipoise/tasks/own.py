@@ -38,13 +38,13 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
     For losses of examples that are convex in the model's outputs: squares, softmax and `task_of` with any model. With
     minibatches B is that of all rows at the model that local steps start from; without, that of every step.
     """
-    of = task.examples
-    if of is None:
+    examples = task.examples
+    if examples is None:
         raise InputError(f"{task.name} does not say what it is made of, so that no part of it can be the owners' own")
     require(own == "intercept" or not isinstance(own, str), f"own is '{own}'; give 'intercept' or indices of inputs")
     inputs = () if isinstance(own, str) else tuple(int(j) for j in own)
     require(len(set(inputs)) == len(inputs), f"own has an input more than once: {inputs}; give each once")
-    if of.linear and of.batch is None:
+    if examples.linear and examples.batch is None:
         return _of_squares(task, inputs)
 
     def basis(rows: Array, dtype: Any) -> Float[Array, "q m"]:
@@ -52,14 +52,14 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
 
     def outputs(x: Vector, rows: Array, key: RandomKey | None = None) -> Float[Array, "k m"]:
         """Examples last, as on a CPU it is faster."""
-        z = of.outputs(x, rows, key)
+        z = examples.outputs(x, rows, key)
         return z.reshape(z.shape[0], -1).T
 
     def losses(z: Float[Array, "k m"], labels: Array) -> Float[Array, " m"]:
-        return of.losses(z.T, labels)
+        return examples.losses(z.T, labels)
 
     def solved(z: Float[Array, "k m"], shard: Shards, start: Part | None = None) -> Part:
-        return _minimised(losses, of.bend, z, basis(shard.inputs, z.dtype), shard, start)
+        return _minimised(losses, examples.bend, z, basis(shard.inputs, z.dtype), shard, start)
 
     def fit(x: Vector, shard: Shards) -> Part:
         return solved(outputs(x, shard.inputs), shard)
@@ -72,37 +72,37 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
         a = shard.inputs[rows]
         z = outputs(x, a, key)
         each = losses(z + part @ basis(a, z.dtype), shard.labels[rows])
-        return jnp.mean(each) + penalty(of.l2, x) + ridge(part, shard)
+        return jnp.mean(each) + penalty(examples.l2, x) + ridge(part, shard)
 
     def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
-        if key is not None and of.batch is not None:
-            drawn = draw(key, shard, (of.batch,)), jax.random.fold_in(key, 1) if of.random else None
+        if key is not None and examples.batch is not None:
+            drawn = draw(key, shard, (examples.batch,)), jax.random.fold_in(key, 1) if examples.random else None
             return on_rows(x, fit(x, shard), shard, drawn)
-        z = outputs(x, shard.inputs, key if of.random else None)
-        part = solved(outputs(x, shard.inputs) if of.random else z, shard)
+        z = outputs(x, shard.inputs, key if examples.random else None)
+        part = solved(outputs(x, shard.inputs) if examples.random else z, shard)
         each = losses(z + part @ basis(shard.inputs, z.dtype), shard.labels)
-        return _mean(each, shard) + penalty(of.l2, x) + ridge(part, shard)
+        return _mean(each, shard) + penalty(examples.l2, x) + ridge(part, shard)
 
     def slope(x: Vector, shard: Shards, key: RandomKey | None, start: Part | None = None) -> Vector:
         """The gradient over all rows: with B held where it is, in one pass forward and one back."""
-        z, back = jax.vjp(lambda u: outputs(u, shard.inputs, key if of.random else None), x)
-        part = solved(outputs(x, shard.inputs) if of.random else z, shard, start)
+        z, back = jax.vjp(lambda u: outputs(u, shard.inputs, key if examples.random else None), x)
+        part = solved(outputs(x, shard.inputs) if examples.random else z, shard, start)
         v = z + part @ basis(shard.inputs, z.dtype)
         pulled = jax.grad(lambda v: _mean(losses(v, shard.labels), shard))(v)
-        return back(pulled)[0] + shrink(of.l2, x)
+        return back(pulled)[0] + shrink(examples.l2, x)
 
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
-        if key is None or of.batch is None:
+        if key is None or examples.batch is None:
             return slope(x, shard, key)
-        drawn = draw(key, shard, (of.batch,)), jax.random.fold_in(key, 1) if of.random else None
+        drawn = draw(key, shard, (examples.batch,)), jax.random.fold_in(key, 1) if examples.random else None
         return jax.grad(on_rows)(x, fit(x, shard), shard, drawn)
 
     def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **options: Any) -> Any:
         start = fit(x, shard)  # near that of every local step
-        keys = jax.random.split(jax.random.fold_in(key, 1), steps) if of.random else None
-        if of.batch is None:
+        keys = jax.random.split(jax.random.fold_in(key, 1), steps) if examples.random else None
+        if examples.batch is None:
             return local.descend(lambda u, k: slope(u, shard, k, start), x, keys, steps=steps, **options)
-        drawn = draw(key, shard, (steps, of.batch)), keys
+        drawn = draw(key, shard, (steps, examples.batch)), keys
         return local.descend(lambda u, d: jax.grad(on_rows)(u, start, shard, d), x, drawn, steps=steps, **options)
 
     parts = _parts(task, inputs, fit)
@@ -111,25 +111,25 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
 
 def base_rate(task: Task, x: Vector, shard: Shards) -> Part:
     """The own intercept [k, 1] of a model whose outputs are zero: what an owner predicts that looks at labels only."""
-    of = not_none(task.examples)
-    like = jax.eval_shape(lambda x, rows: of.outputs(x, rows, None), x, shard.inputs)
+    examples = not_none(task.examples)
+    like = jax.eval_shape(lambda x, rows: examples.outputs(x, rows, None), x, shard.inputs)
     z = jnp.zeros((like.size // like.shape[0], like.shape[0]), like.dtype)
 
     def losses(z: Float[Array, "k m"], labels: Array) -> Float[Array, " m"]:
-        return of.losses(z.T.reshape(like.shape), labels)
+        return examples.losses(z.T.reshape(like.shape), labels)
 
-    return _minimised(losses, of.bend, z, jnp.ones((1, z.shape[1]), z.dtype), shard, None)
+    return _minimised(losses, examples.bend, z, jnp.ones((1, z.shape[1]), z.dtype), shard, None)
 
 
 def _parts(task: Task, inputs: tuple[int, ...], fit: Callable[[Vector, Shards], Part]) -> Own:
-    of = not_none(task.examples)
+    examples = not_none(task.examples)
 
     def outputs(x: Vector, part: Part, rows: Array) -> Array:
-        z = of.outputs(x, rows, None)
+        z = examples.outputs(x, rows, None)
         return z + (part @ _basis(inputs, rows, z.dtype)).T.reshape(z.shape)
 
     def loss(x: Vector, part: Part, shard: Shards) -> Scalar:
-        return _mean(of.losses(outputs(x, part, shard.inputs), shard.labels), shard) + penalty(of.l2, x)
+        return _mean(examples.losses(outputs(x, part, shard.inputs), shard.labels), shard) + penalty(examples.l2, x)
 
     return Own(inputs, fit, outputs, loss)
 
@@ -230,15 +230,15 @@ def _of_squares(task: Task, inputs: tuple[int, ...]) -> Task:
 
     |R + U B'|^2 at its best B is |T R|^2. So what is prepared, Gram matrices too, is prepared of these rows.
     """
-    of = not_none(task.examples)
-    bend = of.bend
+    examples = not_none(task.examples)
+    bend = examples.bend
     assert isinstance(bend, float)
 
     def moved(shard: Shards) -> Shards:
         zeros = jnp.zeros(task.size, shard.inputs.dtype)
-        none = of.outputs(zeros, shard.inputs, None)
+        none = examples.outputs(zeros, shard.inputs, None)
         # The targets, from the slope of the losses at outputs of zero.
-        targets = -jax.grad(lambda z: jnp.sum(of.losses(z, shard.labels)))(none) / bend
+        targets = -jax.grad(lambda z: jnp.sum(examples.losses(z, shard.labels)))(none) / bend
         real = _real(shard)[:, None]
         u = jnp.where(real, _basis(inputs, shard.inputs, none.dtype).T, 0)
         squares, turned = jnp.linalg.eigh(u.T @ u)
@@ -259,9 +259,9 @@ def _of_squares(task: Task, inputs: tuple[int, ...]) -> Task:
         return task.prepare(moved(shard))
 
     def fit(x: Vector, shard: Shards) -> Part:
-        z = of.outputs(x, shard.inputs, None).T
+        z = examples.outputs(x, shard.inputs, None).T
         phi = _basis(inputs, shard.inputs, z.dtype)
-        return _minimised(lambda z, labels: of.losses(z.T, labels), bend, z, phi, shard, None)
+        return _minimised(lambda z, labels: examples.losses(z.T, labels), bend, z, phi, shard, None)
 
     return task._replace(
         name=f"{task.name}_own",

@@ -15,7 +15,7 @@ def server(known=(0, 1, 2), age=None):
     rng = np.random.default_rng(0)
     lam = np.arange(N, dtype=float) / np.arange(N).sum()
     whole = state.initial(jnp.zeros(3), N, 2)
-    at = whole.at._replace(known=jnp.asarray(np.isin(np.arange(N), known)))
+    at = whole.at._replace(heard_here=jnp.asarray(np.isin(np.arange(N), known)))
     age = rng.integers(0, 5, N).astype(float) if age is None else age
     return whole._replace(at=at, lam=jnp.asarray(lam), age=jnp.asarray(age))
 

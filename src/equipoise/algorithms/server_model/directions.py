@@ -117,11 +117,11 @@ def difference(
     e = s - coordinates @ D
     inside = D @ e
     a, across = coordinates + inside, e - inside @ D
-    known = memory.image(a)
+    image = memory.image(a)
     some = jnp.sum(jnp.where(clean, weights, 0))
-    innovation = jnp.where(clean[:, None], change - known, 0)
+    innovation = jnp.where(clean[:, None], change - image, 0)
     shared = jnp.where(some > 0, (weights @ innovation) / jnp.maximum(some, TINY), blind * across)
-    y = known + shared[None, :]
+    y = image + shared[None, :]
 
     Ua = U @ a
     corner = (Ua @ a + across @ across) / size**2
@@ -182,7 +182,7 @@ def _span(D: Float[Array, "k d"], since: Float[Array, "n d"]) -> tuple[Array, Ar
 
 
 def renewed(
-    found: Difference,
+    step: Difference,
     s: Float[Array, " d"],
     coordinates: Float[Array, " k"],
     forget: Bool[Array, ""],
@@ -193,9 +193,9 @@ def renewed(
     Where it was full, the two oldest directions become one: what the last move used of them. `forget` keeps but the
     newest of the old ones; a direction of which less than `drop` is new goes.
     """
-    D, Y, _ = found.memory
+    D, Y, _ = step.memory
     k = D.shape[0]
-    used = found.memory.used
+    used = step.memory.used
     count = jnp.sum(jnp.where(forget, used & (jnp.arange(k) < 1), used))
     eye = jnp.eye(k, k + 1, dtype=D.dtype)
     last = coordinates[-2:]
@@ -204,9 +204,9 @@ def renewed(
     T = jnp.where(count == k, eye.at[k - 1, k - 1].set(last[0]).at[k - 1, k].set(last[1]), eye)
     T = jnp.where(forget & (jnp.arange(k + 1) > 1)[None, :], 0, T)
     T, D = orthonormal(T, T[:, :1] * s[None, :] + T[:, 1:] @ D, drop)
-    Y = T[None, :, :1] * found.y[:, None, :] + jnp.einsum("jk,nkd->njd", T[:, 1:], Y)
+    Y = T[None, :, :1] * step.y[:, None, :] + jnp.einsum("jk,nkd->njd", T[:, 1:], Y)
     unit = jnp.concatenate([T[:, :1] * jnp.linalg.norm(s), T[:, 1:]], axis=1)
-    U = jnp.einsum("ij,njk,lk->nil", unit, found.U, unit)
+    U = jnp.einsum("ij,njk,lk->nil", unit, step.U, unit)
     return Memory(D, Y, jnp.clip(U, -1e3, 1e3))
 
 

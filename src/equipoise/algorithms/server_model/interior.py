@@ -28,13 +28,13 @@ def _found(dual: Dual) -> Interior:
         f"the weights of '{dual.name}' are not shares, which SCAFF-PD with a model needs; "
         "give an objective on the simplex, such as chi2, or use scaffpd",
     )
-    found = Interior.weights(dual.n, smooth=dual.penalty)
+    weights = Interior.weights(dual.n, smooth=dual.penalty)
     require(
-        _fits(dual, found),
+        _fits(dual, weights),
         f"'{dual.name}' is not a smooth penalty on all of the simplex, from which SCAFF-PD with a model could find its "
         "weights by itself; say what it is (equipoise.objectives.dual.Interior, as Dual(interior=..)), or use scaffpd",
     )
-    return found
+    return weights
 
 
 def _fits(dual: Dual, interior: Interior) -> Array:
@@ -46,8 +46,8 @@ def _fits(dual: Dual, interior: Interior) -> Array:
         tried = np.concatenate([alone, most * alone, np.linspace(0, 1, n)[None]])
 
         def off(losses: Array) -> Array:
-            found = saddle.solve(interior, losses, jnp.zeros((n, 0)), jnp.zeros((n, 0, 0)), jnp.zeros((n, n)))
-            value = losses @ found.lam - dual.penalty(found.lam)
+            solution = saddle.solve(interior, losses, jnp.zeros((n, 0)), jnp.zeros((n, 0, 0)), jnp.zeros((n, n)))
+            value = losses @ solution.lam - dual.penalty(solution.lam)
             return jnp.abs(value - dual.value(losses)) / (1 + jnp.max(jnp.abs(losses)))
 
         return jnp.all(jax.jit(jax.vmap(off))(jnp.asarray(tried)) <= EXACT)

@@ -23,7 +23,7 @@ def heard_at_centre(
 ) -> Server:
     """Clients `here` have said what they have to say of the centre itself."""
     at = server.at
-    back = here & ~at.known
+    back = here & ~at.heard_here
     f = joined(at.f)
     surprise = jnp.where(back[:, None], c_i - at.C, 0)
     memory = directions.corrected(server.memory, surprise, back, since(at), noise(at, server.L, eps))
@@ -34,7 +34,7 @@ def heard_at_centre(
     f = neutral(f, heard)
     C = jnp.where(heard[:, None], C, mean((count, heard.astype(f.dtype) @ C))[None, :])
     anchor = jnp.where(here[:, None], at.x[None, :], at.anchor)
-    at = at._replace(f=pairs(f), C=C, known=at.known | here, heard=heard, anchor=anchor)
+    at = at._replace(f=pairs(f), C=C, heard_here=at.heard_here | here, heard=heard, anchor=anchor)
     first = server.shape.q == 0
     q = jnp.where(first, jnp.mean(1 / server.L), server.shape.q)
     return server._replace(at=at, memory=memory, shape=server.shape._replace(q=q), age=jnp.where(here, 0, server.age))
@@ -60,11 +60,11 @@ def judged(
     at, trial, shape, L, lam = server.at, server.trial, server.shape, server.L, server.lam
     s = trial.x - at.x
     e = s - trial.coordinates @ server.memory.D
-    clean = here & at.known
+    clean = here & at.heard_here
     A = directions.within(server.memory, 1e-10 * jnp.min(L))
     change = jnp.where(here[:, None], c_i - at.C, 0)
     weights = jnp.where(clean, lam + 1e-9, 0)
-    found = directions.difference(
+    seen_difference = directions.difference(
         server.memory,
         s,
         trial.coordinates,
@@ -76,10 +76,10 @@ def judged(
         weights,
         0.1 * (lam @ L),
     )
-    y = found.y
+    y = seen_difference.y
 
     # Those not heard there, or not here, get the values that their images imply.
-    back = here & ~at.known
+    back = here & ~at.heard_here
     C = jnp.where(back[:, None], c_i - y, at.C)
     new_C = jnp.where(here[:, None], c_i, C + y)
     half = (C + new_C) @ s / 2
@@ -98,7 +98,7 @@ def judged(
     unlike = jnp.abs(new_f - f - half) / (jnp.abs(y @ s) / 2 + 64 * eps / NOT_QUADRATIC * size + TINY)
     unlike = jnp.max(jnp.where(clean, unlike, 0))
     curved = unlike > NOT_QUADRATIC
-    memory = found.memory
+    memory = seen_difference.memory
     seen = y @ memory.D.T
     expected = jnp.einsum("nij,j->ni", A, trial.coordinates) * memory.used.astype(A.dtype)[None, :] + memory.Y @ e
     length = jnp.maximum(jnp.sum(expected**2, axis=1), TINY)
@@ -130,7 +130,7 @@ def judged(
     in_a_row = jnp.where(worse, shape.in_a_row + 1, 0)
 
     renewed = directions.renewed(
-        found._replace(memory=memory),
+        seen_difference._replace(memory=memory),
         s,
         trial.coordinates,
         off_images > FORGET,
@@ -139,7 +139,7 @@ def judged(
     memory = tree_where(s @ s > 1e-28 * (at.x @ at.x), renewed, memory)
 
     heard = at.heard | here
-    left = at.known & ~here
+    left = at.heard_here & ~here
     anchor = jnp.where(here[:, None], trial.x[None, :], jnp.where(left[:, None], at.x[None, :], at.anchor))
     there = Point(trial.x, trial.label, pairs(new_f), new_C, here, heard, anchor)
     anchor = jnp.where(back[:, None], trial.x[None, :], at.anchor)

@@ -195,11 +195,11 @@ def solve(
     at = Iterate(w, jnp.zeros(k), zero, slack, jnp.ones_like(slack))
     r = residuals(at)
     state = (at, r, (at.w, at.a), size(r), jnp.int32(0), jnp.array(True))
-    *_, (w, a), found, _, _ = jax.lax.while_loop(unfinished, advance, state)
+    *_, (w, a), residual, _, _ = jax.lax.while_loop(unfinished, advance, state)
     w = jnp.maximum(w, 0)
     lam = jnp.zeros(n).at[owner].add(w) if split else w
     lam = lam / jnp.sum(lam)
     if dual.radius is not None:  # what the residual left outside of the ball comes in, towards its centre
         far = jnp.sum((lam - p) ** 2)
         lam = p + (lam - p) * jnp.sqrt(jnp.minimum(1, dual.radius / jnp.maximum(far, 1e-300)))
-    return Solution(lam, a * unit, found)
+    return Solution(lam, a * unit, residual)

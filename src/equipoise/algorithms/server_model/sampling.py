@@ -16,7 +16,7 @@ def clients_to_hear(server: Server, key: RandomKey, m: int) -> Bool[Array, " n"]
     n = server.age.size
     again, by_chance = -(-m // 4), round(0.3 * m)
     old = server.age + 1
-    picked = first(jnp.where(server.at.known, server.lam, -1), again) & server.at.known
+    picked = first(jnp.where(server.at.heard_here, server.lam, -1), again) & server.at.heard_here
     weight = (jnp.maximum(server.lam, server.trial.lam) + 1e-3 / n) * old
     count = jnp.sum(picked)
     picked = picked | first(jnp.where(picked, -1, weight), m - by_chance - count)

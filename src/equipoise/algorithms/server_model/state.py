@@ -18,7 +18,7 @@ class Point(NamedTuple):
     label: Int[Array, ""]  # points are numbered, so that a client knows which one is meant
     f: Float[Array, "n 2"]  # pairs that sum to the loss
     C: Float[Array, "n d"]
-    known: Bool[Array, " n"]  # heard here; else an estimate
+    heard_here: Bool[Array, " n"]  # heard here; else an estimate
     heard: Bool[Array, " n"]  # heard anywhere
     anchor: Float[Array, "n d"]  # where last heard
 

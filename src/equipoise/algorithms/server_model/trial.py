@@ -26,10 +26,10 @@ def update_dual(server: Server, dual: Dual, interior: Any) -> Server:
     at, memory = server.at, server.memory
     f, G, A = joined(at.f), at.C @ memory.D.T, inside(server)
     C_perp = at.C - G @ memory.D
-    found = saddle.solve(interior, f, G, A, server.shape.q * (C_perp @ C_perp.T))
-    useful = found.residual <= saddle.USELESS
-    lam = jnp.where(useful, found.lam, dual.best_response(f))
-    a = jnp.where(useful & memory.used, found.a, 0)
+    solution = saddle.solve(interior, f, G, A, server.shape.q * (C_perp @ C_perp.T))
+    useful = solution.residual <= saddle.USELESS
+    lam = jnp.where(useful, solution.lam, dual.best_response(f))
+    a = jnp.where(useful & memory.used, solution.a, 0)
     c = lam @ at.C + a @ jnp.einsum("n,nkd->kd", lam, memory.Y)
     return server._replace(lam=lam, a=a, c=c)
 
@@ -67,14 +67,14 @@ def next_trial(server: Server, dual: Dual, interior: Any, d: Vector) -> Server:
     slopes = jnp.where(safe, 0, slopes)
     gradients = jnp.where(safe, at.C, C_perp)
     Q = inverse * (gradients @ gradients.T)
-    found = saddle.solve(interior, values, slopes, E, Q)
-    useful = found.residual <= saddle.USELESS
+    solution = saddle.solve(interior, values, slopes, E, Q)
+    useful = solution.residual <= saddle.USELESS
     size = memory.D.shape[0]
-    b = jnp.where(useful, found.a, jnp.zeros(size + 1).at[-1].set(1))
+    b = jnp.where(useful, solution.a, jnp.zeros(size + 1).at[-1].set(1))
     b = b.at[:-1].set(jnp.where(memory.used, b[:-1], 0))
     b = b.at[-1].set(jnp.where(jnp.abs(b[-1]) < 1e-2, 1e-2, b[-1]))
     b = jnp.where(safe, 0, b)
-    lam_b = jnp.where(useful, found.lam, lam)
+    lam_b = jnp.where(useful, solution.lam, lam)
     coordinates = jnp.where(safe, 0, a + b[:-1])
     x = at.x + coordinates @ memory.D + b[-1] * d - inverse * (lam_b @ gradients)
     values = values + slopes @ b + jnp.einsum("nij,i,j->n", E, b, b) / 2 - Q @ lam_b + lam_b @ Q @ lam_b / 2

@@ -40,7 +40,7 @@ def agree(statistics: Sequence[Statistics], options: Options) -> Encoding:
     )
     target = _target({s.site: s.label for s in settled}, options)
     task = "classification" if target.classes else "regression"
-    seen = {way for found in (*(f.seen for f in features), target.seen) for way in found}
+    seen = {way for ways in (*(f.seen for f in features), target.seen) for way in ways}
     return Encoding(task, target, features, tuple(options.missing), dropped, options.conventions, tuple(sorted(seen)))
 
 
@@ -59,8 +59,8 @@ def _settled(statistics: Sequence[Statistics], options: Options) -> list[Statist
     kept = {name for name, feature in _features(statistics, options).items() if isinstance(feature, Feature)}
     kept.add(options.label)
     certain = {s.site: {c.name: c.reading for c in _certain(s) if c.name in kept} for s in statistics}
-    same = {name: {found[name] for found in certain.values() if name in found} for name in kept}
-    every = {way for found in certain.values() for way in found.values()}
+    same = {name: {seen[name] for seen in certain.values() if name in seen} for name in kept}
+    every = {way for seen in certain.values() for way in seen.values()}
 
     def settled(s: Statistics, column: Column) -> Column:
         other = next((c for c in s.others if c.name == column.name), None)

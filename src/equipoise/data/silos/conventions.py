@@ -93,21 +93,21 @@ def look(table: Table, names: Iterable[str]) -> dict[str, Look]:
             (name, "decimal"): first_row(dot & ~cell.str.contains(THOUSANDS)),
             (name, "nonzero"): first_row(plain != 0),
         }
-    found = table.ask(questions)
-    looks = {name: _plainly(found[name]) for name in texts}
+    answers = table.ask(questions)
+    looks = {name: _plainly(answers[name]) for name in texts}
     again = [name for name in texts if looks[name] is None]
     closer = table.ask({(name, what): e for name in again for what, e in _questions(table, name).items()})
-    return {name: seen or _closely(found[name], closer[name]) for name, seen in looks.items()}
+    return {name: seen or _closely(answers[name], closer[name]) for name, seen in looks.items()}
 
 
-def _plainly(found: dict[str, Any]) -> Look | None:
+def _plainly(answers: dict[str, Any]) -> Look | None:
     """Of numbers that nobody would write in another way."""
-    cells, decimal = found["cells"], found["decimal"]
-    if found["plain"] < cells or (found["dots"] and decimal is None):
+    cells, decimal = answers["cells"], answers["decimal"]
+    if answers["plain"] < cells or (answers["dots"] and decimal is None):
         return None
-    both = not found["dots"]
+    both = not answers["dots"]
     writing = Writing(DECIMALS, (cells, cells if both else 0), cells, None, (decimal, None), (None, decimal))
-    return Look(cells, found["first"], found["infinite"], writing, unsigned=found["nonzero"])
+    return Look(cells, answers["first"], answers["infinite"], writing, unsigned=answers["nonzero"])
 
 
 def _questions(table: Table, name: str) -> dict[str, pl.Expr]:
@@ -143,7 +143,7 @@ def _questions(table: Table, name: str) -> dict[str, pl.Expr]:
     }
 
 
-def _closely(found: dict[str, Any], closer: dict[str, Any]) -> Look:
+def _closely(answers: dict[str, Any], closer: dict[str, Any]) -> Look:
     def writing(kind: str, ways: tuple[str, str], marks: tuple[str, str]) -> Writing:
         def of(what: str) -> Any:
             return closer[f"{kind} {what}"]
@@ -156,7 +156,7 @@ def _closely(found: dict[str, Any], closer: dict[str, Any]) -> Look:
 
     number, date = writing("number", DECIMALS, (",", ".")), writing("date", ORDERS, ("/", "."))
     rest = {key: closer[key] for key in ("infinite", "signed", "unsigned", "short", "shorts")}
-    return Look(found["cells"], found["first"], number=number, date=date, **rest)
+    return Look(answers["cells"], answers["first"], number=number, date=date, **rest)
 
 
 def settle(
@@ -167,7 +167,7 @@ def settle(
     `own`, `same`, `every`: the ways that are certain in other columns of the file, in the same column of other owners,
     and in all columns of all owners.
     """
-    own, same, every = ({way for way in found if way in ways} for found in (own, same, every))
+    own, same, every = ({way for way in some if way in ways} for some in (own, same, every))
     if len(own) == 1:
         (way,) = own
         # A point in a file with decimal points is one, whatever others write; but one between thousands ...

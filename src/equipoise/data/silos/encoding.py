@@ -258,11 +258,11 @@ def _coded(table: Table, feature: Feature) -> pl.Expr:
     """A value (null: a missing cell, NaN: one that cannot be read), or the index of the input that is 1, if any is."""
     cells = table.cells(feature.name)
     if feature.kind == "text":
-        known = cells.text.replace_strict(
+        codes = cells.text.replace_strict(
             feature.categories, range(len(feature.categories)), default=None, return_dtype=pl.Int32
         )
         own = pl.lit(len(feature.categories) if feature.missing else None, pl.Int32)
-        return pl.when(cells.present).then(known).otherwise(own)
+        return pl.when(cells.present).then(codes).otherwise(own)
     value = cells.number if feature.kind == "number" else cells.date
     return pl.when(cells.present & value.is_null()).then(math.nan).otherwise(value)
 

@@ -137,8 +137,8 @@ def _plain(content: bytes) -> tuple[bytes, str | None]:
     if b"\r" in content:
         content = re.sub(rb"\r+\n|\r", b"\n", content)
     content = re.sub(rb"^(?:[ \t]*\n)+", b"", content)
-    if found := re.match(rb"(?i)sep=([^\n])\n", content):
-        return content[found.end() :], found[1].decode("latin1")
+    if match := re.match(rb"(?i)sep=([^\n])\n", content):
+        return content[match.end() :], match[1].decode("latin1")
     return content, None
 
 
@@ -182,9 +182,9 @@ def _check_quotes(
         return
     text, at, column = "".join(raw).rstrip("\r\n"), 0, 0
     part = re.compile(rf'(?:"(?:[^"]|"")*"|[^"{re.escape(separator)}\r\n]*)(?:{re.escape(separator)}|$)')
-    while at < len(text) and (found := part.match(text, at)):
-        at, column = found.end(), column + 1
-        if found.end() == len(text):
+    while at < len(text) and (match := part.match(text, at)):
+        at, column = match.end(), column + 1
+        if match.end() == len(text):
             return
     cell = text[at:].split(separator)[0].partition("\n")[0][:80]
     where = f"data row {row}, column {header[column]!r}" if row and column < len(header) else f"row {row}"

@@ -43,11 +43,11 @@ class Site(NamedTuple):
 
     def encode(self, encoding: Encoding, min_count: int = 1, min_rows: int = 1) -> tuple[Pair, Pair | None]:
         """(inputs, labels) for training, and for testing; what fewer training rows have is hidden (`hide_few`)."""
-        inputs, found = encoding.apply(self.frame, file=self.file)
+        inputs, label_values = encoding.apply(self.frame, file=self.file)
         if max(min_count, min_rows) > 1:
             filled = encoding.filled(self.frame, file=self.file)
             encoding.hide_few(inputs, filled, ~self.held_out, min_count, min_rows)
-        labels = not_none(found, f"{self.file} has no column {encoding.target.name!r}, the label")
+        labels = not_none(label_values, f"{self.file} has no column {encoding.target.name!r}, the label")
         train, test = ~self.held_out, self.held_out
         return (inputs[train], labels[train]), (inputs[test], labels[test]) if test.any() else None
 
@@ -77,10 +77,10 @@ def site_of(frame: pl.LazyFrame, options: Options, *, name: str, file: str, test
         f"{file} has a single row; a silo needs two, one to train with and one to test with, or data.test = 0",
     )
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    of = units(frame, options, site=file)
-    if of is None:
+    unit_names = units(frame, options, site=file)
+    if unit_names is None:
         return Site(name, file, frame, stratified(classes.to_numpy(), test, rng))
-    _, first, unit = np.unique(of.to_numpy(), return_index=True, return_inverse=True)
+    _, first, unit = np.unique(unit_names.to_numpy(), return_index=True, return_inverse=True)
     require(
         len(first) > 1 or test == 0,
         f"{file} has rows of a single {options.unit}; a silo needs two, one to train with and one to test with, "

@@ -128,12 +128,12 @@ def statistics(
     label, columns = _label_column(table, options, shown, cells, train), _columns(table, kinds, options, rows, train)
     others = {name: kind._replace(reading=kind.other) for name, kind in kinds.items() if kind.other}
     table = table._replace(readings={name: kind.reading for name, kind in others.items()})
-    told = _columns(table, others, options, rows, train)
+    described = _columns(table, others, options, rows, train)
     if shown.other:
         other = shown._replace(reading=shown.other)
-        told += (_label_column(table, options, other, _label(table, options, other), train),)
+        described += (_label_column(table, options, other, _label(table, options, other), train),)
     unnamed = tuple(name for name in table.columns if _is_index(name, options))
-    return Statistics(site, rows, label, columns, told, unnamed)
+    return Statistics(site, rows, label, columns, described, unnamed)
 
 
 def _is_index(name: str, options: Options) -> bool:
@@ -156,14 +156,14 @@ def units(frame: pl.DataFrame | pl.LazyFrame, options: Options, *, site: str = "
     if options.unit is None:
         return None
     table, _ = _opened(frame, options, site)
-    found = table.collect(table.cells(options.unit).text).to_series()
-    gaps = found.is_null().arg_true()
+    names = table.collect(table.cells(options.unit).text).to_series()
+    gaps = names.is_null().arg_true()
     require(
         not len(gaps),
         f"{site}, column {options.unit!r}, data row {gaps[0] + 1 if len(gaps) else 0}: the unit is missing; fill it in "
         "or leave the row out",
     )
-    return found
+    return names
 
 
 def _opened(frame: pl.DataFrame | pl.LazyFrame, options: Options, site: str) -> tuple[Table, list[str]]:
@@ -229,9 +229,9 @@ def _kinds(table: Table, names: Iterable[str], options: Options, remedy: str = "
                 (name, "first"): first_row(cells.present),
                 (name, "infinite"): first_row(cells.number.is_infinite()),
             }
-    for name, found in table.ask(questions).items():
+    for name, answers in table.ask(questions).items():
         kind = "number" if table.columns[name][1].is_numeric() else "date"
-        kinds[name] = _shown(table, name, Look(1, **found), kind, categorical)
+        kinds[name] = _shown(table, name, Look(1, **answers), kind, categorical)
     for name, seen in look(table, names).items():
         text = not seen.cells or name in categorical
         kinds[name] = (
@@ -301,15 +301,15 @@ def _moments(table: Table, columns: dict[str, pl.Expr], train: np.ndarray | None
     looks = {"n": pl.Expr.count, "low": pl.Expr.min, "high": pl.Expr.max, "mean": pl.Expr.mean}
     first = table.ask({(name, what): f(x) for name, x in columns.items() for what, f in looks.items()}, train)
     spread: dict[tuple[str, str], pl.Expr] = {}
-    for name, found in first.items():
-        constant = found["n"] == 0 or found["low"] == found["high"]  # exactly, whatever the mean is rounded to
-        moments[name] = {"n": found["n"], "mean": found["low"] or 0.0, "rest": 0.0, "m2": 0.0}
+    for name, answers in first.items():
+        constant = answers["n"] == 0 or answers["low"] == answers["high"]  # exactly, whatever the mean is rounded to
+        moments[name] = {"n": answers["n"], "mean": answers["low"] or 0.0, "rest": 0.0, "m2": 0.0}
         if not constant:
-            off = columns[name] - found["mean"]
+            off = columns[name] - answers["mean"]
             spread |= {(name, "off"): off.sum(), (name, "squares"): (off * off).sum()}
-    for name, found in table.ask(spread, train).items():
-        n, centre, off = first[name]["n"], first[name]["mean"], found["off"] / first[name]["n"]
-        mean, m2 = centre + off, max(found["squares"] - n * off * off, 0.0)
+    for name, answers in table.ask(spread, train).items():
+        n, centre, off = first[name]["n"], first[name]["mean"], answers["off"] / first[name]["n"]
+        mean, m2 = centre + off, max(answers["squares"] - n * off * off, 0.0)
         require(
             math.isfinite(mean) and math.isfinite(m2),
             f"{table.file}, column {name!r} holds values too large to standardise; rescale it or leave it out",
@@ -331,9 +331,9 @@ def _columns(
             texts[name, "missing"] = (~table.cells(name).present).sum()
         elif kind in ("number", "date"):
             numbers[name] = table.cells(name).number if kind == "number" else table.cells(name).date
-    found = table.ask(texts, train) | _moments(table, numbers, train)
+    answers = table.ask(texts, train) | _moments(table, numbers, train)
     return tuple(
-        _column_of(table, name, kinds[name], rows, found.get(name, {}), options)
+        _column_of(table, name, kinds[name], rows, answers.get(name, {}), options)
         for name in table.columns
         if name in kinds
     )
@@ -346,7 +346,7 @@ def _inner(dtype: Any) -> pl.DataType:
     return dtype
 
 
-def _column_of(table: Table, name: str, shown: _Kind, rows: int, found: dict[str, Any], options: Options) -> Column:
+def _column_of(table: Table, name: str, shown: _Kind, rows: int, answers: dict[str, Any], options: Options) -> Column:
     kind, row = shown.kind, shown.row
     if kind == "array":
         dtype: Any = table.columns[name][1]
@@ -354,13 +354,13 @@ def _column_of(table: Table, name: str, shown: _Kind, rows: int, found: dict[str
     if kind == "empty":
         return Column(name, kind, missing=rows)
     if kind != "text":
-        return Column(name, kind, row, rows - found["n"], **found, **_ways(shown))
-    counts = {v["value"]: v["count"] for v in found["values"]}
+        return Column(name, kind, row, rows - answers["n"], **answers, **_ways(shown))
+    counts = {v["value"]: v["count"] for v in answers["values"]}
     ids = len(counts) >= IDS and max(counts.values()) == 1
     if name not in options.categorical and (ids or len(counts) > options.max_categories):
-        return Column(name, kind, row, found["missing"], categories=None)
+        return Column(name, kind, row, answers["missing"], categories=None)
     common = tuple(sorted(v for v, count in counts.items() if count >= options.min_count))
-    return Column(name, kind, row, found["missing"], categories=common, rare=len(common) < len(counts))
+    return Column(name, kind, row, answers["missing"], categories=common, rare=len(common) < len(counts))
 
 
 def _ways(shown: _Kind) -> dict[str, Any]:
@@ -389,19 +389,19 @@ def _label(table: Table, options: Options, shown: _Kind) -> pl.DataFrame:
     """The label's cells as (row, present, name, number)."""
     name = options.label
     cells = table._replace(readings={name: shown.reading}).cells(name)
-    found = table.collect(
+    values = table.collect(
         pl.col("row"),
         cells.present.alias("present"),
         label_names(cells).alias("name"),
         cells.number.alias("number"),
     )
-    gaps = found.filter(~pl.col("present"))["row"].to_list()
+    gaps = values.filter(~pl.col("present"))["row"].to_list()
     require(
         not gaps,
         f"{table.file}, column {name!r}, data row {min(gaps, default=0)}: the label is missing; fill it in or leave "
         "the row out",
     )
-    return found
+    return values
 
 
 def _few(cells: pl.DataFrame) -> bool:

@@ -40,13 +40,13 @@ class Length(NamedTuple):
 class Bounded:
     """What is usual in one run; `known` is from an earlier part of it."""
 
-    def __init__(self, bound: float | None, known: Lengths | None = None):
+    def __init__(self, bound: float | None, past: Lengths | None = None):
         self.bound = bound
-        self.known: Lengths = known or {}
-        self.known = self.saved()
+        self.past: Lengths = past or {}
+        self.past = self.saved()
 
     def saved(self) -> Lengths:
-        return {name: dict(of) for name, of in self.known.items()}
+        return {name: dict(of) for name, of in self.past.items()}
 
     def cohort(self, exchange: str, asked: int) -> "Heard":
         return Heard(self, exchange, asked)
@@ -55,7 +55,7 @@ class Bounded:
         """Why a reply is left out; empty where it is not."""
         if self.bound is None:
             return ""
-        past = self.known.get(f"{exchange}/{name}", {})
+        past = self.past.get(f"{exchange}/{name}", {})
         usual, own = max(past.get(USUAL, 0.0), median), past.get(site, 0.0)
         if name.endswith("weight"):
             usual = max(usual, 1.0)
@@ -117,13 +117,13 @@ class Heard:
         if self.run.bound is None:
             return
         for name in {name for slot in slots for name in self.replies[slot][1]}:
-            past = self.run.known.setdefault(f"{self.exchange}/{name}", {})
+            past = self.run.past.setdefault(f"{self.exchange}/{name}", {})
             counted = [(site, of[name].value) for site, of in (self.replies[slot] for slot in slots) if name in of]
             past[USUAL] = max(past.get(USUAL, 0.0), median([value for _, value in counted]))
             for site, value in counted:
                 past[site] = max(past.get(site, 0.0), value)
         for name, length in lengths(Reply(total=total)):
-            past = self.run.known.setdefault(f"{self.exchange}/sum of {name}", {})
+            past = self.run.past.setdefault(f"{self.exchange}/sum of {name}", {})
             past[USUAL] = max(past.get(USUAL, 0.0), length.value)
 
 

@@ -58,10 +58,10 @@ def gather_sites(
     without: tuple[str, ...] = (),
 ) -> ConnectedSites:
     """Waits for the sites, numbered by name as the files of a folder are."""
-    of = not_none(config.federation)
-    timeouts = Timeouts(of.gather, of.hello, of.question, of.exchange, of.poll)
-    sites = agreed.sites if agreed else None if isinstance(of.sites, int) else tuple(sorted(of.sites))
-    options: dict[str, Any] = {"n": of.sites} if sites is None else {"sites": sites}
+    settings = not_none(config.federation)
+    timeouts = Timeouts(settings.gather, settings.hello, settings.question, settings.exchange, settings.poll)
+    sites = agreed.sites if agreed else None if isinstance(settings.sites, int) else tuple(sorted(settings.sites))
+    options: dict[str, Any] = {"n": settings.sites} if sites is None else {"sites": sites}
     require(
         agreed is not None or not without,
         f"{', '.join(without)} cannot be left out before the first round; name the others in federation.sites",
@@ -137,33 +137,33 @@ def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreemen
     plan = agreement.metric_plan(config, agreed)
     if plan is None:
         return agreed
-    of = not_none(config.federation)
-    secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
-    print(f"what the server learns: {sums_of_moments(masked=of.secure)}", flush=True)
+    settings = not_none(config.federation)
+    secure = SecureSums(settings.secure_bound, settings.threshold) if settings.secure else None
+    print(f"what the server learns: {sums_of_moments(masked=settings.secure)}", flush=True)
     tell(federation, agreed)
     like, kind = agreement.remote_problem(config, agreed).train.client(0), np.dtype(config.run.precision)
     with jax.enable_x64(True):
         algorithm = second_moments(plan.linear, everyone(len(agreed.sites)), rank=plan.rank)
         start, digest = jnp.zeros(algorithm.size, kind), agreement.digest_of(config, agreed)
         details: dict[str, Any] = {"run": agreed.run, "shard": like, "digest": digest, "secure": secure}
-        told = ask_before(config, federation, "metric", algorithm, start, least=max(of.least, 1), **details)
-        metric = not_none(metric_from(plan.linear, jax.tree.map(np.asarray, told), plan.rank, kind))
+        sums = ask_before(config, federation, "metric", algorithm, start, least=max(settings.least, 1), **details)
+        metric = not_none(metric_from(plan.linear, jax.tree.map(np.asarray, sums), plan.rank, kind))
     texts = {name: agreement.as_text(array, config) for name, array in packed(metric).items()}
     return agreed.model_copy(update={"metric": texts})
 
 
 def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
     """What the server learns of single sites."""
-    of, problem = not_none(config.federation), setup.problem
+    settings, problem = not_none(config.federation), setup.problem
     return tuple(
         disclosed(
             crossing(setup.algorithm, problem),
-            masked=of.secure,
+            masked=settings.secure,
             sums_only=setup.sums is not None,
             measured=agreement.needs_curvature(config),
             n=problem.n,
-            threshold=of.threshold,
-            bound=of.secure_bound,
+            threshold=settings.threshold,
+            bound=settings.secure_bound,
             own_models=setup.personal is not None,
             features=agreement.has_features(config),
             moments=setup.problem.conditioning is not None,
@@ -195,8 +195,8 @@ def told_baselines(config: Config, folder: Path, federation: ConnectedSites, run
         losses = {site: _number(site, text) for site, text in federation.ask("baseline", run).items()}
         _check_baselines(config, losses)
         write_whole(path, json.dumps(losses, indent=1) + "\n")
-    told = json.loads(read_text(path))
-    return np.array([float(told[site]) for site in federation.sites])
+    by_site = json.loads(read_text(path))
+    return np.array([float(by_site[site]) for site in federation.sites])
 
 
 def _number(site: str, text: str) -> float:
@@ -258,27 +258,27 @@ def _statistics(site: str, text: str) -> SiteStatistics:
         ) from None
 
 
-def _statistics_of(site: str, told: SiteStatistics) -> Statistics:
+def _statistics_of(site: str, answer: SiteStatistics) -> Statistics:
     """Of a table: no column has more numbers than there are rows, or one site would count for more than its own."""
-    found = Statistics.from_json(told.statistics)._replace(site=site)
-    columns = (found.label, *found.columns, *found.others)
-    more = next((c.name for c in columns if max(c.n, c.missing) > told.train), None)
+    statistics = Statistics.from_json(answer.statistics)._replace(site=site)
+    columns = (statistics.label, *statistics.columns, *statistics.others)
+    more = next((c.name for c in columns if max(c.n, c.missing) > answer.train), None)
+    other = f"more in column {more!r}" if more else f"{statistics.rows} as well"
     require(
-        more is None and found.rows == told.train,
-        f"'{site}' told of {told.train} rows and of {f'more in column {more!r}' if more else f'{found.rows} as well'}; "
-        "leave it out of federation.sites",
+        more is None and statistics.rows == answer.train,
+        f"'{site}' told of {answer.train} rows and of {other}; leave it out of federation.sites",
     )
-    return found
+    return statistics
 
 
-def _counted(site: str, told: SiteStatistics) -> float:
+def _counted(site: str, answer: SiteStatistics) -> float:
     """As how many independent rows a site's scored ones count: never more than there are."""
-    rows = told.test or told.train
+    rows = answer.test or answer.train
     require(
-        told.counted is not None,
+        answer.counted is not None,
         f"'{site}' did not tell as how many its rows of each data.unit count; give it the same version of Equipoise",
     )
-    return min(not_none(told.counted), float(rows))
+    return min(not_none(answer.counted), float(rows))
 
 
 def _check_alike(config: Config, curvatures: dict[str, float]) -> None:
@@ -295,10 +295,10 @@ def _check_alike(config: Config, curvatures: dict[str, float]) -> None:
 def _check_baselines(config: Config, baselines: dict[str, float]) -> None:
     """A loss below zero would be a gain that no model can have, and take all of the weight."""
     bound, usual = not_none(config.federation).believed, sorted(baselines.values())[(len(baselines) - 1) // 2]
-    for site, found in baselines.items():
+    for site, loss in baselines.items():
         require(
-            bound is None or 0 <= found <= bound**2 * max(usual, 1.0),
-            f"'{site}' told a loss of {found:.2g} of a model of its own, and the median of the sites is {usual:.2g}; "
+            bound is None or 0 <= loss <= bound**2 * max(usual, 1.0),
+            f"'{site}' told a loss of {loss:.2g} of a model of its own, and the median of the sites is {usual:.2g}; "
             "leave it out of federation.sites, or set objective.of = 'losses'",
         )
 

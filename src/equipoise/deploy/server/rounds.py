@@ -372,9 +372,9 @@ def one_exchange(
     def messages() -> Iterator[tuple[int, Message]]:
         alike = pack(send(server, jnp.int32(0))) if spec.alike else None
         if masked is not None:
-            of = {federation.sites[i]: (s, i) for s, i in clients.items()}
-            slots = [of[name] for name in masked.batch.members]
-            masked.told([state.counted[i] for _, i in slots], [words[s] for s, _ in slots])
+            slot_of = {federation.sites[i]: (s, i) for s, i in clients.items()}
+            slots = [slot_of[name] for name in masked.batch.members]
+            masked.tell([state.counted[i] for _, i in slots], [words[s] for s, _ in slots])
             alike = alike or pack(spec.joined([send(server, jnp.int32(i)) for _, i in slots]))
         for s, i in clients.items():
             site, since = federation.sites[i], state.counted[i]

@@ -89,12 +89,12 @@ def run_federation(
     """
     agreement.check(config)
     begin_or_go_on(config, folder)
-    of = not_none(config.federation)
-    names = () if isinstance(of.sites, int) else tuple(of.sites)
+    settings = not_none(config.federation)
+    names = () if isinstance(settings.sites, int) else tuple(settings.sites)
     remove(folder / OWNER)  # a server that Flower left running stops when it sees that the folder is no longer its own
     status, state = StatusWriter(folder, config.name, names, config.run.rounds), "stopped"
     try:
-        with folders.resuming(folder, wait=of.exchange), precision(config):
+        with folders.resuming(folder, wait=settings.exchange), precision(config):
             earlier = _agreement_in(folder)
             federation = gather_sites(
                 config, earlier or _agreement_in(folder / records.STAGE_1), grid, status, stock, without
@@ -117,7 +117,7 @@ def run_federation(
 
 def agree_on_network(config: Config, folder: Path, federation: ConnectedSites, watch: Watch | None) -> Agreement:
     """Stages 1 and 2 of Train-Convexify-Train: the network, trained in a folder of its own, and what is made of it."""
-    stage, inside, of = network_config(config), folder / records.STAGE_1, not_none(config.federation)
+    stage, inside, settings = network_config(config), folder / records.STAGE_1, not_none(config.federation)
     earlier = _agreement_in(inside)
     agreed = resend_agreement(inside, federation, earlier) if earlier else reach_agreement(stage, federation)
 
@@ -131,10 +131,10 @@ def agree_on_network(config: Config, folder: Path, federation: ConnectedSites, w
         if not records.finished(inside):
             begin_or_go_on(stage, inside)
             remove(inside / OWNER)
-            with folders.resuming(inside, wait=of.exchange):
+            with folders.resuming(inside, wait=settings.exchange):
                 train_as_agreed(stage, inside, agreed, federation, watch)
         trained = trained_network(inside, stage, model)
-    secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
+    secure = SecureSums(settings.secure_bound, settings.threshold) if settings.secure else None
     return agree_on_features(config, federation, agreed, trained, secure)
 
 
@@ -210,9 +210,17 @@ class FederatedRun:
         sent = crossing(setup.algorithm, setup.problem)
         self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, sent, source, watch, self.evaluated)
         self.dual = build_dual(config, setup.problem)
-        of = not_none(config.federation)
-        self.secure = SecureSums(of.secure_bound, of.threshold) if of.secure else None
-        self.demands = Demands(of.least, of.tries, of.heavy, of.quantile, of.slack, of.quorum, of.believed)
+        settings = not_none(config.federation)
+        self.secure = SecureSums(settings.secure_bound, settings.threshold) if settings.secure else None
+        self.demands = Demands(
+            settings.least,
+            settings.tries,
+            settings.heavy,
+            settings.quantile,
+            settings.slack,
+            settings.quorum,
+            settings.believed,
+        )
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
         if (folder / RECEIPTS).is_file() and not federation.receipts:
@@ -408,7 +416,7 @@ class FederatedRun:
 def read_receipts(path: Path) -> dict[str, Receipt]:
     """Of every site, by name."""
     try:
-        return {site: Receipt(**of) for site, of in json.loads(read_text(path)).items()}
+        return {site: Receipt(**receipt) for site, receipt in json.loads(read_text(path)).items()}
     except (ValueError, TypeError, AttributeError):
         raise InputError(f"{path} holds no receipts; give the receipts.json of a run") from None
 

@@ -104,14 +104,14 @@ class ConnectedSites:
         event = Event(*self.where, site, what, why, times, self.where[0] if times > 1 else None)
         self.observe({"kind": "event", **dict(zip(Event._fields[:5], event, strict=False))})
         with self._lock:
-            of = why if what == "outsider" else site  # whoever knocks in turn in two ways does not fill the list
-            last = self._last_event.get(of, -1)
+            subject = why if what == "outsider" else site  # whoever knocks in turn in two ways does not fill the list
+            last = self._last_event.get(subject, -1)
             if last >= self.reported and self.events[last][3:5] == (what, why):
                 event = self.events[last]
                 event = event._replace(times=event.times + times, last_round=self.where[0])
                 self.events[last] = event
             else:
-                self._last_event[of] = len(self.events)
+                self._last_event[subject] = len(self.events)
                 self.events.append(event)
         return event
 
@@ -257,11 +257,11 @@ class ConnectedSites:
         to: dict[str, int] = {}  # message -> node
         for batch in batches(messages, lambda item: content_bytes(item[1])):
             ids = self._push([message for _, message in batch], 2 * reply_bytes + SMALL if reply_bytes else ANSWER)
-            for (of, message), number in zip(batch, ids, strict=True):
+            for (label, message), number in zip(batch, ids, strict=True):
                 if number:
-                    pending[number], to[number] = of, message.metadata.dst_node_id
+                    pending[number], to[number] = label, message.metadata.dst_node_id
                 else:
-                    yield of, Delivery(None, None, "network", "the message could not be sent")
+                    yield label, Delivery(None, None, "network", "the message could not be sent")
         start, asked = time.monotonic(), len(pending)
         while pending:
             began = time.monotonic()
@@ -278,13 +278,13 @@ class ConnectedSites:
                     self._keep_receipt(to[number], reply)
                     in_time = time.monotonic() - start < 0.9 * seconds  # Flower's clock is another one
                     yield pending.pop(number), opened(reply, lost if in_time else late)
-            for number, of in list(pending.items()) if hopeless else ():
-                if hopeless is not None and hopeless(of):
+            for number, label in list(pending.items()) if hopeless else ():
+                if hopeless is not None and hopeless(label):
                     del pending[number]
-                    yield of, Delivery(None, None, "late", "it was late in training meanwhile")
+                    yield label, Delivery(None, None, "late", "it was late in training meanwhile")
             now = time.monotonic()
             if now - start >= limit(asked - len(pending)):
-                yield from ((of, late) for of in pending.values())
+                yield from ((label, late) for label in pending.values())
                 return
             if pending and not received and now - began < self.timeouts.poll:
                 time.sleep(self.timeouts.poll)

@@ -75,6 +75,7 @@ def plan_of(config: Config) -> Plan:
         secure=secure,
         tells_losses=tells,
         tells_baseline=agreement.needs_baselines(config),
+        tells_moments=agreement.tells_moments(config),
         label=config.data.label,
         batch=None if config.model.name == "torch" and config.batch is None else config.batch,
         epsilon=private.epsilon if private else None,
@@ -88,7 +89,7 @@ def crossing(config: Config) -> list[Wire]:
 
     Updates count as projected, and so as seen one by one, where that depends on the rows.
     """
-    of = not_none(config.federation)
+    federation = not_none(config.federation)
     n = min(max(sites_of(config), FEW), MOST_MEMBERS)  # whatever the server says: names do not depend on it
     record, task = algorithms.named(config.algorithm.name), tasks.ridge(3, 0.1)
     settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
@@ -100,9 +101,11 @@ def crossing(config: Config) -> list[Wire]:
         if may_project(config):
             algorithm = algorithms.project_updates(algorithm, quadratic=True)
         wires = wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
-        if of.compress is None:
+        if federation.compress is None:
             return wires
-        algorithm = algorithms.compress_replies(algorithm, wires, dtype=of.compress, sums=of.compress_sums)
+        algorithm = algorithms.compress_replies(
+            algorithm, wires, dtype=federation.compress, sums=federation.compress_sums
+        )
         return wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
 
 
@@ -114,15 +117,15 @@ def would_reveal(config: Config) -> tuple[str, ...]:
 
 
 def _reveals(config: Config) -> Iterator[str]:
-    of = not_none(config.federation)
+    settings = not_none(config.federation)
     return disclosed(
         crossing(config),
-        masked=of.secure,
-        sums_only=of.secure,
+        masked=settings.secure,
+        sums_only=settings.secure,
         measured=agreement.needs_curvature(config),
         n=sites_of(config),
-        threshold=of.threshold,
-        bound=of.secure_bound,
+        threshold=settings.threshold,
+        bound=settings.secure_bound,
         own_models=config.own_models is not None,
         features=agreement.has_features(config),
         moments=agreement.tells_moments(config),
@@ -265,7 +268,7 @@ def short(value: Any) -> Any:
 def described(reply: RecordDict) -> dict[str, Any]:
     """What left: names and sizes, and a digest by which it is known again; no number of it."""
     digest, names, size = hashlib.sha256(), [], 0
-    for of, record in sorted(reply.items()):
+    for kind, record in sorted(reply.items()):
         if isinstance(record, ArrayRecord):
             for name, array in record.items():
                 names.append(f"{name}: {array.dtype}{list(array.shape)}")
@@ -273,7 +276,7 @@ def described(reply: RecordDict) -> dict[str, Any]:
                 digest.update(array.data)
         elif isinstance(record, ConfigRecord):
             for key, value in sorted(record.items()):
-                names.append(f"{of}.{key}")
+                names.append(f"{kind}.{key}")
                 said = repr(value).encode()
                 size += len(said)
                 digest.update(said)
@@ -293,18 +296,18 @@ def allow(
 ) -> None:
     """Counts a message that is about to be answered; a Refusal, and nothing is counted, beyond what is covered."""
     with _counted(folder) as counts:
-        of = counts.setdefault(digest, {"runs": {}, "questions": {}, "bytes": 0})
+        covered = counts.setdefault(digest, {"runs": {}, "questions": {}, "bytes": 0})
         run, what, most = _allowance(config, rules, kind, content)
         if run is None:
-            now = of["questions"].get(what, 0) + 1
+            now = covered["questions"].get(what, 0) + 1
             most *= rules.runs * max(approvals, 1)
             refuse_unless(now <= most, f"this site was asked for '{what}' {most} times, which is all that is approved")
-            of["questions"][what] = now
+            covered["questions"][what] = now
             return
-        counts_of_run = of["runs"].setdefault(run, {})
+        counts_of_run = covered["runs"].setdefault(run, {})
         allowed = rules.runs * max(approvals, 1)
         refuse_unless(
-            len(of["runs"]) <= allowed,
+            len(covered["runs"]) <= allowed,
             f"this site has taken part in {allowed} runs of this configuration; its owner may allow more: `equipoise "
             f"flower approve {digest[:16]}`",
         )
@@ -319,12 +322,12 @@ def allow(
 def spend_bytes(folder: Path, digest: str, size: int, most: int | None) -> None:
     """Counts what is about to leave."""
     with _counted(folder) as counts:
-        of = counts.setdefault(digest, {"runs": {}, "questions": {}, "bytes": 0})
+        covered = counts.setdefault(digest, {"runs": {}, "questions": {}, "bytes": 0})
         refuse_unless(
-            most is None or of["bytes"] + size <= most,
+            most is None or covered["bytes"] + size <= most,
             f"with this reply this site would have sent more than {most} bytes for this configuration (its site.toml)",
         )
-        of["bytes"] += size
+        covered["bytes"] += size
 
 
 def _allowance(config: Config, rules: Policy, kind: str, content: RecordDict) -> tuple[str | None, str, int]:

@@ -189,8 +189,8 @@ def nearly_constant(site: Site, statistics: Statistics, options: Options) -> set
     texts = {name: table.cells(name).text.drop_nulls() for name in names}
     most = {name: text.value_counts(sort=True).struct.field("count").first() for name, text in texts.items()}
     questions = {(name, "others"): text.len() - most[name] for name, text in texts.items()}
-    found = table.ask(questions, ~site.held_out)
-    return {name for name, answer in found.items() if 0 < answer["others"] < options.min_count}
+    answers = table.ask(questions, ~site.held_out)
+    return {name for name, answer in answers.items() if 0 < answer["others"] < options.min_count}
 
 
 def own_key(folder: Path, rules: Policy, run: str, words: list[int]) -> list[int]:

@@ -135,13 +135,13 @@ def open_site(context: Context) -> Participant:
 
     def features(agreed: Agreement) -> OwnerRows:
         mine, problem = rows(agreed), agreement.network_problem(config, agreed)
-        of = [config.toml(), not_none(agreed.network).theta, *(np.asarray(a) for part in mine for a in part)]
+        made_of = [config.toml(), not_none(agreed.network).theta, *(np.asarray(a) for part in mine for a in part)]
 
         def make() -> OwnerRows:
             make_features = feature_maker(config, problem.model, agreement.network_params(config, agreed, problem))
             return OwnerRows(*(make_features(Shards(*(a[None] for a in part))).client(0) for part in mine))
 
-        return kept_features(folder, of, make)
+        return kept_features(folder, made_of, make)
 
     def setup(agreed: Agreement) -> Setup:
         return planned(config.toml(), agreed.model_dump_json())
@@ -323,8 +323,12 @@ def rows_site(
         algorithm = not_none(now.personal, "this run makes no models of the sites' own")
 
         def save(message: Any, own: Any) -> None:
-            of = now.problem.plain_task.own
-            part = None if of is None else of.fit(jnp.asarray(own), jax.tree.map(jnp.asarray, trained_on(agreed).train))
+            fits = now.problem.plain_task.own
+            part = (
+                None
+                if fits is None
+                else fits.fit(jnp.asarray(own), jax.tree.map(jnp.asarray, trained_on(agreed).train))
+            )
             save_model(folder / OWN_MODEL, now.problem, own, {"site": name, "config": config.used()}, part)
 
         return Job(algorithm, now.problem.x, trained_on(agreed), config=now.digest, then=save)
@@ -404,8 +408,8 @@ def kept_features(folder: Path, made_of: list[Any], make: Callable[[], OwnerRows
     names: Any = OwnerRows(*(cast(Any, Shards)(*Shards._fields) for _ in OwnerRows._fields))
     if path.is_file():
         with suppress(KeyError, TypeError, ValueError):  # it is damaged, and made again
-            arrays, of = tensors.read(path)
-            if of == digest:
+            arrays, saved_digest = tensors.read(path)
+            if saved_digest == digest:
                 return jax.tree.unflatten(jax.tree.structure(names), [arrays[name] for name, _ in tensors.named(names)])
     made = make()
     folder.mkdir(parents=True, exist_ok=True)
@@ -422,14 +426,14 @@ def read_agreement(folder: Path, name: str) -> Agreement:
 
 def whole_agreement(folder: Path, name: str, text: str) -> str:
     """What was agreed, where the server tells only what is new."""
-    told = json.loads(text)
-    if "extends" not in told:
+    message = json.loads(text)
+    if "extends" not in message:
         return text
-    run = told["extends"]
+    run = message["extends"]
     refuse_unless(isinstance(run, str) and NAME.fullmatch(run), "the agreement extends no run that could be kept")
     path = agreement_of(folder, run)
     refuse_unless(path.is_file(), f"'{name}' {NOT_TOLD} that this one extends; start the run again")
-    return agreement.extended(path.read_text(), told["changes"])
+    return agreement.extended(path.read_text(), message["changes"])
 
 
 def keep_agreement(folder: Path, name: str, text: str) -> None:

@@ -130,18 +130,18 @@ class AgreedSteps:
 
     def __init__(self, algorithm: Algorithm, x: Vector):
         self.open, self.server = program(algorithm.round[0].open), algorithm.init(x)
-        self.known: list[dict[str, float]] = []
+        self.largest: list[dict[str, float]] = []
 
     def check(self, round: int, message: Any) -> None:
         """A Refusal where a message has larger ones."""
         given = {name.rpartition(".")[2]: a for name, a in named(message)}
         for what in {"sigma", "theta"} & given.keys():
             refuse_unless(round < MOST_ROUNDS, f"there is no round {round}")
-            while len(self.known) <= round:
+            while len(self.largest) <= round:
                 self.server, _ = self.open(self.server, jax.random.key(0))
                 step_sizes = [s for s in jax.tree.leaves(self.server, is_leaf=_is_steps) if _is_steps(s)]
-                self.known.append({w: max(float(getattr(s, w)) for s in step_sizes) for w in ("sigma", "theta")})
-            most = self.known[round][what]
+                self.largest.append({w: max(float(getattr(s, w)) for s in step_sizes) for w in ("sigma", "theta")})
+            most = self.largest[round][what]
             refuse_unless(
                 np.isfinite(given[what]) and 0 <= float(given[what]) <= most * (1 + 1e-5),
                 f"{what} is {float(given[what]):.4g}, and the agreed rule gives {most:.4g} in this round",
@@ -187,7 +187,7 @@ class MaskedExchange:
         self.reply = Reply(hidden, spec.reply.each)
         self.secrets: unmasking.Secrets | None = None
 
-    def told(self, since: Sequence[str], keys: Sequence[Sequence[int]]) -> None:
+    def tell(self, since: Sequence[str], keys: Sequence[Sequence[int]]) -> None:
         """Says to all members what each of them is told: the state to start from, and its random key."""
         more: Any = {"since": [*since], "keys": [word for key in keys for word in key]}
         self.header = ConfigRecord({**self.header, **more})
@@ -285,7 +285,7 @@ class Masking:
         }
         if len(sealed) < len(members):
             return {*sealed}
-        questions = {name: {"sealed": [sealed[of][k] for of in members]} for k, name in enumerate(members)}
+        questions = {name: {"sealed": [sealed[sender][k] for sender in members]} for k, name in enumerate(members)}
         ready = {name for name, _ in self.ask("deliver", batch, questions, timeout)}
         if len(ready) < len(members):
             return ready

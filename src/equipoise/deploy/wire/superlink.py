@@ -123,7 +123,7 @@ class HeldPulls:
                 self.largest |= {m.metadata.message_id: most for m in pushed.messages_list if most}
                 while len(self.largest) > REMEMBERED:
                     del self.largest[next(iter(self.largest))]
-                await self.app(scope, once(body), send)
+                await self.app(scope, replayed(body), send)
                 nodes = Counter(m.metadata.dst_node_id for m in pushed.messages_list)
                 self.unread += nodes
                 self.wake(("node", node) for node in nodes)
@@ -137,7 +137,7 @@ class HeldPulls:
                         (k, v) if k != b"content-length" else (k, str(len(body)).encode()) for k, v in scope["headers"]
                     ]
                     scope = {**scope, "headers": sized}
-                await self.app(scope, once(body), send)
+                await self.app(scope, replayed(body), send)
                 replied = [m.metadata.reply_to_message_id for m in request.messages_list]
                 self.ready |= dict.fromkeys(replied)
                 while len(self.ready) > REMEMBERED:
@@ -149,7 +149,7 @@ class HeldPulls:
                     self.room[node] -= len(body)
                     if self.room[node] < 0:
                         return await answer(send, 413, "the reply is larger than what was asked for")
-                await self.app(scope, once(body), send)
+                await self.app(scope, replayed(body), send)
             case "/v1/fleet/pull-messages":
                 node = PullMessagesRequest.FromString(body).node.node_id
                 if header(scope, b"x-equipoise-wait"):
@@ -157,13 +157,13 @@ class HeldPulls:
                     await self.hold_node(scope, receive, send, node, body)
                 else:
                     self.staying.discard(node)
-                    await self.app(scope, once(body), send)
+                    await self.app(scope, replayed(body), send)
             case "/v1/runtime/pull-messages" if header(scope, b"x-equipoise-wait"):
                 ids = list(PullAppMessagesRequest.FromString(body).message_ids)
                 most = int(header(scope, b"x-equipoise-most")) or len(ids)
                 await self.hold_server(scope, receive, send, ids, most, body)
             case _:
-                await self.app(scope, once(body), send)
+                await self.app(scope, replayed(body), send)
         return None
 
     def cut_large(self, request: PushMessagesRequest) -> bool:
@@ -291,7 +291,7 @@ class HeldPulls:
                 parts.append(event.get("body", b""))
 
         headers = [(k, v) if k != b"content-length" else (k, str(len(body)).encode()) for k, v in scope["headers"]]
-        await self.app({**scope, "headers": headers, "state": dict(scope.get("state", {}))}, once(body), keep)
+        await self.app({**scope, "headers": headers, "state": dict(scope.get("state", {}))}, replayed(body), keep)
         return start, b"".join(parts)
 
     @classmethod
@@ -407,7 +407,7 @@ class SitesDoor:
             if not ended:
                 await send(event)
 
-        return await self.app(scope, once(body, receive), checked)
+        return await self.app(scope, replayed(body, receive), checked)
 
     def count(self, scope: Scope, key: bytes, status: int) -> None:
         """What Flower refused, where it says something about who asks."""
@@ -464,11 +464,11 @@ class OperatorDoor:
 
     def with_names(self, send: Send) -> Send:
         roster = self.door.roster
-        told = {"names": None if roster is None else roster.nodes(), "refused": self.door.refused}
+        door = {"names": None if roster is None else roster.nodes(), "refused": self.door.refused}
 
         async def sent(event: Event) -> None:
             if event["type"] == "http.response.start":
-                about = (b"x-equipoise-door", json.dumps(told).encode())
+                about = (b"x-equipoise-door", json.dumps(door).encode())
                 event = {**event, "headers": [*event.get("headers", ()), about]}
             await send(event)
 
@@ -559,7 +559,7 @@ async def never() -> Event:
     return {}
 
 
-def once(body: bytes, rest: Receive = never) -> Receive:
+def replayed(body: bytes, rest: Receive = never) -> Receive:
     """A request whose body has been read already; `rest` is what comes after it."""
     given = False
 

@@ -84,9 +84,9 @@ def watch_door(grid: Any) -> Callable[[], Door]:
             nonlocal door
             response = call_next(context)
             if DOOR in response.headers:
-                told = json.loads(response.headers[DOOR])
-                names = told["names"] and {int(node): name for node, name in told["names"].items()}
-                door = Door(names, told["refused"])
+                said = json.loads(response.headers[DOOR])
+                names = said["names"] and {int(node): name for node, name in said["names"].items()}
+                door = Door(names, said["refused"])
             return response
 
     client = getattr(grid, "_runtime_client", None)
