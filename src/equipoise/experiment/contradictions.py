@@ -78,7 +78,6 @@ def _of_own(config: "Config") -> Iterator[str]:
         yield "model.own names columns, of which [convexify] makes features; give 'intercept'"
 
 
-<<<<<<< HEAD
 def _of_folds(config: "Config", given: str) -> Iterator[str]:
     if config.federation is not None:
         yield (
@@ -93,12 +92,8 @@ def _of_folds(config: "Config", given: str) -> Iterator[str]:
         yield f"{given}, which is found by folds of examples, and {config.data.name} data has none; give numbers"
 
 
-def _of_federation(config: "Config", of: "FederationSettings") -> Iterator[str]:
-    sites, algorithm = of.sites, config.algorithm
-=======
 def _of_federation(config: "Config", settings: "FederationSettings") -> Iterator[str]:
     sites, algorithm = settings.sites, config.algorithm
->>>>>>> main
     if not isinstance(sites, int) and not (all(sites) and len(set(sites)) == len(sites) > 0):
         yield f"federation.sites is {mistakes.shown(sites)}; give the sites' names, each once, or their number"
     count = sites if isinstance(sites, int) else len(sites)

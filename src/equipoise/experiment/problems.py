@@ -357,15 +357,9 @@ def _of_silos(config: Config) -> Problem:
             test=settings.test,
             seed=config.run.seed,
         )
-<<<<<<< HEAD
-    what = f"{len(found.names)} silos of the folder {Path(str(settings.silos)).name}, predicting {settings.label}"
-    problem = problem_of(config, what, found.names, found.train, found.test, found.encoding, found.warnings)
-    return replace(problem, counted=found.counted, units=found.units)
-=======
     what = f"{len(given.names)} silos of the folder {Path(str(settings.silos)).name}, predicting {settings.label}"
     problem = problem_of(config, what, given.names, given.train, given.test, given.encoding, given.warnings)
-    return replace(problem, counted=given.counted)
->>>>>>> main
+    return replace(problem, counted=given.counted, units=given.units)
 
 
 def _synthetic(config: Config) -> Problem:
