@@ -405,11 +405,11 @@ def run_all(
         numbers = list(jobs)  # with what was chosen for what they leave open
         for where, stage in _networks(jobs, folder, watch, overwrite):
             batches.setdefault(("", where), []).append(stage)
-        known: dict[str, Any] = {}
+        earlier: dict[str, Any] = {}
         for k, job in enumerate(jobs):
             seen = None if watch is None else partial(watch, job)
             spec = RunSpec(job.config, folder / job.place, job.label, seen, overwrite, _network(job.config, folder))
-            spec = run.with_choices(spec, known)
+            spec = run.with_choices(spec, earlier)
             numbers[k] = job._replace(config=spec.config)
             batches.setdefault((job.label, _apart_on_this_device(job)), []).append(spec)
         for specs in batches.values():

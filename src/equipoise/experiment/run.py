@@ -144,14 +144,16 @@ def resume(
     return records.read(folder)
 
 
-def with_choices(spec: RunSpec, known: dict[str, settle.Found] | None = None) -> RunSpec:
-    """With numbers for what the settings leave open: those in its folder, or chosen now; `known` is of other runs."""
+def with_choices(spec: RunSpec, earlier: dict[str, settle.Found] | None = None) -> RunSpec:
+    """With numbers for what the settings leave open: those in its folder, or chosen now; `earlier` is of other runs."""
     if spec.asked is not None or not settle.is_open(spec.config):
         return spec
     there = None if spec.overwrite else settle.read(spec.folder)
-    found = settle.chosen_for(spec.config, {} if known is None else known) if there is None else settle.Found(there)
-    config = settle.applied(spec.config, found.choices)
-    return spec._replace(config=config, asked=spec.config, chosen=found.choices, fits=found.fits)
+    outcome = (
+        settle.chosen_for(spec.config, {} if earlier is None else earlier) if there is None else settle.Found(there)
+    )
+    config = settle.applied(spec.config, outcome.choices)
+    return spec._replace(config=config, asked=spec.config, chosen=outcome.choices, fits=outcome.fits)
 
 
 def problem_of(spec: RunSpec, begin: Callable[[], None]) -> Problem:

@@ -99,10 +99,10 @@ def who(runs: Sequence[ReportedRun]) -> Content:
 
 def chosen(runs: Sequence[ReportedRun]) -> Content | None:
     """What nobody has told a run, with all that was tried; runs that chose the same show it once."""
-    found = list(dict.fromkeys((choice.key, choice.value, choice.why) for run in runs for choice in run.record.chosen))
+    keys = list(dict.fromkeys((choice.key, choice.value, choice.why) for run in runs for choice in run.record.chosen))
     by = {(choice.key, choice.value, choice.why): choice for run in runs for choice in run.record.chosen}
     shown = []
-    for choice in (by[key] for key in found):
+    for choice in (by[key] for key in keys):
         headings = [choice.key, *(name for name in choice.tried[0] if name != "value")]
         rows = [
             (

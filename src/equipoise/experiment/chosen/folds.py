@@ -91,8 +91,8 @@ class Walk:
         task = problem.plain_task
         self.folds = divided(problem) if folds is None else folds
         rank = metric.chosen_rank(not_none(task.linear))
-        found = metric.agree(task, problem.train, rank=rank, dtype=problem.x.dtype, key=seed)
-        self.metric = not_none(found, "no owner told its second moments")
+        agreed = metric.agree(task, problem.train, rank=rank, dtype=problem.x.dtype, key=seed)
+        self.metric = not_none(agreed, "no owner told its second moments")
         self.models = np.tile(np.asarray(problem.x), (len(self.folds.kept), 1))
         self.rounds = 1  # the metric
         shard = client_shapes(problem.train)
@@ -146,8 +146,8 @@ def held_out(problem: Problem) -> Folds:
 def _judged(problem: Problem, parts: list[tuple[Any, Any]]) -> Folds:
     base, sizes = np.zeros(problem.n), np.zeros(problem.n)
     for kept, left in parts:
-        found, count = _base(problem.plain_task)(problem.x, kept, left), np.asarray(left.sizes, np.float64)
-        base += np.where(count > 0, count * np.asarray(found, np.float64), 0)
+        losses, count = _base(problem.plain_task)(problem.x, kept, left), np.asarray(left.sizes, np.float64)
+        base += np.where(count > 0, count * np.asarray(losses, np.float64), 0)
         sizes += count
     kept, left = zip(*parts, strict=True)
     return Folds(kept, left, base / np.maximum(sizes, 1))

@@ -21,10 +21,10 @@ def chosen(config: Config, walk: Walk, extra: object) -> Choice:
     before = walk.rounds, walk.down, walk.up
     rows: list[dict[str, float | None]] = []
     skills = []
-    known = walk.folds.base > 0
+    defined = walk.folds.base > 0
     for rho in WAY:
         losses = walk.to(at(config, rho), extra).losses
-        skill = np.where(known, 1 - losses / np.where(known, walk.folds.base, 1), np.nan)
+        skill = np.where(defined, 1 - losses / np.where(defined, walk.folds.base, 1), np.nan)
         skills.append(skill)
         average, gain = float(np.nanmean(skill)), float(worst_mean(problem.baselines - losses, True))
         best = max(skills, key=lambda s: float(np.nanmean(s)))

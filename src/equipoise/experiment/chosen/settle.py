@@ -28,12 +28,12 @@ class Found(NamedTuple):
     fits: OwnFit | None = None
 
 
-def chosen_for(config: Config, known: dict[str, Found]) -> Found:
-    """What is chosen now, or was for another run of `known` on the same data for the same objective."""
+def chosen_for(config: Config, earlier: dict[str, Found]) -> Found:
+    """What is chosen now, or was for another run of `earlier` on the same data for the same objective."""
     key = _of(config)
-    if key not in known:
-        known[key] = choose(config)
-    return known[key]
+    if key not in earlier:
+        earlier[key] = choose(config)
+    return earlier[key]
 
 
 def read(folder: Path) -> tuple[Choice, ...] | None:
@@ -52,7 +52,7 @@ def robust(config: Config) -> Config:
 
 def choose(config: Config) -> Found:
     """l2 first, of the objective near the average where its price is asked for, and then the price."""
-    found: list[Choice] = []
+    choices: list[Choice] = []
     config = robust(config)
     l2 = penalty.MIDDLE if config.model.l2 == "auto" else config.model.l2
     start = config.model_copy(update={"model": config.model.model_copy(update={"l2": l2, "metric": "none"})})
@@ -63,11 +63,11 @@ def choose(config: Config) -> Found:
         more: object = 0.0
         if config.model.l2 == "auto":
             choice = penalty.chosen(price.at(start, price.WAY[0]) if priced else start, walk)
-            found.append(choice)
+            choices.append(choice)
             more = penalty.extra(config, problem, choice.value)
         if priced:
-            found.append(price.chosen(start, walk, more))
-    return Found(tuple(found), vars(problem).get("own_fits"))
+            choices.append(price.chosen(start, walk, more))
+    return Found(tuple(choices), vars(problem).get("own_fits"))
 
 
 def applied(config: Config, choices: Sequence[Choice]) -> Config:
