@@ -114,6 +114,9 @@ def settings() -> Iterator[Setting]:
     yield Setting("log loss", "4 of 5 to 500, falling 1.5 to 0.3", *many(4, 5, 500, 1.5, 0.3))
     yield Setting("log loss", "300 of 5 to 500, falling 1.5 to 0.3", *many(300, 5, 500, 1.5, 0.3))
     yield from (Setting("log loss, heavy tail", name, *owners) for name, owners in losses.items())
+    rare = ("5 of 8 rows at 1.5, 15 of 200 at 0.6", "100 of 5 to 1,000, rising 0.3 to 1.5")
+    yield from (Setting("log loss, rare class", name, *losses[name]) for name in rare)
+    yield Setting("log loss, rare class", "30 of 50 at 0.5", *two(15, 50, 0.5, 15, 50, 0.5))
     errors = {
         "5 of 8 rows at 2, 15 of 200 at 1": two(5, 8, 2.0, 15, 200, 1.0),
         "10 of 2 at 0.5, 40 of 300 at 1": two(10, 2, 0.5, 40, 300, 1.0),
@@ -121,13 +124,10 @@ def settings() -> Iterator[Setting]:
         "100 of 2 to 1,000, rising 0.5 to 2": many(100, 2, 1000, 0.5, 2.0),
     }
     yield from (Setting("rmse", name, *owners) for name, owners in errors.items())
-    rare = ("5 of 8 rows at 1.5, 15 of 200 at 0.6", "100 of 5 to 1,000, rising 0.3 to 1.5")
-    yield from (Setting("log loss, rare class", name, *losses[name]) for name in rare)
-    yield Setting("log loss, rare class", "30 of 50 at 0.5", *two(15, 50, 0.5, 15, 50, 0.5))
-    yield from (Setting("rmse outliers", name, *of) for name, of in list(errors.items())[:2])
     yield Setting("rmse", "1 of 3 at 2, 4 of 500 at 1", *two(1, 3, 2.0, 4, 500, 1.0))
     yield Setting("rmse", "300 of 5 to 300, rising 0.5 to 2", *many(300, 5, 300, 0.5, 2.0))
     yield from (Setting("rmse t5", name, *owners) for name, owners in errors.items())
+    yield from (Setting("rmse outliers", name, *of) for name, of in list(errors.items())[:2])
     yield Setting("auroc", "5 of 20 rows at 70%, 15 of 200 at 90%", *two(5, 20, 0.7, 15, 200, 0.9))
     yield Setting("auroc", "40 of 20 to 1,000, falling 95 to 60%", *many(40, 20, 1000, 0.95, 0.6))
     yield Setting("auroc", "10 of 8 at 95%, 10 of 300 at 75%", *two(10, 8, 0.95, 10, 300, 0.75))

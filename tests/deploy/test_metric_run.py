@@ -8,7 +8,7 @@ pytest.importorskip("flwr")
 
 from equipoise import artifact
 from equipoise.deploy.server.run import run_federation
-from equipoise.deploy.site.oversight import would_reveal
+from equipoise.deploy.site.oversight import plans_of, would_reveal
 from equipoise.experiment import config, records
 from tests.deploy.test_federated_run import assert_the_same, both, grid, settings
 from tests.deploy.test_secure_run import node, told
@@ -60,3 +60,6 @@ def test_a_site_is_told_before_it_approves():
     said = would_reveal(config.parse(settings(model={"metric": "full"})))
     assert any("second moments" in sentence for sentence in said)
     assert not any("second moments" in sentence for sentence in would_reveal(config.parse(settings())))
+    for metric, tells in (("auto", True), ("none", False)):
+        (plan,) = plans_of(config.parse(settings(model={"metric": metric})))
+        assert plan.tells_moments == tells

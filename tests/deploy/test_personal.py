@@ -16,6 +16,7 @@ from tests.flower.silos import SITES
 from tests.problems import few
 
 KINDS = {
+    "best": {"personal": {"kind": "best"}, "run": {"rounds": 2}},
     "fine_tuning": {"personal": {"kind": "fine_tuning", "steps": 40, "lr": 0.05, "pulls": [0.1]}},
     "moreau": {"personal": {"kind": "moreau", "mu": 0.4, "steps": 40}, "run": {"rounds": 2}},
 }

@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 
 from equipoise.data.shards import Shards
 from equipoise.experiment import config, problems, run
-from equipoise.experiment.baselines import FEWEST, OwnFit, fold, own_fits
+from equipoise.experiment.baselines import FEWEST, FOLDS, OwnFit, fold, own_fits
 from equipoise.experiment.offers import ALONE, PULLS, SHARED, best_of, best_of_each
 from equipoise.tasks import own_part, softmax_regression
 from tests.searches import tiny
@@ -48,7 +48,7 @@ def test_a_tuned_model_is_the_least_of_loss_and_pull(federation):
     """With a model of its own that is hopeless, the owner of other slopes tunes the shared one."""
     task, shared, train, alone = federation
     shard = train.client(1)
-    found = best_of(task, shared, shard, OwnFit(jnp.float32(9.0), alone.model[1]))
+    found = best_of(task, shared, shard, OwnFit(jnp.float32(9.0), alone.model[1], jnp.full(FOLDS, 200.0)))
     assert float(found.pull) in np.float32(PULLS)
     a, y = np.asarray(shard.inputs, np.float64), np.asarray(shard.labels)
 

@@ -119,7 +119,7 @@ class Correction(NamedTuple):
     c: Vector
 
 
-@numbers_are_leaves
+@numbers_are_leaves(static=("tilt_cap",))
 def scaffpd_sums(
     task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float, tilt_cap: float | None = None
 ) -> Algorithm:

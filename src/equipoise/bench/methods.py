@@ -36,7 +36,7 @@ def _changed(about: str, **sections: Any) -> Method:
 
 
 METHODS: dict[str, Method] = {
-    DEFAULT: Method("what `equipoise run` does unless told otherwise", "method", {}),
+    DEFAULT: Method("`equipoise run`, told whose data it is and nothing else", "method", {}),
     "FedAvg": _trains("fedavg", "McMahan et al. 2017"),
     "FedProx": _trains("fedprox", "Li et al. 2020"),
     "SCAFFOLD": _trains("scaffold", "Karimireddy et al. 2020"),

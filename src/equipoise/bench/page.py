@@ -42,12 +42,12 @@ def show(standings: Standings, folder: Path) -> None:
     write_whole(folder / TABLE, markdown(standings))
     write_whole(folder / PICTURE, picture(standings))
     write_whole(folder / PAGE, page(standings))
-    heads, rows = overall(standings)
-    table = Table()
-    for head in heads:
-        table.add_column(escape(head))
-    for row in rows:
-        table.add_row(*map(escape, row))
+    table = Table("method")
+    for head in ("average", "worst fifth", "better off alone"):
+        table.add_column(head, justify="right")
+    for row in overall(standings)[1]:  # what fits a terminal; the rest is in the files
+        table.add_row(*(escape(row[k]) for k in (0, 3, 5, 7)))
+    table.title = f"skill over {len(standings.federations)} federations, less {standings.against}'s, in points"
     console = Console()
     console.print(table)
     for name in (TABLE, PICTURE, PAGE):

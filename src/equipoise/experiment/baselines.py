@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from equipoise._jax import compiled
 from equipoise.data.shards import Shards
@@ -33,6 +34,7 @@ class OwnFit(NamedTuple):
 
     loss: Array  # on rows that it has not seen, by folds
     model: Vector  # of all of its rows
+    folds: Float[Array, "*n folds"]  # the sum of its losses on each fold
 
 
 def own_fits(task: Task, convex: bool, x: Vector, train: Any, tell: Callable[[int], None] = lambda _: None) -> OwnFit:
@@ -68,7 +70,7 @@ def own_fit(task: Task, convex: bool, x: Vector, shard: Shards) -> OwnFit:
     with_part = Parts(task, x, shard)
     simple, zero = with_part.of_base_rate(shard, shard), jnp.zeros_like(x)
     if not convex:
-        return OwnFit(simple, zero)
+        return OwnFit(simple, zero, jnp.zeros(FOLDS, x.dtype))
 
     def of_fold(k: Array) -> tuple[Array, Array, Array]:
         """All candidates' losses on the rows left out, times how many these are; that number; and their models."""
@@ -90,9 +92,9 @@ def own_fit(task: Task, convex: bool, x: Vector, shard: Shards) -> OwnFit:
     # Without own parts a model of zero has not even the base rate, and the most penalised one is next to it.
     instead = models[FOLDS, 0] if task.own is None else zero
     models = jnp.concatenate([models[FOLDS], instead[None]])
-    return OwnFit(
-        jnp.where(enough, jnp.min(candidates), simple), models[jnp.where(enough, jnp.argmin(candidates), len(L2))]
-    )
+    best = jnp.argmin(candidates)
+    model = models[jnp.where(enough, best, len(L2))]
+    return OwnFit(jnp.where(enough, candidates[best], simple), model, losses[:FOLDS, best])
 
 
 class Parts:

@@ -35,7 +35,7 @@ class Offer(NamedTuple):
 def best_of_each(task: Task, x: Vector, train: Any, alone: OwnFit) -> Offer:
     """Of every owner, one after the other; `alone` has a row for each."""
     choose = _of_one(task)
-    offers = [choose(x, rows_of(train, i), OwnFit(alone.loss[i], alone.model[i])) for i in range(train.n)]
+    offers = [choose(x, rows_of(train, i), OwnFit(*(a[i] for a in alone))) for i in range(train.n)]
     return jax.tree.map(lambda *each: jnp.stack(each), *offers)
 
 
@@ -45,11 +45,11 @@ def _of_one(task: Task) -> Callable[[Vector, Shards, OwnFit], Offer]:
 
 
 def best_of(task: Task, x: Vector, shard: Shards, alone: OwnFit) -> Offer:
-    """With too few rows for folds the shared model."""
+    """The shared model with too few rows for folds; its own only where that clearly gains over it."""
     parts = Parts(task, x, shard)
 
-    def of_fold(k: Array) -> tuple[Array, Array, Array]:
-        """As in `baselines`: the candidates' losses on the rows left out, how many these are, and the models."""
+    def of_fold(k: Array) -> tuple[Array, Array]:
+        """As in `baselines`: the candidates' losses on the rows left out, times how many these are, and the models."""
         kept, left_out = fold(shard, k)
         start = x if task.own is None else jnp.concatenate([x, task.own.fit(x, kept).ravel()])
 
@@ -63,11 +63,16 @@ def best_of(task: Task, x: Vector, shard: Shards, alone: OwnFit) -> Offer:
         _, (losses, models) = jax.lax.scan(tuned, start, jnp.asarray(PULLS, x.dtype))
         rows = left_out.sizes.astype(x.dtype)
         losses = jnp.concatenate([parts.of_rows(start, left_out)[None], losses])
-        return jnp.where(rows > 0, rows * losses, 0), rows, models
+        return jnp.where(rows > 0, rows * losses, 0), models
 
-    losses, rows, models = jax.vmap(of_fold)(jnp.arange(FOLDS + 1, dtype=jnp.int32))  # the last leaves nothing out
-    candidates = jnp.append(jnp.sum(losses, axis=0) / jnp.sum(rows), alone.loss.astype(x.dtype))
-    best = jnp.argmin(jnp.where(jnp.isfinite(candidates), candidates, jnp.inf))  # of equals the shared one
-    best = jnp.where(shard.sizes >= FEWEST, best, 0)
+    losses, models = jax.vmap(of_fold)(jnp.arange(FOLDS + 1, dtype=jnp.int32))  # the last leaves nothing out
+    totals = jnp.sum(losses, axis=0)
+    best = jnp.argmin(jnp.where(jnp.isfinite(totals), totals, jnp.inf))  # of equals the shared one
+    # Not to join is more than a change of the shared model: what is gained over it has to be more than chance may be.
+    own = alone.folds.astype(x.dtype)
+    gains = losses[:FOLDS, 0] - own
+    clear = jnp.sum(gains) > jnp.sqrt(FOLDS * jnp.var(gains, ddof=1))
+    clear = clear & (jnp.sum(own) < totals[best])
+    best = jnp.where(shard.sizes >= FEWEST, jnp.where(clear, len(PULLS) + 1, best), 0)
     every = jnp.concatenate([x[None], models[FOLDS], alone.model[None].astype(x.dtype)])
     return Offer(every[best], jnp.asarray((SHARED, *PULLS, ALONE), x.dtype)[best])

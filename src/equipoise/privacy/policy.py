@@ -15,6 +15,7 @@ secure = true            # totals leave masked only
 losses = false           # its own loss and scores are told to nobody; the default where secure is true
 least_cohort = 5         # sites that a run, and a masked sum, must be over
 baseline = false         # how well a model of its own rows alone would do is told to nobody
+moments = false          # second moments of its inputs are told to nobody, masked or not
 threshold = 4            # sites that have to help the server to read another's part of a sum; default: all but one
 most_weight = 0.95       # that any site may count for in a masked sum
 same_sites = false       # true: all masked sums of a run are over the same sites; one that is lost stops it
@@ -80,6 +81,7 @@ class Policy(BaseModel):
     losses: bool | None = None
     least_cohort: int = Field(1, ge=1)
     baseline: bool = True
+    moments: bool = True
     threshold: int | None = Field(None, ge=2)
     most_weight: float = Field(0.95, gt=0, le=1)
     same_sites: bool = False
@@ -115,6 +117,7 @@ class Plan(NamedTuple):
     epsilon: float | None  # None: no differential privacy
     delta: float | None
     tells_baseline: bool = False  # the loss of a model of its own rows alone
+    tells_moments: bool = False  # second moments of its inputs, for a metric
     rounds: int = 1
 
 
@@ -212,6 +215,10 @@ def check(policy: Policy, plan: Plan, also_approved: set[str], stopped: Collecti
     refuse_unless(
         policy.baseline or not plan.tells_baseline,
         "this site tells nobody how well a model of its own would do; set objective.of = 'losses'",
+    )
+    refuse_unless(
+        policy.moments or not plan.tells_moments,
+        "this site tells nobody the second moments of its inputs; set model.metric = 'none'",
     )
     refuse_unless(
         policy.label is None or plan.label == policy.label,

@@ -75,6 +75,7 @@ def plan_of(config: Config) -> Plan:
         secure=secure,
         tells_losses=tells,
         tells_baseline=agreement.needs_baselines(config),
+        tells_moments=agreement.tells_moments(config),
         label=config.data.label,
         batch=None if config.model.name == "torch" and config.batch is None else config.batch,
         epsilon=private.epsilon if private else None,
