@@ -282,9 +282,9 @@ def preparing(preparation: Callable[[Data], Data]) -> Callable:
 
 def prepares_one_way(structure: PyTreeDef, numbers: list[Array], preparation: Callable[[Data], Data]) -> bool:
     """Whether all algorithms of that structure prepare data in this one way; nothing is computed."""
-    found: list[Callable] = []
-    jax.eval_shape(lambda numbers: found.append(structure.unflatten(numbers).prepare), numbers)
-    return found[0] is preparation
+    preparations: list[Callable] = []
+    jax.eval_shape(lambda numbers: preparations.append(structure.unflatten(numbers).prepare), numbers)
+    return preparations[0] is preparation
 
 
 @cached_program
