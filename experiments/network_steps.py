@@ -3,7 +3,7 @@
     python experiments/network_steps.py mlp digits
     python experiments/network_steps.py cnn fashion-mnist --max-size 300 --seeds 3 --data DATA
     python experiments/network_steps.py resnet cifar-10 --max-size 500 --rounds 60 --seeds 2 --data DATA
-    python experiments/network_steps.py gru shakespeare --natural 30 --seeds 2 --data DATA
+    python experiments/network_steps.py gru shakespeare --natural --max-size 500 --seeds 1 --data DATA
 
 Accuracy of the held-out rows in percent, average over the clients and over the worst fifth of them, both averaged over
 the seeds; a seed divides the data too. The best by hand is the one with the best average in hindsight, for the worst
@@ -98,7 +98,7 @@ def standing(run: records.Run) -> tuple[float, float, float]:
     scores = run.rows[-1].scores.get("accuracy", ())
     values = np.array([np.nan if value is None else value for value in scores], float)
     low = np.sort(values)[: max(1, round(0.2 * values.size))]
-    notes = [note for note in run.federation.notes if "local_lr was chosen: " in note]
+    notes = [note for note in run.federation.notes if ".local_lr was chosen: " in note]
     step = float(notes[0].split("chosen: ")[1].split(";")[0]) if notes else np.nan
     return float(values.mean()), float(low.mean()), step
 

@@ -33,6 +33,7 @@ def test_the_files_it_names_are_those_of_a_run_folder():
         "CONFIG",
         "ENVIRONMENT",
         "FEDERATION",
+        "CHOSEN",
         "HISTORY",
         "CHECKPOINT",
         "MODEL",

@@ -26,7 +26,10 @@ STAGES = {"features": 12, "rounds": 0, "l2": 1e-3, "last": "2", "seed": 3, "algo
 
 def settings(**convexify):
     return torch_silos.settings(
-        model={"l2": 0.0}, algorithm={"local_lr": 0.5}, convexify={**STAGES, **convexify}, run={"rounds": 3}
+        model={"l2": 0.0, "metric": "none"},
+        algorithm={"local_lr": 0.5},
+        convexify={**STAGES, **convexify},
+        run={"rounds": 3},
     )
 
 

@@ -45,8 +45,9 @@ def run(
         from equipoise.experiment import config as configs
         from equipoise.experiment import plan
         from equipoise.experiment import run as runs
+        from equipoise.experiment.choice import left_open
 
-        settings = _settings(file, silos, label, set_)
+        settings = left_open(_settings(file, silos, label, set_, chosen=True))
         config = configs.parse(settings, source=_source(file))
         plan.check_beside(settings, _source(file))
         folder = _folder(out, config.name)
@@ -221,7 +222,12 @@ def _run_study(study: Any, folder: Path, overwrite: bool) -> None:
 
 
 def _settings(
-    file: Path | None, silos: Path | None, label: str | None, set_: Sequence[str] | None, default: str | None = None
+    file: Path | None,
+    silos: Path | None,
+    label: str | None,
+    set_: Sequence[str] | None,
+    default: str | None = None,
+    chosen: bool = False,  # model and objective of a data set whose owners exist
 ) -> dict[str, Any]:
     import tomllib
 
@@ -234,6 +240,8 @@ def _settings(
     dataset = _data_set(file)
     if dataset is not None:
         settings = defaults("digits.toml" if dataset.natural is None else "compare.toml")
+        if chosen and dataset.natural is not None:
+            settings |= {"model": {}, "objective": {}}
         settings["name"] = str(file)
         settings["data"] |= {"name": str(file), "options": dataset.natural or {}}
     elif file is not None:

@@ -144,7 +144,7 @@ def simulate(
         data = jax.device_put(data)
         state = in_precision(products, starting(structure))(numbers, x)
         # What a method leaves to its task does not depend on the numbers: one program for all such methods.
-        shared = jax.tree.unflatten(structure, numbers).prepare is algorithm.prepare
+        shared = prepares_one_way(structure, numbers, algorithm.prepare)
         prepared = preparing(algorithm.prepare) if shared else partial(preparing_with(structure), numbers)
         source, finite = in_precision(products, prepared)(data)
         require_finite(finite)
@@ -278,6 +278,13 @@ def starting(structure: PyTreeDef) -> Callable:
 def preparing(preparation: Callable[[Data], Data]) -> Callable:
     """Every client's data, prepared before the first round, and which arrays are finite."""
     return compiled(lambda data: (prepare(preparation, data), all_finite(data)))
+
+
+def prepares_one_way(structure: PyTreeDef, numbers: list[Array], preparation: Callable[[Data], Data]) -> bool:
+    """Whether all algorithms of that structure prepare data in this one way; nothing is computed."""
+    preparations: list[Callable] = []
+    jax.eval_shape(lambda numbers: preparations.append(structure.unflatten(numbers).prepare), numbers)
+    return preparations[0] is preparation
 
 
 @cached_program

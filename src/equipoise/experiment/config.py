@@ -117,7 +117,11 @@ class ModelSettings(Section):
     loss: Literal["auto", "cross_entropy", "squared", "squared_error"] = Field(
         "auto", description="cross_entropy or squared (one-hot targets) for classes, squared_error for numbers"
     )
-    l2: float = Field(0.01, ge=0, description="coefficient of |x|^2/2; above zero the gap is certified")
+    l2: Annotated[float, Field(ge=0)] | Auto = Field(
+        0.01,
+        description="coefficient of |x|^2/2; above zero the gap is certified; auto: chosen by folds at the owners "
+        "(linear models)",
+    )
     l2_intercept: float | None = Field(
         None,
         ge=0,
@@ -136,6 +140,15 @@ class ModelSettings(Section):
     batch: int | None = Field(None, ge=1, description="examples of a local step; default: all")
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
     options: dict[str, Any] = Field({}, description="other arguments of the model's function, such as width = 16")
+
+    @property
+    def penalty(self) -> float:
+        """l2, once it is a number."""
+        if isinstance(self.l2, str):
+            raise InputError(
+                "model.l2 is 'auto', which `equipoise run`, `compare`, `sweep` and `path` choose; give a number here"
+            )
+        return self.l2
 
 
 class ConvexifySettings(Section):
@@ -302,6 +315,7 @@ WORDS = {
     "schedule": "how local_lr falls to zero over the rounds: linear or cosine",
     "of": "losses; gains: losses less that of each owner's own model on rows that it has not seen; auto: gains for "
     "owners' files and natural owners",
+    "price": "instead of rho: how much average skill the fairest model may cost, such as 0.01 for one point",
     "rule": "{ sigma = .., theta = .., tau = steps * local_lr unless given }; tuned: measured (linear models)",
 }
 AUTO_WORDS = {"mu": "auto: the model's l2"}
@@ -353,6 +367,8 @@ def objective_section(name: str) -> type[Section]:
     fields: dict[str, Any] = {"name": (Literal[name], Field(name))}
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
     fields["of"] = (Literal["auto", "losses", "gains"], Field("auto", description=WORDS["of"]))
+    if name in choice.PRICED:
+        fields["price"] = (float | None, Field(None, gt=0, lt=1, description=WORDS["price"]))
     return create_model(f"objective.{name}", __base__=Section, **fields)
 
 
@@ -412,6 +428,11 @@ class Config(BaseModel):
         return self.model.batch if self.convexify is None else self.convexify.batch
 
     @property
+    def objective_price(self) -> float | None:
+        """What fairness may cost, where rho is to be found by it."""
+        return getattr(self.objective, "price", None)
+
+    @property
     def own_models(self) -> PersonalSettings | None:
         """How owners come to models of their own; None: they have none."""
         return None if self.personal is None or self.personal.kind == "none" else self.personal
@@ -420,6 +441,7 @@ class Config(BaseModel):
         """The settings that this run has a use for: owners' own files have no name of a data set and no partition."""
         files = self.data.silos is not None or self.federation is not None
         unused: Any = {"partition": True, "data": {"name", "data_dir", "download", "options"}} if files else {}
+        unused |= {} if self.objective_price is None else {"objective": {"rho"}}
         return self.model_dump(exclude_none=True, mode="json", exclude=unused)
 
     def toml(self) -> str:
@@ -449,6 +471,10 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         own[f"{key}.name"] = (given[key]["name"], ", ".join(allowed))
         if not is_reference(given[key]["name"]) and given[key]["name"] not in allowed:
             raise mistakes.no_value(source, f"{key}.name", given[key]["name"], allowed)
+    require(
+        any(given["objective"].get(key) is None for key in ("rho", "price")),
+        f"{source}: objective.rho and objective.price are both given, and the price finds rho; give one of them",
+    )
     for key, (name, instead) in own.items():
         if is_reference(name):
             require(

@@ -57,6 +57,8 @@ def contradictions(config: "Config") -> Iterator[str]:
         yield from _of_privacy(config)
     if config.model.metric not in ("auto", "none"):
         yield from _of_metric(config)
+    if config.model.l2 == "auto" or config.objective_price is not None:
+        yield from _of_folds(config, "model.l2 is 'auto'" if config.model.l2 == "auto" else "objective.price is given")
     if config.own_models is not None:
         yield from _of_personal(config, config.own_models)
     if algorithm.cohort is not None and algorithm.coin is not None:
@@ -74,6 +76,20 @@ def _of_own(config: "Config") -> Iterator[str]:
         yield "[privacy] counts releases of single rows' losses, and an own part joins them; give model.own = 'none'"
     if not isinstance(config.model.own, str) and config.convexify is not None:
         yield "model.own names columns, of which [convexify] makes features; give 'intercept'"
+
+
+def _of_folds(config: "Config", given: str) -> Iterator[str]:
+    if config.federation is not None:
+        yield (
+            f"{given}, which is found by folds where all rows are at hand; over Flower give numbers, model.l2 and "
+            "objective.rho, such as those that `equipoise run` finds"
+        )
+    if config.model.name != "linear" or config.convexify is not None:
+        yield f"{given}, which is found by folds for linear models only; give numbers, such as model.l2 = 0.0001"
+    if config.privacy is not None:
+        yield f"{given}, which is found by models of folds, which no noise of [privacy] covers; give numbers"
+    if config.data.name in ("quadratics", "synthetic") and config.data.silos is None:
+        yield f"{given}, which is found by folds of examples, and {config.data.name} data has none; give numbers"
 
 
 def _of_federation(config: "Config", settings: "FederationSettings") -> Iterator[str]:

@@ -19,11 +19,11 @@ from equipoise.data.shards import client_shapes
 from equipoise.errors import not_none, require
 from equipoise.experiment import choice
 from equipoise.experiment.chosen import step_sizes
-from equipoise.experiment.chosen.choices import Choice
 from equipoise.experiment.config import Config, RuleSettings
 from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own_steps
 from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem
+from equipoise.experiment.records import Choice
 from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Wire, wire
 from equipoise.tasks import Task, WithBaseline, less_baseline
@@ -44,7 +44,7 @@ def build_dual(config: Config, problem: Problem) -> Dual:
 
 
 def _dual_of_losses(config: Config, n: int) -> Dual:
-    settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
+    settings = config.objective.model_dump(exclude_none=True, exclude={"of", "price"})
     name, cap = settings.pop("name"), config.federation.cap if config.federation else None
     psi = objectives.named(name)(n, **settings)
     require(isinstance(psi, Dual), f"objective.name is '{name}', which makes no Dual; see docs/experiments.md")
@@ -102,8 +102,7 @@ def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> 
         )
     choice = problem.tried_steps[name]
     made = method(choice.value)
-    note = f"{key} was chosen: {choice.value:.4g}; {choice.why}"
-    return made._replace(notes=(*made.notes, note), chosen=(choice,))
+    return made._replace(notes=(*made.notes, choice.sentence), chosen=(choice,))
 
 
 def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = False) -> BuiltMethod:

@@ -37,6 +37,7 @@ from equipoise import artifact
 from equipoise.errors import InputError, nearest, require
 from equipoise.experiment import alone, choice, config, folders, measures, mistakes, origin, reading, records, run
 from equipoise.experiment.batch import data_of, is_done, run_batch
+from equipoise.experiment.chosen import settle
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.convexify import network_config
 from equipoise.experiment.measures import Measure
@@ -124,6 +125,7 @@ def path(
     jobs = []
     for value in sorted(values, reverse=True):
         mine = reading.override(base, [])
+        mine.get("objective", {}).pop("price", None)  # of which the path shows all
         reading.put(mine, f"objective.{name}", value)
         if first.run.until_gap is None:
             reading.put(mine, "run.until_gap", choice.CERTIFIED)
@@ -400,11 +402,15 @@ def run_all(
         since_cleared = 0
         begin = cache(lambda: held.enter_context(folders.writing(folder, "plan")))  # once the first data makes sense
         batches: dict[Any, list[RunSpec]] = {}
+        numbers = list(jobs)  # with what was chosen for what they leave open
         for where, stage in _networks(jobs, folder, watch, overwrite):
             batches.setdefault(("", where), []).append(stage)
-        for job in jobs:
+        earlier: dict[str, Any] = {}
+        for k, job in enumerate(jobs):
             seen = None if watch is None else partial(watch, job)
             spec = RunSpec(job.config, folder / job.place, job.label, seen, overwrite, _network(job.config, folder))
+            spec = run.with_choices(spec, earlier)
+            numbers[k] = job._replace(config=spec.config)
             batches.setdefault((job.label, _apart_on_this_device(job)), []).append(spec)
         for specs in batches.values():
             if not all(is_done(spec) for spec in specs):
@@ -414,7 +420,7 @@ def run_all(
                 jax.clear_caches()  # of methods that share no programs, which JAX would keep for ever
         if beside_alone:
             begin()
-            _beside_alone(jobs, folder, {key: data.problem for key, data in rows.items()}, watch)
+            _beside_alone(numbers, folder, {key: data.problem for key, data in rows.items()}, watch)
     return [records.read(folder / job.place) for job in jobs]
 
 
@@ -478,9 +484,12 @@ def run_path(
     check(jobs, folder, overwrite)
     done: list[records.Run] = []
     first: Problem | None = None
+    spec = run.with_choices(RunSpec(jobs[0].config, folder / jobs[0].place, jobs[0].label, overwrite=overwrite))
+    chosen, asked = spec.chosen, [job.config for job in jobs]
+    jobs = [job._replace(config=settle.applied(job.config, chosen)) for job in jobs]
     with ExitStack() as held:
         begin = cache(lambda: held.enter_context(folders.writing(folder, "plan")))
-        for job in jobs:
+        for job, given in zip(jobs, asked, strict=True):
             place = folder / job.place
             if not overwrite and records.finished(place):
                 done.append(records.read(place))
@@ -499,7 +508,7 @@ def run_path(
             if not overwrite and (place / records.CONFIG).is_file():
                 done.append(run.resume(place, **options))
             else:
-                done.append(run.run(job.config, place, overwrite=overwrite, **options))
+                done.append(run.run(given, place, overwrite=overwrite, chosen=chosen, **options))
         begin()
         built = {} if first is None else {data_of(RunSpec(jobs[0].config, folder, jobs[0].label)): first}
         _beside_alone(jobs, folder, built, watch)

@@ -95,6 +95,7 @@ class Problem:
     envelope: "Envelope | None" = None  # of which `task` is, where owners have models of their own
     site_scores: Mapping[str, Score] = field(default_factory=dict)  # that sites of a federation have of their own
     counted: np.ndarray | None = None  # [n], with data.unit: as how many independent rows the scored ones count
+    units: tuple[np.ndarray, ...] | None = None  # with data.unit: of every owner's training rows, whose they are
     labels_told: skill.Base | None = None  # what sites of a federation say of their labels
     divided: bool = False  # by chance or by its labels, not among owners that exist
     conditioning: Conditioning | None = None  # None: trained in x as it is
@@ -358,7 +359,7 @@ def _of_silos(config: Config) -> Problem:
         )
     what = f"{len(given.names)} silos of the folder {Path(str(settings.silos)).name}, predicting {settings.label}"
     problem = problem_of(config, what, given.names, given.train, given.test, given.encoding, given.warnings)
-    return replace(problem, counted=given.counted)
+    return replace(problem, counted=given.counted, units=given.units)
 
 
 def _synthetic(config: Config) -> Problem:
@@ -374,7 +375,7 @@ def _synthetic(config: Config) -> Problem:
 
 
 def _quadratics(config: Config) -> Problem:
-    require(config.model.l2 == 0, f"model.l2 is {config.model.l2:g}, but quadratics are given whole; set model.l2 = 0")
+    require(config.model.l2 == 0, f"model.l2 is {config.model.l2}, but quadratics are given whole; set model.l2 = 0")
     try:
         train = synthetic.quadratics(**config.data.options)
     except TypeError as error:
@@ -516,12 +517,12 @@ def problem_of(
     model = _model(config, shape, outputs, train)
     features = math.prod(shape)
     line = settings.name == "linear" and loss == "squared_error" and config.data.name != "synthetic"
-    l2: Convexity = settings.l2
+    l2: Convexity = settings.penalty
     # Owners' files: a penalty on the intercept would pull what is rare towards even odds.
     free = line or (settings.name == "linear" and loss == "cross_entropy" and encoding is not None)
-    intercept = settings.l2 * FREE if free and settings.l2_intercept is None else settings.l2_intercept
+    intercept = settings.penalty * FREE if free and settings.l2_intercept is None else settings.l2_intercept
     if intercept is not None:
-        l2 = (settings.l2,) * (features * outputs) + (intercept,) * outputs
+        l2 = (settings.penalty,) * (features * outputs) + (intercept,) * outputs
     options: dict[str, Any] = {"l2": l2, "batch": settings.batch}
     if settings.name != "linear" or line:
         convex = settings.name == "linear"  # every loss of models.LOSSES is convex in the outputs
@@ -535,7 +536,7 @@ def problem_of(
     elif loss == "squared":
         task = cached(tasks.least_squares)(features, outputs, centred=True, **options)
     else:
-        task = cached(tasks.ridge)(features, settings.l2, settings.batch)
+        task = cached(tasks.ridge)(features, settings.penalty, settings.batch)
     x = task.init(jax.random.key(config.run.seed))
     problem = Problem(what, names, train, test, classes, model, loss, encoding, task, l2, x, notes)
     return with_own_parts(config, problem)

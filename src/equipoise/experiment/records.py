@@ -46,6 +46,7 @@ STATUS, LOG = "status.json", "log.jsonl"
 PERSONAL, OWN_MODELS, OWN_ROWS = "personal.json", "personal.safetensors", "personal-rows.safetensors"
 OWN_PARTS = "own.safetensors"
 ALONE, ALONE_ROWS = "alone.json", "alone.safetensors"
+CHOSEN = "chosen.json"
 STAGE_1 = "stage.1"  # a folder; no label of a run is called so (`folders.name`)
 
 
@@ -53,6 +54,29 @@ class JsonRecord(BaseModel):
     """Read and written as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+
+
+class Choice(JsonRecord):
+    """A setting that was chosen: what, why, and what would have been next."""
+
+    key: str  # "section.key": set it, and nothing is chosen
+    value: float
+    why: str  # a sentence for people
+    runner_up: float | None  # None: nothing else was usable
+    tried: tuple[dict[str, float | None], ...]  # every candidate, as "value", and how good it was
+    rounds: int  # of communication that it took
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.key} was chosen: {self.value:.4g}; {self.why}"
+
+
+class Choices(JsonRecord):
+    """All of a run."""
+
+    settings: tuple[Choice, ...]
 
 
 def _finite(value: Any) -> Any:
@@ -196,6 +220,7 @@ class Run(NamedTuple):
     rows: list[Row]
     outcome: RunResult | None  # None: not finished
     personal: PersonalRecord | None = None  # None: owners have no models of their own
+    chosen: tuple[Choice, ...] = ()  # instead of being told
 
     @property
     def final(self) -> Row:
@@ -237,6 +262,7 @@ def read(path: str | Path) -> Run:
         read_rows(path / HISTORY),
         read_record(path / RESULT, RunResult) if finished(path) else None,
         read_record(path / PERSONAL, PersonalRecord) if finished(path) and (path / PERSONAL).is_file() else None,
+        read_record(path / CHOSEN, Choices).settings if (path / CHOSEN).is_file() else (),
     )
     _check_fit(read)
     return read

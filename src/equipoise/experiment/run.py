@@ -20,6 +20,8 @@ from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
 from equipoise.evaluation import PerClient
 from equipoise.experiment import folders, origin, own_parts, personal, records
+from equipoise.experiment.baselines import OwnFit
+from equipoise.experiment.chosen import settle
 from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import Trained, convexify, given_network, network_config, trained_network
@@ -62,6 +64,9 @@ class RunSpec(NamedTuple):
     watch: Watch | None = None
     overwrite: bool = False  # whatever run is in the folder
     network: Path | None = None  # where the network of [convexify] is trained; None: in the folder
+    asked: Config | None = None  # as it was given, where `config` has numbers for what it left open
+    chosen: tuple[records.Choice, ...] = ()  # these numbers
+    fits: OwnFit | None = None  # the owners' own models, if they were made for it
 
 
 class Shared(NamedTuple):
@@ -115,12 +120,16 @@ def run(
     watch: Watch | None = None,
     overwrite: bool = False,
     problem: Problem | None = None,
+    chosen: tuple[records.Choice, ...] = (),
 ) -> records.Run:
     """Runs `config` into `folder`, which must not hold a run yet, unless `overwrite` says so.
 
-    `problem` saves reading the data again where several runs share it. Ctrl-C raises `Stopped` after a checkpoint.
+    `problem` saves reading the data again where several runs share it, `chosen` choosing again what `config` leaves
+    open. Ctrl-C raises `Stopped` after a checkpoint.
     """
     spec = RunSpec(config, folder, label or config.name, watch, overwrite)
+    if chosen:
+        spec = spec._replace(config=settle.applied(config, chosen), asked=config, chosen=chosen)
     with begun(spec, None if problem is None else share(problem)) as session:
         run_alone(session)
     return records.read(folder)
@@ -135,6 +144,18 @@ def resume(
     return records.read(folder)
 
 
+def with_choices(spec: RunSpec, earlier: dict[str, settle.Found] | None = None) -> RunSpec:
+    """With numbers for what the settings leave open: those in its folder, or chosen now; `earlier` is of other runs."""
+    if spec.asked is not None or not settle.is_open(spec.config):
+        return spec
+    there = None if spec.overwrite else settle.read(spec.folder)
+    outcome = (
+        settle.chosen_for(spec.config, {} if earlier is None else earlier) if there is None else settle.Found(there)
+    )
+    config = settle.applied(spec.config, outcome.choices)
+    return spec._replace(config=config, asked=spec.config, chosen=outcome.choices, fits=outcome.fits)
+
+
 def problem_of(spec: RunSpec, begin: Callable[[], None]) -> Problem:
     """The problem of a run; with [convexify], once its network is trained.
 
@@ -142,6 +163,8 @@ def problem_of(spec: RunSpec, begin: Callable[[], None]) -> Problem:
     """
     config = spec.config
     problem = build_problem(config)
+    if spec.fits is not None:
+        vars(problem)["own_fits"] = spec.fits
     if config.convexify is None:
         return with_metric(config, problem, _lost(config))
     trained = given_network(config, problem.model, lambda: problem.model.init(jax.random.key(config.run.seed)))
@@ -173,13 +196,15 @@ def share(problem: Problem) -> Shared:
 def begun(spec: RunSpec, shared: Shared | None = None) -> Iterator[Session]:
     """A new run, in its precision. A mistake in the settings leaves no folder behind."""
     folders.check(spec.folder, "run", overwrite=spec.overwrite)
+    spec = with_choices(spec)
+    asked = spec.asked or spec.config
     with precision(spec.config), ExitStack() as held:
 
         @cache
         def begin() -> None:
-            settings = origin.digest_of_settings(spec.config)
+            settings = origin.digest_of_settings(asked)
             held.enter_context(folders.writing(spec.folder, "run", overwrite=spec.overwrite, settings=settings))
-            write_whole(spec.folder / records.CONFIG, spec.config.toml())
+            write_whole(spec.folder / records.CONFIG, asked.toml())
 
         yield held.enter_context(_session(spec, shared, begin))
 
@@ -203,7 +228,7 @@ def resumed(
             f"{folder / records.CONFIG} is not what the run was begun with: it was changed or is damaged; restore it, "
             "or start over with --overwrite",
         )
-        spec = RunSpec(config, folder, label or config.name, watch)
+        spec = with_choices(RunSpec(config, folder, label or config.name, watch))
         with precision(config), _session(spec, shared, lambda: None) as session:
             yield session
 
@@ -221,10 +246,15 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     evaluate = local_evaluator(config, problem, data.train, data.scorer)
     judge, weights = validator(problem, config.run.keep_by), weights_of(algorithm, problem.x.dtype)
     writer = RunWriter(config, folder, problem, algorithm, crossing, source, spec.watch, evaluate, judge, weights)
-    writer.sent = Sent(*map(sum, zip(problem.sent, *(choice.sent for choice in chosen), strict=True)))
+    chosen = (*spec.chosen, *chosen)
+    down, up = (sum(getattr(choice, name) for choice in chosen) for name in ("bytes_down", "bytes_up"))
+    writer.sent = Sent(problem.sent.down + down, problem.sent.up + up)
     try:
         start = writer.start()  # before anything is written: a run that is not this one is left as it is
+        notes = (*(choice.sentence for choice in spec.chosen), *notes)
         about = federation_record(problem, algorithm, notes, baselines_of(config, problem))
+        if chosen:
+            records.write_record(folder / records.CHOSEN, records.Choices(settings=chosen))
         records.write_record(folder / records.ENVIRONMENT, environment_record(config, source.files, git))
         records.write_record(folder / records.FEDERATION, about)
         if start is None:

@@ -184,7 +184,7 @@ def made(config: Config, name: str, node: Mapping[str, Any]) -> Made:
         loss,
         loader,
         held_out=list(loader) if held_out is None else held_out,
-        l2=config.model.l2,
+        l2=config.model.penalty,
         stochastic=batch is not None,
     )
     if config.convexify is not None:

@@ -75,7 +75,7 @@ def module_problem(config: Config, spec: ModuleSpec, names: tuple[str, ...], tra
     task = callback_task("torch", x, ELSEWHERE, spec.outputs if spec.scored else None)
     what = f"{len(names)} sites with a PyTorch module of {x.size:,} parameters"
     scores = {name: callback_score(ELSEWHERE.loss) for name, _ in spec.scores}
-    problem = Problem(what, names, train, test, classes, model, ITS_OWN, None, task, config.model.l2, x)
+    problem = Problem(what, names, train, test, classes, model, ITS_OWN, None, task, config.model.penalty, x)
     return replace(problem, site_scores=scores)
 
 

@@ -41,6 +41,7 @@ def shown(runs: Sequence[ReportedRun]) -> list[Section]:
         Section("tradeoff", "Average against worst-served", tradeoff(runs)),
         Section("calibration", "Are the probabilities right?", calibration(runs)),
         Section("who", "What was trained, on whom", who(runs)),
+        Section("chosen", "What was chosen", chosen(runs)),
         Section("personal", "The shared model against each owner's own", own_models(runs)),
         Section("convergence", "How training went", convergence(runs)),
         Section("weights", "Whose loss counted how much", weights(runs)),
@@ -94,6 +95,24 @@ def who(runs: Sequence[ReportedRun]) -> Content:
         "caption": f"Training rows of each client, from {max(rows):,} to {min(rows):,}.",
         "notes": [note for note in (wording.different_rows(runs), *wording.notes(runs)) if note],
     }
+
+
+def chosen(runs: Sequence[ReportedRun]) -> Content | None:
+    """What nobody has told a run, with all that was tried; runs that chose the same show it once."""
+    keys = list(dict.fromkeys((choice.key, choice.value, choice.why) for run in runs for choice in run.record.chosen))
+    by = {(choice.key, choice.value, choice.why): choice for run in runs for choice in run.record.chosen}
+    shown = []
+    for choice in (by[key] for key in keys):
+        headings = [choice.key, *(name for name in choice.tried[0] if name != "value")]
+        rows = [
+            (
+                row["value"] == choice.value,
+                [formats.MISSING if cell is None else f"{cell:.4g}" for cell in row.values()],
+            )
+            for row in choice.tried
+        ]
+        shown.append((choice.sentence, headings, rows))
+    return {"choices": shown} if shown else None
 
 
 def table(runs: Sequence[ReportedRun]) -> Content:

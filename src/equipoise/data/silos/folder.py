@@ -21,7 +21,7 @@ from equipoise.data.silos.encoding import Encoding
 from equipoise.data.silos.files import silo_files
 from equipoise.data.silos.site import open_site
 from equipoise.data.silos.statistics import MISSING, Options
-from equipoise.errors import require
+from equipoise.errors import not_none, require
 
 
 class SiloWarning(UserWarning):
@@ -38,6 +38,7 @@ class Silos(NamedTuple):
     task: str  # "classification" or "regression"
     warnings: tuple[str, ...]  # what was left out, a sentence each
     counted: np.ndarray | None = None  # [n], with `unit`: as how many independent rows each silo's scored ones count
+    units: tuple[np.ndarray, ...] | None = None  # with `unit`: of every silo's training rows, whose they are
 
 
 def read(
@@ -88,4 +89,5 @@ def read_with(directory: Path, options: Options, *, separator: str, test: float,
         encoding.task,
         notes,
         None if options.unit is None else np.array([site.counted for site in sites], np.float64),
+        None if options.unit is None else tuple(not_none(site.unit)[~site.held_out] for site in sites),
     )

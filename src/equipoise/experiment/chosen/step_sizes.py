@@ -19,8 +19,8 @@ from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards
 from equipoise.engines.simulator import simulate
 from equipoise.errors import LostReplies, require
-from equipoise.experiment.chosen.choices import Choice
-from equipoise.experiment.problems import Problem, Sent
+from equipoise.experiment.problems import Problem
+from equipoise.experiment.records import Choice
 from equipoise.protocol import Algorithm, as_key, exchange_keys, wire
 
 COARSE = tuple(2.0**k for k in range(-9, 2, 2))
@@ -89,9 +89,12 @@ def tried(
         "explodes"
     )
     down, up = _bytes(algorithm, problem, rows)
-    table = tuple((step, value if np.isfinite(value) else None) for step, value in sorted(losses.items()))
-    sent = Sent(played * asked.size * down, played * asked.size * up)
-    return Choice(key, chosen, why, "loss after one round", table, runner_up, played, sent)
+    table = tuple(
+        {"value": step, "loss after a round": value if np.isfinite(value) else None}
+        for step, value in sorted(losses.items())
+    )
+    crossed = {"bytes_down": played * asked.size * down, "bytes_up": played * asked.size * up}
+    return Choice(key=key, value=chosen, why=why, runner_up=runner_up, tried=table, rounds=played, **crossed)
 
 
 def _asked(algorithm: Algorithm, problem: Problem, seed: int) -> np.ndarray:

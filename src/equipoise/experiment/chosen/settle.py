@@ -1,0 +1,87 @@
+"""The settings of a run that say "choose": what they became, from the run's folder or by choosing now."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from equipoise import algorithms
+from equipoise.experiment import choice as default
+from equipoise.experiment import records
+from equipoise.experiment.baselines import OwnFit
+from equipoise.experiment.chosen import penalty, price
+from equipoise.experiment.chosen.folds import Walk
+from equipoise.experiment.config import Config, algorithm_section
+from equipoise.experiment.problems import build_problem, precision
+from equipoise.experiment.records import Choice
+
+
+def is_open(config: Config) -> bool:
+    """Whether something has to be chosen before the problem can be built."""
+    return config.model.l2 == "auto" or config.objective_price is not None
+
+
+class Found(NamedTuple):
+    """What was chosen, and the owners' own models, which do not depend on it; None: they were not needed."""
+
+    choices: tuple[Choice, ...]
+    fits: OwnFit | None = None
+
+
+def chosen_for(config: Config, earlier: dict[str, Found]) -> Found:
+    """What is chosen now, or was for another run of `earlier` on the same data for the same objective."""
+    key = _of(config)
+    if key not in earlier:
+        earlier[key] = choose(config)
+    return earlier[key]
+
+
+def read(folder: Path) -> tuple[Choice, ...] | None:
+    path = folder / records.CHOSEN
+    return records.read_record(path, records.Choices).settings if path.is_file() else None
+
+
+def robust(config: Config) -> Config:
+    """As of the method that the path is walked by: of methods with other objectives the same penalty is chosen."""
+    section = algorithm_section("scaffpd_model")
+    method = config.model_copy(update={"algorithm": section.model_validate({"name": "scaffpd_model"})})
+    if algorithms.named(config.algorithm.name).takes_dual:
+        return method
+    return default.settled(method.model_copy(update={"objective": config.objective.model_copy(update={"of": "auto"})}))
+
+
+def choose(config: Config) -> Found:
+    """l2 first, of the objective near the average where its price is asked for, and then the price."""
+    choices: list[Choice] = []
+    config = robust(config)
+    l2 = penalty.MIDDLE if config.model.l2 == "auto" else config.model.l2
+    start = config.model_copy(update={"model": config.model.model_copy(update={"l2": l2, "metric": "none"})})
+    priced = config.objective_price is not None
+    with precision(config):
+        problem = build_problem(start)
+        walk = Walk(problem, config.run.seed)
+        more: object = 0.0
+        if config.model.l2 == "auto":
+            choice = penalty.chosen(price.at(start, price.WAY[0]) if priced else start, walk)
+            choices.append(choice)
+            more = penalty.extra(config, problem, choice.value)
+        if priced:
+            choices.append(price.chosen(start, walk, more))
+    return Found(tuple(choices), vars(problem).get("own_fits"))
+
+
+def applied(config: Config, choices: Sequence[Choice]) -> Config:
+    for choice in choices:
+        section, key = choice.key.split(".")
+        if (section, key) not in (("model", "l2"), ("objective", "rho")):
+            continue  # of step sizes, which are found when the method is built
+        update = {key: choice.value} | ({"price": None} if section == "objective" else {})
+        config = config.model_copy(update={section: getattr(config, section).model_copy(update=update)})
+    return config
+
+
+def _of(config: Config) -> str:
+    """All that the choice depends on."""
+    kept = {"seed", "precision", "keep_best", "validation"}
+    of = robust(config).model_dump(mode="json", include={"data", "partition", "model", "objective", "personal"})
+    return json.dumps([of, config.run.model_dump(mode="json", include=kept)], sort_keys=True)

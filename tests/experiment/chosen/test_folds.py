@@ -1,0 +1,155 @@
+"""`model.l2 = "auto"` and `objective.price`, chosen by folds at the owners."""
+
+import numpy as np
+import pytest
+
+from equipoise.errors import InputError
+from equipoise.experiment import config, plan, records, run
+from equipoise.experiment.chosen import folds, penalty, price, settle
+from equipoise.experiment.problems import build_problem, precision
+from equipoise.report import html
+from tests.problems import assert_same
+
+
+@pytest.fixture(scope="module")
+def silos(tmp_path_factory):
+    """Four owners with an input that matters, eight that do not, and rows in pairs of one person each."""
+    folder, rng = tmp_path_factory.mktemp("silos"), np.random.default_rng(0)
+    for k, name in enumerate(("north", "east", "south", "west")):
+        inputs = np.repeat(rng.normal(size=(15, 9)), 2, axis=0)
+        ill = inputs[:, 0] + 0.5 * k - 0.7 + 0.8 * rng.normal(size=30) > 0
+        rows = [
+            ",".join([f"p{i // 2}", *(f"{v:.4f}" for v in a), str(int(t))])
+            for i, (a, t) in enumerate(zip(inputs, ill, strict=True))
+        ]
+        head = ",".join(["person", *(f"x{j}" for j in range(9)), "ill"])
+        (folder / f"{name}.csv").write_text("\n".join([head, *rows]) + "\n")
+    return str(folder)
+
+
+def parsed(silos, **sections):
+    settings = {
+        "data": {"silos": silos, "label": "ill", "task": "classification", "test": 0.0, "drop": ["person"]},
+        "model": {"l2": "auto", "own": "none"},
+        "objective": {"price": 0.05, "of": "losses"},
+        "run": {"rounds": 3},
+    }
+    return config.parse({**settings, **{key: {**settings.get(key, {}), **value} for key, value in sections.items()}})
+
+
+@pytest.fixture(scope="module")
+def walk(silos):
+    told = settle.robust(parsed(silos, model={"l2": penalty.MIDDLE}))
+    with precision(told):
+        problem = build_problem(told)
+        made = folds.Walk(problem, 0)
+        yield price.at(told, 1.0), made
+
+
+def test_every_row_is_left_out_once_and_units_stay_together(silos):
+    told = parsed(silos, model={"l2": 0.01}, data={"unit": "person", "drop": []})
+    with precision(told):
+        problem = build_problem(told)
+        found = folds.divided(problem)
+    for i in range(problem.n):
+        size = int(problem.train.sizes[i])
+        everything = {tuple(row) for row in np.asarray(problem.train.inputs[i, :size])}
+        left = [{tuple(row) for row in np.asarray(part.inputs[i, : int(part.sizes[i])])} for part in found.left]
+        kept = [{tuple(row) for row in np.asarray(part.inputs[i, : int(part.sizes[i])])} for part in found.kept]
+        assert set.union(*left) == everything
+        assert all(not a & b for a, b in zip(kept, left, strict=True))  # both rows of a person are alike
+        assert sum(int(part.sizes[i]) for part in found.left) == size
+
+
+def test_a_point_of_the_path_is_the_model_of_its_penalty(silos, walk):
+    """Found with l2 as an operand, it is where a run with that l2 ends."""
+    told, made = walk
+    with precision(told):
+        for _ in range(6):  # a few rounds each, from where the last have ended
+            point = made.to(told, penalty.extra(told, made.problem, 0.1))
+        plain = told.model_copy(update={"model": told.model.model_copy(update={"l2": 0.1})})
+        task = build_problem(plain).task
+    x = point.models[0].astype(np.float32)
+    from equipoise.experiment.methods import build_dual
+
+    lam = np.asarray(build_dual(told, made.problem).best_response(
+        np.array([float(task.loss(x, made.folds.kept[0].client(i))) for i in range(4)], np.float32)
+    ))  # fmt: skip
+    slope = sum(w * np.asarray(task.grad(x, made.folds.kept[0].client(i))) for i, w in enumerate(lam))
+    assert np.abs(slope).max() < 2e-3
+    assert point.losses.shape == (4,)
+
+
+def test_the_largest_within_a_standard_error_of_the_best():
+    sums = penalty.Sums()
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=50)
+    for shift in (0.5, 0.01, 0.0):
+        sums.add(1 + shift + 0.2 * rng.normal(size=50) * (shift > 0) + noise)
+    assert sums.best in (1, 2)
+    behind, error = sums.behind(0)
+    each = sums.rows[0] - sums.rows[sums.best]
+    assert_same(np.array([behind, error]), np.array([each.mean(), each.std() / np.sqrt(49)]), rtol=1e-6)
+    assert behind > error
+
+
+def test_a_run_chooses_says_why_and_can_be_resumed(silos, tmp_path):
+    told = parsed(silos)
+    done = run.run(told, tmp_path / "run")
+    first, second = settle.read(tmp_path / "run")
+    assert (first.key, second.key) == ("model.l2", "objective.rho")
+    assert first.value in penalty.GRID
+    assert first.value in [row["value"] for row in first.tried]
+    assert first.runner_up != first.value
+    best = max(row["average skill"] for row in second.tried)
+    allowed = [row for row in second.tried if row["average skill"] >= best - 0.05]
+    assert second.value == max(allowed, key=lambda row: row["worst fifth gain"])["value"]
+    assert {first.sentence, second.sentence} <= set(done.federation.notes)
+    assert done.rows[0].bytes_up >= first.bytes_up + second.bytes_up
+    assert config.parse(records.read_toml(tmp_path / "run" / records.CONFIG)) == told  # what was asked for
+    page = tmp_path / "page.html"
+    html.write([done], page)
+    assert "worst fifth gain" in page.read_text()
+    assert "(chosen)" in page.read_text()
+    given = parsed(silos, model={"l2": first.value}, objective={"price": None, "rho": second.value})
+    assert run.run(given, tmp_path / "given").rows[-1].loss == done.rows[-1].loss
+
+    def stop(at, of, row):
+        if at == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.run(parsed(silos, run={"checkpoint_seconds": 0.0}), tmp_path / "stopped", watch=stop)
+    assert run.resume(tmp_path / "stopped").rows[-1].loss == done.rows[-1].loss
+
+
+@pytest.mark.thorough(witness="::test_a_run_chooses_says_why_and_can_be_resumed")
+def test_a_comparison_chooses_once_for_all_methods(silos, tmp_path):
+    settings = {
+        "data": {"silos": silos, "label": "ill", "task": "classification", "test": 0.2, "drop": ["person"]},
+        "model": {"l2": "auto"},
+        "run": {"rounds": 2},
+        "compare": {"A": {"name": "fedavg"}, "B": {"name": "scaffpd_model"}},
+    }
+    jobs = plan.compare(settings)
+    plan.run_all(jobs, tmp_path, beside_alone=True)
+    a, b = (settle.read(tmp_path / job.place) for job in jobs)
+    assert a == b
+    plan.run_all(jobs, tmp_path, beside_alone=True)  # reads what is there
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"model": {"name": "mlp"}}, "found by folds for linear models only; give numbers"),
+        ({"objective": {"rho": 0.1}}, "objective.rho and objective.price are both given"),
+        (
+            {"privacy": {"epsilon": 1.0}, "algorithm": {"name": "scaffpd", "local_lr": 0.1, "rule": {"sigma": 1.0}}},
+            "no noise of",
+        ),
+        ({"objective": {"price": 2.0}}, "objective.price is 2.0; give a number below 1"),
+    ],
+)
+def test_what_cannot_be_chosen_is_a_sentence(silos, sections, sentence):
+    with pytest.raises(InputError, match=sentence):
+        parsed(silos, **sections)
