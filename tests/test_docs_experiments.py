@@ -26,25 +26,6 @@ def test_the_code_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_files_it_names_are_those_of_a_run_folder():
-    cells = re.findall(r"^\| (`[\w.]+`(?:, `[\w.]+`)*) \|", DOC, re.MULTILINE)
-    named = {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)}
-    files = (
-        "MARKER",
-        "CONFIG",
-        "ENVIRONMENT",
-        "FEDERATION",
-        "CHOSEN",
-        "HISTORY",
-        "CHECKPOINT",
-        "MODEL",
-        "RESULT",
-        "ROW_SCORES",
-        "ALONE",
-        "ALONE_ROWS",
-        "PERSONAL",
-        "OWN_MODELS",
-        "AGREEMENT",
-        "STATUS",
-        "LOG",
-    )
-    assert named == {getattr(records, name) for name in files} | {folders.PAGE, folders.TABLE, folders.SERVER}
+    cells = re.findall(r"^\| (`[\w.-]+`(?:, `[\w.-]+`)*) \|", DOC, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`([\w.-]+)`", cell)}
+    assert named == {*folders.MADE["run"], *folders.MADE["plan"], records.MARKER}

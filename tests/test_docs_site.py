@@ -97,7 +97,7 @@ def test_the_letters_of_an_algorithm_are_called_so_in_its_code():
     for name, record in ALGORITHMS.items():
         text = (DOCS / "mathematics" / f"{name}.md").read_text()
         assert text.startswith(f"# {name}\n")
-        file = Path(inspect.getsourcefile(getattr(record.factory, "func", record.factory)))
+        file = Path(inspect.getsourcefile(inspect.unwrap(getattr(record.factory, "func", record.factory))))
         code = file.read_text() + "".join(part.read_text() for part in (file.parent / "server_model").glob("*.py"))
         cells = [line.split("|")[-2] for line in text.splitlines() if line.startswith("| $")]
         assert cells, name

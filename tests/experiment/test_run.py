@@ -197,8 +197,12 @@ def test_a_finished_folder_is_not_overwritten_without_being_asked(finished, tmp_
 
 def test_overwriting_begins_anew(tmp_path):
     run.run(small("run.rounds=3"), tmp_path / "a")
+    of_that_run = [tmp_path / "a" / name for name in ("chosen.json", "baselines.json", "receipts.json")]
+    for path in of_that_run:  # what was chosen or told for one run is not for another
+        path.write_text("{}")
     done = run.run(small("run.rounds=4"), tmp_path / "a", overwrite=True)
     assert done.rows[-1].round == 4
+    assert not any(path.exists() for path in of_that_run)
 
 
 def test_a_run_that_diverges_ends_with_sentences(tmp_path):

@@ -19,6 +19,8 @@ from equipoise.experiment.records import FORMAT, MARKER, Kind, Marker, marker
 
 LOCK = "writing.lock"
 PAGE, TABLE, SERVER, BOARD = "report.html", "table.md", "server.txt", "tensorboard"
+RECEIPTS = "receipts.json"  # over Flower: where the log of each site stood, signed by the site
+BASELINES = "baselines.json"  # over Flower: of every site, the loss of its own model
 # The result first: without it, what a process that was killed has left counts as a run to start over.
 MADE: dict[Kind, tuple[str, ...]] = {
     "run": (
@@ -39,6 +41,9 @@ MADE: dict[Kind, tuple[str, ...]] = {
         records.STATUS,
         records.LOG,
         SERVER,
+        RECEIPTS,
+        BASELINES,
+        records.CHOSEN,
         PAGE,
         records.CONFIG,
     ),

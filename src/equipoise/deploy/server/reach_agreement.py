@@ -36,6 +36,7 @@ from equipoise.errors import EquipoiseError, InputError, not_none, require
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import Trained
+from equipoise.experiment.folders import BASELINES
 from equipoise.experiment.methods import crossing
 from equipoise.files import read_text, write_whole
 from equipoise.metric import packed
@@ -45,7 +46,6 @@ from equipoise.privacy.policy import NOT_APPROVED
 from equipoise.protocol import Algorithm, Data, Vector
 from equipoise.pytorch.spec import agreed_module, first_model
 
-BASELINES = "baselines.json"  # in the server's run folder: of every site, the loss of its own model
 APPROVAL = (2.0, 30.0)  # seconds between two looks whether a run has been approved, at first and later on
 
 

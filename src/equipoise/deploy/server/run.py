@@ -47,6 +47,7 @@ from equipoise.experiment import checkpoint, folders, origin, personal, reading,
 from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import given_network, network_config, trained_network
+from equipoise.experiment.folders import RECEIPTS
 from equipoise.experiment.methods import build_dual, crossing
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.problems import precision
@@ -193,8 +194,7 @@ def _agreement_in(folder: Path) -> Agreement | None:
     return records.read_record(path, Agreement) if path.is_file() else None
 
 
-RECEIPTS = "receipts.json"  # where the log of each site stood, signed by the site
-OWNER = "server.txt"  # says which process writes the folder
+OWNER = folders.SERVER  # says which process writes the folder
 
 
 class FederatedRun:
