@@ -486,12 +486,14 @@ def rounds_text(run: ReportedRun, rounds: float) -> str:
 
 def _problem(run: ReportedRun) -> object:
     """Equal for runs whose objectives are of the same function."""
-    used = {key: value for key, value in run.record.config.items() if key not in ("name", "algorithm", "federation")}
-    used["model"] = {key: value for key, value in used.get("model", {}).items() if key not in ("metric", "batch")}
-    kept = {"seed", "keep_best", "validation", "precision"}
-    used["run"] = {key: value for key, value in used.get("run", {}).items() if key in kept}
-    if not used["run"].get("keep_best"):
-        used["run"].pop("validation", None)
+    config = run.record.config
+    model, how = (config.get(section) for section in ("model", "run"))
+    used = {key: value for key, value in config.items() if key not in ("name", "algorithm", "federation")}
+    if isinstance(model, dict):  # a file that was edited by hand may hold anything
+        used["model"] = {key: value for key, value in model.items() if key not in ("metric", "batch")}
+    if isinstance(how, dict):
+        kept = {"seed", "keep_best", "precision", *(("validation",) if how.get("keep_best") else ())}
+        used["run"] = {key: value for key, value in how.items() if key in kept}
     return json.dumps(used, sort_keys=True, default=str)
 
 
