@@ -142,7 +142,7 @@ def numbers_are_leaves(factory: Any = None, *, static: tuple[str, ...] = ()) -> 
     @functools.wraps(factory)
     def make(*args: Any, **settings: Any) -> Any:
         made = factory(*args, **settings)
-        if not hasattr(made, "recipe"):
+        if not hasattr(made, "recipe") or any(made is value for value in (*args, *settings.values())):
             return made
         given = {name: _argument(value, parameters[name], name in static) for name, value in bound(args, settings)}
         leaves, tree = jax.tree.flatten(given, is_leaf=_is_whole)
