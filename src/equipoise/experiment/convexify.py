@@ -26,7 +26,7 @@ from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards, client_shapes
 from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, require
-from equipoise.experiment import records
+from equipoise.experiment import choice, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Network, Problem, Sent, cached, with_own_parts
 from equipoise.models.convexified import saved
@@ -40,7 +40,7 @@ def network_config(config: Config) -> Config:
     settings, federation = config.convexify, config.federation
     if federation is not None:  # defences that only SCAFF-PD on a convex model has
         federation = federation.model_copy(update={"project": False, "clip_gradients": None})
-    return config.model_copy(
+    stage = config.model_copy(
         update={
             "name": "network",
             "model": config.model.model_copy(update={"metric": "none"}),
@@ -51,6 +51,7 @@ def network_config(config: Config) -> Config:
             "federation": federation,
         }
     )
+    return choice.settled(stage)
 
 
 def load_network(path: str | Path, model: Model) -> Params:
