@@ -68,3 +68,15 @@ def test_every_algorithm_is_made_again_of_traced_numbers(name):
         algorithm = record.build_example(TASK, dual(N, **dual.example))
         assert jax.tree.structure(algorithm) == jax.tree.structure(record.build_example(TASK, dual(N, **dual.example)))
         jax.eval_shape(lambda algorithm: kernel.init(algorithm, start()), algorithm)
+
+
+@pytest.mark.parametrize("name", ["kl", "tv", "qffl", "propfair"])
+def test_prior_weights_are_part_of_the_structure(name):
+    """They are checked where an object is built, which traced ones could not be."""
+    p, losses = np.array([0.1, 0.2, 0.3, 0.4]), np.arange(4.0)
+    record = objectives.DUALS[name]
+    dual, again, other = (record(4, **record.example, p=q) for q in (p, p.copy(), p[::-1]))
+    leaves, tree = jax.tree.flatten(dual)
+    assert tree == jax.tree.structure(again) != jax.tree.structure(other)
+    rebuilt = jax.jit(lambda leaves: jax.tree.unflatten(tree, leaves).best_response(losses))(leaves)
+    np.testing.assert_allclose(rebuilt, dual.best_response(losses), rtol=1e-12)

@@ -142,7 +142,7 @@ def numbers_are_leaves(factory: Any = None, *, static: tuple[str, ...] = ()) -> 
     @functools.wraps(factory)
     def make(*args: Any, **settings: Any) -> Any:
         made = factory(*args, **settings)
-        if not hasattr(made, "recipe"):
+        if not hasattr(made, "recipe") or any(made is value for value in (*args, *settings.values())):
             return made
         given = {name: _argument(value, parameters[name], name in static) for name, value in bound(args, settings)}
         leaves, tree = jax.tree.flatten(given, is_leaf=_is_whole)
@@ -170,16 +170,19 @@ def _argument(value: Any, parameter: inspect.Parameter, static: bool) -> Any:
 
 
 class _Fixed:
-    """A number that is part of the structure."""
+    """A number, or a vector of them, that is part of the structure."""
 
     def __init__(self, value: Any):
-        self.value = value
+        self.value, self.key = value, (type(value), value)
+        if isinstance(value, jax.Array | np.ndarray | list):
+            array = np.asarray(value)
+            self.key = (type(value), (array.shape, array.dtype.str, array.tobytes()))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Fixed) and type(self.value) is type(other.value) and self.value == other.value
+        return isinstance(other, _Fixed) and self.key == other.key
 
     def __hash__(self) -> int:
-        return hash(self.value)
+        return hash(self.key)
 
 
 def scaled(made: Any, names: tuple[str, ...], factor: Any) -> Any:

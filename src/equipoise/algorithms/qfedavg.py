@@ -37,7 +37,7 @@ from equipoise.tasks import Task
 TINY = 1e-10  # keeps F^{q-1} finite where a client's loss is zero
 
 
-@numbers_are_leaves
+@numbers_are_leaves(static=("p",))
 def qfedsgd(task: Task, sample: Sample, *, q: float, lr: float, p: ArrayLike | None = None) -> Algorithm:
     """q-FedSGD, Algorithm 1: one gradient over all of a client's data; lr is 1/L. `p`: see `qfedavg`."""
     positive("lr", lr)
@@ -48,7 +48,7 @@ def qfedsgd(task: Task, sample: Sample, *, q: float, lr: float, p: ArrayLike | N
     return fair("qfedsgd", gradient, task, sample, q, 1 / lr, p)
 
 
-@numbers_are_leaves
+@numbers_are_leaves(static=("p",))
 def qfedavg(
     task: Task, sample: Sample, *, q: float, steps: int, local_lr: float, p: ArrayLike | None = None
 ) -> Algorithm:

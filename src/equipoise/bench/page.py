@@ -161,8 +161,8 @@ def picture(standings: Standings) -> str:
     title = f"Skill over {len(standings.federations)} federations, less that of {standings.against}"
     bottom = top + line * len(methods) + 60
     said = (
-        f"Points of skill, more is better than {standings.against}. Bars: 95% bounds over owners and federations. "
-        "Dots: each federation; those beyond the edge stand on it."
+        f"Points of skill; to the right is better than {standings.against}. Bars: 95% bounds. Dots: federations; "
+        "those beyond the edge stand on it."
     )
     head = _text(title, 12, 22, "start", style="font-size:15px;font-weight:bold")
     foot = _text(said, 12, bottom - 14)

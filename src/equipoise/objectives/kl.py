@@ -24,7 +24,7 @@ def omega(z: Array) -> Array:
     return y
 
 
-@numbers_are_leaves
+@numbers_are_leaves(static=("p",))
 def kl(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
     """psi(lam) = rho sum_i lam_i log(lam_i/p_i) on the simplex Delta; p is 1/n unless given.
 

@@ -15,7 +15,7 @@ from equipoise.objectives.projections import moderate
 from equipoise.objectives.record import Record
 
 
-@numbers_are_leaves(static=("margin",))
+@numbers_are_leaves(static=("margin", "p"))
 def propfair(n: int, bound: float, *, p: ArrayLike | None = None, margin: float | None = None) -> Dual:
     """psi(lam) = sum_i (bound lam_i - p_i - p_i log(lam_i/p_i)) on 0 < lam_i <= p_i/margin.
 

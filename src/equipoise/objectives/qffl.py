@@ -15,7 +15,7 @@ from equipoise.objectives.dual import Dual
 from equipoise.objectives.record import Record
 
 
-@numbers_are_leaves(static=("q",))
+@numbers_are_leaves(static=("q", "p"))
 def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
     """psi(lam) = q/(q+1) sum_i p_i^{-1/q} lam_i^{1 + 1/q} on lam >= 0; p is 1/n unless given.
 

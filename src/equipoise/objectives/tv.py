@@ -12,7 +12,7 @@ from equipoise.objectives.projections import level, moderate, with_unit_sum
 from equipoise.objectives.record import Record
 
 
-@numbers_are_leaves
+@numbers_are_leaves(static=("p",))
 def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
     """psi(lam) = rho sum_i |lam_i - p_i| on the simplex Delta; p is 1/n unless given, and may have zeros.
 
