@@ -22,7 +22,7 @@ OWN = {"model": {"own": "intercept", "l2": 0.1}, "objective": {"name": "chi2", "
 
 
 def told(folder, **sections):
-    base = {**silos.settings(**{**OWN, **sections}), "data": {"silos": str(folder)}}
+    base = {**silos.settings(**{"personal": {"kind": "none"}, **OWN, **sections}), "data": {"silos": str(folder)}}
     base.pop("federation")
     return config.parse(base)
 
