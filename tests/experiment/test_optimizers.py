@@ -132,7 +132,8 @@ def test_minibatches_take_their_own_form():
     assert any("control variates are means of local gradients" in note for note in method.notes)
     assert any(f"sigma {0.4 / problem.n:g}, theta 0" in note for note in method.notes)
     assert config.parse(reading.override(settings, ["algorithm.cohort=3"])).algorithm.name == "scaffpd"
-    exact = {key: value for key, value in settings.items() if key != "model"} | {"model": {"name": "mlp"}}
-    assert config.parse(exact).algorithm.name == "scaffpd"
+    unsaid = {key: value for key, value in settings.items() if key != "model"} | {"model": {"name": "mlp"}}
+    assert config.parse(unsaid).algorithm.name == "scaffpd_minibatch"
+    assert config.parse(unsaid).model.batch == 32
     named = config.parse(reading.override(settings, ["algorithm.name='scaffpd'", "algorithm.rule={sigma=0.1}"]))
     assert named.algorithm.name == "scaffpd"

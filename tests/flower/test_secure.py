@@ -36,8 +36,8 @@ def write_silos(folder):
 def settings():
     return {
         "name": "secure",
-        "model": {"l2": 0.1},
-        "objective": {"name": "kl", "rho": 0.3},
+        "model": {"l2": 0.1, "own": "none", "metric": "none"},
+        "objective": {"name": "kl", "rho": 0.3, "of": "losses"},
         "algorithm": {
             "name": "scaffpd_sums",
             "steps": 3,

@@ -415,7 +415,7 @@ def test_the_index_of_a_table_is_dropped_with_a_warning(tmp_path, name):
 @pytest.mark.parametrize(
     "content",
     [
-        text_of("\n").encode("utf-16"),
+        text_of("\n").encode("utf-16-le"),  # without the mark that says so
         b"a,b,y\n1,\0,no\n",
         f"a;b,c\n{'x' * 200_000};1,2\n".encode(),
         b'a,b;c\n"' + b"x,\n" * 60_000,
