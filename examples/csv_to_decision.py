@@ -27,7 +27,7 @@ for name, part in (("village", rows[:60]), ("town", rows[60:200]), ("city", rows
 
 # %%
 clinics = {file.stem: pl.read_csv(file) for file in sorted(folder.glob("*.csv"))}
-quick = {"run": {"rounds": 10}, "data": {"test": 0.4}}
+quick = {"run": {"rounds": 10, "score": "accuracy"}, "data": {"test": 0.4}}
 average = eq.fit(clinics, label="malignant", settings=quick | {"algorithm": {"name": "scaffold"}})
 fair = eq.fit(clinics, label="malignant", settings=quick | {"objective": {"name": "chi2", "rho": 0.05}})
 

@@ -18,7 +18,6 @@ from tests.deploy.grid import InProcess
 EXAMPLE = Path(__file__).parents[2] / "examples" / "three-silos"
 
 
-@pytest.mark.thorough(witness="flower/test_federation.py::test_a_run_that_was_resumed_has_the_numbers_of_one_machine")
 def test_three_silos(tmp_path):
     for name in ("make.py", "federation.toml"):
         (tmp_path / name).write_bytes((EXAMPLE / name).read_bytes())

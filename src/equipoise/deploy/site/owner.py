@@ -34,6 +34,7 @@ from equipoise.files import make_folder, write_whole
 from equipoise.privacy.policy import Policy
 from equipoise.protocol import Message, Vector
 from equipoise.tasks.baseline import WithBaseline
+from equipoise.tasks.metric import ShardInMetric, linear_of, to_model
 from equipoise.tasks.private import AT_ONCE, NUMBERS
 from equipoise.tasks.task import Task, shrink
 from equipoise.tensors import named
@@ -290,6 +291,8 @@ def overseen_jobs(
         both = part in HELD_OUT_TOO
         train = job.shard.train if both else job.shard
         train = train.data if isinstance(train, WithBaseline) else train
+        metric = train.metric if isinstance(train, ShardInMetric) else None  # then models come in its coordinates
+        train = train.shard if isinstance(train, ShardInMetric) else train
         scored = int(job.shard.test.sizes) if both else None
 
         def check(round: int, message: Message) -> None:
@@ -298,6 +301,8 @@ def overseen_jobs(
             x = model_in(message, job)
             if x is None or part not in ("train", "evaluate"):
                 return
+            if metric is not None and problem is not None:
+                x = np.asarray(to_model(linear_of(problem().task), metric, jnp.asarray(x)))
             rounds = round + 1 if part == "train" else config.run.rounds
             check_step(x, job.x, now.most_step * rounds)
             if problem is not None and config.privacy is None and now.most_of_row < 1:
