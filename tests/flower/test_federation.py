@@ -135,6 +135,7 @@ def wild(federation):
             "cap": 0.5,
             "heavy": 0.45,
             "compress": "float32",
+            "bound": "none",  # what is out of all proportion would not come this far
         },
     )
     (federation.folder / "paced").touch()
