@@ -122,7 +122,7 @@ def coin(n: int, p: float) -> Sample:
 
 
 def _distinct(key: RandomKey, n: int, m: int) -> Int[Array, " m"]:
-    """m distinct numbers below n, uniformly: repeats are drawn again until there are none.
+    """m distinct numbers below n, uniformly: repeated numbers are drawn again until all differ.
 
     No number is treated differently from another, so all sets of m are equally likely.
     """

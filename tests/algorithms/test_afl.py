@@ -8,7 +8,7 @@ from equipoise.data import synthetic
 from equipoise.errors import InputError
 from equipoise.protocol import exchange_keys
 from tests.algorithms import reference, reference_baselines
-from tests.problems import DIM, N, assert_same, few, rows, start, unequal
+from tests.problems import DIM, N, assert_same, each_dual, rows, start, unequal
 
 TASK = eq.tasks.ridge(DIM, reference.MU)
 EVERYONE = eq.cohorts.everyone(N)
@@ -109,14 +109,7 @@ def test_the_average_settles_where_the_last_iterate_circles():
     assert average[-1] < 5e-4
 
 
-@pytest.mark.parametrize(
-    "name",
-    few(
-        ("chi2", "agnostic", "qffl"),
-        sorted(eq.objectives.DUALS),
-        "laws/test_every_dual.py::test_stays_finite_and_on_its_set",
-    ),
-)
+@each_dual
 def test_takes_every_dual(name):
     """At rest sum_i lam_i grad f_i(x) = 0 and lam is the best response, which is a saddle point of that dual."""
     record = eq.objectives.DUALS[name]

@@ -1,5 +1,7 @@
 """Step sizes that are halved when a model's loss explodes, for any algorithm: training goes on from the best model.
 
+Of no paper; for networks, whose step sizes are found by trial rounds and may turn out too long.
+
     first exchange   up, in the sum: the client's loss at the model that it was sent
     close            F_r = their mean; it has exploded if it is not finite, or
                      F_r > F_best + max((F_0 - F_best)/2, F_0/4)

@@ -223,7 +223,7 @@ def follow(train_parts: Sequence[Rows], train_labels: ArrayLike, test_labels: Ar
     that it has of the class's training samples.
 
     Every test sample whose label is trained on has one owner. A client too small to get any takes one sample
-    of a class it holds from the client with most of them; where there is none to take, its part is empty.
+    of a class it holds from the client with most of them; if no client has one to spare, its part is empty.
     """
     y, z, rng = np.asarray(train_labels), np.asarray(test_labels), generator(key, "follow")
     classes, code = np.unique(y, return_inverse=True)

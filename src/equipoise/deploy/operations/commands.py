@@ -102,7 +102,7 @@ def run_server(
 
 
 def check_who_may_join(config: Config, settings: ServerSettings, say: Say) -> None:
-    """Says which names have keys, and what it means where there are none."""
+    """Says which names have keys; without keys, warns that anybody who reaches the port may join."""
     wanted = config.federation.sites if config.federation is not None else ()
     if settings.keys is None:
         if settings.host not in LOCAL:

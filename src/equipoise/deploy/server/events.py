@@ -79,7 +79,7 @@ class Ledger(NamedTuple):
 def ledger(saved: dict[str, Any]) -> Ledger:
     """A ledger from the JSON of one."""
     events, traffic = tuple(Event(**e) for e in saved["events"]), tuple(Traffic(**t) for t in saved["traffic"])
-    lengths = saved.get("lengths", {})  # of an earlier version there are none
+    lengths = saved.get("lengths", {})  # earlier versions did not save them
     return Ledger(saved["run"], tuple(saved["sites"]), tuple(saved["counted"]), events, traffic, lengths)
 
 

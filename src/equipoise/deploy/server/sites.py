@@ -36,7 +36,7 @@ class Timeouts(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A reply, or why there is none."""
+    """A reply, or the reason why it did not come."""
 
     content: RecordDict | None
     message: Message | None
@@ -247,7 +247,7 @@ class ConnectedSites:
         reply_bytes: int = 0,
         hopeless: Callable[[Any], bool] | None = None,
     ) -> Iterator[tuple[Any, Delivery]]:
-        """Sends the messages and yields what comes of each, as it comes: a reply, or why there is none.
+        """Sends the messages and yields a Delivery for each as it arrives: the reply, or why it did not come.
 
         Messages are taken from the iterable and sent in requests of bounded size, so that not all of them are in memory
         at a time; `reply_bytes`, about what a reply holds, bounds the answers in the same way. Who is `hopeless` is not

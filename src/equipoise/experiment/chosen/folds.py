@@ -2,7 +2,8 @@
 
 Each owner divides its own rows, whole units where `data.unit` says what belongs together. A point of a path is a
 penalty l2 and an objective; its models, one for each fold, are trained by SCAFF-PD with a model in the metric, from
-those of the point before, in a few rounds. All folds share these rounds: a message has a model of each.
+those of the point before, in a few rounds. Rounds and bytes are counted as if a message had a model of each fold; here
+the folds run one after the other.
 
 l2 is an operand here, as are the objective's number and the metric: one program serves the whole path.
 """
@@ -131,7 +132,7 @@ class Walk:
 
 
 def divided(problem: Problem) -> Folds:
-    """By chance, the same every time."""
+    """Drawn at random, the same in every run."""
     train, numbers = jax.tree.map(jnp.asarray, problem.train), jnp.asarray(_numbers(problem))
     return _judged(problem, [_split(train, numbers, jnp.int32(k)) for k in range(FOLDS)])
 

@@ -1,9 +1,10 @@
 """The step size of a network: every candidate makes its model of one round, and about twice the best one is kept.
 
 A candidate's model is that of the whole federation after one round from the first model, and its loss the mean of the
-clients' losses. Candidates are powers of two, every fourth first and then the neighbours of the best. Twice the best,
-because one round likes shorter steps than a hundred do, unless the model of a few rounds is clearly worse for it; where
-a few rounds do worse than one, half of it, and so on. It is not judged anew later: short horizons like short steps.
+clients' losses. Candidates are powers of two, every second one first and then the neighbours of the best. Twice the
+best, because one round likes shorter steps than a hundred do, unless the model of a few rounds is clearly worse for it;
+where a few rounds do worse than one, half of it, and so on. It is not judged anew later: short horizons like short
+steps.
 """
 
 import warnings
