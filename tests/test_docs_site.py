@@ -195,7 +195,10 @@ def test_ten_short_programs(tmp_path, monkeypatch):
     assert names["early"].rounds % 2 == 0
     assert len(names["results"]) == 6
     assert names["scores"]["loss"].shape == (2,)
-    for name in ("warm", "with_adam"):
+    assert names["turns"].tally.asked.tolist() == [6, 6]
+    assert jax.tree.all(jax.tree.map(np.array_equal, names["same"], names["tree"]))
+    assert np.isfinite(names["mean_model"]).all()
+    for name in ("warm", "with_adam", "clipped"):
         assert np.isfinite(names[name].model).all()
     np.testing.assert_array_equal(names["again"].model, names["longer"].model)
 

@@ -13,7 +13,7 @@ Nothing else crosses: `work` has no server argument, `open`/`send`/`close` have 
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,8 @@ from equipoise._jax import cached_program, compiled
 from equipoise.errors import InputError, is_concrete, require
 from equipoise.leaves import tree_of_numbers
 
-Server = Any  # an algorithm's own NamedTuple of arrays
-Client = Any  # the same, one per client; None when clients keep nothing
+Server = TypeVar("Server")  # an algorithm's own NamedTuple of arrays
+Client = TypeVar("Client")  # the same, one per client; None when clients keep nothing
 Message = Any  # a NamedTuple of arrays
 Data = Any  # one client's shard, or what the task's `prepare` made of it
 Vector = Float[Array, " d"]
@@ -108,7 +108,7 @@ class Replies(NamedTuple):
     cohort: Cohort  # who answered
 
 
-class Exchange(NamedTuple):
+class Exchange(NamedTuple, Generic[Server, Client]):
     """One trip server -> clients -> server."""
 
     name: str
@@ -125,7 +125,7 @@ class Exchange(NamedTuple):
 
 
 def run_client(
-    exchange: Exchange, message: Message, client: Client, data: Data, key: RandomKey
+    exchange: Exchange[Any, Client], message: Message, client: Client, data: Data, key: RandomKey
 ) -> tuple[Client, Reply]:
     """`exchange.work`; an error where it changes a state that the exchange does not say it writes."""
     new, reply = exchange.work(message, client, data, key)
@@ -145,12 +145,12 @@ def client_program(exchange: Exchange) -> Callable:
     return compiled(partial(run_client, exchange))
 
 
-def no_weights(server: Server) -> None:
+def no_weights(server: Any) -> None:
     """Of a method that does not weigh clients."""
 
 
 @tree_of_numbers
-class Algorithm(NamedTuple):
+class Algorithm(NamedTuple, Generic[Server, Client]):
     """What every engine runs: a pytree of the numbers that it was made from, see `equipoise.leaves`."""
 
     name: str
@@ -159,9 +159,11 @@ class Algorithm(NamedTuple):
     prepare: Callable[[Data], Data]  # what each client does with its shard once, before round 0
     init: Callable[[Vector], Server]
     init_client: Callable[[Vector], Client]
-    round: tuple[Exchange, ...]
+    round: tuple[Exchange[Server, Client], ...]
     model: Callable[[Server], Vector]  # the parameters to evaluate and ship
     weights: Callable[[Server], Float[Array, " n"] | None] = no_weights  # what each client's loss counts
+    # Two exchanges with everybody: losses and gradients in the clear, then updates that the weighted gradient corrects.
+    corrected: bool = False
     dual: Any = None  # the Dual it was built for, whose weights these are; None: they are not of a dual that was given
     recipe: Any = None  # set by `numbers_are_leaves`
 

@@ -31,8 +31,8 @@ def test_steps_that_explode_are_halved_until_they_do_not():
     """From the best model, with fresh control variates at both ends."""
     algorithm = with_guarded_steps(TASK, scaffold(TOO_LONG))
     end = eq.simulate(algorithm, start(), unequal(), 0, rounds=20)
-    assert float(end.server.scale) < 1 / 4
-    assert int(end.server.era) == np.log2(1 / float(end.server.scale))
+    assert float(end.server.own.scale) < 1 / 4
+    assert int(end.server.own.era) == np.log2(1 / float(end.server.own.scale))
     assert losses(algorithm, end.model) < 0.9 * losses(algorithm, start())
     wild = eq.simulate(scaffold(TOO_LONG), start(), unequal(), 0, rounds=20).model
     assert not losses(algorithm, wild) < 1e6
@@ -52,8 +52,8 @@ def test_replies_that_are_not_finite_are_an_explosion_and_nobody_asked_is_none()
     algorithm = with_guarded_steps(TASK, fedavg(1e200))
     with pytest.warns(eq.errors.LostReplies):
         end = eq.simulate(algorithm, start(), unequal(), 0, rounds=3)
-    assert float(end.server.scale) < 1
+    assert float(end.server.own.scale) < 1
     np.testing.assert_array_equal(end.model, start())
     quiet = with_guarded_steps(TASK, fedavg(1e-2))
     gone = jax.tree_util.Partial(lambda round, exchange, ids: jnp.broadcast_to(round == 1, jnp.shape(ids)))
-    assert float(eq.simulate(quiet, start(), unequal(), 0, rounds=3, lost=gone).server.scale) in (0.5, 1.0)
+    assert float(eq.simulate(quiet, start(), unequal(), 0, rounds=3, lost=gone).server.own.scale) in (0.5, 1.0)

@@ -28,6 +28,7 @@ from equipoise.algorithms.guarded_steps import may_be_guarded as may_be_guarded
 from equipoise.algorithms.guarded_steps import with_guarded_steps as with_guarded_steps
 from equipoise.algorithms.in_metric import told_in_x as told_in_x
 from equipoise.algorithms.local_schedule import with_local_schedule as with_local_schedule
+from equipoise.algorithms.own_cohort import with_cohort as with_cohort
 from equipoise.algorithms.projection import project_updates as project_updates
 from equipoise.algorithms.propfair import PROPFAIR
 from equipoise.algorithms.propfair import propfair as propfair
@@ -55,6 +56,11 @@ from equipoise.algorithms.sgd import SGD
 from equipoise.algorithms.sgd import sgd as sgd
 from equipoise.algorithms.term import TERM
 from equipoise.algorithms.term import term as term
+from equipoise.algorithms.wrapping import Beside as Beside
+from equipoise.algorithms.wrapping import chain as chain
+from equipoise.algorithms.wrapping import wrap as wrap
+from equipoise.algorithms.wrapping import wrap_client as wrap_client
+from equipoise.algorithms.wrapping import wrap_server as wrap_server
 from equipoise.errors import one_of
 
 ALGORITHMS: dict[str, Record] = {

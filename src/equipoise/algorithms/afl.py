@@ -82,7 +82,7 @@ def afl(
     server_lr: float = 1.0,
     simultaneous: bool | None = None,
     averaged: bool = False,
-) -> Algorithm:
+) -> Algorithm[Server, None]:
     """AFL for `task`, robust over the client weights of `dual`.
 
     Args:

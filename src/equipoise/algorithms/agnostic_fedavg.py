@@ -97,7 +97,7 @@ def agnostic_fedavg(
     window: int = 1,
     domains: int | None = None,
     domain_of: Callable[[Shards], Int[Array, " m"]] | None = None,
-) -> Algorithm:
+) -> Algorithm[Server, None]:
     """AgnosticFedAvg.
 
     Args:

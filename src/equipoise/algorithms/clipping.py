@@ -10,13 +10,16 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+from equipoise.algorithms.wrapping import wrap
 from equipoise.errors import require
 from equipoise.leaves import numbers_are_leaves
-from equipoise.protocol import Algorithm, Exchange, Replies, Server
+from equipoise.protocol import Algorithm, Client, Exchange, Replies, Server
 
 
 @numbers_are_leaves
-def clip_losses(algorithm: Algorithm, *, factor: float = 10.0, quantile: float = 0.5) -> Algorithm:
+def clip_losses(
+    algorithm: Algorithm[Server, Client], *, factor: float = 10.0, quantile: float = 0.5
+) -> Algorithm[Server, Client]:
     """`algorithm`, to which no loss of a cohort counts for more than `factor` times the quantile of the cohort's.
 
     As long as fewer than a share 1 - quantile of a cohort lie, the bound lies within what honest sites report. It holds
@@ -37,7 +40,7 @@ def clip_losses(algorithm: Algorithm, *, factor: float = 10.0, quantile: float =
 
 
 @numbers_are_leaves
-def clip_gradients(algorithm: Algorithm, *, factor: float = 3.0) -> Algorithm:
+def clip_gradients(algorithm: Algorithm[Server, Client], *, factor: float = 3.0) -> Algorithm[Server, Client]:
     """`algorithm`, to which no client's gradient counts for more than `factor` times the median length of its cohort's.
 
     It holds for gradients that the server sees (`Reply.each`), as long as fewer than half of a cohort lie. Medians of
@@ -54,10 +57,12 @@ def clip_gradients(algorithm: Algorithm, *, factor: float = 3.0) -> Algorithm:
     return _with_clipped(algorithm, "gradient", clipped)
 
 
-def _with_clipped(algorithm: Algorithm, field: str, clipped: Callable[[Array, Array], Array]) -> Algorithm:
+def _with_clipped(
+    algorithm: Algorithm[Server, Client], field: str, clipped: Callable[[Array, Array], Array]
+) -> Algorithm[Server, Client]:
     """Where clients report such a field by itself, the server hears it clipped."""
 
-    def guarded(exchange: Exchange) -> Exchange:
+    def guarded(k: int, exchange: Exchange[Server, Client]) -> Exchange[Server, Client]:
         def close(server: Server, replies: Replies) -> Server:
             if has_field(replies.each, field):
                 value = clipped(getattr(replies.each, field), jnp.asarray(replies.cohort.present))
@@ -66,7 +71,7 @@ def _with_clipped(algorithm: Algorithm, field: str, clipped: Callable[[Array, Ar
 
         return exchange._replace(close=close)
 
-    return algorithm._replace(round=tuple(guarded(e) for e in algorithm.round))
+    return wrap(algorithm, guarded)
 
 
 def has_field(each: Any, field: str) -> bool:

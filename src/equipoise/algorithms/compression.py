@@ -26,11 +26,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, PyTree
 
+from equipoise.algorithms.wrapping import Beside, wrap_client, wrap_server
 from equipoise.errors import require
 from equipoise.leaves import numbers_are_leaves
-from equipoise.protocol import Algorithm, Cohort, Data, Exchange, Message, RandomKey, Replies, Reply, Vector, Wire
+from equipoise.protocol import (
+    Algorithm,
+    Client,
+    Data,
+    Exchange,
+    Message,
+    RandomKey,
+    Replies,
+    Reply,
+    Server,
+    Vector,
+    Wire,
+)
 
 TYPES = ("float32", "bfloat16")
 
@@ -38,12 +51,11 @@ TYPES = ("float32", "bfloat16")
 Vectors = tuple[tuple[Float[Array, "..."], ...], ...]  # by exchange, by vector
 
 
-class CompressedState(NamedTuple):
-    """An algorithm's own state, and what has been sent so far: at a client its own, at the server a row for each."""
+class Sent(NamedTuple):
+    """What a client has sent so far, and what it owes."""
 
-    inner: Any
     sent: Vectors  # h
-    owed: Vectors  # e, at a client
+    owed: Vectors  # e
 
 
 class Shortened(NamedTuple):
@@ -61,8 +73,10 @@ class Chosen(NamedTuple):
 
 
 @numbers_are_leaves
-def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: str, sums: bool = False) -> Algorithm:
-    """`algorithm`, whose clients send vectors as differences of type `dtype`.
+def compress_replies(
+    algorithm: Algorithm[Server, Client], crossing: Sequence[Wire], *, dtype: str, sums: bool = False
+) -> Algorithm[Beside[Server, Vectors], Beside[Client, Sent]]:
+    """`algorithm`, whose clients send vectors as differences of type `dtype`; what was sent stands beside its states.
 
     Args:
         crossing: what `wire` says of the algorithm.
@@ -87,32 +101,18 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
         blank = jnp.zeros((*rows, *x.shape), x.dtype)
         return tuple((blank,) * (sum(blocks.each) + sum(blocks.total)) for blocks in vectors)
 
-    def init(x: Vector) -> CompressedState:
-        return CompressedState(algorithm.init(x), nothing(x, algorithm.n), ())
-
-    def init_client(x: Vector) -> CompressedState:
-        return CompressedState(algorithm.init_client(x), nothing(x), nothing(x))
-
     def shortened(k: int, exchange: Exchange) -> Exchange:
         blocks, total_tree = vectors[k], jax.tree.structure(crossing[k].reply.total)
         any_sums = any(blocks.total)
 
-        def choose(server: CompressedState, key: RandomKey) -> tuple[CompressedState, Cohort]:
-            inner, cohort = exchange.open(server.inner, key)
-            return server._replace(inner=inner), cohort
-
-        def send(server: CompressedState, i: Int[Array, ""]) -> Message:
-            return exchange.send(server.inner, i)
-
-        def work(
-            message: Message, client: CompressedState, data: Data, key: RandomKey
-        ) -> tuple[CompressedState, Reply]:
-            inner, reply = exchange.work(message, client.inner, data, key)
+        def work(message: Message, client: Beside, data: Data, key: RandomKey) -> tuple[Beside, Reply]:
+            (inner, _), reply = exchange.work(message, client, data, key)
+            before: Sent = client.own
             (leaves, tree), totals = jax.tree.flatten(reply.each), jax.tree.leaves(reply.total)
             full = [*compress(leaves, blocks.each), *compress(totals, blocks.total)]
-            missing = [v - h + e for v, h, e in zip(full, client.sent[k], client.owed[k], strict=True)]
+            missing = [v - h + e for v, h, e in zip(full, before.sent[k], before.owed[k], strict=True)]
             rounded = [d.astype(short) for d in missing]
-            sent = tuple(h + q.astype(h.dtype) for h, q in zip(client.sent[k], rounded, strict=True))
+            sent = tuple(h + q.astype(h.dtype) for h, q in zip(before.sent[k], rounded, strict=True))
             owed = tuple(d - q.astype(d.dtype) for d, q in zip(missing, rounded, strict=True))
             each = jax.tree.unflatten(tree, _merged(leaves, blocks.each, rounded))
             if any_sums:
@@ -120,38 +120,31 @@ def compress_replies(algorithm: Algorithm, crossing: Sequence[Wire], *, dtype: s
                 reply = Reply(rest, Shortened(each, tuple(rounded[sum(blocks.each) :])))
             else:
                 reply = reply._replace(each=each)
-            return CompressedState(inner, _replaced(client.sent, k, sent), _replaced(client.owed, k, owed)), reply
+            return Beside(inner, Sent(_replaced(before.sent, k, sent), _replaced(before.owed, k, owed))), reply
 
-        def close(server: CompressedState, replies: Replies) -> CompressedState:
+        def close(server: Beside, replies: Replies) -> Beside:
             each, summed = replies.each if any_sums else (replies.each, ())
             leaves, tree = jax.tree.flatten(each)
             ids, present = jnp.asarray(replies.cohort.ids), jnp.asarray(replies.cohort.present)
-            differences = zip(server.sent[k], [*compress(leaves, blocks.each), *summed], strict=True)
+            differences = zip(server.own[k], [*compress(leaves, blocks.each), *summed], strict=True)
             full = [jnp.where(present[:, None], h[ids] + q.astype(h.dtype), 0) for h, q in differences]
-            now = tuple(replies.cohort.put(h, v) for h, v in zip(server.sent[k], full, strict=True))
+            now = tuple(replies.cohort.put(h, v) for h, v in zip(server.own[k], full, strict=True))
             restored = replies._replace(each=jax.tree.unflatten(tree, _merged(leaves, blocks.each, full)))
             if any_sums:
                 sums, rest = iter([jnp.sum(v, axis=0) for v in full[sum(blocks.each) :]]), iter(replies.total)
                 total = [next(sums if yes else rest) for yes in blocks.total]
                 restored = restored._replace(total=jax.tree.unflatten(total_tree, total))
-            return CompressedState(exchange.close(server.inner, restored), _replaced(server.sent, k, now), ())
+            return exchange.close(server, restored)._replace(own=_replaced(server.own, k, now))
 
-        changes, counts = (
-            exchange.writes or any(blocks.each + blocks.total),
-            None if any(blocks.total) else exchange.counts,
+        return exchange._replace(
+            work=work,
+            close=close,
+            writes=exchange.writes or any(blocks.each + blocks.total),
+            counts=None if any(blocks.total) else exchange.counts,
         )
-        return Exchange(exchange.name, choose, send, work, close, changes, counts)
 
-    def inner(function: Any) -> Any:
-        return lambda server: function(server.inner)
-
-    return algorithm._replace(
-        init=init,
-        init_client=init_client,
-        round=tuple(shortened(k, exchange) for k, exchange in enumerate(algorithm.round)),
-        model=inner(algorithm.model),
-        weights=inner(algorithm.weights),
-    )
+    at_clients = wrap_client(algorithm, lambda x: Sent(nothing(x), nothing(x)), lambda k, exchange: exchange)
+    return wrap_server(at_clients, lambda x: nothing(x, algorithm.n), shortened)
 
 
 def _is_vector(leaf: Any, size: int, short: Any) -> bool:

@@ -67,7 +67,7 @@ def delta_fl(
     local_lr: float,
     server_lr: float = 1.0,
     exact: bool = False,
-) -> Algorithm:
+) -> Algorithm[Server, None]:
     """Delta-FL at conformity level `theta`; `exact` shares the weight of the clients at the quantile."""
     n = check_distinct(sample, "Delta-FL would count it twice")
     all_positive(theta=theta, steps=steps, local_lr=local_lr, server_lr=server_lr)

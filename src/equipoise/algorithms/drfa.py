@@ -59,7 +59,9 @@ class Update(NamedTuple):
 
 
 @numbers_are_leaves
-def drfa(task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, dual_lr: float) -> Algorithm:
+def drfa(
+    task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, dual_lr: float
+) -> Algorithm[Server, None]:
     """DRFA for `task`, robust over the client weights of `dual`; `sample` is by_weight(m), or everyone(n)."""
     n, sample = dual.n, sample.among(dual.n)
     full = sample.n is not None

@@ -61,7 +61,7 @@ class Start(NamedTuple):
 @numbers_are_leaves
 def drfa_alternative(
     task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, dual_lr: float
-) -> Algorithm:
+) -> Algorithm[Server, None]:
     """DRFA's alternative for `task`, robust over the weights of `dual`; `sample` is by_weight(m), or everyone(n)."""
     n, sample = dual.n, sample.among(dual.n)
     require(

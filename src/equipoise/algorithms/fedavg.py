@@ -38,7 +38,7 @@ def fedavg(
     local_lr: float,
     server_lr: float = 1.0,
     weights: Literal["uniform", "samples"] = "uniform",
-) -> Algorithm:
+) -> Algorithm[Server, None]:
     """FedAvg; `weights` says which average it minimises: every client alike, or every sample alike.
 
     The two are different objectives: per-client fairness is measured against the uniform one.
@@ -76,4 +76,5 @@ FEDAVG = Record(
     example=LOCAL_EXAMPLE,
     average=True,
     defaults=LOCAL_DEFAULTS,
+    releases=lambda steps: {"train": (steps, 0)},
 )

@@ -25,9 +25,10 @@ from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from equipoise.algorithms.fedavg import fedavg
+from equipoise.algorithms.fedavg import Server, fedavg
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.algorithms.server_optimizer import with_server_optimizer
+from equipoise.algorithms.wrapping import Beside
 from equipoise.cohorts import Sample
 from equipoise.errors import all_positive, positive, require
 from equipoise.leaves import numbers_are_leaves
@@ -79,7 +80,7 @@ def fedadam(
     b2: float = 0.99,
     tau: float = 1e-3,
     weights: Literal["uniform", "samples"] = "uniform",
-) -> Algorithm:
+) -> Algorithm[Beside[Server, Any], None]:
     """FedAdam; `tau` is the degree of adaptivity, the smaller the more."""
     plain = fedavg(task, sample, steps=steps, local_lr=local_lr, weights=weights)
     return with_server_optimizer(plain, adaptive(server_lr, b1, b2, tau, yogi=False))._replace(name="fedadam")
@@ -97,7 +98,7 @@ def fedyogi(
     b2: float = 0.99,
     tau: float = 1e-3,
     weights: Literal["uniform", "samples"] = "uniform",
-) -> Algorithm:
+) -> Algorithm[Beside[Server, Any], None]:
     """FedYogi; where updates shrink, its step sizes grow more slowly than FedAdam's."""
     plain = fedavg(task, sample, steps=steps, local_lr=local_lr, weights=weights)
     return with_server_optimizer(plain, adaptive(server_lr, b1, b2, tau, yogi=True))._replace(name="fedyogi")
@@ -113,7 +114,7 @@ def fedavgm(
     server_lr: float = 1.0,
     momentum: float = 0.9,
     weights: Literal["uniform", "samples"] = "uniform",
-) -> Algorithm:
+) -> Algorithm[Beside[Server, Any], None]:
     """FedAvgM; `momentum` is beta, 0 is FedAvg."""
     import optax  # takes as long to import as all algorithms together
 

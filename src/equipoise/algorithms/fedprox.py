@@ -18,7 +18,7 @@ are pulled to the wrong place. Every client takes the same J steps: the paper's 
 from functools import partial
 from typing import Literal
 
-from equipoise.algorithms.fedavg import fedavg
+from equipoise.algorithms.fedavg import Server, fedavg
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample
 from equipoise.errors import require
@@ -37,7 +37,7 @@ def fedprox(
     local_lr: float,
     server_lr: float = 1.0,
     weights: Literal["uniform", "samples"] = "uniform",
-) -> Algorithm:
+) -> Algorithm[Server, None]:
     """FedProx; `mu` is the strength of the pull, the rest as in `fedavg`."""
     require(mu >= 0, f"mu is {mu}; give zero (FedAvg) or more")
     pulled = task._replace(descend=partial(task.descend, pull=mu))

@@ -55,7 +55,9 @@ class Server(NamedTuple):
 
 
 @numbers_are_leaves
-def fine_tuning(task: Task, n: int, *, steps: int, lr: float, pulls: Sequence[float] = (0.1, 1.0, 10.0)) -> Algorithm:
+def fine_tuning(
+    task: Task, n: int, *, steps: int, lr: float, pulls: Sequence[float] = (0.1, 1.0, 10.0)
+) -> Algorithm[Server, Vector]:
     """One round over data of `Split`: run it from the shared model; clients end with the models they keep.
 
     For each pull a client takes `steps` steps on f_i(v) + pull/2 |v - x|^2 with its training rows, and of all of these

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from equipoise.algorithms.wrapping import Beside, beside_server, wrap_server
 from equipoise.leaves import numbers_are_leaves, scaled
 from equipoise.protocol import (
     Algorithm,
@@ -41,12 +42,11 @@ from equipoise.tasks import Task
 STEP_SIZES = ("local_lr", "lr", "tau")  # by the names of arguments
 
 
-class Guarded(NamedTuple):
-    """The algorithm's own server, and what it takes to go back."""
+class Guard(NamedTuple):
+    """What it takes to go back; stands beside the server's state."""
 
-    server: Server
     scale: Float[Array, ""]  # of the step sizes: 1, 1/2, 1/4, ...
-    era: Int[Array, ""]  # how often they were halved
+    era: Int[Array, ""]  # how often they were halved; beside a client's state, the era that it is of
     best: Vector
     loss: Float[Array, ""]  # of the best
     first: Float[Array, ""]  # of the first model; infinite before it is known
@@ -62,13 +62,6 @@ class Scaled(NamedTuple):
     era: Int[Array, ""]
 
 
-class InEra(NamedTuple):
-    """A client's own state, and the era that it is of."""
-
-    client: Client
-    era: Int[Array, ""]
-
-
 class WithLoss(NamedTuple):
     """The algorithm's own total, and the loss."""
 
@@ -77,7 +70,7 @@ class WithLoss(NamedTuple):
 
 
 @numbers_are_leaves
-def with_guarded_steps(task: Task, algorithm: Algorithm) -> Algorithm:
+def with_guarded_steps(task: Task, algorithm: Algorithm[Server, Client]) -> Algorithm[Beside[Server, Guard], Any]:
     """`algorithm`, whose step sizes (STEP_SIZES, of it and of what it was made from) are halved as long as it explodes.
 
     For algorithms whose clients are sent the model first, as `x` or `w`, and train on what `task.prepare` made.
@@ -86,25 +79,25 @@ def with_guarded_steps(task: Task, algorithm: Algorithm) -> Algorithm:
     keeps = bool(jax.tree.leaves(jax.eval_shape(plain.init_client, jnp.zeros(plain.size))))
 
     def now(scale: Any, k: int) -> Exchange:
-        return scaled(plain, STEP_SIZES, scale).round[k]
+        return beside_server(scaled(plain, STEP_SIZES, scale).round[k])
 
-    def own(client: Any, message: Scaled, data: Data) -> Client:
+    def own(client: Any, message: Scaled, data: Data) -> Any:
         if not keeps:
             return client
         x = model_in(message.message)
         fresh = plain.init_client(jnp.zeros(plain.size) if x is None else x)
-        return tree_where(client.era == message.era, client.client, fresh)
+        return tree_where(client.own == message.era, client.inner, fresh)
 
-    def wrapped(k: int, exchange: Exchange) -> Exchange:
+    def guarded(k: int, exchange: Exchange) -> Exchange:
         last = k + 1 == len(plain.round)
 
-        def open(server: Guarded, key: RandomKey) -> tuple[Guarded, Cohort]:
-            inner, cohort = now(server.scale, k).open(server.server, key)
-            asked = jnp.any(jnp.asarray(cohort.present)) if k == 0 else server.asked
-            return server._replace(server=inner, asked=asked), cohort
+        def open(server: Beside, key: RandomKey) -> tuple[Beside, Cohort]:
+            server, cohort = now(server.own.scale, k).open(server, key)
+            asked = jnp.any(jnp.asarray(cohort.present)) if k == 0 else server.own.asked
+            return Beside(server.inner, server.own._replace(asked=asked)), cohort
 
-        def send(server: Guarded, i: Int[Array, ""]) -> Scaled:
-            return Scaled(now(server.scale, k).send(server.server, i), server.scale, server.era)
+        def send(server: Beside, i: Int[Array, ""]) -> Scaled:
+            return Scaled(now(server.own.scale, k).send(server, i), server.own.scale, server.own.era)
 
         def work(message: Scaled, client: Any, data: Data, key: RandomKey) -> tuple[Any, Reply]:
             before = own(client, message, data)
@@ -112,14 +105,15 @@ def with_guarded_steps(task: Task, algorithm: Algorithm) -> Algorithm:
             if k == 0:
                 loss = task.loss(model_in(message.message), data)
                 reply = reply._replace(total=WithLoss(reply.total, weighted(jnp.ones((), loss.dtype), loss)))
-            return (InEra(after, message.era) if keeps and exchange.writes else client), reply
+            return (Beside(after, message.era) if keeps and exchange.writes else client), reply
 
-        def close(server: Guarded, replies: Replies) -> Guarded:
+        def close(server: Beside, replies: Replies) -> Beside:
             if k == 0:
-                server = _judged(server, plain.model(server.server), replies.total.loss)
+                heard = replies.total.loss
+                server = Beside(server.inner, _judged(server.own, plain.model(server.inner), heard))
                 replies = replies._replace(total=replies.total.total)
-            server = server._replace(server=now(server.scale, k).close(server.server, replies))
-            return _ended(server) if last else server
+            server = now(server.own.scale, k).close(server, replies)
+            return ended(server) if last else server
 
         more: dict[str, Any] = {}
         if exchange.counts is not None and k == 0:
@@ -128,23 +122,18 @@ def with_guarded_steps(task: Task, algorithm: Algorithm) -> Algorithm:
             more["weights"] = lambda message: exchange.weights(message.message)
         return exchange._replace(open=open, send=send, work=work, close=close, **more)
 
-    def _ended(server: Guarded) -> Guarded:
-        fresh = plain.init(server.best)
-        scale = jnp.where(server.exploded, server.scale / 2, server.scale)
-        inner = tree_where(server.exploded, fresh, server.server)
-        return server._replace(server=inner, scale=scale, era=server.era + server.exploded.astype(jnp.int32))
+    def ended(server: Beside) -> Beside:
+        guard = server.own
+        scale = jnp.where(guard.exploded, guard.scale / 2, guard.scale)
+        inner = tree_where(guard.exploded, plain.init(guard.best), server.inner)
+        return Beside(inner, guard._replace(scale=scale, era=guard.era + guard.exploded.astype(jnp.int32)))
 
-    def init(x: Vector) -> Guarded:
+    def init(x: Vector) -> Guard:
         no, endless = jnp.zeros((), bool), jnp.asarray(jnp.inf, x.dtype)
-        return Guarded(plain.init(x), jnp.ones((), x.dtype), jnp.int32(0), x, endless, endless, no, no)
+        return Guard(jnp.ones((), x.dtype), jnp.int32(0), x, endless, endless, no, no)
 
-    return plain._replace(
-        init=init,
-        init_client=(lambda x: InEra(plain.init_client(x), jnp.int32(0))) if keeps else plain.init_client,
-        round=tuple(wrapped(k, e) for k, e in enumerate(plain.round)),
-        model=lambda server: plain.model(server.server),
-        weights=lambda server: plain.weights(server.server),
-    )
+    made = wrap_server(plain, init, guarded)
+    return made._replace(init_client=lambda x: Beside(plain.init_client(x), jnp.int32(0))) if keeps else made
 
 
 def may_be_guarded(task: Task, algorithm: Algorithm) -> bool:
@@ -159,19 +148,19 @@ def model_in(message: Message) -> Any:
     return next((getattr(message, name) for name in ("x", "w") if hasattr(message, name)), None)
 
 
-def _judged(server: Guarded, x: Vector, heard_losses: Weighted) -> Guarded:
+def _judged(guard: Guard, x: Vector, heard_losses: Weighted) -> Guard:
     """What the clients' losses say of the model that the round began with."""
     heard = heard_losses.weight > 0
     loss = jnp.where(heard, heard_losses.value / jnp.where(heard, heard_losses.weight, 1), jnp.inf)
-    first = jnp.where(jnp.isfinite(server.first), server.first, loss)
-    most = server.loss + jnp.maximum((first - server.loss) / 2, first / 4)
-    has_loss = jnp.isfinite(server.loss)
+    first = jnp.where(jnp.isfinite(guard.first), guard.first, loss)
+    most = guard.loss + jnp.maximum((first - guard.loss) / 2, first / 4)
+    has_loss = jnp.isfinite(guard.loss)
     # Nobody is heard of those asked: their replies are not finite.
-    exploded = server.asked & (~heard | (has_loss & ~(loss <= most)))
-    better = heard & (loss < server.loss)
-    return server._replace(
-        best=jnp.where(better, x, server.best),
-        loss=jnp.where(better, loss, server.loss),
+    exploded = guard.asked & (~heard | (has_loss & ~(loss <= most)))
+    better = heard & (loss < guard.loss)
+    return guard._replace(
+        best=jnp.where(better, x, guard.best),
+        loss=jnp.where(better, loss, guard.loss),
         first=first,
         exploded=exploded,
     )

@@ -1,13 +1,13 @@
 """An algorithm over z = W^-1 x, told in x: what goes in and what comes out are models as everybody knows them."""
 
 from equipoise.leaves import numbers_are_leaves
-from equipoise.protocol import Algorithm, Server, Vector
+from equipoise.protocol import Algorithm, Client, Server, Vector
 from equipoise.tasks.metric import Metric, from_model, linear_of, to_model
 from equipoise.tasks.task import Task
 
 
 @numbers_are_leaves
-def told_in_x(algorithm: Algorithm, task: Task, metric: Metric) -> Algorithm:
+def told_in_x(algorithm: Algorithm[Server, Client], task: Task, metric: Metric) -> Algorithm[Server, Client]:
     """`algorithm`, built on `tasks.in_metric(task)`: it starts from a model x, and `model` gives x.
 
     The states of server and clients, and what crosses, are in z.

@@ -1,11 +1,11 @@
 """Messages and replies that several algorithms have in common."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax import Array
 from jaxtyping import Float, Int
 
-from equipoise.protocol import Server, Vector
+from equipoise.protocol import Vector
 
 
 class ModelMessage(NamedTuple):
@@ -14,7 +14,7 @@ class ModelMessage(NamedTuple):
     x: Vector
 
 
-def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
+def send_model(server: Any, i: Int[Array, ""]) -> ModelMessage:
     """`send` of an exchange whose clients need the model and nothing else."""
     return ModelMessage(server.x)
 
@@ -23,7 +23,7 @@ class Nothing(NamedTuple):
     """What is sent to clients that need no word."""
 
 
-def send_nothing(server: Server, i: Int[Array, ""]) -> Nothing:
+def send_nothing(server: Any, i: Int[Array, ""]) -> Nothing:
     return Nothing()
 
 

@@ -14,7 +14,7 @@ from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Re
 
 
 @numbers_are_leaves
-def moments(features: int, sample: Sample) -> Algorithm:
+def moments(features: int, sample: Sample) -> Algorithm[Moments, None]:
     """Of inputs [m, features]; the server's state after a round are their `Moments`."""
     n = check_distinct(sample, "its rows would be counted twice")
 

@@ -9,7 +9,8 @@ release, at a model that nobody has asked about before.
 from collections.abc import Callable
 
 from equipoise.algorithms.messages import LossAndGradient, ModelMessage
-from equipoise.algorithms.scaffpd import Client, Correction
+from equipoise.algorithms.scaffpd import Client, Correction, Server
+from equipoise.algorithms.wrapping import wrap
 from equipoise.errors import require
 from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Data, RandomKey, Reply, Vector, weighted
@@ -19,10 +20,9 @@ Release = Callable[[Vector, Data, RandomKey], tuple[Scalar, Vector]]  # as `task
 
 
 @numbers_are_leaves
-def private_scaffpd(algorithm: Algorithm, release: Release, *, steps: int) -> Algorithm:
+def private_scaffpd(algorithm: Algorithm[Server, Client], release: Release, *, steps: int) -> Algorithm[Server, Client]:
     """`scaffpd` with `steps` local steps on a private task, of which `release` tells a loss and a gradient at once."""
-    require(algorithm.name == "scaffpd", f"the private form is of scaffpd, not of {algorithm.name}")
-    collect, improve = algorithm.round
+    require(algorithm.corrected, f"the private form is of scaffpd, not of {algorithm.name}")
 
     def tell(message: ModelMessage, _: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         x = message.x
@@ -32,5 +32,5 @@ def private_scaffpd(algorithm: Algorithm, release: Release, *, steps: int) -> Al
     def step(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         return mine, Reply(total=weighted(message.lam_i, message.c))
 
-    improve = improve._replace(work=step) if steps == 1 else improve
-    return algorithm._replace(round=(collect._replace(work=tell), improve))
+    works = (tell, step) if steps == 1 else (tell,)
+    return wrap(algorithm, lambda k, exchange: exchange._replace(work=works[k]) if k < len(works) else exchange)

@@ -17,13 +17,15 @@ The server has to see every update, so this excludes masked sums.
 
 import jax.numpy as jnp
 
+from equipoise.algorithms.scaffpd import Client, Correction, Server
+from equipoise.algorithms.wrapping import wrap
 from equipoise.errors import require
 from equipoise.leaves import numbers_are_leaves
-from equipoise.protocol import Algorithm, Client, Data, Message, RandomKey, Replies, Reply, Server, Weighted
+from equipoise.protocol import Algorithm, Data, RandomKey, Replies, Reply, Weighted
 
 
 @numbers_are_leaves
-def project_updates(algorithm: Algorithm, *, quadratic: bool) -> Algorithm:
+def project_updates(algorithm: Algorithm[Server, Client], *, quadratic: bool) -> Algorithm[Server, Client]:
     """`scaffpd`, whose server projects every client's update onto the ball of honest ones.
 
     Args:
@@ -31,13 +33,13 @@ def project_updates(algorithm: Algorithm, *, quadratic: bool) -> Algorithm:
         quadratic: all losses are; the smaller ball then holds.
     """
     require(
-        algorithm.name == "scaffpd",
+        algorithm.corrected,
         f"the projection is for scaffpd, whose updates the server can bound and see one by one, not for "
         f"{algorithm.name}; give scaffpd(..., sample=everyone(n)), or leave the projection out",
     )
-    collect, improve = algorithm.round
+    improve = algorithm.round[1]
 
-    def work(message: Message, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
+    def work(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         mine, reply = improve.work(message, mine, data, key)
         return mine, Reply(each=reply.total)
 
@@ -54,4 +56,4 @@ def project_updates(algorithm: Algorithm, *, quadratic: bool) -> Algorithm:
         total = Weighted(jnp.sum(lam), lam @ du)
         return improve.close(server, replies._replace(total=total, each=None))
 
-    return algorithm._replace(round=(collect, improve._replace(work=work, close=update_primal)))
+    return wrap(algorithm, lambda k, exchange: exchange._replace(work=work, close=update_primal) if k else exchange)

@@ -26,7 +26,7 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise import local
-from equipoise.algorithms.fedavg import fedavg
+from equipoise.algorithms.fedavg import Server, fedavg
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
@@ -46,7 +46,7 @@ def propfair(
     margin: float | None = None,
     server_lr: float = 1.0,
     weights: Literal["uniform", "samples"] = "uniform",
-) -> Algorithm:
+) -> Algorithm[Server, None]:
     """PropFair.
 
     Args:

@@ -38,7 +38,7 @@ TINY = 1e-10  # keeps F^{q-1} finite where a client's loss is zero
 
 
 @numbers_are_leaves(static=("p",))
-def qfedsgd(task: Task, sample: Sample, *, q: float, lr: float, p: ArrayLike | None = None) -> Algorithm:
+def qfedsgd(task: Task, sample: Sample, *, q: float, lr: float, p: ArrayLike | None = None) -> Algorithm[Server, None]:
     """q-FedSGD, Algorithm 1: one gradient over all of a client's data; lr is 1/L. `p`: see `qfedavg`."""
     positive("lr", lr)
 
@@ -51,7 +51,7 @@ def qfedsgd(task: Task, sample: Sample, *, q: float, lr: float, p: ArrayLike | N
 @numbers_are_leaves(static=("p",))
 def qfedavg(
     task: Task, sample: Sample, *, q: float, steps: int, local_lr: float, p: ArrayLike | None = None
-) -> Algorithm:
+) -> Algorithm[Server, None]:
     """q-FedAvg, Algorithm 2.
 
     Args:
@@ -78,7 +78,7 @@ def fair(
     q: float,
     lipschitz: float,
     p: ArrayLike | None,
-) -> Algorithm:
+) -> Algorithm[Server, None]:
     """What the two have in common: everything but how a client finds its G."""
     require(q >= 0, f"q is {q}; give zero (the average) or more")
     n, probabilities = drawn_from(sample, p)

@@ -39,6 +39,9 @@ class Record(NamedTuple):
     # Its rule on networks of so many clients, where none is given and none is measured.
     network_rule: Callable[[int], Mapping[str, float]] | None = None
     weighs_itself: bool = False  # every client keeps its own weight, which moves by its own loss alone
+    corrected: bool = False  # what it makes for everybody is `Algorithm.corrected`
+    # Gradients and losses that a client tells in each exchange, of so many local steps; None: no noise is known for it.
+    releases: Callable[[int], Mapping[str, tuple[int, int]]] | None = None
     minibatch_form: str | None = None  # the algorithm to take instead where gradients are of minibatches
 
     def __call__(self, *args: Any, **settings: Any) -> Algorithm:

@@ -50,7 +50,7 @@ def scaffold(
     local_lr: float,
     server_lr: float = 1.0,
     option: Literal[1, 2] = 2,
-) -> Algorithm:
+) -> Algorithm[Server, Vector]:
     """SCAFFOLD; `option` 1 renews c_i by a gradient at x, 2 by what the local steps already computed."""
     n = check_distinct(sample, "SCAFFOLD keeps one control variate per client")
     all_positive(steps=steps, local_lr=local_lr, server_lr=server_lr)

@@ -33,7 +33,7 @@ Beyond the paper:
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 from jax import Array
@@ -99,13 +99,13 @@ class Correction(NamedTuple):
 @numbers_are_leaves
 def scaffpd(
     task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float, secure: bool = False
-) -> Algorithm:
+) -> Algorithm[Server, Client]:
     """SCAFF-PD for `task`, robust over the client weights of `dual`.
 
     Args:
         task: the clients' losses f_i and (stochastic) gradients g_i.
         dual: the set Lam and penalty psi, with the prox of Eq. (4.1).
-        sample: everyone(), the paper's setting; with uniform(n, m) see scaffpd_partial.py.
+        sample: everyone(), the paper's setting; with uniform(n, m) see scaffpd_partial.py, whose states are its own.
         rule: step sizes tau, sigma, theta of every round (Conditions 5.1 and 5.2), from `equipoise.steps`.
         steps: J, local steps.
         local_lr: eta_l, local step size.
@@ -113,7 +113,7 @@ def scaffpd(
     """
     n, sample = dual.n, sample.among(dual.n)
     if sample.m < n and not secure:
-        return scaffpd_partial(task, dual, sample, rule, steps=steps, local_lr=local_lr)
+        return cast(Any, scaffpd_partial(task, dual, sample, rule, steps=steps, local_lr=local_lr))
     check_everyone(sample, n, "the secure form of SCAFF-PD" if secure else "SCAFF-PD")
     all_positive(steps=steps, local_lr=local_lr)
 
@@ -180,6 +180,7 @@ def scaffpd(
         round=(first, middle, last) if secure else (first, last),
         model=lambda server: server.x,
         weights=lambda server: server.lam,
+        corrected=not secure,
         dual=dual,
     )
 
@@ -213,6 +214,10 @@ SCAFFPD = Record(
     defaults=LOCAL_DEFAULTS,
     not_settings=("secure",),
     cohorts="everyone",
+    corrected=True,
+    releases=lambda steps: {"collect": (1, 1), "improve": (0 if steps == 1 else steps, 0)},  # see private.py
     minibatch_form="scaffpd_minibatch",
 )
-SCAFFPD_SECURE = SCAFFPD._replace(name="scaffpd_secure", factory=partial(scaffpd, secure=True))
+SCAFFPD_SECURE = SCAFFPD._replace(
+    name="scaffpd_secure", factory=partial(scaffpd, secure=True), corrected=False, releases=None
+)

@@ -116,7 +116,7 @@ class Correction(NamedTuple):
 @numbers_are_leaves
 def scaffpd_ls(
     task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, mu: float, tau: float = 1.0
-) -> Algorithm:
+) -> Algorithm[Server, Client]:
     """SCAFF-PD with a line search.
 
     Args:

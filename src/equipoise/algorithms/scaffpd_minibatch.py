@@ -90,7 +90,7 @@ def scaffpd_minibatch(
     local_lr: float,
     correction: Literal["average", "two_point"] = "average",
     secure: bool = False,
-) -> Algorithm:
+) -> Algorithm[Server, Client]:
     """SCAFF-PD whose control variates do not need exact gradients; `sample` is everyone(n).
 
     On networks a sigma of about 0.4/n and theta = 0 serve: weights are of the size 1/n, which larger steps make swing,

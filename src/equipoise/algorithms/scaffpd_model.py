@@ -127,7 +127,7 @@ class Prepared(NamedTuple):
 
 
 @numbers_are_leaves
-def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory: int = 5) -> Algorithm:
+def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory: int = 5) -> Algorithm[Server, Client]:
     """SCAFF-PD with a model at the server.
 
     Args:

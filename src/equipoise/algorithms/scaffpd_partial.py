@@ -70,7 +70,9 @@ class Correction(NamedTuple):
 
 
 @numbers_are_leaves
-def scaffpd_partial(task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float) -> Algorithm:
+def scaffpd_partial(
+    task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float
+) -> Algorithm[Server, Vector]:
     """SCAFF-PD with cohorts of `sample`, uniform(n, m); arguments as for `scaffpd`."""
     sample = sample.among(dual.n)
     n = check_distinct(sample, "SCAFF-PD keeps one control variate per client")

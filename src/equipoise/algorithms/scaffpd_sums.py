@@ -122,7 +122,7 @@ class Correction(NamedTuple):
 @numbers_are_leaves(static=("tilt_cap",))
 def scaffpd_sums(
     task: Task, dual: Dual, sample: Sample, rule: Rule, *, steps: int, local_lr: float, tilt_cap: float | None = None
-) -> Algorithm:
+) -> Algorithm[Server, Client]:
     """SCAFF-PD from sums alone, for the kl penalty; arguments as for `scaffpd`.
 
     `tilt_cap`: what exp(L_i / rho - level) is cut to, which costs the certificates of rounds where it is; None: what

@@ -64,7 +64,7 @@ class Images(NamedTuple):
 
 
 @numbers_are_leaves
-def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -> Algorithm:
+def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -> Algorithm[Any, None]:
     """Of inputs with `linear.features`; the server's state after a round is `Moments`, or a `Sketch` with a rank."""
     n, d = check_distinct(sample, "its rows would be counted twice"), linear.features
     if rank is not None:

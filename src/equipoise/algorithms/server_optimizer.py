@@ -8,58 +8,42 @@ federated optimization"), and the transformation decides where x goes instead:
 optax.sgd(1.0) changes nothing.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from equipoise.algorithms.wrapping import Beside, wrap_server
 from equipoise.errors import InputError
 from equipoise.leaves import numbers_are_leaves
 from equipoise.local import Optimizer, optimizer_step
-from equipoise.protocol import Algorithm, Cohort, Exchange, Message, RandomKey, Replies, Server, tree_where
-
-
-class Optimized(NamedTuple):
-    """The algorithm's own server, and the state of the transformation."""
-
-    server: Server
-    optimizer: Any
+from equipoise.protocol import Algorithm, Client, Exchange, Replies, Server, tree_where
 
 
 @numbers_are_leaves
-def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer) -> Algorithm:
-    """`algorithm`, whose model moves by `optimizer` on the pseudo-gradient of each round.
+def with_server_optimizer(
+    algorithm: Algorithm[Server, Client], optimizer: Optimizer
+) -> Algorithm[Beside[Server, Any], Client]:
+    """`algorithm`, whose model moves by `optimizer` on the pseudo-gradient of each round; its state stands beside.
 
     Schedules count rounds. A round in which nobody answered moves neither the model nor the state of the optimizer.
     """
     field = _field_of_the_model(algorithm)
 
-    def wrapped(exchange: Exchange) -> Exchange:
-        def open(server: Optimized, key: RandomKey) -> tuple[Optimized, Cohort]:
-            inner, cohort = exchange.open(server.server, key)
-            return server._replace(server=inner), cohort
-
-        def send(server: Optimized, i: Any) -> Message:
-            return exchange.send(server.server, i)
-
-        def close(server: Optimized, replies: Replies) -> Optimized:
-            before, after = server.server, exchange.close(server.server, replies)
-            x, plain = getattr(before, field), getattr(after, field)
+    def optimized(k: int, exchange: Exchange) -> Exchange:
+        def close(server: Beside, replies: Replies) -> Beside:
+            after = exchange.close(server, replies)
+            x, plain = getattr(server.inner, field), getattr(after.inner, field)
             if plain is x:  # an exchange that does not move the model
-                return server._replace(server=after)
-            updates, state = optimizer_step(optimizer, x - plain, server.optimizer, x)
+                return after
+            updates, state = optimizer_step(optimizer, x - plain, server.own, x)
             heard = jnp.any(jnp.asarray(replies.cohort.present))
-            x, state = tree_where(heard, (x + updates, state), (x, server.optimizer))
-            return Optimized(after._replace(**{field: x}), state)
+            x, state = tree_where(heard, (x + updates, state), (x, server.own))
+            return Beside(after.inner._replace(**{field: x}), state)
 
-        return exchange._replace(open=open, send=send, close=close)
+        return exchange._replace(close=close)
 
-    return algorithm._replace(
-        init=lambda x: Optimized(algorithm.init(x), optimizer.init(x)),
-        round=tuple(wrapped(e) for e in algorithm.round),
-        model=lambda server: algorithm.model(server.server),
-        weights=lambda server: algorithm.weights(server.server),
-    )
+    return wrap_server(algorithm, optimizer.init, optimized)
 
 
 def _field_of_the_model(algorithm: Algorithm) -> str:

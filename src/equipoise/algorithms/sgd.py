@@ -18,7 +18,7 @@ from equipoise.tasks import Task
 
 
 @numbers_are_leaves
-def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm:
+def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm[Server, None]:
     """Large-batch SGD on the clients' uniform average."""
     n = check_distinct(sample, "SGD would count it twice")
     positive("lr", lr)

@@ -56,7 +56,7 @@ def term(
     local_lr: float,
     server_lr: float = 1.0,
     weights: Literal["uniform", "samples"] = "uniform",
-) -> Algorithm:
+) -> Algorithm[Server, None]:
     """TERM; `t` is the tilt, `weights` the reference p: every client alike, or every sample alike."""
     n = check_distinct(sample, "TERM would count it twice")
     all_positive(t=t, steps=steps, local_lr=local_lr, server_lr=server_lr)

@@ -16,14 +16,14 @@ from equipoise.engines.client_data import StackedData, prepare_data
 from equipoise.engines.fold import fold_slots
 from equipoise.engines.kernel import Lost, Tally
 from equipoise.engines.made_from import made_from
-from equipoise.engines.simulator import Result, broken_replies
+from equipoise.engines.simulator import Model, Result, broken_replies
 from equipoise.errors import EquipoiseError, LostReplies
 from equipoise.protocol import (
     Algorithm,
+    Client,
     RandomKey,
     Reply,
     Server,
-    Vector,
     as_key,
     exchange_keys,
     run_client,
@@ -36,8 +36,8 @@ class ExchangeError(EquipoiseError):
 
 
 def debug(
-    algorithm: Algorithm,
-    x: Vector | PyTree,
+    algorithm: Algorithm[Server, Client],
+    x: Model,
     data: ClientData,
     key: RandomKey | int,
     *,
@@ -46,16 +46,16 @@ def debug(
     lost: Lost | None = None,
     strict: bool = True,
     jit: bool = False,
-) -> Result:
+) -> Result[Server, Client, Model]:
     """As `simulate`, a client at a time.
 
     Args:
         strict: a reply that is not finite is an error that names its client, instead of a lost reply.
         jit: compile the algorithm's functions; faster, but no breakpoint or print in there sees numbers.
     """
-    key, (x, as_given_start) = as_key(key), as_vector(x)
-    check_start(algorithm, x, rounds)
-    check_data(algorithm, x, data)
+    key, (flat, as_given_start) = as_key(key), as_vector(x)
+    check_start(algorithm, flat, rounds)
+    check_data(algorithm, flat, data)
     require_finite(all_finite(data))
     compiled: Any = jax.jit if jit else lambda function: function
     source = compiled(partial(prepare_data, algorithm))(data).source
@@ -65,8 +65,8 @@ def debug(
     steps = [
         ExchangeFunctions(*map(compiled, (e.open, e.send, partial(run_client, e), e.close))) for e in algorithm.round
     ]
-    server = algorithm.init(x)
-    clients = [algorithm.init_client(x) for _ in range(n)]
+    server = algorithm.init(flat)
+    clients = [algorithm.init_client(flat) for _ in range(n)]
     history, tally = [], Tally.nothing(algorithm)
 
     for r in range(rounds):

@@ -2,7 +2,10 @@
 
     federation = prepare(algorithm, data)        every client's data through the algorithm's `prepare`
     state = init(algorithm, x)                   before the first round
-    state = step(algorithm, state, federation, key)                     one round; the same key for all of them
+    state = step(algorithm, state, federation, key)                     one round
+
+The key is either one of the round's own, as in blackjax (jax.lax.scan over jax.random.split(key, rounds)), or the
+run's, the same for all rounds: the number of the round is folded into it, and it then draws what `simulate` draws.
 
 `simulate` is a driver of these, and compiles them for you. Inside jit an algorithm may be built from traced numbers
 (a step size, a penalty), so that one program serves many settings.
@@ -10,7 +13,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +60,7 @@ class Tally(NamedTuple):
         return Tally(np.zeros(exchanges, np.int64), np.zeros(exchanges, np.int64), np.zeros(algorithm.n, np.int64))
 
 
-class State(NamedTuple):
+class State(NamedTuple, Generic[Server, Client]):
     """A federation between two rounds."""
 
     round: Int[Array, ""]  # rounds done
@@ -66,7 +69,7 @@ class State(NamedTuple):
     tally: Tally  # int32: a driver that may count beyond takes it out and starts again at zero
 
 
-def init(algorithm: Algorithm, x: Vector) -> State:
+def init(algorithm: Algorithm[Server, Client], x: Vector) -> State[Server, Client]:
     """The federation before its first round, from the model x."""
     x = jnp.asarray(x)
     clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)(x)
@@ -80,15 +83,15 @@ def no_counts(algorithm: Algorithm) -> Tally:
 
 
 def step(
-    algorithm: Algorithm,
-    state: State,
+    algorithm: Algorithm[Server, Client],
+    state: State[Server, Client],
     federation: PreparedData,
     key: RandomKey,
     *,
     lost: Lost | None = None,
     layout: Layout = SIDE_BY_SIDE,
-) -> State:
-    """One round; `key` is the run's, of which every round takes its own. `lost` is as in `simulate`."""
+) -> State[Server, Client]:
+    """One round; `key` is its own, or the run's, of which every round takes its own. `lost` is as in `simulate`."""
     r, server, clients, tally = state
     asked, answered, broken = [], [], jnp.asarray(tally.broken)
     for k, (exchange, keys) in enumerate(zip(algorithm.round, round_keys(key, r, len(algorithm.round)), strict=True)):
@@ -111,7 +114,7 @@ class ExchangeCounts(NamedTuple):
 
 
 def exchange_once(
-    exchange: Exchange,
+    exchange: Exchange[Server, Client],
     server: Server,
     clients: Client,
     federation: PreparedData,

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -47,13 +47,14 @@ from equipoise.protocol import Algorithm, Client, Data, RandomKey, Server, Vecto
 
 Products = Literal["float32", "tf32", "bf16"]
 PRODUCTS = {"float32": "float32", "tf32": "tensorfloat32", "bf16": "bfloat16"}  # JAX's names
+Model = TypeVar("Model")  # a flat vector, or a tree
 Progress = Callable[[int, int, Any], None]
 CHUNK_SECONDS = 0.25  # how long the device runs between two looks at the clock and at Ctrl-C
 RECORDED = 1 << 22  # bytes of records that stay on the device before they are fetched
 MOST_RECORDED = 1024  # rounds of them
 
 
-class Result(NamedTuple):
+class Result(NamedTuple, Generic[Server, Client, Model]):
     """Where a run ended, and what `record` saw of every round."""
 
     server: Server
@@ -66,12 +67,13 @@ class Result(NamedTuple):
     algorithm: str = ""  # its name
     key: tuple[int, ...] = ()  # the words of the run's random key
     origin: MadeFrom = MadeFrom()  # of its algorithm and data; nothing: not known
-    model: PyTree = None  # what was trained, in the form of the start: a flat vector or a tree
+    # What was trained, in the form of the start: a flat vector or a tree.
+    model: Model = None  # type: ignore[assignment]
 
 
 def simulate(
-    algorithm: Algorithm,
-    x: Vector | PyTree,
+    algorithm: Algorithm[Server, Client],
+    x: Model,
     data: ClientData,
     key: RandomKey | int,
     *,
@@ -81,12 +83,12 @@ def simulate(
     devices: int | None = None,
     progress: Progress | None = None,
     lost: Lost | None = None,
-    resume: Result | None = None,
-    callback: Callable[[Result], None] | None = None,
-    until: Callable[[Result], bool] | None = None,
+    resume: Result[Server, Client, Any] | None = None,
+    callback: Callable[[Result[Server, Client, Model]], None] | None = None,
+    until: Callable[[Result[Server, Client, Model]], bool] | None = None,
     every: int = 1,
     products: Products | None = None,
-) -> Result:
+) -> Result[Server, Client, Model]:
     """Runs `algorithm` from x for `rounds` rounds over the clients of `data`.
 
     Args:
@@ -120,29 +122,29 @@ def simulate(
     jax.tree_util.Partial, whose arrays do not matter either.
     """
     check_outside("simulate", algorithm, x, data, key)
-    key, (x, as_given_start) = as_key(key), as_vector(x)
-    check_start(algorithm, x, rounds)
-    check_data(algorithm, x, data)
+    key, (flat, as_given_start) = as_key(key), as_vector(x)
+    check_start(algorithm, flat, rounds)
+    check_data(algorithm, flat, data)
     check_every(every)
     origin = made_from(algorithm, data)
-    numbers, structure = numbers_of(algorithm, x.dtype), jax.tree.structure(algorithm)
-    check_memory(jax.eval_shape(starting(structure), numbers, x), algorithm)
-    shard, largest = jax.eval_shape(outline_of(structure), numbers, x, data, key)
+    numbers, structure = numbers_of(algorithm, flat.dtype), jax.tree.structure(algorithm)
+    check_memory(jax.eval_shape(starting(structure), numbers, flat), algorithm)
+    shard, largest = jax.eval_shape(outline_of(structure), numbers, flat, data, key)
     layout = lay_out(shard, len(largest), devices, clients_per_batch, padding=padding(data))
     keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
 
     if stream.is_mapped(data):
-        state, source = in_precision(products, starting(structure))(numbers, x), None
+        state, source = in_precision(products, starting(structure))(numbers, flat), None
         asked, exchange = streaming(structure)
         program = stream.rounds(structure, asked, exchange, data)
     elif layout.spread:
         begin = in_precision(products, beginning_apart(structure, layout))
-        state, source, finite = begin(*layout.place((numbers, x)), layout.of_clients(by_client(data)))
+        state, source, finite = begin(*layout.place((numbers, flat)), layout.of_clients(by_client(data)))
         require_finite(finite)
         program = rounds_of(structure, layout)
     else:
         data = jax.device_put(data)
-        state = in_precision(products, starting(structure))(numbers, x)
+        state = in_precision(products, starting(structure))(numbers, flat)
         # What a method leaves to its task does not depend on the numbers: one program for all such methods.
         shared = prepares_one_way(structure, numbers, algorithm.prepare)
         prepared = preparing(algorithm.prepare) if shared else partial(preparing_with(structure), numbers)

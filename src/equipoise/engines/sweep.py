@@ -47,7 +47,7 @@ from equipoise.engines.simulator import (
 )
 from equipoise.errors import InputError, Stopped, require
 from equipoise.leaves import numbers_of
-from equipoise.protocol import Algorithm, RandomKey, Server, Vector, as_key, nbytes
+from equipoise.protocol import Algorithm, RandomKey, Vector, as_key, nbytes
 
 SHARE = 0.25  # of the memory there is, for runs side by side
 
@@ -86,7 +86,7 @@ def sweep(
     trials: Sequence[Trial],
     *,
     rounds: int,
-    record: Callable[[Server], PyTree] | None = None,
+    record: Callable[[Any], PyTree] | None = None,
     at_once: int | None = None,
     clients_per_batch: int | None = None,
     progress: Callable[[int, int, int], None] | None = None,

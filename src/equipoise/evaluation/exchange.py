@@ -68,7 +68,7 @@ def evaluation(
     *,
     scores: Mapping[str, Score],
     draws: int = 0,
-) -> Algorithm:
+) -> Algorithm[Server, None]:
     """An algorithm for any engine: in round r every client of the cohort scores models[r] (None: its start).
 
     A score that is not defined for a client's rows (AUROC of one class) is told as such; a loss that is not

@@ -133,5 +133,5 @@ def load(path: Path, algorithm: Algorithm, x: Vector, now: Origin, *, with_clien
         fits = False
     require(fits, f"{path} is of another algorithm, model or federation; {ANEW}")
     tally = Tally(*(arrays[name] for name in Tally._fields))
-    result = Result(server, clients, None, header.rounds, tally, header.seconds, header.compile_seconds)
+    result: Result = Result(server, clients, None, header.rounds, tally, header.seconds, header.compile_seconds)
     return Saved(result, header.history, header.more, best)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from equipoise.algorithms import ALGORITHMS, named
 from equipoise.experiment import mistakes
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _of_federation(config: "Config", settings: "FederationSettings") -> Iterator
             "leave one of them out"
         )
     sampled = algorithm.cohort is not None or algorithm.coin is not None
-    if settings.project and (algorithm.name != "scaffpd" or sampled or config.batch is not None):
+    if settings.project and (not named(algorithm.name).corrected or sampled or config.batch is not None):
         yield "federation.project is for scaffpd with everybody in every round and without minibatches; leave it out"
 
 
@@ -156,12 +157,17 @@ def _of_metric(config: "Config") -> Iterator[str]:
 def _of_privacy(config: "Config") -> Iterator[str]:
     """What is accounted for exactly: whole gradients, and nothing that is measured without noise."""
     algorithm = config.algorithm
-    if algorithm.name not in ("scaffpd", "fedavg"):
-        yield f"[privacy] is for scaffpd and fedavg, not for {algorithm.name}; give one of them, or leave it out"
+    record = named(algorithm.name)
+    if record.releases is None:
+        counted = " and ".join(name for name, one in ALGORITHMS.items() if one.releases is not None)
+        yield f"[privacy] is for {counted}, not for {algorithm.name}; give one of them, or leave it out"
     if config.model.batch is not None or config.model.name == "torch":
         yield "[privacy] counts releases of all rows, by JAX; leave out model.batch and PyTorch modules"
-    if algorithm.name == "scaffpd" and (algorithm.cohort is not None or algorithm.coin is not None):
-        yield "[privacy] with scaffpd takes everybody in every round; leave out algorithm.cohort and algorithm.coin"
+    if record.corrected and (algorithm.cohort is not None or algorithm.coin is not None):
+        yield (
+            f"[privacy] with {record.name} takes everybody in every round; leave out algorithm.cohort and "
+            "algorithm.coin"
+        )
     for key in ("optimizer", "server_optimizer", "schedule"):
         if getattr(algorithm, key) is not None:
             yield f"[privacy] is accounted for plain steps of one size; leave out algorithm.{key}"

@@ -143,7 +143,7 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
     else:
         falling = SCHEDULES[around["schedule"]](settings["local_lr"], config.run.rounds)
         algorithm = algorithms.with_local_schedule(lambda local_lr: build(local_lr=local_lr), falling)
-    if config.privacy is not None and record.name == "scaffpd":
+    if config.privacy is not None and algorithm.corrected:
         algorithm = private_scaffpd(algorithm, release, steps=settings["steps"])
     if around["optimizer"] is not None:
         crossing(algorithm, problem)  # an optimizer where local steps are corrected is a mistake, found by tracing them
@@ -322,7 +322,7 @@ def may_project(config: Config) -> bool:
     everybody = config.algorithm.cohort is None and config.algorithm.coin is None
     classes = config.data.task == "classification" and config.model.loss == "auto"
     quadratic = config.model.loss != "cross_entropy" and not classes
-    return config.algorithm.name == "scaffpd" and exact and everybody and quadratic
+    return algorithms.named(config.algorithm.name).corrected and exact and everybody and quadratic
 
 
 def _projects(config: Config, problem: Problem, settings: Mapping[str, Any]) -> bool:

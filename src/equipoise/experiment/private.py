@@ -1,7 +1,9 @@
 """How much noise a run needs for the epsilon and delta that its configuration promises, and what each reply costs."""
 
 import math
+from collections.abc import Mapping
 
+from equipoise import algorithms
 from equipoise.errors import not_none
 from equipoise.experiment.config import Config
 from equipoise.privacy.accounting import mu_for
@@ -10,12 +12,9 @@ from equipoise.tasks.private import Noise
 LOSS_NOISE = 4.0  # times that of gradients: losses then cost 6% of what gradients do
 
 
-def releases(config: Config) -> dict[str, tuple[int, int]]:
+def releases(config: Config) -> Mapping[str, tuple[int, int]]:
     """Gradients and losses that a site tells in every exchange."""
-    if config.algorithm.name == "scaffpd":
-        steps = config.algorithm.steps
-        return {"collect": (1, 1), "improve": (0 if steps == 1 else steps, 0)}  # see algorithms/private.py
-    return {"train": (config.algorithm.steps, 0)}
+    return not_none(algorithms.named(config.algorithm.name).releases)(config.algorithm.steps)
 
 
 def noise_of(config: Config) -> Noise:

@@ -15,7 +15,7 @@ from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, is_concrete, require
 from equipoise.protocol import RandomKey, Vector, as_key
-from equipoise.tasks.task import Convexity, Examples, Linear, Scalar, Task, least, penalty
+from equipoise.tasks.task import Convexity, Examples, Linear, Params, Scalar, Task, least, penalty
 
 SOFTMAX = 0.1  # of p (1 - p), which is between 0 and 1/4 and moves while a model is trained
 
@@ -107,7 +107,7 @@ def features_of(features: int) -> Callable[[Any], None]:
 
 
 def task_of(
-    init: Callable[[RandomKey], PyTree],
+    init: Callable[[RandomKey], Params],
     apply: Callable[..., Array] | None = None,
     loss: Callable[..., Float[Array, " b"]] | None = None,
     *,
@@ -116,7 +116,7 @@ def task_of(
     name: str = "model",
     convex: bool = False,
     bend: Literal["softmax"] | float | None = None,
-) -> Task:
+) -> Task[Params]:
     """Any model: `init(key)` makes its parameters, `apply(params, inputs [b, ...])` its outputs [b, ...],
     `loss(outputs, labels)` one number per example. Without `apply`, `loss(params, (inputs, labels))` is one number per
     example or their mean. `convex`: the loss is convex in the parameters, as it is for outputs linear in them and a

@@ -1,8 +1,11 @@
 """What every client minimises: f_i, its (stochastic) gradient and its local descent, over flat vectors."""
 
+import json
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from os import PathLike
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +13,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, PyTree
 
+from equipoise import tensors
+from equipoise.errors import InputError, require
 from equipoise.protocol import Data, RandomKey, Vector
 
 Scalar = Float[Array, ""]
+Params = TypeVar("Params")  # a model as it was given: a tree of arrays, or the flat vector itself
 Convexity = float | tuple[float, ...]  # a tuple has a number for every parameter
 
 
@@ -52,7 +58,7 @@ class Own(NamedTuple):
     loss: Callable[[Vector, Array, Any], Scalar]  # loss(x, B, shard), of any rows, l2 included
 
 
-class Task(NamedTuple):
+class Task(NamedTuple, Generic[Params]):
     """A loss over flat vectors of length `size`.
 
     With a key, `loss` and `grad` use a minibatch drawn with it (if the task has one); without, the whole shard.
@@ -68,12 +74,41 @@ class Task(NamedTuple):
     predict: Callable[[Vector, Array], Array] | None  # model outputs [b, ...] of inputs [b, ...]
     prepare: Callable[[Data], Data]  # run once per client, on its own data
     strong_convexity: Convexity | None = None  # of every f_i, whatever the data; None: no such promise
-    ravel: Callable[[PyTree], Vector] = lambda params: params  # parameters as they were given -> the flat vector
-    unravel: Callable[[Vector], PyTree] = lambda x: x  # and back
+    ravel: Callable[[Params], Vector] = lambda params: params  # type: ignore[assignment,return-value]  # -> the flat vector
+    unravel: Callable[[Vector], Params] = lambda x: x  # type: ignore[assignment,return-value]  # and back
     curves: float | None = None  # at least so much, about: weights may be chosen by it, and no bound rests on it
     linear: Linear | None = None  # None: the model is not linear in its inputs, or nobody has said so
     examples: Examples | None = None  # what it is made of; None: it is not of examples, or nobody has said it
     own: Own | None = None  # where owners have parts of their own (`own_part`)
+
+    def save(self, params: Params | Vector, path: str | PathLike[str]) -> None:
+        """A model as a .safetensors file: a flat vector, such as `algorithm.model(server)`, or parameters as given."""
+        flat = isinstance(params, jax.Array | np.ndarray) and params.shape == (self.size,)
+        x = np.asarray(params if flat else self.ravel(params))  # type: ignore[arg-type]
+        require(
+            x.shape == (self.size,),
+            f"the model has shape {x.shape}, and '{self.name}' is over {self.size} numbers; give a model of this task",
+        )
+        require(bool(np.isfinite(x).all()), "the model holds NaN or infinity; it is not worth saving")
+        tensors.write(Path(path), {"x": x}, json.dumps({"task": self.name, "size": self.size}))
+
+    def load(self, path: str | PathLike[str]) -> Params:
+        """What `save` of the same task wrote, in the form of its parameters; `ravel` of it is the flat vector."""
+        path = Path(path)
+        require(path.is_file(), f"there is no file {path}")
+        try:
+            arrays, text = tensors.read(path)
+            about = json.loads(text or "{}")
+        except (tensors.Unreadable, ValueError) as error:
+            raise InputError(f"{path.name} cannot be read as a saved model: {error}") from None
+        x = arrays.get("x")
+        of = isinstance(about, dict) and (about.get("task"), x is not None and x.shape) == (self.name, (self.size,))
+        require(
+            of,
+            f"{path.name} is no model of the task '{self.name}' over {self.size} numbers; load it with the task that "
+            "saved it (a model of a run folder: eq.artifact.load)",
+        )
+        return self.unravel(jnp.asarray(x))
 
 
 def least(numbers: Convexity | None) -> float:

@@ -132,7 +132,7 @@ class ServedRun(NamedTuple):
 class State(NamedTuple):
     """What a round changes."""
 
-    server: Server
+    server: Any
     counted: tuple[str, ...]  # per client, the mark of its last reply that counted
     tally: Tally
     traffic: dict[str, Traffic]
@@ -214,7 +214,7 @@ def serve(
         new = [jax.tree.map(lambda a: a[None], row) for row in history]
         rows = [*([] if past is None else [past]), *new]
         joined = jax.tree.map(lambda *a: np.concatenate(a), *rows) if rows else ()
-        result = Result(state.server, None, joined, at, state.tally, before + time.perf_counter() - clock, 0.0)
+        result: Result = Result(state.server, None, joined, at, state.tally, before + time.perf_counter() - clock, 0.0)
         new_events = federation.events[federation.reported :]
         federation.reported += last * len(new_events)
         events, crossed = (*old, *new_events), tuple(state.traffic.values())

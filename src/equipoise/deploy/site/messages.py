@@ -48,7 +48,7 @@ from equipoise.deploy.wire.messages import (
 )
 from equipoise.deploy.wire.secure import AgreedSteps, SecureSite, answer_step, check_masked, masked, read_message
 from equipoise.errors import require
-from equipoise.protocol import Algorithm, Client, Data, Message, Vector, client_program
+from equipoise.protocol import Algorithm, Data, Message, Vector, client_program
 from equipoise.tensors import named
 
 RUNS = 20  # that a site remembers
@@ -60,7 +60,7 @@ class Memory(NamedTuple):
     path: Path
     like: PyTree  # of one state
 
-    def states(self) -> dict[str, Client]:
+    def states(self) -> dict[str, Any]:
         """By mark, the newest last."""
         if not self.path.exists():
             return {}
@@ -74,7 +74,7 @@ class Memory(NamedTuple):
         except tensors.Misfit:
             raise Refusal("what this site remembered of the run is of another algorithm or model") from None
 
-    def keep(self, at: Address, exchange: int, state: Client) -> None:
+    def keep(self, at: Address, exchange: int, state: Any) -> None:
         """Adds a state, and drops those that the server will not go back to."""
         states, new = self.states(), mark(at.attempt, at.round, exchange)
         check_order(states, new)
@@ -94,7 +94,7 @@ def forget_old(files: Iterable[Path], kept: int = RUNS) -> None:
             old.unlink(missing_ok=True)
 
 
-def check_order(states: dict[str, Client], new: str) -> None:
+def check_order(states: dict[str, Any], new: str) -> None:
     """A message that was overtaken by a later one must not change anything."""
     late = bool(states) and order(new) < max(map(order, states))
     refuse_unless(not late, "this message came too late: a later one has been answered already")
@@ -114,7 +114,7 @@ class Job(NamedTuple):
     config: str = ""  # what else the server has to have the same, such as a digest of the settings
     compiled: bool = True  # not where the task calls back into another library
     # Sees every message that was answered, and the site's state after it: to save models.
-    then: Callable[[Message, Client], None] | None = None
+    then: Callable[[Message, Any], None] | None = None
     within: Callable[[], AbstractContextManager[None]] = nullcontext  # around its work, inside the participant's
     # Sees the round and the message before anything is worked out: a Refusal where the site's owner wants no answer.
     check: Callable[[int, Message], None] | None = None
@@ -143,7 +143,7 @@ class Open(NamedTuple):
     plan: str
     data: Data
     work: Mapping[str, Callable]
-    like: Client
+    like: Any
     steps: AgreedSteps
 
 
@@ -271,7 +271,7 @@ def take_step(site: Participant, _: dict[str, Open], content: RecordDict) -> Rec
     return answer_step(site.secure, content)
 
 
-def recall(site: Participant, job: Open, spec: ExchangeSpec, at: Address, memory: Memory) -> Client:
+def recall(site: Participant, job: Open, spec: ExchangeSpec, at: Address, memory: Memory) -> Any:
     """The state that the server counts on."""
     start = job.job.algorithm.init_client(job.job.x)
     if not jax.tree.leaves(job.like):
