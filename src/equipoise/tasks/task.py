@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, PyTree
+from jaxtyping import Float
 
 from equipoise import tensors
 from equipoise.errors import InputError, require
