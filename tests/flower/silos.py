@@ -27,7 +27,7 @@ def settings(**sections):
         "name": "three",
         "model": {"own": "none", "metric": "none"},
         "objective": {"of": "losses"},
-        "personal": {"kind": "none"},
+        "personal": {} if "personal" in sections else {"kind": "none"},
         "algorithm": {"name": "scaffpd", "steps": 3, "local_lr": 0.2, "rule": {"sigma": 0.5, "theta": 0.5}},
         "run": {"rounds": 4, "precision": "float64", "evaluate_every": 2},
         "federation": {"sites": list(SITES), "heavy": 1.0},
