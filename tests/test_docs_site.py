@@ -4,6 +4,7 @@ import importlib
 import inspect
 import logging
 import os
+import posixpath
 import re
 import shlex
 import subprocess
@@ -29,6 +30,9 @@ from tests.searches import tiny
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+EXTENSIONS = ["toc", "tables", "pymdownx.superfences", "pymdownx.arithmatex"]
+SETTINGS = {"pymdownx.arithmatex": {"generic": True}}  # as in mkdocs.yml
+BUILT = "::test_every_page_has_what_links_lead_to_and_formulas_that_can_be_read"
 
 
 def blocks(name, language):
@@ -36,9 +40,44 @@ def blocks(name, language):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    pytest.importorskip("mkdocs", reason="the extra [docs] is not installed")
-    pytest.importorskip("mkdocstrings", reason="the extra [docs] is not installed")
+def site_pages():
+    """docs/site_pages.py, which makes pages of the code and typesets formulas."""
+    for package in ("mkdocs", "mkdocstrings", "latex2mathml"):
+        pytest.importorskip(package, reason="the extra [docs] is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DOCS))
+        yield importlib.import_module("site_pages")
+
+
+def test_every_page_has_what_links_lead_to_and_formulas_that_can_be_read(site_pages, caplog):
+    """Without building the site: its pages as HTML, their links to each other, their formulas and the API."""
+    import markdown
+
+    names = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    made = {site_pages._api_page(module) for module in site_pages.MODULES}
+    made |= {f"examples/{path.stem}.md" for path in site_pages._examples()}
+    pages = {}
+    with caplog.at_level(logging.WARNING):
+        for name in names:
+            render = markdown.Markdown(extensions=EXTENSIONS, extension_configs=SETTINGS)
+            page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri=name))
+            pages[name] = site_pages.on_page_content(render.convert((DOCS / name).read_text()), page, None, None)
+        for module in site_pages.MODULES:
+            site_pages._api(module)
+    assert not caplog.text
+    anchors = {name: set(re.findall(r'\bid="(.*?)"', page)) for name, page in pages.items()}
+    for name, page in pages.items():
+        for link in re.findall(r'href="(.*?)"', page):
+            if link.startswith(("http", "mailto:")):
+                continue
+            place, _, anchor = link.partition("#")
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), place)) if place else name
+            assert target in names | made or (DOCS / target).is_file(), f"{name} links {link}: no such page"
+            assert not anchor or target in made or anchor in anchors[target], f"{name} links {link}: no such heading"
+
+
+@pytest.fixture(scope="module")
+def site(site_pages, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
@@ -48,6 +87,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough(witness=BUILT)
 def test_nothing_is_loaded_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 60
@@ -56,6 +96,7 @@ def test_nothing_is_loaded_from_elsewhere(site):
         assert not loaded, page
 
 
+@pytest.mark.thorough(witness=BUILT)
 def test_every_algorithm_and_every_public_name_is_there(site):
     from equipoise.algorithms import ALGORITHMS
     from equipoise.objectives import DUALS
@@ -73,11 +114,7 @@ def test_every_algorithm_and_every_public_name_is_there(site):
     assert all(f"eq.objectives.{name}" in page for name in DUALS)
 
 
-def test_a_public_name_without_a_docstring_is_a_warning(caplog, monkeypatch):
-    pytest.importorskip("mkdocs", reason="the extra [docs] is not installed")
-    monkeypatch.syspath_prepend(str(DOCS))
-    import site_pages
-
+def test_a_public_name_without_a_docstring_is_a_warning(site_pages, caplog, monkeypatch):
     def silent():
         pass
 
@@ -105,11 +142,7 @@ def test_the_letters_of_an_algorithm_are_called_so_in_its_code():
             assert word in code, (name, word)
 
 
-def test_a_formula_that_cannot_be_read_is_a_warning(caplog, monkeypatch):
-    pytest.importorskip("latex2mathml", reason="the extra [docs] is not installed")
-    monkeypatch.syspath_prepend(str(DOCS))
-    import site_pages
-
+def test_a_formula_that_cannot_be_read_is_a_warning(site_pages, caplog):
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="somewhere.md"))
     content = r'<p><span class="arithmatex">\(%s\)</span></p>'
     assert "<msub><mi>" in site_pages.on_page_content(content % r"\lambda_i &lt; 1", page, None, None)

@@ -17,7 +17,17 @@ from tests.flower import silos
 
 @pytest.mark.parametrize(
     ("metric", "algorithm", "task"),
-    [("full", {}, "classification"), (2, {"name": "fedavg", "rule": None, "local_lr": "auto"}, "regression")],
+    [
+        ("full", {}, "classification"),
+        pytest.param(
+            2,
+            {"name": "fedavg", "rule": None, "local_lr": "auto"},
+            "regression",
+            marks=pytest.mark.thorough(
+                witness="deploy/test_metric_run.py::test_as_on_one_machine[full-algorithm0-classification]"
+            ),
+        ),
+    ],
 )
 def test_as_on_one_machine(tmp_path, metric, algorithm, task):
     method = {key: value for key, value in ({"name": "scaffpd"} | algorithm).items() if value is not None}

@@ -50,6 +50,7 @@ def test_as_on_one_machine_and_no_message_holds_a_part(tmp_path):
     assert "of the parts of the model that sites keep for themselves the server learns nothing" in said
 
 
+@pytest.mark.thorough(witness="::test_as_on_one_machine_and_no_message_holds_a_part")
 def test_masked_and_by_sums_alone(tmp_path):
     """scaffpd_sums: neither a baseline nor a part is told; the mean of the parts is."""
     sections = {"model": {"l2": 0.1, "own": "intercept"}, "objective": {"name": "kl", "rho": 0.3, "of": "gains"}}

@@ -20,7 +20,16 @@ from equipoise.data.silos import Encoding, Statistics, agree, open_site
 from equipoise.data.silos.statistics import Options
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.site.messages import Job
-from equipoise.deploy.site.owner import SPLIT, check_shares, check_step, encoded, lengths, model_in, own_key
+from equipoise.deploy.site.owner import (
+    SPLIT,
+    check_rows,
+    check_shares,
+    check_step,
+    encoded,
+    lengths,
+    model_in,
+    own_key,
+)
 from equipoise.deploy.wire.messages import read_text, text
 from equipoise.errors import EquipoiseError, Refusal
 from equipoise.experiment import config
@@ -415,3 +424,13 @@ def test_a_file_from_questions(tmp_path):
     odd = CliRunner().invoke(app, ["flower", "policy", "--site", str(tmp_path / "c")], input="perhaps\n\n\n\n\n\n\n\n")
     assert "say yes or no" in " ".join(odd.output.split())
     assert not (tmp_path / "c" / policy.FILE).exists()
+
+
+def test_the_least_number_of_rows_is_the_policy_s():
+    """At it all is told; with one row less nothing is, of those to train on as of those to score with."""
+    rules, told = policy.Policy(min_rows=5), config.parse(settings())
+    check_rows(rules, told, "north", train=5, scored=5)
+    with pytest.raises(Refusal, match="'north' would train on 4 rows"):
+        check_rows(rules, told, "north", train=4, scored=5)
+    with pytest.raises(Refusal, match="'north' has 4 rows to score a model with"):
+        check_rows(rules, told, "north", train=5, scored=4)

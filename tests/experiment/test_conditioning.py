@@ -77,7 +77,8 @@ def of_silos(silos, metric, **sections):
     given = {key: BASE[key] | sections.get(key, {}) for key in ("objective", "algorithm", "run")}
     given["objective"]["of"] = "losses"
     data = {"silos": str(silos), "label": "label", "task": sections.pop("task", "regression")}
-    return configuration.parse(given | {"data": data, "model": {"l2": 1e-4, "metric": metric, "own": "none"}})
+    model = {"l2": 1e-4, "metric": metric, "own": "none"}
+    return configuration.parse(given | {"data": data, "model": model, "personal": {"kind": "none"}})
 
 
 @pytest.mark.thorough(witness="::test_the_saddle_point_is_the_same")

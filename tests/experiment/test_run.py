@@ -266,6 +266,7 @@ def test_silos_of_the_user_end_in_a_model_that_predicts(tmp_path):
     """A regression: RMSE is in the label's own units, with intervals."""
     prices(tmp_path / "shops")
     settings = {"data": {"silos": str(tmp_path / "shops"), "label": "price"}, "run": {"rounds": 40}}
+    settings["personal"] = {"kind": "none"}
     done = eq.experiment.train(settings, tmp_path / "run")
     assert [m.name for m in done.federation.members] == ["east", "west"]
     assert done.outcome.measure == "rmse"

@@ -22,11 +22,12 @@ def write(folder, *, task="classification"):
 
 
 def settings(**sections):
-    """SCAFF-PD, few rounds, exact, of losses and with nothing own; what `sections` say goes over it."""
+    """SCAFF-PD, few rounds, exact, of losses and with nothing own or tuned; what `sections` say goes over it."""
     base = {
         "name": "three",
         "model": {"own": "none", "metric": "none"},
         "objective": {"of": "losses"},
+        "personal": {} if "personal" in sections else {"kind": "none"},
         "algorithm": {"name": "scaffpd", "steps": 3, "local_lr": 0.2, "rule": {"sigma": 0.5, "theta": 0.5}},
         "run": {"rounds": 4, "precision": "float64", "evaluate_every": 2},
         "federation": {"sites": list(SITES), "heavy": 1.0},

@@ -10,7 +10,7 @@ from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation import PerClient
 from equipoise.evaluation.exchange import scored_rows
-from equipoise.experiment import alone, batch, methods, own_parts, problems, run, writer
+from equipoise.experiment import alone, batch, methods, offers, own_parts, problems, run, writer
 from equipoise.experiment.baselines import OwnFit
 from equipoise.experiment.results import in_units
 from equipoise.protocol import wire
@@ -79,6 +79,10 @@ def own_fits(task, convex, x, train, tell=lambda _: None):
     return OwnFit(np.full(train.n, 0.6), np.zeros((train.n, x.size)), np.zeros((train.n, 5)))
 
 
+def best_of_each(task, x, train, alone):
+    return offers.Offer(np.stack([np.asarray(x)] * train.n), np.zeros(train.n))
+
+
 def of_rows(task, x, data, score):
     return np.full(int(np.sum(scored_rows(task, data).sizes)), 0.5)
 
@@ -107,6 +111,7 @@ def use(monkeypatch):
     monkeypatch.setattr(evaluation, "evaluator", lambda task, data, **_: lambda x: table(x, data.n))
     monkeypatch.setattr(evaluation, "of_rows", of_rows)
     monkeypatch.setattr(problems, "own_fits", own_fits)
+    monkeypatch.setattr(offers, "best_of_each", best_of_each)
     monkeypatch.setattr(own_parts, "made", lambda problem, x, train, seed: (p := parts(problem, train), p[0]))
     monkeypatch.setattr(own_parts, "of_models", lambda problem, models, train: parts(problem, train))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
