@@ -362,13 +362,23 @@ def audit(
         for entry in chain.entries[len(chain.entries) - min(last, len(chain.entries)) :]:
             what = f"{entry['kind']} {entry.get('exchange', '')}".strip()
             say(f"{entry['number']} {entry['time'][:19]} {what}: {entry['answer']} {entry.get('why', '')}".rstrip())
-        say(f"{len(chain.entries)} messages, each as it was written; the last line's digest is {chain.head}")
+        n = len(chain.entries)
+        if n == 0:
+            say(f"there is no log in {site}: nothing was answered or refused here, or all of it was deleted")
+        else:
+            say(f"{n} messages, each as it was written; the last line's digest is {chain.head}")
+        if chain.anew:
+            say("line 1 says that an earlier log was gone when it was written")
         if check is None:
             say("the lines are not signed: without a key, whoever can write the folder can make them up")
         elif key is None:
             say(f"signed by the key in {public}, which lies beside them: give the site's own with --key")
-        if receipt is not None:
-            say(f"line {receipt.number} is the one that the server has a receipt of")
+        if receipt is None:
+            say("without the server's receipts (--receipts) nobody can tell whether its end, or one before it, is gone")
+        else:
+            signed = "" if check is not None else ", which is not checked without a key to be the site's"
+            after = "; nothing vouches for what came after it"
+            say(f"line {receipt.number} is the one that the server has a receipt of{signed}{after}")
 
 
 @flower_app.command()

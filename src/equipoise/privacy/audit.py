@@ -2,11 +2,12 @@
 
 A line that was changed, taken out or put in breaks the chain, and `verify` says where. Every line is signed with the
 site's key, where it has one, so that nobody else adds to it. Lines that were cut off at the end are noticed by a second
-file, which holds the digest of the last one, and by the server's receipts: every reply carries the number, the digest
-and a signature of the line that was written about it, and the run folder keeps the last of each site.
+file, the head, with the number and the digest of the last one, signed, and by the server's receipts: every reply has
+the same of the line that was written about it, and the run folder keeps the last of each site.
 
-Whoever has the site's key and its folder can make up a log from its beginning; only the receipts, which somebody else
-keeps, tell it from the true one, and nothing tells of lines after the last receipt.
+Whoever may write in the folder can put an earlier log and its head back, or delete all of it; whoever has the site's
+key can make up a log from its beginning. Only the receipts, which somebody else keeps, tell these from the true one,
+and nothing tells of lines after the last receipt.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from equipoise.errors import require
+from equipoise.errors import InputError, require
 from equipoise.files import append, locked, make_folder, read_text, sync, write_whole
 
 FILE, HEAD, PUBLIC = "audit.jsonl", "audit.head", "audit.pub"
@@ -37,7 +38,7 @@ class Signer(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What the server is told of a site's log with every reply."""
+    """Where a log stands, as its head says and as the server is told with every reply."""
 
     number: int
     digest: str
@@ -54,24 +55,39 @@ class Chain(NamedTuple):
     entries: tuple[dict[str, Any], ...]
     head: str  # digest of the last line
 
+    @property
+    def anew(self) -> bool:
+        """Whether there had been another log when this one was begun."""
+        return bool(self.entries) and self.entries[0].get("anew") is True
+
 
 def record(folder: Path, entry: dict[str, Any], signer: Signer | None = None) -> Receipt:
     """Adds a line; it is on the disk when this returns. A full disk leaves the log as it was."""
     make_folder(folder)
+
+    def keep(number: int, digest: str) -> Receipt:
+        """As the head of the log."""
+        head = Receipt(number, digest, "")
+        head = head if signer is None else head._replace(signature=signer.sign(head.said).hex())
+        write_whole(folder / HEAD, json.dumps(head._asdict()))
+        return head
+
     with _undisturbed(folder):
+        if not (folder / FILE).is_file() and not (folder / HEAD).is_file():
+            if (folder / PUBLIC).is_file():  # of a log that was here before
+                entry = {**entry, "anew": True}
+            keep(0, FIRST)  # first of all: on a disk that is full from now on there is no log without a head
         _mend(folder / FILE)
         number, previous = _end(folder, signer)
         whole = {"number": number + 1, "time": datetime.now(UTC).isoformat(), **entry, "previous": previous}
         line = _line(whole)
         if signer is not None:
-            if not (folder / PUBLIC).is_file():
-                write_whole(folder / PUBLIC, signer.public)
             line = _line({**whole, "signature": signer.sign(line.encode()).hex()})
         append(folder / FILE, line + "\n")
         sync(folder / FILE)
-        write_whole(folder / HEAD, json.dumps({"number": number + 1, "digest": _digest(line)}))
-    receipt = Receipt(number + 1, _digest(line), "")
-    return receipt if signer is None else receipt._replace(signature=signer.sign(receipt.said).hex())
+        if signer is not None and not (folder / PUBLIC).is_file():
+            write_whole(folder / PUBLIC, signer.public)
+        return keep(number + 1, _digest(line))
 
 
 def verify(folder: Path, check: Callable[[bytes, bytes], bool] | None = None, receipt: Receipt | None = None) -> Chain:
@@ -96,10 +112,10 @@ def _undisturbed(folder: Path) -> Iterator[None]:
 def _verified(folder: Path, check: Callable[[bytes, bytes], bool] | None, receipt: Receipt | None) -> Chain:
     path = folder / FILE
     if not path.is_file():
-        require(not (folder / HEAD).is_file(), f"{path} is gone, though {HEAD} says that there was one")
-        require(
-            receipt is None, f"{path} is gone, though the server has a receipt of line {receipt and receipt.number}"
-        )
+        if receipt is not None:
+            raise InputError(f"{path} is gone, though the server has a receipt of line {receipt.number}")
+        left = [HEAD] * (_head(folder).number != 0) + [PUBLIC] * (folder / PUBLIC).is_file()
+        require(not left, f"{path} is gone, though {' and '.join(left)} beside it says that there was one")
         return Chain((), FIRST)
     entries, digests, previous = [], [FIRST], FIRST
     lines = read_text(path).split("\n")
@@ -115,11 +131,14 @@ def _verified(folder: Path, check: Callable[[bytes, bytes], bool] | None, receip
         entries.append(entry)
         previous = _digest(line)
         digests.append(previous)
-    number, head = _head(folder)
+    require((folder / HEAD).is_file(), f"{folder / HEAD} is gone, and lines at the end of {FILE} may be gone with it")
+    number, head, signature = _head(folder)
+    signed = check is None or _checked(check, Receipt(number, head, "").said, signature)
     require(
         0 <= number <= len(entries) and digests[number] == head,
         f"{path} ends after {len(entries)} lines, and {HEAD} says {number}: lines were cut off, or changed",
     )
+    require(signed, f"{folder / HEAD} is not signed by the site's key: lines at the end of {FILE} may be gone")
     if receipt is not None:
         signed = check is None or _checked(check, receipt.said, receipt.signature)
         require(signed, "the server's receipt is not signed by the site's key: it is of another site, or made up")
@@ -162,7 +181,7 @@ def _end(folder: Path, signer: Signer | None) -> tuple[int, str]:
     The head may be behind, by as many lines as a full disk or a kill kept it from being written; a line that the site
     has not signed, or a log that is shorter than the head says, is not gone on from.
     """
-    number, digest = _head(folder)
+    number, digest, _ = _head(folder)
     lines = _tail(folder / FILE).decode("utf-8", "replace").split("\n")
     line = lines[-2] if len(lines) > 1 else ""
     try:
@@ -184,15 +203,15 @@ def _tail(path: Path) -> bytes:
         return file.read()
 
 
-def _head(folder: Path) -> tuple[int, str]:
+def _head(folder: Path) -> Receipt:
     path = folder / HEAD
     if not path.is_file():
-        return 0, FIRST
+        return Receipt(0, FIRST, "")
     try:
         saved = json.loads(read_text(path))
-        return int(saved["number"]), str(saved["digest"])
+        return Receipt(int(saved["number"]), str(saved["digest"]), str(saved.get("signature", "")))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return -1, ""
+        return Receipt(-1, "", "")
 
 
 def _digest(line: str) -> str:
