@@ -49,7 +49,9 @@ def measured(n: int, d: int, folder: Path) -> dict[str, float]:
     for name in answered:
         total = totals[name]
         question = {"run": "r", "batch": "b", "exchange": 0}
-        hidden[name] = sites[name].mask(question, lambda m, t=total: fixed_point.encode(t, m, BOUND), b"context")
+        hidden[name] = sites[name].mask(
+            question, lambda m, fewest, t=total: fixed_point.encode(t, m, BOUND), b"context"
+        )
     mask = (time.perf_counter() - clock) / len(answered)
 
     clock = time.perf_counter()

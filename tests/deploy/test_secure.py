@@ -33,12 +33,12 @@ FREE = Limits(weight=1.0)  # small problems put much weight on one client
 SUMMED = ("agnostic_fedavg", "fedavg", "scaffold", "scaffpd_secure", "scaffpd_sums")
 
 
-def federate(algorithm, folder, fault=None, who=IDENTITIES, secured=True, least=3, limits=FREE):
+def federate(algorithm, folder, fault=None, who=IDENTITIES, secured=True, least=3, limits=FREE, counted=None):
     data = unequal()
 
     def open_site(context):
         name = flower.site_name(context)
-        job = flower.Job(algorithm, start(), data.client(SITES.index(name)))
+        job = flower.Job(algorithm, start(), data.client(SITES.index(name)), counted=counted)
         own = SiteMasks(who[name], folder / name, lambda: least, lambda: limits)
         masks = SecureSite(own) if secured else None
         return flower.Participant(name, folder / name, {"train": lambda: job}, secure=masks)
@@ -105,9 +105,9 @@ def test_sites_lost_at_different_stages_and_no_number_of_a_site_in_any_message(t
     fault.opened = 0
     real = client.masked
 
-    def watched(secure, spec, at, content, reply):
+    def watched(secure, spec, at, content, reply, weights):
         totals.append((secure.masks.name, at.round, at.exchange, reply.total))
-        return real(secure, spec, at, content, reply)
+        return real(secure, spec, at, content, reply, weights)
 
     monkeypatch.setattr(client, "masked", watched)
     federation = federate(algorithm, tmp_path)
@@ -284,6 +284,39 @@ def test_all_weight_on_one_site_is_refused_by_all(exchange, tmp_path):
     honest = build("scaffpd_secure")
     sentence = "a site would have 1 of the weight of this masked sum"
     refused_by_all(other(honest, exchange, alone), honest, tmp_path, sentence, limits=Limits())
+
+
+def test_a_sum_that_is_one_sites_since_the_server_leaves_another_out_is_not_opened(tmp_path):
+    """Half of the weight on each of two sites is within all limits; then one of them is said not to have answered."""
+    honest = build("scaffpd_secure")
+
+    def halves(send):
+        return lambda server, i: send(server, i)._replace(lam_i=jnp.where(i >= N - 2, 0.5, 0.0))
+
+    def fault(message, reply):
+        at = message.content.get("at")
+        left_out = at is not None and at["exchange"] == "weigh" and federation.grid.site(message) == "d"
+        return None if left_out else reply
+
+    federation = federate(honest, tmp_path, fault, limits=Limits())
+    with pytest.raises(GivenUp) as up:
+        serve(other(honest, "weigh", halves), federation, demands=CALM._replace(least=1, tries=1), rounds=1)
+    refused = [why for why in told(up.value.outcome, "refused") if "a site would have 1 of the weight" in why]
+    assert len(refused) == N - 1
+
+
+def test_rows_are_counted_among_those_who_answered(tmp_path):
+    """As above, where a site counts for its rows and no message says how many."""
+    algorithm = build("fedavg")
+
+    def fault(message, reply):
+        return None if message.content.get("at") is not None and federation.grid.site(message) == "b" else reply
+
+    rows = {"a": 20, "b": 10_000, "c": 10, "d": 10_000, "e": 10}
+    federation = federate(algorithm, tmp_path, fault, limits=Limits(), counted=rows)
+    with pytest.raises(GivenUp) as up:
+        serve(algorithm, federation, demands=CALM._replace(least=1, tries=1), rounds=1)
+    assert sum("a site would have 0.996 of the weight" in why for why in told(up.value.outcome, "refused")) == N - 1
 
 
 def flower_array(a):

@@ -14,7 +14,7 @@ from equipoise.errors import InputError, Refusal
 from equipoise.privacy import fixed_point, masks, shamir
 from equipoise.privacy.disclosure import colluders
 from equipoise.privacy.identity import Identity
-from equipoise.privacy.site_masks import KEPT, About, Limits, SiteMasks, read_state
+from equipoise.privacy.site_masks import KEPT, About, Limits, SiteMasks, check_weights, read_state
 from equipoise.privacy.unmasking import Batch, recover, unmasked
 
 NAMES = ("ada", "ben", "cyd", "dan", "eve")
@@ -55,7 +55,7 @@ def prepared(sites, count=1, batch="b", threshold=T, change=lambda step, name, a
 
 
 def masked(site, integers, exchange=0, batch="b", context=CONTEXT):
-    return site.mask({"run": "r", "batch": batch, "exchange": exchange}, lambda n: integers, context)
+    return site.mask({"run": "r", "batch": batch, "exchange": exchange}, lambda *_: integers, context)
 
 
 def opening(answered, members=NAMES, exchange=0, batch="b"):
@@ -436,7 +436,7 @@ def test_ten_thousand_odd_messages_are_refused_and_change_nothing(step, tmp_path
             continue  # what it does not know it does not read
         try:
             if step == "mask":
-                site.mask(asked, lambda n: np.zeros(D, np.uint64), CONTEXT)
+                site.mask(asked, lambda *_: np.zeros(D, np.uint64), CONTEXT)
             else:
                 site.answer(asked)
         except Refusal:
@@ -456,7 +456,7 @@ def about(sites, names, batch, subject, place):
     prepared(some, batch=batch, threshold=len(names) - 1)
     at = {"run": "r", "batch": batch, "exchange": 0}
     for site in some.values():
-        site.mask(at, lambda n: np.zeros(D, np.uint64), CONTEXT, About(subject, place, "plan"))
+        site.mask(at, lambda *_: np.zeros(D, np.uint64), CONTEXT, About(subject, place, "plan"))
     return [site.answer(opening(names, names, batch=batch)) for site in some.values()]
 
 
@@ -470,6 +470,56 @@ def test_two_cohorts_that_differ_by_a_site_do_not_get_both_sums(tmp_path):
         about(sites, four, "three", "gradients at almost x", "round 1")
     assert len(about(sites, NAMES, "four", "gradients at x", "round 1")) == 5  # the same again says nothing more
     assert len(about(sites, four, "five", "gradients at y", "round 2")) == 4  # somebody is gone, and the run goes on
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [0, 0, 0, 0, 1],
+        [1 - 1e-9, 2.5e-10, 2.5e-10, 2.5e-10, 2.5e-10],
+        [1, 1e-20, 1e-20, 1e-20, 1e-20],  # which no sum of floats tells from 1
+        [1e-30, 1e-38, 0, 0, 0],
+        ["most", "most / 100", 1, 1, 1],
+        [np.nan, 1, 1, 1, 1],
+        [np.inf, np.inf, 1, 1, 1],
+        [-1, 1, 1, 1, 1],
+        [0, 0, 0, 0, 0],
+        [],
+    ],
+)
+def test_weights_that_are_nearly_all_of_one_site_are_refused_however_they_are_written(weights, kind):
+    largest = float(np.finfo(kind).max)
+    given = np.array([{"most": largest, "most / 100": largest / 100}.get(w, w) for w in weights], kind)
+    with pytest.raises(Refusal, match=r"the weights of this masked sum are not valid|of the weight of this masked sum"):
+        check_weights(given, 0.95)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300, 1.7e308])
+def test_equal_weights_are_fine_whatever_their_sum(scale):
+    check_weights(np.full(5, scale), 0.2)
+    with pytest.raises(Refusal, match=r"a site would have 0\.2 of the weight"):
+        check_weights(np.full(5, scale), 0.19)
+
+
+def test_a_sum_that_is_one_sites_because_another_is_missing_is_not_opened(tmp_path):
+    """Half of the weight each, and the server says that one of the two did not answer."""
+    sites = sites_in(tmp_path)
+    prepared(sites, count=3)
+    halves = dict(zip(NAMES, (0.5, 0.5, 0.0, 0.0, 0.0), strict=True))
+    zeros = lambda *_: np.zeros(D, np.uint64)  # noqa: E731
+    for exchange in (0, 1):
+        for site in sites.values():
+            site.mask({"run": "r", "batch": "b", "exchange": exchange}, zeros, CONTEXT, None, [halves])
+    four = [name for name in NAMES if name != "ben"]
+    for name in four:
+        with pytest.raises(Refusal, match="a site would have 1 of the weight of this masked sum"):
+            sites[name].answer(opening(four, exchange=0))
+    assert all(site.answer(opening(NAMES, exchange=0))["shares"] for site in sites.values())
+    without_dan = [name for name in NAMES if name != "dan"]
+    assert sites["ada"].answer(opening(without_dan, exchange=1))["shares"]
+    with pytest.raises(Refusal, match="what every member counts for was not agreed on"):
+        sites["ada"].mask({"run": "r", "batch": "b", "exchange": 2}, zeros, CONTEXT, None, [{"ada": 1.0}])
 
 
 def test_a_site_may_ask_for_the_same_sites_in_all_sums_of_a_run(tmp_path):

@@ -13,17 +13,19 @@ Then, per exchange,
 
 With the shares of both of one site the server could read that site's total. So a site opens an exchange once, only if
 those who answered and those who are missing are all members and nobody is both, only if it has answered itself, and
-only for at least `least` that answered. Secrets of an exchange are gone once it has been opened.
+only for at least `least` that answered, of whom none counts for nearly all of the sum. Secrets of an exchange are gone
+once it has been opened.
 """
 
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from cryptography.exceptions import InvalidTag
 
 from equipoise.errors import Refusal, refuse_unless
@@ -73,6 +75,19 @@ class Limits(NamedTuple):
     threshold: int | None = 0  # sites that have to help the server to read another's part; None: all but one
     weight: float = 0.95  # the most that any site may count for in a sum
     same_sites: bool = False  # all sums of a run are over the same sites
+
+
+def check_weights(weights: np.ndarray, most: float) -> None:
+    """Of all members of a sum: with nearly all of the weight on one of them, the sum is that one's."""
+    fine = weights.ndim == 1 and np.issubdtype(weights.dtype, np.floating) and np.isfinite(weights).all()
+    refuse_unless(fine and (weights >= 0).all() and weights.any(), "the weights of this masked sum are not valid")
+    largest = np.float64(weights.max())  # first of all divided by it: their sum may be more than a float can be
+    share = float(1 / (weights / largest).sum())
+    refuse_unless(
+        share <= most,
+        f"a site would have {share:.4g} of the weight of this masked sum, and this site takes part up to {most:g}: "
+        f"set federation.cap = {most:g}, or let the sites say most_weight in site.toml",
+    )
 
 
 class About(NamedTuple):
@@ -212,18 +227,32 @@ class SiteMasks(NamedTuple):
             return list(_read(path, "ready", self.identity.at_rest)["members"])
 
     def mask(
-        self, question: Question, encode: Callable[[int], Integers], context: bytes, about: About | None = None
+        self,
+        question: Question,
+        encode: Callable[[int, int], Integers],
+        context: bytes,
+        about: About | None = None,
+        weights: Sequence[Mapping[str, float]] = (),
     ) -> Integers:
-        """The integers that `encode` makes for a sum of so many members, hidden; each exchange of a batch once."""
+        """The integers that `encode` makes for a sum of so many members, of whom so many answer at least, hidden.
+
+        Each exchange of a batch once. `weights` are what each member counts for, where a site knows it.
+        """
         run, batch, exchange = _word(question, "run"), _word(question, "batch"), _whole(question, "exchange")
         with self._changing(run, batch) as path:
             state = _read(path, "ready", self.identity.at_rest)
             refuse_unless(exchange < state["count"], "the batch has no such exchange")
             refuse_unless(exchange not in state["used"], "this exchange has been answered already")
             members = state["members"]
-            integers = encode(len(members))
+            refuse_unless(
+                all(name in w for w in weights for name in members), "what every member counts for was not agreed on"
+            )
+            integers = encode(len(members), self._fewest(state))
             state["used"].append(exchange)
             state.setdefault("about", {})[str(exchange)] = about
+            state.setdefault("weights", {})[str(exchange)] = [
+                {name: float(w[name]) for name in members} for w in weights
+            ]
             _write(
                 path, state, self.identity.at_rest
             )  # before anything leaves: the masks are used up, whatever happens now
@@ -249,11 +278,14 @@ class SiteMasks(NamedTuple):
             refuse_unless(self.name in answered, f"'{self.name}' is said to be missing, or was not asked")
             refuse_unless(exchange in state["used"], f"'{self.name}' has not answered in this exchange")
             refuse_unless(exchange not in state["opened"], "this exchange has been opened already")
-            fewest = max(self.least(), FEWEST, state["threshold"])
+            fewest = self._fewest(state)
             refuse_unless(
                 len(answered) >= fewest,
                 f"'{self.name}' opens sums over at least {fewest} sites, and this one is over {len(answered)}",
             )
+            for weights in state.get("weights", {}).get(str(exchange), ()):
+                there = np.array([weights[name] for name in answered])  # who is missing adds nothing to it
+                check_weights(there, self.limits().weight)
             about = state.get("about", {}).get(str(exchange))
             if about is not None:
                 self._only_one_set(About(*about), sorted(answered))
@@ -268,6 +300,10 @@ class SiteMasks(NamedTuple):
             state["opened"].append(exchange)
             _write(path, state, self.identity.at_rest)
         return {"shares": given}
+
+    def _fewest(self, state: Mapping[str, Any]) -> int:
+        """Sites that a sum is over, or this site does not open it."""
+        return int(max(self.least(), FEWEST, state["threshold"]))
 
     def _only_one_set(self, about: About, answered: list[str]) -> None:
         """Two sums about the same over different sites differ by what single sites added."""

@@ -26,12 +26,15 @@ from equipoise.data.shards import OwnerRows
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.site.messages import Job, Participant
+from equipoise.deploy.site.owner import check_shares, rows_count
 from equipoise.deploy.site.run import (
     SiteStatistics,
     keep_agreement,
     kept_features,
     own_function,
+    policy_file,
     read_agreement,
+    rows_of_all,
     rows_site,
     whole_agreement,
 )
@@ -42,6 +45,7 @@ from equipoise.experiment.convexify import feature_seed
 from equipoise.experiment.problems import precision
 from equipoise.files import write_whole
 from equipoise.models.gradient_features import draw_projection, random_layer
+from equipoise.privacy import policy
 from equipoise.protocol import Vector
 from equipoise.pytorch.features import check_last, check_returned, module_features, on_features
 from equipoise.pytorch.site import TorchSite, seeded, torch_site
@@ -96,7 +100,10 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
 
     def accept_agreement(text: str) -> str:
         text = whole_agreement(folder, name, text)
-        if Agreement.model_validate_json(text).network is not None:
+        agreed = Agreement.model_validate_json(text)
+        rules, mine = policy.load(policy_file(node, folder)), int(load_module().site.shard.sizes)
+        check_shares(rules, config, name, rows_of_all(agreed), mine)
+        if agreed.network is not None:
             return convex.accept_agreement(text)
         keep_agreement(folder, name, text)
         return ""
@@ -109,7 +116,8 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
         site, now = load_module().site, setup(agreed)
         buffers = Buffers(site.module, folder / f"buffers-{agreed.run}.pt")
         buffers.restore()
-        return site.job(now.algorithm, config=now.digest, then=lambda message, state: buffers.keep())
+        counted = rows_of_all(agreed) if rows_count(agreement.stage(config, agreed)) else None
+        return site.job(now.algorithm, config=now.digest, then=lambda message, state: buffers.keep(), counted=counted)
 
     def evaluate(agreed: Agreement) -> Job:
         site, now = load_module().site, setup(agreed)

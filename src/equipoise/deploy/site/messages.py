@@ -118,6 +118,7 @@ class Job(NamedTuple):
     within: Callable[[], AbstractContextManager[None]] = nullcontext  # around its work, inside the participant's
     # Sees the round and the message before anything is worked out: a Refusal where the site's owner wants no answer.
     check: Callable[[int, Message], None] | None = None
+    counted: Mapping[str, float] | None = None  # what every site counts for, where it is not sent: its rows
 
 
 class Participant(NamedTuple):
@@ -243,7 +244,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     spec = job.specs[at.exchange]
     say_round(site, at)
     check_masked(site.secure, spec, content)
-    message = read_message(site.secure, spec, at, content)
+    message, weights = read_message(site.secure, spec, at, content)
     if site.secure is not None:
         job.steps.check(at.round, message)
     if job.job.check is not None:
@@ -257,7 +258,8 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     with job.job.within():
         new, reply = jax.tree.map(np.asarray, job.work[at.exchange](message, mine, job.data, key))
     if "mask" in content and site.secure is not None:
-        reply = masked(site.secure, spec, at, content, reply)
+        counted = [] if job.job.counted is None else [job.job.counted]
+        reply = masked(site.secure, spec, at, content, reply, [*weights, *counted])
     answer = RecordDict({"reply": pack(reply)})
     if spec.exchange.writes:  # last of all, so that whatever fails leaves the memory as it was
         memory.keep(at, spec.at, new)

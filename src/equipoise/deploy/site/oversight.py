@@ -24,13 +24,12 @@ from equipoise import algorithms, objectives, tasks
 from equipoise.data.shards import shard_like
 from equipoise.deploy import agreement
 from equipoise.deploy.site.messages import forget_old
-from equipoise.deploy.site.owner import Counts, behind
+from equipoise.deploy.site.owner import Counts, behind, stages
 from equipoise.deploy.wire.messages import NAME, RECEIPT, read_address
 from equipoise.errors import Refusal, StopRun, not_none, refuse_unless, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import reading
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import network_config
 from equipoise.experiment.methods import may_project
 from equipoise.experiment.private import costs, promise
 from equipoise.experiment.problems import precision
@@ -51,11 +50,6 @@ LONGEST = 200  # letters of a name in the log
 def sites_of(config: Config) -> int:
     sites = not_none(config.federation).sites
     return sites if isinstance(sites, int) else len(sites)
-
-
-def stages(config: Config) -> tuple[Config, ...]:
-    """What is trained one after the other: with [convexify], the network first."""
-    return (config,) if config.convexify is None else (network_config(config), config)
 
 
 def plans_of(config: Config) -> list[Plan]:

@@ -29,6 +29,7 @@ from equipoise.data.silos.site import Pair
 from equipoise.deploy.site.messages import Job
 from equipoise.errors import not_none, refuse_unless
 from equipoise.experiment.config import Config
+from equipoise.experiment.convexify import network_config
 from equipoise.experiment.problems import Problem
 from equipoise.files import make_folder, write_whole
 from equipoise.privacy.policy import Policy
@@ -239,12 +240,22 @@ def check_rows(rules: Policy, config: Config, name: str, *, train: int, scored: 
     )
 
 
+def stages(config: Config) -> tuple[Config, ...]:
+    """What is trained one after the other: with [convexify], the network first."""
+    return (config,) if config.convexify is None else (network_config(config), config)
+
+
+def rows_count(config: Config) -> bool:
+    """Whether a site counts for as much of a masked sum as it has rows."""
+    return bool(not_none(config.federation).secure) and getattr(config.algorithm, "weights", None) == "samples"
+
+
 def check_shares(rules: Policy, config: Config, name: str, train: Mapping[str, int], mine: int) -> None:
     """A Refusal where rows are what a site counts for in a masked sum, and nearly all of them are one site's.
 
     Every site checks its own number, and masks cancel among those who were told the same numbers.
     """
-    if not not_none(config.federation).secure or getattr(config.algorithm, "weights", None) != "samples":
+    if not any(map(rows_count, stages(config))):
         return
     refuse_unless(train[name] == mine, f"'{name}' has told of {mine} rows, and all were told of {train[name]}")
     share = max(train.values()) / sum(train.values())

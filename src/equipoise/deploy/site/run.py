@@ -52,6 +52,7 @@ from equipoise.deploy.site.owner import (
     options_of,
     overseen_jobs,
     own_key,
+    rows_count,
     table_digest,
     told_statistics,
     visible,
@@ -128,7 +129,7 @@ def open_site(context: Context) -> Participant:
     def rows(agreed: Agreement) -> OwnerRows:
         now = rules()
         site = current_rows()
-        check_shares(now, config, name, dict(zip(agreed.sites, agreed.train, strict=True)), counts_of(site).train)
+        check_shares(now, config, name, rows_of_all(agreed), counts_of(site).train)
         train, test = encoded(site, Encoding.from_json(agreed.encoding), config, now)
         check_rows(now, config, name, train=len(train[1]))
         return OwnerRows(_shard(*train), _shard(*(test or train)))
@@ -162,6 +163,11 @@ def open_site(context: Context) -> Participant:
     guard = overseen(config, folder, file, lambda: counts_of(read_now()[0]), signer)
     overseen_parts = overseen_jobs(jobs, config, name, rules, trained)
     return Participant(name, folder, overseen_parts, answers, lambda: precision(config), secure, guard, draws)
+
+
+def rows_of_all(agreed: Agreement) -> dict[str, int]:
+    """That they train on, by site."""
+    return dict(zip(agreed.sites, agreed.train, strict=True))
 
 
 def no_counts() -> Counts:
@@ -300,7 +306,8 @@ def rows_site(
         agreed, now = read_setup()
         rows = trained_on(agreed)
         rows = compared(agreed, rows._replace(train=now.problem.shard_in_metric(rows.train)))
-        return Job(now.algorithm, now.problem.x, rows.train, config=now.digest)
+        counted = rows_of_all(agreed) if rows_count(agreement.stage(config, agreed)) else None
+        return Job(now.algorithm, now.problem.x, rows.train, config=now.digest, counted=counted)
 
     def evaluate() -> Job:
         agreed, now = read_setup()

@@ -19,7 +19,7 @@ from equipoise.engines.summation import Summation
 from equipoise.errors import Refusal, StopRun, refuse_unless
 from equipoise.privacy import fixed_point, masks, shamir, unmasking
 from equipoise.privacy.fixed_point import Integers
-from equipoise.privacy.site_masks import FEWEST, About, Limits, SiteMasks, keys_length, least_threshold
+from equipoise.privacy.site_masks import FEWEST, About, Limits, SiteMasks, check_weights, keys_length, least_threshold
 from equipoise.privacy.unmasking import Batch
 from equipoise.protocol import Algorithm, Reply, Vector
 from equipoise.steps.rules import StepSizes
@@ -81,10 +81,15 @@ def check_masked(secure: SecureSite | None, spec: ExchangeSpec, content: RecordD
     refuse_unless(not asked or (secure is not None and total), "this site was asked for a mask and has none")
 
 
-def read_message(secure: SecureSite | None, spec: ExchangeSpec, at: Address, content: RecordDict) -> Any:
-    """This site's part of what all members of a sum were sent; without masks, what it was sent."""
+def read_message(
+    secure: SecureSite | None, spec: ExchangeSpec, at: Address, content: RecordDict
+) -> tuple[Any, list[dict[str, float]]]:
+    """This site's part of what all members of a sum were sent, and their weights if there are any in it.
+
+    Without masks, what it was sent.
+    """
     if secure is None or "mask" not in content:
-        return unpack(content.get("message"), spec.message)
+        return unpack(content.get("message"), spec.message), []
     header: Any = content["mask"]
     members = secure.masks.members({**header, "run": at.run})
     k = members.index(secure.masks.name)
@@ -92,31 +97,24 @@ def read_message(secure: SecureSite | None, spec: ExchangeSpec, at: Address, con
         rows, width = header.get(what), len(mine)
         said = isinstance(rows, list) and len(rows) == width * len(members) and rows[k * width : (k + 1) * width]
         refuse_unless(said == mine, "the message says something else to this site than to all members of the sum")
-    table = unpack(content.get("message"), spec.table(len(members)))
+    table, weights = unpack(content.get("message"), spec.table(len(members))), list[np.ndarray]()
     for leaf, varies in zip(jax.tree.leaves(table), spec.varies, strict=True):
         if varies and np.issubdtype(leaf.dtype, np.integer):
             refuse_unless(len({*leaf.ravel().tolist()}) == len(members), "two sites would have the same number")
         elif varies:
-            check_weights(leaf, secure.limits().weight)
+            weights.append(leaf)
     if spec.exchange.weights is not None:
-        check_weights(spec.exchange.weights(table), secure.limits().weight)
-    return spec.row(table, k)
-
-
-def check_weights(weights: np.ndarray, most: float) -> None:
-    """Of all members of a sum: with nearly all of the weight on one of them, the sum is that one's."""
-    fine = weights.ndim == 1 and np.issubdtype(weights.dtype, np.floating) and np.isfinite(weights).all()
-    refuse_unless(fine and (weights >= 0).all() and weights.sum() > 0, "the weights of this masked sum are not valid")
-    share = float(weights.max() / weights.sum())
-    refuse_unless(
-        share <= most,
-        f"a site would have {share:.4g} of the weight of this masked sum, and this site takes part up to {most:g}: "
-        f"set federation.cap = {most:g}, or let the sites say most_weight in site.toml",
-    )
+        weights.append(np.asarray(spec.exchange.weights(table)))
+    for some in weights:
+        check_weights(some, secure.limits().weight)
+    return spec.row(table, k), [dict(zip(members, some.tolist(), strict=True)) for some in weights]
 
 
 def check_own_weight(weight: Any, members: int, most: float) -> None:
-    """Where each site keeps its own weight and nobody knows all: a band in which no site can have more than `most`."""
+    """Where each site keeps its own weight and nobody knows all: a band in which no site can have more than `most`.
+
+    `members` are as many as have to answer, as a site that is missing adds nothing.
+    """
     low = lowest_weight(members, most)
     if not low <= float(weight) <= HIGHEST:
         raise StopRun(
@@ -157,20 +155,27 @@ def lowest_weight(members: int, most: float) -> float:
     return HIGHEST * (1 - most) / (most * max(members - 1, 1))
 
 
-def masked(secure: SecureSite, spec: ExchangeSpec, at: Address, content: RecordDict, reply: Reply) -> Reply:
-    """The reply, with its total hidden."""
+def masked(
+    secure: SecureSite,
+    spec: ExchangeSpec,
+    at: Address,
+    content: RecordDict,
+    reply: Reply,
+    weights: Sequence[Mapping[str, float]] = (),
+) -> Reply:
+    """The reply, with its total hidden; `weights` are what all members count for."""
     header: Any = content["mask"]
     arrays: Any = content["message"]
     context, subject = context_of(at, header, arrays), subject_of(at, header, arrays)
     place = masks.digest_of([at.part, at.run, at.round, at.exchange])
 
-    def encode(n: int) -> Integers:
+    def encode(n: int, fewest: int) -> Integers:
         if spec.exchange.counts is not None:
-            check_own_weight(spec.exchange.counts(reply), n, secure.limits().weight)
+            check_own_weight(spec.exchange.counts(reply), fewest, secure.limits().weight)
         return fixed_point.encode(reply.total, n, secure.bound)
 
     about = About(subject.hex(), place.hex(), at.plan)
-    return reply._replace(total=secure.masks.mask({**header, "run": at.run}, encode, context, about))
+    return reply._replace(total=secure.masks.mask({**header, "run": at.run}, encode, context, about, weights))
 
 
 # At the server.
