@@ -16,6 +16,7 @@ import pytest
 
 from equipoise import keep_programs
 from equipoise._jax import PATIENCE
+from tests import programs
 
 # Tests compile much and run little: code is emitted the short way, which takes a third of the time of the usual one.
 # And they wait for each other, as commands do: with other flags the same programs would be compiled once more.
@@ -144,25 +145,17 @@ def tiers(request):
     return request.config.stash[TIERS]
 
 
-compiled = 0
-
-
-def count_programs(event, seconds, **_):
-    global compiled
-    compiled += event == "/jax/core/compile/backend_compile_duration"
-
-
-jax.monitoring.register_event_duration_secs_listener(count_programs)
+forgotten = 0
 
 
 @pytest.fixture(autouse=True)
 def forget_programs_when_there_are_many():
     """Thousands of them fill the memory of a small machine; forgotten too often, they are all lowered again."""
-    global compiled
-    if compiled > PROGRAMS:
+    global forgotten
+    if programs.count() - forgotten > PROGRAMS:
         jax.clear_caches()
         gc.collect()
-        compiled = 0
+        forgotten = programs.count()
 
 
 def pytest_collection_finish():
