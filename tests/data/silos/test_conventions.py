@@ -78,7 +78,7 @@ DAY = date(2024, 5, 6)
         ("2024-05-06", DAY, DAY), ("2024/5/6", DAY, DAY), ("06.05.2024", DAY, date(2024, 6, 5)),
         ("06/05/2024", DAY, date(2024, 6, 5)), ("31.01.2024", date(2024, 1, 31), None),
         ("01/31/2024", None, date(2024, 1, 31)), ("6 May 2024", DAY, DAY), ("06-MAY-2024", DAY, DAY),
-        ("06may2024", DAY, DAY),
+        ("06may2024", DAY, DAY), ("May 6, 2024", DAY, DAY), ("may 06 2024 1:00 pm", *[datetime(2024, 5, 6, 13)] * 2),
         ("2024-02-30", None, None), ("2024-05-06T10:00:00Z", datetime(2024, 5, 6, 10), datetime(2024, 5, 6, 10)),
         ("2024-05-06T10:00:00+02:00", datetime(2024, 5, 6, 8), datetime(2024, 5, 6, 8)),
         ("2024-05-06 10:00:00.25-0130", *[datetime(2024, 5, 6, 11, 30, 0, 250000)] * 2),
@@ -188,6 +188,12 @@ def test_thousands_that_contradict_the_same_column_elsewhere_are_not_guessed(tmp
             "'01/31/2024' is not written with the day first although other cells",
         ),
         (["31.01.24", "01.02.24", "02.02.24"], "data row 1: '31.01.24' has a year of two digits"),
+        (
+            ["$1,200", "$5.50", "$7"],
+            "data row 1: '$1,200' is a number with something beside it; write the number alone",
+        ),
+        (["1.200,5 €", "5,50 EUR", "b"], "data row 1: '1.200,5 €' is a number with something beside it"),
+        (["(5.5)", "7.5", "$8", "b"], "data row 1: '(5.5)' is a number with something beside it"),
         (["12%", "13%", "14"], "data row 3: '14' has no percent sign although cells above have one"),
     ],
 )
@@ -207,6 +213,11 @@ def test_a_setting_that_the_cells_contradict_is_a_sentence(tmp_path):
     )
     assert said(read, tmp_path, decimal=";") == "decimal is ';'; give 'auto', '.' or ','"
     assert said(read, tmp_path, dates="iso") == "dates is 'iso'; give 'auto', 'day-first' or 'month-first'"
+
+
+def test_names_with_a_number_in_them_are_names(tmp_path):
+    cells = ["$5", "ward (5)", "5 mg", "EUR", "room $", "6 mg"]
+    assert len(read(write(tmp_path, a={"x": cells}), test=0).encoding.inputs) == 6
 
 
 def test_names_that_look_like_numbers_stay_names_if_asked(tmp_path):

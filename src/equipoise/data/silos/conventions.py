@@ -12,7 +12,7 @@ import polars as pl
 from pydantic import Field
 
 from equipoise.data.silos.cells import TEXTS, Table, first_row
-from equipoise.data.silos.written import DOTTED, SHORT_YEAR, THOUSANDS
+from equipoise.data.silos.written import DOTTED, MONEY, SHORT_YEAR, THOUSANDS
 from equipoise.errors import require
 
 DECIMALS = (".", ",")
@@ -74,6 +74,8 @@ class Look(NamedTuple):
     unsigned: int | None = None  # and of one without, other than zero
     short: int | None = None  # the first row of a date with a year of two digits
     shorts: int = 0  # how many
+    amount: int | None = None  # the first row of an amount of money, or of one in brackets
+    amounts: int = 0
 
 
 def look(table: Table, names: Iterable[str]) -> dict[str, Look]:
@@ -134,12 +136,15 @@ def _questions(table: Table, name: str) -> dict[str, pl.Expr]:
         }
     number = pl.coalesce(pl.col(f"{i} number"), pl.col(f"{i} comma"))
     short = cell.str.contains(SHORT_YEAR)
+    amount = pl.col(f"{i} odd").str.contains(MONEY) & number.is_null()
     return out | {
         "infinite": first_row(number.is_infinite()),
         "signed": first_row(signed & number.is_not_null()),
         "unsigned": first_row(~signed & (number != 0)),
         "short": first_row(short),
         "shorts": short.sum(),
+        "amount": first_row(amount),
+        "amounts": amount.sum(),
     }
 
 
@@ -155,7 +160,7 @@ def _closely(answers: dict[str, Any], closer: dict[str, Any]) -> Look:
         )  # fmt: skip
 
     number, date = writing("number", DECIMALS, (",", ".")), writing("date", ORDERS, ("/", "."))
-    rest = {key: closer[key] for key in ("infinite", "signed", "unsigned", "short", "shorts")}
+    rest = {key: closer[key] for key in ("infinite", "signed", "unsigned", "short", "shorts", "amount", "amounts")}
     return Look(answers["cells"], answers["first"], number=number, date=date, **rest)
 
 

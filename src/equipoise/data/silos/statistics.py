@@ -279,6 +279,11 @@ def _of_texts(table: Table, name: str, seen: Look, options: Options, remedy: str
         f"{where} {seen.short}: {table.cell(name, seen.short) if seen.short else ''} has a year of two digits, which "
         f"can be read in several ways; write years with four, or set {names}",
     )
+    require(
+        not seen.amounts or (seen.number.either + seen.amounts) * 2 <= seen.cells,
+        f"{where} {seen.amount}: {table.cell(name, seen.amount) if seen.amount else ''} is a number with something "
+        f"beside it; write the number alone, and what is below zero with a minus, or set {names}",
+    )
     return _Kind("text", seen.number.unread[0] or seen.first or 0)
 
 

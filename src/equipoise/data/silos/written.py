@@ -16,9 +16,15 @@ CLOCK = (
 )
 DATE = (
     r"^(?:(?P<y1>\d{4})[-/.](?P<m1>\d{1,2})[-/.](?P<d1>\d{1,2})|(?P<one>\d{1,2})[-/.](?P<two>\d{1,2})[-/.](?P<y2>\d{4})"
-    rf"|(?P<d3>\d{{1,2}})[- ]?(?P<name>[A-Za-z]{{3}})[a-z]*[- ]?(?P<y3>\d{{4}})){CLOCK}$"
+    r"|(?P<d3>\d{1,2})[- ]?(?P<name>[A-Za-z]{3})[a-z]*[- ]?(?P<y3>\d{4})"
+    rf"|(?P<before>[A-Za-z]{{3}})[a-z]*\.? (?P<d4>\d{{1,2}}),? (?P<y4>\d{{4}})){CLOCK}$"
 )
 SHORT_YEAR = r"^\d{1,2}[-/.]\d{1,2}[-/.]\d{2}(?:$|[^\d])"
+CURRENCY = r"(?:[$€£¥]|EUR|USD|GBP|CHF)"
+AMOUNT = r"[-+]? ?\d[\d.,' ]*"
+MONEY = (
+    rf"^(?:[-+]? ?{CURRENCY} ?{AMOUNT}|{AMOUNT}{CURRENCY}|\((?:{CURRENCY} ?)?{AMOUNT}{CURRENCY}?\))$"  # $5, 5 €, (5)
+)
 DOTTED = r"^\d{1,2}\.\d{1,2}\.\d{4}"
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 DAY = 86_400_000_000  # microseconds
@@ -74,11 +80,15 @@ def _days(parts: pl.Expr, month: str, day: str) -> pl.Expr:
     def whole(name: str) -> pl.Expr:
         return part(name).cast(pl.Int64, strict=False).fill_null(0)
 
-    named = part("name").str.to_lowercase().replace_strict(MONTHS, [str(k) for k in range(1, 13)], default=None)
+    named = (
+        pl.coalesce(part("name"), part("before"))
+        .str.to_lowercase()
+        .replace_strict(MONTHS, [str(k) for k in range(1, 13)], default=None)
+    )
     date = pl.concat_str(
-        pl.coalesce(part("y1"), part("y2"), part("y3")),
+        pl.coalesce(part("y1"), part("y2"), part("y3"), part("y4")),
         pl.coalesce(part("m1"), part(month), named),
-        pl.coalesce(part("d1"), part(day), part("d3")),
+        pl.coalesce(part("d1"), part(day), part("d3"), part("d4")),
         separator="-",
     ).str.to_date("%Y-%m-%d", strict=False)
     half, zone = part("half").str.to_lowercase(), part("zone")
