@@ -330,6 +330,20 @@ def test_all_rows_at_one_site_are_all_of_a_masked_sum():
     check_shares(rules, weighed("uniform"), "south", rows, 60)
 
 
+def test_all_rows_at_one_site_are_all_of_the_sums_of_features():
+    """Whatever the algorithm counts, they are sums over rows."""
+    method = {"name": "fedavg", "steps": 1, "local_lr": 0.1}
+    convexify = {"kind": "coordinates", "features": 9, "algorithm": method}
+    plan = settings(objective={"name": "average"}, federation={"secure": True}, convexify=convexify)
+    plan |= {"algorithm": method, "model": {"name": "mlp", "hidden": [5]}}
+    rows = {"east": 30, "north": 20_000, "south": 60}
+    with pytest.raises(
+        Refusal, match=r"a site has 0\.9955 of all rows .*; let the sites say most_weight in site\.toml"
+    ):
+        check_shares(policy.Policy(), config.parse(plan), "south", rows, 60)
+    check_shares(policy.Policy(most_weight=1.0), config.parse(plan), "south", rows, 60)
+
+
 def test_no_algorithm_sends_a_model_that_the_owner_does_not_see():
     """The first exchange of every one brings a model; later ones bring it too, or go on from it with a correction."""
     d = 3

@@ -253,16 +253,19 @@ def rows_count(config: Config) -> bool:
 def check_shares(rules: Policy, config: Config, name: str, train: Mapping[str, int], mine: int) -> None:
     """A Refusal where rows are what a site counts for in a masked sum, and nearly all of them are one site's.
 
+    In averages over samples, and in the sums of features of [convexify].
     Every site checks its own number, and masks cancel among those who were told the same numbers.
     """
-    if not any(map(rows_count, stages(config))):
+    sampled = any(map(rows_count, stages(config)))
+    if not sampled and not (not_none(config.federation).secure and config.convexify is not None):
         return
     refuse_unless(train[name] == mine, f"'{name}' has told of {mine} rows, and all were told of {train[name]}")
     share = max(train.values()) / sum(train.values())
+    instead = "set algorithm.weights = 'uniform', or " if sampled else ""
     refuse_unless(
         share <= rules.most_weight,
         f"a site has {share:.4g} of all rows and so of the masked sums, and this site takes part up to "
-        f"{rules.most_weight:g}; set algorithm.weights = 'uniform', or let the sites say most_weight in site.toml",
+        f"{rules.most_weight:g}; {instead}let the sites say most_weight in site.toml",
     )
 
 

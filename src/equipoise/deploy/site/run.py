@@ -347,7 +347,8 @@ def rows_site(
         algorithm = moments(made.inputs.shape[1], everyone(len(agreed.sites)))
         digest = agreement.digest_of(config, agreed)
         x = jnp.zeros(algorithm.size, made.inputs.dtype)
-        return Job(algorithm, x, made, config=digest, within=lambda: jax.enable_x64(True))
+        counted = rows_of_all(agreed)
+        return Job(algorithm, x, made, config=digest, within=lambda: jax.enable_x64(True), counted=counted)
 
     def moments_of_inputs() -> Job:
         agreed = read_agreement(folder, name)
