@@ -8,6 +8,9 @@ EXTRAS := .[data,dev,docs,flower,mlflow,privacy,tensorboard]
 # uv where there is one, and pip where there is none or where it finds no packages (it does not read pip's settings).
 INSTALL = { command -v uv >/dev/null && uv pip install --quiet --python $(BIN)/python --editable '$(1)'; } || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '$(1)'
 
+# Modules are compiled once, not once more by each of the processes that tests start: images of containers often set it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup tools demo lint test test-all docs bench clean
 .DEFAULT_GOAL := help
 

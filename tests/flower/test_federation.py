@@ -59,7 +59,7 @@ def federation(tmp_path_factory):
 def steady(federation):
     """A run in which all sites have to answer in every round."""
     settings = silos.settings(
-        run={"rounds": 100, "evaluate_every": 50}, federation={"least": 3, "gather": 90.0, "exchange": 60.0}
+        run={"rounds": 40, "evaluate_every": 20}, federation={"least": 3, "gather": 90.0, "exchange": 60.0}
     )
     run = ServedRun(federation, "steady", settings)
     yield run
