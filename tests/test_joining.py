@@ -29,7 +29,7 @@ def own_task():
 
 
 def own_intercept(z, y):
-    """Of log odds z, by Newton; of an intercept for each of two classes the ridge is half of it for their difference."""
+    """Of log odds z, by Newton; of an intercept for each of two classes the ridge is half that of their difference."""
     b = 0.0
     for _ in range(30):
         p = 1 / (1 + np.exp(-z - b))
