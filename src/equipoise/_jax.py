@@ -39,6 +39,8 @@ def use_all_cores() -> None:
     Has an effect only before JAX is first used, and only where the user did not decide. They wait for each other as
     long as it takes.
     """
+    # Linear algebra in one thread per device: with more, those that wait for the others take most of the time.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import jax
 
     flags = os.environ.get("XLA_FLAGS", "")

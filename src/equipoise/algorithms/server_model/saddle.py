@@ -5,7 +5,8 @@
 A primal-dual interior point method with Mehrotra's predictor and corrector. Lam and psi come as a dual's `Interior`:
 parts w of the weights with w >= 0 and w <= cap, which for most duals are the weights themselves. Its unknowns are
 w, a, the multiplier nu of the sum, and the slacks and prices of the bounds and of a ball. One step solves the system of
-order m + k + 1 (+ 1 with a ball) that is left when all others are eliminated.
+order m + k + 1 (+ 1 with a ball) that is left when all others are eliminated, by two Cholesky factors: one of its part
+in w, one of what that leaves of the rest.
 
 Double precision throughout, whatever the run uses: callers trace it under `jax.enable_x64`, which JAX allows inside a
 program that otherwise has single precision only; it is then compiled like everything else.
@@ -23,6 +24,7 @@ from equipoise.objectives.dual import Interior
 from equipoise.protocol import tree_where
 
 TOLERANCE, MOST_ITERATIONS = 1e-11, 50
+CHOLESKY = 1e-14  # relative: what is added to a matrix that may be singular but for rounding
 NEGLIGIBLE = 1e-12  # relative to p: a weight this small is as good as none
 USELESS = 1e-2  # a residual, relative to the problem's scale, beyond which the answer is of no use
 
@@ -53,6 +55,16 @@ class Residuals(NamedTuple):
     rest: Float[Array, " k+1"]  # in a, and of the sum
     ball: Float[Array, ""]  # what its slack lacks; the other slacks are exact
     products: Float[Array, ""]  # mean of slack times price
+
+
+def lower(H: Float[Array, "m m"]) -> Float[Array, "m m"]:
+    """The Cholesky factor."""
+    return jax.lax.linalg.cholesky(H, symmetrize_input=False)
+
+
+def below(root: Float[Array, "m m"], right: Float[Array, "m j"], *, transpose: bool = False) -> Float[Array, "m j"]:
+    """The factor's inverse, or its transpose's, times `right`."""
+    return jax.lax.linalg.triangular_solve(root, right, left_side=True, lower=True, transpose_a=transpose)
 
 
 def solve(
@@ -131,17 +143,20 @@ def solve(
     def size(r: Residuals) -> Array:
         return jnp.max(jnp.abs(jnp.concatenate([r.slopes, r.rest, jnp.stack([r.ball, n * r.products])])))
 
-    def system(at: Iterate, r: Residuals) -> Array:
-        """The matrix of a Newton step, of which the steps in all slacks and prices but the ball's are eliminated."""
+    def system(at: Iterate, r: Residuals) -> tuple[Array, Array, Array]:
+        """The matrix [[-H, B], [B', R]] of a Newton step, H in w and B, R for a, the sum and the ball's price.
+
+        The steps in all other slacks and prices are eliminated.
+        """
         bend = penalty_slopes(at.w)[1] + on_weights(at.price / at.slack, 1.0) + rounding
         bend = bend + 2 * at.price[-1] if ball else bend
         in_a = jnp.tensordot(at.w, A, 1) + rounding * jnp.eye(k)
-        below = jnp.concatenate([r.models, jnp.full((m, 1), -1.0)], axis=1)
-        K = jnp.block([[-(bends(at.w) + jnp.diag(bend)), below], [below.T, jnp.pad(in_a, (0, 1))]])
+        B = jnp.concatenate([r.models, jnp.full((m, 1), -1.0)], axis=1)
+        R = jnp.pad(in_a, (0, 1))
         if ball:
-            edge = jnp.pad(-2 * (at.w - p), (0, k + 1))
-            K = jnp.block([[K, edge[:, None]], [edge[None, :], (at.slack[-1:] / at.price[-1:])[None, :]]])
-        return K
+            B = jnp.concatenate([B, -2 * (at.w - p)[:, None]], axis=1)
+            R = jnp.pad(R, (0, 1)).at[-1, -1].set(at.slack[-1] / at.price[-1])
+        return bends(at.w) + jnp.diag(bend), B, R
 
     def longest(at: Iterate, step: Iterate) -> Array:
         """The largest step up to 1 that keeps all slacks and prices positive."""
@@ -150,8 +165,19 @@ def solve(
 
     def advance(state: tuple) -> tuple:
         at, r, best, best_size, i, _ = state
-        K = system(at, r)
-        factors = jax.scipy.linalg.lu_factor(K)
+        H, B, R = system(at, r)
+        root = lower(H + (CHOLESKY * jnp.max(jnp.diagonal(bends(at.w)))) * jnp.eye(m))
+        V = below(root, B)
+        small = R + V.T @ V
+        sizes = jnp.sqrt(jnp.diagonal(small))  # of the unknowns beside w, which are of all kinds
+        small_root = lower(small / (sizes[:, None] * sizes[None, :]) + CHOLESKY * jnp.eye(len(sizes)))
+
+        def solved(one: Array, two: Array) -> tuple[Array, Array]:
+            u = below(root, one[:, None])
+            right = (two[:, None] + V.T @ u) / sizes[:, None]
+            y = below(small_root, below(small_root, right), transpose=True) / sizes[:, None]
+            return below(root, V @ y - u, transpose=True)[:, 0], y[:, 0]
+
         # Products that vanish before the slopes do would leave no room to move: logarithms are far from linear.
         least = jnp.where(jnp.max(jnp.abs(r.slopes)) > n * r.products, 0.5, 1e-6)
 
@@ -159,16 +185,16 @@ def solve(
             """First the predictor, then the corrector, whose target and second order the predictor gives."""
             target, second = carry[:2]
             up = (target - second) / at.slack - at.price
-            right = [-(r.slopes + on_weights(up, -1.0)), -r.rest]
-            right += [jnp.atleast_1d(up[-1] * at.slack[-1] / at.price[-1] - r.ball)] if ball else []
-            b = jnp.concatenate(right)
-            y = jax.scipy.linalg.lu_solve(factors, b)
-            y = y + jax.scipy.linalg.lu_solve(factors, b - K @ y)
-            dw = y[:m]
+            one, two = -(r.slopes + on_weights(up, -1.0)), -r.rest
+            if ball:
+                two = jnp.append(two, up[-1] * at.slack[-1] / at.price[-1] - r.ball)
+            dw, y = solved(one, two)
+            more = solved(one + H @ dw - B @ y, two - dw @ B - R @ y)  # the first was with a little added
+            dw, y = dw + more[0], y + more[1]
             slack = slacks(dw, 0.0, r.ball - 2 * (at.w - p) @ dw)
             price = up - at.price / at.slack * slack
             price = price.at[-1].set(y[-1]) if ball else price
-            step = Iterate(dw, y[m : m + k], y[m + k], slack, price)
+            step = Iterate(dw, y[:k], y[k], slack, price)
             length = longest(at, step)
             ahead = (at.slack + length * slack) @ (at.price + length * price) / slack.size
             centring = jnp.maximum((ahead / r.products) ** 3, least)
