@@ -1,11 +1,16 @@
 """A method of somebody else has a row by one file and one command, or is refused in a sentence."""
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from equipoise.bench import entering, entries
+from equipoise import artifact
+from equipoise.bench import entering, entries, federations
+from equipoise.bench.run import run_outputs
 from equipoise.cli import app
 from equipoise.errors import InputError
+from equipoise.experiment import config, records, run
+from tests.searches import tiny
 
 COINS = "tests.bench.owners:coins"
 
@@ -93,10 +98,26 @@ def averaging(task, sample, *, steps: int = 5, local_lr: float = 0.5) -> Algorit
 '''
 
 
-DIVERGES = pytest.param("jnp.nan", 2, marks=pytest.mark.thorough(witness="::test_a_broken_one_is_refused"))
+def test_an_algorithm_is_known_by_its_name_and_run_by_its_configuration(tmp_path, monkeypatch):
+    """With the stand-in for the engine of `tests/searches`: its model's own outputs are what is scored."""
+    tiny.use(monkeypatch)
+    (tmp_path / "mine_averaging.py").write_text(ALGORITHM.replace("SIZE", "1"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry = entering.method("mine_averaging:averaging")
+    assert (entry.about, entry.kind) == ("Averages, written here.", "entered")
+    entry.settings["model"] = {"own": "none"}
+    parsed = config.parse(federations.settings(COINS, 0, entry.settings))
+    done = run.run(parsed, tmp_path / "run")
+    assert done.config["algorithm"]["name"] == "mine_averaging:averaging"
+    split = federations.split_of(COINS, federations.problem_of(COINS, 0))
+    found, saved = run_outputs(done, parsed, "mine", split), artifact.load(done.path / records.MODEL)
+    for outputs, inputs in zip(found, split.test_inputs, strict=True):
+        z = np.exp(saved.outputs(np.asarray(inputs)))
+        np.testing.assert_allclose(outputs, z / z.sum(axis=1, keepdims=True), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("size", "exit_code"), [("1", 0), DIVERGES])
+@pytest.mark.thorough(witness="::test_an_algorithm_is_known_by_its_name_and_run_by_its_configuration")
+@pytest.mark.parametrize(("size", "exit_code"), [("1", 0), ("jnp.nan", 2)])
 def test_an_algorithm_enters_or_is_refused(size, exit_code, tmp_path, monkeypatch):
     name = f"averaging_{exit_code}"
     (tmp_path / f"{name}.py").write_text(ALGORITHM.replace("SIZE", size))

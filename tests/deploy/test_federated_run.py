@@ -148,7 +148,7 @@ def test_other_methods_as_on_one_machine(name, tmp_path):
 
 
 def test_step_sizes_of_what_every_site_measures(tmp_path):
-    told = settings(algorithm={"name": "scaffpd", "steps": 3, "local_lr": "auto", "rule": "tuned"}, run={"rounds": 30})
+    told = settings(algorithm={"name": "scaffpd", "steps": 3, "local_lr": "auto", "rule": "tuned"}, run={"rounds": 16})
     here = config.parse(told)
     data = silos.write(tmp_path / "silos")
     over = run_federation(here, tmp_path / "flower", grid(here, data, tmp_path / "homes"))
