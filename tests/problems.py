@@ -86,6 +86,12 @@ def build(name: str, *, n: int = N, dim: int = DIM, batch: int | None = None, m:
     return ALGORITHMS[name].build_example(task, eq.objectives.chi2(n, 0.1), sample)
 
 
+def in_programs(task: Any) -> Any:
+    """The task, whose functions are a program each: called as they are, every operation in them would be one."""
+    named = ("loss", "grad", "predict")
+    return task._replace(**{name: jax.jit(of) for name in named if (of := getattr(task, name)) is not None})
+
+
 def everything(server: Any) -> Any:
     return server
 

@@ -16,8 +16,9 @@ N, D, ROWS = 4, 6, 20
 BASE = {
     "data": {"name": "synthetic", "options": {"dim": D, "samples": ROWS, "scale": 20.0, "shift": 1.0}},
     "partition": {"clients": N},
-    "model": {"l2": 0.1},
-    "objective": {"name": "chi2", "rho": 0.1},
+    "model": {"l2": 0.1, "own": "none"},
+    "objective": {"name": "chi2", "rho": 0.1, "of": "losses"},
+    "personal": {"kind": "none"},
     "algorithm": {"name": "scaffpd_model", "steps": 5},
     "run": {"rounds": 8, "precision": "float64"},
 }
