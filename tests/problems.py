@@ -67,10 +67,10 @@ each_dual = pytest.mark.parametrize(
 )
 
 
-def each_kind(law: Any) -> Any:
+def each_kind(law: Any, kinds: tuple[str, ...] = KINDS) -> Any:
     """A law of engines: of one algorithm of each kind in `make test`, of all of them in `make test-all`."""
     later = pytest.mark.thorough(witness=f"::{law.__name__}[scaffpd]")
-    marks = {name: [pytest.mark.xdist_group(name), *([] if name in KINDS else [later])] for name in EVERY}
+    marks = {name: [pytest.mark.xdist_group(name), *([] if name in kinds else [later])] for name in EVERY}
     return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in EVERY])(law)
 
 

@@ -104,7 +104,9 @@ def test_whoever_approves_is_told_what_the_server_would_see(case):
         policy.check(policy.Policy(ask=False, losses=False), plan, set())
 
 
-@pytest.mark.thorough(witness="deploy/test_federated_run.py::test_other_methods_as_on_one_machine[capped and clipped]")
+@pytest.mark.thorough(
+    witness="deploy/test_faults.py::test_a_huge_loss_is_bounded_by_the_defences_where_every_length_is_believed"
+)
 def test_gradients_are_clipped_from_a_file(tmp_path):
     """At the median itself the run is another one; where no gradient is shown it is refused."""
     plain = settings(run={"rounds": 2, "evaluate_every": 2}, model={"l2": 0.1})
