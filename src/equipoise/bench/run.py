@@ -188,14 +188,14 @@ def _train(
         label = DEFAULT if parsed == config.parse(federations.settings(name, job.split)) else job.method
         places.append(f"{folders.name(label)}/split-{job.split}")
         planned.setdefault(places[-1], plan.PlannedRun(label, places[-1], parsed, {}, {}, job.split))
-    told: set[str] = set()
+    announced: set[str] = set()
 
-    def seen(run: plan.PlannedRun, *_: Any) -> None:
-        if run.label not in told:
-            told.add(run.label)
+    def announce(run: plan.PlannedRun, *_: Any) -> None:
+        if run.label not in announced:
+            announced.add(run.label)
             watch(name, run.label)
 
-    done = plan.run_all(list(planned.values()), folder / RUNS / folders.name(name), watch=seen)
+    done = plan.run_all(list(planned.values()), folder / RUNS / folders.name(name), watch=announce)
     runs = dict(zip(planned, done, strict=True))
     for job, place in zip(jobs, places, strict=True):
         run, (_, split, alone) = runs[place], computed[job.split]

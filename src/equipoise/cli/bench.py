@@ -53,7 +53,7 @@ def bench(
         chosen = federations.chosen(federation)
         methods = {name: entering.method(name) for name in method or METHODS}
         if not show:
-            entering.check(methods, chosen[0])
+            entering.check(methods, chosen[-1])
             run.run(out, chosen, methods, range(splits), _tell, workers=workers, begin=keep_programs)
         together = entries.together([out, *(with_ or [])])
         page.show(standings.standings(together), out)
