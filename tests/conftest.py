@@ -61,6 +61,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers, and the commands that te
         "JAX_COMPILATION_CACHE_DIR": str(COMPILED),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",  # a program need not know from where each of its operations comes
         "OPENBLAS_NUM_THREADS": "1",  # a worker for every core computes already; idle threads only spin
         "OMP_NUM_THREADS": "1",
     }

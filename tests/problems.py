@@ -67,10 +67,10 @@ each_dual = pytest.mark.parametrize(
 )
 
 
-def each_kind(law: Any) -> Any:
+def each_kind(law: Any, kinds: tuple[str, ...] = KINDS) -> Any:
     """A law of engines: of one algorithm of each kind in `make test`, of all of them in `make test-all`."""
     later = pytest.mark.thorough(witness=f"::{law.__name__}[scaffpd]")
-    marks = {name: [pytest.mark.xdist_group(name), *([] if name in KINDS else [later])] for name in EVERY}
+    marks = {name: [pytest.mark.xdist_group(name), *([] if name in kinds else [later])] for name in EVERY}
     return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in EVERY])(law)
 
 
@@ -84,6 +84,12 @@ def build(name: str, *, n: int = N, dim: int = DIM, batch: int | None = None, m:
     task = eq.tasks.ridge(dim, 0.1, batch)
     sample = eq.cohorts.everyone(n) if m is None else eq.cohorts.uniform(n, m)
     return ALGORITHMS[name].build_example(task, eq.objectives.chi2(n, 0.1), sample)
+
+
+def in_programs(task: Any) -> Any:
+    """The task, whose functions are a program each: called as they are, every operation in them would be one."""
+    named = ("loss", "grad", "predict")
+    return task._replace(**{name: jax.jit(of) for name in named if (of := getattr(task, name)) is not None})
 
 
 def everything(server: Any) -> Any:

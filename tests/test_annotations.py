@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 from typing import Generic, get_args, get_origin
 
+import pytest
+
 CODE = """
+import sys
+
 from jaxtyping import install_import_hook
 
 import tests.test_annotations  # its typechecker
@@ -26,11 +30,12 @@ import equipoise as eq
 from equipoise.algorithms import ALGORITHMS
 from equipoise.engines import kernel
 from equipoise.objectives import DUALS
-from tests.problems import build, start, unequal
+from tests.problems import KINDS, build, start, unequal
 
 data, checked = unequal(), []
 for name in ALGORITHMS:
-    for algorithm in (build(name), build(name, batch=2)):
+    drawn = [build(name, batch=2)] if sys.argv[1] == "all" or name in KINDS else []
+    for algorithm in (build(name), *drawn):
         state = kernel.init(algorithm, start())
         round = lambda state, data: kernel.step(algorithm, state, kernel.prepare(algorithm, data), jax.random.key(0))
         jax.eval_shape(round, state, data)
@@ -64,9 +69,15 @@ def checked(function):
     return beartype(function)
 
 
-def test_what_annotations_promise_holds():
+LATER = pytest.mark.thorough(witness="::test_what_annotations_promise_holds[a few]")
+
+
+@pytest.mark.parametrize("minibatches", ["a few", pytest.param("all", marks=LATER)])
+def test_what_annotations_promise_holds(minibatches):
+    """Of all algorithms, and with minibatches of one of each kind or of all."""
     root = Path(__file__).parents[1]
-    out = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, cwd=root, check=False)
+    command = [sys.executable, "-c", CODE, minibatches.split()[-1]]
+    out = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
     assert out.returncode == 0, out.stderr[-3000:]
     names = out.stdout.split()
     assert names[-1] == "TypeCheckError"

@@ -153,6 +153,7 @@ def test_a_formula_that_cannot_be_read_is_a_warning(site_pages, caplog):
         assert "somewhere.md: the formula" in caplog.text, wrong
 
 
+@pytest.mark.thorough(witness="test_docs_commands.py::test_the_commands_of_a_page_run_one_after_the_other[README.md]")
 def test_the_first_five_minutes(tmp_path, monkeypatch):
     """From an empty folder, with the stand-in for the engine of `tests/searches`."""
     tiny.use(monkeypatch)

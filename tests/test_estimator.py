@@ -12,7 +12,7 @@ from tests.searches import tiny
 
 QUICK = {
     "run": {"rounds": 8, "score": "accuracy"},
-    "model": {"l2": 0.01, "own": "none"},
+    "model": {"l2": 0.01, "own": "none", "metric": "none"},
     "objective": {"of": "losses"},
 }
 

@@ -21,7 +21,7 @@ X = RNG.normal(size=(120, 3)) + (OWNERS == "west")[:, None]
 Y = np.where(X @ [1.0, -2.0, 0.5] > 0, "ill", "well")
 
 
-PLAIN = {"model": {"own": "none"}, "objective": {"of": "losses"}}
+PLAIN = {"model": {"own": "none", "metric": "none"}, "objective": {"of": "losses"}}
 
 
 def classifier():
@@ -35,7 +35,7 @@ def test_owners_in_a_pipeline():
     assert list(model.classes_) == ["ill", "well"]
     scaled = StandardScaler().fit_transform(X)
     tables = {name: (scaled[name == OWNERS], Y[name == OWNERS]) for name in np.unique(OWNERS)}
-    settings = {**PLAIN, "run": {"rounds": 6}, "model": {"l2": 0.01, "own": "none"}, "data": {"test": 0.0}}
+    settings = {**PLAIN, "run": {"rounds": 6}, "model": {**PLAIN["model"], "l2": 0.01}, "data": {"test": 0.0}}
     direct = eq.fit(tables, settings=settings)
     np.testing.assert_allclose(model.predict_proba(X), direct.predict_proba(scaled), atol=1e-6)
     own = model[-1].predict_proba(scaled, OWNERS)  # each row with what its owner should use

@@ -49,12 +49,16 @@ def use_all_cores() -> None:
     decided = jax.config.jax_num_cpu_devices != -1 or "device_count" in flags  # type: ignore[attr-defined]
     if decided:
         return
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS, Windows
-        cores = os.cpu_count() or 1
     with suppress(RuntimeError):  # JAX runs already: on one device, correct and slower
-        jax.config.update("jax_num_cpu_devices", min(cores, DEVICES))
+        jax.config.update("jax_num_cpu_devices", min(number_of_cores(), DEVICES))
+
+
+def number_of_cores() -> int:
+    """That this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, Windows
+        return os.cpu_count() or 1
 
 
 def keep_programs(folder: Path | str | None = None) -> None:

@@ -58,6 +58,12 @@ def that_fails(federation):
     raise KeyError("no such column")
 
 
+def not_of_lengths(federation):
+    if not federation.classes:
+        raise KeyError("no classes")
+    return heads(federation)
+
+
 def that_looks_at_its_neighbours(federation):
     def predict(owner, inputs):
         chance = np.full(len(inputs), 1 / (1 + len(inputs)))

@@ -1,11 +1,16 @@
 """A method of somebody else has a row by one file and one command, or is refused in a sentence."""
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from equipoise.bench import entering, entries
+from equipoise import artifact
+from equipoise.bench import entering, entries, federations
+from equipoise.bench.run import run_outputs
 from equipoise.cli import app
 from equipoise.errors import InputError
+from equipoise.experiment import config, records, run
+from tests.searches import tiny
 
 COINS = "tests.bench.owners:coins"
 
@@ -35,6 +40,29 @@ def test_a_model_enters(tmp_path, monkeypatch):
         text = (tmp_path / "other" / name).read_text()
         assert "owners:heads" in text
         assert "pooled boosting" in text
+
+
+@pytest.mark.thorough(witness="::test_a_model_enters")
+def test_federations_at_a_time_have_the_entries_of_one_after_the_other(tmp_path):
+    """Where one of them fails, that is a sentence, and the other one is there."""
+
+    def both(out, *words):
+        found = ["-f", COINS, "-f", "tests.bench.owners:lengths", "--splits", "1", "-o", str(tmp_path / out)]
+        return CliRunner().invoke(app, ["bench", *found, *words])
+
+    said = both("two", "-m", "default", "--workers", "2")
+    assert said.exit_code == 0, said.output
+    assert both("one", "-m", "default", "--workers", "1").exit_code == 0
+    one, two = ({(e.federation, e.method): e for e in entries.read(tmp_path / out)} for out in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert len(one) == 4
+    for key in one:
+        np.testing.assert_allclose(one[key].loss, two[key].loss, rtol=1e-5)
+        assert one[key].rounds == two[key].rounds
+    failed = both("three", "-m", "tests.bench.owners:not_of_lengths", "--workers", "2")
+    assert failed.exit_code == 2
+    assert "error: 'tests.bench.owners:not_of_lengths' fails on tests.bench.owners:lengths: KeyError" in failed.output
+    assert {e.federation for e in entries.read(tmp_path / "three") if e.method != "alone"} <= {COINS}
 
 
 @pytest.mark.parametrize(
@@ -93,10 +121,26 @@ def averaging(task, sample, *, steps: int = 5, local_lr: float = 0.5) -> Algorit
 '''
 
 
-DIVERGES = pytest.param("jnp.nan", 2, marks=pytest.mark.thorough(witness="::test_a_broken_one_is_refused"))
+def test_an_algorithm_is_known_by_its_name_and_run_by_its_configuration(tmp_path, monkeypatch):
+    """With the stand-in for the engine of `tests/searches`: its model's own outputs are what is scored."""
+    tiny.use(monkeypatch)
+    (tmp_path / "mine_averaging.py").write_text(ALGORITHM.replace("SIZE", "1"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry = entering.method("mine_averaging:averaging")
+    assert (entry.about, entry.kind) == ("Averages, written here.", "entered")
+    entry.settings["model"] = {"own": "none"}
+    parsed = config.parse(federations.settings(COINS, 0, entry.settings))
+    done = run.run(parsed, tmp_path / "run")
+    assert done.config["algorithm"]["name"] == "mine_averaging:averaging"
+    split = federations.split_of(COINS, federations.problem_of(COINS, 0))
+    found, saved = run_outputs(done, parsed, "mine", split), artifact.load(done.path / records.MODEL)
+    for outputs, inputs in zip(found, split.test_inputs, strict=True):
+        z = np.exp(saved.outputs(np.asarray(inputs)))
+        np.testing.assert_allclose(outputs, z / z.sum(axis=1, keepdims=True), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("size", "exit_code"), [("1", 0), DIVERGES])
+@pytest.mark.thorough(witness="::test_an_algorithm_is_known_by_its_name_and_run_by_its_configuration")
+@pytest.mark.parametrize(("size", "exit_code"), [("1", 0), ("jnp.nan", 2)])
 def test_an_algorithm_enters_or_is_refused(size, exit_code, tmp_path, monkeypatch):
     name = f"averaging_{exit_code}"
     (tmp_path / f"{name}.py").write_text(ALGORITHM.replace("SIZE", size))

@@ -16,8 +16,9 @@ def test_every_method_is_a_configuration_of_every_federation():
 
 def test_nothing_but_whose_data_is_said_of_the_default():
     found = federations.settings("exam", 2)
-    assert found.keys() == {"name", "data", "partition", "run"}
+    assert found.keys() == {"name", "data", "partition", "run", "personal"}
     assert found["run"] == {"seed": 2}
+    assert found["personal"] == {"kind": "none"}  # it is chosen after training, which it leaves as it is
 
 
 def test_a_split_has_every_row_once_and_splits_differ():

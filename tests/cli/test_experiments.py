@@ -124,7 +124,8 @@ never seen,?,,1000000000,,all but nothing known
 
 
 def test_from_silo_files_to_predictions(here):
-    said = ok("run", "--silos", "hospitals", "--label", "ill", "--set", "run.rounds=30")
+    plain = ("model.own=none", "model.metric=none", "objective.of=losses", "personal.kind=none", "run.rounds=30")
+    said = ok("run", "--silos", "hospitals", "--label", "ill", *(word for value in plain for word in ("--set", value)))
     for word in ("north", "south", "west", "column 'country' dropped", "model: runs/hospitals/model.safetensors"):
         assert word in said
     (here / "new.csv").write_text(NEW)

@@ -21,7 +21,7 @@ from equipoise.protocol import wire
 from tests import problems
 from tests.deploy.grid import InProcess
 from tests.deploy.setting import CALM, HASTY, SITES, app, federate, serve
-from tests.problems import DIM, LOCAL, RULE, N, assert_identical, assert_same, start, unequal
+from tests.problems import DIM, LOCAL, RULE, N, assert_identical, assert_same, few, start, unequal
 
 KEY = jax.random.key(7)
 build = functools.cache(problems.build)  # compiled once for all tests here
@@ -281,7 +281,9 @@ def test_given_up_in_the_end_with_everything_in_hand_and_resumed(tmp_path):
     assert_same(finished.result.tally, expected.tally)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize(
+    "every", few([2], [1, 2, 3], "::test_a_server_that_was_killed_resumes_from_its_last_checkpoint")
+)
 @pytest.mark.parametrize("stop", [(2, "collect"), (3, "improve"), (4, "collect")])
 def test_a_server_that_was_killed_resumes_from_its_last_checkpoint(stop, every, tmp_path):
     """Through the checkpoint's JSON; the sites meanwhile have gone further and go back."""

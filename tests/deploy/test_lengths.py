@@ -152,10 +152,10 @@ def test_a_masked_sum_out_of_all_proportion_stops_the_run_before_its_checkpoint(
     data, here = silos.write(tmp_path / "silos"), config.parse(told(federation={"secure": True, "tries": 2}))
     honest = sums.masked
 
-    def lying(secure, spec, at, content, reply):
+    def lying(secure, spec, at, content, reply, weights):
         if secure.masks.name == "north" and at.part == "train" and at.round == 2 and spec.exchange.name == "improve":
             reply = reply._replace(total=reply.total._replace(value=np.full_like(reply.total.value, 2.0**19)))
-        return honest(secure, spec, at, content, reply)
+        return honest(secure, spec, at, content, reply, weights)
 
     monkeypatch.setattr("equipoise.deploy.site.messages.masked", lying)
     place = grid(here, data, tmp_path / "homes", node=node(tmp_path))

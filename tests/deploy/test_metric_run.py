@@ -40,6 +40,9 @@ def test_as_on_one_machine(tmp_path, metric, algorithm, task):
     assert "for the metric: of the second moments of each site's inputs the server is sent each site's own" in notes
 
 
+@pytest.mark.thorough(
+    witness="deploy/test_secure_run.py::test_masked_as_on_one_machine_with_a_certificate_and_no_site_s_own_number"
+)
 def test_masked(tmp_path):
     over, local = both(tmp_path, told(model={"metric": "full"}, run={"rounds": 2}), node=node(tmp_path))
     mine, other = (artifact.load(r.path / records.MODEL) for r in (over, local))

@@ -10,12 +10,14 @@ pytest.importorskip("flwr")
 from equipoise import artifact
 from equipoise.cli import app
 from equipoise.deploy.operations import keys
+from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.site.oversight import plan_of, would_reveal
 from equipoise.errors import EquipoiseError, InputError, Refusal
 from equipoise.experiment import config, records
 from equipoise.privacy import audit, ledger, policy
 from equipoise.report.html import write as write_report
-from tests.deploy.test_federated_run import both, settings
+from tests.deploy.test_federated_run import both, grid, settings
+from tests.flower import silos
 from tests.flower.silos import SITES
 
 
@@ -59,7 +61,8 @@ def test_masked_as_on_one_machine_with_a_certificate_and_no_site_s_own_number(tm
 
 
 def test_what_the_server_sees_is_said_of_a_plain_run_too(tmp_path):
-    over, _ = both(tmp_path, settings(run={"rounds": 1}))
+    data, here = silos.write(tmp_path / "silos"), config.parse(settings(run={"rounds": 1}))
+    over = run_federation(here, tmp_path / "flower", grid(here, data, tmp_path / "homes"))
     said = "\n".join(over.federation.notes)
     assert "collect: the server sees each site's loss, gradient" in said
     assert "improve: the server is sent each site's weight, weight times update" in said
@@ -101,7 +104,9 @@ def test_whoever_approves_is_told_what_the_server_would_see(case):
         policy.check(policy.Policy(ask=False, losses=False), plan, set())
 
 
-@pytest.mark.thorough(witness="deploy/test_federated_run.py::test_other_methods_as_on_one_machine[capped and clipped]")
+@pytest.mark.thorough(
+    witness="deploy/test_faults.py::test_a_huge_loss_is_bounded_by_the_defences_where_every_length_is_believed"
+)
 def test_gradients_are_clipped_from_a_file(tmp_path):
     """At the median itself the run is another one; where no gradient is shown it is refused."""
     plain = settings(run={"rounds": 2, "evaluate_every": 2}, model={"l2": 0.1})
@@ -141,7 +146,8 @@ def test_a_site_decides_for_itself_and_keeps_its_own_log(tmp_path):
     told = CliRunner().invoke(app, ["flower", "approve", pending.stem[:8], "--site", str(homes / "north")], input="y\n")
     assert "the server sees each site's loss, gradient" in " ".join(told.output.split())
     assert told.exit_code == 0, told.output
-    over, _ = both(tmp_path, plain, node=own)
+    here = config.parse(plain)
+    over = run_federation(here, tmp_path / "flower", grid(here, tmp_path / "silos", homes, node=own))
     assert over.outcome is not None
     chain = audit.verify(homes / "north")
     kinds = {(e["kind"], e["answer"]) for e in chain.entries}
@@ -184,9 +190,8 @@ def test_a_private_run_spends_its_budget_and_a_site_refuses_what_goes_beyond(tmp
     assert not np.allclose(mine[0], other[0])  # noise of the sites' own, not of the run's key
 
     # Another run of the same: north has 0.5 left, and says no; the others go on.
-    (tmp_path / "flower").rename(tmp_path / "first")
-    (tmp_path / "local").rename(tmp_path / "at-home")
-    over, _ = both(tmp_path, plan, node=own)
+    here = config.parse(plan)
+    over = run_federation(here, tmp_path / "second", grid(here, tmp_path / "silos", homes, node=own))
     refused = [event for event in over.outcome.events if "this site, over all runs" in event]
     assert refused
     assert all("'north' refused" in event for event in refused)

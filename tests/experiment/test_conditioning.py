@@ -11,14 +11,14 @@ from equipoise.experiment import records
 from equipoise.experiment.conditioning import planned
 from equipoise.experiment.problems import build_problem, precision
 from equipoise.experiment.run import resume, run
-from tests.problems import few
 
 N, D, ROWS = 4, 6, 20
 BASE = {
     "data": {"name": "synthetic", "options": {"dim": D, "samples": ROWS, "scale": 20.0, "shift": 1.0}},
     "partition": {"clients": N},
-    "model": {"l2": 0.1},
-    "objective": {"name": "chi2", "rho": 0.1},
+    "model": {"l2": 0.1, "own": "none"},
+    "objective": {"name": "chi2", "rho": 0.1, "of": "losses"},
+    "personal": {"kind": "none"},
     "algorithm": {"name": "scaffpd_model", "steps": 5},
     "run": {"rounds": 8, "precision": "float64"},
 }
@@ -105,10 +105,8 @@ def test_a_stopped_run_resumes(tmp_path, folders):
     assert [json.loads(row.model_dump_json(exclude={"seconds"})) for row in done.rows] == whole
 
 
-@pytest.mark.parametrize(
-    "name",
-    few(["scaffpd"], ["fedavg", "scaffpd"], "::test_methods_with_step_sizes_measure_them_in_the_metric[scaffpd]"),
-)
+@pytest.mark.thorough(witness="steps/test_rules_and_measure.py::test_constants_in_the_metric_of_the_local_steps")
+@pytest.mark.parametrize("name", ["fedavg", "scaffpd"])
 def test_methods_with_step_sizes_measure_them_in_the_metric(tmp_path, silos, name):
     ends = {}
     for which in ("none", "full"):
@@ -143,6 +141,7 @@ def test_what_does_not_fit_is_said(sections, sentence):
         settings(**sections)
 
 
+@pytest.mark.thorough(witness="tasks/test_metric.py::test_the_exchange_is_the_mean_over_those_who_answered")
 def test_lost_replies_leave_the_others_in_the_mean(tmp_path):
     done = run(settings(model={"metric": "full"}, run={"lost": 0.4, "rounds": 10}), tmp_path / "run")
     assert np.isfinite(done.rows[-1].objective)

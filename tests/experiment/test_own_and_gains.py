@@ -88,6 +88,9 @@ def test_predictions_for_an_owner_and_for_a_new_one(finished, data):
         personal.own_model(finished.path, "west")
 
 
+@pytest.mark.thorough(
+    witness="experiment/chosen/test_step_sizes.py::test_a_run_of_the_default_method_says_what_it_chose_and_can_be_resumed"
+)
 def test_stopped_and_resumed_bit_for_bit(finished, data, tmp_path):
     import os
     import signal

@@ -15,12 +15,12 @@ from tests.flower.faulty import Faulty, plan_file
 hidden = client.masked
 
 
-def masked(secure, spec, at, content, reply):
+def masked(secure, spec, at, content, reply, weights):
     numbers = [float(a) for leaf in jax.tree.leaves(reply.total) for a in np.ravel(leaf)]
     line = {"part": at.part, "round": at.round, "exchange": at.exchange, "numbers": numbers}
     with (plan_file().parent / f"{secure.masks.name}.totals").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    return hidden(secure, spec, at, content, reply)
+    return hidden(secure, spec, at, content, reply, weights)
 
 
 client.masked = masked

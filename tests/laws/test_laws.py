@@ -4,6 +4,7 @@ All laws about one algorithm run in one process (`xdist_group`) and share its co
 """
 
 import signal
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -45,9 +46,9 @@ def test_engines_and_slices_agree(name):
     assert_same(whole, seen(play_sampled(name, clients_per_batch=2)))
 
 
-@each_kind
+@partial(each_kind, kinds=("scaffpd",))
 def test_devices_agree(name):
-    """As above, spread over two devices, each with its share of the cohort in slices.
+    """As above, spread over two devices, each with its share of the cohort in slices (tests/engines/test_spread.py).
 
     SCAFF-PD with a model hears the largest weights: where two are equal up to rounding, the order of sums decides, so
     it hears everyone here.
@@ -181,7 +182,7 @@ def test_stopped_and_resumed_is_uninterrupted(name):
     assert_identical((*whole[:3], whole.tally), (*again[:3], again.tally))
 
 
-@each_kind
+@partial(each_kind, kinds=("scaffold", "scaffpd"))
 def test_single_precision_stays_single(name):
     m = None if ALGORITHMS[name].cohorts == "by_weight" or name == "scaffpd_partial" else 3
     # by_weight draws others in float32, so these ask everybody.

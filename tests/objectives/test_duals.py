@@ -11,8 +11,14 @@ from equipoise.objectives import DUALS
 from equipoise.objectives.capping import cap_weights
 from equipoise.protocol import Cohort
 from tests.objectives.dual_cases import CASES, ONE_EACH, STEPLESS, build, feasible, nasty, prox_error, violation
+from tests.problems import few
 
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+def every_case(test):
+    """One case of each dual in `make test`, which is as far as other numbers go in there."""
+    return pytest.mark.parametrize("case", few(ONE_EACH, CASES, f"::{test.__name__}"), ids=str)(test)
+
+
 one_each = pytest.mark.parametrize("case", ONE_EACH, ids=str)
 both_dtypes = pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["f64", "f32"])
 simplices = pytest.mark.parametrize("case", [c for c in ONE_EACH if c.name not in ("qffl", "propfair")], ids=str)

@@ -1,3 +1,5 @@
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ from scipy.special import log_softmax
 
 import equipoise as eq
 from equipoise.errors import InputError
-from tests.problems import assert_same
+from tests.problems import assert_same, in_programs
 
 rng = np.random.default_rng(0)
 SIZES = (9, 1, 6)
@@ -15,7 +17,7 @@ DATA = eq.data.stack([(rng.normal(size=(m, 3)), rng.integers(0, 4, m)) for m in 
 
 
 def test_softmax_regression_follows_the_formula_on_real_rows_only():
-    task = eq.tasks.softmax_regression(3, 4, l2=0.2)
+    task = in_programs(eq.tasks.softmax_regression(3, 4, l2=0.2))
     x = rng.normal(size=task.size)
     weights, bias = x[:12].reshape(4, 3), x[12:]
     for i, m in enumerate(SIZES):
@@ -27,7 +29,7 @@ def test_softmax_regression_follows_the_formula_on_real_rows_only():
 
 
 def test_softmax_regression_stands_large_logits():
-    task = eq.tasks.softmax_regression(3, 4)
+    task = in_programs(eq.tasks.softmax_regression(3, 4))
     x = jnp.full(task.size, 1e4).at[0].set(-1e4)
     assert jnp.isfinite(task.loss(x, DATA.client(0)))
     assert jnp.all(jnp.isfinite(task.grad(x, DATA.client(0))))
@@ -39,26 +41,27 @@ def test_minibatches_never_touch_the_padding():
             jnp.arange(9, dtype=jnp.int32)[None, :, None] >= DATA.sizes[:, None, None], jnp.nan, DATA.inputs
         )
     )
-    task = eq.tasks.softmax_regression(3, 4, batch=5)
+    task = in_programs(eq.tasks.softmax_regression(3, 4, batch=5))
     x = jnp.ones(task.size)
     for i in range(3):
         for seed in range(30):
             assert jnp.isfinite(task.loss(x, poisoned.client(i), jax.random.key(seed)))
-    u = task.descend(x, poisoned.client(1), jax.random.key(0), steps=4, lr=0.1)
+    u = jax.jit(partial(task.descend, steps=4, lr=0.1))(x, poisoned.client(1), jax.random.key(0))
     assert jnp.all(jnp.isfinite(u))
 
 
 def test_minibatch_gradients_are_unbiased_and_spread_over_all_rows():
     task = eq.tasks.softmax_regression(3, 4, l2=0.1, batch=2)
     x, shard = jnp.asarray(rng.normal(size=task.size)), DATA.client(0)
-    draws = jax.vmap(lambda key: task.grad(x, shard, key))(jax.random.split(jax.random.key(0), 20000))
-    np.testing.assert_allclose(jnp.mean(draws, axis=0), task.grad(x, shard), atol=0.03)
+    draws = jax.jit(jax.vmap(lambda key: task.grad(x, shard, key)))(jax.random.split(jax.random.key(0), 20000))
+    np.testing.assert_allclose(np.mean(draws, axis=0), jax.jit(task.grad)(x, shard), atol=0.03)
 
 
 def test_descend_takes_its_own_minibatches():
     task = eq.tasks.softmax_regression(3, 4, batch=2)
     x = jnp.zeros(task.size)
-    ends = {float(task.descend(x, DATA.client(0), jax.random.key(k), steps=3, lr=0.1)[0]) for k in range(4)}
+    end = jax.jit(lambda key: task.descend(x, DATA.client(0), key, steps=3, lr=0.1)[0])
+    ends = {float(end(jax.random.key(k))) for k in range(4)}
     assert len(ends) == 4
 
 
@@ -99,7 +102,9 @@ def test_a_loss_of_parameters_and_a_batch(mean):
         each = loss(apply(params, batch[0]), batch[1])
         return jnp.mean(each) if mean else each
 
-    with_apply, task = eq.tasks.task_of(init, apply, loss), eq.tasks.task_of(init, loss=of_batch)
+    with_apply, task = (
+        in_programs(eq.tasks.task_of(init, *given, loss=of)) for given, of in (((apply,), loss), ((), of_batch))
+    )
     x, shard = task.init(1), DATA.client(2)
     assert_same(task.loss(x, shard), with_apply.loss(x, shard))
     assert_same(task.grad(x, shard), with_apply.grad(x, shard))

@@ -55,7 +55,7 @@ class Entry(JsonRecord):
     rounds: Number = None  # None: it is not trained in rounds
     megabytes: Number = None  # to and from all owners together
     seconds: Number = None  # of training, compilation included; of a model from outside, of fitting and predicting
-    cores: int
+    cores: int  # of the machine, which federations that ran at the same time have shared
     equipoise: str
     settings: str = ""  # of the run, as a file
 

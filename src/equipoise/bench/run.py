@@ -1,15 +1,17 @@
 """Runs what is not there yet, and writes an entry of each.
 
-    runs/FEDERATION/METHOD/split-0   run folders, as of `equipoise run`, one program per method where shapes allow
+    runs/FEDERATION/METHOD/split-0   run folders, as of `equipoise run`, one program per method where shapes allow, and
+                                     one run for all rows of the same settings
     results/...                      what is left of them (`entries.py`)
 
 Everything that is finished stays: a benchmark that was stopped goes on where it was.
 """
 
 import importlib
-import os
+import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
@@ -21,11 +23,11 @@ import numpy as np
 
 import equipoise
 from equipoise import artifact
-from equipoise._jax import compiled
+from equipoise._jax import compiled, number_of_cores
 from equipoise.bench import entries, federations
 from equipoise.bench.entries import Entry, Outputs
 from equipoise.bench.federations import Split
-from equipoise.bench.methods import ALONE, METHODS, Method
+from equipoise.bench.methods import ALONE, DEFAULT, METHODS, Method
 from equipoise.errors import InputError, require
 from equipoise.experiment import config, folders, plan, records
 from equipoise.experiment.config import Config
@@ -50,15 +52,46 @@ def run(
     methods: Mapping[str, Method],
     splits: Sequence[int],
     watch: Watch = lambda *_: None,
+    *,
+    workers: int = 1,
+    begin: Callable[[], None] | None = None,
 ) -> list[Entry]:
-    """All entries of these federations, methods and splits; `alone` is always among them, as gains are over it."""
+    """All entries of these federations, methods and splits; `alone` is always among them, as gains are over it.
+
+    With more workers than one, so many federations are run at a time, each in a process of its own that calls `begin`
+    first; functions are then found by their names there.
+    """
     methods = {ALONE: METHODS[ALONE], **methods}
     folders.check(folder, "plan", overwrite=False)
     with folders.writing(folder, "plan"):
-        for name in chosen:
-            _of_federation(folder, name, methods, splits, watch)
+        workers = min(workers, len(chosen))
+        if workers > 1:
+            _side_by_side(workers, begin, [(folder, name, methods, splits, watch) for name in chosen])
+        else:
+            for name in chosen:
+                _of_federation(folder, name, methods, splits, watch)
     paths = [entries.path_of(folder, name, method, s) for name in chosen for method in methods for s in splits]
     return [records.read_record(path, Entry) for path in paths if path.is_file()]
+
+
+def _side_by_side(workers: int, begin: Callable[[], None] | None, jobs: Sequence[tuple[Any, ...]]) -> None:
+    """A mistake, or Ctrl-C, ends what has not begun; what runs is waited for, or has saved where it was."""
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), begin)  # JAX must not be forked
+    try:
+        for done in as_completed([pool.submit(_until_stopped, *job) for job in jobs]):
+            if not done.result():
+                raise KeyboardInterrupt("stopped; the same command goes on where it was")
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _until_stopped(*job: Any) -> bool:
+    """Whether it came to its end: what stops a run does not cross from one process to another."""
+    try:
+        _of_federation(*job)
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def _of_federation(folder: Path, name: str, methods: Mapping[str, Method], splits: Sequence[int], watch: Watch) -> None:
@@ -79,10 +112,15 @@ def _of_federation(folder: Path, name: str, methods: Mapping[str, Method], split
                 watch(name, job.method)
                 _, split, alone = computed[job.split]
                 _fit(folder, job, method, split, alone)
-        for label in dict.fromkeys(job.method for job in missing if methods[job.method].settings is not None):
-            watch(name, label)
-            mine = [job for job in missing if job.method == label]
-            _train(folder, name, label, methods[label], mine, computed)
+        trained = [job for job in missing if methods[job.method].settings is not None]
+        # Ours in one go, as those of the same data share more than their programs; what is entered may fail by itself.
+        parts = [[job for job in trained if methods[job.method].kind != "entered"]]
+        parts += [
+            [job for job in trained if job.method == label]
+            for label in dict.fromkeys(job.method for job in trained if methods[job.method].kind == "entered")
+        ]
+        for part in parts:
+            _train(folder, name, methods, part, computed, watch)
 
 
 def fitted_outputs(method: Method, name: str, split: Split) -> Outputs:
@@ -135,25 +173,38 @@ def _fit(folder: Path, job: Job, method: Method, split: Split, alone: Outputs | 
 def _train(
     folder: Path,
     name: str,
-    label: str,
-    method: Method,
+    methods: Mapping[str, Method],
     jobs: Sequence[Job],
     computed: Mapping[int, tuple[Problem, Split, Outputs]],
+    watch: Watch,
 ) -> None:
-    place = folder / RUNS / folders.name(name)
-    planned = []
+    planned: dict[str, plan.PlannedRun] = {}
+    places = []
     for job in jobs:
-        parsed = config.parse(federations.settings(name, job.split, method.settings), source=f"'{label}' on {name}")
-        at = f"{folders.name(label)}/split-{job.split}"
-        planned.append(plan.PlannedRun(label, at, parsed, {}, {}, job.split))
-    done = plan.run_all(planned, place)
-    for job, run, planned_run in zip(jobs, done, planned, strict=True):
-        _, split, alone = computed[job.split]
-        outputs = run_outputs(run, planned_run.config, label, split)
+        parsed = config.parse(
+            federations.settings(name, job.split, methods[job.method].settings), source=f"'{job.method}' on {name}"
+        )
+        # A row whose setting is the default repeats the default's, which is run once for both.
+        label = DEFAULT if parsed == config.parse(federations.settings(name, job.split)) else job.method
+        places.append(f"{folders.name(label)}/split-{job.split}")
+        planned.setdefault(places[-1], plan.PlannedRun(label, places[-1], parsed, {}, {}, job.split))
+    announced: set[str] = set()
+
+    def announce(run: plan.PlannedRun, *_: Any) -> None:
+        if run.label not in announced:
+            announced.add(run.label)
+            watch(name, run.label)
+
+    done = plan.run_all(list(planned.values()), folder / RUNS / folders.name(name), watch=announce)
+    runs = dict(zip(planned, done, strict=True))
+    for job, place in zip(jobs, places, strict=True):
+        run, (_, split, alone) = runs[place], computed[job.split]
+        parsed = planned[place].config
+        outputs = run_outputs(run, parsed, job.method, split)
         row = run.final
         took = 0.0 if run.outcome is None else run.outcome.seconds + run.outcome.compile_seconds
         more = {"rounds": row.round, "megabytes": (row.bytes_down + row.bytes_up) / 1e6, "seconds": took}
-        _write(folder, job, method, outputs, split, alone, settings=planned_run.config.toml(), **more)
+        _write(folder, job, methods[job.method], outputs, split, alone, settings=parsed.toml(), **more)
 
 
 def run_outputs(run: records.Run, parsed: Config, label: str, split: Split, problem: Problem | None = None) -> Outputs:
@@ -202,7 +253,7 @@ def _write(
         about=method.about,
         kind=method.kind,
         split=job.split,
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=number_of_cores(),
         equipoise=equipoise.__version__,
         **fields,
         **more,

@@ -8,6 +8,7 @@ import typer
 from equipoise.cli.plainly import in_sentences, say
 
 Several = list[str] | None
+WORKERS = 8  # at most, unless told: each takes one or two gigabytes
 
 
 def bench(
@@ -22,6 +23,10 @@ def bench(
         list[Path] | None, typer.Option("--with", help="Results of others, shown beside; a folder each, repeatable.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Only show which federations and methods there are.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many federations to run at a time; default: as many as there are cores."),
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Run nothing; show what is there.")] = False,
 ) -> None:
     """Compare methods over federations whose owners exist. A method of your own enters with one file.
@@ -31,9 +36,13 @@ def bench(
     Example: equipoise bench --federation exam --method default --method FedAvg
     """
     with in_sentences():
-        from equipoise._jax import keep_programs, use_all_cores
+        from equipoise._jax import keep_programs, number_of_cores, use_all_cores
 
-        use_all_cores()  # before anything starts JAX
+        if federation is not None and len(federation) == 1:
+            workers = 1
+        workers = workers or min(number_of_cores(), WORKERS)
+        if workers == 1:
+            use_all_cores()  # before anything starts JAX
         keep_programs()
         from equipoise.bench import entering, entries, federations, page, run, standings
         from equipoise.bench.methods import METHODS
@@ -44,7 +53,11 @@ def bench(
         chosen = federations.chosen(federation)
         methods = {name: entering.method(name) for name in method or METHODS}
         if not show:
-            entering.check(methods, chosen[0])
-            run.run(out, chosen, methods, range(splits), lambda name, what: say(f"{name}: {what}"))
+            entering.check(methods, chosen[-1])
+            run.run(out, chosen, methods, range(splits), _tell, workers=workers, begin=keep_programs)
         together = entries.together([out, *(with_ or [])])
         page.show(standings.standings(together), out)
+
+
+def _tell(federation: str, what: str) -> None:
+    say(f"{federation}: {what}")

@@ -57,16 +57,16 @@ def _versions() -> dict[str, str]:
 
 
 def _machine() -> dict[str, str]:
+    from equipoise._jax import number_of_cores
     from equipoise.engines.checks import total_memory
 
     try:
         memory = f"{total_memory() / 2**30:.1f} GiB"
     except RuntimeError:  # JAX finds no device, which is said below
         memory = "not known"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cores": str(cores),
+        "cores": str(number_of_cores()),
         "memory": memory,
     }
 

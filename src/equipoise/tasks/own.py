@@ -12,6 +12,7 @@ calls a random intercept.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -153,6 +154,7 @@ def _mean(each: Float[Array, " m"], shard: Shards) -> Scalar:
     return jnp.sum(jnp.where(_real(shard), each, 0)) / shard.sizes.astype(each.dtype)
 
 
+@partial(jax.jit, static_argnames=("losses", "bend"))  # traced once for all that asks for it in a program
 def _minimised(
     losses: Callable[[Array, Array], Array],
     bend: Literal["softmax"] | float | None,
@@ -258,10 +260,12 @@ def _of_squares(task: Task, inputs: tuple[int, ...]) -> Task:
         task.prepare(shard)  # its own sentence where they do not fit
         return task.prepare(moved(shard))
 
+    def losses(z: Float[Array, "k m"], labels: Array) -> Float[Array, " m"]:
+        return examples.losses(z.T, labels)
+
     def fit(x: Vector, shard: Shards) -> Part:
         z = examples.outputs(x, shard.inputs, None).T
-        phi = _basis(inputs, shard.inputs, z.dtype)
-        return _minimised(lambda z, labels: examples.losses(z.T, labels), bend, z, phi, shard, None)
+        return _minimised(losses, bend, z, _basis(inputs, shard.inputs, z.dtype), shard, None)
 
     return task._replace(
         name=f"{task.name}_own",

@@ -1,11 +1,14 @@
 """`model.l2 = "auto"` and `objective.price`, chosen by folds at the owners."""
 
+import jax
 import numpy as np
 import pytest
 
+from equipoise.data import Shards
 from equipoise.errors import InputError
 from equipoise.experiment import config, plan, records, run
 from equipoise.experiment.chosen import folds, penalty, price, settle
+from equipoise.experiment.methods import build_dual
 from equipoise.experiment.problems import build_problem, precision
 from equipoise.report import html
 from tests.problems import assert_same
@@ -69,14 +72,14 @@ def test_a_point_of_the_path_is_the_model_of_its_penalty(silos, walk):
             point = made.to(told, penalty.extra(told, made.problem, 0.1))
         plain = told.model_copy(update={"model": told.model.model_copy(update={"l2": 0.1})})
         task = build_problem(plain).task
-    x = point.models[0].astype(np.float32)
-    from equipoise.experiment.methods import build_dual
+    x, kept, dual = point.models[0].astype(np.float32), made.folds.kept[0], build_dual(told, made.problem)
 
-    lam = np.asarray(build_dual(told, made.problem).best_response(
-        np.array([float(task.loss(x, made.folds.kept[0].client(i))) for i in range(4)], np.float32)
-    ))  # fmt: skip
-    slope = sum(w * np.asarray(task.grad(x, made.folds.kept[0].client(i))) for i, w in enumerate(lam))
-    assert np.abs(slope).max() < 2e-3
+    @jax.jit
+    def slope(x):
+        losses, slopes = jax.vmap(lambda shard: (task.loss(x, shard), task.grad(x, shard)))(Shards(*kept))
+        return dual.best_response(losses) @ slopes
+
+    assert np.abs(slope(x)).max() < 2e-3
     assert point.losses.shape == (4,)
 
 
@@ -93,10 +96,14 @@ def test_the_largest_within_a_standard_error_of_the_best():
     assert behind > error
 
 
-def test_a_run_chooses_says_why_and_can_be_resumed(silos, tmp_path):
+@pytest.fixture(scope="module")
+def done(silos, tmp_path_factory):
+    return run.run(parsed(silos), tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_a_run_chooses_and_says_why(silos, done, tmp_path):
     told = parsed(silos)
-    done = run.run(told, tmp_path / "run")
-    first, second = settle.read(tmp_path / "run")
+    first, second = settle.read(done.path)
     assert (first.key, second.key) == ("model.l2", "objective.rho")
     assert first.value in penalty.GRID
     assert first.value in [row["value"] for row in first.tried]
@@ -106,11 +113,18 @@ def test_a_run_chooses_says_why_and_can_be_resumed(silos, tmp_path):
     assert second.value == max(allowed, key=lambda row: row["worst fifth gain"])["value"]
     assert {first.sentence, second.sentence} <= set(done.federation.notes)
     assert done.rows[0].bytes_up >= first.bytes_up + second.bytes_up
-    assert config.parse(records.read_toml(tmp_path / "run" / records.CONFIG)) == told  # what was asked for
+    assert config.parse(records.read_toml(done.path / records.CONFIG)) == told  # what was asked for
     page = tmp_path / "page.html"
     html.write([done], page)
     assert "worst fifth gain" in page.read_text()
     assert "(chosen)" in page.read_text()
+
+
+@pytest.mark.thorough(
+    witness="experiment/chosen/test_step_sizes.py::test_a_run_of_the_default_method_says_what_it_chose_and_can_be_resumed"
+)
+def test_a_run_with_what_was_chosen_and_one_that_was_resumed_are_the_same(silos, done, tmp_path):
+    first, second = settle.read(done.path)
     given = parsed(silos, model={"l2": first.value}, objective={"price": None, "rho": second.value})
     assert run.run(given, tmp_path / "given").rows[-1].loss == done.rows[-1].loss
 
@@ -123,7 +137,7 @@ def test_a_run_chooses_says_why_and_can_be_resumed(silos, tmp_path):
     assert run.resume(tmp_path / "stopped").rows[-1].loss == done.rows[-1].loss
 
 
-@pytest.mark.thorough(witness="::test_a_run_chooses_says_why_and_can_be_resumed")
+@pytest.mark.thorough(witness="::test_a_run_chooses_and_says_why")
 def test_a_comparison_chooses_once_for_all_methods(silos, tmp_path):
     settings = {
         "data": {"silos": silos, "label": "ill", "task": "classification", "test": 0.2, "drop": ["person"]},
