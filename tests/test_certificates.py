@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.certificates import certify, feasible, gap_bound, resolution
+from equipoise.certificates import certify, curvatures, feasible, gap_bound, resolution
 from equipoise.data import synthetic
 from tests.algorithms import reference
 from tests.problems import DIM, N, rows, start, unequal
@@ -33,6 +33,35 @@ def test_bounds_the_exact_gap(seed):
     assert exact > 0
     for other in rng.dirichlet(np.ones(N), size=50):
         assert other @ np.asarray(found.losses) - float(dual.penalty(jnp.asarray(other))) <= float(found.robust) + 1e-12
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_with_the_moments_of_the_inputs_it_is_the_exact_gap(dtype):
+    """Of squared losses, however badly conditioned; never below it."""
+    rng, dual, l2 = np.random.default_rng(0), eq.objectives.chi2(N, 0.3), 1e-3
+    task = eq.tasks.ridge(DIM, l2)
+    narrow = [((a * np.geomspace(1, 100, DIM)).astype(dtype), y.astype(dtype)) for a, y in rows(unequal())]
+    clients = [(a.astype(float), y.astype(float)) for a, y in narrow]
+    lam, data = rng.dirichlet(np.ones(N)).astype(dtype), eq.data.stack(narrow)
+    with jax.enable_x64(dtype == np.float64):
+        x = np.zeros(DIM, dtype)
+        plain = certify(task, dual, data, jnp.asarray(x), jnp.asarray(lam))
+        found = certify(task, dual, data, jnp.asarray(x), jnp.asarray(lam), curvatures=curvatures(task, data))
+    hessian = sum(w * (2 / len(y) * a.T @ a + l2 * np.eye(DIM)) for w, (a, y) in zip(lam, clients, strict=True))
+    slope = sum(w * 2 / len(y) * a.T @ y for w, (a, y) in zip(lam, clients, strict=True))
+    losses = np.array([np.mean(y**2) for _, y in clients])
+    lowest = lam @ losses - float(dual.penalty(lam)) - slope @ np.linalg.solve(hessian, slope) / 2
+    exact = float(dual.value(losses)) - lowest
+    assert exact <= float(found.gap) * (1 + 1e-6)
+    assert float(found.gap) <= exact * (1.001 if dtype == np.float32 else 1 + 1e-9)
+    assert float(plain.gap) > 1e3 * exact
+
+
+def test_moments_prove_nothing_of_other_losses():
+    task = eq.tasks.ridge(DIM, 0.1)
+    assert curvatures(eq.tasks.softmax_regression(DIM, 2, l2=0.1), unequal()) is None
+    assert curvatures(eq.tasks.own_part(task), unequal()) is None
+    assert curvatures(eq.tasks.moreau_envelope(task, 1.0).task, unequal()) is None
 
 
 def test_vanishes_at_the_saddle_point_only():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 import equipoise as eq
-from equipoise.certificates import certify, feasible
+from equipoise.certificates import certify, curvatures, feasible
 from equipoise.objectives import cap_weights
 
 LONGER = int(os.environ.get("EQUIPOISE_SEARCH", "1"))
@@ -120,7 +120,7 @@ def test_no_model_is_better_than_what_is_certified(pair, seed, scale, weights, n
         "inside": lambda: (best + best.sum() / N) / 2,
         "anything": lambda: jnp.asarray(3 * rng.normal(size=N)),
     }[weights]()
-    found = certified(TASKS[task], psi, data, jnp.asarray(x), lam)
+    found = certified(TASKS[task], psi, data, jnp.asarray(x), lam, curvatures=curvatures(TASKS[task], data))
     least = long_run(task, dual, data, x)
     rounding = 1e-7 * (1 + abs(least))
     assert least <= float(found.robust) + rounding
