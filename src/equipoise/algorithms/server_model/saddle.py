@@ -143,8 +143,10 @@ def solve(
     def size(r: Residuals) -> Array:
         return jnp.max(jnp.abs(jnp.concatenate([r.slopes, r.rest, jnp.stack([r.ball, n * r.products])])))
 
-    def system(at: Iterate, r: Residuals) -> tuple[Array, Array, Array]:
+    def system(at: Iterate, r: Residuals) -> tuple[Array, Array, Array, Array]:
         """The matrix [[-H, B], [B', R]] of a Newton step, H in w and B, R for a, the sum and the ball's price.
+
+        H as a matrix and what comes to its diagonal.
 
         The steps in all other slacks and prices are eliminated.
         """
@@ -156,7 +158,7 @@ def solve(
         if ball:
             B = jnp.concatenate([B, -2 * (at.w - p)[:, None]], axis=1)
             R = jnp.pad(R, (0, 1)).at[-1, -1].set(at.slack[-1] / at.price[-1])
-        return bends(at.w) + jnp.diag(bend), B, R
+        return bends(at.w), bend, B, R
 
     def longest(at: Iterate, step: Iterate) -> Array:
         """The largest step up to 1 that keeps all slacks and prices positive."""
@@ -165,8 +167,8 @@ def solve(
 
     def advance(state: tuple) -> tuple:
         at, r, best, best_size, i, _ = state
-        H, B, R = system(at, r)
-        root = lower(H + (CHOLESKY * jnp.max(jnp.diagonal(bends(at.w)))) * jnp.eye(m))
+        dense, bend, B, R = system(at, r)
+        root = lower(dense + jnp.diag(bend + CHOLESKY * jnp.max(jnp.diagonal(dense))))
         V = below(root, B)
         small = R + V.T @ V
         sizes = jnp.sqrt(jnp.diagonal(small))  # of the unknowns beside w, which are of all kinds
@@ -189,7 +191,7 @@ def solve(
             if ball:
                 two = jnp.append(two, up[-1] * at.slack[-1] / at.price[-1] - r.ball)
             dw, y = solved(one, two)
-            more = solved(one + H @ dw - B @ y, two - dw @ B - R @ y)  # the first was with a little added
+            more = solved(one + dense @ dw + bend * dw - B @ y, two - dw @ B - R @ y)  # the first was with a little added
             dw, y = dw + more[0], y + more[1]
             slack = slacks(dw, 0.0, r.ball - 2 * (at.w - p) @ dw)
             price = up - at.price / at.slack * slack
