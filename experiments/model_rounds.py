@@ -5,9 +5,10 @@
     python experiments/model_rounds.py adult digits --metric full 16 --alone    # in the metric (docs/mathematics.md)
 
 Rounds until (P(x_r) - P*)/(P(x_0) - P*) is below 1e-2, 1e-3, 1e-4 and 1e-6, P the robust objective; 10 local steps,
-float64 unless --single. P* is exact for squared losses (Newton's method on the weights); for the others it is the best
-value of a run of 600 rounds. Adult and the features are read from --data (or $EQUIPOISE_DATA), Fashion-MNIST from
---fashion. The grid is tau in {.3, .6, .9, 1.2, 1.8} of its largest stable value, sigma in ten powers, theta 0.
+float64 unless --single. With --lost, clients in the metric say their gradients again (`repeat`). P* is exact for
+squared losses (Newton's method on the weights); for the others it is the best value of a run of 600 rounds. Adult and
+the features are read from --data (or $EQUIPOISE_DATA), Fashion-MNIST from --fashion. The grid is tau in {.3, .6, .9,
+1.2, 1.8} of its largest stable value, sigma in ten powers, theta 0.
 """
 
 import argparse
@@ -265,7 +266,9 @@ def methods(problem: Problem, dual: Any, shards: Any, exact: Any, given: argpars
     def in_metric(rank: int | None) -> np.ndarray:
         sample = eq.cohorts.uniform(dual.n, given.cohort) if given.cohort else everyone
         found = eq.metric.in_metric(
-            lambda task: eq.algorithms.scaffpd_model(task, dual, sample, steps=given.steps, memory=given.memory),
+            lambda task: eq.algorithms.scaffpd_model(
+                task, dual, sample, steps=given.steps, memory=given.memory, repeat=given.lost > 0
+            ),
             task,
             shards,
             rank=rank,

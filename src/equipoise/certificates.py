@@ -92,8 +92,8 @@ def _bent(gradient: Vector, lam: Float[Array, " n"], curvatures: Curvatures, pen
     floor = jnp.min(least * scale**2)  # what the penalties alone prove
     # Correlations are at least V (w - wrong) V' and at least the floor, and so at least any mean of the two.
     share = jnp.where(w[0] > 2 * wrong, 1, jnp.minimum(1, floor / (4 * wrong)))
-    known = share * (jnp.maximum(w, floor) - wrong) + (1 - share) * floor
-    return jnp.sum(jnp.sum((gradient.reshape(-1, p) @ (scale[:, None] * V)) ** 2, axis=0) / known)
+    proven = share * (jnp.maximum(w, floor) - wrong) + (1 - share) * floor
+    return jnp.sum(jnp.sum((gradient.reshape(-1, p) @ (scale[:, None] * V)) ** 2, axis=0) / proven)
 
 
 def curvatures(task: Task, data: Any) -> Curvatures | None:

@@ -67,17 +67,17 @@ def smoothness(task, shards):
 
 
 @cache  # the same object for the same settings: its programs are compiled once for all tests
-def built(d, dual, sample, steps):
-    return scaffpd_model(eq.tasks.ridge(d, MU), dual, sample, steps=steps)
+def built(d, dual, sample, steps, repeat=False):
+    return scaffpd_model(eq.tasks.ridge(d, MU), dual, sample, steps=steps, repeat=repeat)
 
 
 def centre_and_weights(server):
     return server.at.x, server.lam
 
 
-def solve(shards, dual, x=None, *, rounds, sample=None, steps=STEPS, lost=None):
+def solve(shards, dual, x=None, *, rounds, sample=None, steps=STEPS, lost=None, repeat=False):
     d = shards.inputs.shape[2]
-    algorithm = built(d, dual, sample or everyone(shards.n), steps)
+    algorithm = built(d, dual, sample or everyone(shards.n), steps, repeat)
     x = jnp.zeros(d, shards.inputs.dtype) if x is None else x
     run = eq.simulate(algorithm, x, shards, 0, rounds=rounds, record=centre_and_weights, lost=lost or NOBODY)
     return eq.tasks.ridge(d, MU), run
@@ -185,6 +185,20 @@ def test_three_replies_in_ten_lost():
     best = robust(shards, dual, optimum(shards, rho=0.05)[None])[0]
     _, run = solve(shards, dual, rounds=40, lost=SOMETIMES)
     assert rounds_to(errors(shards, dual, run.history[0], best), 1e-6) <= 35
+
+
+@pytest.mark.thorough(witness="::test_three_replies_in_ten_lost")
+def test_what_is_said_twice_makes_up_for_lost_replies():
+    """And changes nothing where none is lost."""
+    shards, dual = hard(), DUALS["agnostic"]
+    best = robust(shards, dual, optimum(shards)[None])[0]
+    reached = {}
+    for repeat in (False, True):
+        whole = solve(shards, dual, rounds=10, repeat=repeat)[1].history
+        lossy = solve(shards, dual, rounds=40, lost=SOMETIMES, repeat=repeat)[1].history
+        reached[repeat] = whole, rounds_to(errors(shards, dual, lossy[0], best), 1e-6)
+    assert_same(reached[True][0], reached[False][0], rtol=1e-8, atol=1e-8)
+    assert reached[True][1] < reached[False][1]
 
 
 def test_two_of_five_clients_in_a_round():

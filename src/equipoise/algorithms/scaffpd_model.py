@@ -36,7 +36,8 @@ uncertain the model is more curved; what it says later corrects them. Then P(x) 
 A client never heard counts as the mean of the others. With uniform(n, m) a round hears m clients, everybody in the
 first: a quarter of them again at the centre, which measures the new direction, about a third by age at random, the
 rest by weight and age. Exchange 2 asks the m largest weights, and they say f_i and c_i at the centre again: a third
-more bytes up and, measured, a third to a half fewer rounds. With everyone(n) nothing is said twice.
+more bytes up and, measured, a third to a half fewer rounds. With everyone(n) nothing is said twice, unless `repeat`
+asks for it.
 
 Precision. Sums, solves and comparisons at the server have double precision in runs of single precision too: they are
 traced under `jax.enable_x64`, so that XLA compiles double precision operations into the same program, in every engine.
@@ -96,7 +97,7 @@ class Client(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A point, by itself (a few clients per round) or with its label and that of the centre."""
+    """A point, by itself (where clients say things again) or with its label and that of the centre."""
 
     x: Vector
     label: Int[Array, ""] | None = None
@@ -106,7 +107,7 @@ class Place(NamedTuple):
 class Correction(NamedTuple):
     """Where to start, c, and what the client counts."""
 
-    where: Any  # the centre's label; with a few clients per round the centre itself
+    where: Any  # the centre's label; where clients say things again the centre itself
     c: Vector
     lam_i: Float[Array, ""]
 
@@ -127,7 +128,9 @@ class Prepared(NamedTuple):
 
 
 @numbers_are_leaves
-def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory: int = 5) -> Algorithm[Server, Client]:
+def scaffpd_model(
+    task: Task, dual: Dual, sample: Sample, *, steps: int, memory: int = 5, repeat: bool = False
+) -> Algorithm[Server, Client]:
     """SCAFF-PD with a model at the server.
 
     Args:
@@ -137,6 +140,8 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         sample: everyone(n); or uniform(n, m), with a memory of about 2n/m.
         steps: J, local steps.
         memory: k, the directions kept: k + 2 tables of n d numbers at the server.
+        repeat: whether clients say f_i and c_i at the centre again in exchange 2 also where all are asked, for
+            federations that lose many replies: half as much again up, and far fewer rounds.
     """
     sample = sample.among(dual.n)
     n = check_distinct(sample, "SCAFF-PD with a model keeps what every client said")
@@ -148,6 +153,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
     require(isinstance(memory, int) and memory >= 2, f"memory is {memory}; give the number of directions, at least 2")
     m, mu = sample.m, task.curves if task.strong_convexity is None else task.strong_convexity
     sampled = m < n
+    again = sampled or repeat
     everybody = np.arange(n, dtype=np.int32)
 
     # (1) Collect losses and gradients at the point under trial.
@@ -166,7 +172,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         return server, Cohort(everybody, first | jnp.asarray(clients_to_hear(server, key, m)))
 
     def send_trial(server: Server, i: Int[Array, ""]) -> Place:
-        return Place(server.trial.x) if sampled else Place(server.trial.x, server.trial.label, server.at.label)
+        return Place(server.trial.x) if again else Place(server.trial.x, server.trial.label, server.at.label)
 
     def collect(message: Place, mine: Client, data: Prepared, key: RandomKey) -> tuple[Client, Reply]:
         x, label, centre = message
@@ -205,12 +211,12 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
         return server, Cohort(heaviest(server, m), jnp.any(server.at.heard) & jnp.ones(m, bool))
 
     def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
-        return Correction(server.at.x if sampled else server.at.label, server.c, server.lam[i])
+        return Correction(server.at.x if again else server.at.label, server.c, server.lam[i])
 
     def improve(message: Correction, mine: Client, data: Prepared, key: RandomKey) -> tuple[Client, Reply]:
         where, c, lam_i = message
         each = None
-        if sampled:
+        if again:
             x, c_i = where, task.grad(where, data.data)
             each = LossAndGradient(task.loss(x, data.data), c_i)
         else:
@@ -229,7 +235,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
 
     @in_double
     def update_trial(server: Server, replies: Replies, eps: float) -> Server:
-        if sampled:
+        if again:
             here = replies.cohort.mark(n)
             loss, c_i = (replies.cohort.put(jnp.zeros((n, *a.shape[1:]), a.dtype), a) for a in replies.each)
             server = judge.heard_at_centre(server, here, loss, c_i, eps)

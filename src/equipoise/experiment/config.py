@@ -303,6 +303,7 @@ class PersonalSettings(Section):
 WORDS = {
     "steps": "local steps in a round",
     "memory": "directions that the server remembers; with a cohort about 2 * clients / cohort",
+    "repeat": "whether clients say their losses and gradients twice in a round, for where many replies are lost",
     "local_lr": "their size; auto: 1/L, measured (linear models)",
     "lr": "the step size; auto: 1/L, measured (linear models)",
     "dual_lr": "step size of the client weights",

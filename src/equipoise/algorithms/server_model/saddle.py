@@ -191,7 +191,8 @@ def solve(
             if ball:
                 two = jnp.append(two, up[-1] * at.slack[-1] / at.price[-1] - r.ball)
             dw, y = solved(one, two)
-            more = solved(one + dense @ dw + bend * dw - B @ y, two - dw @ B - R @ y)  # the first was with a little added
+            left = one + dense @ dw + bend * dw - B @ y  # the first was with a little added
+            more = solved(left, two - dw @ B - R @ y)
             dw, y = dw + more[0], y + more[1]
             slack = slacks(dw, 0.0, r.ball - 2 * (at.w - p) @ dw)
             price = up - at.price / at.slack * slack
