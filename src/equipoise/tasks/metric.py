@@ -389,6 +389,39 @@ def _as(metric: Metric, dtype: Any) -> Metric:
     return jax.tree.map(lambda a: jnp.asarray(a, dtype), metric)
 
 
+class Spectrum(NamedTuple):
+    """In z: W'W = Q diag(e) Q' of the weights of one output, and the Hessian of the losses up to a factor."""
+
+    Q: Float[Array, "d d"]
+    e: Float[Array, " d"]
+    shape: Float[Array, " d"]  # of that Hessian along Q; 1 for an intercept
+    l2: Float[Array, ""]  # of the weights, that the metric was made with
+
+    def of_losses(self, linear: Linear, mean_curvature: Array) -> Array:
+        """The factor, of a mean curvature over all directions of z, the penalty included."""
+        k, both = linear.outputs, linear.outputs * (len(self.e) + linear.intercept)
+        penalty = k * self.l2 * jnp.sum(self.e) / both
+        return jnp.maximum(mean_curvature - penalty, 0) * both / (k * jnp.sum(self.shape) + k * linear.intercept)
+
+    def solved(self, linear: Linear, factor: Array, extra: Array, z: Vector) -> Vector:
+        """H^-1 z, where weights have `extra` more l2."""
+        weights, intercept = _parts(linear, z)
+        curved = factor * self.shape + (self.l2 + extra) * self.e
+        weights = jax.lax.dot(jax.lax.dot(weights, self.Q) / curved[None], self.Q.T)
+        return _whole(weights, None if intercept is None else intercept / jnp.maximum(factor, jnp.min(curved)))
+
+
+def spectrum(linear: Linear, metric: Metric) -> Spectrum:
+    """Of a triangular factor, H_0 = unit I less the penalty; of leading directions only, the losses count as round."""
+    with jax.enable_x64(True):
+        e, Q = np.linalg.eigh(np.asarray(_squared(jax.tree.map(_wide, metric.factor))))
+    weights, intercept = _ridges(linear)
+    l2, unit = weights.mean(), linear.curvature + intercept if linear.intercept else 1.0
+    shape = np.maximum(1 - l2 * e / unit, 0) if isinstance(metric.factor, Triangular) else np.ones_like(e)
+    dtype = jax.tree.leaves(metric)[0].dtype
+    return Spectrum(*(jnp.asarray(a, dtype) for a in (Q, e, shape, l2)))
+
+
 def stretch(linear: Linear, metric: Metric) -> float:
     """The least of |x|^2 / |z|^2: what of a strong convexity in x is certain in z."""
     factor = jax.tree.map(lambda a: np.asarray(a, np.float64), metric.factor)
