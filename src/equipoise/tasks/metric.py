@@ -390,36 +390,44 @@ def _as(metric: Metric, dtype: Any) -> Metric:
 
 
 class Spectrum(NamedTuple):
-    """In z: W'W = Q diag(e) Q' of the weights of one output, and the Hessian of the losses up to a factor."""
+    """In z: W'W = rest (I - QQ') + Q diag(e) Q' of the weights of one output, and the Hessian of the losses."""
 
-    Q: Float[Array, "d d"]
-    e: Float[Array, " d"]
-    shape: Float[Array, " d"]  # of that Hessian along Q; 1 for an intercept
+    Q: Float[Array, "d k"]
+    e: Float[Array, " k"]
+    rest: Float[Array, ""]
+    shape: Float[Array, " k"]  # of that Hessian along Q, up to a factor; 1 elsewhere and for an intercept
     l2: Float[Array, ""]  # of the weights, that the metric was made with
 
     def of_losses(self, linear: Linear, mean_curvature: Array) -> Array:
         """The factor, of a mean curvature over all directions of z, the penalty included."""
-        k, both = linear.outputs, linear.outputs * (len(self.e) + linear.intercept)
-        penalty = k * self.l2 * jnp.sum(self.e) / both
-        return jnp.maximum(mean_curvature - penalty, 0) * both / (k * jnp.sum(self.shape) + k * linear.intercept)
+        d, k = self.Q.shape
+        penalty = self.l2 * (jnp.sum(self.e) + (d - k) * self.rest)
+        both = d + linear.intercept
+        return jnp.maximum(both * mean_curvature - penalty, 0) / (jnp.sum(self.shape) + both - k)
 
     def solved(self, linear: Linear, factor: Array, extra: Array, z: Vector) -> Vector:
         """H^-1 z, where weights have `extra` more l2."""
         weights, intercept = _parts(linear, z)
-        curved = factor * self.shape + (self.l2 + extra) * self.e
-        weights = jax.lax.dot(jax.lax.dot(weights, self.Q) / curved[None], self.Q.T)
-        return _whole(weights, None if intercept is None else intercept / jnp.maximum(factor, jnp.min(curved)))
+        elsewhere = factor + (self.l2 + extra) * self.rest
+        more = 1 / (factor * self.shape + (self.l2 + extra) * self.e) - 1 / elsewhere
+        inside = jax.lax.dot(weights, self.Q) * more[None]
+        weights = weights / elsewhere + jax.lax.dot(inside, self.Q.T)
+        return _whole(weights, None if intercept is None else intercept / elsewhere)
 
 
 def spectrum(linear: Linear, metric: Metric) -> Spectrum:
-    """Of a triangular factor, H_0 = unit I less the penalty; of leading directions only, the losses count as round."""
-    with jax.enable_x64(True):
-        e, Q = np.linalg.eigh(np.asarray(_squared(jax.tree.map(_wide, metric.factor))))
+    """Of a triangular factor, H = unit I less the penalty; of leading directions only, the losses count as round."""
     weights, intercept = _ridges(linear)
     l2, unit = weights.mean(), linear.curvature + intercept if linear.intercept else 1.0
-    shape = np.maximum(1 - l2 * e / unit, 0) if isinstance(metric.factor, Triangular) else np.ones_like(e)
+    factor = jax.tree.map(lambda a: np.asarray(a, np.float64), metric.factor)
+    if isinstance(factor, LowRank):
+        Q, e, rest = factor.V, (factor.gain * factor.s) ** 2, factor.gain**2
+        shape = np.ones_like(e)
+    else:
+        e, Q = np.linalg.eigh(factor.W.T @ factor.W)
+        shape, rest = np.maximum(1 - l2 * e / unit, 0), np.asarray(e.mean())
     dtype = jax.tree.leaves(metric)[0].dtype
-    return Spectrum(*(jnp.asarray(a, dtype) for a in (Q, e, shape, l2)))
+    return Spectrum(*(jnp.asarray(a, dtype) for a in (Q, e, rest, shape, l2)))
 
 
 def stretch(linear: Linear, metric: Metric) -> float:

@@ -28,11 +28,13 @@ def chosen(config: Config, walk: Walk, extra: object) -> Choice:
         skill = (walk.base - losses) / unit
         skills.append(skill)
         average, gain = float(np.mean(skill)), float(worst_mean(problem.baselines - losses, True))
-        cost = max(skills, key=lambda s: float(np.mean(s))) - skill
-        error = float(np.std(cost) / np.sqrt(max(problem.n - 1, 1)))
-        rows.append({"value": rho, "average skill": average, "standard error": error, "worst fifth gain": gain})
+        rows.append({"value": rho, "average skill": average, "worst fifth gain": gain})
         if len(rows) > PATIENCE and all(_dear(row, rows, price) for row in rows[-PATIENCE:]):
             break
+    best = max(skills, key=lambda s: float(np.mean(s)))
+    for row, skill in zip(rows, skills, strict=True):
+        row["below the best"] = float(np.mean(best - skill))
+        row["standard error"] = float(np.std(best - skill) / np.sqrt(max(problem.n - 1, 1)))
     allowed = [row for row in rows if not _dear(row, rows, price)]
     order = sorted(allowed, key=lambda row: -_number(row, "worst fifth gain"))
     top = max(rows, key=lambda row: _number(row, "average skill"))
