@@ -203,9 +203,9 @@ def _held_out(task: Task) -> Callable:
 
 def _loss_of(task: Task, x: Vector, kept: Shards, left: Shards) -> Scalar:
     """The mean loss of rows, without a penalty, by x and an own part of the rows that are kept."""
-    of, own = not_none(task.examples, f"{task.name} does not say what it is made of"), task.own
-    outputs = of.outputs(x, left.inputs, None) if own is None else own.outputs(x, own.fit(x, kept), left.inputs)
-    return mean(of.losses(outputs, left.labels), left)
+    examples, own = not_none(task.examples, f"{task.name} does not say what it is made of"), task.own
+    outputs = examples.outputs(x, left.inputs, None) if own is None else own.outputs(x, own.fit(x, kept), left.inputs)
+    return mean(examples.losses(outputs, left.labels), left)
 
 
 def _probes(task: Task, linear: Linear, x: Vector) -> Float[Array, "probes d"]:
