@@ -419,8 +419,8 @@ def spectrum(linear: Linear, metric: Metric) -> Spectrum:
     """Of a triangular factor, H = unit I less the penalty; of leading directions only, the losses count as round."""
     weights, intercept = _ridges(linear)
     l2, unit = weights.mean(), linear.curvature + intercept if linear.intercept else 1.0
-    factor = jax.tree.map(lambda a: np.asarray(a, np.float64), metric.factor)
-    if isinstance(factor, LowRank):
+    factor: Any = jax.tree.map(lambda a: np.asarray(a, np.float64), metric.factor)
+    if isinstance(metric.factor, LowRank):
         Q, e, rest = factor.V, (factor.gain * factor.s) ** 2, factor.gain**2
         shape = np.ones_like(e)
     else:
