@@ -59,9 +59,9 @@ def of_own_parts(*, masked: bool, seen: bool) -> str:
     The slope of f_i in the shared intercept, less that of l2, is minus the own intercept over the number of rows
     (`tasks.own`: both are slopes in the same outputs), so that a gradient holds it, though no message does.
     """
-    parts = "of the parts of the model that sites keep for themselves"
-    told = f"{parts} the server learns the sum over the sites that answered" if masked else f"{parts} no message tells"
-    return f"{told}; but from the gradients and updates of a site the server can work that site's out" if seen else told
+    learned = "the server learns the sum over the sites that answered" if masked else "no message tells"
+    implied = "; but from the gradients and updates of a site the server can work that site's out" if seen else ""
+    return f"of the parts of the model that sites keep for themselves {learned}{implied}"
 
 
 def disclosed(
