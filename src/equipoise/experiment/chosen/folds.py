@@ -195,12 +195,14 @@ def _base(task: Task) -> Callable:
 @lru_cache(maxsize=8)
 def _scorer(task: Task) -> Callable:
     """Every owner's mean loss on the rows left out, without a penalty."""
-    of = not_none(task.examples, f"{task.name} does not say what it is made of")
+    examples = not_none(task.examples, f"{task.name} does not say what it is made of")
 
     def one(x: Vector, kept: Shards, left: Shards) -> Scalar:
         own = task.own
-        outputs = of.outputs(x, left.inputs, None) if own is None else own.outputs(x, own.fit(x, kept), left.inputs)
-        return mean(of.losses(outputs, left.labels), left)
+        outputs = (
+            examples.outputs(x, left.inputs, None) if own is None else own.outputs(x, own.fit(x, kept), left.inputs)
+        )
+        return mean(examples.losses(outputs, left.labels), left)
 
     return compiled(lambda x, kept, left: _of_each(lambda a, b: one(x, a, b), kept, left))
 
