@@ -57,6 +57,9 @@ METHODS: dict[str, Method] = {
     "l2: 0.01": _changed("a tenth of that", model={"l2": 0.01}),
     "l2: 0.001": _changed("a light penalty", model={"l2": 0.001}),
     "l2: auto": _changed("a penalty chosen by folds at the owners", model={"l2": "auto"}),
+    "l2 and price chosen": _changed(
+        "the same, and as much fairness as costs a hundredth", model={"l2": "auto"}, objective={"price": 0.01}
+    ),
     ALONE: Method("each owner's own linear model, l2 by its own folds", "bound", fit=outside.alone),
     "boosting alone": Method("scikit-learn's, each owner's own", "bound", fit=outside.boosting_alone),
     "pooled linear": Method("scikit-learn's, sees all rows and owners' names", "bound", fit=outside.pooled_linear),

@@ -179,8 +179,8 @@ def _ranks(drawn: Mapping[str, Drawn], methods: Sequence[str]) -> dict[str, tupl
         places = (part[:, None] > part[:, :, None] + STEADY).sum(2) + 1.0  # how many are better, and one
         ties = (np.abs(part[:, None] - part[:, :, None]) <= STEADY).sum(2) - 1
         places += ties / 2
-        of = [_over_federations(places[:, j], which, _sizes(drawn), 1, len(methods)) for j in range(len(methods))]
-        ranks.append(of)
+        sizes, last = _sizes(drawn), len(methods)
+        ranks.append([_over_federations(places[:, j], which, sizes, 1, last) for j in range(last)])
     return {m: (ranks[0][j], ranks[1][j]) for j, m in enumerate(methods)}
 
 
