@@ -32,8 +32,10 @@ class Owners(Grid):
 
     def __init__(self, app: ClientApp, n: int):
         self.app = app
-        nodes = [{"partition-id": i, "num-partitions": n} for i in range(n)]
-        self.contexts = {i + 1: Context(1, i + 1, node, RecordDict(), {}) for i, node in enumerate(nodes)}
+        self.contexts: dict[int, Context] = {}
+        for i in range(n):
+            node: dict[str, Any] = {"partition-id": i, "num-partitions": n}
+            self.contexts[i + 1] = Context(1, i + 1, node, RecordDict(), {})
         self.replies: dict[str, Message] = {}
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # which messages are made with
 
