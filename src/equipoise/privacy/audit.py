@@ -25,7 +25,7 @@ from equipoise.files import append, locked, make_folder, read_text, sync, write_
 
 FILE, HEAD, PUBLIC = "audit.jsonl", "audit.head", "audit.pub"
 FIRST = "0" * 64
-LONGEST = 1 << 20  # bytes of a line
+SHORT, LONGEST = 1 << 14, 1 << 20  # bytes of two usual lines, and of one line at most
 _writing = threading.RLock()
 
 
@@ -195,12 +195,17 @@ def _end(folder: Path, signer: Signer | None) -> tuple[int, str]:
 
 
 def _tail(path: Path) -> bytes:
-    """Of a log that may be long, enough to hold the last line."""
+    """Of a log that may be long, enough to hold its last whole line and what may have been begun after it."""
     if not path.is_file():
         return b""
+    size, block = path.stat().st_size, SHORT
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LONGEST))
-        return file.read()
+        while True:
+            file.seek(max(0, size - block))
+            tail = file.read()
+            if block >= min(size, LONGEST) or tail.count(b"\n") > 2:
+                return tail
+            block *= 4
 
 
 def _head(folder: Path) -> Receipt:
