@@ -75,11 +75,11 @@ def test_keys_for_trials(tmp_path):
     secrets = [tmp_path / "k" / name for name in ("server.key", "sites/south", "sites/north")]
     assert [stat.S_IMODE(path.stat().st_mode) for path in secrets] == [0o600] * 3
     key = load_ssh_private_key(secrets[2].read_bytes(), None)
-    assert key.curve.name == "secp384r1"
+    assert key.curve.name == "secp256r1"
     before = secrets[2].read_bytes(), (tmp_path / "k" / "server.crt").read_bytes()
     assert said("keys", tmp_path / "k", "--sites", "north,east")[0] == 0  # one more site: the others' keys stay
     assert before == (secrets[2].read_bytes(), (tmp_path / "k" / "server.crt").read_bytes())
-    assert (tmp_path / "k" / "sites" / "east.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    assert (tmp_path / "k" / "sites" / "east.pub").read_text().startswith("ecdsa-sha2-nistp256 ")
     assert said("keys", tmp_path / "k", "--sites", "../x")[0] == 2
 
 
