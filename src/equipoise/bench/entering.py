@@ -74,5 +74,5 @@ def shuffled(name: str, method: Method, federation: str) -> tuple[Split, Outputs
 def told_apart(outputs: Outputs, split: Split) -> float:
     """By how much the outputs' losses are below those of their own means, owner by owner."""
     level = tuple(np.broadcast_to(out.mean(0), out.shape) for out in outputs)
-    with_rows, without = (np.concatenate(entries.losses_of(of, split)).mean() for of in (outputs, level))
+    with_rows, without = (np.concatenate(entries.losses_of(predicted, split)).mean() for predicted in (outputs, level))
     return float(1 - with_rows / without)

@@ -141,8 +141,8 @@ def server(
         )
         folder = _begun(parsed, out, overwrite)
         left = tuple(without or ())
-        at = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page, left)
-        run_server(parsed, folder, at, say, check=follower(folder, say))
+        server = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page, left)
+        run_server(parsed, folder, server, say, check=follower(folder, say))
         show([records.read(folder)], folder)
 
 
@@ -262,8 +262,10 @@ def local(
             )
             check_files(parsed, files)
         folder = _begun(parsed, out, overwrite)
-        at = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
-        run_local(parsed, folder, files, at, say, processes=processes, torch=of_module, follow=follower(folder, say))
+        server = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
+        run_local(
+            parsed, folder, files, server, say, processes=processes, torch=of_module, follow=follower(folder, say)
+        )
         show([records.read(folder)], folder)
 
 

@@ -188,8 +188,8 @@ def split(parts: Sequence[Rows], labels: ArrayLike, *, test: float = 0.2, key: A
     y, rng = np.asarray(labels), generator(key, "split")
     owned = [np.asarray(rows, np.int64) for rows in parts]
     tested = [stratified(y[rows], test, rng) for rows in owned]
-    return [np.sort(rows[~of]) for rows, of in zip(owned, tested, strict=True)], [
-        np.sort(rows[of]) for rows, of in zip(owned, tested, strict=True)
+    return [np.sort(rows[~test_rows]) for rows, test_rows in zip(owned, tested, strict=True)], [
+        np.sort(rows[test_rows]) for rows, test_rows in zip(owned, tested, strict=True)
     ]
 
 

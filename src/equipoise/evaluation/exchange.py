@@ -113,7 +113,7 @@ def evaluation(
             return jnp.sum(jnp.where(real, of_rows(outputs, labels) ** 2, 0)) / data.sizes.astype(x.dtype)
 
         again = jax.lax.map(resampled, jax.random.split(key, draws)) if draws else {}
-        moments = {name: squares(of).astype(x.dtype) for name, of in squared.items()}
+        moments = {name: squares(score).astype(x.dtype) for name, score in squared.items()}
         return None, Reply(
             each=(data.sizes, loss_told, _marked(scored(outputs, labels)), _marked(again), _marked(moments))
         )

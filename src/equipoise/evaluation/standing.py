@@ -112,7 +112,7 @@ def _blind(table: PerClient, score: str, finite: np.ndarray) -> np.ndarray:
 
 def _spread(table: PerClient, score: str, finite: np.ndarray) -> np.ndarray:
     """The standard deviation over the draws."""
-    values, drawn = (np.asarray(of[score], np.float64)[finite] for of in (table.scores, table.resampled))
+    values, drawn = (np.asarray(values[score], np.float64)[finite] for values in (table.scores, table.resampled))
     return np.where(np.isnan(drawn), values[:, None], drawn).std(1)
 
 

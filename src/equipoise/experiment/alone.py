@@ -57,10 +57,10 @@ def write_rows(path: Path, problem: Problem, measure: str, rows: dict[str, np.nd
 def trained(problem: Problem, configs: Sequence[Config], watch: Progress | None = None) -> Models | None:
     """Every client's own model; None: of a network, if no method of the comparison has a step size to take over."""
     if problem.convex:
-        tell = watch or (lambda at, of, _: None)
+        tell = watch or (lambda done, total, _: None)
         tell(0, problem.n, None)
         if problem.plain_task.examples is not None and problem.folds_pay:
-            return problem.fit_own(lambda at: tell(at, problem.n, None)).model
+            return problem.fit_own(lambda done: tell(done, problem.n, None)).model
         models = jax.block_until_ready(_fits(problem.plain_task)(problem.x, problem.train))
         tell(problem.n, problem.n, None)
         return models
@@ -178,12 +178,12 @@ def _scorer(task: Task, scores: tuple) -> Callable:
             outputs = task.predict(model, rows.inputs) if own is None else own.outputs(model, part, rows.inputs)
             labels = rows.labels
             real = jnp.arange(labels.shape[0], dtype=rows.sizes.dtype) < rows.sizes
-            scored |= {name: of(outputs, labels, real) for name, of in scores}
+            scored |= {name: score(outputs, labels, real) for name, score in scores}
             each: Found = {name: OF_ROWS[name](outputs, labels) for name in ("accuracy", "rmse") if name in scored}
             if dict(scores).get("loss") is log_loss:
                 each["skill"] = OF_ROWS["skill"](outputs, labels)
             count = rows.sizes.astype(model.dtype)
-            squared = {name: SQUARED[of](outputs, labels) for name, of in scores if of in SQUARED}
+            squared = {name: SQUARED[score](outputs, labels) for name, score in scores if score in SQUARED}
             squares = {name: jnp.sum(jnp.where(real, a**2, 0)) / count for name, a in squared.items()}
             return scored, squares, each
 

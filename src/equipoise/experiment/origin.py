@@ -44,7 +44,7 @@ class Origin(JsonRecord):
     code: str  # versions, and a digest of the source
 
 
-def of(config: Config, problem: Problem) -> Origin:
+def origin_of(config: Config, problem: Problem) -> Origin:
     if problem not in _data:
         # Features follow from the rows and the network, and may be many times larger.
         network = problem.network

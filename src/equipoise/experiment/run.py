@@ -239,7 +239,7 @@ def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) ->
     data, git, method = shared or share(problem_of(spec, begin))
     problem = data.problem
     algorithm, notes, chosen = method or build_method(config, problem)
-    source = origin.of(config, problem)
+    source = origin.origin_of(config, problem)
     check_memory(jax.eval_shape(partial(kernel.init, algorithm), problem.x), algorithm)
     begin()
     crossing = crossing_of(algorithm, problem)

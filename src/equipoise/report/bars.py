@@ -86,7 +86,7 @@ def _whisker(frame: svg.Frame, low: float, high: float, y: float) -> Markup:
         return Markup()
     a, b = (frame.x_at(min(max(v, frame.x.low), frame.x.high)) for v in (low, high))
     ends = (
-        svg.line(at, y - 4, at, y + 4, "whisker") for at, v in ((a, low), (b, high)) if frame.x.low <= v <= frame.x.high
+        svg.line(x, y - 4, x, y + 4, "whisker") for x, v in ((a, low), (b, high)) if frame.x.low <= v <= frame.x.high
     )
     return tag("g", svg.line(a, y, b, y, "whisker"), *ends)
 
@@ -214,8 +214,8 @@ def by_method(pairs: Sequence[tuple[ReportedRun, Gains]]) -> Markup:
             hint = f"{run.members[i].name}: {run.signed(float(g.values[i]))} with {run.label}"
             marks.append(svg.marker(frame.x_at(float(g.values[i])), middle, run.series, hint, scale=0.7, data_client=i))
         mean = float(np.mean(g.values[each])) if each else math.nan
-        at = frame.x_at(mean) if each else zero
-        line = svg.line(at, top + 3, at, top + ROW - 3, "mark-line")
+        middle_x = frame.x_at(mean) if each else zero
+        line = svg.line(middle_x, top + 3, middle_x, top + ROW - 3, "mark-line")
         text = run.signed(mean).replace(" points", "").replace(" point", "")
         title = tag("title", f"{run.label}: {run.signed(mean)} on average")
         name = tag("text", run.label, x="0", y=ROW / 2 + 4.5, class_="name")

@@ -83,5 +83,5 @@ def applied(config: Config, choices: Sequence[Choice]) -> Config:
 def _of(config: Config) -> str:
     """All that the choice depends on."""
     kept = {"seed", "precision", "keep_best", "validation"}
-    of = robust(config).model_dump(mode="json", include={"data", "partition", "model", "objective", "personal"})
-    return json.dumps([of, config.run.model_dump(mode="json", include=kept)], sort_keys=True)
+    settings = robust(config).model_dump(mode="json", include={"data", "partition", "model", "objective", "personal"})
+    return json.dumps([settings, config.run.model_dump(mode="json", include=kept)], sort_keys=True)
