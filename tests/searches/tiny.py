@@ -10,8 +10,9 @@ from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation import PerClient
 from equipoise.evaluation.exchange import scored_rows
-from equipoise.experiment import alone, batch, methods, offers, own_parts, problems, run, writer
-from equipoise.experiment.baselines import OwnFit
+from equipoise.experiment import batch, methods, problems, run, writer
+from equipoise.experiment.personal import alone, offers, own_parts
+from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.results import in_units
 from equipoise.protocol import wire
 

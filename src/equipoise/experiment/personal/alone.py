@@ -27,8 +27,8 @@ from equipoise.evaluation import PerClient, evaluate_own, of_rows, standing
 from equipoise.evaluation.predictions import log_loss
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.experiment.fits import least_loss
 from equipoise.experiment.optimizers import SCHEDULES, with_own_steps
+from equipoise.experiment.personal.fits import least_loss
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.results import floats, in_units, skill_of_rows
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
@@ -157,7 +157,7 @@ def scored(problem: Problem, models: Models) -> tuple[PerClient, dict[str, np.nd
     test = problem.train if problem.test is None else problem.test
     pairs, task = problem.with_rows(problem.train, test), problem.plain_task
     scores = {} if task.predict is None else problem.scores
-    names = [name for name in ("accuracy", "rmse") if name in scores]
+    names: list[str] = [name for name in ("accuracy", "rmse") if name in scores]
     names += ["skill"] if scores.get("loss") is log_loss else []
     rows = {name: not_none(of_rows(task, models, pairs, name)) for name in names}
     if "skill" in rows:
