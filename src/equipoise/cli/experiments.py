@@ -45,8 +45,9 @@ def run(
         from equipoise.experiment import config as configs
         from equipoise.experiment import plan
         from equipoise.experiment import run as runs
+        from equipoise.experiment.choice import left_open
 
-        settings = _settings(file, silos, label, set_, chosen=True)
+        settings = left_open(_settings(file, silos, label, set_, chosen=True))
         config = configs.parse(settings, source=_source(file))
         plan.check_beside(settings, _source(file))
         folder = _folder(out, config.name)
