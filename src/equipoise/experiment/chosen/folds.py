@@ -173,7 +173,7 @@ def _over_folds(of_fold: Callable[[Shards, Shards], Scalar], shard: Any, fold: A
         rows = jnp.where(kept.sizes > 0, left.sizes, 0).astype(loss.dtype)
         return jnp.where(rows > 0, rows * loss, 0), rows
 
-    sums, rows = jax.lax.map(one, jnp.arange(FOLDS))
+    sums, rows = jax.lax.map(one, jnp.arange(FOLDS, dtype=jnp.int32))
     return jnp.sum(sums) / jnp.maximum(jnp.sum(rows), 1)  # nothing of an owner of a single row, whatever is tried
 
 
