@@ -34,9 +34,9 @@ from equipoise.cohorts import everyone
 from equipoise.data.shards import Shards, client_shapes
 from equipoise.engines.simulator import simulate
 from equipoise.errors import not_none
-from equipoise.experiment.baselines import Parts, mean
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_dual
+from equipoise.experiment.personal.baselines import Parts, mean
 from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, RandomKey, Vector, wire
 from equipoise.tasks import Task
