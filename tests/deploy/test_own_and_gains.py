@@ -12,7 +12,8 @@ from equipoise.deploy.server.reach_agreement import BASELINES
 from equipoise.deploy.site.oversight import would_reveal
 from equipoise.deploy.site.run import OWN_MODEL
 from equipoise.errors import EquipoiseError
-from equipoise.experiment import config, own_parts, records
+from equipoise.experiment import config, records
+from equipoise.experiment.personal import own_parts
 from equipoise.privacy import policy
 from tests.deploy.test_federated_run import assert_the_same, both, close, settings
 from tests.deploy.test_secure import flat

@@ -37,7 +37,7 @@ def _changed(about: str, **sections: Any) -> Method:
 
 
 METHODS: dict[str, Method] = {
-    DEFAULT: Method("what a file says that says whose data it is: l2 0.01, rho 0.1", "method", {}),
+    DEFAULT: Method("`equipoise run`, told whose data it is, with l2 0.01 and rho 0.1", "method", {}),
     "FedAvg": _trains("fedavg", "McMahan et al. 2017"),
     "FedProx": _trains("fedprox", "Li et al. 2020"),
     "SCAFFOLD": _trains("scaffold", "Karimireddy et al. 2020"),
