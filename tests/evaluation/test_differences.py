@@ -148,6 +148,8 @@ def test_errors_of_two_models():
     assert covered(found, np.sqrt(1.2) - 1)
     assert found.low > 0
     assert worst_correlation(pairs, up=False) > 0.5
+    same = on_same_rows(errors, 1.2 * errors, sizes, shares=False)
+    assert worst_correlation(same, up=False) == 0.8  # chance makes other clients look worst for each model
     single = on_same_rows(errors[:3], errors[:3], np.array([2, 1]), shares=False)
     assert np.isnan(mean_difference(single)).all()
     assert np.isnan(each_difference(single)[0]).all()

@@ -22,6 +22,7 @@ from equipoise.evaluation.intervals import CAUTION, UNKNOWN, Bounds, similar_siz
 from equipoise.evaluation.rules import SHARE, worst_clients
 
 MOST_DEGREES = 8.0  # of freedom: with heavy tails no variance is known better
+MOST_TOGETHER = 0.8  # correlation of the errors of two worst fifths: for each model chance makes others look worst
 
 
 class SameRows(NamedTuple):
@@ -154,7 +155,8 @@ def worst_correlation(pairs: SameRows, *, up: bool, k: float = SHARE, level: flo
         covariance = min((float(pairs.moments[:2, both].sum()) - most) / 2, float(pairs.moments[2, both].sum()))
         return min(max(covariance / math.sqrt(first * second), -1.0), 1.0)
     correlation = min(max(float(pairs.moments[2, both].sum()) / math.sqrt(first * second), -1.0), 1 - 1e-9)
-    return math.tanh(math.atanh(max(correlation, -1 + 1e-9)) - 2 / math.sqrt(max(pairs.rows[both].sum() - 3, 1)))
+    sure = math.tanh(math.atanh(max(correlation, -1 + 1e-9)) - 2 / math.sqrt(max(pairs.rows[both].sum() - 3, 1)))
+    return min(sure, MOST_TOGETHER)
 
 
 def difference(old: Bounds, new: Bounds, correlation: float) -> Bounds:
