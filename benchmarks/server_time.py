@@ -84,7 +84,7 @@ def whole_rounds(n: int, features: int, classes: int, rows: int = 100) -> None:
         clock = time.perf_counter()
         state = jax.block_until_ready(step(state, federation))
         seconds.append(time.perf_counter() - clock)
-        print(f"round of {seconds[-1]:.3f} s, robust loss {dual.value(state.server.at.f.sum(-1)):.5f}", flush=True)
+        print(f"round of {seconds[-1]:.3f} s, robust loss {dual.value(state.server.centre.f.sum(-1)):.5f}", flush=True)
     used = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30
     print(
         f"{n} clients x {features} features x {classes} classes ({task.size:.1e} parameters): "

@@ -28,7 +28,7 @@ def distances(algorithm, shards, saddle, rounds):
 
 def gaps(algorithm, dual, shards, mu, rounds):
     def record(server):
-        lam = server.at.lam if algorithm.name == "scaffpd_ls" else server.lam
+        lam = server.point.lam if algorithm.name == "scaffpd_ls" else server.lam
         return certify(TASK, dual, shards, algorithm.model(server), lam, mu=mu).gap
 
     return eq.simulate(algorithm, X0, shards, 0, rounds=rounds, record=record).history

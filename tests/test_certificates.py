@@ -35,6 +35,21 @@ def test_bounds_the_exact_gap(seed):
         assert other @ np.asarray(found.losses) - float(dual.penalty(jnp.asarray(other))) <= float(found.robust) + 1e-12
 
 
+@pytest.mark.parametrize(("dual", "total"), [(eq.objectives.chi2(N, 0.3), 1.0), (eq.objectives.qffl(N, 1.0), 1.7)])
+@pytest.mark.parametrize("mu", [0.5, (0.5, 2.0, 0.1, 1.0)], ids=["one", "each"])
+def test_is_exact_where_losses_bend_no_more_than_declared(dual, total, mu):
+    """Of f_i = sum_j mu_j/2 (x_j - a_ij)^2 a smaller bound would be false."""
+    rng = np.random.default_rng(0)
+    x, a, lam = rng.normal(size=DIM), rng.normal(size=(N, DIM)), total * rng.dirichlet(np.ones(N))
+
+    def losses(x):
+        return (x - a) ** 2 @ np.broadcast_to(mu, DIM) / 2
+
+    gap = gap_bound(dual, jnp.asarray(losses(x)), jnp.asarray(lam), jnp.asarray(mu * (lam @ (x - a))), mu=mu)
+    lowest = lam @ losses(lam @ a / total) - dual.penalty(jnp.asarray(lam))
+    np.testing.assert_allclose(gap, dual.value(jnp.asarray(losses(x))) - lowest, rtol=1e-12)
+
+
 def test_vanishes_at_the_saddle_point_only():
     data, dual = unequal(), eq.objectives.chi2(N, 0.3)
     saddle = synthetic.saddle_point(data, mu=MU, rho=0.3)

@@ -1,5 +1,6 @@
 """Code of the user's own, named in a configuration as "module:name"."""
 
+import hashlib
 import importlib
 import sys
 from pathlib import Path
@@ -37,3 +38,9 @@ def load(reference: str) -> Any:
         callable(getattr(imported, name)), f"'{reference}' is not a function; name one that makes what is asked for"
     )
     return getattr(imported, name)
+
+
+def digest(reference: str) -> str:
+    """Of the file that holds it, once it is loaded; empty where there is none."""
+    file = getattr(sys.modules.get(reference.partition(":")[0]), "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8] if file else ""

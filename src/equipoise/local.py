@@ -62,15 +62,15 @@ def descend(
         return (u + lr * updates, state), None
 
     def step_and_watch(carry: tuple, inputs: tuple) -> tuple[tuple, None]:
-        (at, seen), (t, draw) = carry, inputs
-        at, _ = step(at, draw)
-        return (at, jnp.where(t == snapshot, at[0], seen)), None
+        (carried, seen), (t, draw) = carry, inputs
+        carried, _ = step(carried, draw)
+        return (carried, jnp.where(t == snapshot, carried[0], seen)), None
 
     start = (x, None if optimizer is None else optimizer.init(x))
     if snapshot is None:
         return jax.lax.scan(step, start, draws, length=steps)[0][0]
-    (at, seen), _ = jax.lax.scan(step_and_watch, (start, x), (jnp.arange(1, steps + 1, dtype=jnp.int32), draws))
-    return at[0], seen
+    (carried, seen), _ = jax.lax.scan(step_and_watch, (start, x), (jnp.arange(1, steps + 1, dtype=jnp.int32), draws))
+    return carried[0], seen
 
 
 def optimizer_step(optimizer: Optimizer, gradient: Vector, state: Any, u: Vector) -> tuple[Vector, Any]:

@@ -69,7 +69,9 @@ def test_follows_its_description(steps, tau):
     algorithm = eq.algorithms.scaffpd_ls(
         TASK, eq.objectives.chi2(N, 0.1), EVERYONE, steps=steps, local_lr=0.05, mu=0.1, tau=tau
     )
-    run = eq.simulate(algorithm, start(), unequal(), 0, rounds=25, record=lambda s: (s.at.x, s.at.lam, s.rejected))
+    run = eq.simulate(
+        algorithm, start(), unequal(), 0, rounds=25, record=lambda s: (s.point.x, s.point.lam, s.rejected)
+    )
     want = transcript(np.asarray(start()), rows(unequal()), 25, steps=steps, lr=0.05, mu=0.1, tau=tau, rho=0.1)
     x, lam, rejected = (np.array(column) for column in zip(*want, strict=True))
     assert run.history[2].tolist() == rejected.tolist()
@@ -98,7 +100,7 @@ def test_reaches_the_gap_from_starts_that_are_far_off(case):
             data,
             0,
             rounds=int(1.5 * listed),
-            record=lambda s: certify(task, dual, data, s.at.x, s.at.lam, mu=constants.mu_x).gap,
+            record=lambda s: certify(task, dual, data, s.point.x, s.point.lam, mu=constants.mu_x).gap,
         ).history
         assert gaps.min() < 1e-10
 
@@ -116,7 +118,7 @@ def test_reaches_the_gap_without_strong_concavity(dual):
         data,
         0,
         rounds=600,
-        record=lambda s: certify(task, dual, data, s.at.x, s.at.lam, mu=constants.mu_x).gap,
+        record=lambda s: certify(task, dual, data, s.point.x, s.point.lam, mu=constants.mu_x).gap,
     ).history
     assert gaps.min() < 1e-8
 

@@ -72,7 +72,7 @@ def built(d, dual, sample, steps):
 
 
 def centre_and_weights(server):
-    return server.at.x, server.lam
+    return server.centre.x, server.lam
 
 
 def solve(shards, dual, x=None, *, rounds, sample=None, steps=STEPS, lost=None):
@@ -245,7 +245,7 @@ def test_softmax_regression_of_digits():
         shards,
         0,
         rounds=60,
-        record=lambda s: (dual.value(jnp.sum(s.at.f, axis=-1)), s.at.x, s.lam),
+        record=lambda s: (dual.value(jnp.sum(s.centre.f, axis=-1)), s.centre.x, s.lam),
     )
     values, xs, lam = run.history
     assert (np.diff(values) <= 1e-12).all()

@@ -82,3 +82,30 @@ def that_reads_held_out_rows(federation):
         return np.column_stack([1 - chance, chance])
 
     return predict
+
+
+def that_ends_the_program(federation):
+    raise SystemExit(0)
+
+
+def of_texts(federation):
+    return lambda owner, inputs: np.array([["no", "yes"]] * len(inputs))
+
+
+def of_complex_numbers(federation):
+    return lambda owner, inputs: np.full((len(inputs), 2), 0.5 + 0j)
+
+
+TIMES = {"called": 0}
+
+
+def that_is_honest_at_first(federation):
+    TIMES["called"] += 1
+    return (heads if TIMES["called"] == 1 else that_reads_held_out_rows)(federation)
+
+
+def honest_on_lengths(federation):
+    """Where a number is predicted, that of the owner; elsewhere it reads held-out rows."""
+    if federation.classes:
+        return that_reads_held_out_rows(federation)
+    return lambda owner, inputs: np.full(len(inputs), federation.labels[owner].mean())

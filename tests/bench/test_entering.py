@@ -1,5 +1,8 @@
 """A method of somebody else has a row by one file and one command, or is refused in a sentence."""
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +13,7 @@ from equipoise.bench.run import run_outputs
 from equipoise.cli import app
 from equipoise.errors import InputError
 from equipoise.experiment import config, records, run
+from tests.bench import owners
 from tests.searches import tiny
 
 COINS = "tests.bench.owners:coins"
@@ -44,7 +48,7 @@ def test_a_model_enters(tmp_path, monkeypatch):
 
 @pytest.mark.thorough(witness="::test_a_model_enters")
 def test_federations_at_a_time_have_the_entries_of_one_after_the_other(tmp_path):
-    """Where one of them fails, that is a sentence, and the other one is there."""
+    """Where one of them fails, that is a sentence, and nothing of it is kept; the other one may not have begun."""
 
     def both(out, *words):
         found = ["-f", COINS, "-f", "tests.bench.owners:lengths", "--splits", "1", "-o", str(tmp_path / out)]
@@ -62,7 +66,8 @@ def test_federations_at_a_time_have_the_entries_of_one_after_the_other(tmp_path)
     failed = both("three", "-m", "tests.bench.owners:not_of_lengths", "--workers", "2")
     assert failed.exit_code == 2
     assert "error: 'tests.bench.owners:not_of_lengths' fails on tests.bench.owners:lengths: KeyError" in failed.output
-    assert {e.federation for e in entries.read(tmp_path / "three") if e.method != "alone"} <= {COINS}
+    failing = entries.path_of(tmp_path / "three", "tests.bench.owners:lengths", "tests.bench.owners:not_of_lengths", 0)
+    assert not failing.exists()
 
 
 @pytest.mark.parametrize(
@@ -74,24 +79,57 @@ def test_federations_at_a_time_have_the_entries_of_one_after_the_other(tmp_path)
         ("no_function", r"returns tuple; return a function \(owner, inputs\)"),
         ("that_fails", "fails on .*coins: KeyError: 'no such column'; correct it, or leave it out"),
         ("that_looks_at_its_neighbours", "a model has to predict every row by itself"),
+        ("that_ends_the_program", "fails on .*coins: SystemExit: 0; correct it, or leave it out"),
+        ("of_texts", "predicts an array of <U3 for a; return an array of numbers"),
+        ("of_complex_numbers", "predicts an array of complex128 for a; return an array of numbers"),
         ("that_reads_held_out_rows", r"although it was given shuffled ones .* it has read held-out rows"),
     ],
 )
 def test_a_broken_one_is_refused(name, sentence):
     found = entering.method(f"tests.bench.owners:{name}")
     with pytest.raises(InputError, match=sentence):
-        entering.check({name: found}, COINS)
+        entering.check(name, found, COINS)
 
 
 def test_an_honest_one_is_not():
-    entering.check({"heads": entering.method("tests.bench.owners:heads")}, COINS)
+    entering.check("heads", entering.method("tests.bench.owners:heads"), COINS)
 
 
-def test_a_refusal_is_a_line_and_leaves_no_row(tmp_path):
+def test_a_refusal_is_a_line_of_its_own_and_leaves_no_row(tmp_path):
     said = bench("-m", "tests.bench.owners:that_reads_held_out_rows", "-o", str(tmp_path / "b"))
     assert said.exit_code == 2
-    assert said.output.count("\n") == 1
-    assert not list(tmp_path.rglob("split-*.json"))
+    last = said.output.splitlines()[-1]
+    assert last.startswith("error: 'tests.bench.owners:that_reads_held_out_rows' predicts held-out labels")
+    assert "Traceback" not in said.output
+    assert not [path for path in tmp_path.rglob("split-*.json") if "alone" not in str(path)]
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("that_is_honest_at_first", ()), ("honest_on_lengths", ("-f", "tests.bench.owners:lengths"))]
+)
+def test_behaving_well_at_first_or_elsewhere_is_of_no_use(name, more, tmp_path):
+    owners.TIMES["called"] = 0
+    said = bench(*more, "-m", f"tests.bench.owners:{name}", "-o", str(tmp_path / "b"), "--workers", "1")
+    assert said.exit_code == 2
+    assert f"'tests.bench.owners:{name}' predicts held-out labels of {COINS}" in said.output
+    assert not [path for path in tmp_path.rglob("split-*.json") if "alone" not in str(path)]
+
+
+def test_a_file_that_was_changed_is_run_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    level = "import numpy as np\n\n\ndef level(f):\n    return lambda owner, x: np.full((len(x), 2), [CHANCE])\n"
+    found = []
+    for chance in ("0.3, 0.7", "0.6, 0.4"):
+        (tmp_path / "levels.py").write_text(level.replace("CHANCE", chance))
+        monkeypatch.delitem(sys.modules, "levels", raising=False)
+        importlib.invalidate_caches()
+        said = bench("-m", "levels:level", "-o", "b")
+        assert said.exit_code == 0, said.output
+        found.append(entries.read(tmp_path / "b" / "results"))
+    before, after = ({e.split: e for e in one if e.method != "alone"} for one in found)
+    assert before[0].loss != after[0].loss
+    assert before[0].source != after[0].source
 
 
 ALGORITHM = '''

@@ -46,23 +46,57 @@ def test_a_calibrated_model_is_calibrated(split):
     y = (rng.random(4000) < p).astype(int)
     of = split._replace(test_labels=(y,), test_inputs=(p[:, None],))
     right, wrong = (np.column_stack([1 - q, q]) for q in (p, np.clip(p + 0.2, 0, 1)))
-    assert entries._calibration((right,), of) < 0.03
-    assert entries._calibration((wrong,), of) > 0.12
+    assert entries._calibration((right,), of)[1] < 0.03
+    assert entries._calibration((wrong,), of)[1] > 0.12
+
+
+def test_the_error_of_calibration_is_bounded_over_owners(split):
+    """It is the same for all rows at once, and certain only as far as owners agree."""
+    p = np.full(400, 0.5)
+    for shares, certain in (((0.8,) * 4, True), ((0.5, 0.5, 0.9, 0.9), False)):
+        came = tuple((np.arange(100) % 10 < 10 * share).astype(int) for share in shares)
+        of = split._replace(test_labels=came, test_inputs=tuple(np.split(p[:, None], 4)))
+        low, found, high = entries._calibration(tuple(np.split(np.column_stack([1 - p, p]), 4)), of)
+        assert found == pytest.approx(np.mean([abs(0.5 - part.mean()) for part in np.split(np.concatenate(came), 10)]))
+        assert (high - low < 0.01) == certain
+        assert low <= found <= high
 
 
 def test_entries_of_other_rows_are_not_merged(split, tmp_path):
     fields = entries.scores(guesses(split), split, None)
     more = {"about": "", "kind": "method", "split": 0, "cores": 1, "equipoise": "0"}
-    one = entries.Entry(method="a", **more, **fields)
-    for place, entry in (("x", one), ("y", one.model_copy(update={"method": "b", "rows": "others"}))):
-        path = entries.path_of(tmp_path / place, "coins", entry.method, 0)
-        path.parent.mkdir(parents=True)
-        entries.records.write_record(path, entry)
+    one = entries.Entry(method="a", source="1", **more, **fields)
+    write(tmp_path / "x", one)
+    write(tmp_path / "y", one.model_copy(update={"method": "b", "rows": "others"}))
     assert len(entries.together([tmp_path / "x", tmp_path / "x"])) == 1
     with pytest.raises(InputError, match="split 0 of coins has other rows for 'b' than for 'a'"):
         entries.together([tmp_path / "x", tmp_path / "y"])
     with pytest.raises(InputError, match="has no results"):
         entries.read(_empty(tmp_path))
+
+
+def test_what_was_changed_by_hand_or_is_of_two_methods_is_not_merged(split, tmp_path):
+    fields = entries.scores(guesses(split), split, None)
+    more = {"about": "", "kind": "entered", "split": 0, "cores": 1, "equipoise": "0"}
+    one = entries.Entry(method="mine:model", source="1", **more, **fields)
+    write(tmp_path / "x", one)
+    better = one.model_copy(update={"skill": tuple(value + 0.1 for value in one.skill)})
+    path = write(tmp_path / "better", better)
+    with pytest.raises(InputError, match=f"{path} contradicts itself: its skills are not what its losses make"):
+        entries.read(tmp_path / "better")
+    write(tmp_path / "shorter", one.model_copy(update={"gain": one.gain[:-1]}))
+    with pytest.raises(InputError, match="contradicts itself"):
+        entries.read(tmp_path / "shorter")
+    write(tmp_path / "another", one.model_copy(update={"source": "2"}))
+    with pytest.raises(InputError, match="two different methods are called 'mine:model'"):
+        entries.together([tmp_path / "x", tmp_path / "another"])
+
+
+def write(place, entry):
+    path = entries.path_of(place, entry.federation, entry.method, entry.split)
+    path.parent.mkdir(parents=True)
+    entries.records.write_record(path, entry)
+    return path
 
 
 def _empty(tmp_path):

@@ -13,9 +13,10 @@ def entry(federation, method, split, skill, gain):
     three = (middle - 0.1, middle, middle + 0.1)
     return Entry(
         federation=federation, method=method, about="", kind="method", split=split, rows=f"{federation}{split}",
-        owners=tuple(map(str, range(len(skill)))), tested=(10,) * len(skill), unit=0.6, base=(0.6,) * len(skill),
-        loss=(0.5,) * len(skill), skill=tuple(skill), gain=tuple(gain), mean=three, worst=three, worst_gain=three,
-        auroc=(0.7,) * len(skill), calibration=0.02, cores=1, equipoise="0",
+        source="", owners=tuple(map(str, range(len(skill)))), tested=(10,) * len(skill), unit=0.6,
+        base=(0.6,) * len(skill), loss=(0.5,) * len(skill), skill=tuple(skill), gain=tuple(gain),
+        mean=three, worst=three, worst_gain=three,
+        auroc=(0.7,) * len(skill), calibration=(0.01, 0.02, 0.03), cores=1, equipoise="0",
     )  # fmt: skip
 
 
@@ -53,19 +54,31 @@ def test_a_method_that_did_not_run_everywhere(found):
     assert found.methods[-1] == "once"
 
 
-def test_bounds_hold_as_often_as_they_say():
-    """Of a difference over federations that are drawn, whose truth is zero."""
+@pytest.mark.parametrize(("federations", "owners"), [(10, 8), (1, 4)])
+def test_bounds_hold_as_often_as_they_say(federations, owners):
+    """Of a difference whose truth is zero, over federations that are drawn; and over the few owners of a single one."""
     held = 0
-    for seed in range(40):
+    for seed in range(100):
         rng, entries = np.random.default_rng(seed), []
-        for k in range(10):
-            shift = rng.normal() / 20
-            owners = rng.normal(size=8)
-            other = owners + shift + rng.normal(size=8) / 10
-            entries += [entry(f"f{k}", "default", 0, owners, owners), entry(f"f{k}", "other", 0, other, owners)]
+        for k in range(federations):
+            shift = rng.normal() / 20 if federations > 1 else 0
+            skill = rng.normal(size=owners)
+            other = skill + shift + rng.normal(size=owners) / 10
+            entries += [entry(f"f{k}", "default", 0, skill, skill), entry(f"f{k}", "other", 0, other, skill)]
         low, _, high = standings(entries).overall["other"].against_it.average
         held += low <= 0 <= high
-    assert held >= 34  # of 40 at 95%; fewer by chance once in a thousand times
+    assert held >= 90  # of 100 at 95%; fewer by chance three times in a hundred, and quantiles alone hold 80 of four
+
+
+def test_only_splits_that_both_have_are_compared():
+    """A tenth better on the one split that it has, where all are worse than on the other."""
+    rng = np.random.default_rng(0)
+    skills = [rng.normal(size=20), rng.normal(size=20) + 5]
+    entries = [entry("f", "default", s, skill, skill) for s, skill in enumerate(skills)]
+    entries.append(entry("f", "half", 0, skills[0] + 0.1, skills[0]))
+    found = standings(entries).overall["half"]
+    assert found.against_it.average == pytest.approx((0.1, 0.1, 0.1))
+    assert found.rank is None  # it did not run everywhere
 
 
 def test_the_tables_the_picture_and_the_page(found):

@@ -125,6 +125,7 @@ never seen,?,,1000000000,,all but nothing known
 
 def test_from_silo_files_to_predictions(here):
     plain = ("model.own=none", "model.metric=none", "objective.of=losses", "personal.kind=none", "run.rounds=30")
+    plain += ("model.l2=0.01", "objective.rho=0.1")  # which are chosen otherwise
     said = ok("run", "--silos", "hospitals", "--label", "ill", *(word for value in plain for word in ("--set", value)))
     for word in ("north", "south", "west", "column 'country' dropped", "model: runs/hospitals/model.safetensors"):
         assert word in said

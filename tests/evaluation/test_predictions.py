@@ -46,7 +46,7 @@ def test_infinite_scores_are_scores():
 
 @pytest.mark.parametrize("shape", [(40,), (40, 1)])
 def test_regression_scores_are_scikit_learns(shape):
-    labels, predicted = jnp.asarray(RNG.normal(size=shape)), jnp.asarray(RNG.normal(size=shape))
+    labels, predicted = RNG.normal(size=shape), RNG.normal(size=shape)
     real = np.arange(40) < 25
     wanted = metrics.root_mean_squared_error(labels[real], predicted[real])
     assert np.isclose(predictions.rmse(predicted, labels, real), wanted)

@@ -166,8 +166,8 @@ def test_a_plan_reads_its_data_once_and_measures_in_one_shape(tmp_path, monkeypa
     measured = {"name": "scaffpd", "steps": 2, "rule": "tuned"}
     study = {"algorithm": measured, "objective": {"name": "chi2"}, "sweep": {"seeds": [0, 1, 2]}}
     study["run"] = {"rounds": 1, "evaluate_every": 1}
-    whose, origin_of = set(), origin.of
-    monkeypatch.setattr(origin, "of", lambda *given: whose.add(origin_of(*given).data) or origin_of(*given))
+    whose, origin_of = set(), origin.origin_of
+    monkeypatch.setattr(origin, "origin_of", lambda *given: whose.add(origin_of(*given).data) or origin_of(*given))
     jobs = plan.sweep(STUDY | study).trials
     plan.run_all(jobs, tmp_path / "study")
     assert len(read) == 1

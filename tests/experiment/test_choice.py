@@ -4,7 +4,7 @@ import pytest
 
 from equipoise.errors import InputError
 from equipoise.experiment import config
-from equipoise.experiment.choice import best_algorithm
+from equipoise.experiment.choice import best_algorithm, left_open
 from equipoise.experiment.methods import build_method
 from equipoise.experiment.problems import build_problem, precision
 
@@ -50,6 +50,31 @@ def test_a_run_that_names_none_takes_it_and_says_why():
     named = config.parse(settings | {"algorithm": {"name": "fedavg", "local_lr": 0.1}})
     with precision(named):
         assert build_method(named, build_problem(named))[1] == ()
+
+
+SILOS = {"data": {"silos": "hospitals"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "l2", "price"),
+    [
+        (SILOS, "auto", 0.01),
+        ({"partition": {"kind": "natural"}, "data": {"name": "exam"}}, "auto", 0.01),
+        (SILOS | {"model": {"l2": 0.1}, "objective": {"rho": 1.0}}, 0.1, None),
+        (SILOS | {"objective": {"price": 0.05}}, "auto", 0.05),
+        (SILOS | {"objective": {"name": "cvar"}}, "auto", None),
+        (SILOS | {"algorithm": {"name": "fedavg"}}, "auto", None),
+        (SILOS | {"model": {"name": "mlp"}}, None, None),
+        (SILOS | {"privacy": {"epsilon": 1.0}}, None, None),
+        (SILOS | {"federation": {"sites": 3}}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_what_run_leaves_open_of_owners_that_exist(settings, l2, price):
+    opened = left_open(settings)
+    assert opened.get("model", {}).get("l2") == l2
+    assert opened.get("objective", {}).get("price") == price
+    assert settings.get("objective", {}).get("rho") == opened.get("objective", {}).get("rho")
 
 
 def test_masked_runs_say_why_they_take_it_too():

@@ -100,11 +100,11 @@ def a_run(accuracies: list[tuple[float, ...]]) -> records.Run:
 
 def test_measures_along_the_way():
     run = a_run([(0.1, 0.2), (0.5, 0.7), (0.6, 0.4), (0.8, 0.8)])
-    assert measures.measure("rounds:min:0.5").of(run) == 10
-    assert measures.measure("rounds:mean:0.9").of(run) == math.inf
-    assert measures.measure("rounds:std:0.06").of(run) == 0
+    assert measures.measure("rounds:min:0.5").value(run) == 10
+    assert measures.measure("rounds:mean:0.9").value(run) == math.inf
+    assert measures.measure("rounds:std:0.06").value(run) == 0
     late = measures.measure("last:20:min")
-    assert late.of(run) == pytest.approx((0.4 + 0.8) / 2)  # rounds 20 and 30
+    assert late.value(run) == pytest.approx((0.4 + 0.8) / 2)  # rounds 20 and 30
     assert late.heading == "worst client, last 20 rounds"
     assert late.more_is_better(run)
     assert not measures.measure("last:20:std").more_is_better(run)

@@ -16,9 +16,9 @@ def run(tmp_path):
 
 def test_summaries_and_last_values(run):
     for name in ("mean", "worst20", "std"):
-        assert measure(name).of(run) == run.outcome.summary[name]
-    assert measure("objective").of(run) == run.rows[-1].objective
-    assert measure("certificate").of(run) == run.rows[-1].gap
+        assert measure(name).value(run) == run.outcome.summary[name]
+    assert measure("objective").value(run) == run.rows[-1].objective
+    assert measure("certificate").value(run) == run.rows[-1].gap
 
 
 def test_rounds_are_those_of_the_first_row_that_gets_there(run):
@@ -27,9 +27,9 @@ def test_rounds_are_those_of_the_first_row_that_gets_there(run):
         along = [float(fairness.summary(np.array(row.scores[score]))[name]) for row in run.rows]
         level = along[len(along) // 2]
         first = next(row.round for row, value in zip(run.rows, along, strict=True) if value >= level)
-        assert measure(f"rounds:{name}:{level!r}").of(run) == first
-    assert measure("rounds:mean:2").of(run) == math.inf
-    assert measure("rounds:distance:1").of(run) in (math.inf, *(row.round for row in run.rows))
+        assert measure(f"rounds:{name}:{level!r}").value(run) == first
+    assert measure("rounds:mean:2").value(run) == math.inf
+    assert measure("rounds:distance:1").value(run) in (math.inf, *(row.round for row in run.rows))
 
 
 def test_what_is_better(run):

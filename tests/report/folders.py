@@ -128,7 +128,7 @@ def outcome(label, row, measure, up, members, events):
     }
     half = 1.96 * np.sqrt(np.clip(values * (1 - values), 0.01, None) / [max(m.test, 1) for m in members.members])
     worst = float(summary["worst20"])
-    low, high = np.clip(values - half, 0, None), np.clip(values + half, None, 1 if up else None)
+    low, high = np.maximum(values - half, 0), np.minimum(values + half, 1 if up else np.inf)
     return records.RunResult(
         label=label,
         rounds=row.round,

@@ -221,7 +221,9 @@ def test_a_browser_runs_the_scripts(browser, page, five):
     assert '<article id="p0" class="only choosing">' in seen
     assert 'aria-pressed="true"' in seen
     table = re.search(r'<table class="sortable"[^>]*>.*?</table>', seen, re.DOTALL)[0]
-    order = [float(v) for v in re.findall(r'<td data-value="([^"]+)"', table)[::10]]
+    of_rows = re.findall(r"<tr[^>]*>(.*?)</tr>", table.split("<tbody>")[1], re.DOTALL)
+    order = [float(re.search(r'<td data-value="([^"]+)"', row)[1]) for row in of_rows]
+    assert len(order) == len(five)
     assert order == sorted(order, reverse=True)
     shown = re.search(r'<table class="one">.*?</table>', seen, re.DOTALL)[0]
     for run in five:
@@ -285,6 +287,26 @@ def test_who_gains_by_joining(tmp_path):
         expected = scores[member] - plain.rows[-1].scores["accuracy"][member]
         assert float(row["gain against FedAvg"]) == pytest.approx(expected, abs=1e-6)
     drawings(page)
+
+
+def test_many_clients_gains_have_their_bounds(tmp_path):
+    n = 41  # more than have a bar each
+    fair = folders.write(tmp_path, "SCAFF-PD", n=n)
+    page = html.page(with_alone([fair]))
+    caption = (
+        "The shade is the bounds that each client's rows allow, as far as the picture goes: where it does not reach"
+    )
+    assert caption in plain_text(page)
+    run = numbers.reported([fair])[0]
+    gains = numbers.Gains(
+        "alone", np.linspace(-0.2, 0.2, n), np.linspace(-0.3, 0.1, n), np.linspace(-0.1, 9.0, n), True
+    )
+    inside, unknown = (bars.gains(run, g, None) for g in (gains, gains._replace(low=np.full(n, np.nan))))
+    shade, nothing = (re.search(r'<path d="([^"]*)" class="span"', chart)[1] for chart in (inside, unknown))
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+[ ,]([\d.]+)", shade)]
+    assert len(heights) == 4 * n  # both ends of every client's bounds
+    assert min(heights) == 0  # cut off at the top of the picture
+    assert nothing == ""
 
 
 def csv_of(page, name):

@@ -32,8 +32,8 @@ def clip_losses(
         heard = jnp.sum(present, dtype=jnp.int32)
         ordered = jnp.sort(jnp.where(present, losses, jnp.inf))
         # Rounded down, so that of two sites the lower loss is the typical one.
-        at = jnp.floor(quantile * jnp.maximum(heard - 1, 0).astype(losses.dtype)).astype(jnp.int32)
-        typical = jnp.where(heard > 0, ordered[at], 0)
+        place = jnp.floor(quantile * jnp.maximum(heard - 1, 0).astype(losses.dtype)).astype(jnp.int32)
+        typical = jnp.where(heard > 0, ordered[place], 0)
         return jnp.minimum(losses, typical + (factor - 1) * jnp.abs(typical))
 
     return _with_clipped(algorithm, "loss", clipped)

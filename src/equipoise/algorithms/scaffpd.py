@@ -12,7 +12,7 @@ federated learning", in their letters:
     tau, sigma, theta  server.steps.now
     eta_l, J           local_lr, steps
 
-The paper's lines have no numbers; counted from the first `for` of each algorithm, comments and `for` included:
+The paper's lines have no numbers; counted from the one after the inputs, comments and `for` included:
 
     Algorithm 1                                       Algorithm 2, LOCAL-UPDATE(x, c_i, c)
      3  set tau_r, sigma_r, theta_r                    1  u_{i,0} = x

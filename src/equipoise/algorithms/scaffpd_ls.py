@@ -14,7 +14,7 @@ their losses at x+, which they do at the start of the next round. There the serv
 with c = sum_i lam+_i grad f_i(x). E <= 0: the step is kept and the next tau is tried larger. E > 0: it is taken back,
 tau is halved, and the round tries again from (x, lam): a rejected trial costs one round, and every round counts.
 
-    x, lam, L, C          server.at           the last point kept: model, weights, losses and gradients there
+    x, lam, L, C          server.point        the last point kept: model, weights, losses and gradients there
     L_before              server.before       the losses at the point kept before it
     x+, lam+, c           server.trial        the step under trial
     tau, sigma            trial.sizes         of the trial; server.kept are those of the last step that was kept
@@ -87,7 +87,7 @@ class Trial(NamedTuple):
 class Server(NamedTuple):
     """Where it stands, what it tries, and how the last steps were sized."""
 
-    at: Point
+    point: Point
     before: Float[Array, " n"]
     trial: Trial
     kept: Sizes
@@ -101,7 +101,7 @@ class Server(NamedTuple):
 class Client(NamedTuple):
     """The model and the gradient at the last point kept, and at the one under trial."""
 
-    at: tuple[Vector, Vector]
+    point: tuple[Vector, Vector]
     trial: tuple[Vector, Vector]
 
 
@@ -149,11 +149,11 @@ def scaffpd_ls(
     # (2) Judge the trial; update the dual for the next one, Eq. (4.1).
 
     def judge_and_update_dual(server: Server, replies: Replies) -> Server:
-        at, trial = server.at, server.trial
+        point, trial = server.point, server.trial
         loss, c_i = replies.each
-        new = Point(trial.x, trial.lam, replies.cohort.put(at.losses, loss), replies.cohort.put(at.table, c_i))
+        new = Point(trial.x, trial.lam, replies.cohort.put(point.losses, loss), replies.cohort.put(point.table, c_i))
         nothing_tried = ~server.begun
-        good = is_good(at, trial, new)
+        good = is_good(point, trial, new)
         accepted = nothing_tried | good
         rejected = server.rejected + jnp.where(accepted, 0, 1)
         starting = server.starting & ((rejected == 0) | ~accepted)
@@ -161,33 +161,33 @@ def scaffpd_ls(
         shrink = jnp.where(server.starting, 1 / LEAP, SHRINK)
         step = trial.sizes.tau * jnp.where(accepted, growth, shrink).astype(trial.sizes.tau.dtype)
         kept = protocol.tree_where(good, trial.sizes, server.kept)
-        before = jnp.where(accepted, jnp.where(starting | nothing_tried, new.losses, at.losses), server.before)
-        at = protocol.tree_where(accepted, new, at)
+        before = jnp.where(accepted, jnp.where(starting | nothing_tried, new.losses, point.losses), server.before)
+        point = protocol.tree_where(accepted, new, point)
 
-        first = FIRST_COUPLING / (step**2 * coupling(at.table))
+        first = FIRST_COUPLING / (step**2 * coupling(point.table))
         gamma = jnp.where(starting, first, kept.sigma / kept.tau / (1 - jnp.minimum(mu_local * step, 0.5)))
         sigma = jnp.minimum(gamma, limit) * step
         theta = jnp.maximum(kept.sigma / sigma / (1 + mu_lam * kept.sigma), kept.tau / step * (1 - mu_local * step))
         theta = jnp.where(starting, 0, jnp.clip(theta, 0, kept.sigma / sigma))
-        s = (1 + theta) * at.losses - theta * before
-        lam = dual.prox(at.lam + sigma * s, sigma)
-        trial = Trial(at.x, lam, lam @ at.table, Sizes(step, sigma))
+        s = (1 + theta) * point.losses - theta * before
+        lam = dual.prox(point.lam + sigma * s, sigma)
+        trial = Trial(point.x, lam, lam @ point.table, Sizes(step, sigma))
         yes = jnp.array(True)
-        after = Server(at, before, trial, kept, starting, rejected, accepted, begun=yes, judged=yes)
+        after = Server(point, before, trial, kept, starting, rejected, accepted, begun=yes, judged=yes)
         return protocol.tree_where(jnp.all(replies.cohort.mark(n)), after, server._replace(judged=~yes))
 
-    def is_good(at: Point, trial: Trial, new: Point) -> Bool[Array, ""]:
+    def is_good(point: Point, trial: Trial, new: Point) -> Bool[Array, ""]:
         """E <= 0."""
-        dx, sigma = new.x - at.x, trial.sizes.sigma
+        dx, sigma = new.x - point.x, trial.sizes.sigma
         slope = trial.c @ dx
-        by_losses = trial.lam @ (new.losses - at.losses) - slope
-        by_gradients = (trial.lam @ (new.table - at.table)) @ dx / 2
-        q = new.losses - at.losses
+        by_losses = trial.lam @ (new.losses - point.losses) - slope
+        by_gradients = (trial.lam @ (new.table - point.table)) @ dx / 2
+        q = new.losses - point.losses
         q = q - jnp.mean(q)
-        dlam = new.lam - at.lam
+        dlam = new.lam - point.lam
         rest = (1 - DELTA) / 2 * slope + sigma / (2 * C_ALPHA) * (q @ q)
         rest = rest - (1 - C_ALPHA - DELTA) / (2 * sigma) * (dlam @ dlam)
-        rounding = 64 * jnp.finfo(dx.dtype).eps * jnp.max(jnp.abs(at.losses))
+        rounding = 64 * jnp.finfo(dx.dtype).eps * jnp.max(jnp.abs(point.losses))
         return (by_losses + rest <= rounding) & (by_gradients + rest <= 0)
 
     # (3) Try a primal step from the point that was kept: Algorithm 2 on the clients, then Eq. (4.2).
@@ -201,22 +201,22 @@ def scaffpd_ls(
 
     def improve(message: Correction, mine: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         c, lam_i, accepted = message
-        x, c_i = protocol.tree_where(accepted, mine.trial, mine.at)
+        x, c_i = protocol.tree_where(accepted, mine.trial, mine.point)
         u = task.descend(x, data, key, steps=steps, lr=local_lr, shift=c - c_i)
         return Client((x, c_i), mine.trial), Reply(total=Weighted(lam_i, lam_i * (x - u) / (local_lr * steps)))
 
     def update_primal(server: Server, replies: Replies) -> Server:
         trial = server.trial
         du = jnp.sum(trial.lam) * mean(replies.total)
-        x = jnp.where(server.judged, server.at.x - trial.sizes.tau * du, trial.x)
+        x = jnp.where(server.judged, server.point.x - trial.sizes.tau * du, trial.x)
         return server._replace(trial=trial._replace(x=x))
 
     def init(x: Vector) -> Server:
         lam, zero, no = jnp.full(n, 1 / n, x.dtype), jnp.zeros((), x.dtype), jnp.array(False)
-        at = Point(x, lam, jnp.zeros_like(lam), jnp.zeros((n, x.size), x.dtype))
+        point = Point(x, lam, jnp.zeros_like(lam), jnp.zeros((n, x.size), x.dtype))
         trial = Trial(x, lam, jnp.zeros_like(x), Sizes(zero + tau, zero + 1))
         kept = Sizes(zero + tau, zero + 1)
-        return Server(at, at.losses, trial, kept, ~no, jnp.int32(0), ~no, begun=no, judged=no)
+        return Server(point, point.losses, trial, kept, ~no, jnp.int32(0), ~no, begun=no, judged=no)
 
     return Algorithm(
         name="scaffpd_ls",
@@ -229,8 +229,8 @@ def scaffpd_ls(
             Exchange("collect", sample.open, send_trial, collect, judge_and_update_dual, writes=True),
             Exchange("improve", everybody_if_judged, send_correction, improve, update_primal, writes=True),
         ),
-        model=lambda server: server.at.x,
-        weights=lambda server: server.at.lam,
+        model=lambda server: server.point.x,
+        weights=lambda server: server.point.lam,
         dual=dual,
     )
 

@@ -15,7 +15,7 @@ max_lam sum_i lam_i f_i - psi(lam). One round:
     trial     the same saddle problem at x + D'a over span(D, d), d = -sum_i lam_i (x - u_i), with the curvature lam.L
               across it, which makes every c_i a direction too: x_new = x + D'(a + b) + t d - lam' C_perp / (lam.L)
 
-    f, C             server.at          losses and gradients at the centre, heard or estimated (`heard_here`)
+    f, C             server.centre      losses and gradients at the centre, heard or estimated (`heard_here`)
     D, Y, U          server.memory      directions, images, their uncertainty
     G = C D', A_i                       slopes and curvature inside D; C_perp is what is left of C across D
     L_i              server.L           each client's own smoothness, measured once by the client
@@ -59,7 +59,7 @@ from jaxtyping import Float, Int
 
 from equipoise.algorithms.messages import LossAndGradient
 from equipoise.algorithms.record import SADDLE, Record
-from equipoise.algorithms.server_model import judge, saddle, state
+from equipoise.algorithms.server_model import constants, judge, saddle, state
 from equipoise.algorithms.server_model.interior import interior_of
 from equipoise.algorithms.server_model.precision import in_double, joined
 from equipoise.algorithms.server_model.sampling import clients_to_hear, heaviest
@@ -90,7 +90,7 @@ from equipoise.tasks import Task
 class Client(NamedTuple):
     """The model and the gradient at the centre and at the point under trial, by their labels; and L_i."""
 
-    at: tuple[Int[Array, ""], Vector, Vector]
+    centre: tuple[Int[Array, ""], Vector, Vector]
     trial: tuple[Int[Array, ""], Vector, Vector]
     L: Float[Array, ""]
 
@@ -162,21 +162,21 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
     def choose_cohort(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         if not sampled:
             return server, sample(key)
-        first = ~jnp.any(server.at.heard)
+        first = ~jnp.any(server.centre.heard)
         return server, Cohort(everybody, first | jnp.asarray(clients_to_hear(server, key, m)))
 
     def send_trial(server: Server, i: Int[Array, ""]) -> Place:
-        return Place(server.trial.x) if sampled else Place(server.trial.x, server.trial.label, server.at.label)
+        return Place(server.trial.x) if sampled else Place(server.trial.x, server.trial.label, server.centre.label)
 
     def collect(message: Place, mine: Client, data: Prepared, key: RandomKey) -> tuple[Client, Reply]:
-        x, label, centre = message
+        x, label, centre_label = message
         c_i, loss = task.grad(x, data.data), task.loss(x, data.data)
         L = jnp.maximum(mine.L, data.L.astype(x.dtype))
         reply = Reply(each=Answer(loss, c_i, L))
-        if label is None or centre is None:
+        if label is None or centre_label is None:
             return mine._replace(L=L), reply
-        at = tree_where(mine.trial[0] == centre, mine.trial, mine.at)
-        return Client(at, (label, x, c_i), L), reply
+        centre = tree_where(mine.trial[0] == centre_label, mine.trial, mine.centre)
+        return Client(centre, (label, x, c_i), L), reply
 
     # (2) Judge the trial, and solve for the weights.
 
@@ -184,12 +184,12 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
     def judge_and_update_dual(server: Server, replies: Replies, eps: float) -> Server:
         here = replies.cohort.mark(n)
         loss, c_i, L = (replies.cohort.put(jnp.zeros((n, *a.shape[1:]), a.dtype), a) for a in replies.each)
-        heard = server.at.heard | here
+        heard = server.centre.heard | here
         L = jnp.where(here, L, server.L)
         L = jnp.where(jnp.any(heard), neutral(L, heard), L)
         server = server._replace(L=L, age=jnp.where(here, 0, server.age + 1))
         server = jax.lax.cond(
-            server.trial.label == server.at.label,
+            server.trial.label == server.centre.label,
             lambda: judge.heard_at_centre(server, here, loss, c_i, eps),
             lambda: jax.lax.cond(
                 jnp.any(here), lambda: judge.judged(server, dual, here, loss, c_i, eps), lambda: judge.retreat(server)
@@ -202,10 +202,10 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
     def choose_heaviest(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         if not sampled:
             return server, sample(key)
-        return server, Cohort(heaviest(server, m), jnp.any(server.at.heard) & jnp.ones(m, bool))
+        return server, Cohort(heaviest(server, m), jnp.any(server.centre.heard) & jnp.ones(m, bool))
 
     def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
-        return Correction(server.at.x if sampled else server.at.label, server.c, server.lam[i])
+        return Correction(server.centre.x if sampled else server.centre.label, server.c, server.lam[i])
 
     def improve(message: Correction, mine: Client, data: Prepared, key: RandomKey) -> tuple[Client, Reply]:
         where, c, lam_i = message
@@ -215,15 +215,14 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
             each = LossAndGradient(task.loss(x, data.data), c_i)
         else:
             on_trial = mine.trial[0] == where
-            _, x, c_i = tree_where(on_trial, mine.trial, mine.at)
-            lam_i = jnp.where(
-                on_trial | (mine.at[0] == where), lam_i, 0
-            )  # one who missed the centre has nothing to say
+            _, x, c_i = tree_where(on_trial, mine.trial, mine.centre)
+            # One who missed the centre has nothing to say.
+            lam_i = jnp.where(on_trial | (mine.centre[0] == where), lam_i, 0)
         L = jnp.maximum(mine.L, data.L.astype(x.dtype))
         u = task.descend(x, data.data, key, steps=steps, lr=1 / L, shift=c - c_i)
         # Where losses are not quadratic L_i may have grown: the local steps just taken show it.
         bent, moved = jnp.linalg.norm(task.grad(u, data.data) - c_i), jnp.linalg.norm(u - x)
-        visible = bent > 1e4 * jnp.finfo(x.dtype).eps * jnp.linalg.norm(c_i)
+        visible = bent > constants.CURVATURE_ROUNDING * jnp.finfo(x.dtype).eps * jnp.linalg.norm(c_i)
         L = jnp.where(visible, jnp.maximum(L, mean((moved, bent))), L)
         return mine._replace(L=L), Reply(total=weighted(lam_i, x - u), each=each)
 
@@ -243,10 +242,10 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
     def certifying(server: Server) -> Float[Array, " n"]:
         """argmax_lam lam.f - psi(lam) - |sum_i lam_i c_i|^2 / (2 mu): no weights certify more at the centre."""
         with jax.enable_x64(True):
-            f, C = joined(server.at.f.astype(jnp.float64)), server.at.C.astype(jnp.float64)
+            f, C = joined(server.centre.f.astype(jnp.float64)), server.centre.C.astype(jnp.float64)
             Q = C / jnp.array(mu)[None] @ C.T if isinstance(mu, tuple) else C @ C.T / (mu or 1.0)
             solution = saddle.solve(interior, f, jnp.zeros((n, 0)), jnp.zeros((n, 0, 0)), Q)
-            lam = jnp.where(solution.residual <= saddle.USELESS, solution.lam, server.lam.astype(jnp.float64))
+            lam = jnp.where(solution.residual <= constants.USELESS, solution.lam, server.lam.astype(jnp.float64))
             return lam.astype(server.lam.dtype)
 
     return Algorithm(
@@ -260,7 +259,7 @@ def scaffpd_model(task: Task, dual: Dual, sample: Sample, *, steps: int, memory:
             Exchange("collect", choose_cohort, send_trial, collect, judge_and_update_dual, writes=True),
             Exchange("improve", choose_heaviest, send_correction, improve, update_trial, writes=True),
         ),
-        model=lambda server: server.at.x,
+        model=lambda server: server.centre.x,
         weights=lambda server: server.lam if mu is None else certifying(server),
         dual=dual,
     )

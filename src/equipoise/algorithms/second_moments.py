@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from equipoise.algorithms.messages import Nothing, send_nothing
@@ -70,7 +71,7 @@ def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -
     if rank is not None:
         positive("rank", rank)
         require(rank < d, f"the rank is {rank} of {d} inputs; give less than {d}, or none for all of them")
-    at = np.triu_indices(d)
+    upper = np.triu_indices(d)
     k = d if rank is None else min(rank + MORE, d)
 
     def rows(data: Data) -> tuple[Float[Array, "m d"], Float[Array, ""]]:
@@ -82,11 +83,11 @@ def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -
         a, m = rows(data)
         return Reply(total=weighted(jnp.ones(()), InputMoments(jnp.sum(a, axis=0) / m, products(a) / m)))
 
-    def about_mean(images: Float[Array, "d k"], centre: Float[Array, " d"], of: Any) -> Float[Array, "d k"]:
-        return images - jnp.outer(centre, centre @ of) if linear.intercept else images
+    def about_mean(images: Float[Array, "d k"], centre: Float[Array, " d"], directions: Any) -> Float[Array, "d k"]:
+        return images - jnp.outer(centre, centre @ directions) if linear.intercept else images
 
     def tell_moments(message: Nothing, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
-        return None, moments_of(data, lambda a: (a.T @ a)[at])
+        return None, moments_of(data, lambda a: (a.T @ a)[upper])
 
     def keep_moments(server: Moments, replies: Replies) -> Moments:
         return Moments(replies.total.weight, *mean(replies.total))
@@ -116,7 +117,7 @@ def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -
     def init(x: Vector) -> Moments | Sketch:
         nobody, centre = jnp.zeros((), jnp.float64), jnp.zeros(d, jnp.float64)
         if rank is None:
-            return Moments(nobody, centre, jnp.zeros(len(at[0]), jnp.float64))
+            return Moments(nobody, centre, jnp.zeros(len(upper[0]), jnp.float64))
         return Sketch(nobody, centre, *(jnp.zeros((d, k), jnp.float64) for _ in range(2)))
 
     ask = Exchange("moments", sample.open, send_nothing, tell_moments, keep_moments, unit=True)
@@ -136,7 +137,7 @@ def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -
     )
 
 
-def metric_from(linear: Linear, server: Moments | Sketch, rank: int | None, dtype: Any) -> Metric | None:
+def metric_from(linear: Linear, server: Moments | Sketch, rank: int | None, dtype: DTypeLike) -> Metric | None:
     """The metric of what the clients told; None: nobody did."""
     if not float(server.answered) > 0:
         return None

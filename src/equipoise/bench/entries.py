@@ -27,6 +27,7 @@ from equipoise.experiment import folders, records
 from equipoise.experiment.records import JsonRecord, Number, PerClient
 
 RESULTS = "results"
+TENTHS, CALIBRATION_DRAWS = 10, 400
 LEAST_CHANCE = 1e-6  # a probability below it counts as this: one row must not decide on everything
 Three = tuple[Number, Number, Number]  # low, estimate, high
 
@@ -40,6 +41,7 @@ class Entry(JsonRecord):
     kind: str
     split: int
     rows: str  # a digest: entries with the same one are of the same rows
+    source: str  # a digest of the settings, versions and files that it is made of (`run.source_of`)
     owners: tuple[str, ...]
     tested: tuple[int, ...]  # rows
     unit: float  # B
@@ -51,7 +53,7 @@ class Entry(JsonRecord):
     worst: Three  # of the worst fifth, corrected for chance
     worst_gain: Three
     auroc: PerClient  # of two classes, of owners that have both; None elsewhere
-    calibration: Number  # mean distance of what was expected from what came, over tenths of all rows; None: of numbers
+    calibration: Three | None  # mean distance of what was expected from what came, over tenths of all rows
     rounds: Number = None  # None: it is not trained in rounds
     megabytes: Number = None  # to and from all owners together
     seconds: Number = None  # of training, compilation included; of a model from outside, of fitting and predicting
@@ -67,25 +69,44 @@ def path_of(folder: Path, federation: str, method: str, split: int) -> Path:
 def read(folder: Path) -> list[Entry]:
     require(folder.is_dir(), f"there is no folder {folder}; give one that `equipoise bench` made")
     root = folder / RESULTS if (folder / RESULTS).is_dir() else folder
-    entries = [records.read_record(path, Entry) for path in sorted(root.rglob("split-*.json"))]
+    entries = [_consistent(path, records.read_record(path, Entry)) for path in sorted(root.rglob("split-*.json"))]
     require(entries, f"{folder} has no results of `equipoise bench`; give the folder that it wrote, or its {RESULTS}/")
     return entries
 
 
+def _consistent(path: Path, entry: Entry) -> Entry:
+    """Its skills follow from its losses, so that whoever changes one of them changes all."""
+    columns = [entry.base, entry.loss, entry.skill, entry.gain, entry.auroc]
+    if {len(entry.owners), len(entry.tested)} == {len(column) for column in columns}:
+        base, loss, skill = (np.array(column, np.float64) for column in columns[:3])
+        if np.allclose(skill, (base - loss) / entry.unit, atol=1e-9) and np.isclose(base.mean(), entry.unit):
+            return entry
+    raise InputError(f"{path} contradicts itself: its skills are not what its losses make; run that method again")
+
+
 def together(places: Sequence[Path]) -> list[Entry]:
-    """The entries of several folders, each once, all of a split of the same rows."""
+    """The entries of several folders, each once (of methods of ours the first), all of a split of the same rows."""
     entries = [entry for folder in places for entry in read(folder)]
     rows: dict[tuple[str, int], Entry] = {}
     unique: dict[tuple[str, str, int], Entry] = {}
     for entry in entries:
         first = rows.setdefault((entry.federation, entry.split), entry)
+        where = f"split {entry.split} of {entry.federation}"
         require(
-            first.rows == entry.rows,
-            f"split {entry.split} of {entry.federation} has other rows for '{entry.method}' than for '{first.method}': "
-            "they are of different versions of the data; run one of them again",
+            first.rows == entry.rows and first.tested == entry.tested and np.allclose(_base(first), _base(entry)),
+            f"{where} has other rows for '{entry.method}' than for '{first.method}': they are of different versions of "
+            "the data; leave one of them out, and run it again into another --out",
         )
-        unique.setdefault((entry.federation, entry.method, entry.split), entry)
+        same = unique.setdefault((entry.federation, entry.method, entry.split), entry)
+        require(
+            entry.kind != "entered" or same.source == entry.source,
+            f"two different methods are called '{entry.method}' ({where}); give one of their files another name",
+        )
     return list(unique.values())
+
+
+def _base(entry: Entry) -> np.ndarray:
+    return np.array(entry.base, np.float64)
 
 
 Outputs = tuple[np.ndarray, ...]  # of every owner: probabilities [rows, classes], or numbers [rows]
@@ -110,9 +131,12 @@ def outputs_of(predict: Callable[[int, np.ndarray], np.ndarray], split: Split, m
 
 def checked(outputs: object, rows: int, k: int, method: str, owner: str) -> np.ndarray:
     try:
-        array = np.asarray(outputs, np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"'{method}' predicts {type(outputs).__name__} for {owner}; return an array") from None
+        array = np.asarray(outputs)
+    except (TypeError, ValueError):  # lists of different lengths
+        array = np.array(outputs, object)
+    what = f"an array of {array.dtype}" if isinstance(outputs, np.ndarray) else type(outputs).__name__
+    require(array.dtype.kind in "fiub", f"'{method}' predicts {what} for {owner}; return an array of numbers")
+    array = array.astype(np.float64)
     wanted = (rows, k) if k else (rows,)
     what = "a probability per row and class" if k else "a number per row"
     require(array.shape == wanted, f"'{method}' predicts shape {array.shape} for {owner}, not {wanted}: give {what}")
@@ -202,10 +226,21 @@ def _auroc(chance: np.ndarray, y: np.ndarray) -> float | None:
     return float((ranks - positive * (positive + 1) / 2) / (positive * (len(y) - positive)))
 
 
-def _calibration(outputs: Outputs, split: Split) -> float:
+def _calibration(outputs: Outputs, split: Split) -> Three:
+    """With bounds of 95% for the owners that could have been others; tenths, and which way they are off, stay."""
     p, y = np.concatenate(outputs), np.concatenate(split.test_labels)
     two = p.shape[1] == 2
     chance, came = (p[:, 1], y == 1) if two else (p.max(1), p.argmax(1) == y)
-    order = np.argsort(chance, kind="stable")
-    parts = [part for part in np.array_split(order, 10) if part.size]
-    return float(sum(abs(chance[part].mean() - came[part].mean()) * part.size for part in parts) / len(y))
+    tenth = np.empty(len(y), int)
+    for place, part in enumerate(np.array_split(np.argsort(chance, kind="stable"), TENTHS)):
+        tenth[part] = place
+    off = chance - came
+    wrong = np.abs(np.bincount(tenth, off)).sum() / len(y)
+    towards = np.sign(np.bincount(tenth, off))[tenth] * off  # their sum over all rows is what is wrong
+    ends = np.cumsum([len(out) for out in outputs])[:-1]
+    of_owner, rows = (np.array([part.sum() for part in np.split(v, ends)]) for v in (towards, np.ones(len(y))))
+    who = np.random.default_rng(len(rows)).integers(len(rows), size=(CALIBRATION_DRAWS, len(rows)))
+    drawn = of_owner[who].sum(1) / rows[who].sum(1)
+    estimate = float(wrong)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(np.clip(low, 0, estimate)), estimate, float(max(high, estimate))

@@ -110,4 +110,4 @@ def split_of(name: str, problem: Problem) -> Split:
 def _by_owner(pool: Any) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     inputs, labels = np.asarray(pool.inputs), np.asarray(pool.labels)
     rows = [slice(a, a + m) for a, m in zip(np.asarray(pool.starts), np.asarray(pool.sizes), strict=True)]
-    return tuple(inputs[of] for of in rows), tuple(labels[of] for of in rows)
+    return tuple(inputs[owned] for owned in rows), tuple(labels[owned] for owned in rows)

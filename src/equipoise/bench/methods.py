@@ -23,6 +23,7 @@ class Method(NamedTuple):
     kind: Kind  # setting: the default with one setting changed, which decides on that default
     settings: Mapping[str, Any] | None = None  # of a run
     fit: Callable[[Federation], Predict] | None = None  # or a model
+    code: str = ""  # a digest of the file, of one that is entered
 
 
 def _trains(algorithm: str, about: str, objective: Mapping[str, Any] = AVERAGE["objective"]) -> Method:
@@ -36,7 +37,7 @@ def _changed(about: str, **sections: Any) -> Method:
 
 
 METHODS: dict[str, Method] = {
-    DEFAULT: Method("`equipoise run`, told whose data it is and nothing else", "method", {}),
+    DEFAULT: Method("`equipoise run`, told whose data it is, with l2 0.01 and rho 0.1", "method", {}),
     "FedAvg": _trains("fedavg", "McMahan et al. 2017"),
     "FedProx": _trains("fedprox", "Li et al. 2020"),
     "SCAFFOLD": _trains("scaffold", "Karimireddy et al. 2020"),
@@ -52,8 +53,13 @@ METHODS: dict[str, Method] = {
     "own: intercept": _changed("every owner has an intercept of its own", model={"own": "intercept"}),
     "metric: none": _changed("trained as it is", model={"metric": "none"}),
     "metric: auto": _changed("trained where it is well conditioned", model={"metric": "auto"}),
-    "l2: 0.01": _changed("ten times as much penalty as the next", model={"l2": 0.01}),
+    "l2: 0.1": _changed("a heavy penalty", model={"l2": 0.1}),
+    "l2: 0.01": _changed("a tenth of that", model={"l2": 0.01}),
     "l2: 0.001": _changed("a light penalty", model={"l2": 0.001}),
+    "l2: auto": _changed("a penalty chosen by folds at the owners", model={"l2": "auto"}),
+    "l2 and price chosen": _changed(
+        "the same, and as much fairness as costs a hundredth", model={"l2": "auto"}, objective={"price": 0.01}
+    ),
     ALONE: Method("each owner's own linear model, l2 by its own folds", "bound", fit=outside.alone),
     "boosting alone": Method("scikit-learn's, each owner's own", "bound", fit=outside.boosting_alone),
     "pooled linear": Method("scikit-learn's, sees all rows and owners' names", "bound", fit=outside.pooled_linear),

@@ -1,4 +1,4 @@
-"""Tables, a picture and a page of the standings. No number stands there without its bounds."""
+"""Tables, a picture and a page of the standings. No number but a cost stands there without its bounds."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -96,7 +96,7 @@ def one(standings: Standings, federation: str) -> tuple[list[str], Rows]:
 
 def _row(method: str, on: OnFederation) -> list[str]:
     numbers = [_percent(on.mean), _percent(on.worst), _percent(on.worst_gain, signed=True), _percent(on.losers, 0)]
-    calibration = "" if on.calibration is None else f"{100 * on.calibration:.1f}"
+    calibration = "" if on.calibration is None else _percent(on.calibration)
     cost = [
         "" if v is None else f"{v:.{digits}f}" for v, digits in ((on.rounds, 0), (on.megabytes, 2), (on.seconds, 1))
     ]
@@ -161,8 +161,8 @@ def picture(standings: Standings) -> str:
     title = f"Skill over {len(standings.federations)} federations, less that of {standings.against}"
     bottom = top + line * len(methods) + 60
     said = (
-        f"Points of skill; to the right is better than {standings.against}. Bars: 95% bounds. Dots: federations; "
-        "those beyond the edge stand on it."
+        f"Points of skill; to the right is better than {standings.against}. Bars: 95% bounds, orange where they are "
+        "all below it, green above. Grey dots: federations; those beyond the edge stand on it."
     )
     head = _text(title, 12, 22, "start", style="font-size:15px;font-weight:bold")
     foot = _text(said, 12, bottom - 14)
@@ -220,7 +220,7 @@ svg{max-width:100%;height:auto}"""
 def page(standings: Standings) -> str:
     """One page that holds everything."""
     drawing = Markup(picture(standings).split("?>\n", 1)[1])
-    parts = [tag("h1", f"{len(standings.methods)} methods on {len(standings.federations)} federations"), drawing]
+    parts = [tag("h1", f"Methods on federations: {len(standings.methods)} on {len(standings.federations)}"), drawing]
     parts += [tag("p", WORDS), _html(*overall(standings)), tag("h2", "The federations"), _html(*cards(standings))]
     for name in standings.federations:
         parts += [tag("h2", name), _html(*one(standings, name))]

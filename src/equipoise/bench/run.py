@@ -1,12 +1,14 @@
 """Runs what is not there yet, and writes an entry of each.
 
-    runs/FEDERATION/METHOD/split-0   run folders, as of `equipoise run`, one program per method where shapes allow, and
-                                     one run for all rows of the same settings
-    results/...                      what is left of them (`entries.py`)
+    runs/FEDERATION/METHOD-SOURCE/split-0   run folders, as of `equipoise run`, one program per method where shapes
+                                            allow, and one run for all rows of the same settings
+    results/...                             what is left of them (`entries.py`)
 
-Everything that is finished stays: a benchmark that was stopped goes on where it was.
+Everything that is finished stays: a benchmark that was stopped goes on where it was. What is made of other settings, of
+another version of Equipoise, or of a file that was changed meanwhile is made anew.
 """
 
+import hashlib
 import importlib
 import multiprocessing
 import time
@@ -22,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import equipoise
-from equipoise import artifact
+from equipoise import artifact, extensions
 from equipoise._jax import compiled, number_of_cores
 from equipoise.bench import entries, federations
 from equipoise.bench.entries import Entry, Outputs
@@ -30,12 +32,14 @@ from equipoise.bench.federations import Split
 from equipoise.bench.methods import ALONE, DEFAULT, METHODS, Method
 from equipoise.errors import InputError, require
 from equipoise.experiment import config, folders, plan, records
+from equipoise.experiment.chosen import settle
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
 from equipoise.tasks import Task
 
 RUNS = "runs"
 Watch = Callable[[str, str], None]  # a federation, and what is done with it
+Check = Callable[[str, Method, str], None]  # of a method's name, the method and a federation: raises an InputError
 
 
 class Job(NamedTuple):
@@ -53,23 +57,25 @@ def run(
     splits: Sequence[int],
     watch: Watch = lambda *_: None,
     *,
+    check: Check = lambda *_: None,
     workers: int = 1,
     begin: Callable[[], None] | None = None,
 ) -> list[Entry]:
     """All entries of these federations, methods and splits; `alone` is always among them, as gains are over it.
 
-    With more workers than one, so many federations are run at a time, each in a process of its own that calls `begin`
-    first; functions are then found by their names there.
+    `check` is asked about each method that is entered, on each federation, before it has an entry there. With more
+    workers than one, so many federations are run at a time, each in a process of its own that calls `begin` first;
+    functions are then found by their names there.
     """
     methods = {ALONE: METHODS[ALONE], **methods}
     folders.check(folder, "plan", overwrite=False)
     with folders.writing(folder, "plan"):
         workers = min(workers, len(chosen))
         if workers > 1:
-            _side_by_side(workers, begin, [(folder, name, methods, splits, watch) for name in chosen])
+            _side_by_side(workers, begin, [(folder, name, methods, splits, watch, check) for name in chosen])
         else:
             for name in chosen:
-                _of_federation(folder, name, methods, splits, watch)
+                _of_federation(folder, name, methods, splits, watch, check)
     paths = [entries.path_of(folder, name, method, s) for name in chosen for method in methods for s in splits]
     return [records.read_record(path, Entry) for path in paths if path.is_file()]
 
@@ -94,9 +100,10 @@ def _until_stopped(*job: Any) -> bool:
     return True
 
 
-def _of_federation(folder: Path, name: str, methods: Mapping[str, Method], splits: Sequence[int], watch: Watch) -> None:
-    jobs = [Job(name, method, s) for method in methods for s in splits]
-    missing = [job for job in jobs if not entries.path_of(folder, *job).is_file()]
+def _of_federation(
+    folder: Path, name: str, methods: Mapping[str, Method], splits: Sequence[int], watch: Watch, check: Check
+) -> None:
+    missing = [Job(name, m, s) for m in methods for s in splits if not _is_there(folder, Job(name, m, s), methods[m])]
     if not missing:
         return
     watch(name, "reading data")
@@ -106,21 +113,48 @@ def _of_federation(folder: Path, name: str, methods: Mapping[str, Method], split
             problem = federations.problem_of(name, s)
             split = federations.split_of(name, problem)
             computed[s] = problem, split, _alone(folder, name, s, split)
-        for job in missing:
-            method = methods[job.method]
-            if method.fit is not None and job.method != ALONE:
-                watch(name, job.method)
-                _, split, alone = computed[job.split]
-                _fit(folder, job, method, split, alone)
-        trained = [job for job in missing if methods[job.method].settings is not None]
         # Ours in one go, as those of the same data share more than their programs; what is entered may fail by itself.
-        parts = [[job for job in trained if methods[job.method].kind != "entered"]]
-        parts += [
-            [job for job in trained if job.method == label]
-            for label in dict.fromkeys(job.method for job in trained if methods[job.method].kind == "entered")
-        ]
-        for part in parts:
-            _train(folder, name, methods, part, computed, watch)
+        labels = dict.fromkeys(job.method for job in missing if job.method != ALONE)
+        for label in (label for label in labels if methods[label].fit is not None):
+            watch(name, label)
+            fits = [_fit(job, methods[label], *computed[job.split][1:]) for job in missing if job.method == label]
+            _enter(folder, fits, methods, check)
+        trained = [label for label in labels if methods[label].settings is not None]
+        ours = [label for label in trained if methods[label].kind != "entered"]
+        for part in [ours, *([label] for label in trained if label not in ours)]:
+            jobs = [job for job in missing if job.method in part]
+            _enter(folder, _trained(folder, name, methods, jobs, computed, watch), methods, check)
+
+
+def source_of(job: Job, method: Method) -> str:
+    """A digest of what an entry is made of, but for its rows: settings, versions, and files of the user's own."""
+    if extensions.is_reference(job.federation):
+        extensions.load(job.federation)  # another process has not yet
+    parts = [equipoise.__version__, method.code, extensions.digest(job.federation)]
+    if method.settings is not None:
+        parts.append(_parsed(job, method).toml())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+
+
+def _parsed(job: Job, method: Method) -> Config:
+    settings = federations.settings(job.federation, job.split, method.settings)
+    return config.parse(settings, source=f"'{job.method}' on {job.federation}")
+
+
+def _is_there(folder: Path, job: Job, method: Method) -> bool:
+    path = entries.path_of(folder, *job)
+    return path.is_file() and records.read_record(path, Entry).source == source_of(job, method)
+
+
+def _enter(folder: Path, made: Sequence[Entry], methods: Mapping[str, Method], check: Check) -> None:
+    """Writes entries of a federation, once what is entered was looked at."""
+    for name, label in dict.fromkeys((entry.federation, entry.method) for entry in made):
+        if methods[label].kind == "entered":
+            check(label, methods[label], name)
+    for entry in made:
+        path = entries.path_of(folder, entry.federation, entry.method, entry.split)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        records.write_record(path, entry)
 
 
 def fitted_outputs(method: Method, name: str, split: Split) -> Outputs:
@@ -133,7 +167,7 @@ def fitted_outputs(method: Method, name: str, split: Split) -> Outputs:
             return entries.outputs_of(predict, split, name)
     except InputError:
         raise
-    except Exception as error:  # of somebody else's code
+    except (Exception, SystemExit) as error:  # of somebody else's code
         said = " ".join(str(error).split())
         raise InputError(
             f"'{name}' fails on {split.federation.name}: {type(error).__name__}: {said}; correct it, or leave it out"
@@ -151,42 +185,46 @@ def one_thread() -> AbstractContextManager[Any]:
 
 def _alone(folder: Path, name: str, split: int, rows: Split) -> Outputs:
     """The losses of every owner's own model, row by row; kept beside its entry, for those of other methods."""
-    job = Job(name, ALONE, split)
-    entry = entries.path_of(folder, *job)
-    path = entry.with_suffix(".npz")
-    if entry.is_file() and path.is_file():
+    job, method = Job(name, ALONE, split), METHODS[ALONE]
+    path = entries.path_of(folder, *job).with_suffix(".npz")
+    if _is_there(folder, job, method) and path.is_file():
         with np.load(path) as kept:
             if str(kept["rows"]) == rows.rows:
                 return tuple(np.split(kept["losses"], np.cumsum([len(y) for y in rows.test_labels])[:-1]))
-    losses = entries.losses_of(_fit(folder, job, METHODS[ALONE], rows, None), rows)
+    outputs, seconds = _timed(job, method, rows)
+    losses = entries.losses_of(outputs, rows)
+    _enter(folder, [_entry(job, method, outputs, rows, None, seconds=seconds)], METHODS, lambda *_: None)
     np.savez_compressed(path, rows=rows.rows, losses=np.concatenate(losses).astype(np.float32))
     return losses
 
 
-def _fit(folder: Path, job: Job, method: Method, split: Split, alone: Outputs | None) -> Outputs:
+def _fit(job: Job, method: Method, split: Split, alone: Outputs) -> Entry:
+    outputs, seconds = _timed(job, method, split)
+    return _entry(job, method, outputs, split, alone, seconds=seconds)
+
+
+def _timed(job: Job, method: Method, split: Split) -> tuple[Outputs, float]:
     start = time.perf_counter()
     outputs = fitted_outputs(method, job.method, split)
-    _write(folder, job, method, outputs, split, alone, seconds=time.perf_counter() - start)
-    return outputs
+    return outputs, time.perf_counter() - start
 
 
-def _train(
+def _trained(
     folder: Path,
     name: str,
     methods: Mapping[str, Method],
     jobs: Sequence[Job],
     computed: Mapping[int, tuple[Problem, Split, Outputs]],
     watch: Watch,
-) -> None:
+) -> list[Entry]:
     planned: dict[str, plan.PlannedRun] = {}
     places = []
     for job in jobs:
-        parsed = config.parse(
-            federations.settings(name, job.split, methods[job.method].settings), source=f"'{job.method}' on {name}"
-        )
+        parsed = _parsed(job, methods[job.method])
         # A row whose setting is the default repeats the default's, which is run once for both.
-        label = DEFAULT if parsed == config.parse(federations.settings(name, job.split)) else job.method
-        places.append(f"{folders.name(label)}/split-{job.split}")
+        usual = Job(name, DEFAULT, job.split)
+        label = DEFAULT if parsed == _parsed(usual, METHODS[DEFAULT]) else job.method
+        places.append(f"{folders.name(label)}-{source_of(job, methods[job.method])}/split-{job.split}")
         planned.setdefault(places[-1], plan.PlannedRun(label, places[-1], parsed, {}, {}, job.split))
     announced: set[str] = set()
 
@@ -197,14 +235,16 @@ def _train(
 
     done = plan.run_all(list(planned.values()), folder / RUNS / folders.name(name), watch=announce)
     runs = dict(zip(planned, done, strict=True))
+    made = []
     for job, place in zip(jobs, places, strict=True):
         run, (_, split, alone) = runs[place], computed[job.split]
-        parsed = planned[place].config
-        outputs = run_outputs(run, parsed, job.method, split)
+        outputs = run_outputs(run, planned[place].config, job.method, split)
         row = run.final
         took = 0.0 if run.outcome is None else run.outcome.seconds + run.outcome.compile_seconds
         more = {"rounds": row.round, "megabytes": (row.bytes_down + row.bytes_up) / 1e6, "seconds": took}
-        _write(folder, job, methods[job.method], outputs, split, alone, settings=parsed.toml(), **more)
+        settings = planned[place].config.toml()
+        made.append(_entry(job, methods[job.method], outputs, split, alone, settings=settings, **more))
+    return made
 
 
 def run_outputs(run: records.Run, parsed: Config, label: str, split: Split, problem: Problem | None = None) -> Outputs:
@@ -214,6 +254,7 @@ def run_outputs(run: records.Run, parsed: Config, label: str, split: Split, prob
         path.is_file(),
         f"'{label}' has no model of {split.federation.name}: {' '.join(run.outcome.events) if run.outcome else ''}",
     )
+    parsed = settle.applied(parsed, settle.read(run.path) or ())
     with precision(parsed):
         problem = build_problem(parsed) if problem is None else problem
         x = problem.starting_from(artifact.load(path)).x
@@ -244,20 +285,15 @@ def _predictor(task: Task) -> Callable[[Any, Any], Any]:
     return compiled(lambda x, rows: jax.lax.map(lambda i: one(x, rows, i), jnp.arange(rows.n, dtype=jnp.int32)))
 
 
-def _write(
-    folder: Path, job: Job, method: Method, outputs: Outputs, split: Split, alone: Outputs | None, **more: Any
-) -> None:
-    fields = entries.scores(outputs, split, alone)
-    entry = Entry(
+def _entry(job: Job, method: Method, outputs: Outputs, split: Split, alone: Outputs | None, **more: Any) -> Entry:
+    return Entry(
         method=job.method,
         about=method.about,
         kind=method.kind,
         split=job.split,
+        source=source_of(job, method),
         cores=number_of_cores(),
         equipoise=equipoise.__version__,
-        **fields,
+        **entries.scores(outputs, split, alone),
         **more,
     )
-    path = entries.path_of(folder, *job)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    records.write_record(path, entry)

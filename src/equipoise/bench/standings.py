@@ -1,14 +1,17 @@
 """All entries together: who is better, by how much, and how certain that is.
 
 On a federation, a method's numbers are means over its splits. What differs from owner to owner is drawn anew by taking
-owners with replacement, the same ones for every method and split: bounds of differences are paired. Over federations,
-these are drawn too, and within them their owners.
+owners with replacement, the same ones for every method and split: bounds of differences are paired, and of splits only
+those that both methods have count. Over federations, these are drawn too, and within them their owners. Of few owners
+or federations, quantiles of such draws are too narrow: they are widened as Student's are over those of a normal one.
 """
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from equipoise.bench.entries import Entry
 from equipoise.bench.methods import ALONE, DEFAULT
@@ -29,7 +32,7 @@ class OnFederation(NamedTuple):
     worst_gain: Bounds  # over each owner's own model, corrected
     losers: Bounds  # share of the owners that their own model serves better
     auroc: Bounds | None
-    calibration: float | None
+    calibration: Bounds | None
     rounds: float | None
     megabytes: float | None
     seconds: float | None
@@ -76,7 +79,7 @@ def standings(entries: Sequence[Entry]) -> Standings:
     drawn = {name: _drawn(results) for name, results in federations.items()}
     on = {(name, m): _on(m, results, drawn[name]) for name, results in federations.items() for m in drawn[name].skill}
     names = list(dict.fromkeys(entry.method for entry in entries))
-    everywhere = [m for m in names if all(m in d.skill for d in drawn.values())]
+    everywhere = [m for m in names if all(_splits(d, against) <= _splits(d, m) != set() for d in drawn.values())]
     ranks = _ranks(drawn, everywhere)
     overall = {method: _overall(method, drawn, ranks, against) for method in names}
     order = sorted(everywhere, key=lambda m: ranks[m][0].estimate) + [m for m in names if m not in everywhere]
@@ -84,37 +87,50 @@ def standings(entries: Sequence[Entry]) -> Standings:
 
 
 class Drawn(NamedTuple):
-    """A federation's methods, on the same draws of its owners: first the owners as they are."""
+    """A federation's methods, and the draws of its owners, which are the same for all of them."""
 
-    skill: dict[str, np.ndarray]  # [1 + draws]
-    worst: dict[str, np.ndarray]
-    losers: dict[str, np.ndarray]
+    who: np.ndarray  # [1 + draws, owners]: first the owners as they are
+    skill: dict[str, dict[int, np.ndarray]]  # method, split: of every owner
+    gain: dict[str, dict[int, np.ndarray]]
 
 
 def _drawn(entries: Sequence[Entry]) -> Drawn:
     n = len(entries[0].owners)
-    rng = np.random.default_rng(n)
-    who = np.concatenate([np.arange(n)[None], rng.integers(n, size=(DRAWS, n))])
-    drawn = Drawn({}, {}, {})
-    for method in dict.fromkeys(entry.method for entry in entries):
-        mine = [entry for entry in entries if entry.method == method]
-        skill = np.mean([_array(entry.skill) for entry in mine], axis=0)
-        gain = np.mean([_array(entry.gain) for entry in mine], axis=0)
-        drawn.skill[method] = skill[who].mean(1)
-        drawn.worst[method] = worst_mean(skill[who], True)
-        drawn.losers[method] = (gain < 0)[who].mean(1)
+    rng = np.random.default_rng(zlib.crc32(entries[0].federation.encode()))
+    drawn = Drawn(np.concatenate([np.arange(n)[None], rng.integers(n, size=(DRAWS, n))]), {}, {})
+    for entry in entries:
+        drawn.skill.setdefault(entry.method, {})[entry.split] = _array(entry.skill)
+        drawn.gain.setdefault(entry.method, {})[entry.split] = _array(entry.gain)
     return drawn
+
+
+def _splits(drawn: Drawn, *methods: str) -> set[int]:
+    """That all these methods have."""
+    return set.intersection(*(set(drawn.skill.get(method, ())) for method in methods))
+
+
+def _skills(drawn: Drawn, method: str, splits: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
+    """[1 + draws]: the mean, and the mean of the worst fifth."""
+    owners = np.mean([drawn.skill[method][s] for s in splits], axis=0)[drawn.who]
+    return owners.mean(1), worst_mean(owners, True)
+
+
+def _losers(drawn: Drawn, method: str) -> np.ndarray:
+    """[1 + draws]: the share of the owners that their own model serves better."""
+    return (np.mean(list(drawn.gain[method].values()), axis=0) < 0)[drawn.who].mean(1)
 
 
 def _array(values: Sequence[float | None]) -> np.ndarray:
     return np.array([np.nan if v is None else v for v in values])
 
 
-def _bounds(values: np.ndarray) -> Bounds:
-    """Of draws, the first of which is what was measured."""
-    tail = (1 - LEVEL) / 2
+def _bounds(values: np.ndarray, n: int, least: float = -np.inf, most: float = np.inf) -> Bounds:
+    """Of draws of n owners or federations, the first of which is what was measured."""
+    tail, middle = (1 - LEVEL) / 2, values[0]
     low, high = np.quantile(values[1:], [tail, 1 - tail])
-    return Bounds(float(min(low, values[0])), float(values[0]), float(max(high, values[0])))
+    wider = np.sqrt(n / (n - 1)) * stats.t.ppf(1 - tail, n - 1) / stats.norm.ppf(1 - tail) if n > 1 else 1.0
+    low, high = (np.clip(middle + wider * (edge - middle), least, most) for edge in (low, high))
+    return Bounds(float(min(low, middle)), float(middle), float(max(high, middle)))
 
 
 def _on(method: str, entries: Sequence[Entry], drawn: Drawn) -> OnFederation:
@@ -134,9 +150,9 @@ def _on(method: str, entries: Sequence[Entry], drawn: Drawn) -> OnFederation:
         over_splits("mean"),
         over_splits("worst"),
         over_splits("worst_gain"),
-        _bounds(drawn.losers[method]),
+        _bounds(_losers(drawn, method), drawn.who.shape[1], 0, 1),
         _of_owners(areas) if np.isfinite(areas).any() else None,
-        mean_of("calibration"),
+        over_splits("calibration") if mine[0].calibration is not None else None,
         mean_of("rounds"),
         mean_of("megabytes"),
         mean_of("seconds"),
@@ -149,53 +165,52 @@ def _of_owners(values: np.ndarray) -> Bounds:
     some = np.isfinite(values).any(0)
     each = np.nanmean(values[:, some], axis=0)
     who = np.random.default_rng(len(each)).integers(len(each), size=(DRAWS, len(each)))
-    return _bounds(np.append(each.mean(), each[who].mean(1)))
+    return _bounds(np.append(each.mean(), each[who].mean(1)), len(each), 0, 1)
 
 
 def _ranks(drawn: Mapping[str, Drawn], methods: Sequence[str]) -> dict[str, tuple[Bounds, Bounds]]:
     """Of every method, the mean over the federations of its place by average skill, and by the worst fifth's."""
+    if not methods:
+        return {}
     ranks = []
-    which = np.random.default_rng(0).integers(len(drawn), size=(DRAWS, len(drawn)))
-    for part in ("skill", "worst"):
-        values = np.array([[getattr(d, part)[m] for m in methods] for d in drawn.values()])  # federation, method, draw
-        if not methods:
-            return {}
-        places = (values[:, None] > values[:, :, None] + STEADY).sum(2) + 1.0  # how many are better, and one
-        ties = (np.abs(values[:, None] - values[:, :, None]) <= STEADY).sum(2) - 1
+    which = _which(len(drawn))
+    skills = [[_skills(d, m, _splits(d, *methods)) for m in methods] for d in drawn.values()]
+    for part in np.moveaxis(np.array(skills), 2, 0):  # of each: federation, method, draw
+        places = (part[:, None] > part[:, :, None] + STEADY).sum(2) + 1.0  # how many are better, and one
+        ties = (np.abs(part[:, None] - part[:, :, None]) <= STEADY).sum(2) - 1
         places += ties / 2
-        over = [places[:, :, 0].mean(0)]
-        over += [places[which[k], :, k + 1].mean(0) for k in range(DRAWS)]
-        ranks.append(np.array(over))
-    return {m: (_bounds(ranks[0][:, j]), _bounds(ranks[1][:, j])) for j, m in enumerate(methods)}
+        sizes, last = _sizes(drawn), len(methods)
+        ranks.append([_over_federations(places[:, j], which, sizes, 1, last) for j in range(last)])
+    return {m: (ranks[0][j], ranks[1][j]) for j, m in enumerate(methods)}
 
 
 def _overall(
     method: str, drawn: Mapping[str, Drawn], ranks: Mapping[str, tuple[Bounds, Bounds]], against: str
 ) -> Overall:
-    here = [d for d in drawn.values() if method in d.skill]
-    which = np.random.default_rng(0).integers(len(here), size=(DRAWS, len(here)))
+    here = {name: d for name, d in drawn.items() if method in d.skill}
+    losers = np.array([_losers(d, method) for d in here.values()])
     return Overall(
         len(here),
         ranks[method][0] if method in ranks else None,
         ranks[method][1] if method in ranks else None,
         compared(method, against, drawn),
-        _over_federations(np.array([d.losers[method] for d in here]), which),
+        _over_federations(losers, _which(len(here)), _sizes(here), 0, 1),
     )
 
 
 def compared(method: str, against: str, drawn: Mapping[str, Drawn]) -> Against | None:
-    """None where they share no federation, or are the same."""
-    both = {name: d for name, d in drawn.items() if method in d.skill and against in d.skill}
+    """On the splits that both have; None where there are none, or the two are the same."""
+    both = {name: d for name, d in drawn.items() if _splits(d, method, against)}
     if not both or method == against:
         return None
-    which = np.random.default_rng(0).integers(len(both), size=(DRAWS, len(both)))
-    average = np.array([d.skill[method] - d.skill[against] for d in both.values()])
-    worst = np.array([d.worst[method] - d.worst[against] for d in both.values()])
-    each = {name: (_bounds(a), _bounds(w)) for name, a, w in zip(both, average, worst, strict=True)}
+    sizes = _sizes(both)
+    pairs = [[_skills(d, m, _splits(d, method, against)) for m in (method, against)] for d in both.values()]
+    average, worst = np.moveaxis(np.array([np.array(a) - np.array(b) for a, b in pairs]), 1, 0)  # federation, draw
+    each = {name: (_bounds(a, n), _bounds(w, n)) for name, n, a, w in zip(both, sizes, average, worst, strict=True)}
     counts = [tuple(_verdicts([pair[k] for pair in each.values()])) for k in (0, 1)]
     return Against(
-        _over_federations(average, which),
-        _over_federations(worst, which),
+        _over_federations(average, _which(len(both)), sizes),
+        _over_federations(worst, _which(len(both)), sizes),
         each,
         counts[0],  # type: ignore[arg-type]
         counts[1],  # type: ignore[arg-type]
@@ -209,7 +224,22 @@ def _verdicts(bounds: Sequence[Bounds]) -> tuple[int, int, int]:
     return wins, len(bounds) - wins - losses, losses
 
 
-def _over_federations(values: np.ndarray, which: np.ndarray) -> Bounds:
-    """[federations, 1 + draws] of their owners: of the mean over federations, which are drawn too."""
+def _which(n: int) -> np.ndarray:
+    """[draws, n]: of federations, the same for all methods that are on as many."""
+    return np.random.default_rng(0).integers(n, size=(DRAWS, n))
+
+
+def _sizes(drawn: Mapping[str, Drawn]) -> list[int]:
+    return [d.who.shape[1] for d in drawn.values()]
+
+
+def _over_federations(
+    values: np.ndarray, which: np.ndarray, sizes: Sequence[int], least: float = -np.inf, most: float = np.inf
+) -> Bounds:
+    """[federations, 1 + draws] of their owners: of the mean over federations, which are drawn too.
+
+    A single one is not drawn: what is said is said of its owners.
+    """
     draws = np.arange(1, values.shape[1])[:, None]
-    return _bounds(np.append(values[:, 0].mean(), values[which, draws].mean(1)))
+    mean = np.append(values[:, 0].mean(), values[which, draws].mean(1))
+    return _bounds(mean, len(values) if len(values) > 1 else sizes[0], least, most)

@@ -53,8 +53,8 @@ def bench(
         chosen = federations.chosen(federation)
         methods = {name: entering.method(name) for name in method or METHODS}
         if not show:
-            entering.check(methods, chosen[-1])
-            run.run(out, chosen, methods, range(splits), _tell, workers=workers, begin=keep_programs)
+            look = entering.check
+            run.run(out, chosen, methods, range(splits), _tell, check=look, workers=workers, begin=keep_programs)
         together = entries.together([out, *(with_ or [])])
         page.show(standings.standings(together), out)
 

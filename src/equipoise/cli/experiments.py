@@ -45,8 +45,9 @@ def run(
         from equipoise.experiment import config as configs
         from equipoise.experiment import plan
         from equipoise.experiment import run as runs
+        from equipoise.experiment.choice import left_open
 
-        settings = _settings(file, silos, label, set_, chosen=True)
+        settings = left_open(_settings(file, silos, label, set_, chosen=True))
         config = configs.parse(settings, source=_source(file))
         plan.check_beside(settings, _source(file))
         folder = _folder(out, config.name)
@@ -298,17 +299,19 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
         waiting = bar.add_task("reading data", total=None, standing="and measuring step sizes")
 
         def watch(label: str) -> Watch:
-            def update(at: int, of: int, row: Any) -> None:
+            def update(done: int, total: int, row: Any) -> None:
                 if bar.disable:  # no terminal
                     return
                 # Between two runs the next one's step sizes are measured and its program is compiled.
-                bar.reset(waiting, total=None, visible=at >= of, description="next", standing="measuring and compiling")
+                visible, standing = done >= total, "measuring and compiling"
+                bar.reset(waiting, total=None, visible=visible, description="next", standing=standing)
                 if label not in rows:
                     while len(rows) >= 12:  # a sweep has many: only the last ones stay in sight
                         bar.remove_task(rows.pop(next(iter(rows))))
-                    rows[label] = bar.add_task(label, total=of, standing="")
+                    rows[label] = bar.add_task(label, total=total, standing="")
                 # The first row is of the model before training; what follows it is compilation.
-                bar.update(rows[label], completed=at, total=of, standing=_standing(row) if at else "compiling")
+                standing = _standing(row) if done else "compiling"
+                bar.update(rows[label], completed=done, total=total, standing=standing)
 
             return update
 
@@ -339,7 +342,7 @@ def _begun(folder: Path, then: str) -> str:
 
 
 def _by(name: Callable[[Any], str], watch: Callable[[str], Watch]) -> Any:
-    return lambda job, at, of, row: watch(name(job))(at, of, row)
+    return lambda job, done, total, row: watch(name(job))(done, total, row)
 
 
 def _standing(row: Any) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos
 from equipoise.cli.plainly import Commands, in_sentences, say
 from equipoise.deploy.operations.launch import QUIET
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, printable, require
 from equipoise.extensions import is_reference
 
 flower_app = Commands(
@@ -141,8 +141,8 @@ def server(
         )
         folder = _begun(parsed, out, overwrite)
         left = tuple(without or ())
-        at = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page, left)
-        run_server(parsed, folder, at, say, check=follower(folder, say))
+        server = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page, left)
+        run_server(parsed, folder, server, say, check=follower(folder, say))
         show([records.read(folder)], folder)
 
 
@@ -262,8 +262,10 @@ def local(
             )
             check_files(parsed, files)
         folder = _begun(parsed, out, overwrite)
-        at = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
-        run_local(parsed, folder, files, at, say, processes=processes, torch=of_module, follow=follower(folder, say))
+        server = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
+        run_local(
+            parsed, folder, files, server, say, processes=processes, torch=of_module, follow=follower(folder, say)
+        )
         show([records.read(folder)], folder)
 
 
@@ -288,7 +290,7 @@ def approve(
         from equipoise.privacy import policy
 
         whole, run = pending(site, digest)
-        say(f"{whole}: '{run.name}', {run.algorithm.name}, {run.run.rounds} rounds")
+        say(printable(f"{whole}: '{run.name}', {run.algorithm.name}, {run.run.rounds} rounds"))
         for sentence in (*would_reveal(run), *rows_behind(site, whole, run)):
             say(f"- {sentence}")
         say(run.toml())
@@ -361,7 +363,8 @@ def audit(
         chain = log.verify(site, check, receipt)
         for entry in chain.entries[len(chain.entries) - min(last, len(chain.entries)) :]:
             what = f"{entry['kind']} {entry.get('exchange', '')}".strip()
-            say(f"{entry['number']} {entry['time'][:19]} {what}: {entry['answer']} {entry.get('why', '')}".rstrip())
+            line = f"{entry['number']} {entry['time'][:19]} {what}: {entry['answer']} {entry.get('why', '')}".rstrip()
+            say(printable(line))  # a server has named the exchange
         n = len(chain.entries)
         if n == 0:
             say(f"there is no log in {site}: nothing was answered or refused here, or all of it was deleted")

@@ -79,15 +79,17 @@ def debug(
             for slot in np.flatnonzero(cohort.present):
                 tally.asked[k] += 1
                 i = int(cohort.ids[slot])
-                at = f"{where}, client {i}"
-                message = named(at + ", send", send, server, jnp.int32(i))
+                client = f"{where}, client {i}"
+                message = named(client + ", send", send, server, jnp.int32(i))
                 shard = jax.tree.map(jnp.asarray, source.client(i))
-                mine, reply = named(at + ", work", work, message, clients[i], shard, slot_key(working, slot))
+                mine, reply = named(client + ", work", work, message, clients[i], shard, slot_key(working, slot))
                 if gone[slot]:
                     continue
                 if not finite(reply):
                     if strict:
-                        raise ExchangeError(f"{at}: the reply is not finite; try smaller steps, or look at its data")
+                        raise ExchangeError(
+                            f"{client}: the reply is not finite; try smaller steps, or look at its data"
+                        )
                     tally.broken[i] += 1
                     continue
                 tally.answered[k] += 1

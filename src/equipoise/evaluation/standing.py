@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from equipoise.evaluation.exchange import PerClient
 from equipoise.evaluation.intervals import UNKNOWN, Bounds
 from equipoise.evaluation.predictions import ROOTS
 from equipoise.evaluation.rules import SHARE, higher_is_better, main_score
+from equipoise.protocol import RandomKey
 
 RESAMPLED = 20  # rows: fewer, drawn again, may all be alike where further ones are not
 UNDEFINED = 0.005  # share of draws without the score: from there on it hangs on a few rows
@@ -49,7 +50,7 @@ def standing(
     up: bool | None = None,
     k: float = SHARE,
     level: float = 0.95,
-    key: Any = 0,
+    key: RandomKey | int = 0,
     counted: np.ndarray | None = None,
 ) -> Standing:
     """The summary of one score over the clients that have it, and what their finite test sets leave open.
@@ -120,7 +121,7 @@ def _blind(table: PerClient, score: str, finite: np.ndarray) -> np.ndarray:
 
 def _spread(table: PerClient, score: str, finite: np.ndarray) -> np.ndarray:
     """The standard deviation over the draws."""
-    values, drawn = (np.asarray(of[score], np.float64)[finite] for of in (table.scores, table.resampled))
+    values, drawn = (np.asarray(values[score], np.float64)[finite] for values in (table.scores, table.resampled))
     return np.where(np.isnan(drawn), values[:, None], drawn).std(1)
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 BATCH = 32  # examples of a local step of a network, where nothing is said of algorithm and batch
 PRICED = ("chi2", "kl")  # whose rho can be found by what fairness may cost
+PRICE = 0.01  # of average skill
 ROUNDS = 100  # at most, where a run ends by itself
 CERTIFIED = 1e-3  # of the objective
 WAITED = 10  # rounds that have brought nothing better
@@ -117,6 +118,33 @@ def how_long(settings: Mapping[str, Any]) -> dict[str, Any]:
     unseen = unseen or given("data", "unit") is not None or given("data", "name") == "quadratics"
     chosen = {"keep_best": True, "keep_by": "loss", "patience": WAITED}
     return run if unseen or not run.get("keep_best", True) else {**chosen, **run}
+
+
+def left_open(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With the penalty and the price of fairness to be chosen, of owners that exist, where nothing is said of them."""
+
+    def table(section: str) -> Mapping[str, Any]:
+        given = settings.get(section)
+        return given if isinstance(given, Mapping) else {}
+
+    data, model, objective = table("data"), table("model"), table("objective")
+    owners = data.get("silos") is not None or table("partition").get("kind") == "natural"
+    others = any(settings.get(section) is not None for section in ("convexify", "privacy", "federation"))
+    if (
+        not owners
+        or others
+        or model.get("name", "linear") != "linear"
+        or data.get("name") in ("quadratics", "synthetic")
+    ):
+        return dict(settings)
+    opened = dict(settings)
+    if isinstance(settings.get("model", {}), Mapping):
+        opened["model"] = {"l2": "auto", **model}
+    method = ALGORITHMS.get(table("algorithm").get("name", "scaffpd_model"))
+    robust = method is not None and method.takes_dual and objective.get("name", "chi2") in PRICED
+    if robust and isinstance(settings.get("objective", {}), Mapping) and not {"rho", "price"} & objective.keys():
+        opened["objective"] = {**objective, "price": PRICE}
+    return opened
 
 
 def settled(config: "Config") -> "Config":

@@ -173,13 +173,14 @@ class ConvexifySettings(Section):
         value = {} if value is None else value
         if not isinstance(value, Mapping):
             raise ValueError("a table")
-        of, registry = {"algorithm": (algorithm_section, ALGORITHMS), "objective": (objective_section, OBJECTIVES)}[
-            str(info.field_name)
-        ]
+        section_of, registry = {
+            "algorithm": (algorithm_section, ALGORITHMS),
+            "objective": (objective_section, OBJECTIVES),
+        }[str(info.field_name)]
         given = {"name": STAGE_1_NAMES[str(info.field_name)], **value}
         if given["name"] not in tuple(registry):  # not code of the user's own: a server could name it to its sites
             raise ValueError(f"the name of one of {', '.join(registry)}{nearest(given['name'], registry)}")
-        section = of(given["name"])
+        section = section_of(given["name"])
         start = {key: size for key, size in NETWORK_STEPS.items() if key in section.model_fields}
         return section.model_validate(start | given)
 

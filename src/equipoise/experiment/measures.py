@@ -38,7 +38,7 @@ class Measure(NamedTuple):
             return f"{name}, last {self.last} rounds"
         return name if self.level is None else f"rounds to {name} {self.level:g}"
 
-    def of(self, run: Run) -> float:
+    def value(self, run: Run) -> float:
         """NaN: the run does not know it; infinity: it never got there."""
         if self.level is not None:
             return self._rounds(run)

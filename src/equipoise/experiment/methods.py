@@ -267,11 +267,11 @@ def _clipped_gradients(algorithm: Algorithm, config: Config, problem: Problem, *
 
 
 def _compressed(algorithm: Algorithm, config: Config, problem: Problem, *_: Any) -> Algorithm:
-    of = config.federation
-    if of is None or of.compress is None:
+    settings = config.federation
+    if settings is None or settings.compress is None:
         return algorithm
     wires = crossing(algorithm, problem)
-    return algorithms.compress_replies(algorithm, wires, dtype=of.compress, sums=of.compress_sums)
+    return algorithms.compress_replies(algorithm, wires, dtype=settings.compress, sums=settings.compress_sums)
 
 
 def _told_in_x(algorithm: Algorithm, config: Config, problem: Problem, *_: Any) -> Algorithm:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 
 import equipoise
-from equipoise import files
+from equipoise import extensions, files
 from equipoise.data import silos
 from equipoise.errors import FileError
 from equipoise.experiment.config import Config
@@ -44,7 +43,7 @@ class Origin(JsonRecord):
     code: str  # versions, and a digest of the source
 
 
-def of(config: Config, problem: Problem) -> Origin:
+def origin_of(config: Config, problem: Problem) -> Origin:
     if problem not in _data:
         # Features follow from the rows and the network, and may be many times larger.
         network = problem.network
@@ -127,8 +126,8 @@ def code(config: Config) -> str:
     """Versions, and digests of the source of all that computes, code of the user's own included."""
     versions = [f"Equipoise {equipoise.__version__} ({_source()})", f"JAX {jax.__version__}"]
     for name in (config.data.name, config.objective.name, config.algorithm.name):
-        if is_reference(name) and (loaded := sys.modules.get(name.partition(":")[0])) and loaded.__file__:
-            versions.append(f"{name} ({hashlib.sha256(Path(loaded.__file__).read_bytes()).hexdigest()[:8]})")
+        if is_reference(name) and (source := extensions.digest(name)):
+            versions.append(f"{name} ({source})")
     return ", ".join(versions)
 
 

@@ -35,13 +35,14 @@ from pydantic import Field, ValidationError
 
 from equipoise import artifact
 from equipoise.errors import InputError, nearest, require
-from equipoise.experiment import alone, choice, config, folders, measures, mistakes, origin, reading, records, run
+from equipoise.experiment import choice, config, folders, measures, mistakes, origin, reading, records, run
 from equipoise.experiment.batch import data_of, is_done, run_batch
 from equipoise.experiment.chosen import settle
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.convexify import network_config
 from equipoise.experiment.measures import Measure
 from equipoise.experiment.mistakes import shown
+from equipoise.experiment.personal import alone
 from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
 from equipoise.experiment.run import ClientRows, RunSpec
 
@@ -87,7 +88,7 @@ class Cell(NamedTuple):
 
     def over_seeds(self, measure: Measure) -> tuple[float, float]:
         """Mean and standard deviation; NaN where a run has no such number."""
-        values = [measure.of(run) for run in self.runs]
+        values = [measure.value(run) for run in self.runs]
         spread = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else 0.0
         return statistics.fmean(values), spread
 
@@ -375,7 +376,7 @@ def _best(tried_settings: list[tuple[dict, list[records.Run]]], measure: str) ->
     """The point with the best mean, of equal ones that with the best average; one without a number only if all are."""
 
     def rank(read: Measure, runs: list[records.Run]) -> float:
-        value = statistics.fmean(map(read.of, runs))
+        value = statistics.fmean(map(read.value, runs))
         return -math.inf if math.isnan(value) else value if read.more_is_better(tried_settings[0][1][0]) else -value
 
     reads = [measures.measure(name) for name in (measure, "mean")]
@@ -437,7 +438,7 @@ def _beside_alone(
     for data, runs_on_it in missing.items():
         config = runs_on_it[0].config
         shown = runs_on_it[0]._replace(label="each alone")
-        seen = None if watch is None else lambda at, of, _, job=shown: watch(job, at, of, None)
+        seen = None if watch is None else lambda done, total, _, job=shown: watch(job, done, total, None)
         with precision(config):
             problem = problems.get(data) or build_problem(config)
             alone.write([folder / job.place for job in runs_on_it], problem, [job.config for job in plain], seen)

@@ -29,8 +29,8 @@ from equipoise.errors import InputError, nearest, not_none, require
 from equipoise.evaluation import MainScore, PerClient, skill
 from equipoise.evaluation.predictions import Score
 from equipoise.evaluation.rules import COMMON
-from equipoise.experiment.baselines import OwnFit, own_fits
 from equipoise.experiment.config import Config, DataSettings
+from equipoise.experiment.personal.baselines import OwnFit, own_fits
 from equipoise.models import Model
 from equipoise.models.model import Params
 from equipoise.protocol import Vector
@@ -214,9 +214,9 @@ class Problem:
     @cached_property
     def digest_of_rows(self) -> str:
         """Of the rows that models are scored on: the same for all models that are scored on the same ones."""
-        of = self if self.network is None else self.network  # the rows themselves, not features of them
+        scored = self if self.network is None else self.network  # the rows themselves, not features of them
         digest = hashlib.blake2b(digest_size=16)
-        for leaf in jax.tree.leaves(of.train if of.test is None else of.test):
+        for leaf in jax.tree.leaves(scored.train if scored.test is None else scored.test):
             digest.update(np.ascontiguousarray(leaf).data)
         return digest.hexdigest()
 

@@ -69,7 +69,7 @@ def by_tiles(x: Array, weight: Weight, bias: Bias, stride: int, pool: bool) -> A
     seen = squares(squares(x.reshape(b, h, w * c), 2, c, across), 1, 1, down)  # [b, down, square, across, square c]
     seen = seen.transpose(0, 1, 3, 2, 4).reshape(b * down * across, -1)
     step = 1 + pool
-    kernel, places = weight.transpose(2, 3, 1, 0), [(at, square - size - at) for at in range(0, apart, stride)]
+    kernel, places = weight.transpose(2, 3, 1, 0), [(start, square - size - start) for start in range(0, apart, stride)]
     corners = [(places[i::step], places[j::step]) for i in range(step) for j in range(step)]
     moved = [jnp.pad(kernel, (i, j, (0, 0), (0, 0))) for rows, columns in corners for i in rows for j in columns]
     matrix = jnp.stack(moved, axis=3).reshape(seen.shape[1], -1)  # [square square c, tile tile k]

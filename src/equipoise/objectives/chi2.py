@@ -76,10 +76,10 @@ def chi2_ball(n: int, radius: float) -> Dual:
         ratio = jnp.where(mass[1:] > 0, mass[:-1] / jnp.maximum(mass[1:], info.tiny), 0) ** 2
         _, x = lax.associative_scan(lambda f, g: (f[0] * g[0], g[0] * f[1] + g[1]), (ratio, ratio * grow))
         left = jnp.asarray(room, v.dtype)
-        at = jnp.argmax((x <= left).at[-1].set(True))
-        before = jnp.where(at > 0, x[at - 1], 0)
-        c = mass[at] * jnp.sqrt((before + grow[at]) / jnp.maximum(left[at], info.tiny))
-        return jnp.clip(c, mass[at], mass[at + 1])
+        place = jnp.argmax((x <= left).at[-1].set(True))
+        before = jnp.where(place > 0, x[place - 1], 0)
+        c = mass[place] * jnp.sqrt((before + grow[place]) / jnp.maximum(left[place], info.tiny))
+        return jnp.clip(c, mass[place], mass[place + 1])
 
     def prox(v: Array, step: Array | float) -> Array:
         return simplex(v, jnp.maximum(entry(v), 1))

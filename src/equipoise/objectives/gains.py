@@ -36,20 +36,20 @@ def of_gains(dual: Dual, base: ArrayLike) -> Dual:
     if is_concrete(base) and not np.any(np.asarray(base)):
         return dual
 
-    def of(like: Array) -> Array:
+    def baselines_as(like: Array) -> Array:
         return jnp.asarray(base).astype(like.dtype) if isinstance(base, Array) else jnp.asarray(base, like.dtype)
 
     def prox(v: Array, step: Array | float) -> Array:
         v = jnp.asarray(v)
-        return dual.prox(v - jnp.asarray(step, v.dtype) * of(v), step)
+        return dual.prox(v - jnp.asarray(step, v.dtype) * baselines_as(v), step)
 
     def penalty(lam: Array) -> Array:
         lam = jnp.asarray(lam)
-        return dual.penalty(lam) + jnp.sum(of(lam) * lam)
+        return dual.penalty(lam) + jnp.sum(baselines_as(lam) * lam)
 
     def gains(losses: ArrayLike) -> Array:
         losses = jnp.asarray(losses)
-        return losses - of(losses)
+        return losses - baselines_as(losses)
 
     interior = dual.interior
     if interior is not None:

@@ -44,7 +44,7 @@ def kl(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         p, logp = jnp.asarray(weights, v.dtype), jnp.asarray(logs, v.dtype)
         w = v - jnp.max(v)
 
-        def at(nu: Array) -> tuple[Array, Array]:
+        def weights_and_slopes(nu: Array) -> tuple[Array, Array]:
             x = (w - nu) / a
             y = omega(x + (logp - jnp.log(a)))
             # Below y = 1 the exponential form holds more digits: it lets a tend to infinity.
@@ -53,7 +53,7 @@ def kl(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
 
         def newton(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             nu, _, i = state
-            lam, slope = at(nu)
+            lam, slope = weights_and_slopes(nu)
             move = a * ((jnp.sum(lam) - 1) / jnp.sum(slope))
             return nu + move, move, i + 1
 
@@ -65,7 +65,7 @@ def kl(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         # or all lam_i >= p_i exp((w_i - nu - 1)/a): Newton's steps rise to the root and never pass it.
         start = a * logsumexp(logp + w / a) - 1
         nu, _, _ = lax.while_loop(moving, newton, (start, jnp.ones_like(a), jnp.int32(0)))
-        lam, slope = at(nu)
+        lam, slope = weights_and_slopes(nu)
         for _ in range(2):  # the digits of nu that one number cannot hold
             lam = jnp.maximum(lam - slope * ((jnp.sum(lam) - 1) / jnp.sum(slope)), 0)
         return lam

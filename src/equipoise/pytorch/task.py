@@ -67,9 +67,9 @@ def callback_task(name: str, x: Vector, callbacks: Callbacks, outputs: tuple[int
         snapshot: Any = None,
     ) -> Any:
         like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        shift, at = jnp.zeros_like(x) if shift is None else shift, -1 if snapshot is None else snapshot
+        shift, after = jnp.zeros_like(x) if shift is None else shift, -1 if snapshot is None else snapshot
         u, seen = jax.pure_callback(
-            lambda *given: callbacks.descend(steps, *given), (like, like), x, in_words(key), lr, shift, pull, at
+            lambda *given: callbacks.descend(steps, *given), (like, like), x, in_words(key), lr, shift, pull, after
         )
         return u if snapshot is None else (u, seen)
 

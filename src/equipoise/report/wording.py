@@ -394,7 +394,7 @@ def notes(runs: Sequence[ReportedRun]) -> list[str]:
     for run in runs:
         for note in run.record.federation.notes:
             said.setdefault(note, []).append(run.label)
-    sentences = [note if len(of) == len(runs) else f"{_some(of)}: {note}" for note, of in said.items()]
+    sentences = [note if len(labels) == len(runs) else f"{_some(labels)}: {note}" for note, labels in said.items()]
     sentences += [note for run in runs for note in kept(run.record)]
     sentences += [price_of_privacy(run, runs) for run in runs if run.record.config.get("privacy")]
     return list(dict.fromkeys(sentence(note) for note in sentences))

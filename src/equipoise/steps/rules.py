@@ -225,12 +225,12 @@ def guarded(numbers: Coefficients) -> Rule:
     """The rule `auto`; its numbers may be traced."""
     L_xx, mu_x, L_lx, mu, start, star = numbers
 
-    def at(gamma: Any) -> tuple[Any, Any]:
+    def step_sizes(gamma: Any) -> tuple[Any, Any]:
         tau = 2 / (L_xx + (L_xx**2 + 4 * L_lx**2 * gamma) ** 0.5)
         return tau, gamma * tau
 
     def after(tau: Scalar, sigma: Scalar) -> tuple[Scalar, Scalar]:
-        return at(jnp.minimum(sigma / tau * (1 + mu_x * tau), jnp.maximum(star, start)))
+        return step_sizes(jnp.minimum(sigma / tau * (1 + mu_x * tau), jnp.maximum(star, start)))
 
     def extrapolated(tau: Scalar, sigma: Scalar, before: StepSizes) -> StepSizes:
         dual_side = before.sigma / sigma / (1 + mu * before.sigma)
@@ -238,7 +238,7 @@ def guarded(numbers: Coefficients) -> Rule:
         return StepSizes(tau, sigma, jnp.minimum(theta, jnp.minimum(before.sigma / sigma, 1)))
 
     def init(dtype: DTypeLike) -> Guarded:
-        tau, sigma = (jnp.asarray(value, dtype) for value in at(start))
+        tau, sigma = (jnp.asarray(value, dtype) for value in step_sizes(start))
         first = StepSizes(tau, sigma, jnp.ones((), dtype))
         return Guarded(first, first._replace(sigma=jnp.zeros((), dtype)), (tau, sigma))
 

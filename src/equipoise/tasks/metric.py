@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from equipoise import local
@@ -129,7 +130,7 @@ def model_of(linear: Linear, metric: Metric, z: Vector) -> Vector:
     return _whole(weights, intercept)
 
 
-def input_rows(inputs: Array, dtype: Any) -> Float[Array, "m d"]:
+def input_rows(inputs: Array, dtype: DTypeLike) -> Float[Array, "m d"]:
     """Inputs of any shape as a linear model sees them: bytes of images are 0..1."""
     rows = inputs.reshape(inputs.shape[0], -1).astype(dtype)
     return rows / 255 if inputs.dtype == jnp.uint8 else rows
@@ -321,7 +322,7 @@ def _located(data: Any) -> ShardInMetric:
 # What the server makes of the sums, in NumPy and double precision.
 
 
-def full_metric(linear: Linear, moments: Any, mean: Any, dtype: Any) -> Metric:
+def full_metric(linear: Linear, moments: Any, mean: Any, dtype: DTypeLike) -> Metric:
     """Of the second moments [d, d] of the inputs, and their mean where the model has an intercept.
 
     The triangular factor of H, by its correlations, so that the units of the inputs do not matter. Where l2 is zero
@@ -355,7 +356,7 @@ def _cholesky(C: np.ndarray) -> np.ndarray:
     raise InputError("the second moments of the inputs are not finite; clean them or leave those rows out")
 
 
-def low_rank_metric(linear: Linear, basis: Any, images: Any, mean: Any, rank: int, dtype: Any) -> Metric:
+def low_rank_metric(linear: Linear, basis: Any, images: Any, mean: Any, rank: int, dtype: DTypeLike) -> Metric:
     """Of the images S Q [d, k] of an orthonormal Q under the second moments S, about their mean with an intercept.
 
     S is estimated by S Q (Q'S Q)^-1 Q'S (Nystroem).
@@ -385,8 +386,49 @@ def _ridges(linear: Linear) -> tuple[np.ndarray, float]:
     return weights, float(each[k * d :].mean()) if linear.intercept else 0.0
 
 
-def _as(metric: Metric, dtype: Any) -> Metric:
+def _as(metric: Metric, dtype: DTypeLike) -> Metric:
     return jax.tree.map(lambda a: jnp.asarray(a, dtype), metric)
+
+
+class Spectrum(NamedTuple):
+    """In z: W'W = rest (I - QQ') + Q diag(e) Q' of the weights of one output, and the Hessian of the losses."""
+
+    Q: Float[Array, "d k"]
+    e: Float[Array, " k"]
+    rest: Float[Array, ""]
+    shape: Float[Array, " k"]  # of that Hessian along Q, up to a factor; 1 elsewhere and for an intercept
+    l2: Float[Array, ""]  # of the weights, that the metric was made with
+
+    def of_losses(self, linear: Linear, mean_curvature: Array) -> Array:
+        """The factor, of a mean curvature over all directions of z, the penalty included."""
+        d, k = self.Q.shape
+        penalty = self.l2 * (jnp.sum(self.e) + (d - k) * self.rest)
+        both = d + linear.intercept
+        return jnp.maximum(both * mean_curvature - penalty, 0) / (jnp.sum(self.shape) + both - k)
+
+    def solved(self, linear: Linear, factor: Array, extra: Array, z: Vector) -> Vector:
+        """H^-1 z, where weights have `extra` more l2."""
+        weights, intercept = _parts(linear, z)
+        elsewhere = factor + (self.l2 + extra) * self.rest
+        more = 1 / (factor * self.shape + (self.l2 + extra) * self.e) - 1 / elsewhere
+        inside = jax.lax.dot(weights, self.Q) * more[None]
+        weights = weights / elsewhere + jax.lax.dot(inside, self.Q.T)
+        return _whole(weights, None if intercept is None else intercept / elsewhere)
+
+
+def spectrum(linear: Linear, metric: Metric) -> Spectrum:
+    """Of a triangular factor, H = unit I less the penalty; of leading directions only, the losses count as round."""
+    weights, intercept = _ridges(linear)
+    l2, unit = weights.mean(), linear.curvature + intercept if linear.intercept else 1.0
+    factor: Any = jax.tree.map(lambda a: np.asarray(a, np.float64), metric.factor)
+    if isinstance(metric.factor, LowRank):
+        Q, e, rest = factor.V, (factor.gain * factor.s) ** 2, factor.gain**2
+        shape = np.ones_like(e)
+    else:
+        e, Q = np.linalg.eigh(factor.W.T @ factor.W)
+        shape, rest = np.maximum(1 - l2 * e / unit, 0), np.asarray(e.mean())
+    dtype = jax.tree.leaves(metric)[0].dtype
+    return Spectrum(*(jnp.asarray(a, dtype) for a in (Q, e, rest, shape, l2)))
 
 
 def stretch(linear: Linear, metric: Metric) -> float:

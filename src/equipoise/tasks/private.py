@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from equipoise import local
 from equipoise.data.shards import Shards
@@ -33,7 +34,7 @@ class Noise(NamedTuple):
     loss: float  # z_l
 
 
-def normal(key: RandomKey, shape: tuple[int, ...], dtype: Any) -> Array:
+def normal(key: RandomKey, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     return jax.random.normal(key, shape, dtype)
 
 
@@ -53,7 +54,7 @@ def clipped_sums(
         return jnp.where(jnp.isnan(loss), 0, jnp.clip(loss, 0, bound)).astype(x.dtype), gradient
 
     rows, few = shard.labels.shape[0], max(1, min(AT_ONCE, NUMBERS // x.size))
-    at = jnp.arange(-(-rows // few) * few, dtype=jnp.int32).reshape(-1, few)
+    places = jnp.arange(-(-rows // few) * few, dtype=jnp.int32).reshape(-1, few)
 
     def add(sums: tuple[Scalar, Vector], some: Array) -> tuple[tuple[Scalar, Vector], None]:
         kept = jnp.minimum(some, rows - 1)
@@ -62,7 +63,7 @@ def clipped_sums(
         more = jnp.sum(jnp.where(real, losses, 0)), jnp.sum(jnp.where(real[:, None], gradients, 0), axis=0)
         return (sums[0] + more[0], sums[1] + more[1]), None
 
-    return jax.lax.scan(add, (jnp.zeros((), x.dtype), jnp.zeros_like(x)), at)[0]
+    return jax.lax.scan(add, (jnp.zeros((), x.dtype), jnp.zeros_like(x)), places)[0]
 
 
 def noisy_releases(

@@ -102,9 +102,9 @@ class Task(NamedTuple, Generic[Params]):
         except (tensors.Unreadable, ValueError) as error:
             raise InputError(f"{path.name} cannot be read as a saved model: {error}") from None
         x = arrays.get("x")
-        of = isinstance(about, dict) and (about.get("task"), x is not None and x.shape) == (self.name, (self.size,))
+        same = isinstance(about, dict) and (about.get("task"), x is not None and x.shape) == (self.name, (self.size,))
         require(
-            of,
+            same,
             f"{path.name} is no model of the task '{self.name}' over {self.size} numbers; load it with the task that "
             "saved it (a model of a run folder: eq.artifact.load)",
         )

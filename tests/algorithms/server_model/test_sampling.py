@@ -15,9 +15,9 @@ def server(known=(0, 1, 2), age=None):
     rng = np.random.default_rng(0)
     lam = np.arange(N, dtype=float) / np.arange(N).sum()
     whole = state.initial(jnp.zeros(3), N, 2)
-    at = whole.at._replace(heard_here=jnp.asarray(np.isin(np.arange(N), known)))
+    centre = whole.centre._replace(heard_here=jnp.asarray(np.isin(np.arange(N), known)))
     age = rng.integers(0, 5, N).astype(float) if age is None else age
-    return whole._replace(at=at, lam=jnp.asarray(lam), age=jnp.asarray(age))
+    return whole._replace(centre=centre, lam=jnp.asarray(lam), age=jnp.asarray(age))
 
 
 @pytest.mark.parametrize("m", [1, 2, 4, 7, 11])

@@ -8,8 +8,9 @@ from scipy.optimize import minimize
 
 import equipoise as eq
 from equipoise.algorithms.server_model import judge, state
+from equipoise.algorithms.server_model.constants import IN_A_ROW
 from equipoise.algorithms.server_model.precision import joined
-from equipoise.algorithms.server_model.trial import IN_A_ROW, next_trial, update_dual
+from equipoise.algorithms.server_model.trial import next_trial, update_dual
 
 N, K, D = 4, 3, 5
 EPS = np.finfo(float).eps
@@ -75,18 +76,18 @@ def test_after_three_failures_the_gradient_mapping(more):
 def test_a_trial_that_is_worse_is_taken_back_and_three_in_a_row_are_counted():
     H, aim, L = clients()
     server = at_centre(H, aim, L)
-    before = server.at
+    before = server.centre
     for count in (1, 2, 3):
         trial = one_trial(server)
         _, C = replies(trial.trial.x, H, aim)
         server = judged(trial, joined(before.f) + 1, jnp.asarray(C))  # losses that no gradient told of
         assert int(server.shape.in_a_row) == count
-        np.testing.assert_array_equal(server.at.x, before.x)
-        np.testing.assert_allclose(joined(server.at.f), joined(before.f))
+        np.testing.assert_array_equal(server.centre.x, before.x)
+        np.testing.assert_allclose(joined(server.centre.f), joined(before.f))
     assert float(server.shape.nu) > 0
     kept = one_trial(server)  # the gradient mapping
     server = judged(kept, *map(jnp.asarray, replies(kept.trial.x, H, aim)))
-    np.testing.assert_array_equal(server.at.x, kept.trial.x)
+    np.testing.assert_array_equal(server.centre.x, kept.trial.x)
     assert int(server.shape.in_a_row) == 0
 
 

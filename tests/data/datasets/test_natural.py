@@ -1,10 +1,14 @@
 """The federations that are part of the package."""
 
+from importlib import resources
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import equipoise as eq
 from equipoise.cli.data import facts
+from equipoise.data.datasets import catalogue
 from equipoise.data.datasets.natural import OWNERS
 from equipoise.data.partition import split
 
@@ -83,6 +87,20 @@ def test_numbers_are_split_at_random():
     train, test = split([np.arange(len(data.labels))], data.labels, test=0.3, key=0)
     assert abs(data.labels[train[0]].mean() - data.labels[test[0]].mean()) < 0.1
     assert len(test[0]) == round(0.3 * len(data.labels))
+
+
+def test_licences_are_said_beside_the_tables():
+    """In the folder that is shipped as on the cards, and of the data sets that the tables are made of."""
+    folder = resources.files("equipoise.data.datasets") / "shipped"
+    lines = (folder / "LICENCES.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if ".parquet" in line]
+    assert {file for file, _, _ in rows} == {path.name for path in folder.iterdir() if path.name.endswith(".parquet")}
+    script = (Path(__file__).parents[3] / "experiments" / "natural_federations.py").read_text()
+    for file, source, licence in rows:
+        package, data = source.split(", ")
+        said = catalogue.entry(file.removesuffix(".parquet")).licence
+        assert said.startswith(f"{licence}, as of the R package {package}, of whose data set {data} ")
+        assert f'"{package}/{data}"' in script
 
 
 def test_a_card():

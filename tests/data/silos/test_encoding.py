@@ -209,6 +209,24 @@ def test_rare_categories_are_not_told():
     assert agree([told], Options(label="y", min_count=2)).inputs == ("c=common",)  # against all others: not constant
 
 
+@pytest.mark.parametrize(
+    ("shows", "floor", "rows"),
+    [("c=b", "min_count", 4), ("x", "min_count", 4), ("m is missing", "min_count", 4), ("m", "min_rows", 8)],
+)
+def test_what_as_many_rows_have_as_are_asked_for_shows_and_what_one_less_has_does_not(shows, floor, rows):
+    m = [None] * 4 + list(range(8))
+    frame = with_labels({"c": ["a"] * 8 + ["b"] * 4, "x": [0.0] * 8 + [1.0, 2.0, 3.0, 4.0], "m": m})
+    encoding = agreed([frame], indicators=True)
+    everyone = np.ones(len(frame), bool)
+    values = []
+    for least in (rows, rows + 1):
+        inputs, _ = encoding.apply(frame)
+        encoding.hide_few(inputs, encoding.filled(frame), everyone, **{"min_count": 1, "min_rows": 1, floor: least})
+        values.append(len(np.unique(inputs[:, encoding.inputs.index(shows)])))
+    assert values[0] > 1
+    assert values[1] == 1
+
+
 def test_the_task_is_inferred_by_the_documented_rule():
     def task(*labels, **kwargs):
         return agreed([pl.DataFrame({"x": np.arange(len(y)) % 3, "y": y}) for y in labels], **kwargs).task

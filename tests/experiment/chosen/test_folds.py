@@ -1,10 +1,10 @@
 """`model.l2 = "auto"` and `objective.price`, chosen by folds at the owners."""
 
-import jax
 import numpy as np
 import pytest
+from scipy.optimize import minimize
+from scipy.special import logsumexp
 
-from equipoise.data import Shards
 from equipoise.errors import InputError
 from equipoise.experiment import config, plan, records, run
 from equipoise.experiment.chosen import folds, penalty, price, settle
@@ -53,34 +53,47 @@ def test_every_row_is_left_out_once_and_units_stay_together(silos):
     told = parsed(silos, model={"l2": 0.01}, data={"unit": "person", "drop": []})
     with precision(told):
         problem = build_problem(told)
-        found = folds.divided(problem)
+        made = np.asarray(folds.Walk(problem, 0).folds)
     for i in range(problem.n):
         size = int(problem.train.sizes[i])
-        everything = {tuple(row) for row in np.asarray(problem.train.inputs[i, :size])}
-        left = [{tuple(row) for row in np.asarray(part.inputs[i, : int(part.sizes[i])])} for part in found.left]
-        kept = [{tuple(row) for row in np.asarray(part.inputs[i, : int(part.sizes[i])])} for part in found.kept]
-        assert set.union(*left) == everything
-        assert all(not a & b for a, b in zip(kept, left, strict=True))  # both rows of a person are alike
-        assert sum(int(part.sizes[i]) for part in found.left) == size
+        assert set(made[i, :size]) == set(range(folds.FOLDS))
+        assert (made[i, size:] == folds.FOLDS).all()  # no row
+        for person in np.unique(problem.units[i]):
+            assert len(set(made[i, :size][problem.units[i] == person])) == 1
 
 
-def test_a_point_of_the_path_is_the_model_of_its_penalty(silos, walk):
-    """Found with l2 as an operand, it is where a run with that l2 ends."""
+def test_a_point_of_the_path_is_the_model_of_its_penalty_and_is_judged_without_the_rows_left_out(silos, walk):
+    """Beside models that are trained anew without each fold of an owner, by an independent program."""
     told, made = walk
     with precision(told):
         for _ in range(6):  # a few rounds each, from where the last have ended
             point = made.to(told, penalty.extra(told, made.problem, 0.1))
-        plain = told.model_copy(update={"model": told.model.model_copy(update={"l2": 0.1})})
-        task = build_problem(plain).task
-    x, kept, dual = point.models[0].astype(np.float32), made.folds.kept[0], build_dual(told, made.problem)
+    train, numbers, dual = made.problem.train, np.asarray(made.folds), build_dual(told, made.problem)
+    inputs, labels = (np.asarray(a, np.float64) for a in (train.inputs, train.labels))
+    linear, x = made.problem.plain_task.linear, np.asarray(point.model, np.float64)
+    k, d = linear.outputs, linear.features
+    l2 = penalty.extra(told, made.problem, 0.1) + np.asarray(made.problem.l2)
 
-    @jax.jit
-    def slope(x):
-        losses, slopes = jax.vmap(lambda shard: (task.loss(x, shard), task.grad(x, shard)))(Shards(*kept))
-        return dual.best_response(losses) @ slopes
+    def losses(x, i, rows):
+        z = inputs[i][rows] @ x[: k * d].reshape(k, d).T + x[k * d :]
+        return logsumexp(z, axis=1) - z[np.arange(len(z)), labels[i][rows].astype(int)]
 
-    assert np.abs(slope(x)).max() < 2e-3
-    assert point.losses.shape == (4,)
+    def owners(x, without=None):
+        kept = [(i, numbers[i] < folds.FOLDS) for i in range(made.problem.n)]
+        if without is not None:
+            kept[without[0]] = (without[0], (numbers[without[0]] < folds.FOLDS) & (numbers[without[0]] != without[1]))
+        return np.array([losses(x, i, rows).mean() for i, rows in kept])
+
+    def trained(without=None):
+        weights = np.asarray(dual.best_response(owners(x).astype(np.float32)), np.float64)
+        return minimize(lambda u: weights @ owners(u, without) + l2 @ u**2 / 2, x, tol=1e-8).x
+
+    assert np.abs(trained() - x).max() < 0.02
+    i = 1
+    seen = owners(x)[i]
+    exact = np.concatenate([losses(trained((i, f)), i, numbers[i] == f) for f in range(folds.FOLDS)]).mean()
+    assert exact > seen
+    assert abs(point.losses[i] - exact) < 0.35 * (exact - seen)
 
 
 def test_the_largest_within_a_standard_error_of_the_best():

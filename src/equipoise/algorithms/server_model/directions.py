@@ -19,6 +19,8 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
+from equipoise.algorithms.server_model import constants
+
 TINY = 1e-300  # where a quotient of two zeros must be zero
 
 
@@ -70,7 +72,7 @@ def within(memory: Memory, floor: Float[Array, ""]) -> Float[Array, "n k k"]:
     traces = jnp.trace(A, axis1=1, axis2=2)
     used = memory.used
     count = jnp.maximum(jnp.sum(used, dtype=A.dtype), 1)
-    floor = jnp.maximum(floor, 1e-8 * jnp.max(traces) / count)
+    floor = jnp.maximum(floor, constants.FLAT_BESIDE * jnp.max(traces) / count)
     values, vectors = for_each(jnp.linalg.eigh, (A + A.mT) / 2)
     raised = jnp.einsum("nij,nj,nkj->nik", vectors, jnp.maximum(values, floor), vectors)
     both = used[:, None] & used[None, :]
@@ -207,7 +209,7 @@ def renewed(
     Y = T[None, :, :1] * step.y[:, None, :] + jnp.einsum("jk,nkd->njd", T[:, 1:], Y)
     unit = jnp.concatenate([T[:, :1] * jnp.linalg.norm(s), T[:, 1:]], axis=1)
     U = jnp.einsum("ij,njk,lk->nil", unit, step.U, unit)
-    return Memory(D, Y, jnp.clip(U, -1e3, 1e3))
+    return Memory(D, Y, jnp.clip(U, -constants.MOST_UNCERTAIN, constants.MOST_UNCERTAIN))
 
 
 def orthonormal(

@@ -26,7 +26,7 @@ def in_double(step: Any) -> Any:
     """`step(server, replies, eps)` in double precision, between states of the run's own, whose rounding is `eps`."""
 
     def wrapped(server: Server, replies: Replies) -> Server:
-        dtype = server.at.x.dtype
+        dtype = server.centre.x.dtype
 
         def wide(a: Any) -> Any:
             return a.astype(jnp.float64) if jnp.issubdtype(jnp.result_type(a), jnp.floating) else a
@@ -41,8 +41,8 @@ def in_double(step: Any) -> Any:
 
         with jax.enable_x64(True):
             new = step(jax.tree.map(wide, server), jax.tree.map(wide, replies), float(jnp.finfo(dtype).eps))
-            at = jax.tree.map(narrow, new.at)._replace(f=split(new.at.f))
+            centre = jax.tree.map(narrow, new.centre)._replace(f=split(new.centre.f))
             trial = jax.tree.map(narrow, new.trial)._replace(predicted=split(new.trial.predicted))
-            return jax.tree.map(narrow, new)._replace(at=at, trial=trial)
+            return jax.tree.map(narrow, new)._replace(centre=centre, trial=trial)
 
     return wrapped

@@ -20,13 +20,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from equipoise.algorithms.server_model import constants
 from equipoise.objectives.dual import Interior
 from equipoise.protocol import tree_where
-
-TOLERANCE, MOST_ITERATIONS = 1e-11, 50
-CHOLESKY = 1e-14  # relative: what is added to a matrix that may be singular but for rounding
-NEGLIGIBLE = 1e-12  # relative to p: a weight this small is as good as none
-USELESS = 1e-2  # a residual, relative to the problem's scale, beyond which the answer is of no use
 
 
 class Solution(NamedTuple):
@@ -94,21 +90,25 @@ def solve(
     # One scale for the losses and one for the directions, so that every residual is compared with one.
     diagonal = jnp.diagonal(Q)
     f = (f[owner] if split else f) - jnp.asarray(dual.cost, f.dtype)
-    spread = [jnp.ptp(f), modulus / n, 1e-3 * jnp.sqrt(jnp.max(diagonal) * modulus), jnp.ptp(diagonal) / n]
-    scale = jnp.max(jnp.stack([*spread, 1e-14 * jnp.max(jnp.abs(f)), jnp.asarray(1e-300)]))
+    spread = [
+        jnp.ptp(f),
+        modulus / n,
+        constants.COUPLING * jnp.sqrt(jnp.max(diagonal) * modulus),
+        jnp.ptp(diagonal) / n,
+    ]
+    scale = jnp.max(jnp.stack([*spread, constants.LOSS_DIGITS * jnp.max(jnp.abs(f)), jnp.asarray(1e-300)]))
     trace = jnp.trace(A, axis1=1, axis2=2).sum() / (n * max(k, 1))
     unit = jnp.where(trace > 0, jnp.sqrt(scale / jnp.where(trace > 0, trace, 1)), 1)
     f, G, A, Q = (f - jnp.max(f)) / scale, G * (unit / scale), A * (unit**2 / scale), Q / scale
     if split:
         G, A, Q = G[owner], A[owner], Q[owner][:, owner]
     quadratic, entropy = quadratic / scale, entropy / scale
-    rounding = 1e-13  # keeps the systems regular
 
     def penalty_slopes(w: Array) -> tuple[Array, Array]:
         """First derivative of psi, and the second of all of it but `smooth`."""
         first, second = quadratic * (w - p), jnp.full(m, 1.0) * quadratic
         if dual.entropy is not None:  # its slope goes on as a line below a weight that no longer counts
-            floor = jnp.maximum(w / p, NEGLIGIBLE)
+            floor = jnp.maximum(w / p, constants.NEGLIGIBLE)
             first = first + entropy * (jnp.log(floor) + 1 + (w / p - floor) / floor)
             second = second + entropy / (p * floor)
         if dual.smooth is not None:
@@ -131,46 +131,53 @@ def solve(
         """Sums over the bounds of every weight; those of caps count with the sign."""
         return per_bound[:m].at[capped].add(sign * per_bound[m : m + capped.size]) if capped.size else per_bound[:m]
 
-    def residuals(at: Iterate) -> Residuals:
-        models = A @ at.a
-        slopes = f + (G + models / 2) @ at.a - Q @ at.w - penalty_slopes(at.w)[0] + on_weights(at.price, -1.0) - at.nu
+    def residuals(iterate: Iterate) -> Residuals:
+        models = A @ iterate.a
+        slopes = (
+            f
+            + (G + models / 2) @ iterate.a
+            - Q @ iterate.w
+            - penalty_slopes(iterate.w)[0]
+            + on_weights(iterate.price, -1.0)
+            - iterate.nu
+        )
         models, lacking = G + models, zero
         if ball:
-            slopes, lacking = slopes - 2 * at.price[-1] * (at.w - p), of_ball(at.w) - at.slack[-1]
-        rest = jnp.append(at.w @ models, 1 - jnp.sum(at.w))
-        return Residuals(slopes, models, rest, lacking, at.slack @ at.price / at.slack.size)
+            slopes, lacking = slopes - 2 * iterate.price[-1] * (iterate.w - p), of_ball(iterate.w) - iterate.slack[-1]
+        rest = jnp.append(iterate.w @ models, 1 - jnp.sum(iterate.w))
+        return Residuals(slopes, models, rest, lacking, iterate.slack @ iterate.price / iterate.slack.size)
 
     def size(r: Residuals) -> Array:
         return jnp.max(jnp.abs(jnp.concatenate([r.slopes, r.rest, jnp.stack([r.ball, n * r.products])])))
 
-    def system(at: Iterate, r: Residuals) -> tuple[Array, Array, Array]:
+    def system(iterate: Iterate, r: Residuals) -> tuple[Array, Array, Array]:
         """The matrix [[-H, B], [B', R]] of a Newton step, H in w and B, R for a, the sum and the ball's price.
 
         The steps in all other slacks and prices are eliminated.
         """
-        bend = penalty_slopes(at.w)[1] + on_weights(at.price / at.slack, 1.0) + rounding
-        bend = bend + 2 * at.price[-1] if ball else bend
-        in_a = jnp.tensordot(at.w, A, 1) + rounding * jnp.eye(k)
+        bend = penalty_slopes(iterate.w)[1] + on_weights(iterate.price / iterate.slack, 1.0) + constants.REGULAR
+        bend = bend + 2 * iterate.price[-1] if ball else bend
+        in_a = jnp.tensordot(iterate.w, A, 1) + constants.REGULAR * jnp.eye(k)
         B = jnp.concatenate([r.models, jnp.full((m, 1), -1.0)], axis=1)
         R = jnp.pad(in_a, (0, 1))
         if ball:
-            B = jnp.concatenate([B, -2 * (at.w - p)[:, None]], axis=1)
-            R = jnp.pad(R, (0, 1)).at[-1, -1].set(at.slack[-1] / at.price[-1])
-        return bends(at.w) + jnp.diag(bend), B, R
+            B = jnp.concatenate([B, -2 * (iterate.w - p)[:, None]], axis=1)
+            R = jnp.pad(R, (0, 1)).at[-1, -1].set(iterate.slack[-1] / iterate.price[-1])
+        return bends(iterate.w) + jnp.diag(bend), B, R
 
-    def longest(at: Iterate, step: Iterate) -> Array:
+    def longest(iterate: Iterate, step: Iterate) -> Array:
         """The largest step up to 1 that keeps all slacks and prices positive."""
-        values, changes = (jnp.concatenate([x.slack, x.price]) for x in (at, step))
+        values, changes = (jnp.concatenate([x.slack, x.price]) for x in (iterate, step))
         return jnp.minimum(1, jnp.min(jnp.where(changes < 0, -values / jnp.where(changes < 0, changes, -1), jnp.inf)))
 
     def advance(state: tuple) -> tuple:
-        at, r, best, best_size, i, _ = state
-        H, B, R = system(at, r)
-        root = lower(H + (CHOLESKY * jnp.max(jnp.diagonal(bends(at.w)))) * jnp.eye(m))
+        iterate, r, best, best_size, i, _ = state
+        H, B, R = system(iterate, r)
+        root = lower(H + (constants.CHOLESKY * jnp.max(jnp.diagonal(bends(iterate.w)))) * jnp.eye(m))
         V = below(root, B)
         small = R + V.T @ V
         sizes = jnp.sqrt(jnp.diagonal(small))  # of the unknowns beside w, which are of all kinds
-        small_root = lower(small / (sizes[:, None] * sizes[None, :]) + CHOLESKY * jnp.eye(len(sizes)))
+        small_root = lower(small / (sizes[:, None] * sizes[None, :]) + constants.CHOLESKY * jnp.eye(len(sizes)))
 
         def solved(one: Array, two: Array) -> tuple[Array, Array]:
             u = below(root, one[:, None])
@@ -179,48 +186,48 @@ def solve(
             return below(root, V @ y - u, transpose=True)[:, 0], y[:, 0]
 
         # Products that vanish before the slopes do would leave no room to move: logarithms are far from linear.
-        least = jnp.where(jnp.max(jnp.abs(r.slopes)) > n * r.products, 0.5, 1e-6)
+        least = jnp.where(jnp.max(jnp.abs(r.slopes)) > n * r.products, constants.CENTRING, constants.LATE_CENTRING)
 
         def newton(_: Array, carry: tuple) -> tuple:
             """First the predictor, then the corrector, whose target and second order the predictor gives."""
             target, second = carry[:2]
-            up = (target - second) / at.slack - at.price
+            up = (target - second) / iterate.slack - iterate.price
             one, two = -(r.slopes + on_weights(up, -1.0)), -r.rest
             if ball:
-                two = jnp.append(two, up[-1] * at.slack[-1] / at.price[-1] - r.ball)
+                two = jnp.append(two, up[-1] * iterate.slack[-1] / iterate.price[-1] - r.ball)
             dw, y = solved(one, two)
             more = solved(one + H @ dw - B @ y, two - dw @ B - R @ y)  # the first was with a little added
             dw, y = dw + more[0], y + more[1]
-            slack = slacks(dw, 0.0, r.ball - 2 * (at.w - p) @ dw)
-            price = up - at.price / at.slack * slack
+            slack = slacks(dw, 0.0, r.ball - 2 * (iterate.w - p) @ dw)
+            price = up - iterate.price / iterate.slack * slack
             price = price.at[-1].set(y[-1]) if ball else price
             step = Iterate(dw, y[:k], y[k], slack, price)
-            length = longest(at, step)
-            ahead = (at.slack + length * slack) @ (at.price + length * price) / slack.size
+            length = longest(iterate, step)
+            ahead = (iterate.slack + length * slack) @ (iterate.price + length * price) / slack.size
             centring = jnp.maximum((ahead / r.products) ** 3, least)
             return centring * r.products, slack * price, step, length
 
-        nothing = jax.tree.map(jnp.zeros_like, at)
+        nothing = jax.tree.map(jnp.zeros_like, iterate)
         *_, step, length = jax.lax.fori_loop(0, 2, newton, (zero, nothing.slack, nothing, zero))
-        length = 0.99 * length
-        new = jax.tree.map(lambda x, dx: x + length * dx, at, step)
-        fine = jnp.all(jnp.isfinite(jnp.concatenate([new.w, new.a, new.price]))) & (length >= 1e-10)
-        at = tree_where(fine, new, at)
-        r = residuals(at)
+        length = constants.BOUNDARY * length
+        new = jax.tree.map(lambda x, dx: x + length * dx, iterate, step)
+        fine = jnp.all(jnp.isfinite(jnp.concatenate([new.w, new.a, new.price]))) & (length >= constants.STUCK)
+        iterate = tree_where(fine, new, iterate)
+        r = residuals(iterate)
         now = size(r)
-        best = tree_where(now < best_size, (at.w, at.a), best)
-        return at, r, best, jnp.minimum(now, best_size), i + 1, fine
+        best = tree_where(now < best_size, (iterate.w, iterate.a), best)
+        return iterate, r, best, jnp.minimum(now, best_size), i + 1, fine
 
     def unfinished(state: tuple) -> Array:
         *_, best_size, i, fine = state
-        return fine & (i < MOST_ITERATIONS) & (best_size >= TOLERANCE)
+        return fine & (i < constants.MOST_ITERATIONS) & (best_size >= constants.SOLVED)
 
     finite_cap = np.where(np.isfinite(dual.cap), dual.cap, 1.0)
     w = jnp.asarray(finite_cap / finite_cap.sum())
     slack = slacks(w, dual.cap[capped], of_ball(w))
-    at = Iterate(w, jnp.zeros(k), zero, slack, jnp.ones_like(slack))
-    r = residuals(at)
-    state = (at, r, (at.w, at.a), size(r), jnp.int32(0), jnp.array(True))
+    iterate = Iterate(w, jnp.zeros(k), zero, slack, jnp.ones_like(slack))
+    r = residuals(iterate)
+    state = (iterate, r, (iterate.w, iterate.a), size(r), jnp.int32(0), jnp.array(True))
     *_, (w, a), residual, _, _ = jax.lax.while_loop(unfinished, advance, state)
     w = jnp.maximum(w, 0)
     lam = jnp.zeros(n).at[owner].add(w) if split else w

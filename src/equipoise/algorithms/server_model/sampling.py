@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from equipoise.algorithms.server_model import constants
 from equipoise.algorithms.server_model.state import Server
 from equipoise.protocol import RandomKey
 
@@ -14,13 +15,14 @@ from equipoise.protocol import RandomKey
 def clients_to_hear(server: Server, key: RandomKey, m: int) -> Bool[Array, " n"]:
     """The m clients of the next `collect`."""
     n = server.age.size
-    again, by_chance = -(-m // 4), round(0.3 * m)
+    again = jnp.ceil(constants.AGAIN * m).astype(jnp.int32)
+    by_chance = jnp.round(constants.BY_CHANCE * m).astype(jnp.int32)
     old = server.age + 1
-    picked = first(jnp.where(server.at.heard_here, server.lam, -1), again) & server.at.heard_here
-    weight = (jnp.maximum(server.lam, server.trial.lam) + 1e-3 / n) * old
-    count = jnp.sum(picked)
+    picked = first(jnp.where(server.centre.heard_here, server.lam, -1), again) & server.centre.heard_here
+    weight = (jnp.maximum(server.lam, server.trial.lam) + constants.WEIGHT_OF_NONE / n) * old
+    count = jnp.sum(picked, dtype=jnp.int32)
     picked = picked | first(jnp.where(picked, -1, weight), m - by_chance - count)
-    luck = jax.random.gumbel(key, (n,), old.dtype) + 2 * jnp.log(old)
+    luck = jax.random.gumbel(key, (n,), old.dtype) + constants.CHANCE_OF_AGE * jnp.log(old)
     return picked | first(jnp.where(picked, -jnp.inf, luck), m - jnp.sum(picked))
 
 

@@ -47,7 +47,7 @@ class Trial(NamedTuple):
 class Server(NamedTuple):
     """Where it stands, what it tries, and what it knows of the clients."""
 
-    at: Point
+    centre: Point
     trial: Trial
     memory: Memory
     shape: Shape
@@ -66,7 +66,7 @@ def initial(x: Vector, n: int, k: int) -> Server:
     lam, none, label = jnp.full(n, 1 / n, x.dtype), jnp.zeros(k, x.dtype), jnp.int32(0)
     table = jnp.zeros((n, x.size), x.dtype)
     return Server(
-        at=Point(x, label, jnp.zeros((n, 2), x.dtype), table, nobody, nobody, table),
+        centre=Point(x, label, jnp.zeros((n, 2), x.dtype), table, nobody, nobody, table),
         trial=Trial(x, label, none, zero, jnp.zeros(2, x.dtype), lam),
         memory=directions.empty(n, k, x.size, x.dtype),
         shape=Shape(each + 1, zero, zero, jnp.int32(0), jnp.int32(0)),

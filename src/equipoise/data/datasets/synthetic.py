@@ -118,7 +118,7 @@ def saddle_point(shards: Shards, *, mu: float = 0.1, rho: float = 0.0, cap: floa
     n = shards.n
     require(mu >= 0 and rho >= 0, f"mu is {mu} and rho is {rho}; give numbers from zero up")
     require(cap * n >= 1, f"cap is {cap}; {n} weights below it cannot sum to one, give at least {1 / n}")
-    ridge = _Ridge.of(shards, mu)
+    ridge = _Ridge.from_shards(shards, mu)
     x, lam = np.zeros(ridge.a.shape[-1]), np.full(n, 1 / n)
     scale = float(np.abs(ridge.losses(x)).max()) + 1e-9
     if rho > 0:
@@ -154,7 +154,7 @@ class _Ridge(NamedTuple):
     mu: float
 
     @staticmethod
-    def of(shards: Shards, mu: float) -> "_Ridge":
+    def from_shards(shards: Shards, mu: float) -> "_Ridge":
         a, y = np.asarray(shards.inputs, np.float64), np.asarray(shards.labels, np.float64)
         require(
             a.ndim == 3 and y.ndim == 2,

@@ -150,13 +150,13 @@ def _questions(table: Table, name: str) -> dict[str, pl.Expr]:
 
 def _closely(answers: dict[str, Any], closer: dict[str, Any]) -> Look:
     def writing(kind: str, ways: tuple[str, str], marks: tuple[str, str]) -> Writing:
-        def of(what: str) -> Any:
+        def answer(what: str) -> Any:
             return closer[f"{kind} {what}"]
 
-        mark = marks[0] if not of("even") else marks[1] if not of("odd") else "?"
+        mark = marks[0] if not answer("even") else marks[1] if not answer("odd") else "?"
         return Writing(
-            ways, (of("a"), of("b")), of("either"), of("differ"), (of("only a"), of("only b")),
-            (of("not a"), of("not b")), mark if of("differ") else "",
+            ways, (answer("a"), answer("b")), answer("either"), answer("differ"), (answer("only a"), answer("only b")),
+            (answer("not a"), answer("not b")), mark if answer("differ") else "",
         )  # fmt: skip
 
     number, date = writing("number", DECIMALS, (",", ".")), writing("date", ORDERS, ("/", "."))

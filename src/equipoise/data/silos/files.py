@@ -180,13 +180,13 @@ def _check_quotes(
     """A quotation mark inside a cell that is not quoted, or after its end, is read in different ways by everybody."""
     if not raw or not any('"' in cell for cell in cells):
         return
-    text, at, column = "".join(raw).rstrip("\r\n"), 0, 0
+    text, place, column = "".join(raw).rstrip("\r\n"), 0, 0
     part = re.compile(rf'(?:"(?:[^"]|"")*"|[^"{re.escape(separator)}\r\n]*)(?:{re.escape(separator)}|$)')
-    while at < len(text) and (match := part.match(text, at)):
-        at, column = match.end(), column + 1
+    while place < len(text) and (match := part.match(text, place)):
+        place, column = match.end(), column + 1
         if match.end() == len(text):
             return
-    cell = text[at:].split(separator)[0].partition("\n")[0][:80]
+    cell = text[place:].split(separator)[0].partition("\n")[0][:80]
     where = f"data row {row}, column {header[column]!r}" if row and column < len(header) else f"row {row}"
     quoted = '"' + cell.removeprefix('"').replace('"', '""') + '"'
     raise InputError(

@@ -46,7 +46,7 @@ class Bounded:
         self.past = self.saved()
 
     def saved(self) -> Lengths:
-        return {name: dict(of) for name, of in self.past.items()}
+        return {name: dict(lengths) for name, lengths in self.past.items()}
 
     def cohort(self, exchange: str, asked: int) -> "Heard":
         return Heard(self, exchange, asked)
@@ -95,7 +95,7 @@ class Heard:
 
     def median(self, name: str, slot: int, complete: bool) -> float:
         """Of the others."""
-        there = [of[name].value for other, (_, of) in self.replies.items() if other != slot and name in of]
+        there = [mine[name].value for other, (_, mine) in self.replies.items() if other != slot and name in mine]
         return median(there) if complete else lower([*there, *[0.0] * (self.asked - len(self.replies))])
 
     def why_not_sum(self, total: PyTree) -> str:
@@ -118,7 +118,9 @@ class Heard:
             return
         for name in {name for slot in slots for name in self.replies[slot][1]}:
             past = self.run.past.setdefault(f"{self.exchange}/{name}", {})
-            counted = [(site, of[name].value) for site, of in (self.replies[slot] for slot in slots) if name in of]
+            counted = [
+                (site, mine[name].value) for site, mine in (self.replies[slot] for slot in slots) if name in mine
+            ]
             past[USUAL] = max(past.get(USUAL, 0.0), median([value for _, value in counted]))
             for site, value in counted:
                 past[site] = max(past.get(site, 0.0), value)

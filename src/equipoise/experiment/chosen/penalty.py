@@ -41,13 +41,13 @@ def chosen(config: Config, walk: Walk) -> Choice:
         if behind > WORSE * error > 0:
             break
     best = sums.best
-    most = MOST * float(np.mean(walk.folds.base))
+    most = MOST * float(np.mean(walk.base))
     within = [k for k in range(len(tried)) if sums.behind(k)[0] <= min(sums.behind(k)[1], most)]
     k = min(within)  # the largest: the grid falls
     others = sorted((j for j in range(len(tried)) if j != k), key=lambda j: sums.mean(j))
     what = "is the best" if k == best else "is the largest within one standard error of the best"
     why = (
-        f"of {len(tried)} penalties it {what} by the loss of rows left out of five folds at the owners "
+        f"of {len(tried)} penalties it {what} by the loss of rows left out, in five folds at the owners "
         f"({sums.mean(k):.4f}; {tried[best]:g} has {sums.mean(best):.4f})"
     )
     rows = tuple(
@@ -73,7 +73,7 @@ class Sums:
         self.rows: list[Float[np.ndarray, " n"]] = []
 
     def add(self, losses: Float[np.ndarray, " n"]) -> None:
-        self.rows.append(np.where(np.isfinite(losses), losses, 1e9))
+        self.rows.append(losses)
 
     def mean(self, k: int) -> float:
         return float(np.mean(self.rows[k]))

@@ -1,8 +1,9 @@
 """objective.price: the fairest model of those whose average skill is at most so much below the best average.
 
 Along the path of the objective's number, from the average on; judged by rows left out of folds at the owners. The
-fairest has the largest gain over the owners' own models in the worst fifth. Skill is the share of the loss of the base
-rate that a model saves.
+fairest has the largest gain over the owners' own models in the worst fifth. Skill is by how much a model loses less
+than an owner's base rate, as a share of the mean loss of base rates: of each owner's own, an owner where hardly
+anything happens would count for most.
 """
 
 import numpy as np
@@ -21,18 +22,19 @@ def chosen(config: Config, walk: Walk, extra: object) -> Choice:
     before = walk.rounds, walk.down, walk.up
     rows: list[dict[str, float | None]] = []
     skills = []
-    defined = walk.folds.base > 0
+    unit = float(np.mean(walk.base)) or 1.0
     for rho in WAY:
         losses = walk.to(at(config, rho), extra).losses
-        skill = np.where(defined, 1 - losses / np.where(defined, walk.folds.base, 1), np.nan)
+        skill = (walk.base - losses) / unit
         skills.append(skill)
-        average, gain = float(np.nanmean(skill)), float(worst_mean(problem.baselines - losses, True))
-        best = max(skills, key=lambda s: float(np.nanmean(s)))
-        cost = best - skill
-        error = float(np.nanstd(cost) / np.sqrt(max(np.isfinite(cost).sum() - 1, 1)))
-        rows.append({"value": rho, "average skill": average, "standard error": error, "worst fifth gain": gain})
+        average, gain = float(np.mean(skill)), float(worst_mean(problem.baselines - losses, True))
+        rows.append({"value": rho, "average skill": average, "worst fifth gain": gain})
         if len(rows) > PATIENCE and all(_dear(row, rows, price) for row in rows[-PATIENCE:]):
             break
+    best = max(skills, key=lambda s: float(np.mean(s)))
+    for row, skill in zip(rows, skills, strict=True):
+        row["below the best"] = float(np.mean(best - skill))
+        row["standard error"] = float(np.std(best - skill) / np.sqrt(max(problem.n - 1, 1)))
     allowed = [row for row in rows if not _dear(row, rows, price)]
     order = sorted(allowed, key=lambda row: -_number(row, "worst fifth gain"))
     top = max(rows, key=lambda row: _number(row, "average skill"))

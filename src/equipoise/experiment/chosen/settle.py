@@ -8,10 +8,10 @@ from typing import NamedTuple
 from equipoise import algorithms
 from equipoise.experiment import choice as default
 from equipoise.experiment import records
-from equipoise.experiment.baselines import OwnFit
 from equipoise.experiment.chosen import penalty, price
 from equipoise.experiment.chosen.folds import Walk
 from equipoise.experiment.config import Config, algorithm_section
+from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.problems import build_problem, precision
 from equipoise.experiment.records import Choice
 
@@ -83,5 +83,5 @@ def applied(config: Config, choices: Sequence[Choice]) -> Config:
 def _of(config: Config) -> str:
     """All that the choice depends on."""
     kept = {"seed", "precision", "keep_best", "validation"}
-    of = robust(config).model_dump(mode="json", include={"data", "partition", "model", "objective", "personal"})
-    return json.dumps([of, config.run.model_dump(mode="json", include=kept)], sort_keys=True)
+    settings = robust(config).model_dump(mode="json", include={"data", "partition", "model", "objective", "personal"})
+    return json.dumps([settings, config.run.model_dump(mode="json", include=kept)], sort_keys=True)
