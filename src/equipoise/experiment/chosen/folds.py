@@ -12,8 +12,10 @@ times the mean curvature of the owners' losses there in random directions, a sum
 
     H = s (H_0 - l2_0 W'W) + l2 W'W
 
-So a path costs the bytes of one model. The judgement rides with the first round of the next point, which begins at the
-model that is judged. l2 is an operand here, as are the objective's number and the metric: one program serves the path.
+One step leaves the fold's own curvature in H: too short where rows are fewer than inputs, so that losses look lower
+than they are. A path costs the bytes of one model. The judgement rides with the first round of the next point, which
+begins at the model that is judged. l2 is an operand here, as are the objective's number and the metric: one program
+serves the path.
 """
 
 from collections.abc import Callable
