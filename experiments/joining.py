@@ -20,8 +20,8 @@ import numpy as np
 
 import equipoise as eq
 from equipoise.evaluation.rules import worst_mean
-from equipoise.experiment.baselines import OwnFit, own_fits
-from equipoise.experiment.offers import best_of_each
+from equipoise.experiment.personal.baselines import OwnFit, own_fits
+from equipoise.experiment.personal.offers import best_of_each
 from equipoise.objectives.gains import of_gains
 
 L2, STEPS, ROUNDS = 1e-3, 10, 40

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from equipoise.objectives.dual import Dual
@@ -34,7 +35,7 @@ class Certificate(NamedTuple):
     gap: Scalar  # at least max_lam' F(x, lam') - min_x' F(x', lam), at the saddle point rounding; NaN: no certificate
 
 
-def resolution(dtype: Any) -> float:
+def resolution(dtype: DTypeLike) -> float:
     """The smallest relative gap that numbers of this precision can show."""
     return 4 * float(jnp.finfo(dtype).eps)
 

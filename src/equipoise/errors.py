@@ -2,9 +2,21 @@
 
 import difflib
 import sys
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+DIRECTIONS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})  # change the order of letters
+
+
+def printable(text: str, keep: str = "\t") -> str:
+    """What somebody else may have written, with everything escaped that could move a cursor, hide or make a line."""
+
+    def harmless(c: str) -> bool:
+        return unicodedata.category(c) not in ("Cc", "Zl", "Zp") and unicodedata.bidirectional(c) not in DIRECTIONS
+
+    return "".join(c if c in keep or harmless(c) else c.encode("unicode_escape").decode() for c in text)
 
 
 class EquipoiseError(Exception):
@@ -16,7 +28,7 @@ class InputError(EquipoiseError, ValueError):
 
     def __init__(self, sentence: str):
         """A line break in what was given is shown as one, and does not make one."""
-        super().__init__(sentence.replace("\r", "\\r").replace("\n", "\\n"))
+        super().__init__(printable(sentence))
 
 
 class FileError(EquipoiseError, OSError):
@@ -25,6 +37,9 @@ class FileError(EquipoiseError, OSError):
 
 class Refusal(EquipoiseError):
     """What somebody else sent is not what was agreed, or more than is allowed; the sentence says how."""
+
+    def __init__(self, sentence: str):
+        super().__init__(printable(sentence))
 
 
 class StopRun(Refusal):

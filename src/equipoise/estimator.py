@@ -99,7 +99,8 @@ def fit(
         out: a folder for the run, which must not hold one yet; None: nothing is kept but what is returned.
     """
     from equipoise import artifact
-    from equipoise.experiment import personal, records, train
+    from equipoise.experiment import records, train
+    from equipoise.experiment.personal import models as personal
 
     given = tables if isinstance(tables, Mapping) else {f"owner {i}": table for i, table in enumerate(tables)}
     require(given, "there are no tables; give one for each owner")

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 Kind = TypeVar("Kind", bound=type)
@@ -200,6 +201,6 @@ def scaled(made: Any, names: tuple[str, ...], factor: Any) -> Any:
     return structure.factory(**given)
 
 
-def numbers_of(value: Any, dtype: Any) -> list[jax.Array]:
+def numbers_of(value: Any, dtype: DTypeLike) -> list[jax.Array]:
     """Its leaves, as operands of a program."""
     return [jnp.asarray(leaf, dtype) for leaf in jax.tree.leaves(value)]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from equipoise.algorithms.in_metric import told_in_x
 from equipoise.algorithms.second_moments import metric_from, second_moments
@@ -39,7 +40,12 @@ class InMetric(NamedTuple):
 
 
 def in_metric(
-    build: Callable[[Task], Algorithm], task: Task, data: ClientData, *, rank: int | None = None, dtype: Any = None
+    build: Callable[[Task], Algorithm],
+    task: Task,
+    data: ClientData,
+    *,
+    rank: int | None = None,
+    dtype: DTypeLike | None = None,
 ) -> InMetric:
     """The algorithm that `build` makes of a task, in the metric of `data`; `rank` as in `agree`.
 
@@ -56,7 +62,7 @@ def agree(
     data: ClientData,
     *,
     rank: int | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     key: RandomKey | int = 0,
     lost: Lost | None = None,
     engine: Callable[..., Any] = simulate,
@@ -90,7 +96,7 @@ def chosen_rank(linear: Linear) -> int | None:
     return None if d <= least + more * linear.outputs else max(1, min(RANK, d // SHARE))
 
 
-def bytes_of_agreement(linear: Linear, n: int, rank: int | None, like: Any, dtype: Any) -> tuple[int, int]:
+def bytes_of_agreement(linear: Linear, n: int, rank: int | None, like: Any, dtype: DTypeLike) -> tuple[int, int]:
     """Down and up, over all n clients: the sums, and the metric that everybody is told. `like`: a client's shard."""
     with jax.enable_x64(True):
         algorithm = second_moments(linear, everyone(n), rank=rank)

@@ -75,11 +75,11 @@ def test_keys_for_trials(tmp_path):
     secrets = [tmp_path / "k" / name for name in ("server.key", "sites/south", "sites/north")]
     assert [stat.S_IMODE(path.stat().st_mode) for path in secrets] == [0o600] * 3
     key = load_ssh_private_key(secrets[2].read_bytes(), None)
-    assert key.curve.name == "secp384r1"
+    assert key.curve.name == "secp256r1"
     before = secrets[2].read_bytes(), (tmp_path / "k" / "server.crt").read_bytes()
     assert said("keys", tmp_path / "k", "--sites", "north,east")[0] == 0  # one more site: the others' keys stay
     assert before == (secrets[2].read_bytes(), (tmp_path / "k" / "server.crt").read_bytes())
-    assert (tmp_path / "k" / "sites" / "east.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    assert (tmp_path / "k" / "sites" / "east.pub").read_text().startswith("ecdsa-sha2-nistp256 ")
     assert said("keys", tmp_path / "k", "--sites", "../x")[0] == 2
 
 
@@ -410,3 +410,25 @@ def test_a_process_that_crashes_is_started_again_and_one_that_refuses_is_not(mon
     codes = iter([1, 1, 1])
     with pytest.raises(EquipoiseError, match=r"the process of north ended 2 times \(exit 1\)"):
         processes.keep_running(begin, stop, said.append, name="north", tries=2)
+
+
+@needs_flower
+def test_what_a_server_has_named_cannot_hide_or_forge_a_line(tmp_path):
+    """Of what an owner is shown before approving, and of the log: letters that a terminal obeys are escaped."""
+    from equipoise.privacy import audit, policy
+
+    name = "trial\x1b[8m\u202e\n- nothing is revealed"
+    run = config.parse({"name": name, "data": {"label": "y"}, "federation": {"sites": 3}})
+    digest = policy.digest_of(run.toml())
+    (tmp_path / policy.PENDING).mkdir()
+    (tmp_path / policy.PENDING / f"{digest}.toml").write_text(run.toml())
+    code, text = said("approve", digest[:8], "--site", tmp_path, "--yes")
+    assert code == 0, text
+    assert f"{digest}: 'trial\\x1b[8m\\u202e\\n- nothing is revealed'" in text
+    forged = "\n9 2030-01-01T00:00:00 statistics: replied\x1b[1A"
+    audit.record(tmp_path, {"kind": "exchange", "exchange": forged, "answer": "refused", "why": "no"})
+    code, shown = said("audit", tmp_path)
+    assert code == 0, shown
+    assert "statistics: replied\\x1b[1A: refused no" in shown
+    assert not [line for line in shown.splitlines() if line.startswith("9 ")]
+    assert not {"\x1b", "\u202e"} & {*text, *shown}

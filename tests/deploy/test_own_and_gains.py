@@ -12,7 +12,8 @@ from equipoise.deploy.server.reach_agreement import BASELINES
 from equipoise.deploy.site.oversight import would_reveal
 from equipoise.deploy.site.run import OWN_MODEL
 from equipoise.errors import EquipoiseError
-from equipoise.experiment import config, own_parts, records
+from equipoise.experiment import config, records
+from equipoise.experiment.personal import own_parts
 from equipoise.privacy import policy
 from tests.deploy.test_federated_run import assert_the_same, both, close, settings
 from tests.deploy.test_secure import flat
@@ -47,7 +48,18 @@ def test_as_on_one_machine_and_no_message_holds_a_part(tmp_path):
     close([base[site] for site in SITES], [member.baseline for member in local.federation.members])
     said = "\n".join(over.federation.notes)
     assert "how well a model of its own rows alone does" in said
-    assert "of the parts of the model that sites keep for themselves the server learns nothing" in said
+    assert "sites keep for themselves no message tells; but from the gradients and updates of a site the server" in said
+
+
+def test_sites_are_told_who_can_work_their_part_out():
+    for secure, name, seen in [(False, "scaffpd_sums", True), (True, "scaffpd_sums", False), (True, "scaffpd", True)]:
+        here = told(
+            **{"model": {"l2": 0.1, "own": "intercept"}, "objective": {"name": "kl"}, "personal": {"kind": "none"}}
+        )
+        here["algorithm"], here["federation"]["secure"] = {"name": name}, secure
+        said = next(s for s in would_reveal(config.parse(here)) if "the parts of the model" in s)
+        assert ("the server can work that site's out" in said) == seen
+        assert ("the sum over the sites that answered" in said) == secure
 
 
 @pytest.mark.thorough(witness="::test_as_on_one_machine_and_no_message_holds_a_part")

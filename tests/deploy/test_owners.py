@@ -290,6 +290,36 @@ def test_a_model_whose_gradient_is_one_row(tmp_path):
         check_step(np.full(4, 100.0), np.zeros(4), 10.0)
 
 
+def test_no_limit_keeps_two_models_of_a_server_s_own_from_telling_a_row():
+    """As the docs and `approve` say: the row between two thresholds is their gradients' difference; nothing is refused.
+
+    With a class that nobody has, the last row beyond a threshold is that class's part of one gradient.
+    """
+    rng, rows, d, rules = np.random.default_rng(0), 100, 3, policy.Policy()
+    inputs = rng.normal(size=(rows, d))
+    shard = eq.data.stack([(inputs, (inputs[:, 0] > 0).astype(np.int32))]).client(0)
+    task = eq.tasks.softmax_regression(d, 3)
+    order = np.argsort(inputs[:, 0])
+    cuts = (inputs[order[1:], 0] + inputs[order[:-1], 0]) / 2
+
+    def gradient_of_invented_class(cut):
+        """Its weights and its bias; the model is one that the owner's limits allow in a run of 100 rounds."""
+        steep = 20 / np.abs(inputs[:, 0] - cut).min()
+        weights, bias = np.zeros((3, d)), np.array([0.0, 0.0, -steep * cut])
+        weights[2, 0] = steep
+        x = np.concatenate([weights.ravel(), bias])
+        check_step(x, np.zeros(x.size), rules.most_step * 100)
+        longest, total = map(float, lengths(task, 0.0)(jnp.asarray(x), shard))
+        assert longest / total < 0.2 < rules.most_of_row
+        gradient = np.asarray(task.grad(jnp.asarray(x), shard))
+        return np.append(gradient[2 * d : 3 * d], gradient[-1])
+
+    last = gradient_of_invented_class(cuts[-1])
+    np.testing.assert_allclose(last[:d] / last[d], inputs[order[-1]], rtol=1e-6)
+    between = gradient_of_invented_class(cuts[49]) - gradient_of_invented_class(cuts[50])
+    np.testing.assert_allclose(between[:d] / between[d], inputs[order[50]], rtol=1e-6)
+
+
 def test_the_rows_of_a_minibatch_are_drawn_by_the_sites_own_key(tmp_path):
     """With the server's, a gradient for each of as many keys as there are rows tells all of the rows' gradients."""
     rng, rows, d = np.random.default_rng(0), 30, 4

@@ -11,7 +11,7 @@ from equipoise.deploy.site.run import OWN_MODEL
 from equipoise.experiment import records
 from tests.deploy.test_federated_run import both, close, settings
 from tests.deploy.test_secure import flat
-from tests.experiment.test_personal import read_own
+from tests.experiment.personal.test_models import read_own
 from tests.flower.silos import SITES
 from tests.problems import few
 

@@ -104,6 +104,20 @@ def test_whoever_approves_is_told_what_the_server_would_see(case):
         policy.check(policy.Policy(ask=False, losses=False), plan, set())
 
 
+def test_whoever_approves_is_told_that_limits_do_not_keep_a_server_from_single_rows():
+    """First of all; with noise, how much it bounds."""
+    private = settings(
+        algorithm={"name": "fedavg", "steps": 1, "local_lr": 0.2, "rule": None},
+        privacy={"epsilon": 2.0, "delta": 1e-5},
+    )
+    private["algorithm"].pop("rule")
+    plain, masked, noisy = (would_reveal(config.parse(plan)) for plan in (settings(), told(), private))
+    assert "can work out single rows from a site's answers" in plain[0]
+    assert "can work out single rows from sums of the sites' answers" in masked[0]
+    assert "epsilon" in noisy[0]
+    assert "single rows" not in "".join(noisy)
+
+
 @pytest.mark.thorough(
     witness="deploy/test_faults.py::test_a_huge_loss_is_bounded_by_the_defences_where_every_length_is_believed"
 )

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from equipoise.errors import InputError
 from equipoise.evaluation import Bounds, fairness
-from equipoise.evaluation.intervals import similar_sizes
+from equipoise.evaluation.evidence import of_errors
+from equipoise.evaluation.intervals import bounds_of, similar_sizes
 from equipoise.evaluation.rules import worst_mean
 from tests.problems import few
 
@@ -95,6 +96,18 @@ def test_intervals_of_a_mean_cover_the_truth():
         ]
     assert hits[0] / 60 > 0.88
     assert hits[1] / 60 > 0.85
+
+
+def test_scores_of_either_sign_have_the_standard_error_of_their_mean():
+    """Of a few rows one row more or less would be another width."""
+    values, sizes = np.random.default_rng(0).normal(size=(3, 4)), np.array([2, 3, 4])
+    rows = [row[:m] for row, m in zip(values, sizes, strict=True)]
+    mean, error = (
+        np.array([of(row) for row in rows]) for of in (np.mean, lambda row: row.std(ddof=1) / len(row) ** 0.5)
+    )
+    found = fairness.intervals(values, sizes, key=0, draws=100)
+    same = bounds_of(lambda i: of_errors(mean[i], error[i], sizes[i]), sizes, higher_is_better=False, key=0, draws=100)
+    np.testing.assert_allclose([found.low, found.high], [same.low, same.high], rtol=1e-12)
 
 
 @settings(max_examples=40, deadline=None)

@@ -11,9 +11,11 @@ from scipy.optimize import minimize
 from equipoise import artifact
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, Stopped
-from equipoise.experiment import config, own_parts, personal, records, run
-from equipoise.experiment.baselines import FEWEST, own_loss
+from equipoise.experiment import config, records, run
 from equipoise.experiment.methods import baselines_of, build_dual
+from equipoise.experiment.personal import models as personal
+from equipoise.experiment.personal import own_parts
+from equipoise.experiment.personal.baselines import FEWEST, own_loss
 from equipoise.experiment.problems import build_problem, precision
 from tests.experiment.test_run import assert_same_run
 from tests.flower import silos
@@ -111,7 +113,7 @@ def test_baselines_against_scipy():
     rng = np.random.default_rng(0)
     a, noise = rng.normal(size=(60, 2)), rng.normal(size=60)
     y = (a @ [1.0, -2.0] + noise > 1).astype(np.int32)
-    from equipoise.experiment.baselines import L2, fold
+    from equipoise.experiment.personal.baselines import L2, fold
     from equipoise.tasks import own_part, softmax_regression
 
     task = own_part(softmax_regression(2, 2, l2=0.1))

@@ -179,3 +179,15 @@ def test_a_disk_that_is_full_from_the_beginning_accuses_nobody(tmp_path, signer,
     log(tmp_path, 1, signer)
     chain = audit.verify(tmp_path, signer.check)
     assert (len(chain.entries), chain.anew) == (4, False)
+
+
+def test_the_last_line_is_found_however_long_it_and_what_was_begun_after_it_are(tmp_path, signer):
+    """Of a long log the end alone is read."""
+    lengths = (10, 3 * audit.SHORT, 10, audit.SHORT - 300, 5 * audit.SHORT)
+    for length in lengths:
+        audit.record(tmp_path, {"kind": "exchange", "answer": "refused", "why": "x" * length}, signer)
+        with (tmp_path / audit.FILE).open("a") as file:
+            file.write("y" * length)  # the site was killed while it wrote
+    log(tmp_path, 1, signer)
+    chain = audit.verify(tmp_path, signer.check)
+    assert [len(entry.get("why", "")) for entry in chain.entries] == [*lengths, 0]

@@ -127,6 +127,11 @@ def test_encoded_totals_add_up_to_the_stated_error(n, bound, shares, whole):
     assert found["c"].shape == (1, 1)
 
 
+def test_numbers_are_rounded_to_the_nearest_integer_of_the_sum():
+    parts = np.array([0.75, 0.25, -0.25, -0.75]) * 2.0 ** -fixed_point.fraction_bits(5, 1024.0)
+    assert fixed_point.encode(parts, 5, 1024.0).view(np.int64).tolist() == [1, 0, 0, -1]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1024.0001, -2e300])
 def test_what_no_sum_can_hold_is_refused(bad):
     fixed_point.encode(np.array([1024.0, -1024.0]), 5, 1024.0)

@@ -289,6 +289,26 @@ def test_who_gains_by_joining(tmp_path):
     drawings(page)
 
 
+def test_many_clients_gains_have_their_bounds(tmp_path):
+    n = 41  # more than have a bar each
+    fair = folders.write(tmp_path, "SCAFF-PD", n=n)
+    page = html.page(with_alone([fair]))
+    caption = (
+        "The shade is the bounds that each client's rows allow, as far as the picture goes: where it does not reach"
+    )
+    assert caption in plain_text(page)
+    run = numbers.reported([fair])[0]
+    gains = numbers.Gains(
+        "alone", np.linspace(-0.2, 0.2, n), np.linspace(-0.3, 0.1, n), np.linspace(-0.1, 9.0, n), True
+    )
+    inside, unknown = (bars.gains(run, g, None) for g in (gains, gains._replace(low=np.full(n, np.nan))))
+    shade, nothing = (re.search(r'<path d="([^"]*)" class="span"', chart)[1] for chart in (inside, unknown))
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+[ ,]([\d.]+)", shade)]
+    assert len(heights) == 4 * n  # both ends of every client's bounds
+    assert min(heights) == 0  # cut off at the top of the picture
+    assert nothing == ""
+
+
 def csv_of(page, name):
     link = re.search(rf'download="{name}.csv" href="data:text/csv;charset=utf-8,([^"]*)"', page)[1]
     return list(csv.DictReader(io.StringIO(unquote(escaping.unescape(link)))))

@@ -10,9 +10,10 @@ from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation import PerClient
 from equipoise.evaluation.exchange import scored_rows
-from equipoise.experiment import alone, batch, methods, offers, own_parts, problems, records, run, writer
-from equipoise.experiment.baselines import OwnFit
+from equipoise.experiment import batch, methods, problems, records, run, writer
 from equipoise.experiment.chosen import settle
+from equipoise.experiment.personal import alone, offers, own_parts
+from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.results import in_units
 from equipoise.protocol import wire
 

@@ -79,6 +79,15 @@ def by_hand(name, task, x, inputs, labels, own=()):
     return found.fun, found.x.reshape(k, -1)
 
 
+def test_a_gradient_tells_the_own_intercept():
+    """What `privacy.disclosure` says of servers that see gradients."""
+    task = own_part(TASKS["softmax"]())
+    shard = shard_of(*rows_for("softmax"))
+    x = jnp.asarray(np.random.default_rng(1).normal(size=task.size))
+    slope = np.asarray(task.grad(x, shard))[-K:] - 0.1 * np.asarray(x)[-K:]
+    np.testing.assert_allclose(-int(shard.sizes) * slope, task.own.fit(x, shard)[:, 0], atol=1e-8)
+
+
 @pytest.mark.parametrize("own", [(), (1,)])
 @pytest.mark.parametrize(
     "name", few(("softmax", "line", "squares"), TASKS, "::test_the_loss_is_the_least_over_the_own_part[softmax-own0]")

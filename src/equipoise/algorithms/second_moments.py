@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from equipoise.algorithms.messages import Nothing, send_nothing
@@ -136,7 +137,7 @@ def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -
     )
 
 
-def metric_from(linear: Linear, server: Moments | Sketch, rank: int | None, dtype: Any) -> Metric | None:
+def metric_from(linear: Linear, server: Moments | Sketch, rank: int | None, dtype: DTypeLike) -> Metric | None:
     """The metric of what the clients told; None: nobody did."""
     if not float(server.answered) > 0:
         return None

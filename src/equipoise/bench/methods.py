@@ -29,9 +29,7 @@ class Method(NamedTuple):
 
 
 OPENED = left_open({"partition": {"kind": "natural"}})
-CHOSEN = {
-    section: OPENED[section] for section in ("model", "objective")
-}  # what `equipoise run` leaves to owners' folds
+CHOSEN = {section: OPENED[section] for section in ("model", "objective")}  # what `equipoise run` leaves to folds
 
 
 def _trains(algorithm: str, about: str, objective: Mapping[str, Any] = AVERAGE["objective"]) -> Method:

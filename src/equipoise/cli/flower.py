@@ -14,7 +14,7 @@ from rich.console import Console
 from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos
 from equipoise.cli.plainly import Commands, in_sentences, say
 from equipoise.deploy.operations.launch import QUIET
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, printable, require
 from equipoise.extensions import is_reference
 
 flower_app = Commands(
@@ -290,7 +290,7 @@ def approve(
         from equipoise.privacy import policy
 
         whole, run = pending(site, digest)
-        say(f"{whole}: '{run.name}', {run.algorithm.name}, {run.run.rounds} rounds")
+        say(printable(f"{whole}: '{run.name}', {run.algorithm.name}, {run.run.rounds} rounds"))
         for sentence in (*would_reveal(run), *rows_behind(site, whole, run)):
             say(f"- {sentence}")
         say(run.toml())
@@ -363,7 +363,8 @@ def audit(
         chain = log.verify(site, check, receipt)
         for entry in chain.entries[len(chain.entries) - min(last, len(chain.entries)) :]:
             what = f"{entry['kind']} {entry.get('exchange', '')}".strip()
-            say(f"{entry['number']} {entry['time'][:19]} {what}: {entry['answer']} {entry.get('why', '')}".rstrip())
+            line = f"{entry['number']} {entry['time'][:19]} {what}: {entry['answer']} {entry.get('why', '')}".rstrip()
+            say(printable(line))  # a server has named the exchange
         n = len(chain.entries)
         if n == 0:
             say(f"there is no log in {site}: nothing was answered or refused here, or all of it was deleted")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand
 
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, printable
 from equipoise.files import reason
 
 NO_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
@@ -59,10 +59,10 @@ def show_any_letter() -> None:
 
 
 def say(text: Any, *, error: bool = False) -> None:
-    """One line, as it is: no markup, no colours, no folding; letters that the terminal does not have are escaped."""
+    """As it is: no markup, no colours, no folding; letters that the terminal does not have, or obeys, are escaped."""
     stream = sys.stderr if error else sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    plain = str(text).encode(encoding, "backslashreplace").decode(encoding)
+    plain = printable(str(text), keep="\n\t").encode(encoding, "backslashreplace").decode(encoding)
     Console(stderr=error).print(plain, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 

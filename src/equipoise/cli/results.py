@@ -61,7 +61,7 @@ def predict(
             check_own(out, lambda content: content.startswith(b"prediction"), "a file of predictions")
         chosen: Any = where
         if owner is not None:
-            from equipoise.experiment import personal
+            from equipoise.experiment.personal import models as personal
 
             require(model.is_dir(), f"--owner is for a run folder, which {model} is not")
             chosen = personal.own_model(model, owner)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipoise.errors import require
-from equipoise.protocol import as_key
+from equipoise.protocol import RandomKey, as_key
 
 Rows = NDArray[np.int64]
 Parts = list[Rows]
@@ -45,14 +45,14 @@ class Partition(NamedTuple):
     summary: Summary
 
 
-def iid(labels: ArrayLike, n: int, key: Any) -> Partition:
+def iid(labels: ArrayLike, n: int, key: RandomKey | int) -> Partition:
     """Shuffled and dealt evenly; sizes differ by at most one."""
     y = _checked(labels, n)
     return _partition(np.array_split(generator(key, "iid").permutation(len(y)), n), y)
 
 
 def dirichlet(
-    labels: ArrayLike, n: int, alpha: float, key: Any, *, min_size: int = 10, even: bool = False
+    labels: ArrayLike, n: int, alpha: float, key: RandomKey | int, *, min_size: int = 10, even: bool = False
 ) -> Partition:
     """Of every class c, client i gets the share p_ci, with p_c ~ Dirichlet(alpha, ..., alpha).
 
@@ -78,7 +78,7 @@ def dirichlet(
     return _partition(_filled(_dealt(rows_of, counts), min_size, rng), y)
 
 
-def similarity(labels: ArrayLike, n: int, s: float, key: Any) -> Partition:
+def similarity(labels: ArrayLike, n: int, s: float, key: RandomKey | int) -> Partition:
     """s percent of every client's samples are iid; the rest is sorted by label and cut into n pieces."""
     y = _checked(labels, n)
     require(0 <= s <= 100, f"the similarity is {s}; give a percentage from 0 to 100")
@@ -91,7 +91,7 @@ def similarity(labels: ArrayLike, n: int, s: float, key: Any) -> Partition:
     return _partition([np.concatenate(pair) for pair in zip(drawn, pieces, strict=True)], y)
 
 
-def k_classes(labels: ArrayLike, n: int, k: int, key: Any) -> Partition:
+def k_classes(labels: ArrayLike, n: int, k: int, key: RandomKey | int) -> Partition:
     """Every client holds exactly k classes; the owners of a class share it evenly.
 
     Owners are drawn at random, but no class has two owners more than another: no sample is left without one.
@@ -112,7 +112,7 @@ def k_classes(labels: ArrayLike, n: int, k: int, key: Any) -> Partition:
     return _shared(y, classes, owns, rng)
 
 
-def one_class(labels: ArrayLike, n: int, key: Any) -> Partition:
+def one_class(labels: ArrayLike, n: int, key: RandomKey | int) -> Partition:
     """Client i holds class i; with more clients than classes, class i mod k, shared evenly by its owners."""
     y = _checked(labels, n)
     classes = np.unique(y)
@@ -122,7 +122,7 @@ def one_class(labels: ArrayLike, n: int, key: Any) -> Partition:
     return _shared(y, classes, owns, generator(key, "one_class"))
 
 
-def quantity(labels: ArrayLike, n: int, alpha: float, key: Any, *, min_size: int = 1) -> Partition:
+def quantity(labels: ArrayLike, n: int, alpha: float, key: RandomKey | int, *, min_size: int = 1) -> Partition:
     """Labels iid; everyone has `min_size` samples and a share p_i of the rest, p ~ Dirichlet(alpha)."""
     y = _checked(labels, n, min_size)
     _check_alpha(alpha)
@@ -159,7 +159,7 @@ def by_column(
     return Partition(parts, summarize(parts, y, clients=names))
 
 
-def thin(parts: Sequence[Rows], key: Any, *, clients: float = 0.3, samples: float = 0.7) -> Parts:
+def thin(parts: Sequence[Rows], key: RandomKey | int, *, clients: float = 0.3, samples: float = 0.7) -> Parts:
     """A random share `clients` of the clients loses a share `samples` of its samples, never the last one.
 
     Meant for training parts: `split` first, so that the tests keep their size.
@@ -174,7 +174,7 @@ def thin(parts: Sequence[Rows], key: Any, *, clients: float = 0.3, samples: floa
     return out
 
 
-def at_most(parts: Sequence[Rows], key: Any, most: int) -> Parts:
+def at_most(parts: Sequence[Rows], key: RandomKey | int, most: int) -> Parts:
     """Every client keeps `most` of its samples, drawn at random, or all if it has fewer."""
     require(most >= 1, f"clients are to keep at most {most} samples; give at least 1")
     rng = generator(key, "at most")
@@ -182,7 +182,7 @@ def at_most(parts: Sequence[Rows], key: Any, most: int) -> Parts:
     return [rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False)) for rows in owned]
 
 
-def split(parts: Sequence[Rows], labels: ArrayLike, *, test: float = 0.2, key: Any) -> tuple[Parts, Parts]:
+def split(parts: Sequence[Rows], labels: ArrayLike, *, test: float = 0.2, key: RandomKey | int) -> tuple[Parts, Parts]:
     """(train parts, test parts): every client tests on a share of its own samples, see `stratified`."""
     require(0 < test < 1, f"the test share is {test}; give one between 0 and 1")
     y, rng = np.asarray(labels), generator(key, "split")
@@ -218,7 +218,9 @@ def stratified(labels: ArrayLike, test: float, rng: np.random.Generator) -> NDAr
     return held_out
 
 
-def follow(train_parts: Sequence[Rows], train_labels: ArrayLike, test_labels: ArrayLike, *, key: Any) -> Parts:
+def follow(
+    train_parts: Sequence[Rows], train_labels: ArrayLike, test_labels: ArrayLike, *, key: RandomKey | int
+) -> Parts:
     """An official test set, divided as the training set is: of a class's test samples a client gets the share
     that it has of the class's training samples.
 
@@ -301,7 +303,7 @@ def table(summary: Summary, *, rows: int = 50, columns: int = 12) -> Any:
     return out
 
 
-def generator(key: Any, purpose: str) -> np.random.Generator:
+def generator(key: RandomKey | int, purpose: str) -> np.random.Generator:
     """numpy's generator from a key or a seed; the purpose keeps two functions given the same key apart."""
     words = np.asarray(jax.random.key_data(as_key(key)))
     return np.random.default_rng([*words.tolist(), zlib.crc32(purpose.encode())])

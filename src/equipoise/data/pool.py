@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Int
 
 from equipoise.data import partition
 from equipoise.data.dataset import Dataset
 from equipoise.data.shards import Shards, aligned_zeros, stack
 from equipoise.errors import require
+from equipoise.protocol import RandomKey
 
 
 @partial(
@@ -39,7 +40,7 @@ class Pool:
     scale: Array | None
     offset: Array | None
     capacity: int  # examples of the largest client
-    dtype: Any  # of the floats that a client sees
+    dtype: DTypeLike  # of the floats that a client sees
 
     @property
     def n(self) -> int:
@@ -98,7 +99,7 @@ def federate(
     *,
     scale: Any = None,
     offset: Any = 0.0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Pool:
     """A pool of the rows `parts[i]` for every client i; inputs may be memory-mapped.
 
@@ -173,7 +174,7 @@ def pools(
     dataset: Dataset,
     parts: Sequence[Any],
     *,
-    key: Any,
+    key: RandomKey | int,
     test: float = 0.2,
     test_parts: Sequence[Any] | None = None,
     max_size: int | None = None,
@@ -186,13 +187,14 @@ def pools(
     cut the training parts as `partition.at_most` and `partition.thin` do.
     """
     train, tested = hold_out(dataset, parts, key=key, test=test, test_parts=test_parts, max_size=max_size, thin=thin)
-    scaling = {"scale": dataset.scale, "offset": dataset.offset}
+    scale, offset = dataset.scale, dataset.offset
     official = dataset.test_inputs is not None and dataset.test_labels is not None
     tests = (dataset.test_inputs, dataset.test_labels) if official else (dataset.inputs, dataset.labels)
-    return federate(dataset.inputs, dataset.labels, train, **scaling), federate(*tests, tested, **scaling)
+    pool = federate(dataset.inputs, dataset.labels, train, scale=scale, offset=offset)
+    return pool, federate(*tests, tested, scale=scale, offset=offset)
 
 
-def set_aside(data: Pool | Shards, *, share: float, key: Any) -> tuple[Pool | Shards, Pool | Shards]:
+def set_aside(data: Pool | Shards, *, share: float, key: RandomKey | int) -> tuple[Pool | Shards, Pool | Shards]:
     """(the rest, a share of every client's rows), of examples that are divided already."""
     sizes = np.asarray(data.sizes)
     require(sizes.min() >= 2, "some client has one row, of which none can be set aside; leave it out")
@@ -215,7 +217,7 @@ def hold_out(
     dataset: Dataset,
     parts: Sequence[Any],
     *,
-    key: Any,
+    key: RandomKey | int,
     test: float = 0.2,
     test_parts: Sequence[Any] | None = None,
     max_size: int | None = None,

@@ -29,8 +29,8 @@ from equipoise.experiment.convexify import (
     problem_on_features,
 )
 from equipoise.experiment.methods import build_method
-from equipoise.experiment.own_parts import mean_part
-from equipoise.experiment.personal import own_models
+from equipoise.experiment.personal.models import own_models
+from equipoise.experiment.personal.own_parts import mean_part
 from equipoise.experiment.problems import Problem, Sent, problem_of, with_main_score, with_own_models
 from equipoise.experiment.records import AGREEMENT, JsonRecord
 from equipoise.experiment.scoring import Tilt, scoring

@@ -11,6 +11,7 @@ standing     all of it for one table
 
 from equipoise.evaluation.exchange import PerClient as PerClient
 from equipoise.evaluation.exchange import evaluate as evaluate
+from equipoise.evaluation.exchange import evaluate_own as evaluate_own
 from equipoise.evaluation.exchange import evaluation as evaluation
 from equipoise.evaluation.exchange import evaluator as evaluator
 from equipoise.evaluation.exchange import of_rows as of_rows

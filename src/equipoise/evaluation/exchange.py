@@ -249,6 +249,27 @@ def _judged(task: Task, n: int, scores: tuple, draws: int, layout: Layout) -> Ca
     return compiled(judged)
 
 
+def evaluate_own(task: Task, models: Float[Array, "n d"], data: Any, *, scores: Mapping[str, Score]) -> PerClient:
+    """`evaluate` of a model of each client's own: models[i] at client i."""
+    return jax.device_get(_judged_own(task, tuple(scores.items()))(models, data))
+
+
+@cached_program
+def _judged_own(task: Task, scores: tuple) -> Callable:
+    def judged(models: Array, data: Any) -> PerClient:
+        everybody, key = everyone(data.n), jax.random.key(0)
+        algorithm = evaluation(task, everybody, None, scores=dict(scores))
+        exchange = algorithm.round[0]
+
+        def judge(i: Array) -> Any:
+            return exchange.work(models[i], None, data.client(i), key)[1].each
+
+        each = jax.lax.map(judge, jnp.arange(data.n, dtype=jnp.int32))
+        return exchange.close(algorithm.init(models[0]), Replies(None, each, everybody(key))).heard
+
+    return compiled(judged)
+
+
 def _side_by_side(shard: Data) -> int:
     return max(1, AT_ONCE // max(sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shard)), 1))
 
@@ -276,6 +297,8 @@ def scored_rows(task: Task | Predict, data: Any) -> Any:
 def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, " rows"] | None:
     """What each real row adds to the score, client after client; None where the score is not a mean over rows.
 
+    `x` is a model, or one of each client's own [n, d].
+
     It stays with whoever has the rows: two models that were scored on the same ones can be compared row by row.
     """
     numbers = OF_ROWS.get(score)
@@ -290,11 +313,11 @@ def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, "
 def _every_row(predict: Predict | Own, numbers: Callable[[Array, Array], Array]) -> Callable:
     def every(x: Vector, data: Any) -> Array:
         def one(i: Array) -> Array:
-            shard = data.client(i)
+            shard, model = data.client(i), x if x.ndim == 1 else x[i]
             if not isinstance(predict, Own):
-                return numbers(predict(x, shard.inputs), shard.labels)
-            part = predict.fit(x, shard.train)
-            return numbers(predict.outputs(x, part, shard.test.inputs), shard.test.labels)
+                return numbers(predict(model, shard.inputs), shard.labels)
+            part = predict.fit(model, shard.train)
+            return numbers(predict.outputs(model, part, shard.test.inputs), shard.test.labels)
 
         return jax.lax.map(one, jnp.arange(data.n, dtype=jnp.int32))
 

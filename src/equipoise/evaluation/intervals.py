@@ -36,6 +36,7 @@ from equipoise.evaluation.evidence import (
     usual_scatter,
 )
 from equipoise.evaluation.rules import SHARE, worst_clients, worst_count, worst_mean
+from equipoise.protocol import RandomKey
 
 DRAWS = 600  # the quantiles that are asked of them are of about ten draws
 CAUTION = 0.6  # of each tail: the rest is for what the two explanations, and approximations of sums, get wrong
@@ -74,7 +75,7 @@ def bounds_of(
     rows: np.ndarray,
     *,
     higher_is_better: bool,
-    key: Any,
+    key: RandomKey | int,
     k: float = SHARE,
     level: float = 0.95,
     draws: int = DRAWS,
@@ -237,7 +238,13 @@ def _draw_explanations(
 
 
 def accuracy_intervals(
-    accuracy: ArrayLike, sizes: ArrayLike, *, key: Any, k: float = SHARE, level: float = 0.95, draws: int = DRAWS
+    accuracy: ArrayLike,
+    sizes: ArrayLike,
+    *,
+    key: RandomKey | int,
+    k: float = SHARE,
+    level: float = 0.95,
+    draws: int = DRAWS,
 ) -> Intervals:
     """From each client's accuracy and number of test samples."""
     a, m = np.asarray(accuracy, np.float64), np.asarray(sizes, np.int64)
@@ -254,7 +261,7 @@ def intervals(
     values: ArrayLike,
     sizes: ArrayLike,
     *,
-    key: Any,
+    key: RandomKey | int,
     k: float = SHARE,
     level: float = 0.95,
     draws: int = DRAWS,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from equipoise.evaluation.exchange import PerClient
 from equipoise.evaluation.intervals import UNKNOWN, Bounds
 from equipoise.evaluation.predictions import ROOTS
 from equipoise.evaluation.rules import SHARE, higher_is_better, main_score
+from equipoise.protocol import RandomKey
 
 RESAMPLED = 20  # rows: fewer, drawn again, may all be alike where further ones are not
 UNDEFINED = 0.005  # share of draws without the score: from there on it hangs on a few rows
@@ -41,7 +42,7 @@ def standing(
     up: bool | None = None,
     k: float = SHARE,
     level: float = 0.95,
-    key: Any = 0,
+    key: RandomKey | int = 0,
     counted: np.ndarray | None = None,
 ) -> Standing:
     """The summary of one score over the clients that have it, and what their finite test sets leave open.

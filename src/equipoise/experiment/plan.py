@@ -35,13 +35,14 @@ from pydantic import Field, ValidationError
 
 from equipoise import artifact
 from equipoise.errors import InputError, nearest, require
-from equipoise.experiment import alone, choice, config, folders, measures, mistakes, origin, reading, records, run
+from equipoise.experiment import choice, config, folders, measures, mistakes, origin, reading, records, run
 from equipoise.experiment.batch import data_of, is_done, run_batch
 from equipoise.experiment.chosen import settle
 from equipoise.experiment.config import Config, Section, Seed
 from equipoise.experiment.convexify import network_config
 from equipoise.experiment.measures import Measure
 from equipoise.experiment.mistakes import shown
+from equipoise.experiment.personal import alone
 from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
 from equipoise.experiment.run import ClientRows, RunSpec
 

@@ -29,8 +29,8 @@ from equipoise.errors import InputError, nearest, not_none, require
 from equipoise.evaluation import MainScore, PerClient, skill
 from equipoise.evaluation.predictions import Score
 from equipoise.evaluation.rules import COMMON
-from equipoise.experiment.baselines import OwnFit, own_fits
 from equipoise.experiment.config import Config, DataSettings
+from equipoise.experiment.personal.baselines import OwnFit, own_fits
 from equipoise.models import Model
 from equipoise.models.model import Params
 from equipoise.protocol import Vector

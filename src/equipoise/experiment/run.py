@@ -19,13 +19,15 @@ from equipoise.engines.simulator import Lost, Result, broken_replies, simulate
 from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
 from equipoise.evaluation import PerClient
-from equipoise.experiment import folders, origin, own_parts, personal, records
-from equipoise.experiment.baselines import OwnFit
+from equipoise.experiment import folders, origin, records
 from equipoise.experiment.chosen import settle
 from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import Trained, convexify, given_network, network_config, trained_network
 from equipoise.experiment.methods import BuiltMethod, baselines_of, build_method, training_rows
+from equipoise.experiment.personal import models as personal
+from equipoise.experiment.personal import own_parts
+from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.problems import Problem, Sent, build_problem, precision
 from equipoise.experiment.reading import load_config
 from equipoise.experiment.results import (

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.tree_util import PyTreeDef
+from jax.typing import DTypeLike
 
 from equipoise import certificates, evaluation, files
 from equipoise._jax import cached_program, compiled
@@ -222,7 +223,7 @@ class RunWriter:
             board.close()
 
 
-def weights_of(algorithm: Algorithm, dtype: Any) -> Callable[[Any], Any]:
+def weights_of(algorithm: Algorithm, dtype: DTypeLike) -> Callable[[Any], Any]:
     """The clients' weights of a server, by a program that all algorithms of that structure share."""
     numbers = numbers_of(algorithm, dtype)
     if not numbers:

@@ -25,8 +25,9 @@ from equipoise.files import append, locked, make_folder, read_text, sync, write_
 
 FILE, HEAD, PUBLIC = "audit.jsonl", "audit.head", "audit.pub"
 FIRST = "0" * 64
-LONGEST = 1 << 20  # bytes of a line
+SHORT, LONGEST = 1 << 14, 1 << 20  # bytes of two usual lines, and of one line at most
 _writing = threading.RLock()
+_written: dict[Path, str] = {}  # by log, the digest of the last line that this process wrote: it need not be checked
 
 
 class Signer(NamedTuple):
@@ -85,6 +86,7 @@ def record(folder: Path, entry: dict[str, Any], signer: Signer | None = None) ->
             line = _line({**whole, "signature": signer.sign(line.encode()).hex()})
         append(folder / FILE, line + "\n")
         sync(folder / FILE)
+        _written[folder / FILE] = _digest(line)
         if signer is not None and not (folder / PUBLIC).is_file():
             write_whole(folder / PUBLIC, signer.public)
         return keep(number + 1, _digest(line))
@@ -186,7 +188,8 @@ def _end(folder: Path, signer: Signer | None) -> tuple[int, str]:
     line = lines[-2] if len(lines) > 1 else ""
     try:
         last = json.loads(line)
-        genuine = type(last["number"]) is int and (signer is None or _signed(last, signer.check))
+        own = _written.get(folder / FILE) == _digest(line)
+        genuine = type(last["number"]) is int and (own or signer is None or _signed(last, signer.check))
         if genuine and last["number"] >= number:
             return last["number"], _digest(line)
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -195,12 +198,17 @@ def _end(folder: Path, signer: Signer | None) -> tuple[int, str]:
 
 
 def _tail(path: Path) -> bytes:
-    """Of a log that may be long, enough to hold the last line."""
+    """Of a log that may be long, enough to hold its last whole line and what may have been begun after it."""
     if not path.is_file():
         return b""
+    size, block = path.stat().st_size, SHORT
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LONGEST))
-        return file.read()
+        while True:
+            file.seek(max(0, size - block))
+            tail = file.read()
+            if block >= min(size, LONGEST) or tail.count(b"\n") > 2:
+                return tail
+            block *= 4
 
 
 def _head(folder: Path) -> Receipt:

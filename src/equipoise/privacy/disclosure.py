@@ -48,6 +48,22 @@ def sums_of_moments(*, masked: bool) -> str:
     )
 
 
+def of_each_site(exchange: Wire) -> bool:
+    """Whether it shows as much of each site as a gradient does: more than a number."""
+    return any(leaf.size > 1 for leaf in jax.tree.leaves(exchange.reply.each))
+
+
+def of_own_parts(*, masked: bool, seen: bool) -> str:
+    """Of a run whose sites keep a part of the model. `seen`: the server sees gradients, or updates, of single sites.
+
+    The slope of f_i in the shared intercept, less that of l2, is minus the own intercept over the number of rows
+    (`tasks.own`: both are slopes in the same outputs), so that a gradient holds it, though no message does.
+    """
+    learned = "the server learns the sum over the sites that answered" if masked else "no message tells"
+    implied = "; but from the gradients and updates of a site the server can work that site's out" if seen else ""
+    return f"of the parts of the model that sites keep for themselves {learned}{implied}"
+
+
 def disclosed(
     crossing: Sequence[Wire],
     *,
@@ -119,8 +135,7 @@ def disclosed(
             "common they are there"
         )
     if own_parts:
-        learned = "the server learns the sum over the sites that answered" if masked else "the server learns nothing"
-        yield f"of the parts of the model that sites keep for themselves {learned}"
+        yield of_own_parts(masked=masked, seen=not masked or any(of_each_site(exchange) for exchange in crossing))
     if own_models:
         yield (
             "after training: the server sees each site's scores with the shared model and with its own, which stays at "

@@ -31,6 +31,7 @@ modules = ["ours:app"]   # ClientApps that a server may name besides Equipoise's
 import hashlib
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -130,10 +131,16 @@ def load(path: Path) -> Policy:
     """The policy of a file; that of a site without one is the default, which asks."""
     if not path.is_file():
         return Policy()
+    return _parsed(read_text(path), str(path))
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, source: str) -> Policy:
+    """Read before every answer, and parsed when it has changed."""
     try:
-        return validated(tomllib.loads(read_text(path)), str(path))
+        return validated(tomllib.loads(text), source)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
+        raise InputError(f"{source} is not TOML: {error}") from None
 
 
 def validated(given: Mapping[str, Any], source: str) -> Policy:

@@ -102,9 +102,8 @@ def _profile(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Mar
     each, ends = _columns(order)
     tops = [(x, _mean(run.values, part)) for x, part in ends]
     area = frame.band([(x, 0.0 if axis.low <= 0 else axis.low, y) for x, y in tops])
-    bounds = [np.clip(bounds_of_run, axis.low, axis.high) for bounds_of_run in (run.low, run.high)]
-    spans = [(x, _mean(bounds[0], part), _mean(bounds[1], part)) for x, part in ends]
-    drawn: list[object] = [tag("path", d=area, class_="area"), tag("path", d=frame.band(spans), class_="span")]
+    spans = frame.band(_spans(run.low, run.high, axis, ends))
+    drawn: list[object] = [tag("path", d=area, class_="area"), tag("path", d=spans, class_="span")]
     drawn.append(tag("path", d=frame.path(tops), class_="edge"))
     if other is not None:
         scores = np.sort(other.values[np.isfinite(other.values)])[:: 1 if other.higher_is_better else -1]
@@ -141,6 +140,14 @@ def _columns(order: list[int]) -> tuple[int, list[tuple[float, list[int]]]]:
     return each, [(x, order[k : k + each]) for k in range(0, n, each) for x in (float(k), float(min(k + each, n)))]
 
 
+def _spans(
+    low: np.ndarray, high: np.ndarray, axis: svg.Axis, ends: list[tuple[float, list[int]]]
+) -> list[tuple[float, float, float]]:
+    """The bounds at the ends of every column, as far as the axis goes."""
+    seen = [np.clip(bounds, axis.low, axis.high) for bounds in (low, high)]
+    return [(x, _mean(seen[0], part), _mean(seen[1], part)) for x, part in ends]
+
+
 def _mean(values: np.ndarray, clients: list[int]) -> float:
     return float(np.mean(values[clients])) if clients else math.nan
 
@@ -171,7 +178,7 @@ def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
     """A bar for each client from zero to what it gains, the largest loss first, with its bounds; `other` as markers."""
     order = [int(i) for i in np.argsort(main.values, kind="stable") if math.isfinite(main.values[i])]
     values = [float(v) for g in (main, other) if g is not None for v in g.values if math.isfinite(v)]
-    if len(order) > NAMED:  # the bounds would be all that is seen
+    if len(order) > NAMED:  # an axis for the bounds, which are wide, would leave nothing to see of the gains
         return _gains_profile(run, main, other, order, svg.axis([*values, 0.0], margin=0.05))
     axis = svg.axis([*values, 0.0, *(float(v) for v in (*main.low, *main.high) if math.isfinite(v))], margin=0.02)
     frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * len(order))
@@ -229,9 +236,11 @@ def _gains_profile(run: ReportedRun, main: Gains, other: Gains | None, order: li
     count = len(order)
     frame = svg.Frame(svg.Axis(0, count, ()), axis, 0.07, 1.0, 12, 272)
     parts = frame.grid(str, run.signed_tick, "clients, the largest loss first")
-    tops = [(x, _mean(main.values, part)) for x, part in _columns(order)[1]]
+    ends = _columns(order)[1]
+    tops = [(x, _mean(main.values, part)) for x, part in ends]
     drawn: list[object] = [
         tag("path", d=frame.band([(x, min(y, 0.0), max(y, 0.0)) for x, y in tops]), class_="area"),
+        tag("path", d=frame.band(_spans(main.low, main.high, axis, ends)), class_="span"),
         tag("path", d=frame.path(tops), class_="edge"),
     ]
     if other is not None:

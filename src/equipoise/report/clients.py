@@ -11,6 +11,7 @@ from rich.table import Table
 from equipoise.errors import require
 from equipoise.evaluation import PerClient, higher_is_better, standing
 from equipoise.evaluation.rules import SHARE, worst_clients
+from equipoise.protocol import RandomKey
 
 
 def report(
@@ -20,7 +21,7 @@ def report(
     score: str | None = None,
     k: float = SHARE,
     level: float = 0.95,
-    key: Any = 0,
+    key: RandomKey | int = 0,
     rows: int = 50,
     title: str | None = None,
 ) -> Any:

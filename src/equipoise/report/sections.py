@@ -236,8 +236,13 @@ def _with_bounds(run: ReportedRun, gains: numbers.Gains, i: int) -> str:
 
 def _gains_caption(run: ReportedRun, pairs: Sequence[numbers.Gains]) -> str:
     text = f"What each client gains with {run.label} against {pairs[0].against}, the largest loss first."
-    if run.n <= bars.NAMED and any(math.isfinite(v) for v in pairs[0].low):
-        text += " Thin lines are the bounds that its rows allow: a line that does not cross zero is more than chance."
+    if any(math.isfinite(v) for v in pairs[0].low):
+        text += (
+            " Thin lines are the bounds that its rows allow: a line that does not cross zero is more than chance."
+            if run.n <= bars.NAMED
+            else " The shade is the bounds that each client's rows allow, as far as the picture goes: where it does "
+            "not reach zero, the gain or the loss is more than chance."
+        )
     if len(pairs) > 1:
         sign = "sign" if run.n <= bars.NAMED else "dashed line, in its own order,"
         text += f" The {sign} is the gain against {pairs[1].against}."

@@ -19,6 +19,7 @@ from equipoise.errors import all_positive, positive, require
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Vector
 from equipoise.steps.rules import Constants, Rule, auto, sampled
+from equipoise.tasks.task import Task
 
 Scalar = Float[Array, ""]
 EXACT = 64  # parameters up to which all eigenvalues are found, and clients up to which all of L_lx's kin are
@@ -34,7 +35,7 @@ class Tuned(NamedTuple):
     constants: Constants
 
 
-def tuned(task: Any, shards: Any, x: Vector, dual: Dual, *, steps: int, mu: float = 0.0, share: float = 1.0) -> Tuned:
+def tuned(task: Task, shards: Any, x: Vector, dual: Dual, *, steps: int, mu: float = 0.0, share: float = 1.0) -> Tuned:
     """A rule and a local step size for SCAFF-PD with J = `steps` exact local steps from x: nothing to choose.
 
     J local steps with eta_l = 1/L_xx are one step of a preconditioned gradient method, close to Newton's where
@@ -61,7 +62,7 @@ def rule_for(constants: Constants, dual: Dual, *, share: float = 1.0) -> Rule:
     return auto(constants, dual) if share == 1 else sampled(constants, dual, share=share)
 
 
-def near_solution(task: Any, shards: Any, x: Vector, *, steps: int, mu: float = 0.0) -> tuple[Constants, float]:
+def near_solution(task: Task, shards: Any, x: Vector, *, steps: int, mu: float = 0.0) -> tuple[Constants, float]:
     """The constants that `tuned` makes a rule of, whatever the dual, and the local step size they are for."""
     positive("steps", steps)
     data = _prepared(task, shards)
@@ -88,7 +89,7 @@ def bounded(L_xx: float, L_lx: float, *, steps: int, mu: float = 0.0) -> tuple[C
 
 
 def estimate_constants(
-    task: Any, shards: Any, x: Vector, *, steps: int = 1, local_lr: float | None = None, mu: float = 0.0
+    task: Task, shards: Any, x: Vector, *, steps: int = 1, local_lr: float | None = None, mu: float = 0.0
 ) -> Constants:
     """The constants of Conditions 5.1 and 5.2 at x, over all of the clients' examples.
 
@@ -125,13 +126,13 @@ def estimate_constants(
     return _constants(task, data, data, x, max(low, mu), high, steps, eta)
 
 
-def smoothness(task: Any, shards: Any, x: Vector) -> float:
+def smoothness(task: Task, shards: Any, x: Vector) -> float:
     """L_xx at x alone: the largest curvature of any client's loss, for the price of a round or two."""
     largest = _largest(task, _prepared(task, shards), x)
     return float(jnp.max(largest))
 
 
-def client_smoothness(task: Any, x: Vector, shard: Any, iterations: int = 16) -> Scalar:
+def client_smoothness(task: Task, x: Vector, shard: Any, iterations: int = 16) -> Scalar:
     """L_i: an upper bound on the curvature of one client's loss at x, exact for quadratics up to the residual.
 
     Lanczos iterations on Hessian-vector products with three vectors in memory: lost orthogonality repeats large Ritz
@@ -156,7 +157,9 @@ def client_smoothness(task: Any, x: Vector, shard: Any, iterations: int = 16) ->
     return ritz[-1] + beta[-1] * jnp.abs(vectors[-1, -1])
 
 
-def _constants(task: Any, data: Any, few: Any, x: Vector, low: float, high: float, steps: int, eta: float) -> Constants:
+def _constants(
+    task: Task, data: Any, few: Any, x: Vector, low: float, high: float, steps: int, eta: float
+) -> Constants:
     """`few` are the clients whose local steps stand for the metric."""
     squares = [max(float(s), 0.0) for s in _coupling(task, steps, data, few, x, eta)]  # [0]: of the direction 1
     strong, weak = math.sqrt(squares[-1]), math.sqrt(squares[min(1, len(squares) - 1)])
@@ -171,7 +174,7 @@ def _constants(task: Any, data: Any, few: Any, x: Vector, low: float, high: floa
     return Constants(top, damped(low), strong, weak)
 
 
-def _prepared(task: Any, shards: Any) -> Any:
+def _prepared(task: Task, shards: Any) -> Any:
     prepare = getattr(task, "prepare", _unprepared)
     return jax.vmap(prepare)(shards) if isinstance(shards, Shards) else _one_by_one(prepare)(shards)
 
@@ -205,17 +208,17 @@ def _some(data: Any) -> Any:
     return data if len(ids) == n else jax.tree.map(lambda a: a[ids], data)
 
 
-def _hessian(task: Any, x: Vector, shard: Any) -> Callable[[Vector], Vector]:
+def _hessian(task: Task, x: Vector, shard: Any) -> Callable[[Vector], Vector]:
     return jax.linearize(lambda u: task.grad(u, shard), x)[1]
 
 
 @_measurement
-def _largest(task: Any, data: Any, x: Vector) -> Float[Array, " n"]:
+def _largest(task: Task, data: Any, x: Vector) -> Float[Array, " n"]:
     return jax.lax.map(lambda shard: client_smoothness(task, x, shard), data)
 
 
 @_measurement
-def _curvature(task: Any, k: int, data: Any, x: Vector) -> tuple[Scalar, Scalar]:
+def _curvature(task: Task, k: int, data: Any, x: Vector) -> tuple[Scalar, Scalar]:
     """The smallest and the largest eigenvalue of the clients' Hessians at x."""
 
     def on_client(shard: Any) -> tuple[Scalar, Scalar]:
@@ -265,7 +268,7 @@ def _extremes(
     return ritz[0] - residual[0], ritz[-1] + residual[-1]
 
 
-def _precondition(task: Any, steps: int, data: Any, x: Vector, eta: Scalar, v: Vector) -> Vector:
+def _precondition(task: Task, steps: int, data: Any, x: Vector, eta: Scalar, v: Vector) -> Vector:
     """M v, for equal weights."""
 
     def on_client(shard: Any) -> Vector:
@@ -282,7 +285,7 @@ def _precondition(task: Any, steps: int, data: Any, x: Vector, eta: Scalar, v: V
 
 
 @_measurement
-def _coupling(task: Any, steps: int, data: Any, few: Any, x: Vector, eta: Scalar) -> Float[Array, " s"]:
+def _coupling(task: Task, steps: int, data: Any, few: Any, x: Vector, eta: Scalar) -> Float[Array, " s"]:
     """The squared singular values of P C M^1/2, ascending; of many clients zero and the largest."""
     c = jax.vmap(lambda shard: task.grad(x, shard))(data)
     c = c - jnp.mean(c, axis=0, keepdims=True)
@@ -298,7 +301,7 @@ def _coupling(task: Any, steps: int, data: Any, few: Any, x: Vector, eta: Scalar
     return jnp.linalg.eigvalsh((gram + gram.T) / 2)
 
 
-def _smoothness(task: Any, steps: int, data: Any, x: Vector, eta: Scalar) -> Scalar:
+def _smoothness(task: Task, steps: int, data: Any, x: Vector, eta: Scalar) -> Scalar:
     """The largest eigenvalue of M H for equal weights."""
 
     def hessian(v: Vector) -> Vector:
@@ -312,7 +315,7 @@ _smoothness_alone = _measurement(_smoothness)
 
 
 @_measurement
-def _settle(task: Any, steps: int, data: Any, x: Vector, eta: Scalar) -> Vector:
+def _settle(task: Task, steps: int, data: Any, x: Vector, eta: Scalar) -> Vector:
     """x after five rounds of SCAFF-PD with equal weights and tau = 1/L_xx: near the best model on average."""
     tau = eta if steps == 1 else jnp.minimum(1 / _smoothness(task, steps, data, x, eta), steps * eta)
 

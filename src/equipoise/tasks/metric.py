@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from equipoise import local
@@ -129,7 +130,7 @@ def model_of(linear: Linear, metric: Metric, z: Vector) -> Vector:
     return _whole(weights, intercept)
 
 
-def input_rows(inputs: Array, dtype: Any) -> Float[Array, "m d"]:
+def input_rows(inputs: Array, dtype: DTypeLike) -> Float[Array, "m d"]:
     """Inputs of any shape as a linear model sees them: bytes of images are 0..1."""
     rows = inputs.reshape(inputs.shape[0], -1).astype(dtype)
     return rows / 255 if inputs.dtype == jnp.uint8 else rows
@@ -321,7 +322,7 @@ def _located(data: Any) -> ShardInMetric:
 # What the server makes of the sums, in NumPy and double precision.
 
 
-def full_metric(linear: Linear, moments: Any, mean: Any, dtype: Any) -> Metric:
+def full_metric(linear: Linear, moments: Any, mean: Any, dtype: DTypeLike) -> Metric:
     """Of the second moments [d, d] of the inputs, and their mean where the model has an intercept.
 
     The triangular factor of H, by its correlations, so that the units of the inputs do not matter. Where l2 is zero
@@ -355,7 +356,7 @@ def _cholesky(C: np.ndarray) -> np.ndarray:
     raise InputError("the second moments of the inputs are not finite; clean them or leave those rows out")
 
 
-def low_rank_metric(linear: Linear, basis: Any, images: Any, mean: Any, rank: int, dtype: Any) -> Metric:
+def low_rank_metric(linear: Linear, basis: Any, images: Any, mean: Any, rank: int, dtype: DTypeLike) -> Metric:
     """Of the images S Q [d, k] of an orthonormal Q under the second moments S, about their mean with an intercept.
 
     S is estimated by S Q (Q'S Q)^-1 Q'S (Nystroem).
@@ -385,7 +386,7 @@ def _ridges(linear: Linear) -> tuple[np.ndarray, float]:
     return weights, float(each[k * d :].mean()) if linear.intercept else 0.0
 
 
-def _as(metric: Metric, dtype: Any) -> Metric:
+def _as(metric: Metric, dtype: DTypeLike) -> Metric:
     return jax.tree.map(lambda a: jnp.asarray(a, dtype), metric)
 
 

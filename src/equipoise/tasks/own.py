@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.lax import stop_gradient
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from equipoise import local
@@ -48,7 +49,7 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
     if examples.linear and examples.batch is None:
         return _of_squares(task, inputs)
 
-    def basis(rows: Array, dtype: Any) -> Float[Array, "q m"]:
+    def basis(rows: Array, dtype: DTypeLike) -> Float[Array, "q m"]:
         return _basis(inputs, rows, dtype)
 
     def outputs(x: Vector, rows: Array, key: RandomKey | None = None) -> Float[Array, "k m"]:
@@ -135,7 +136,7 @@ def _parts(task: Task, inputs: tuple[int, ...], fit: Callable[[Vector, Shards], 
     return Own(inputs, fit, outputs, loss)
 
 
-def _basis(inputs: tuple[int, ...], rows: Array, dtype: Any) -> Float[Array, "q m"]:
+def _basis(inputs: tuple[int, ...], rows: Array, dtype: DTypeLike) -> Float[Array, "q m"]:
     ones = jnp.ones((1, rows.shape[0]), dtype)
     if not inputs:
         return ones

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from equipoise import local
 from equipoise.data.shards import Shards
@@ -33,7 +34,7 @@ class Noise(NamedTuple):
     loss: float  # z_l
 
 
-def normal(key: RandomKey, shape: tuple[int, ...], dtype: Any) -> Array:
+def normal(key: RandomKey, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     return jax.random.normal(key, shape, dtype)
 
 

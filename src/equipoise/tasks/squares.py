@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from equipoise import local
@@ -65,7 +66,7 @@ def squares(
     require(outputs >= 1, f"a model of {outputs} outputs predicts nothing; give at least one")
     size = outputs * features
 
-    def targets(labels: Array, dtype: Any) -> Float[Array, "m k"]:
+    def targets(labels: Array, dtype: DTypeLike) -> Float[Array, "m k"]:
         if jnp.issubdtype(labels.dtype, jnp.integer) and outputs > 1:
             return jax.nn.one_hot(labels, outputs, dtype=dtype) - (1 / outputs if centred else 0)
         return labels.reshape(labels.shape[0], outputs).astype(dtype)

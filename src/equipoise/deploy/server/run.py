@@ -43,13 +43,14 @@ from equipoise.deploy.site.run import settings
 from equipoise.deploy.wire.secure import SecureSums
 from equipoise.engines.simulator import Result
 from equipoise.errors import InputError, not_none, require
-from equipoise.experiment import checkpoint, folders, origin, personal, reading, records
+from equipoise.experiment import checkpoint, folders, origin, reading, records
 from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import given_network, network_config, trained_network
 from equipoise.experiment.folders import RECEIPTS
 from equipoise.experiment.methods import build_dual, crossing
 from equipoise.experiment.origin import Origin
+from equipoise.experiment.personal import models as personal
 from equipoise.experiment.problems import precision
 from equipoise.experiment.results import environment_record, federation_record, git_commit, in_units, write_result
 from equipoise.experiment.scoring import Summed, read_sums

@@ -105,9 +105,18 @@ def crossing(config: Config) -> list[Wire]:
 
 def would_reveal(config: Config) -> tuple[str, ...]:
     """In plain words, for whoever approves."""
-    promised = () if config.privacy is None else (promise(config),)
+    about_rows = made_up_models(config) if config.privacy is None else promise(config)
     sentences = [sentence for stage in stages(config) for sentence in _reveals(stage)]
-    return promised + tuple(dict.fromkeys(sentences))
+    return (about_rows, *dict.fromkeys(sentences))
+
+
+def made_up_models(config: Config) -> str:
+    """What no limit of a site prevents: gradients at models that hardly differ, differ by the rows in between."""
+    seen = "sums of the sites' answers" if not_none(config.federation).secure else "a site's answers"
+    return (
+        "a server that sends models of its own making, not those that training leads to, can work out single rows from "
+        f"{seen}; limits of site.toml make it harder, and noise ([privacy]) alone bounds it"
+    )
 
 
 def _reveals(config: Config) -> Iterator[str]:

@@ -62,9 +62,9 @@ from equipoise.deploy.wire.messages import NAME, NOT_TOLD, of_run, refuse_unless
 from equipoise.deploy.wire.secure import SecureSite
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import records
-from equipoise.experiment.baselines import own_loss
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import feature_maker, scaled
+from equipoise.experiment.personal.baselines import own_loss
 from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.records import JsonRecord
 from equipoise.experiment.results import save_model

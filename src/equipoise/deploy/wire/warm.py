@@ -416,7 +416,7 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     key = serialization.load_ssh_private_key(path.read_bytes(), None)
     require(
         isinstance(key, ec.EllipticCurvePrivateKey),
-        f"{path} holds a {type(key).__name__}; make an EC key: ssh-keygen -t ecdsa -b 384 -N '' -f {path}",
+        f"{path} holds a {type(key).__name__}; make an EC key: ssh-keygen -t ecdsa -b 256 -N '' -f {path}",
     )
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return key
@@ -426,7 +426,7 @@ def own_key(folder: Path) -> ec.EllipticCurvePrivateKey:
     """For a network without authentication: made once, so that the node is known again."""
     path = folder / "node.key"
     if not path.is_file():
-        made = ec.generate_private_key(ec.SECP384R1()).private_bytes(
+        made = ec.generate_private_key(ec.SECP256R1()).private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         )
         write_whole(path, made, secret=True)

@@ -12,8 +12,10 @@ times the mean curvature of the owners' losses there in random directions, a sum
 
     H = s (H_0 - l2_0 W'W) + l2 W'W
 
-So a path costs the bytes of one model. The judgement rides with the first round of the next point, which begins at the
-model that is judged. l2 is an operand here, as are the objective's number and the metric: one program serves the path.
+One step leaves the fold's own curvature in H: too short where rows are fewer than inputs, so that losses look lower
+than they are. A path costs the bytes of one model. The judgement rides with the first round of the next point, which
+begins at the model that is judged. l2 is an operand here, as are the objective's number and the metric: one program
+serves the path.
 """
 
 from collections.abc import Callable
@@ -32,9 +34,9 @@ from equipoise.cohorts import everyone
 from equipoise.data.shards import Shards, client_shapes
 from equipoise.engines.simulator import simulate
 from equipoise.errors import not_none
-from equipoise.experiment.baselines import Parts, mean
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_dual
+from equipoise.experiment.personal.baselines import Parts, mean
 from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, RandomKey, Vector, wire
 from equipoise.tasks import Task
@@ -173,7 +175,7 @@ def _over_folds(of_fold: Callable[[Shards, Shards], Scalar], shard: Any, fold: A
         rows = jnp.where(kept.sizes > 0, left.sizes, 0).astype(loss.dtype)
         return jnp.where(rows > 0, rows * loss, 0), rows
 
-    sums, rows = jax.lax.map(one, jnp.arange(FOLDS))
+    sums, rows = jax.lax.map(one, jnp.arange(FOLDS, dtype=jnp.int32))
     return jnp.sum(sums) / jnp.maximum(jnp.sum(rows), 1)  # nothing of an owner of a single row, whatever is tried
 
 

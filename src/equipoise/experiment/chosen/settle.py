@@ -8,10 +8,10 @@ from typing import NamedTuple
 from equipoise import algorithms
 from equipoise.experiment import choice as default
 from equipoise.experiment import records
-from equipoise.experiment.baselines import OwnFit
 from equipoise.experiment.chosen import penalty, price
 from equipoise.experiment.chosen.folds import Walk
 from equipoise.experiment.config import Config, algorithm_section
+from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.problems import build_problem, precision
 from equipoise.experiment.records import Choice
 

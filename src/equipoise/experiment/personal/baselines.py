@@ -17,7 +17,7 @@ from jaxtyping import Float
 from equipoise._jax import compiled
 from equipoise.data.shards import Shards
 from equipoise.errors import not_none
-from equipoise.experiment.fits import least_loss
+from equipoise.experiment.personal.fits import least_loss
 from equipoise.protocol import Vector
 from equipoise.tasks import Task
 from equipoise.tasks.own import base_rate

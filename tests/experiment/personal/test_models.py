@@ -14,7 +14,8 @@ from equipoise import artifact, tensors
 from equipoise.cli import app
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError
-from equipoise.experiment import config, personal, records, run
+from equipoise.experiment import config, records, run
+from equipoise.experiment.personal import models as personal
 from equipoise.experiment.problems import build_problem, precision
 from tests.flower import silos
 

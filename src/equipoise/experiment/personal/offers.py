@@ -15,8 +15,8 @@ from jaxtyping import Float
 
 from equipoise._jax import compiled
 from equipoise.data.shards import Shards
-from equipoise.experiment.baselines import FEWEST, FOLDS, OwnFit, Parts, fold, rows_of
-from equipoise.experiment.fits import least_loss
+from equipoise.experiment.personal.baselines import FEWEST, FOLDS, OwnFit, Parts, fold, rows_of
+from equipoise.experiment.personal.fits import least_loss
 from equipoise.protocol import Vector
 from equipoise.tasks import Task
 from equipoise.tasks.task import Scalar

@@ -22,12 +22,13 @@ from equipoise.algorithms.fedavg import Server
 from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.cohorts import everyone
 from equipoise.engines.simulator import Progress, simulate
-from equipoise.evaluation import PerClient, standing
-from equipoise.evaluation.predictions import OF_ROWS, SQUARED, log_loss
+from equipoise.errors import not_none
+from equipoise.evaluation import PerClient, evaluate_own, of_rows, standing
+from equipoise.evaluation.predictions import log_loss
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.experiment.fits import least_loss
 from equipoise.experiment.optimizers import SCHEDULES, with_own_steps
+from equipoise.experiment.personal.fits import least_loss
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.results import floats, in_units, skill_of_rows
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
@@ -152,44 +153,16 @@ def fitted(task: Task, x: Vector, shard: Any) -> Vector:
 
 
 def scored(problem: Problem, models: Models) -> tuple[PerClient, dict[str, np.ndarray]]:
-    """As `evaluation.evaluate` and `evaluation.of_rows`, of each client's own model."""
+    """How each client's own model serves it, and what each of its rows adds to the scores."""
     test = problem.train if problem.test is None else problem.test
-    pairs = problem.with_rows(problem.train, test)
-    scores, squares, rows = _scorer(problem.plain_task, tuple(problem.scores.items()))(models, pairs)
-    real = np.arange(test.client(0).labels.shape[0]) < np.asarray(test.sizes)[:, None]
-    each = {name: np.asarray(a)[real] for name, a in rows.items()}
-    if "skill" in each:
-        each["skill"] = skill_of_rows(problem, each["skill"], test)
-    return PerClient(test.sizes, scores, {}, squares), each
-
-
-@lru_cache(maxsize=16)
-def _scorer(task: Task, scores: tuple) -> Callable:
-    Found = dict[str, Array]
-
-    def score(models: Models, test: Any) -> tuple[Found, Found, Found]:
-        def one(i: Array) -> tuple[Found, Found, Found]:
-            model, rows, own = models[i], test.client(i), task.own
-            part: Any = None if own is None else own.fit(model, rows.train)
-            rows = rows if own is None else rows.test
-            scored = {"loss": task.loss(model, rows) if own is None else own.loss(model, part, rows)}
-            if task.predict is None:
-                return scored, {}, {}
-            outputs = task.predict(model, rows.inputs) if own is None else own.outputs(model, part, rows.inputs)
-            labels = rows.labels
-            real = jnp.arange(labels.shape[0], dtype=rows.sizes.dtype) < rows.sizes
-            scored |= {name: score(outputs, labels, real) for name, score in scores}
-            each: Found = {name: OF_ROWS[name](outputs, labels) for name in ("accuracy", "rmse") if name in scored}
-            if dict(scores).get("loss") is log_loss:
-                each["skill"] = OF_ROWS["skill"](outputs, labels)
-            count = rows.sizes.astype(model.dtype)
-            squared = {name: SQUARED[score](outputs, labels) for name, score in scores if score in SQUARED}
-            squares = {name: jnp.sum(jnp.where(real, a**2, 0)) / count for name, a in squared.items()}
-            return scored, squares, each
-
-        return jax.lax.map(one, jnp.arange(test.n))
-
-    return compiled(score)
+    pairs, task = problem.with_rows(problem.train, test), problem.plain_task
+    scores = {} if task.predict is None else problem.scores
+    names: list[str] = [name for name in ("accuracy", "rmse") if name in scores]
+    names += ["skill"] if scores.get("loss") is log_loss else []
+    rows = {name: not_none(of_rows(task, models, pairs, name)) for name in names}
+    if "skill" in rows:
+        rows["skill"] = skill_of_rows(problem, rows["skill"], test)
+    return evaluate_own(task, models, pairs, scores=scores), rows
 
 
 def record_of(problem: Problem, table: PerClient) -> records.AloneRecord:

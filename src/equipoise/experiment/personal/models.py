@@ -29,9 +29,10 @@ from equipoise.cohorts import everyone
 from equipoise.data.shards import OwnerRows, Shards
 from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, not_none, require
-from equipoise.experiment import alone, offers, own_parts, records
-from equipoise.experiment.baselines import own_fit
+from equipoise.experiment import records
 from equipoise.experiment.config import Config
+from equipoise.experiment.personal import alone, offers, own_parts
+from equipoise.experiment.personal.baselines import own_fit
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.results import floats, in_units
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector

@@ -8,8 +8,8 @@ from scipy.optimize import minimize
 
 from equipoise.data.shards import Shards
 from equipoise.experiment import config, problems, run
-from equipoise.experiment.baselines import FEWEST, FOLDS, OwnFit, fold, own_fits
-from equipoise.experiment.offers import ALONE, PULLS, SHARED, best_of, best_of_each
+from equipoise.experiment.personal.baselines import FEWEST, FOLDS, OwnFit, fold, own_fits
+from equipoise.experiment.personal.offers import ALONE, PULLS, SHARED, best_of, best_of_each
 from equipoise.tasks import own_part, softmax_regression
 from tests.searches import tiny
 

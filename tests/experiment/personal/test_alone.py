@@ -6,7 +6,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from equipoise.data import stack
-from equipoise.experiment import alone, config, plan, records
+from equipoise.experiment import config, plan, records
+from equipoise.experiment.personal import alone
 from equipoise.experiment.problems import build_problem, precision
 from equipoise.tasks import ridge, softmax_regression
 from tests.searches import tiny
