@@ -15,6 +15,7 @@ o = eq.objectives
 DUALS = [o.agnostic(N), o.chi2(N, 0.1), o.chi2_ball(N, 0.7), o.cvar(N, 0.3), o.kl(N, 0.2), o.tv(N, 0.3)]
 
 
+@pytest.mark.filterwarnings("ignore:Values in x were outside bounds:RuntimeWarning")  # of the oldest SciPy
 @pytest.mark.parametrize("dual", DUALS, ids=lambda dual: dual.name)
 def test_capped_prox_is_the_argmin(dual):
     capped, rng = cap_weights(dual, 0.4), np.random.default_rng(0)
