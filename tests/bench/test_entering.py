@@ -54,9 +54,9 @@ def test_federations_at_a_time_have_the_entries_of_one_after_the_other(tmp_path)
         found = ["-f", COINS, "-f", "tests.bench.owners:lengths", "--splits", "1", "-o", str(tmp_path / out)]
         return CliRunner().invoke(app, ["bench", *found, *words])
 
-    said = both("two", "-m", "default", "--workers", "2")
+    said = both("two", "-m", "fixed", "--workers", "2")
     assert said.exit_code == 0, said.output
-    assert both("one", "-m", "default", "--workers", "1").exit_code == 0
+    assert both("one", "-m", "fixed", "--workers", "1").exit_code == 0
     one, two = ({(e.federation, e.method): e for e in entries.read(tmp_path / out)} for out in ("one", "two"))
     assert one.keys() == two.keys()
     assert len(one) == 4

@@ -1,4 +1,5 @@
-"""The methods of the benchmark. Nothing is tuned for any of them, and own parts, l2 and rounds are the same defaults.
+"""The methods of the benchmark. Nothing is tuned for any of them, and own parts, metric and l2 (but for the default's,
+which chooses it) are the same.
 
 A method is settings of a run, over the library's defaults, or a function that fits a model to a `Federation`.
 """
@@ -9,10 +10,11 @@ from typing import Any, Literal, NamedTuple
 from equipoise.bench import outside
 from equipoise.bench.federations import Federation
 from equipoise.bench.outside import Predict
-from equipoise.experiment.choice import ROUNDS
+from equipoise.experiment.choice import ROUNDS, left_open
 
 Kind = Literal["method", "setting", "bound", "entered"]
-DEFAULT, ALONE = "default", "alone"  # that all are compared with: what a user gets, and what an owner has already
+DEFAULT, ALONE = "default", "alone"  # what a user gets, and what an owner has already
+FIXED = "fixed"  # that all are compared with: of the rows that change one setting, it is the one without the change
 AVERAGE = {"objective": {"name": "average"}}
 
 
@@ -20,10 +22,14 @@ class Method(NamedTuple):
     """One row of the table."""
 
     about: str
-    kind: Kind  # setting: the default with one setting changed, which decides on that default
+    kind: Kind  # setting: `fixed` with one setting changed, which decides on that default
     settings: Mapping[str, Any] | None = None  # of a run
     fit: Callable[[Federation], Predict] | None = None  # or a model
     code: str = ""  # a digest of the file, of one that is entered
+
+
+OPENED = left_open({"partition": {"kind": "natural"}})
+CHOSEN = {section: OPENED[section] for section in ("model", "objective")}  # what `equipoise run` leaves to folds
 
 
 def _trains(algorithm: str, about: str, objective: Mapping[str, Any] = AVERAGE["objective"]) -> Method:
@@ -37,7 +43,8 @@ def _changed(about: str, **sections: Any) -> Method:
 
 
 METHODS: dict[str, Method] = {
-    DEFAULT: Method("`equipoise run`, told whose data it is, with l2 0.01 and rho 0.1", "method", {}),
+    DEFAULT: Method("`equipoise run`, told whose data it is and nothing else", "method", CHOSEN),
+    FIXED: Method("the same, with l2 0.01 and rho 0.1 instead of choosing them", "setting", {}),
     "FedAvg": _trains("fedavg", "McMahan et al. 2017"),
     "FedProx": _trains("fedprox", "Li et al. 2020"),
     "SCAFFOLD": _trains("scaffold", "Karimireddy et al. 2020"),
@@ -57,9 +64,6 @@ METHODS: dict[str, Method] = {
     "l2: 0.01": _changed("a tenth of that", model={"l2": 0.01}),
     "l2: 0.001": _changed("a light penalty", model={"l2": 0.001}),
     "l2: auto": _changed("a penalty chosen by folds at the owners", model={"l2": "auto"}),
-    "l2 and price chosen": _changed(
-        "the same, and as much fairness as costs a hundredth", model={"l2": "auto"}, objective={"price": 0.01}
-    ),
     ALONE: Method("each owner's own linear model, l2 by its own folds", "bound", fit=outside.alone),
     "boosting alone": Method("scikit-learn's, each owner's own", "bound", fit=outside.boosting_alone),
     "pooled linear": Method("scikit-learn's, sees all rows and owners' names", "bound", fit=outside.pooled_linear),

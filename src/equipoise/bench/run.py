@@ -29,7 +29,7 @@ from equipoise._jax import compiled, number_of_cores
 from equipoise.bench import entries, federations
 from equipoise.bench.entries import Entry, Outputs
 from equipoise.bench.federations import Split
-from equipoise.bench.methods import ALONE, DEFAULT, METHODS, Method
+from equipoise.bench.methods import ALONE, FIXED, METHODS, Method
 from equipoise.errors import InputError, require
 from equipoise.experiment import config, folders, plan, records
 from equipoise.experiment.chosen import settle
@@ -221,9 +221,9 @@ def _trained(
     places = []
     for job in jobs:
         parsed = _parsed(job, methods[job.method])
-        # A row whose setting is the default repeats the default's, which is run once for both.
-        usual = Job(name, DEFAULT, job.split)
-        label = DEFAULT if parsed == _parsed(usual, METHODS[DEFAULT]) else job.method
+        # A row whose setting is the usual one repeats that of `fixed`, which is run once for both.
+        usual = Job(name, FIXED, job.split)
+        label = FIXED if parsed == _parsed(usual, METHODS[FIXED]) else job.method
         places.append(f"{folders.name(label)}-{source_of(job, methods[job.method])}/split-{job.split}")
         planned.setdefault(places[-1], plan.PlannedRun(label, places[-1], parsed, {}, {}, job.split))
     announced: set[str] = set()

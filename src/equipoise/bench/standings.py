@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from equipoise.bench.entries import Entry
-from equipoise.bench.methods import ALONE, DEFAULT
+from equipoise.bench.methods import ALONE, DEFAULT, FIXED
 from equipoise.errors import require
 from equipoise.evaluation.intervals import Bounds
 from equipoise.evaluation.rules import worst_mean
@@ -70,15 +70,15 @@ class Standings(NamedTuple):
 
 
 def standings(entries: Sequence[Entry]) -> Standings:
-    """All methods are compared with the default; where it was not run, with owners alone."""
-    against = DEFAULT if any(entry.method == DEFAULT for entry in entries) else ALONE
+    """All methods are compared with `fixed`; where it was not run, with the default, or with owners alone."""
+    names = list(dict.fromkeys(entry.method for entry in entries))
+    against = next((method for method in (FIXED, DEFAULT) if method in names), ALONE)
     federations: dict[str, list[Entry]] = {}
     for entry in entries:
         federations.setdefault(entry.federation, []).append(entry)
     require(federations, "there are no entries; run `equipoise bench` first")
     drawn = {name: _drawn(results) for name, results in federations.items()}
     on = {(name, m): _on(m, results, drawn[name]) for name, results in federations.items() for m in drawn[name].skill}
-    names = list(dict.fromkeys(entry.method for entry in entries))
     everywhere = [m for m in names if all(_splits(d, against) <= _splits(d, m) != set() for d in drawn.values())]
     ranks = _ranks(drawn, everywhere)
     overall = {method: _overall(method, drawn, ranks, against) for method in names}
