@@ -38,6 +38,8 @@ RESAMPLED = 100
 OF_A_UNIT = 5  # rows
 UNITS = {"units of 5": 1.0, "units of 5 alike": 0.01}  # of a unit's beta, a + b: its rows correlate by 1 / (1 + a + b)
 RARE_MEAN = 0.16257  # the mean log loss of a calibrated model whose logits are normal around -3.5
+# Two models that are equally good where 5% of the rows are of a class: one expects 9%, the other 2.4%.
+RATE, OPINIONS, OPINIONS_MEAN = 0.05, (0.09, 0.02362), 0.21
 SECOND_ALONE = 0.1  # of the rows: where the second model errs on its own
 Owners = tuple[np.ndarray, np.ndarray]  # rows and true score of each
 
@@ -117,6 +119,12 @@ def settings() -> Iterator[Setting]:
     rare = ("5 of 8 rows at 1.5, 15 of 200 at 0.6", "100 of 5 to 1,000, rising 0.3 to 1.5")
     yield from (Setting("log loss, rare class", name, *losses[name]) for name in rare)
     yield Setting("log loss, rare class", "30 of 50 at 0.5", *two(15, 50, 0.5, 15, 50, 0.5))
+    opinions = {
+        "20 of 50 at 0.2": two(10, 50, 0.2, 10, 50, 0.2),
+        "50 of 20 at 0.2": two(25, 20, 0.2, 25, 20, 0.2),
+        "5 of 8, 20 of 200, at 0.2": two(5, 8, 0.2, 20, 200, 0.2),
+    }
+    yield from (Setting("log loss, two opinions", name, *owners) for name, owners in opinions.items())
     errors = {
         "5 of 8 rows at 2, 15 of 200 at 1": two(5, 8, 2.0, 15, 200, 1.0),
         "10 of 2 at 0.5, 40 of 300 at 1": two(10, 2, 0.5, 40, 300, 1.0),
@@ -166,6 +174,11 @@ def of_a_rare_class(m: int, rng: np.random.Generator) -> np.ndarray:
 def losses(setting: Setting, other: np.ndarray, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """What each row adds to the mean: losses, or squared errors."""
     for m, p, q in zip(setting.rows, setting.truth, other, strict=True):
+        if setting.kind == "log loss, two opinions":
+            rare = rng.random(m) < RATE
+            first, second = (-np.log(np.where(rare, of, 1 - of)) / OPINIONS_MEAN for of in OPINIONS)
+            yield p * first, q * second
+            continue
         if setting.score == "rmse":
             base, p, q = ERRORS[setting.kind](m, rng) ** 2, p**2, q**2
         else:

@@ -103,6 +103,34 @@ def test_five_rows_of_each_person_make_no_gain():
     assert by_person <= 14
 
 
+def log_loss(positive, chance):
+    return -np.log(np.where(positive, chance, 1 - chance))
+
+
+def test_clients_that_have_not_met_a_rare_class_are_not_certain():
+    """Two models that are equally good where one row in twenty is positive: one expects 9%, the other 2.4%. On the rows
+    of a client without a positive one the second is better every time."""
+    sizes, false, false_mean = np.r_[np.full(5, 8), np.full(20, 50)], 0, 0
+    for seed in range(100):
+        positive = np.random.default_rng(seed).random(sizes.sum()) < 0.05
+        pairs = on_same_rows(log_loss(positive, 0.09), log_loss(positive, 0.02362), sizes, shares=False)
+        low, high = each_difference(pairs)
+        false += bool(((low > 0) | (high < 0)).any())
+        false_mean += not covered(mean_difference(pairs), 0.0)
+    assert false <= 7
+    assert false_mean <= 7
+
+
+def test_one_client_whose_losses_explode_leaves_the_others_their_gains():
+    rng, sizes = np.random.default_rng(0), np.full(20, 100)
+    old = rng.exponential(size=2000)
+    new = 0.5 * old
+    new[:100] += 1000 * rng.exponential(size=100)
+    low, high = each_difference(on_same_rows(old, new, sizes, shares=False))
+    assert low[0] > 0
+    assert (high[1:] < 0).all()
+
+
 def test_rows_of_one_person_count_as_one():
     rows = np.repeat(np.random.default_rng(0).random(40) < 0.7, 5)
     other = np.repeat(np.random.default_rng(1).random(40) < 0.7, 5)
@@ -120,6 +148,8 @@ def test_errors_of_two_models():
     assert covered(found, np.sqrt(1.2) - 1)
     assert found.low > 0
     assert worst_correlation(pairs, up=False) > 0.5
+    same = on_same_rows(errors, 1.2 * errors, sizes, shares=False)
+    assert worst_correlation(same, up=False) == 0.8  # chance makes other clients look worst for each model
     single = on_same_rows(errors[:3], errors[:3], np.array([2, 1]), shares=False)
     assert np.isnan(mean_difference(single)).all()
     assert np.isnan(each_difference(single)[0]).all()

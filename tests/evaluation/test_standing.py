@@ -75,6 +75,18 @@ def test_owners_of_few_rows_may_not_have_met_the_rare_losses_that_larger_ones_ha
     assert np.mean(told) > 0.93
 
 
+def test_bounds_of_clients_that_have_not_met_a_rare_class_are_wide_or_not_given():
+    """Five owners of 20 rows, one of twenty of which is of the other class: most owners have met none or one of it."""
+    rows, false = np.full(5, 20), 0
+    for seed in range(60):
+        positive = np.random.default_rng(seed).random((5, 20)) < 0.05
+        losses = -np.log(np.where(positive, 0.05, 0.95))
+        table = PerClient(rows, {"loss": losses.mean(1)}, {}, {"loss": (losses**2).mean(1)})
+        found = standing(table, "loss")
+        false += bool(((found.low > 0.1985) | (found.high < 0.1985)).any())
+    assert false <= 5
+
+
 def test_rows_that_count_as_fewer_leave_more_open():
     table = made([0.8, 0.9, 0.7, 0.9], [50] * 4)
     each, by_unit = standing(table), standing(table, counted=np.full(4, 10.0))

@@ -10,11 +10,19 @@ from typing import NamedTuple
 import numpy as np
 import scipy  # its parts load when they are used
 
-from equipoise.evaluation.evidence import LEAST_PEERS, LEAST_ROWS, TINY, bounds_of_mean_share, clopper_pearson
+from equipoise.evaluation.evidence import (
+    LEAST_PEERS,
+    LEAST_ROWS,
+    TINY,
+    bounds_of_mean_share,
+    clopper_pearson,
+    mean_of_most,
+)
 from equipoise.evaluation.intervals import CAUTION, UNKNOWN, Bounds, similar_sizes
 from equipoise.evaluation.rules import SHARE, worst_clients
 
 MOST_DEGREES = 8.0  # of freedom: with heavy tails no variance is known better
+MOST_TOGETHER = 0.8  # correlation of the errors of two worst fifths: for each model chance makes others look worst
 
 
 class SameRows(NamedTuple):
@@ -28,6 +36,7 @@ class SameRows(NamedTuple):
     bias: np.ndarray  # [n], by how much the difference is too small on average: of roots of few rows
     rows: np.ndarray  # [n], as many as count: fewer where several are of one unit
     shares: bool  # the rows are right or wrong
+    root: bool  # scores are roots of means
 
     @property
     def scored(self) -> np.ndarray:
@@ -73,7 +82,7 @@ def on_same_rows(
         moments *= np.stack([slope[0] ** 2, slope[1] ** 2, slope[0] * slope[1]])
         # By the second term of an expansion, and as much again for what that leaves out.
         bias = 2 * np.nan_to_num(slope[1] * moments[1] - slope[0] * moments[0])
-    return SameRows(values[0], values[1], signs[0], signs[1], moments, bias, rows, shares)
+    return SameRows(values[0], values[1], signs[0], signs[1], moments, bias, rows, shares, root)
 
 
 def mean_difference(pairs: SameRows, *, level: float = 0.95) -> Bounds:
@@ -110,7 +119,7 @@ def each_difference(pairs: SameRows, *, level: float = 0.95) -> tuple[np.ndarray
     """([n], [n]): bounds of every client's own difference, which hold for all clients together; NaN: not known."""
     n = max(pairs.scored.size, 1)
     tail = CAUTION * (1 - level) / 2 / n
-    intervals = np.full((2, pairs.old.size), np.nan)
+    intervals, variance = np.full((2, pairs.old.size), np.nan), _variances(pairs)
     for i in pairs.scored:
         rows = pairs.rows[[i]]
         if pairs.shares:
@@ -123,7 +132,7 @@ def each_difference(pairs: SameRows, *, level: float = 0.95) -> tuple[np.ndarray
             bounds = difference(sides[0], sides[1], _correlation_of_shares(better, worse, rows))
             intervals[:, i] = bounds.low, bounds.high
         elif rows[0] >= LEAST_ROWS:
-            half = -float(scipy.special.stdtrit(_degrees(rows[0]), tail)) * math.sqrt(_variances(pairs)[i])
+            half = -float(scipy.special.stdtrit(_degrees(rows[0]), tail)) * math.sqrt(variance[i])
             half, middle = half + abs(pairs.bias[i]), pairs.new[i] - pairs.old[i]
             intervals[:, i] = middle - half, middle + half
     return intervals[0], intervals[1]
@@ -146,7 +155,8 @@ def worst_correlation(pairs: SameRows, *, up: bool, k: float = SHARE, level: flo
         covariance = min((float(pairs.moments[:2, both].sum()) - most) / 2, float(pairs.moments[2, both].sum()))
         return min(max(covariance / math.sqrt(first * second), -1.0), 1.0)
     correlation = min(max(float(pairs.moments[2, both].sum()) / math.sqrt(first * second), -1.0), 1 - 1e-9)
-    return math.tanh(math.atanh(max(correlation, -1 + 1e-9)) - 2 / math.sqrt(max(pairs.rows[both].sum() - 3, 1)))
+    sure = math.tanh(math.atanh(max(correlation, -1 + 1e-9)) - 2 / math.sqrt(max(pairs.rows[both].sum() - 3, 1)))
+    return min(sure, MOST_TOGETHER)
 
 
 def difference(old: Bounds, new: Bounds, correlation: float) -> Bounds:
@@ -168,8 +178,19 @@ def _degrees(rows: np.ndarray) -> np.ndarray:
 
 
 def _variances(pairs: SameRows) -> np.ndarray:
-    """[n], variances of the differences."""
-    return np.maximum(pairs.moments[0] + pairs.moments[1] - 2 * pairs.moments[2], 0)
+    """[n], variances of the differences; no client's rows scatter less than those of all clients do on average.
+
+    Two models that disagree about a rare class differ a little on every row without it, always the same way, and much
+    the other way on the few that are of it. A client that has met none of those looks certain, and is not.
+    """
+    own, some = np.maximum(pairs.moments[0] + pairs.moments[1] - 2 * pairs.moments[2], 0), pairs.scored
+    rows = pairs.rows[some]
+    # Errors are of any size, and those of a client in proportion; losses are in one unit, and small where nothing rare
+    # was met.
+    unit = ((pairs.old + pairs.new)[some] / 2) ** 2 + TINY if pairs.root else np.ones(some.size)
+    usual = mean_of_most(own[some] * rows / unit, np.maximum(rows - 1, 0))
+    own[some] = np.maximum(own[some], usual * unit / rows)
+    return own
 
 
 def _correlation_of_shares(better: np.ndarray, worse: np.ndarray, rows: np.ndarray) -> float:

@@ -29,6 +29,7 @@ PEERS_WEIGH = (
     32.0  # as many rows as similar clients count for beside a client's own: skewed rows show their scatter late
 )
 LEAST_DEGREES = 6.0  # degrees of freedom: no scatter is known worse than this
+MOST_ROWS = 0.9  # of all: what is beyond them, such as one client whose losses explode, is no measure for the others
 
 
 class SumError(NamedTuple):
@@ -173,6 +174,21 @@ def usual_scatter(mean: np.ndarray, squares: np.ndarray, rows: np.ndarray) -> fl
     return float(scatter[order][np.searchsorted(np.cumsum(spare[order]), spare.sum() / 2)])
 
 
+def rare_scatter(mean: np.ndarray, squares: np.ndarray, rows: np.ndarray) -> float:
+    """How widely the rows of all clients scatter together, those rare large ones included that few clients have met."""
+    variance = np.maximum(squares - mean**2, 0) * rows / np.maximum(rows - 1, 1)
+    return mean_of_most(variance, np.maximum(rows - 1.0, 0)) / max(mean_of_most(mean, rows), 1e-100) ** 2
+
+
+def mean_of_most(values: np.ndarray, weights: np.ndarray) -> float:
+    """The weighted mean, in which what is beyond most of the weight counts no more than the last of these."""
+    if not weights.sum():
+        return 0.0
+    order = np.argsort(values)
+    last = np.searchsorted(np.cumsum(weights[order]), MOST_ROWS * weights.sum())
+    return float(weights @ np.minimum(values, values[order][last])) / float(weights.sum())
+
+
 def _above_zero(mean: np.ndarray) -> np.ndarray:
     return np.maximum(mean, max(float(mean.max()), 1e-100) * 1e-9)
 
@@ -183,13 +199,19 @@ def _own_scatter(mean: np.ndarray, variance: np.ndarray, rows: np.ndarray) -> np
 
 
 def of_means(
-    mean: np.ndarray, squares: np.ndarray, rows: np.ndarray, *, root: bool = False, least_scatter: float = 0.0
+    mean: np.ndarray,
+    squares: np.ndarray,
+    rows: np.ndarray,
+    *,
+    root: bool = False,
+    least_scatter: float = 0.0,
+    rare: float = 0.0,
 ) -> Evidence:
     """Each client's mean of numbers from zero up, such as losses or squared errors, and the mean of their squares.
 
     Their mean is taken for a gamma variable, which it is for exponential losses and for squares of normal errors. How
     far a client's numbers scatter is learnt from all of them, where it has few. `root`: the score is the mean's root.
-    `least_scatter`: what `usual_scatter` says of all clients, also of those of other sizes.
+    `least_scatter`, `rare`: what `usual_scatter` and `rare_scatter` say of all clients, also of those of other sizes.
     """
     gammaln = scipy.special.gammaln
     m = rows.astype(np.float64)
@@ -208,8 +230,8 @@ def of_means(
     shape = np.clip(m / scatter, 0.05, 1e9)
     degrees = np.maximum(np.minimum(spare.sum(), PEERS_WEIGH + spare) / (1 + 3 * scatter), LEAST_DEGREES)
     # How bad a client may be follows from how small the mean of its rows may come out, on which its largest ones have
-    # no bearing: one outlier is no reason for more doubt on this side.
-    shape_above = m / with_peers(max(pooled, FEW_SCATTER))
+    # no bearing: one outlier is no reason for more doubt on this side. But rows among which nothing rare is look alike.
+    shape_above = m / np.maximum(with_peers(max(pooled, FEW_SCATTER)), rare)
     centre_of_all = float(np.exp(np.log(x).mean()))
     common = float(shape @ x / shape.sum())
     s, x_ = shape[:, None], x[:, None]

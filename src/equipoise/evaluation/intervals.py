@@ -33,6 +33,7 @@ from equipoise.evaluation.evidence import (
     of_errors,
     of_means,
     of_shares,
+    rare_scatter,
     usual_scatter,
 )
 from equipoise.evaluation.rules import SHARE, worst_clients, worst_count, worst_mean
@@ -280,10 +281,11 @@ def intervals(
     spread = np.where(real, (x - mean[:, None]) ** 2, 0).sum(1) / np.maximum(m - 1, 1)
 
     usual = usual_scatter(mean, squares, m) if (x >= 0).all() else None
+    rare = rare_scatter(mean, squares, m)
 
     def evidence_of(i: np.ndarray) -> Evidence:
         if usual is not None:
-            return of_means(mean[i], squares[i], m[i], least_scatter=usual)
+            return of_means(mean[i], squares[i], m[i], least_scatter=usual, rare=rare)
         return of_errors(mean[i], np.sqrt(spread / m)[i], m[i])
 
     options: dict[str, Any] = {"key": key, "k": k, "level": level, "draws": draws}

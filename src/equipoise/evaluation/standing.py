@@ -9,7 +9,15 @@ import numpy as np
 
 from equipoise.errors import require, unknown
 from equipoise.evaluation import fairness, intervals
-from equipoise.evaluation.evidence import LEAST_ROWS, Evidence, of_errors, of_means, of_shares, usual_scatter
+from equipoise.evaluation.evidence import (
+    LEAST_ROWS,
+    Evidence,
+    of_errors,
+    of_means,
+    of_shares,
+    rare_scatter,
+    usual_scatter,
+)
 from equipoise.evaluation.exchange import PerClient
 from equipoise.evaluation.intervals import UNKNOWN, Bounds
 from equipoise.evaluation.predictions import ROOTS
@@ -127,8 +135,8 @@ def _evidence(table: PerClient, score: str, finite: np.ndarray, rows: np.ndarray
         root = score in ROOTS
         squares = np.asarray(table.squares[score], np.float64)[finite]
         means = values**2 if root else 1 - values if score in SHORTFALLS else values
-        usual = usual_scatter(means, squares, rows)
-        return lambda i: of_means(means[i], squares[i], rows[i], root=root, least_scatter=usual)
+        usual, rare = usual_scatter(means, squares, rows), rare_scatter(means, squares, rows)
+        return lambda i: of_means(means[i], squares[i], rows[i], root=root, least_scatter=usual, rare=rare)
     error = _spread(table, score, finite) * np.sqrt(rows / np.maximum(rows - 2, 1))
     error = np.where(_blind(table, score, finite), np.inf, error)
     edges = (0.0, 1.0) if score in BETWEEN_ZERO_AND_ONE else (-math.inf, math.inf)

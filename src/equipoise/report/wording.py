@@ -298,6 +298,8 @@ def _doubt(worst: Change, mean: Change) -> str:
     if not worst.clear:
         who = "for the worst-served fifth"
         return f"The difference {who} lies within what the scored rows leave open: it may be chance."
+    if math.isnan(mean.low + mean.high):
+        return "How much of the difference of the averages is chance is not known."
     return "" if mean.clear else "The difference of the averages lies within what the scored rows leave open."
 
 

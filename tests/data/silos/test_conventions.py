@@ -85,6 +85,8 @@ DAY = date(2024, 5, 6)
         ("06.05.2024 23:59", datetime(2024, 5, 6, 23, 59), datetime(2024, 6, 5, 23, 59)),
         ("5/6/2024 12:30:15 AM", datetime(2024, 6, 5, 0, 30, 15), datetime(2024, 5, 6, 0, 30, 15)),
         ("5/6/2024 1:00 pm", datetime(2024, 6, 5, 13), datetime(2024, 5, 6, 13)),
+        ("Mon, 06 May 2024 10:00:00 GMT", *[datetime(2024, 5, 6, 10)] * 2), ("Monday 6.5.2024", DAY, date(2024, 6, 5)),
+        ("Mon May 06 2024", DAY, DAY), ("Monaco 6.5.2024", None, None),
         ("2024-05-06T24:00", None, None), ("1.500", None, None), ("10:30", None, None),
     ],
 )  # fmt: skip
@@ -188,6 +190,7 @@ def test_thousands_that_contradict_the_same_column_elsewhere_are_not_guessed(tmp
             "'01/31/2024' is not written with the day first although other cells",
         ),
         (["31.01.24", "01.02.24", "02.02.24"], "data row 1: '31.01.24' has a year of two digits"),
+        (["31-Jan-24", "01-Feb-24", "2 March 24"], "data row 1: '31-Jan-24' has a year of two digits"),
         (
             ["$1,200", "$5.50", "$7"],
             "data row 1: '$1,200' is a number with something beside it; write the number alone",

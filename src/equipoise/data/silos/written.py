@@ -14,12 +14,15 @@ CLOCK = (
     r"(?:(?:[Tt]|,? +)(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:[.,](?P<part>\d{1,9}))?)?"
     r" *(?:(?P<half>[AaPp])\.?[Mm]\.?)? *(?P<zone>[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?)?"
 )
+WEEKDAY = "(?:[Mm]on|[Tt]ues?|[Ww]ed(?:nes)?|[Tt]hu(?:rs?)?|[Ff]ri|[Ss]at(?:ur)?|[Ss]un)(?:day)?"
 DATE = (
-    r"^(?:(?P<y1>\d{4})[-/.](?P<m1>\d{1,2})[-/.](?P<d1>\d{1,2})|(?P<one>\d{1,2})[-/.](?P<two>\d{1,2})[-/.](?P<y2>\d{4})"
+    rf"^(?:{WEEKDAY}[.,]? +)?"
+    r"(?:(?P<y1>\d{4})[-/.](?P<m1>\d{1,2})[-/.](?P<d1>\d{1,2})|(?P<one>\d{1,2})[-/.](?P<two>\d{1,2})[-/.](?P<y2>\d{4})"
     r"|(?P<d3>\d{1,2})[- ]?(?P<name>[A-Za-z]{3})[a-z]*[- ]?(?P<y3>\d{4})"
     rf"|(?P<before>[A-Za-z]{{3}})[a-z]*\.? (?P<d4>\d{{1,2}}),? (?P<y4>\d{{4}})){CLOCK}$"
 )
-SHORT_YEAR = r"^\d{1,2}[-/.]\d{1,2}[-/.]\d{2}(?:$|[^\d])"
+NAMED_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+SHORT_YEAR = rf"(?i)^(?:\d{{1,2}}[-/.]\d{{1,2}}[-/.]|\d{{1,2}}[-/. ]{NAMED_MONTH}[-/. ])\d{{2}}(?:$|[^\d])"
 CURRENCY = r"(?:[$€£¥]|EUR|USD|GBP|CHF)"
 AMOUNT = r"[-+]? ?\d[\d.,' ]*"
 MONEY = (
