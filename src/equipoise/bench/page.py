@@ -159,14 +159,15 @@ def picture(standings: Standings) -> str:
         panels += list(_panel(standings, methods, bounds, axis, k, x, width, line, top, heading))
     names = [_text(m, left - 12, top + line * (row + 0.5) + 4, "end") for row, m in enumerate(methods)]
     title = f"Skill over {len(standings.federations)} federations, less that of {standings.against}"
-    bottom = top + line * len(methods) + 60
-    said = (
-        f"Points of skill; to the right is better than {standings.against}. Bars: 95% bounds, orange where they are "
-        "all below it, green above. Grey dots: federations; those beyond the edge stand on it."
+    bottom = top + line * len(methods) + 76
+    lines = (
+        f"Points of skill; to the right is better than {standings.against}. Grey dots: federations; those beyond the "
+        "edge stand on it.",
+        "Bars: 95% bounds; orange, where they are all below zero, and green, where they are all above.",
     )
     head = _text(title, 12, 22, "start", style="font-size:15px;font-weight:bold")
-    foot = _text(said, 12, bottom - 14)
-    return pictures.document(title, left + 2 * width + gap + 30, bottom, head, *names, *panels, foot)
+    foot = [_text(text, 12, bottom - 28 + 17 * k) for k, text in enumerate(lines)]
+    return pictures.document(title, left + 2 * width + gap + 30, bottom, head, *names, *panels, *foot)
 
 
 def _pair(against: Against | None) -> tuple[Bounds, Bounds]:

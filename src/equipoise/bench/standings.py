@@ -2,8 +2,8 @@
 
 On a federation, a method's numbers are means over its splits. What differs from owner to owner is drawn anew by taking
 owners with replacement, the same ones for every method and split: bounds of differences are paired, and of splits only
-those that both methods have count. Over federations, these are drawn too, and within them their owners. Of few owners
-or federations, quantiles of such draws are too narrow: they are widened as Student's are over those of a normal one.
+those that both methods have count. Over federations, these are drawn too, and within them their owners. Bounds are
+Student's, of how such draws scatter: of few owners or federations their quantiles are too narrow.
 """
 
 import zlib
@@ -125,12 +125,14 @@ def _array(values: Sequence[float | None]) -> np.ndarray:
 
 
 def _bounds(values: np.ndarray, n: int, least: float = -np.inf, most: float = np.inf) -> Bounds:
-    """Of draws of n owners or federations, the first of which is what was measured."""
-    tail, middle = (1 - LEVEL) / 2, values[0]
-    low, high = np.quantile(values[1:], [tail, 1 - tail])
-    wider = np.sqrt(n / (n - 1)) * stats.t.ppf(1 - tail, n - 1) / stats.norm.ppf(1 - tail) if n > 1 else 1.0
-    low, high = (np.clip(middle + wider * (edge - middle), least, most) for edge in (low, high))
-    return Bounds(float(min(low, middle)), float(middle), float(max(high, middle)))
+    """Of draws of n owners or federations, the first of which is what was measured.
+
+    A worst fifth of draws is seldom worse than the one that was measured: what counts is how much they scatter.
+    """
+    middle, width = values[0], 0.0
+    if n > 1:
+        width = stats.t.ppf((1 + LEVEL) / 2, n - 1) * values[1:].std() * np.sqrt(n / (n - 1))
+    return Bounds(*(float(np.clip(edge, least, most)) for edge in (middle - width, middle, middle + width)))
 
 
 def _on(method: str, entries: Sequence[Entry], drawn: Drawn) -> OnFederation:
