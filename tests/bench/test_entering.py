@@ -120,7 +120,7 @@ def test_a_file_that_was_changed_is_run_again(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     level = "import numpy as np\n\n\ndef level(f):\n    return lambda owner, x: np.full((len(x), 2), [CHANCE])\n"
     found = []
-    for chance in ("0.3, 0.7", "0.6, 0.4"):
+    for chance in ("0.3, 0.7", "0.60, 0.40"):  # of another length: Python looks at a file's second and size
         (tmp_path / "levels.py").write_text(level.replace("CHANCE", chance))
         monkeypatch.delitem(sys.modules, "levels", raising=False)
         importlib.invalidate_caches()

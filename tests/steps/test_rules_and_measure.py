@@ -448,7 +448,7 @@ def scaffpd(shards, rule, eta, j, count, *, mu=0.1, rho=0.0, cap=1.0):
     """Algorithm 1 with every local step taken, in NumPy, against the exact saddle point."""
     n, dim = shards.n, shards.inputs.shape[-1]
     star = synthetic.saddle_point(shards, mu=mu, rho=rho, cap=cap)
-    ridge = synthetic._Ridge.of(shards, mu)
+    ridge = synthetic._Ridge.from_shards(shards, mu)
     x, lam, before = np.zeros(dim), np.full(n, 1 / n), None
     distance, gap = [], []
     for tau, sigma, theta in rounds(rule, count):
