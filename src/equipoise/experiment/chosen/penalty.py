@@ -46,9 +46,10 @@ def chosen(config: Config, walk: Walk) -> Choice:
     k = min(within)  # the largest: the grid falls
     others = sorted((j for j in range(len(tried)) if j != k), key=lambda j: sums.mean(j))
     what = "is the best" if k == best else "is the largest within one standard error of the best"
+    beside = "".join(f"; {tried[j]:g} has {sums.mean(j):.4f}" for j in others[:1])
     why = (
         f"of {len(tried)} penalties it {what} by the loss of rows left out, in five folds at the owners "
-        f"({sums.mean(k):.4f}; {tried[best]:g} has {sums.mean(best):.4f})"
+        f"({sums.mean(k):.4f}{beside})"
     )
     rows = tuple(
         {"value": l2, "loss": sums.mean(j), "behind": sums.behind(j)[0], "standard error": sums.behind(j)[1]}
