@@ -1,6 +1,7 @@
 """What a person at the terminal is told while a federation waits, agrees, compiles and trains."""
 
 import os
+import time
 
 from equipoise.deploy.server import status
 
@@ -48,3 +49,15 @@ def test_what_an_earlier_run_left_is_not_said(tmp_path):
     os.utime(tmp_path / status.STATUS, (1, 1))
     status.follower(tmp_path, said.append)()
     assert said == ["the server starts"]
+
+
+def test_a_file_whose_time_lies_a_tick_behind_the_clock_is_of_this_run(tmp_path):
+    said = []
+    follow = status.follower(tmp_path, said.append)
+    writer = status.StatusWriter(tmp_path, "three", ("north",), rounds=10)
+    writer.write(force=True)
+    tick = time.time() - 0.01
+    os.utime(tmp_path / status.STATUS, (tick, tick))
+    follow()
+    writer.close("stopped")
+    assert said == ["waiting for sites, 1 of 1 to come: north"]

@@ -165,11 +165,12 @@ def describe(status: Status, folder: Path) -> str:
 
 LOOK = 0.5  # seconds between two looks at the status
 FIRST_SILENCE, LONGEST_SILENCE = 5.0, 60.0  # seconds between two lines about a run that does the same as before
+TICK = 0.05  # seconds by which the time of a file may lie behind the clock
 
 
 def follower(folder: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Callable:
     """Says what the run of a folder is doing, when that changes and now and then; to be called all the while."""
-    before, next_look, next_line, silence, since = "", 0.0, 0.0, FIRST_SILENCE, time.time()
+    before, next_look, next_line, silence, since = "", 0.0, 0.0, FIRST_SILENCE, time.time() - TICK
 
     def follow() -> None:
         nonlocal before, next_look, next_line, silence
