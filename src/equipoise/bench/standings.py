@@ -201,7 +201,7 @@ def _overall(
 
 
 def compared(method: str, against: str, drawn: Mapping[str, Drawn]) -> Against | None:
-    """On the splits that both have; None where there are none, or the two are the same."""
+    """On the splits that both have; None if they share no split, or are the same method."""
     both = {name: d for name, d in drawn.items() if _splits(d, method, against)}
     if not both or method == against:
         return None

@@ -25,7 +25,7 @@ LEAST_CURVATURE, MOST_CURVATURE = 1e-3, 1e3  # kappa, in curvatures of the local
 POOR, GOOD = 0.25, 0.5  # of the predicted decrease: below the model is damped, above it is freed, as in trust regions
 FIRST_DAMPING, MOST_DAMPING = 0.25, 64.0  # nu: the first that is felt; with the most, local steps are about 1/L again
 MORE_DAMPING, LESS_DAMPING = 2.0, 3.0  # factors: back sooner than forth, for most failures have passed after one
-NO_DAMPING = 0.05  # less than this is none
+NO_DAMPING = 0.05  # anything smaller is set to zero
 LOST_TRIAL, LOST_DAMPING = 4.0, 1.0  # nobody could say anything of a trial, so it went much too far: factor, least
 
 # The curvature inside the directions: directions.py
@@ -40,7 +40,7 @@ NO_DESCENT = 1e-3  # cosine of c and d: local steps that go across c are noise, 
 UNEXPLAINED = 0.1  # of kappa: the curvature along d that D cannot explain is at least this
 SHORTEST_TRIAL = 1e-2  # steps along d at least, or d teaches nothing
 IN_A_ROW = 3  # trials that were taken back before the gradient mapping, which cannot fail
-PREDICTION_ROUNDING = 50  # units of rounding in the robust value: a smaller decrease is none
+PREDICTION_ROUNDING = 50  # units of rounding in the robust value: a smaller decrease counts as zero
 SLOPE_ROUNDING = 1e3  # and as often the slope of one that is done
 
 # Whom to hear: sampling.py

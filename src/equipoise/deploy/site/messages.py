@@ -167,7 +167,7 @@ def open_job(job: Job) -> Open:
 
 
 def guarded(name: str, answer: Callable[[], RecordDict]) -> RecordDict:
-    """The answer, or the reason why there is none."""
+    """The answer, or an error that says why the site does not give one."""
     try:
         return answer()
     except Refusal as refusal:

@@ -523,12 +523,12 @@ async def answer(send: Send, status: int, why: str) -> None:
 
 
 def text(scope: Scope, name: bytes) -> bytes:
-    """The value of a header; empty where there is none."""
+    """The value of a header; empty if it is missing."""
     return next((value for key, value in scope["headers"] if key == name), b"")
 
 
 def header(scope: Scope, name: bytes, most: float = 1e6) -> float:
-    """A number of seconds, replies or bytes; 0 where there is none."""
+    """A number of seconds, replies or bytes; 0 if the header is missing or no number."""
     try:
         return max(0.0, min(float(text(scope, name)), most))
     except ValueError:
