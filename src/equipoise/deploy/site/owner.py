@@ -29,7 +29,7 @@ from equipoise.data.silos.site import Pair
 from equipoise.deploy.site.messages import Job
 from equipoise.errors import not_none, refuse_unless
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import network_config
+from equipoise.experiment.convexify.stages import network_config
 from equipoise.experiment.problems import Problem
 from equipoise.files import make_folder, write_whole
 from equipoise.privacy.policy import Policy
