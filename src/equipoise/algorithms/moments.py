@@ -6,6 +6,7 @@ the parts of. Sums are in double precision; run it under jax.enable_x64(True).
 
 import jax.numpy as jnp
 
+from equipoise.algorithms.measurement import measurement
 from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.leaves import numbers_are_leaves
@@ -31,13 +32,5 @@ def moments(features: int, sample: Sample) -> Algorithm[Moments, None]:
         nothing = jnp.zeros(features, jnp.float64)
         return Moments(jnp.zeros((), jnp.float64), nothing, nothing)
 
-    return Algorithm(
-        name="moments",
-        n=n,
-        size=features,
-        prepare=lambda shard: shard,
-        init=init,
-        init_client=lambda x: None,
-        round=(Exchange("sums", sample.open, send_nothing, work, close),),
-        model=lambda server: server.total,
-    )
+    sums = Exchange("sums", sample.open, send_nothing, work, close)
+    return measurement("moments", n, features, sums, init=init, model=lambda server: server.total)

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from equipoise import models
+from equipoise.algorithms.first_model import first_model
 from equipoise.data.shards import OwnerRows
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
@@ -49,7 +50,7 @@ from equipoise.privacy import policy
 from equipoise.protocol import Vector
 from equipoise.pytorch.features import check_last, check_returned, module_features, on_features
 from equipoise.pytorch.site import TorchSite, seeded, torch_site
-from equipoise.pytorch.spec import ModuleSpec, first_model
+from equipoise.pytorch.spec import ModuleSpec
 from equipoise.pytorch.task import TEST, TRAIN, callback_score
 
 MODEL = "model.pt"

@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from jax.flatten_util import ravel_pytree
 from pydantic import ValidationError
 
+from equipoise.algorithms.first_model import first_model
 from equipoise.algorithms.moments import moments
 from equipoise.algorithms.second_moments import metric_from, second_moments
 from equipoise.cohorts import everyone
@@ -44,7 +45,7 @@ from equipoise.models.gradient_features import scaling
 from equipoise.privacy.disclosure import disclosed, sums_of_features, sums_of_moments
 from equipoise.privacy.policy import NOT_APPROVED
 from equipoise.protocol import Algorithm, Data, Vector
-from equipoise.pytorch.spec import agreed_module, first_model
+from equipoise.pytorch.spec import agreed_module
 
 APPROVAL = (2.0, 30.0)  # seconds between two looks whether a run has been approved, at first and later on
 
