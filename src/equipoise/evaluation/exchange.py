@@ -57,7 +57,7 @@ class Server(NamedTuple):
     """The models, which of them is out, and what was heard of it."""
 
     models: Float[Array, "r d"]
-    at: Int[Array, ""]
+    current: Int[Array, ""]
     heard: PerClient
 
 
@@ -87,10 +87,10 @@ def evaluation(
         return shard  # scores need the rows themselves, not what training made of them
 
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server._replace(at=server.at + 1), sample(key)
+        return server._replace(current=server.current + 1), sample(key)
 
     def send(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.models[server.at]
+        return server.models[server.current]
 
     def score_model(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         part: Any = None if own is None else own.fit(x, data.train)
@@ -146,7 +146,7 @@ def evaluation(
         task.size if isinstance(task, Task) else 0 if models is None else models.shape[-1],
         Exchange("evaluate", choose, send, score_model, listen),
         init=init,
-        model=lambda server: server.models[server.at],
+        model=lambda server: server.models[server.current],
         prepare=prepare,
     )
 
