@@ -127,6 +127,7 @@ def simulate(
     check_data(algorithm, flat, data)
     check_every(every)
     origin = made_from(algorithm, data)
+    check_outside("simulate", origin.settings)  # numbers in closures are no leaves
     numbers, structure = numbers_of(algorithm, flat.dtype), jax.tree.structure(algorithm)
     check_memory(jax.eval_shape(starting(structure), numbers, flat), algorithm)
     shard, largest = jax.eval_shape(outline_of(structure), numbers, flat, data, key)
@@ -146,7 +147,7 @@ def simulate(
         data = jax.device_put(data)
         state = in_precision(products, starting(structure))(numbers, flat)
         # What a method leaves to its task does not depend on the numbers: one program for all such methods.
-        shared = prepares_one_way(structure, numbers, algorithm.prepare)
+        shared = jax.eval_shape(preparation_of(structure), numbers).func is algorithm.prepare
         prepared = preparing(algorithm.prepare) if shared else partial(preparing_with(structure), numbers)
         source, finite = in_precision(products, prepared)(data)
         require_finite(finite)
@@ -231,7 +232,7 @@ def in_chunks(
     every: int | None,
     interrupted: list,
 ) -> Iterator[Chunk]:
-    """The loop of every driver: from round `at` to `rounds` by advance(state, stop), in chunks of about CHUNK_SECONDS.
+    """The loop of every driver: from round `reached` to `rounds` by advance(state, stop), in chunks of CHUNK_SECONDS.
 
     A chunk has at most `most` rounds, and none goes beyond a multiple of `every`.
     """
@@ -282,11 +283,10 @@ def preparing(preparation: Callable[[Data], Data]) -> Callable:
     return compiled(lambda data: (prepare(preparation, data), all_finite(data)))
 
 
-def prepares_one_way(structure: PyTreeDef, numbers: list[Array], preparation: Callable[[Data], Data]) -> bool:
-    """Whether all algorithms of that structure prepare data in this one way; nothing is computed."""
-    preparations: list[Callable] = []
-    jax.eval_shape(lambda numbers: preparations.append(structure.unflatten(numbers).prepare), numbers)
-    return preparations[0] is preparation
+@cached_program
+def preparation_of(structure: PyTreeDef) -> Callable:
+    """How algorithms of that structure prepare data; the function itself is in the form of what comes back."""
+    return compiled(lambda numbers: Partial(structure.unflatten(numbers).prepare))
 
 
 @cached_program

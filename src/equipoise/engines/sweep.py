@@ -117,7 +117,7 @@ def sweep(
     require(len(trials) > 0, "there are no trials; give at least one")
     check_every(every)
     for trial in trials:
-        check_outside("sweep", trial.algorithm, trial.x, trial.data, trial.key)
+        check_outside("sweep", trial.algorithm, made_from(trial.algorithm).settings, trial.x, trial.data, trial.key)
     forms = [as_vector(t.x) for t in trials]
     trials = [
         t._replace(x=x, key=as_key(t.key), lost=_operand(t.lost)) for t, (x, _) in zip(trials, forms, strict=True)
