@@ -1,15 +1,18 @@
 """From settings to a method: an objective, step sizes, an algorithm."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import PyTreeDef
+from jax.typing import DTypeLike
 
 from equipoise import algorithms, cohorts, objectives, steps
+from equipoise._jax import cached_program, compiled
 from equipoise.algorithms.clipping import has_field
 from equipoise.algorithms.private import private_scaffpd
 from equipoise.algorithms.scaffpd_sums import MOST_TILT
@@ -24,6 +27,7 @@ from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own
 from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Choice
+from equipoise.leaves import numbers_of
 from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Wire, wire
 from equipoise.tasks import Task, WithBaseline, less_baseline
@@ -372,3 +376,16 @@ def known_saddle(config: Config, problem: Problem) -> np.ndarray | None:
         return None
     rho = settings.rho if settings.name == "chi2" else 0.0
     return synthetic.saddle_point(problem.train, mu=least(problem.l2), rho=rho, cap=caps[settings.name]).x
+
+
+def weights_of(algorithm: Algorithm, dtype: DTypeLike) -> Callable[[Any], Any]:
+    """The clients' weights of a server, by a program that all algorithms of that structure share."""
+    numbers = numbers_of(algorithm, dtype)
+    if not numbers:
+        return algorithm.weights
+    return lambda server: _weights(jax.tree.structure(algorithm))(numbers, server)
+
+
+@cached_program
+def _weights(structure: PyTreeDef) -> Callable:
+    return compiled(lambda numbers, server: structure.unflatten(numbers).weights(server))

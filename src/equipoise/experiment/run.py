@@ -24,7 +24,7 @@ from equipoise.experiment.chosen import settle
 from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.stages import Trained, convexify, given_network, network_config, trained_network
-from equipoise.experiment.methods import BuiltMethod, baselines_of, build_method, training_rows
+from equipoise.experiment.methods import BuiltMethod, baselines_of, build_method, training_rows, weights_of
 from equipoise.experiment.personal import models as personal
 from equipoise.experiment.personal import own_parts
 from equipoise.experiment.personal.baselines import OwnFit
@@ -45,7 +45,6 @@ from equipoise.experiment.writer import (
     crossing_of,
     local_evaluator,
     validator,
-    weights_of,
 )
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key

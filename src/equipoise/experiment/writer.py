@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.tree_util import PyTreeDef
-from jax.typing import DTypeLike
 
 from equipoise import certificates, evaluation, files
 from equipoise._jax import cached_program, compiled
@@ -227,19 +226,6 @@ class RunWriter:
     def close(self) -> None:
         for board in self.boards:
             board.close()
-
-
-def weights_of(algorithm: Algorithm, dtype: DTypeLike) -> Callable[[Any], Any]:
-    """The clients' weights of a server, by a program that all algorithms of that structure share."""
-    numbers = numbers_of(algorithm, dtype)
-    if not numbers:
-        return algorithm.weights
-    return lambda server: _weights(jax.tree.structure(algorithm))(numbers, server)
-
-
-@cached_program
-def _weights(structure: PyTreeDef) -> Callable:
-    return compiled(lambda numbers, server: structure.unflatten(numbers).weights(server))
 
 
 def crossing_of(algorithm: Algorithm, problem: Problem) -> Sequence[Wire]:

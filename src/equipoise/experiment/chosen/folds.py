@@ -35,7 +35,7 @@ from equipoise.data.shards import Shards, client_shapes
 from equipoise.engines.simulator import simulate
 from equipoise.errors import not_none
 from equipoise.experiment.config import Config
-from equipoise.experiment.methods import build_dual
+from equipoise.experiment.methods import build_dual, weights_of
 from equipoise.experiment.personal.baselines import Parts, mean
 from equipoise.experiment.problems import Problem
 from equipoise.protocol import Algorithm, RandomKey, Vector, wire
@@ -117,7 +117,7 @@ class Walk:
         rows = OnPath(self.train, self.metric, extra)
         end = simulate(made, self.model, rows, self.seed, rounds=rounds)
         self.model, self.begun = end.model, True
-        weights = not_none(made.weights)(end.server)
+        weights = weights_of(made, problem.x.dtype)(end.server)
         judged = _judge(task)(end.model, weights, self.train, self.folds, self.metric, self.spectrum, extra)
         self._count(made, rows, rounds)
         losses = np.asarray(judged, np.float64)
