@@ -105,6 +105,7 @@ def compiled(function: Callable, *, quickly: bool | None = None, **options: Any)
             return function(*args, **named)  # a part of another program, which has settings of its own
         return (quick if numbers_in((args, named)) <= LITTLE else usual)(*args, **named)
 
+    by_size.trace = usual.trace  # type: ignore[attr-defined]  # which has no settings yet, and is kept for both
     return by_size
 
 

@@ -302,7 +302,7 @@ streaming = cached_program(stream.programs)
 @cached_program
 def starting(structure: PyTreeDef) -> Callable:
     """The state before the first round."""
-    return compiled(lambda numbers, x: kernel.init(structure.unflatten(numbers), x))
+    return compiled(lambda numbers, x: kernel.init(structure.unflatten(numbers), x), quickly=False)
 
 
 @cached_program
