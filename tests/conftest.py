@@ -107,7 +107,7 @@ LONGEST = (
     "laws/test_laws.py",
     "laws/test_every_dual.py",
     "deploy/test_federated_run.py",
-    "experiment/test_convexify.py",
+    "experiment/convexify/test_stages.py",
     "algorithms/test_scaffpd_model.py",
     "cli/test_experiments.py",
     "flower/test_mixed.py",
