@@ -576,7 +576,7 @@ def _columns(names: tuple[str, ...], problem: Problem) -> tuple[int, ...]:
 
 @cache
 def cached(factory: Callable[..., Made]) -> Callable[..., Made]:
-    """The same task, or model, for the same shape, so that what is compiled for it serves other divisions of the data."""
+    """The same task or model for the same shape, so that what is compiled for it serves other divisions of the data."""
     return lru_cache(maxsize=16)(factory)
 
 
