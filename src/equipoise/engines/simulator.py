@@ -164,7 +164,7 @@ def simulate(
         )
         source, finite = in_precision(products, prepared)(data)
         require_finite(finite)
-        source = layout.share(as_given(data) if source is None else source)
+        source = layout.place_shared(as_given(data) if source is None else source)
         programs = partial(rounds_of, structure, layout)
     del data
     row = jax.eval_shape(recorded, keep, state.server)

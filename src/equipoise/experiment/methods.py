@@ -1,22 +1,20 @@
 """From settings to a method: an objective, step sizes, an algorithm."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import PyTreeDef
-from jax.typing import DTypeLike
 
 from equipoise import algorithms, cohorts, objectives, steps
-from equipoise._jax import cached_program, compiled
 from equipoise.algorithms.clipping import has_field
 from equipoise.algorithms.private import private_scaffpd
 from equipoise.algorithms.scaffpd_sums import MOST_TILT
 from equipoise.certificates import resolution
+from equipoise.data import ClientData
 from equipoise.data.datasets import synthetic
 from equipoise.data.shards import client_shapes
 from equipoise.errors import not_none, require
@@ -27,7 +25,6 @@ from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own
 from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Choice
-from equipoise.leaves import numbers_of
 from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Wire, wire
 from equipoise.tasks import Task, WithBaseline, less_baseline
@@ -60,7 +57,7 @@ def _less_baseline(task: Task) -> Task:
     return less_baseline(task)
 
 
-def training_rows(config: Config, problem: Problem, train: Any) -> Any:
+def training_rows(config: Config, problem: Problem, train: ClientData) -> Any:
     """The rows that a method is given, with the owners' baselines where it looks at gains and they alone know them."""
     base, train = baselines_of(config, problem), problem.in_metric(train)
     if base is None or not algorithms.named(config.algorithm.name).weighs_itself:
@@ -244,7 +241,7 @@ def _with_local_steps(
 
 
 def _projected(
-    algorithm: Algorithm, config: Config, problem: Problem, settings: Mapping[str, Any], notes: list[str]
+    algorithm: Algorithm, config: Config, problem: Problem, settings: Mapping[str, object], notes: list[str]
 ) -> Algorithm:
     if not (config.federation and _projects(config, problem, settings)):
         return algorithm
@@ -376,16 +373,3 @@ def known_saddle(config: Config, problem: Problem) -> np.ndarray | None:
         return None
     rho = settings.rho if settings.name == "chi2" else 0.0
     return synthetic.saddle_point(problem.train, mu=least(problem.l2), rho=rho, cap=caps[settings.name]).x
-
-
-def weights_of(algorithm: Algorithm, dtype: DTypeLike) -> Callable[[Any], Any]:
-    """The clients' weights of a server, by a program that all algorithms of that structure share."""
-    numbers = numbers_of(algorithm, dtype)
-    if not numbers:
-        return algorithm.weights
-    return lambda server: _weights(jax.tree.structure(algorithm))(numbers, server)
-
-
-@cached_program
-def _weights(structure: PyTreeDef) -> Callable:
-    return compiled(lambda numbers, server: structure.unflatten(numbers).weights(server))

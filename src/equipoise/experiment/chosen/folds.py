@@ -35,9 +35,10 @@ from equipoise.data.shards import Shards, client_shapes
 from equipoise.engines.simulator import simulate
 from equipoise.errors import not_none
 from equipoise.experiment.config import Config
-from equipoise.experiment.methods import build_dual, weights_of
+from equipoise.experiment.methods import build_dual
 from equipoise.experiment.personal.baselines import Parts, mean
 from equipoise.experiment.problems import Problem
+from equipoise.experiment.writer import weights_of
 from equipoise.protocol import Algorithm, RandomKey, Vector, wire
 from equipoise.tasks import Task
 from equipoise.tasks.metric import Metric, Spectrum, model_of, spectrum
