@@ -56,7 +56,7 @@ MOST_RECORDED = 1024  # rounds of them
 # many runs have no others. How many depends on sizes only, so that who stops and resumes gets the same numbers.
 QUICK_WORK = 1 << 25  # numbers of data times those of the model, in all these rounds: what they lose by it is small
 PAIRS_OF_CLIENTS = 1 << 6  # what a pair of clients counts, which servers that keep what each says may multiply
-FEWEST_QUICK = 16  # rounds, for which another program is worth while
+FEWEST_QUICK, MOST_QUICK = 16, 128  # rounds: for fewer, another program is not worth while; more are seldom asked for
 
 
 class Result(NamedTuple, Generic[Server, Client, Model]):
@@ -274,7 +274,7 @@ def in_chunks(
 def quick_rounds(data: ClientData, parameters: int, n: int) -> int:
     """How many rounds run in the program that compiles sooner."""
     rounds = QUICK_WORK // (numbers_in(data) * parameters + PAIRS_OF_CLIENTS * n**2)
-    return rounds if rounds >= FEWEST_QUICK and compiles_quickly() else 0
+    return min(rounds, MOST_QUICK) if rounds >= FEWEST_QUICK and compiles_quickly() else 0
 
 
 def products_in(products: Products | None) -> AbstractContextManager[None]:
