@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from equipoise.algorithms.measurement import measurement
 from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.cohorts import everyone
 from equipoise.data.shards import OwnerRows
@@ -93,13 +94,5 @@ def fine_tuning(
     def init(x: Vector) -> Server:
         return Server(x, FineTuned(*(jnp.zeros(n, x.dtype) for _ in FineTuned._fields)))
 
-    return Algorithm(
-        name="fine_tuning",
-        n=n,
-        size=task.size,
-        prepare=prepare,
-        init=init,
-        init_client=lambda x: x,
-        round=(Exchange("tune", everybody.open, send_model, tune, note, writes=True),),
-        model=lambda server: server.x,
-    )
+    exchange = Exchange("tune", everybody.open, send_model, tune, note, writes=True)
+    return measurement("fine_tuning", n, task.size, exchange, init=init, prepare=prepare, init_client=lambda x: x)

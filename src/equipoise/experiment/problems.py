@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ from equipoise.tasks.moreau import Personal
 from equipoise.tasks.squares import Gram, Kernel
 from equipoise.tasks.task import least
 
+Made = TypeVar("Made")
 # Of l2, what an intercept has unless told: too little to be seen in a prediction, enough for certificates to rest on.
 FREE = 1e-3
 MOST_FITTED = 1e9  # clients times rows times parameters: some minutes of a core
@@ -528,7 +529,7 @@ def problem_of(
         convex = settings.name == "linear"  # every loss of models.LOSSES is convex in the outputs
         score = models.LOSSES[loss]
         options |= {"convex": convex, "bend": models.BENDS[loss]}
-        task = tasks.task_of(model.init, model.apply, score, name=settings.name, **options)
+        task = cached(tasks.task_of)(model.init, model.apply, score, name=settings.name, **options)
         if line:  # (output - label)^2 has the curvature 2
             task = task._replace(linear=tasks.Linear(features, outputs, True, 2.0, l2, task.loss))
     elif loss == "cross_entropy":
@@ -574,8 +575,8 @@ def _columns(names: tuple[str, ...], problem: Problem) -> tuple[int, ...]:
 
 
 @cache
-def cached(factory: Callable[..., Task]) -> Callable[..., Task]:
-    """The same task for the same shape, so that what is compiled for it serves other divisions of the data."""
+def cached(factory: Callable[..., Made]) -> Callable[..., Made]:
+    """The same task or model for the same shape, so that what is compiled for it serves other divisions of the data."""
     return lru_cache(maxsize=16)(factory)
 
 
@@ -596,7 +597,8 @@ def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> 
             integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
             require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
             arguments = (outputs, settings.hidden[0])
+    make = models.MODELS[settings.name]
     try:
-        return models.MODELS[settings.name](*arguments, **settings.options)
+        return (cached(make) if settings.name == "linear" else make)(*arguments, **settings.options)
     except TypeError as error:
         raise InputError(f"model.options does not fit a {settings.name} ({error}); see equipoise.models") from None

@@ -56,11 +56,16 @@ def write_row_scores(folder: Path, problem: Problem, x: Vector, rows: Any, score
 
 
 def calibration_of(problem: Problem, x: Vector, rows: Any) -> tuple[tuple[float, float, int], ...]:
-    """Tenths of the scored rows, from the least likely to the likeliest; empty where there are no probabilities."""
+    """Tenths of the scored rows, from the least likely to the likeliest.
+
+    Empty where there are no probabilities, or some are not numbers: those of a model that diverged.
+    """
     if problem.base is None:
         return ()
     columns = [evaluation.of_rows(problem.plain_task, x, rows, name) for name in ("predicted", "observed")]
     chance, came = (np.asarray(values, np.float64) for values in columns)
+    if not np.isfinite(chance).all():
+        return ()
     order = np.argsort(chance, kind="stable")
     parts = [part for part in np.array_split(order, TENTHS) if part.size]
     return tuple((float(chance[part].mean()), float(came[part].mean()), part.size) for part in parts)

@@ -24,7 +24,7 @@ from equipoise.experiment import folders, origin, records
 from equipoise.experiment.chosen import settle
 from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import Trained, convexify, given_network, network_config, trained_network
+from equipoise.experiment.convexify.stages import Trained, convexify, given_network, network_config, trained_network
 from equipoise.experiment.methods import BuiltMethod, baselines_of, build_method, training_rows
 from equipoise.experiment.personal import models as personal
 from equipoise.experiment.personal import own_parts

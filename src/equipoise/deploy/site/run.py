@@ -63,7 +63,7 @@ from equipoise.deploy.wire.secure import SecureSite
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import feature_maker, scaled
+from equipoise.experiment.convexify.stages import feature_maker, scaled
 from equipoise.experiment.personal.baselines import own_loss
 from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.records import JsonRecord
