@@ -164,7 +164,7 @@ def test_past_the_budget_is_refused_and_logged_and_the_others_go_on(tmp_path):
 
 
 @pytest.mark.thorough(
-    witness="deploy/test_secure_run.py::test_a_private_run_spends_its_budget_and_a_site_refuses_what_goes_beyond"
+    witness="::test_past_the_budget_is_refused_and_logged_and_the_others_go_on"
 )
 def test_a_private_run_over_the_network_takes_more_local_steps(tmp_path):
     """SCAFF-PD with two: a loss and three gradients in every round are counted."""

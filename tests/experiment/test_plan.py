@@ -121,7 +121,6 @@ def test_of_equal_settings_the_better_average_is_chosen():
     assert plan._best(found[2:], "worst20") == {"lr": 3}
 
 
-@pytest.mark.thorough(witness="::test_of_equal_settings_the_better_average_is_chosen")
 def test_a_sweep_chooses_on_its_tuning_seeds_and_reports_on_the_others(tmp_path, monkeypatch):
     study = plan.sweep(STUDY)
     cells = plan.run_study(study, tmp_path)

@@ -18,7 +18,6 @@ from tests.searches import tiny
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.thorough(witness="::test_a_second_comparison_in_the_same_folder_is_told_who_writes_it")
 def test_writers_started_at_random_moments_leave_one_whole_run(tmp_path):
     tiny.silos(tmp_path / "silos")
     refused = 0

@@ -264,10 +264,11 @@ def setup(
     told = None if baselines is None else baselines.tobytes()
     noise = None if config.privacy is None else draw
     key = config.toml(), agreed.model_copy(update={"run": ""}).model_dump_json(), told, noise
-    _last_made[key] = _last_made.pop(key, None) or _made(config, agreed, None, None, draw, baselines)
+    made = _last_made.pop(key) if key in _last_made else _made(config, agreed, None, None, draw, baselines)
+    _last_made[key] = made
     for old in [*_last_made][:-KEPT]:
         del _last_made[old]
-    return _last_made[key]._replace(digest=digest)
+    return made._replace(digest=digest)
 
 
 KEPT = 8
