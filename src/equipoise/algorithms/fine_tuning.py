@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import Float
 
 from equipoise.algorithms.measurement import measurement
@@ -36,7 +37,7 @@ class Split(NamedTuple):
     def sizes(self) -> Array:
         return self.train.sizes
 
-    def client(self, i: Any) -> "Split":
+    def client(self, i: ArrayLike) -> "Split":
         return Split(self.train.client(i), self.validation.client(i))
 
 

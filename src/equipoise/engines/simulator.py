@@ -151,7 +151,7 @@ def simulate(
         prepared = preparing(algorithm.prepare) if shared else partial(preparing_with(structure), numbers)
         source, finite = in_precision(products, prepared)(data)
         require_finite(finite)
-        source = layout.share(as_given(data) if source is None else source)
+        source = layout.place_shared(as_given(data) if source is None else source)
         program = rounds_of(structure, layout)
     del data
     row = jax.eval_shape(recorded, keep, state.server)

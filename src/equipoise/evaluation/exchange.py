@@ -227,7 +227,7 @@ def evaluator(
     if layout.spread:
         source = PreparedData(SpreadData(layout.of_clients(by_client(data))))
     else:
-        source = layout.share(as_given(jax.device_put(data)))
+        source = layout.place_shared(as_given(jax.device_put(data)))
     key = layout.place(as_key(key))
     return lambda x: jax.device_get(judged(layout.place(x), source, key))
 

@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 
 from equipoise import evaluation, models, steps, tasks
 from equipoise.artifact import Artifact
-from equipoise.data import partition, pool, silos
+from equipoise.data import ClientData, partition, pool, silos
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue, synthetic
 from equipoise.data.pool import Pool
@@ -33,7 +33,7 @@ from equipoise.experiment.config import Config, DataSettings
 from equipoise.experiment.personal.baselines import OwnFit, own_fits
 from equipoise.models import Model
 from equipoise.models.model import Params
-from equipoise.protocol import Vector
+from equipoise.protocol import Data, Vector
 from equipoise.tasks import Convexity, Metric, Task, WithMetric, moreau_envelope
 from equipoise.tasks.metric import ShardInMetric, stretch
 from equipoise.tasks.moreau import Personal
@@ -132,11 +132,11 @@ class Problem:
         """`task`, in the metric where there is one."""
         return self.task if self.conditioning is None else self.conditioning.task
 
-    def in_metric(self, rows: Any) -> Any:
+    def in_metric(self, rows: ClientData) -> Any:
         """Rows of all clients, for `trained_task`."""
         return rows if self.conditioning is None else WithMetric(rows, self.conditioning.metric)
 
-    def shard_in_metric(self, shard: Any) -> Any:
+    def shard_in_metric(self, shard: Data) -> Any:
         """One client's rows, for `trained_task`."""
         return shard if self.conditioning is None else ShardInMetric(shard, self.conditioning.metric)
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jaxtyping import PyTree
 
 from equipoise.algorithms.first_model import first_model
 from equipoise.data.shards import OwnerRows
@@ -125,7 +126,7 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
         Buffers(site.module, folder / f"buffers-{agreed.run}.pt").restore()
         rows = OwnerRows(site.shard, not_none(site.test))
 
-        def save(message: Any, state: Any) -> None:
+        def save(message: PyTree, state: PyTree) -> None:
             site.save(message[0], folder / MODEL)
 
         return site.job(now.scoring, config=now.digest, then=save)._replace(shard=rows)

@@ -74,7 +74,7 @@ class Memory(NamedTuple):
         except tensors.Misfit:
             raise Refusal("what this site remembered of the run is of another algorithm or model") from None
 
-    def keep(self, where: Address, exchange: int, state: Any) -> None:
+    def keep(self, where: Address, exchange: int, state: PyTree) -> None:
         """Adds a state, and drops those that the server will not go back to."""
         states, new = self.states(), mark(where.attempt, where.round, exchange)
         check_order(states, new)

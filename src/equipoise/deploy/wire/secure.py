@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from jaxtyping import PyTree
 
 from equipoise.deploy.server.sites import ConnectedSites, why_not
 from equipoise.deploy.wire.messages import Address, ExchangeSpec, program, unpack
@@ -131,7 +132,7 @@ class AgreedSteps:
         self.open, self.server = program(algorithm.round[0].open), algorithm.init(x)
         self.largest: list[dict[str, float]] = []
 
-    def check(self, round: int, message: Any) -> None:
+    def check(self, round: int, message: PyTree) -> None:
         """A Refusal where a message has larger ones."""
         given = {name.rpartition(".")[2]: a for name, a in named(message)}
         for what in {"sigma", "theta"} & given.keys():
@@ -147,7 +148,7 @@ class AgreedSteps:
             )
 
 
-def _is_steps(tree: Any) -> bool:
+def _is_steps(tree: PyTree) -> bool:
     return isinstance(tree, StepSizes)
 
 

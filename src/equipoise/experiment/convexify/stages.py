@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from equipoise import artifact, cohorts, models, tasks
@@ -309,5 +310,5 @@ def scaled(data: Any, agreed: Scaling) -> Any:
 
 
 @jax.jit
-def _shifted_and_scaled(inputs: Any, mean: Any, scale: Any) -> Any:
+def _shifted_and_scaled(inputs: Any, mean: Array, scale: Array) -> Any:
     return (inputs - jnp.broadcast_to(mean, inputs.shape)) * jnp.broadcast_to(scale, inputs.shape)
