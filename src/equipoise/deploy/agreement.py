@@ -261,9 +261,9 @@ def setup(
     digest = digest_of(config, agreed)
     if task is not None or scores is not None:
         return _made(config, agreed, task, scores, draw, baselines)._replace(digest=digest)
-    told = None if baselines is None else baselines.tobytes()
+    compared = None if baselines is None else baselines.tobytes()
     noise = None if config.privacy is None else draw
-    key = config.toml(), agreed.model_copy(update={"run": ""}).model_dump_json(), told, noise
+    key = config.toml(), agreed.model_copy(update={"run": ""}).model_dump_json(), compared, noise
     made = _last_made.pop(key) if key in _last_made else _made(config, agreed, None, None, draw, baselines)
     _last_made[key] = made
     for old in [*_last_made][:-KEPT]:
