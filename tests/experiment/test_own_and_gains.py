@@ -113,7 +113,8 @@ def test_baselines_against_scipy():
     rng = np.random.default_rng(0)
     a, noise = rng.normal(size=(60, 2)), rng.normal(size=60)
     y = (a @ [1.0, -2.0] + noise > 1).astype(np.int32)
-    from equipoise.experiment.personal.baselines import L2, fold
+    from equipoise.experiment.personal.baselines import L2
+    from equipoise.experiment.personal.paths import fold
     from equipoise.tasks import own_part, softmax_regression
 
     task = own_part(softmax_regression(2, 2, l2=0.1))
