@@ -67,7 +67,7 @@ def test_a_tuned_model_is_the_least_of_loss_and_pull(federation):
     def objective(v):  # of the difference of the two outputs: slopes, intercept, own intercept
         z = a @ v[:3] + v[3] + v[4]
         pulled = float(found.pull) / 4 * (np.sum((v[:3] - W) ** 2) + v[3] ** 2)
-        return np.mean(np.logaddexp(0, z) - y * z) + pulled + v[4] ** 2 / (4 * len(y))
+        return np.mean(np.logaddexp(0, z) - y * z) + pulled + v[4] ** 2 / (2 * len(y))
 
     best = minimize(objective, np.zeros(5), tol=1e-10).x
     weights = np.asarray(found.model[:6]).reshape(2, 3)

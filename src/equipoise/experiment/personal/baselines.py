@@ -26,7 +26,7 @@ from equipoise.tasks.task import Scalar
 
 FEWEST = 2 * FOLDS  # rows, below which there are no folds
 ROOM = 1024  # rows, up to which all owners are padded alike
-L2 = (1.0, 1e-1, 1e-2, 1e-3)
+L2 = (4.0, 0.6, 0.06, 0.006, 0.0006)
 Tell = Callable[[int, int], None]
 
 

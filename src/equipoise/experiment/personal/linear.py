@@ -19,6 +19,7 @@ from equipoise.data.shards import Shards
 from equipoise.errors import not_none
 from equipoise.protocol import Vector
 from equipoise.tasks import Task
+from equipoise.tasks.own import ridge_of
 
 LARGEST = 512  # parameters that are solved for at once
 BLOCK = 1024  # rows at a time
@@ -176,10 +177,12 @@ class _Rows:
         return jnp.einsum("fs,fsnm->fnm", self.weights, everywhere)
 
     def fitted(self, state: State, penalty: Array) -> State:
+        models = self.folds + 1
+        of_part = ridge_of(self.examples.bend) / self.sizes[:, None]
         ridge = jnp.concatenate(
             [
-                jnp.full((self.folds + 1, self.shared), penalty, self.dtype),
-                jnp.broadcast_to(1 / self.sizes[:, None], (self.folds + 1, self.a.shape[-1] - self.shared)),
+                jnp.full((models, self.shared), penalty, self.dtype),
+                jnp.broadcast_to(of_part, (models, self.a.shape[-1] - self.shared)),
             ],
             axis=1,
         )

@@ -23,6 +23,7 @@ from equipoise.tasks import Task
 from equipoise.tasks.task import Scalar
 
 PULLS = (1.0, 0.3, 0.1, 0.03, 0.01)  # from the nearest model on
+ERRORS = 2  # standard errors of the folds, by which an owner's own model has to be better than the shared one
 SHARED, ALONE = 0.0, -1.0  # what stands for a pull where nothing was tuned
 
 
@@ -62,7 +63,7 @@ def best_of(task: Task, x: Vector, shard: Shards, alone: OwnFit) -> Offer:
     # Not to join is more than a change of the shared model: what is gained over it has to be more than chance may be.
     own = alone.folds.astype(x.dtype)
     gains = losses[:, 0] - own
-    clear = jnp.sum(gains) > jnp.sqrt(FOLDS * jnp.var(gains, ddof=1))
+    clear = jnp.sum(gains) > ERRORS * jnp.sqrt(FOLDS * jnp.var(gains, ddof=1))
     clear = clear & (jnp.sum(own) < totals[best])
     best = jnp.where(shard.sizes >= FEWEST, jnp.where(clear, len(PULLS) + 1, best), 0)
     every = jnp.concatenate([x[None], tuned.models, alone.model[None].astype(x.dtype)])

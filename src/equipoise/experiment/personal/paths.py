@@ -19,7 +19,7 @@ from equipoise.experiment.personal import linear
 from equipoise.experiment.personal.fits import least_loss
 from equipoise.protocol import Vector
 from equipoise.tasks import Task
-from equipoise.tasks.own import base_rate
+from equipoise.tasks.own import base_rate, ridge_of
 from equipoise.tasks.task import Scalar
 
 FOLDS = 5
@@ -82,7 +82,7 @@ class Parts:
     def loss(self, u: Vector, rows: Shards) -> Scalar:
         """The same, and the ridge of the owner's part."""
         part = u[self.x.size :]
-        return self.of_rows(u, rows) + part @ part / (2 * rows.sizes.astype(u.dtype))
+        return self.of_rows(u, rows) + ridge_of(self.of.bend) * (part @ part) / (2 * rows.sizes.astype(u.dtype))
 
     def of_base_rate(self, fitted_to: Shards, rows: Shards) -> Scalar:
         part = base_rate(self.task, self.x, fitted_to)
