@@ -24,7 +24,7 @@ def chosen(config: Config, walk: Walk, extra: object) -> Choice:
     skills = []
     unit = float(np.mean(walk.base)) or 1.0
     for rho in WAY:
-        losses = walk.to(at(config, rho), extra).losses
+        losses = walk.to(with_rho(config, rho), extra).losses
         skill = (walk.base - losses) / unit
         skills.append(skill)
         average, gain = float(np.mean(skill)), float(worst_mean(problem.baselines - losses, True))
@@ -56,7 +56,7 @@ def chosen(config: Config, walk: Walk, extra: object) -> Choice:
     )
 
 
-def at(config: Config, rho: float) -> Config:
+def with_rho(config: Config, rho: float) -> Config:
     """The configuration at a point of the path."""
     objective = config.objective.model_copy(update={"rho": rho, "price": None})
     return config.model_copy(update={"objective": objective})
