@@ -156,7 +156,7 @@ class _Rows:
 
     def curvature(self, u: Models) -> Float[Array, "f n n"]:
         """Of the means, without penalties."""
-        at = u if self.each_bent else u[-1:]
+        models = u if self.each_bent else u[-1:]
 
         def add(block: Any) -> Array:
             a, labels, z, real = block
@@ -170,7 +170,7 @@ class _Rows:
                 side = outputs * a.shape[-1]
                 return jnp.einsum("sbq,sbjkp->sjqkp", a, curved).reshape(self.folds, side, side)
 
-            return jax.vmap(of_model, in_axes=2)(jnp.einsum("sbp,fkp->sbfk", a, at))
+            return jax.vmap(of_model, in_axes=2)(jnp.einsum("sbp,fkp->sbfk", a, models))
 
         of_folds = self._over_blocks(add)
         everywhere = jnp.broadcast_to(of_folds, (self.folds + 1, *of_folds.shape[1:]))

@@ -113,7 +113,10 @@ def fold(shard: Shards, k: Array) -> tuple[Shards, Shards]:
 
 
 def _order(shard: Shards) -> Array:
-    """The rows shuffled, those that are not real last; the k-th of them, and every fifth from there, are fold k."""
+    """The rows shuffled, those that are not real last; the k-th of them, and every fifth from there, are fold k.
+
+    In any precision the same way.
+    """
     rows = shard.labels.shape[0]
     real = jnp.arange(rows, dtype=shard.sizes.dtype) < shard.sizes
-    return jnp.argsort(jnp.where(real, jax.random.uniform(jax.random.key(0), (rows,)), 2.0))
+    return jnp.argsort(jnp.where(real, jax.random.uniform(jax.random.key(0), (rows,), jnp.float32), 2))
