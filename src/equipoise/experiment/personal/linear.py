@@ -25,7 +25,7 @@ LARGEST = 512  # parameters that are solved for at once
 BLOCK = 1024  # rows at a time
 FEW = 256  # rows, up to which every model has a curvature of its own
 TIMES = 30  # that curvature is taken at most, for a penalty; two are usual
-NEAR = 1e-5  # of a loss, that the next step will lower it by: the last one
+NEAR = 5e-5  # of a loss, that the next step will lower it by: the last one
 SERVES = 0.1  # of what it was, that the same has fallen to after a step, or curvature is taken again
 DECREASE = 0.1  # of what the slope promises, that a step has to bring
 
