@@ -1,8 +1,9 @@
 """What gains cost: `python -m benchmarks.own_models [NAME ...]`, of data sets whose owners exist.
 
 The owners' own models and their folds, from which gains are measured, against three rounds of the method that
-`equipoise run NAME` takes; and a round of FedAvg with own intercepts against one without, of the shape of W1 (100 clients
-of 600 rows of 784 numbers, ten classes; 20 a round, 25 steps of 120). CPU time, the median of three, compiled before.
+`equipoise run NAME` takes; and a round of FedAvg with own intercepts against one without, of the shape of SPEED.md's
+first workload (100 clients of 600 rows of 784 numbers, ten classes; 20 a round, 25 steps of 120). CPU time, the median
+of three, compiled before.
 """
 
 import sys
