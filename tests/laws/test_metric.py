@@ -57,11 +57,12 @@ def check_the_saddle_point(kind):
     np.testing.assert_allclose(x, same, rtol=0, atol=1e-10 * float(jnp.max(jnp.abs(same))))
 
 
+@pytest.mark.thorough(witness="experiment/test_conditioning.py::test_the_saddle_point_is_the_same")
 def test_the_saddle_point_is_that_of_the_plain_problem():
     check_the_saddle_point("chi2")
 
 
-@pytest.mark.thorough(witness="::test_the_saddle_point_is_that_of_the_plain_problem")
+@pytest.mark.thorough(witness="experiment/test_conditioning.py::test_the_saddle_point_is_the_same")
 @pytest.mark.parametrize("kind", [kind for kind in DUALS if kind != "chi2"])
 def test_the_saddle_point_is_that_of_the_plain_problem_for_every_dual(kind):
     check_the_saddle_point(kind)

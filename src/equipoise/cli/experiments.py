@@ -285,6 +285,8 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
 
     use_all_cores()  # before anything starts JAX
     keep_programs()
+    from equipoise.experiment.personal.baselines import watched
+
     columns = (
         TextColumn("{task.description:<24}", markup=False),
         BarColumn(bar_width=30),
@@ -299,7 +301,7 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
         waiting = bar.add_task("reading data", total=None, standing="and measuring step sizes")
 
         def watch(label: str) -> Watch:
-            def update(done: int, total: int, row: Any) -> None:
+            def update(done: int, total: int, row: object) -> None:
                 if bar.disable:  # no terminal
                     return
                 # Between two runs the next one's step sizes are measured and its program is compiled.
@@ -316,7 +318,8 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
             return update
 
         try:
-            yield watch
+            with watched(lambda done, total: watch("each alone")(done, total, None)):
+                yield watch
         finally:
             bar.update(waiting, visible=False)
 

@@ -26,7 +26,7 @@ class Choice(NamedTuple):
     why: str
 
 
-def best_algorithm(settings: Mapping[str, Any]) -> Choice:
+def best_algorithm(settings: Mapping[str, object]) -> Choice:
     """The algorithm for settings as they stand in a file, checked or not."""
     chosen, record = _for_exact_gradients(settings), ALGORITHMS["scaffpd_minibatch"]
     convexify, model, table = (settings.get(key) for key in ("convexify", "model", "algorithm"))
@@ -40,12 +40,12 @@ def best_algorithm(settings: Mapping[str, Any]) -> Choice:
     return Choice(record.name, f"{chosen.why}, and with minibatches its control variates are means of local gradients")
 
 
-def _given(settings: Mapping[str, Any], section: str, key: str, default: Any = None) -> Any:
+def _given(settings: Mapping[str, object], section: str, key: str, default: object = None) -> Any:
     table = settings.get(section)
     return table.get(key, default) if isinstance(table, Mapping) else default
 
 
-def _for_exact_gradients(settings: Mapping[str, Any]) -> Choice:
+def _for_exact_gradients(settings: Mapping[str, object]) -> Choice:
     given = partial(_given, settings)
     table = settings.get("algorithm")
     own = {key for key, value in (table.items() if isinstance(table, Mapping) else ()) if value is not None}
@@ -90,7 +90,7 @@ def _for_masks(objective: Any, own: set[str]) -> Choice | None:
     return Choice(form, part if form == "scaffpd_secure" else whole)
 
 
-def _on_simplex(objective: Any) -> bool:
+def _on_simplex(objective: object) -> bool:
     """Whether its weights are shares; a name that is not an objective is found elsewhere."""
     if is_reference(objective):
         return False
@@ -119,7 +119,7 @@ def how_long(settings: Mapping[str, Any]) -> dict[str, Any]:
     return run if unseen or not run.get("keep_best", True) else {**chosen, **run}
 
 
-def left_open(settings: Mapping[str, Any]) -> dict[str, Any]:
+def left_open(settings: Mapping[str, object]) -> dict[str, Any]:
     """With the penalty and the price of fairness to be chosen, of owners that exist, where nothing is said of them."""
 
     def table(section: str) -> Mapping[str, Any]:

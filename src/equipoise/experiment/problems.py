@@ -166,13 +166,7 @@ class Problem:
     @cached_property
     def own_fits(self) -> OwnFit:
         """Every owner's own model, where the rows are at hand."""
-        return self.fit_own(lambda _: None)
-
-    def fit_own(self, tell: Callable[[int], None]) -> OwnFit:
-        """The same, once; `tell` hears how many owners have theirs."""
-        if "own_fits" not in vars(self):
-            vars(self)["own_fits"] = own_fits(self.plain_task, self.folds_pay, self.x, self.train, tell)
-        return self.own_fits
+        return own_fits(self.plain_task, self.folds_pay, self.x, self.train)
 
     @property
     def folds_pay(self) -> bool:
@@ -184,7 +178,7 @@ class Problem:
         """Those whose slopes are the owners' own."""
         return () if self.plain_task.own is None else self.plain_task.own.inputs
 
-    def with_rows(self, train: Any, scored: Any) -> Any:
+    def with_rows(self, train: ClientData | None, scored: ClientData | None) -> Any:
         """What models are scored on: rows, and where owners have parts of their own those to fit them to."""
         return scored if self.plain_task.own is None else OwnerRows(train, scored)
 
@@ -497,8 +491,8 @@ def problem_of(
     config: Config,
     what: str,
     names: tuple[str, ...],
-    train: Any,
-    test: Any,
+    train: object,
+    test: object,
     encoding: Encoding | None = None,
     notes: tuple[str, ...] = (),
     *,
