@@ -5,6 +5,9 @@ clients' losses. Candidates are powers of two, every second one first and then t
 best, because one round likes shorter steps than a hundred do, unless the model of a few rounds is clearly worse for it;
 where a few rounds do worse than one, half of it, and so on. It is not judged anew later: short horizons like short
 steps.
+
+A network may begin on a plateau, where a round teaches nothing and steps look good that explode once it has left. There
+candidates are tried once more, for a round of LONG times as many local steps, and the best is kept as it is.
 """
 
 import warnings
@@ -22,13 +25,15 @@ from equipoise.engines.simulator import simulate
 from equipoise.errors import LostReplies, require
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Choice
-from equipoise.protocol import Algorithm, as_key, exchange_keys, wire
+from equipoise.protocol import Algorithm, Vector, as_key, exchange_keys, wire
 
 COARSE = tuple(2.0**k for k in range(-9, 2, 2))
 SHORTEST = 2.0**-25
 LONGER = 2.0  # than the best after one round
 WATCHED = 4  # rounds in which a longer one must not do harm
 WORSE = 1.1  # times the loss: more is harm
+NOTHING = 0.95  # of the first model's loss: a round that leaves more has taught nothing
+LONG = 8  # times the local steps, for a round that teaches something
 
 
 def at_hand(problem: Problem) -> bool:
@@ -41,22 +46,27 @@ def tried(
     problem: Problem,
     rows: Any,
     method: Callable[[float], Algorithm],
+    longer_rounds: Callable[[float], Algorithm] | None,
     *,
     seed: int,
     clients_per_batch: int | None,
 ) -> Choice:
-    """The choice of `key`; method(step) is the one with that step size."""
+    """The choice of `key`; method(step) is the one with that step size, and `longer_rounds` with LONG times the local
+    steps, where it takes some.
+    """
     losses: dict[float, float] = {}
     played = 0
     algorithm = method(COARSE[0])
     asked = _asked(algorithm, problem, seed)
 
-    def loss_after(rounds: int, step: float) -> float:
+    def loss_at(x: Vector) -> float:
+        return float(np.asarray(tasks.losses(problem.trained_task, x, rows), np.float64)[asked].mean())
+
+    def loss_after(rounds: int, step: float, of: Callable[[float], Algorithm] = method) -> float:
         nonlocal played
         played += rounds
-        end = simulate(method(step), problem.x, rows, seed, rounds=rounds, clients_per_batch=clients_per_batch)
-        each = np.asarray(tasks.losses(problem.trained_task, end.model, rows), np.float64)
-        value = float(each[asked].mean())
+        end = simulate(of(step), problem.x, rows, seed, rounds=rounds, clients_per_batch=clients_per_batch)
+        value = loss_at(end.model)
         return value if np.isfinite(value) and not end.tally.broken.any() else np.inf
 
     def best() -> float:
@@ -76,18 +86,28 @@ def tried(
             f"{key} is 'auto', but no step size from {min(losses):.2g} to {max(losses):.2g} makes a model of a finite "
             f"loss in one round; check the data, or give {key}",
         )
-        longer, kept = (loss_after(WATCHED, step) for step in (LONGER * least, least))
-        chosen = LONGER * least if longer <= WORSE * kept else least
-        while chosen > least / 8 and min(longer, kept) > losses[least]:  # a few rounds do worse than one
-            chosen /= 2
-            kept = loss_after(WATCHED, chosen)
+        long = longer_rounds if losses[least] > NOTHING * loss_at(problem.x) else None
+        if long is not None:
+            losses = {step: loss_after(1, step, long) for step in sorted(losses)}
+            centre = best()
+            for step in sorted({centre / 2, centre * 2} - losses.keys()):
+                losses[step] = loss_after(1, step, long)
+            chosen = least = best()
+        else:
+            longer, kept = (loss_after(WATCHED, step) for step in (LONGER * least, least))
+            chosen = LONGER * least if longer <= WORSE * kept else least
+            while chosen > least / 8 and min(longer, kept) > losses[least]:  # a few rounds do worse than one
+                chosen /= 2
+                kept = loss_after(WATCHED, chosen)
     usable = sorted((value, step) for step, value in losses.items() if np.isfinite(value))
     runner_up = chosen * usable[1][1] / least if len(usable) > 1 else None
     how = "twice that is" if chosen == LONGER * least else f"{chosen / least:g} times that is"
+    watched = f"; {how} used, as the trial of {WATCHED} rounds says"
+    taught = f" of {LONG} times the local steps, as one of those here taught nothing"
     why = (
-        f"of {len(losses)} step sizes that were tried for one round each, {least:g} made the model with the least loss "
-        f"({losses[least]:.3g}); {how} used, as the trial of {WATCHED} rounds says, and half of it from where the loss "
-        "explodes"
+        f"of {len(losses)} step sizes that were tried for one round each{taught if long else ''}, {least:g} made the "
+        f"model with the least loss ({losses[least]:.3g}){'' if long else watched}, and half of it from where the "
+        "loss explodes"
     )
     down, up = _bytes(algorithm, problem, rows)
     table = tuple(
