@@ -183,7 +183,9 @@ def _module(name):
 def public_names(module):
     """Functions and classes that a user may take from here; records and constants are shown by those that use them."""
     package = hasattr(module, "__path__") or module.__name__ == "equipoise.deploy.flower"
-    names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+    names = getattr(module, "__all__", None) or [
+        name for name in (*vars(module), *getattr(module, "MADE_OF_NETWORKS", ())) if not name.startswith("_")
+    ]
     found = {name: getattr(module, name) for name in names}
     return {
         name: value

@@ -14,13 +14,12 @@ import jax
 import jaxlib
 import pytest
 
-from equipoise import keep_programs
-from equipoise._jax import PATIENCE
+from equipoise import _jax, keep_programs
 from tests import programs
 
 # Tests compile much and run little: code is emitted the short way, which takes a third of the time of the usual one.
 # And they wait for each other, as commands do: with other flags the same programs would be compiled once more.
-QUICK = f"--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 {PATIENCE}"
+QUICK = f"{_jax.QUICK} {_jax.PATIENCE}"
 
 
 COMPILED = Path(__file__).parents[1] / ".jax_cache"
@@ -108,7 +107,7 @@ LONGEST = (
     "laws/test_laws.py",
     "laws/test_every_dual.py",
     "deploy/test_federated_run.py",
-    "experiment/test_convexify.py",
+    "experiment/convexify/test_stages.py",
     "algorithms/test_scaffpd_model.py",
     "cli/test_experiments.py",
     "flower/test_mixed.py",

@@ -25,6 +25,9 @@ PATIENCE = (
     "--xla_cpu_collective_call_terminate_timeout_seconds=1000000"
 )
 PATIENCE_TRIED_WITH = ((0, 10), (0, 11))  # of JAX
+# Code for a CPU emitted the short way: in half of the time, and programs of small models run as fast.
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+QUICK_TRIED_WITH = ((0, 10),)
 # Else XLA tries hundreds of Triton kernels for products in float32, which takes ten times as long as all else it does,
 # and what it ends with makes rounds of the library's own models at best 15% faster (docs/benchmarks.md).
 ON_GPUS = {"xla_gpu_enable_triton_gemm": False}
@@ -51,6 +54,15 @@ def use_all_cores() -> None:
         return
     with suppress(RuntimeError):  # JAX runs already: on one device, correct and slower
         jax.config.update("jax_num_cpu_devices", min(number_of_cores(), DEVICES))
+
+
+def compile_quickly() -> None:
+    """For what compiles for longer than it runs. Has an effect only before JAX is first used, and on its children."""
+    import jax
+
+    flags = os.environ.get("XLA_FLAGS", "")
+    if jax.__version_info__[:2] in QUICK_TRIED_WITH and "xla_cpu_use_fusion_emitters" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {QUICK}".strip()
 
 
 def number_of_cores() -> int:

@@ -25,8 +25,9 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from equipoise.data import ClientData
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Vector
+from equipoise.protocol import Data, Vector
 from equipoise.tasks import Convexity, Task, losses
 from equipoise.tasks.metric import input_rows
 
@@ -97,7 +98,7 @@ def _bent(gradient: Vector, lam: Float[Array, " n"], curvatures: Curvatures, pen
     return jnp.sum(jnp.sum((gradient.reshape(-1, p) @ (scale[:, None] * V)) ** 2, axis=0) / proven)
 
 
-def curvatures(task: Task, data: Any) -> Curvatures | None:
+def curvatures(task: Task, data: ClientData) -> Curvatures | None:
     """What the second moments of every client's inputs prove of the curvature of its loss, l2 aside.
 
     None: nothing is known (losses that are not squared, parts of the owners' own), or they are too many numbers.
@@ -112,17 +113,17 @@ def curvatures(task: Task, data: Any) -> Curvatures | None:
 
 
 @lru_cache(maxsize=16)
-def _moments(bend: float, intercept: bool, dtype: Any) -> Callable[[Any], Curvatures]:
+def _moments(bend: float, intercept: bool, dtype: DTypeLike) -> Callable[[Any], Curvatures]:
     """In double precision, rounded once; one program for all data of a shape."""
 
-    def moments(shard: Any) -> Float[Array, "p p"]:
+    def moments(shard: Data) -> Float[Array, "p p"]:
         a = jnp.pad(input_rows(shard.inputs, jnp.float64), [(0, 0), (0, int(intercept))], constant_values=1)
         a = jnp.where((jnp.arange(len(a), dtype=shard.sizes.dtype) < shard.sizes)[:, None], a, 0)
         return (bend / shard.sizes.astype(jnp.float64) * (a.T @ a)).astype(dtype)
 
     program = jax.jit(lambda data: jax.lax.map(lambda i: moments(data.client(i)), jnp.arange(data.n, dtype=jnp.int32)))
 
-    def wide(data: Any) -> Curvatures:
+    def wide(data: ClientData) -> Curvatures:
         with jax.enable_x64(True):
             return program(data)
 
@@ -140,7 +141,7 @@ def feasible(dual: Dual, lam: Float[Array, " n"]) -> Float[Array, " n"]:
 def certify(
     task: Task,
     dual: Dual,
-    data: Any,
+    data: ClientData,
     x: Vector,
     lam: Float[Array, " n"] | None = None,
     *,

@@ -201,6 +201,6 @@ def scaled(made: Any, names: tuple[str, ...], factor: Any) -> Any:
     return structure.factory(**given)
 
 
-def numbers_of(value: Any, dtype: DTypeLike) -> list[jax.Array]:
+def numbers_of(value: Any, dtype: DTypeLike) -> list[jax.Array | np.ndarray]:
     """Its leaves, as operands of a program."""
-    return [jnp.asarray(leaf, dtype) for leaf in jax.tree.leaves(value)]
+    return [(jnp if isinstance(leaf, jax.Array) else np).asarray(leaf, dtype) for leaf in jax.tree.leaves(value)]

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from equipoise.errors import is_concrete, require
 from equipoise.protocol import Vector
@@ -73,7 +74,7 @@ def descend(
     return carried[0], seen
 
 
-def optimizer_step(optimizer: Optimizer, gradient: Vector, state: Any, u: Vector) -> tuple[Vector, Any]:
+def optimizer_step(optimizer: Optimizer, gradient: Vector, state: PyTree, u: Vector) -> tuple[Vector, Any]:
     """The optimizer's update of u, in the precision of u; optax mixes its counts with floats."""
     with jax.numpy_dtype_promotion("standard"):
         updates, state = optimizer.update(gradient, state, u)

@@ -85,7 +85,7 @@ def neutral(table: Float[Array, " n"], heard: Bool[Array, " n"]) -> Float[Array,
     return jnp.where(heard, table, mean((count, jnp.sum(jnp.where(heard, table, 0)))))
 
 
-def tree_where(condition: Bool[Array, ""], yes: PyTree[Array], no: PyTree[Array]) -> Any:
+def tree_where(condition: Bool[Array, ""], yes: PyTree[Array], no: PyTree[Array]) -> PyTree:
     """`jnp.where` for whole trees."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 

@@ -107,7 +107,7 @@ def test_what_the_server_learns_is_said(pair):
     assert len({plan.digest for plan in plans_of(here)}) == 1
 
 
-@pytest.mark.thorough(witness="experiment/test_convexify.py::test_it_resumes_in_either_stage_bit_for_bit")
+@pytest.mark.thorough(witness="experiment/convexify/test_stages.py::test_it_resumes_in_either_stage_bit_for_bit")
 @pytest.mark.parametrize("when", [("train", 1, "fedavg"), ("train", 2, "improve")])
 def test_it_resumes_in_either_stage(when, pair, tmp_path):
     """Killed in stage 1 and in stage 3; sites are opened anew."""
@@ -175,7 +175,7 @@ def test_other_kinds_as_on_one_machine(name, tmp_path):
     assert (over.path / records.STAGE_1).is_dir() == (told["convexify"].get("rounds") != 0)
 
 
-@pytest.mark.thorough(witness="experiment/test_convexify.py::test_a_given_network_is_taken")
+@pytest.mark.thorough(witness="experiment/convexify/test_stages.py::test_a_given_network_is_taken")
 def test_a_network_that_is_given_is_sent_to_the_sites_in_single_precision(pair, tmp_path):
     there = str(pair.local.path / records.STAGE_1)
     over, local = both(tmp_path, convex(convexify={"network": there}, run={"rounds": 1, "precision": "float32"}))

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise import artifact, models
+from equipoise import artifact
+from equipoise.algorithms.moments import Moments, scaling
 from equipoise.errors import InputError
 from equipoise.experiment import config, records
-from equipoise.models.gradient_features import Moments, draw_projection, gradient_features, random_layer, scaling
+from equipoise.experiment.convexify.features import draw_projection, gradient_features, random_layer
 from tests.deploy.test_module_site import SITES, grid, trained
 from tests.flower import torch_silos
 
@@ -52,7 +53,7 @@ def test_features_are_those_of_jax(kind, features, tmp_path):
     np.testing.assert_allclose(phi.numpy(), in_jax(kind, features, inputs), rtol=1e-12, atol=1e-12)
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
     shapes = [(name, p.shape) for name, p in module.named_parameters()]
-    sizes = models.module_features(shapes, "2", kind=kind, features=features)
+    sizes = eq.models.module_features(shapes, "2", kind=kind, features=features)
     assert (sizes.size, sizes.parameters) == (p, P)
 
 

@@ -5,6 +5,7 @@ from equipoise.algorithms.afl import AFL
 from equipoise.algorithms.afl import afl as afl
 from equipoise.algorithms.agnostic_fedavg import AGNOSTIC_FEDAVG
 from equipoise.algorithms.agnostic_fedavg import agnostic_fedavg as agnostic_fedavg
+from equipoise.algorithms.alone import alone as alone
 from equipoise.algorithms.clipping import clip_gradients as clip_gradients
 from equipoise.algorithms.clipping import clip_losses as clip_losses
 from equipoise.algorithms.compression import compress_replies as compress_replies

@@ -21,10 +21,11 @@ too, unless `sums` is asked for: then it sees the differences of every client, a
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, PyTree
 
@@ -147,7 +148,7 @@ def compress_replies(
     return wrap_server(at_clients, lambda x: nothing(x, algorithm.n), shortened)
 
 
-def _is_vector(leaf: Any, size: int, short: Any) -> bool:
+def _is_vector(leaf: jax.ShapeDtypeStruct, size: int, short: np.dtype) -> bool:
     """Whether it is as long as the model, and of a longer type."""
     floating = jnp.issubdtype(leaf.dtype, jnp.floating)
     return bool(floating and leaf.shape == (size,) and leaf.dtype.itemsize > short.itemsize)

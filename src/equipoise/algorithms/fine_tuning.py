@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import Float
 
+from equipoise.algorithms.measurement import measurement
 from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.cohorts import everyone
 from equipoise.data.shards import OwnerRows
@@ -35,7 +37,7 @@ class Split(NamedTuple):
     def sizes(self) -> Array:
         return self.train.sizes
 
-    def client(self, i: Any) -> "Split":
+    def client(self, i: ArrayLike) -> "Split":
         return Split(self.train.client(i), self.validation.client(i))
 
 
@@ -93,13 +95,5 @@ def fine_tuning(
     def init(x: Vector) -> Server:
         return Server(x, FineTuned(*(jnp.zeros(n, x.dtype) for _ in FineTuned._fields)))
 
-    return Algorithm(
-        name="fine_tuning",
-        n=n,
-        size=task.size,
-        prepare=prepare,
-        init=init,
-        init_client=lambda x: x,
-        round=(Exchange("tune", everybody.open, send_model, tune, note, writes=True),),
-        model=lambda server: server.x,
-    )
+    exchange = Exchange("tune", everybody.open, send_model, tune, note, writes=True)
+    return measurement("fine_tuning", n, task.size, exchange, init=init, prepare=prepare, init_client=lambda x: x)

@@ -80,7 +80,7 @@ def with_guarded_steps(task: Task, algorithm: Algorithm[Server, Client]) -> Algo
     plain = algorithm
     keeps = bool(jax.tree.leaves(jax.eval_shape(plain.init_client, jnp.zeros(plain.size))))
 
-    def now(scale: Any, k: int) -> Exchange:
+    def now(scale: Array, k: int) -> Exchange:
         return beside_server(scaled(plain, STEP_SIZES, scale).round[k])
 
     def own(client: Any, message: Scaled, data: Data) -> Any:

@@ -2,11 +2,12 @@
 
 import inspect
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from equipoise import objectives, tasks
 from equipoise.algorithms import ALGORITHMS, Record
@@ -82,7 +83,7 @@ def measure(record: Record, d: int, n: int) -> tuple[int, ...]:
     )
 
 
-def numbers(tree: Any) -> int:
+def numbers(tree: PyTree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 

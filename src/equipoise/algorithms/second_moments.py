@@ -17,6 +17,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from equipoise.algorithms.measurement import measurement
 from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import positive, require
@@ -125,16 +126,8 @@ def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -
         Exchange("sketch", sample.open, send_nothing, tell_sketch, keep_basis, unit=True),
         Exchange("images", sample.open, send_basis, tell_images, keep_images, unit=True),
     )
-    return Algorithm(
-        name="second_moments",
-        n=n,
-        size=d,
-        prepare=lambda shard: shard,
-        init=init,
-        init_client=lambda x: None,
-        round=(ask,) if rank is None else sketched,
-        model=lambda server: server.mean,
-    )
+    exchanges = (ask,) if rank is None else sketched
+    return measurement("second_moments", n, d, *exchanges, init=init, model=lambda server: server.mean)
 
 
 def metric_from(linear: Linear, server: Moments | Sketch, rank: int | None, dtype: DTypeLike) -> Metric | None:

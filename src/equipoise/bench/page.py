@@ -179,14 +179,14 @@ def _panel(
     standings: Standings, methods: Sequence[str], bounds: dict[str, Bounds], axis: svg.Axis, k: int, left: float,
     width: float, line: float, top: float, heading: str,
 ) -> Iterator[Markup]:  # fmt: skip
-    def at(value: float) -> float:
+    def x(value: float) -> float:
         return left + width * min(max(axis.fraction(100 * value), 0.0), 1.0)
 
     bottom = top + line * len(methods)
     yield _text(heading, left + width / 2, top - 14, "middle", style="font-weight:bold")
     for tick in axis.ticks:
-        yield _line(at(tick / 100), top, at(tick / 100), bottom, "base" if tick == 0 else "grid")
-        yield _text(f"{tick:+g}" if tick else "0", at(tick / 100), bottom + 18, "middle")
+        yield _line(x(tick / 100), top, x(tick / 100), bottom, "base" if tick == 0 else "grid")
+        yield _text(f"{tick:+g}" if tick else "0", x(tick / 100), bottom + 18, "middle")
     for row, method in enumerate(methods):
         y = top + line * (row + 0.5)
         against = standings.overall[method].against_it
@@ -194,13 +194,13 @@ def _panel(
         for name, pair in against.by_federation.items():
             hint = tag("title", f"{name}: {_percent(pair[k], signed=True)}")
             yield tag(
-                "circle", hint, cx=at(pair[k].estimate), cy=y, r=2.5, class_="s6", fill="currentColor", opacity="0.35"
+                "circle", hint, cx=x(pair[k].estimate), cy=y, r=2.5, class_="s6", fill="currentColor", opacity="0.35"
             )
         low, middle, high = bounds[method]
         sure = "s1" if high < 0 else "s2" if low > 0 else "s0"
-        yield tag("line", x1=at(low), y1=y, x2=at(high), y2=y, class_=sure, stroke="currentColor", stroke_width="2.5")
+        yield tag("line", x1=x(low), y1=y, x2=x(high), y2=y, class_=sure, stroke="currentColor", stroke_width="2.5")
         hint = tag("title", f"{method}: {_percent(bounds[method], signed=True)}")
-        yield tag("circle", hint, cx=at(middle), cy=y, r=5.0, class_=sure, fill="currentColor")
+        yield tag("circle", hint, cx=x(middle), cy=y, r=5.0, class_=sure, fill="currentColor")
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:

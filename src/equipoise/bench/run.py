@@ -9,12 +9,10 @@ another version of Equipoise, or of a file that was changed meanwhile is made an
 """
 
 import hashlib
-import importlib
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,10 +159,9 @@ def fitted_outputs(method: Method, name: str, split: Split) -> Outputs:
     """Of a function that fits a model; whatever it raises is said in a sentence that names it."""
     assert method.fit is not None
     try:
-        with one_thread():
-            predict = method.fit(split.federation)
-            require(callable(predict), f"'{name}' returns {type(predict).__name__}; return a function (owner, inputs)")
-            return entries.outputs_of(predict, split, name)
+        predict = method.fit(split.federation)
+        require(callable(predict), f"'{name}' returns {type(predict).__name__}; return a function (owner, inputs)")
+        return entries.outputs_of(predict, split, name)
     except InputError:
         raise
     except (Exception, SystemExit) as error:  # of somebody else's code
@@ -172,15 +169,6 @@ def fitted_outputs(method: Method, name: str, split: Split) -> Outputs:
         raise InputError(
             f"'{name}' fails on {split.federation.name}: {type(error).__name__}: {said}; correct it, or leave it out"
         ) from error
-
-
-def one_thread() -> AbstractContextManager[Any]:
-    """Of scikit-learn, where it is: on a few rows its threads wait for each other, and seconds are those of a core."""
-    try:
-        limits = importlib.import_module("threadpoolctl").threadpool_limits
-    except ImportError:
-        return nullcontext()
-    return limits(1)
 
 
 def _alone(folder: Path, name: str, split: int, rows: Split) -> Outputs:

@@ -1,5 +1,6 @@
 """`equipoise bench`: methods over federations whose owners exist."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -36,8 +37,11 @@ def bench(
     Example: equipoise bench --federation exam --method default --method FedAvg
     """
     with in_sentences():
-        from equipoise._jax import keep_programs, number_of_cores, use_all_cores
+        # One thread each: on a few rows those of OpenBLAS and scikit-learn only wait for each other.
+        os.environ |= {name: os.environ.get(name, "1") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
+        from equipoise._jax import compile_quickly, keep_programs, number_of_cores, use_all_cores
 
+        compile_quickly()
         if federation is not None and len(federation) == 1:
             workers = 1
         workers = workers or min(number_of_cores(), WORKERS)

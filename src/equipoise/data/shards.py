@@ -30,7 +30,7 @@ class ClientData(Protocol):
     def sizes(self) -> Any:
         """[n]: each client's number of examples."""
 
-    def client(self, i: Any) -> Any:
+    def client(self, i: ArrayLike) -> Any:
         """Client i's own shard, a tree of arrays of the same shape for all; `i` may be traced."""
 
 
@@ -67,7 +67,7 @@ class OwnerRows(NamedTuple):
     def sizes(self) -> Array:
         return self.train.sizes
 
-    def client(self, i: Any) -> "OwnerRows":
+    def client(self, i: ArrayLike) -> "OwnerRows":
         return OwnerRows(self.train.client(i), self.test.client(i))
 
 

@@ -20,7 +20,7 @@ from equipoise.evaluation.predictions import Score
 from equipoise.experiment import config as configuration
 from equipoise.experiment.conditioning import Plan, conditioned, planned
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import (
+from equipoise.experiment.convexify.stages import (
     Scaling,
     Trained,
     feature_sizes,

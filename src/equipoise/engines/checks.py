@@ -11,16 +11,16 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from equipoise.data.shards import ClientData, client_shapes
-from equipoise.engines.made_from import TRACED, made_from
+from equipoise.engines.made_from import TRACED
 from equipoise.errors import is_concrete, require
 from equipoise.protocol import Algorithm, Vector, nbytes
 
 
 def check_outside(engine: str, *operands: Any) -> None:
     """An engine compiles and runs programs of its own, which it cannot do inside of another one."""
-    made = [made_from(algorithm).settings for algorithm in operands if isinstance(algorithm, Algorithm)]
+    leaves = jax.tree.leaves(operands)
     require(
-        is_concrete(*jax.tree.leaves(operands)) and not any(TRACED in settings for settings in made),
+        is_concrete(*leaves) and not any(leaf is TRACED for leaf in leaves),
         f"{engine} runs programs of its own and was called inside jit, vmap, grad or scan; there, use eq.kernel: "
         "`prepare`, `init` and `step` are pure functions",
     )

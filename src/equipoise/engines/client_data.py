@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from equipoise.data.pool import Pool
@@ -23,7 +24,7 @@ class StackedData(NamedTuple):
     def n(self) -> int:
         return jax.tree.leaves(self.tree)[0].shape[0]
 
-    def client(self, i: Any) -> Data:
+    def client(self, i: ArrayLike) -> Data:
         return shard_of(jax.tree.map(lambda a: a[i], self.tree))
 
 

@@ -31,6 +31,7 @@ from equipoise.protocol import (
     Algorithm,
     Client,
     Cohort,
+    Data,
     Exchange,
     RandomKey,
     Replies,
@@ -130,7 +131,7 @@ def exchange_once(
     if gone is not None:
         cohort = cohort._replace(present=cohort.present & ~gone(cohort.ids))
 
-    def on_client(slot: Array, i: Any, mine: Client, shard: Any, server: Server, working: RandomKey) -> tuple:
+    def on_client(slot: Array, i: Array, mine: Client, shard: Data, server: Server, working: RandomKey) -> tuple:
         new, reply = run_client(exchange, exchange.send(server, i), mine, shard, slot_key(working, slot))
         return new, reply, is_finite(reply)
 
@@ -145,7 +146,7 @@ def exchange_once(
     # Jitted, so that it is traced once even where its shapes are asked for first.
     @partial(jax.jit, inline=True)
     def on_slice(
-        slots: Array, part: Cohort, rows: Any, table: Client, data: Any, server: Server, working: RandomKey
+        slots: Array, part: Cohort, rows: Array, table: Client, data: Data, server: Server, working: RandomKey
     ) -> tuple:
         """Runs the clients `part`, whose states stand in the rows `rows` of `table`."""
         mine = jax.tree.map(lambda t: t[rows], table)
@@ -158,7 +159,13 @@ def exchange_once(
         return table, total, (each, arrived, here & ~finite)
 
     def on_block(
-        slots: Array, part: Cohort, rows: Any, table: Client, places: Any, federation: PreparedData, *rest: Any
+        slots: Array,
+        part: Cohort,
+        rows: Array | np.ndarray,
+        table: Client,
+        places: Array | np.ndarray,
+        federation: PreparedData,
+        *rest: Any,
     ) -> tuple:
         """Runs a device's share of the cohort, a slice at a time; the data of its clients stands at `places`."""
         size = slots.shape[0]

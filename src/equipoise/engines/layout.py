@@ -1,7 +1,7 @@
 """Where the clients of a cohort run: over which devices, and how many side by side on each."""
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from equipoise.errors import require
 from equipoise.protocol import Data, nbytes
 
+Tree = TypeVar("Tree")
 SMALL = 1 << 16  # bytes of a client's data up to which a CPU does better with all clients in one vectorised loop
 
 
@@ -38,11 +39,11 @@ class Layout(NamedTuple):
         """How many of a device's `size` clients run side by side."""
         return min(self.clients_per_batch, size)
 
-    def place(self, tree: Any) -> Any:
+    def place(self, tree: Tree) -> Tree:
         """`tree` on every device of the mesh."""
         return jax.device_put(tree) if self.mesh is None else put(tree, self.whole)
 
-    def share(self, tree: Any) -> Any:
+    def place_shared(self, tree: Tree) -> Tree:
         """As `place`, for what is only read: the devices of a CPU, its cores, share one copy in memory."""
         if self.mesh is not None and jax.default_backend() == "cpu":
             tree = jax.tree.map(np.asarray, tree)  # views, which JAX does not copy
@@ -58,24 +59,24 @@ class Layout(NamedTuple):
         fill = np.pad if isinstance(table, np.ndarray) else jnp.pad
         return fill(table, [(0, more), *[(0, 0)] * (table.ndim - 1)], mode="edge") if more else table
 
-    def of_clients(self, tree: Any) -> Any:
+    def of_clients(self, tree: Tree) -> Tree:
         """Tables with a row per client, each device's share on the device."""
         return put(jax.tree.map(self.filled, tree), self.by_client) if self.spread else self.place(tree)
 
-    def gathered(self, tree: Any, n: int) -> Any:
+    def gathered(self, tree: Tree, n: int) -> Tree:
         """The rows of the n clients, from wherever they lie."""
         if self.spread and jax.process_count() > 1:
             tree = multihost_utils.process_allgather(tree, tiled=True)
         return self.cut(tree, n)
 
-    def cut(self, tree: Any, n: int) -> Any:
+    def cut(self, tree: Tree, n: int) -> Tree:
         return jax.tree.map(lambda table: table[:n], tree) if self.spread else tree
 
 
 SIDE_BY_SIDE = Layout(None, sys.maxsize)  # all clients of a cohort at once, on one device
 
 
-def put(tree: Any, sharding: NamedSharding | None) -> Any:
+def put(tree: Tree, sharding: NamedSharding | None) -> Tree:
     """`jax.device_put`, also over the devices of several processes that all have the same `tree`."""
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)

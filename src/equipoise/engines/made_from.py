@@ -34,8 +34,9 @@ class MadeFrom(NamedTuple):
 
 def made_from(algorithm: Any, data: Any = None) -> MadeFrom:
     """Of an algorithm, and of the data that it is given."""
-    seen: dict[int, Any] = {}
-    settings = tuple(item for item, _ in zip(_parts(algorithm, seen), range(MOST), strict=False))
+    parts: list[str | float] = []
+    _add_parts(algorithm, parts, {})
+    settings = tuple(parts[:MOST])
     if data is None:
         return MadeFrom(settings)
     sums = tuple(s for name in ("inputs", "labels") for s in _sums(getattr(data, name, None)))
@@ -64,20 +65,19 @@ def _alike(one: tuple, other: tuple, relative: float) -> bool:
     return bool(close.all()) and all(a == b for a, b in pairs if isinstance(a, str))
 
 
-def _parts(value: Any, seen: dict[int, Any]) -> Iterator[str | float]:
+def _add_parts(value: Any, parts: list[str | float], seen: dict[int, Any]) -> None:
     """Words and numbers in `value`, in an order that is the same whenever it is made in the same way."""
     if value is None or isinstance(value, str):
-        yield str(value)
+        parts.append(str(value))
     elif isinstance(value, bool | int | float | np.number):
-        yield float(value)
-    elif isinstance(value, np.ndarray | jax.Array):
-        yield from (TRACED,) if isinstance(value, jax.core.Tracer) else _some(value)
-    elif id(value) in seen:
-        return
-    else:
+        parts.append(float(value))
+    elif id(value) not in seen and len(parts) < MOST:
+        if isinstance(value, np.ndarray | jax.Array):
+            parts += (TRACED,) if isinstance(value, jax.core.Tracer) else _some(value)
+            return
         seen[id(value)] = value  # kept, so that no other gets its id
         for inner in _inside(value):
-            yield from _parts(inner, seen)
+            _add_parts(inner, parts, seen)
 
 
 def _inside(value: Any) -> Iterator[Any]:

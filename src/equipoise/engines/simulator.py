@@ -127,6 +127,7 @@ def simulate(
     check_data(algorithm, flat, data)
     check_every(every)
     origin = made_from(algorithm, data)
+    check_outside("simulate", origin.settings)  # numbers in closures are no leaves
     numbers, structure = numbers_of(algorithm, flat.dtype), jax.tree.structure(algorithm)
     check_memory(jax.eval_shape(starting(structure), numbers, flat), algorithm)
     shard, largest = jax.eval_shape(outline_of(structure), numbers, flat, data, key)
@@ -146,11 +147,11 @@ def simulate(
         data = jax.device_put(data)
         state = in_precision(products, starting(structure))(numbers, flat)
         # What a method leaves to its task does not depend on the numbers: one program for all such methods.
-        shared = prepares_one_way(structure, numbers, algorithm.prepare)
+        shared = jax.eval_shape(preparation_of(structure), numbers).func is algorithm.prepare
         prepared = preparing(algorithm.prepare) if shared else partial(preparing_with(structure), numbers)
         source, finite = in_precision(products, prepared)(data)
         require_finite(finite)
-        source = layout.share(as_given(data) if source is None else source)
+        source = layout.place_shared(as_given(data) if source is None else source)
         program = rounds_of(structure, layout)
     del data
     row = jax.eval_shape(recorded, keep, state.server)
@@ -178,19 +179,19 @@ def simulate(
     state, _ = jax.block_until_ready(advance(state, np.int32(done)))
     compile_seconds += time.perf_counter() - clock
 
-    at, rows = done, [] if past is None else [past]
+    reached, rows = done, [] if past is None else [past]
 
     def result(history: PyTree = None) -> Result:
         clients = layout.gathered(state.clients, algorithm.n)
         counted = tally._replace(broken=tally.broken + np.asarray(state.tally.broken))
         took = (seconds, compile_seconds)
         model = as_given_start(algorithm.model(state.server))
-        return Result(state.server, clients, history, at, counted, *took, algorithm.name, words, origin, model)
+        return Result(state.server, clients, history, reached, counted, *took, algorithm.name, words, origin, model)
 
     halts = every if callback is not None or until is not None else None
     with interrupts_deferred() as interrupted:
         for chunk in in_chunks(advance, state, done, rounds, most, halts, interrupted):
-            state, at = chunk.state, chunk.at
+            state, reached = chunk.state, chunk.reached
             tally = tally._replace(asked=tally.asked + chunk.asked, answered=tally.answered + chunk.answered)
             seconds += chunk.seconds
             rows.append(chunk.records)
@@ -198,7 +199,7 @@ def simulate(
                 callback(result())
             ended = until is not None and chunk.halted and bool(until(result()))
             if progress is not None:
-                progress(at, rounds, jax.tree.map(lambda a: a[-1], rows[-1]))
+                progress(reached, rounds, jax.tree.map(lambda a: a[-1], rows[-1]))
             if ended:
                 break
     blank = jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), row)
@@ -217,7 +218,7 @@ class Chunk(NamedTuple):
     asked: np.ndarray
     answered: np.ndarray
     records: PyTree[np.ndarray]
-    at: int  # rounds done
+    reached: int  # rounds done
     halted: bool  # at a multiple of `every`, or at the end
     seconds: float
 
@@ -225,27 +226,27 @@ class Chunk(NamedTuple):
 def in_chunks(
     advance: Callable[[State, np.int32], tuple[State, PyTree]],
     state: State,
-    at: int,
+    reached: int,
     rounds: int,
     most: int,
     every: int | None,
     interrupted: list,
 ) -> Iterator[Chunk]:
-    """The loop of every driver: from round `at` to `rounds` by advance(state, stop), in chunks of about CHUNK_SECONDS.
+    """The loop of every driver: from round `reached` to `rounds` by advance(state, stop), in chunks of CHUNK_SECONDS.
 
     A chunk has at most `most` rounds, and none goes beyond a multiple of `every`.
     """
     some = 1
-    while at < rounds and not interrupted:
-        halt = rounds if every is None else min(rounds, at - at % every + every)
-        stop, clock = min(at + min(some, most), halt), time.perf_counter()
+    while reached < rounds and not interrupted:
+        halt = rounds if every is None else min(rounds, reached - reached % every + every)
+        stop, clock = min(reached + min(some, most), halt), time.perf_counter()
         state, seen = advance(state, np.int32(stop))
         asked, answered = (np.asarray(count) for count in state.tally[:2])  # waits for the device
         elapsed = time.perf_counter() - clock
-        records = jax.tree.map(lambda a, fresh=stop - at: np.array(np.asarray(a)[:fresh]), seen)
-        some = max(1, min(10 * some, int((stop - at) / max(elapsed, 1e-9) * CHUNK_SECONDS)))
-        at = stop
-        yield Chunk(state, asked, answered, records, at, at == halt, elapsed)
+        records = jax.tree.map(lambda a, fresh=stop - reached: np.array(np.asarray(a)[:fresh]), seen)
+        some = max(1, min(10 * some, int((stop - reached) / max(elapsed, 1e-9) * CHUNK_SECONDS)))
+        reached = stop
+        yield Chunk(state, asked, answered, records, reached, reached == halt, elapsed)
 
 
 def products_in(products: Products | None) -> AbstractContextManager[None]:
@@ -282,11 +283,10 @@ def preparing(preparation: Callable[[Data], Data]) -> Callable:
     return compiled(lambda data: (prepare(preparation, data), all_finite(data)))
 
 
-def prepares_one_way(structure: PyTreeDef, numbers: list[Array], preparation: Callable[[Data], Data]) -> bool:
-    """Whether all algorithms of that structure prepare data in this one way; nothing is computed."""
-    preparations: list[Callable] = []
-    jax.eval_shape(lambda numbers: preparations.append(structure.unflatten(numbers).prepare), numbers)
-    return preparations[0] is preparation
+@cached_program
+def preparation_of(structure: PyTreeDef) -> Callable:
+    """How algorithms of that structure prepare data; the function itself is in the form of what comes back."""
+    return compiled(lambda numbers: Partial(structure.unflatten(numbers).prepare))
 
 
 @cached_program

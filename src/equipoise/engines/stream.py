@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.tree_util import Partial, PyTreeDef
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from equipoise._jax import compiled
@@ -37,7 +38,7 @@ class Gathered(NamedTuple):
 
     tree: PyTree[Array]
 
-    def rows(self, ids: Any) -> Data:
+    def rows(self, ids: ArrayLike) -> Data:
         return self.tree
 
 

@@ -117,7 +117,7 @@ def sweep(
     require(len(trials) > 0, "there are no trials; give at least one")
     check_every(every)
     for trial in trials:
-        check_outside("sweep", trial.algorithm, trial.x, trial.data, trial.key)
+        check_outside("sweep", trial.algorithm, made_from(trial.algorithm).settings, trial.x, trial.data, trial.key)
     forms = [as_vector(t.x) for t in trials]
     trials = [
         t._replace(x=x, key=as_key(t.key), lost=_operand(t.lost)) for t, (x, _) in zip(trials, forms, strict=True)
@@ -146,9 +146,9 @@ def sweep(
             if interrupted:
                 break
 
-            def watch(at: int, done: int = done) -> None:
+            def watch(reached: int, done: int = done) -> None:
                 if progress is not None:
-                    progress(done, at, rounds)
+                    progress(done, reached, rounds)
 
             chosen, old = [trials[i] for i in slice_], [before[i] for i in slice_]
             final = _run(programs[structure], chosen, old, slice_, watch, callback, interrupted)
@@ -250,7 +250,7 @@ def _run(
     clock = time.perf_counter()
     states, _ = jax.block_until_ready(advance(states, np.int32(done)))
     compiling += time.perf_counter() - clock
-    at = done
+    reached = done
     rows: list[list[PyTree]] = [[] if past is None else [past] for past in pasts]
 
     def result(t: int, history: PyTree = None) -> Result:
@@ -259,7 +259,7 @@ def _run(
             server,
             clients,
             history,
-            at,
+            reached,
             tallies[t],
             seconds / real,
             compiling / real,
@@ -271,7 +271,7 @@ def _run(
 
     halts = None if callback is None else every
     for chunk in in_chunks(advance, states, done, rounds, most, halts, interrupted):
-        states, at = chunk.state, chunk.at
+        states, reached = chunk.state, chunk.reached
         counts = jax.tree.map(np.asarray, states.tally)
         tallies = [jax.tree.map(lambda old, new, t=t: old + new[t], tally, counts) for t, tally in enumerate(tallies)]
         seconds += chunk.seconds
@@ -280,7 +280,7 @@ def _run(
         if callback is not None and chunk.halted:
             for t in range(real):
                 callback(places[t], result(t))
-        watch(at)
+        watch(reached)
     blank = jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), row)
     return [result(t, jax.tree.map(lambda *a: np.concatenate(a), blank, *rows[t])) for t in range(real)]
 

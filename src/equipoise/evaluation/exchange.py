@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from equipoise._jax import cached_program, compiled
+from equipoise.algorithms.measurement import measurement
 from equipoise.cohorts import Sample, check_distinct, everyone
 from equipoise.data.shards import OwnerRows, client_shapes
 from equipoise.engines.client_data import PreparedData, SpreadData, as_given, by_client, padding
@@ -56,7 +57,7 @@ class Server(NamedTuple):
     """The models, which of them is out, and what was heard of it."""
 
     models: Float[Array, "r d"]
-    at: Int[Array, ""]
+    current: Int[Array, ""]
     heard: PerClient
 
 
@@ -86,10 +87,10 @@ def evaluation(
         return shard  # scores need the rows themselves, not what training made of them
 
     def choose(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server._replace(at=server.at + 1), sample(key)
+        return server._replace(current=server.current + 1), sample(key)
 
     def send(server: Server, i: Int[Array, ""]) -> Vector:
-        return server.models[server.at]
+        return server.models[server.current]
 
     def score_model(x: Vector, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         part: Any = None if own is None else own.fit(x, data.train)
@@ -139,15 +140,14 @@ def evaluation(
         blank = PerClient(jnp.zeros(n, jnp.int32), {name: nothing() for name in names}, again, squares)
         return Server(x[None] if models is None else models, jnp.int32(-1), blank)
 
-    return Algorithm(
-        name="evaluation",
-        n=n,
-        size=task.size if isinstance(task, Task) else 0 if models is None else models.shape[-1],
-        prepare=prepare,
+    return measurement(
+        "evaluation",
+        n,
+        task.size if isinstance(task, Task) else 0 if models is None else models.shape[-1],
+        Exchange("evaluate", choose, send, score_model, listen),
         init=init,
-        init_client=lambda x: None,
-        round=(Exchange("evaluate", choose, send, score_model, listen),),
-        model=lambda server: server.models[server.at],
+        model=lambda server: server.models[server.current],
+        prepare=prepare,
     )
 
 
@@ -227,7 +227,7 @@ def evaluator(
     if layout.spread:
         source = PreparedData(SpreadData(layout.of_clients(by_client(data))))
     else:
-        source = layout.share(as_given(jax.device_put(data)))
+        source = layout.place_shared(as_given(jax.device_put(data)))
     key = layout.place(as_key(key))
     return lambda x: jax.device_get(judged(layout.place(x), source, key))
 

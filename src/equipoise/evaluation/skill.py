@@ -20,6 +20,7 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise._jax import compiled
+from equipoise.data import ClientData
 from equipoise.evaluation.exchange import PerClient
 from equipoise.protocol import Data
 
@@ -46,14 +47,14 @@ def base_of(train: Data, rows: Data, classes: int) -> Base:
     return Base(jnp.where(defined, loss, jnp.nan), jnp.max(seen) / jnp.maximum(size, 1))
 
 
-def bases(train: Any, rows: Any, classes: int) -> Base:
+def bases(train: Data, rows: ClientData, classes: int) -> Base:
     """Of every owner, where the rows are at hand."""
     return jax.tree.map(np.asarray, _of_all(classes)(train, rows))
 
 
 @lru_cache(maxsize=16)
 def _of_all(classes: int) -> Callable[[Any, Any], Base]:
-    def one(train: Any, rows: Any, i: Array) -> Base:
+    def one(train: Data, rows: ClientData, i: Array) -> Base:
         return base_of(train.client(i), rows.client(i), classes)
 
     return compiled(lambda train, rows: jax.lax.map(lambda i: one(train, rows, i), jnp.arange(rows.n)))
@@ -72,7 +73,7 @@ def with_skill(table: PerClient, base: Any) -> PerClient:
     return table._replace(scores=table.scores | {"skill": skill}, squares=squares)
 
 
-def common_in_all(train: Any, classes: int) -> float:
+def common_in_all(train: Data, classes: int) -> float:
     """The share of the most common class among the training rows of all owners together."""
     labels, sizes = np.asarray(train.labels), np.asarray(train.sizes)
     if labels.ndim > 1:

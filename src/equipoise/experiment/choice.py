@@ -1,6 +1,7 @@
 """What a run takes that names none: the algorithm, and why; how long; what owners keep and are judged by."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from equipoise import algorithms, objectives
@@ -41,11 +42,13 @@ def best_algorithm(settings: Mapping[str, Any]) -> Choice:
     return Choice(record.name, f"{chosen.why}, and with minibatches its control variates are means of local gradients")
 
 
-def _for_exact_gradients(settings: Mapping[str, Any]) -> Choice:
-    def given(section: str, key: str, default: Any = None) -> Any:
-        table = settings.get(section)
-        return table.get(key, default) if isinstance(table, Mapping) else default
+def _given(settings: Mapping[str, Any], section: str, key: str, default: Any = None) -> Any:
+    table = settings.get(section)
+    return table.get(key, default) if isinstance(table, Mapping) else default
 
+
+def _for_exact_gradients(settings: Mapping[str, Any]) -> Choice:
+    given = partial(_given, settings)
     table = settings.get("algorithm")
     own = {key for key, value in (table.items() if isinstance(table, Mapping) else ()) if value is not None}
     record = ALGORITHMS["scaffpd_model"]
@@ -103,11 +106,7 @@ def how_long(settings: Mapping[str, Any]) -> dict[str, Any]:
     A run that can be certified ends when it is; another one when validation rows say that nothing gets better, and
     where nobody may look at those, or noise is made for a number of rounds, after that number.
     """
-
-    def given(section: str, key: str, default: Any = None) -> Any:
-        table = settings.get(section)
-        return table.get(key, default) if isinstance(table, Mapping) else default
-
+    given = partial(_given, settings)
     run = dict(settings.get("run") or {}) | {"rounds": ROUNDS}
     last = "model" if settings.get("convexify") is None else "convexify"
     convex = last == "convexify" or given("model", "name", "linear") == "linear"

@@ -14,6 +14,7 @@ from equipoise.algorithms.clipping import has_field
 from equipoise.algorithms.private import private_scaffpd
 from equipoise.algorithms.scaffpd_sums import MOST_TILT
 from equipoise.certificates import resolution
+from equipoise.data import ClientData
 from equipoise.data.datasets import synthetic
 from equipoise.data.shards import client_shapes
 from equipoise.errors import not_none, require
@@ -56,7 +57,7 @@ def _less_baseline(task: Task) -> Task:
     return less_baseline(task)
 
 
-def training_rows(config: Config, problem: Problem, train: Any) -> Any:
+def training_rows(config: Config, problem: Problem, train: ClientData) -> Any:
     """The rows that a method is given, with the owners' baselines where it looks at gains and they alone know them."""
     base, train = baselines_of(config, problem), problem.in_metric(train)
     if base is None or not algorithms.named(config.algorithm.name).weighs_itself:

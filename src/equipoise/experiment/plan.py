@@ -39,7 +39,7 @@ from equipoise.experiment import choice, config, folders, measures, mistakes, or
 from equipoise.experiment.batch import data_of, is_done, run_batch
 from equipoise.experiment.chosen import settle
 from equipoise.experiment.config import Config, Section, Seed
-from equipoise.experiment.convexify import network_config
+from equipoise.experiment.convexify.stages import network_config
 from equipoise.experiment.measures import Measure
 from equipoise.experiment.mistakes import shown
 from equipoise.experiment.personal import alone

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 
 from equipoise import evaluation, models, steps, tasks
 from equipoise.artifact import Artifact
-from equipoise.data import partition, pool, silos
+from equipoise.data import ClientData, partition, pool, silos
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue, synthetic
 from equipoise.data.pool import Pool
@@ -33,13 +33,14 @@ from equipoise.experiment.config import Config, DataSettings
 from equipoise.experiment.personal.baselines import OwnFit, own_fits
 from equipoise.models import Model
 from equipoise.models.model import Params
-from equipoise.protocol import Vector
+from equipoise.protocol import Data, Vector
 from equipoise.tasks import Convexity, Metric, Task, WithMetric, moreau_envelope
 from equipoise.tasks.metric import ShardInMetric, stretch
 from equipoise.tasks.moreau import Personal
 from equipoise.tasks.squares import Gram, Kernel
 from equipoise.tasks.task import least
 
+Made = TypeVar("Made")
 # Of l2, what an intercept has unless told: too little to be seen in a prediction, enough for certificates to rest on.
 FREE = 1e-3
 MOST_FITTED = 1e9  # clients times rows times parameters: some minutes of a core
@@ -131,11 +132,11 @@ class Problem:
         """`task`, in the metric where there is one."""
         return self.task if self.conditioning is None else self.conditioning.task
 
-    def in_metric(self, rows: Any) -> Any:
+    def in_metric(self, rows: ClientData) -> Any:
         """Rows of all clients, for `trained_task`."""
         return rows if self.conditioning is None else WithMetric(rows, self.conditioning.metric)
 
-    def shard_in_metric(self, shard: Any) -> Any:
+    def shard_in_metric(self, shard: Data) -> Any:
         """One client's rows, for `trained_task`."""
         return shard if self.conditioning is None else ShardInMetric(shard, self.conditioning.metric)
 
@@ -528,7 +529,7 @@ def problem_of(
         convex = settings.name == "linear"  # every loss of models.LOSSES is convex in the outputs
         score = models.LOSSES[loss]
         options |= {"convex": convex, "bend": models.BENDS[loss]}
-        task = tasks.task_of(model.init, model.apply, score, name=settings.name, **options)
+        task = cached(tasks.task_of)(model.init, model.apply, score, name=settings.name, **options)
         if line:  # (output - label)^2 has the curvature 2
             task = task._replace(linear=tasks.Linear(features, outputs, True, 2.0, l2, task.loss))
     elif loss == "cross_entropy":
@@ -574,8 +575,8 @@ def _columns(names: tuple[str, ...], problem: Problem) -> tuple[int, ...]:
 
 
 @cache
-def cached(factory: Callable[..., Task]) -> Callable[..., Task]:
-    """The same task for the same shape, so that what is compiled for it serves other divisions of the data."""
+def cached(factory: Callable[..., Made]) -> Callable[..., Made]:
+    """The same task or model for the same shape, so that what is compiled for it serves other divisions of the data."""
     return lru_cache(maxsize=16)(factory)
 
 
@@ -596,7 +597,8 @@ def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> 
             integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
             require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
             arguments = (outputs, settings.hidden[0])
+    make = models.MODELS[settings.name]
     try:
-        return models.MODELS[settings.name](*arguments, **settings.options)
+        return (cached(make) if settings.name == "linear" else make)(*arguments, **settings.options)
     except TypeError as error:
         raise InputError(f"model.options does not fit a {settings.name} ({error}); see equipoise.models") from None

@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 
 import equipoise
 from equipoise import artifact, evaluation, files
+from equipoise.data import ClientData
 from equipoise.data.shards import OwnerRows
 from equipoise.engines.simulator import Result
 from equipoise.errors import FileError, not_none
@@ -41,7 +43,7 @@ def in_units(problem: Problem, table: PerClient) -> PerClient:
     )
 
 
-def write_row_scores(folder: Path, problem: Problem, x: Vector, rows: Any, score: str) -> None:
+def write_row_scores(folder: Path, problem: Problem, x: Vector, rows: ClientData, score: str) -> None:
     """What each of the scored `rows` adds to the score, so that a report can compare two models row by row.
 
     Only where the rows are at hand: over a network they stay with their owners.
@@ -55,18 +57,23 @@ def write_row_scores(folder: Path, problem: Problem, x: Vector, rows: Any, score
     records.write_row_scores(folder / records.ROW_SCORES, saved)
 
 
-def calibration_of(problem: Problem, x: Vector, rows: Any) -> tuple[tuple[float, float, int], ...]:
-    """Tenths of the scored rows, from the least likely to the likeliest; empty where there are no probabilities."""
+def calibration_of(problem: Problem, x: Vector, rows: ClientData) -> tuple[tuple[float, float, int], ...]:
+    """Tenths of the scored rows, from the least likely to the likeliest.
+
+    Empty where there are no probabilities, or some are not numbers: those of a model that diverged.
+    """
     if problem.base is None:
         return ()
     columns = [evaluation.of_rows(problem.plain_task, x, rows, name) for name in ("predicted", "observed")]
     chance, came = (np.asarray(values, np.float64) for values in columns)
+    if not np.isfinite(chance).all():
+        return ()
     order = np.argsort(chance, kind="stable")
     parts = [part for part in np.array_split(order, TENTHS) if part.size]
     return tuple((float(chance[part].mean()), float(came[part].mean()), part.size) for part in parts)
 
 
-def skill_of_rows(problem: Problem, losses: np.ndarray, rows: Any) -> np.ndarray:
+def skill_of_rows(problem: Problem, losses: np.ndarray, rows: ClientData) -> np.ndarray:
     """What each row adds to the skill of its owner, of what it adds to the log loss; NaN where there is no skill."""
     scored = rows.test if isinstance(rows, OwnerRows) else rows
     return skill_of(losses, np.repeat(not_none(problem.base).loss, np.asarray(scored.sizes)))
@@ -182,5 +189,5 @@ def git_commit() -> str | None:
         return None
 
 
-def floats(values: Any) -> tuple[float, ...]:
+def floats(values: Iterable[Any]) -> tuple[float, ...]:
     return tuple(np.asarray(values, np.float64).tolist())

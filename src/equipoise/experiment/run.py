@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.tree_util import Partial
 
 from equipoise import evaluation, files
@@ -23,7 +24,7 @@ from equipoise.experiment import folders, origin, records
 from equipoise.experiment.chosen import convexified, settle
 from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import Trained, convexify, given_network, network_config, trained_network
+from equipoise.experiment.convexify.stages import Trained, convexify, given_network, network_config, trained_network
 from equipoise.experiment.methods import BuiltMethod, baselines_of, build_method, training_rows
 from equipoise.experiment.personal import models as personal
 from equipoise.experiment.personal import own_parts
@@ -132,7 +133,7 @@ def run(
     spec = RunSpec(config, folder, label or config.name, watch, overwrite)
     if chosen:
         spec = spec._replace(config=settle.applied(config, chosen), asked=config, chosen=chosen)
-    with begun(spec, None if problem is None else share(problem)) as session:
+    with begun(spec, None if problem is None else shared_on(problem)) as session:
         run_alone(session)
         _offer_convexified(session)
     return records.read(folder)
@@ -142,7 +143,7 @@ def resume(
     folder: Path, *, label: str | None = None, watch: Watch | None = None, problem: Problem | None = None
 ) -> records.Run:
     """Resumes from the last checkpoint, bit for bit as if the run had never stopped."""
-    with resumed(folder, label, watch, None if problem is None else share(problem)) as session:
+    with resumed(folder, label, watch, None if problem is None else shared_on(problem)) as session:
         run_alone(session)
         _offer_convexified(session)
     return records.read(folder)
@@ -215,7 +216,7 @@ def _trained_here(spec: RunSpec, stage: Config, problem: Problem) -> Trained:
     return trained_network(folder, stage, problem.model)
 
 
-def share(problem: Problem) -> Shared:
+def shared_on(problem: Problem) -> Shared:
     """For runs on one problem."""
     return Shared(ClientRows(problem, problem.train, problem.test), git_commit())
 
@@ -264,7 +265,7 @@ def resumed(
 @contextmanager
 def _session(spec: RunSpec, shared: Shared | None, begin: Callable[[], None]) -> Iterator[Session]:
     config, folder = spec.config, spec.folder
-    data, git, method = shared or share(problem_of(spec, begin))
+    data, git, method = shared or shared_on(problem_of(spec, begin))
     problem = data.problem
     algorithm, notes, chosen = method or build_method(config, problem)
     source = origin.origin_of(config, problem)
@@ -399,6 +400,6 @@ def _lost(config: Config) -> Lost | None:
     return Partial(_gone, as_key(config.run.seed), jnp.asarray(config.run.lost))
 
 
-def _gone(key: RandomKey, share: Any, round: Any, exchange: int, ids: Any) -> Any:
+def _gone(key: RandomKey, fraction: Any, round: Any, exchange: int, ids: Array) -> Any:
     key = jax.random.fold_in(jax.random.fold_in(key, round), exchange)
-    return jax.random.bernoulli(jax.random.fold_in(key, 1), share, jnp.shape(ids))
+    return jax.random.bernoulli(jax.random.fold_in(key, 1), fraction, jnp.shape(ids))

@@ -27,6 +27,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from equipoise import evaluation
+from equipoise.algorithms.measurement import measurement
 from equipoise.algorithms.scaffpd_sums import LEAST_TILT, MOST_TILT
 from equipoise.certificates import resolution
 from equipoise.cohorts import everyone
@@ -151,9 +152,8 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         exchange = Exchange("evaluate", choose, send, work, close)
     else:
         exchange = Exchange("evaluate", choose, send_level, work_in_sums, close_sums)
-    return Algorithm(
-        "scoring", n, task.size, prepare, init, lambda x: None, (exchange,), lambda server: inner.model(server.inner)
-    )
+    model = lambda server: inner.model(server.inner)  # noqa: E731
+    return measurement("scoring", n, task.size, exchange, init=init, model=model, prepare=prepare)
 
 
 def _told(rows: OwnerRows, classes: int, x: Vector) -> Base:

@@ -1,13 +1,11 @@
 """Models as (init, apply) pairs, and their losses."""
 
+import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import one_of
 from equipoise.models.cnn import cnn as cnn
-from equipoise.models.convexified import convexified as convexified
-from equipoise.models.convexified import linearised as linearised
-from equipoise.models.gradient_features import gradient_features as gradient_features
 from equipoise.models.gru import gru as gru
 from equipoise.models.linear import linear as linear
 from equipoise.models.losses import BENDS as BENDS
@@ -18,9 +16,33 @@ from equipoise.models.losses import squared_error as squared_error
 from equipoise.models.mlp import mlp as mlp
 from equipoise.models.model import Model as Model
 from equipoise.models.resnet import resnet as resnet
-from equipoise.models.torch_module import module_features as module_features
-from equipoise.models.torch_module import torch_convexified as torch_convexified
 from equipoise.models.torch_module import torch_module as torch_module
+
+# Made of a network, by the files of `equipoise.experiment.convexify`, which stands above this package.
+MADE_OF_NETWORKS = {
+    "convexified": "models",
+    "linearised": "models",
+    "gradient_features": "features",
+    "module_features": "torch_features",
+    "torch_convexified": "torch_features",
+}
+
+
+def _made_of_network(name: str) -> Any:
+    return getattr(importlib.import_module(f"equipoise.experiment.convexify.{MADE_OF_NETWORKS[name]}"), name)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in MADE_OF_NETWORKS:
+            raise AttributeError(f"module 'equipoise.models' has no attribute '{name}'")
+        return _made_of_network(name)
+
+
+def _later(name: str) -> Callable[..., Model]:
+    return lambda *arguments, **settings: _made_of_network(name)(*arguments, **settings)
+
 
 MODELS: dict[str, Callable[..., Model]] = {
     "linear": linear,
@@ -29,9 +51,9 @@ MODELS: dict[str, Callable[..., Model]] = {
     "resnet": resnet,
     "gru": gru,
     "torch": torch_module,
-    "convexified": convexified,
-    "linearised": linearised,
-    "torch_convexified": torch_convexified,
+    "convexified": _later("convexified"),
+    "linearised": _later("linearised"),
+    "torch_convexified": _later("torch_convexified"),
 }
 
 

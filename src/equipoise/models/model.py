@@ -49,3 +49,8 @@ def as_floats(inputs: Array, dtype: DTypeLike) -> Array:
 
 def flat(inputs: Array, dtype: DTypeLike) -> Float[Array, "b features"]:
     return as_floats(inputs, dtype).reshape(inputs.shape[0], prod(inputs.shape[1:]))
+
+
+def saved(model: Model) -> dict:
+    """What `models.build` makes the model of again."""
+    return {"name": model.name, "arguments": dict(model.arguments)}

@@ -59,9 +59,9 @@ def encode(total: PyTree[np.ndarray], n: int, bound: float) -> Integers:
 
 def decode(integers: Integers, like: PyTree, n: int, bound: float) -> PyTree[np.ndarray]:
     """The numbers of a sum of at most n encoded totals, in the shapes and types of `like`."""
-    bits, at, leaves = fraction_bits(n, bound), 0, []
+    bits, start, leaves = fraction_bits(n, bound), 0, []
     for leaf in jax.tree.leaves(like):
-        whole = integers[at : at + leaf.size].view(np.int64).reshape(leaf.shape)
-        at += leaf.size
+        whole = integers[start : start + leaf.size].view(np.int64).reshape(leaf.shape)
+        start += leaf.size
         leaves.append((whole if np.dtype(leaf.dtype).kind in "iub" else np.ldexp(whole, -bits)).astype(leaf.dtype))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

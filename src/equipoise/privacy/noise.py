@@ -5,13 +5,14 @@ point numbers, not the real ones of the theory: attacks on their last bits (Miro
 """
 
 import os
-from typing import Any
 
 import jax
 import numpy as np
 import scipy  # its parts load when they are used
 from jax.experimental import io_callback
 from jax.typing import DTypeLike
+
+from equipoise.protocol import RandomKey
 
 
 def normal(shape: tuple[int, ...]) -> np.ndarray:
@@ -20,6 +21,6 @@ def normal(shape: tuple[int, ...]) -> np.ndarray:
     return scipy.special.ndtri((bits.astype(np.float64) + 0.5) / 2.0**53).reshape(shape)
 
 
-def own_noise(key: Any, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+def own_noise(key: RandomKey, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """As `jax.random.normal`, without its key: drawn anew whenever the program runs."""
     return io_callback(lambda: normal(shape).astype(dtype), jax.ShapeDtypeStruct(shape, dtype))

@@ -21,10 +21,10 @@ def split(secret: int, threshold: int, holders: int) -> list[int]:
     return [evaluate(polynomial, k) for k in range(1, holders + 1)]
 
 
-def evaluate(polynomial: list[int], at: int) -> int:
+def evaluate(polynomial: list[int], x: int) -> int:
     value = 0
     for coefficient in reversed(polynomial):
-        value = (value * at + coefficient) % PRIME
+        value = (value * x + coefficient) % PRIME
     return value
 
 

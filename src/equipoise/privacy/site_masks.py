@@ -178,8 +178,8 @@ class SiteMasks(NamedTuple):
                 refuse_unless(len(theirs) == keys_length(count), f"the keys of '{name}' have another length")
                 said = signed_keys(run, batch, members, threshold, count, name, theirs)
                 self.identity.check(name, said, signature)
-            at = members.index(self.name)
-            refuse_unless(keys[at].hex() == state["mine"], f"the keys of '{self.name}' are not those that it sent")
+            place = members.index(self.name)
+            refuse_unless(keys[place].hex() == state["mine"], f"the keys of '{self.name}' are not those that it sent")
             split = [
                 [shamir.split(int.from_bytes(bytes.fromhex(secret)), threshold, len(members)) for secret in pair]
                 for pair in zip(state["seeds"], state["privates"], strict=True)
@@ -256,9 +256,10 @@ class SiteMasks(NamedTuple):
             _write(
                 path, state, self.identity.at_rest
             )  # before anything leaves: the masks are used up, whatever happens now
-        at = (1 + exchange) * masks.SEED
+        start = (1 + exchange) * masks.SEED
         publics = {
-            name: bytes.fromhex(keys)[at : at + masks.SEED] for name, keys in zip(members, state["keys"], strict=True)
+            name: bytes.fromhex(keys)[start : start + masks.SEED]
+            for name, keys in zip(members, state["keys"], strict=True)
         }
         private, seed = bytes.fromhex(state["privates"][exchange]), bytes.fromhex(state["seeds"][exchange])
         try:
@@ -289,13 +290,13 @@ class SiteMasks(NamedTuple):
             about = state.get("about", {}).get(str(exchange))
             if about is not None:
                 self._only_one_set(About(*about), sorted(answered))
-            given, at = [], exchange * SHARE
+            given, start = [], exchange * SHARE
             for k, name in enumerate(members):
-                pair = bytes.fromhex(state["shares"][k])[at : at + SHARE]
+                pair = bytes.fromhex(state["shares"][k])[start : start + SHARE]
                 given.append(pair[: shamir.BYTES] if name in answered else pair[shamir.BYTES :])
             gone = "00" * SHARE
             for k, shares in enumerate(state["shares"]):
-                state["shares"][k] = shares[: 2 * at] + gone + shares[2 * (at + SHARE) :]
+                state["shares"][k] = shares[: 2 * start] + gone + shares[2 * (start + SHARE) :]
             state["privates"][exchange] = state["seeds"][exchange] = ""
             state["opened"].append(exchange)
             _write(path, state, self.identity.at_rest)

@@ -22,12 +22,12 @@ class Batch(NamedTuple):
     keys: Mapping[str, bytes]  # as each member sent them
 
     def publics(self, exchange: int) -> dict[str, bytes]:
-        at = (1 + exchange) * masks.SEED
-        return {name: keys[at : at + masks.SEED] for name, keys in self.keys.items()}
+        start = (1 + exchange) * masks.SEED
+        return {name: keys[start : start + masks.SEED] for name, keys in self.keys.items()}
 
     def commitment(self, name: str, exchange: int) -> bytes:
-        at = (1 + self.exchanges + exchange) * masks.SEED
-        return self.keys[name][at : at + masks.SEED]
+        start = (1 + self.exchanges + exchange) * masks.SEED
+        return self.keys[name][start : start + masks.SEED]
 
 
 class Secrets(NamedTuple):

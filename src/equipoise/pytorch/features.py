@@ -1,4 +1,4 @@
-"""Gradient features of a PyTorch module, as `equipoise.models.gradient_features` has them for networks of JAX.
+"""Gradient features of a PyTorch module, as `equipoise.experiment.convexify.features` has them for networks of JAX.
 
 The random layer and the projection are drawn by JAX from the seed that all sites share; the gradients are PyTorch's, in
 the order of the module's parameters.
@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch.func import functional_call, grad, vmap
 
-from equipoise import artifact, models
+from equipoise import artifact
 from equipoise.data.shards import Shards, stack
 from equipoise.errors import require
-from equipoise.models.gradient_features import Kind, Projection, draw_projection, rows_at_once
+from equipoise.experiment.convexify.features import Kind, Projection, draw_projection, rows_at_once
+from equipoise.experiment.convexify.torch_features import module_features as sizes_of_module
 from equipoise.pytorch.site import Batch, in_numpy
 
 Features = Callable[[torch.Tensor], torch.Tensor]  # inputs [b, ...] -> [b, p]
@@ -133,7 +134,7 @@ def load_convexified(module: torch.nn.Module, path: str | PathLike[str]) -> Feat
         f"{path} is a {saved.model.name}, not a model on features of a PyTorch module",
     )
     saved_as, network = saved.model.arguments, saved.params["network"]
-    sizes = models.module_features(
+    sizes = sizes_of_module(
         saved_as["parameters"], saved_as["last"], kind=saved_as["kind"], features=saved_as["features"]
     )
     given = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}

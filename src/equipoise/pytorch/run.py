@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jaxtyping import PyTree
 
-from equipoise import models
+from equipoise.algorithms.first_model import first_model
 from equipoise.data.shards import OwnerRows
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
@@ -41,15 +42,16 @@ from equipoise.deploy.site.run import (
 from equipoise.errors import InputError, not_none, require
 from equipoise.evaluation import ScoreRecord
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import feature_seed
+from equipoise.experiment.convexify.features import draw_projection, random_layer
+from equipoise.experiment.convexify.stages import feature_seed
+from equipoise.experiment.convexify.torch_features import module_features as sizes_of_module
 from equipoise.experiment.problems import precision
 from equipoise.files import write_whole
-from equipoise.models.gradient_features import draw_projection, random_layer
 from equipoise.privacy import policy
 from equipoise.protocol import Vector
 from equipoise.pytorch.features import check_last, check_returned, module_features, on_features
 from equipoise.pytorch.site import TorchSite, seeded, torch_site
-from equipoise.pytorch.spec import ModuleSpec, first_model
+from equipoise.pytorch.spec import ModuleSpec
 from equipoise.pytorch.task import TEST, TRAIN, callback_score
 
 MODEL = "model.pt"
@@ -124,7 +126,7 @@ def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder:
         Buffers(site.module, folder / f"buffers-{agreed.run}.pt").restore()
         rows = OwnerRows(site.shard, not_none(site.test))
 
-        def save(message: Any, state: Any) -> None:
+        def save(message: PyTree, state: PyTree) -> None:
             site.save(message[0], folder / MODEL)
 
         return site.job(now.scoring, config=now.digest, then=save)._replace(shard=rows)
@@ -141,7 +143,7 @@ def made_of_module(config: Config, site: TorchSite, theta: Vector, real: np.dtyp
     last = not_none(settings.last)
     assert settings.kind != "linearised"
     parameters = [(name, p.shape) for name, p in site.module.named_parameters() if p.requires_grad]
-    sizes = models.module_features(parameters, last, kind=settings.kind, features=settings.features)
+    sizes = sizes_of_module(parameters, last, kind=settings.kind, features=settings.features)
     seed = feature_seed(config)
     layer = random_layer(seed, sizes.fan_in, real)
     projection = draw_projection(seed, settings.kind, sizes.size, sizes.parameters)

@@ -9,13 +9,11 @@ import jax.numpy as jnp
 from pydantic import ValidationError
 
 from equipoise import models
-from equipoise.algorithms.messages import Nothing, send_nothing
 from equipoise.data.shards import Shards, shard_like
 from equipoise.errors import InputError, require
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import JsonRecord
-from equipoise.protocol import Algorithm, Cohort, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.pytorch.task import ELSEWHERE, callback_score, callback_task
 
 ITS_OWN = "the module's own"  # loss
@@ -77,21 +75,3 @@ def module_problem(config: Config, spec: ModuleSpec, names: tuple[str, ...], tra
     scores = {name: callback_score(ELSEWHERE.loss) for name, _ in spec.scores}
     problem = Problem(what, names, train, test, classes, model, ITS_OWN, None, task, config.model.penalty, x)
     return replace(problem, site_scores=scores)
-
-
-def first_model(n: int, x: Vector) -> Algorithm:
-    """One exchange, in which the first site tells the weights that its module begins with: its own x."""
-
-    def choose(server: Vector, key: RandomKey) -> tuple[Vector, Cohort]:
-        return server, Cohort(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
-
-    def work(message: Nothing, _: None, data: Shards, key: RandomKey) -> tuple[None, Reply]:
-        return None, Reply(each=x)
-
-    def close(server: Vector, replies: Replies) -> Vector:
-        return jnp.where(replies.cohort.present[0], replies.each[0], server)
-
-    start = Exchange("start", choose, send_nothing, work, close)
-    return Algorithm(
-        "first_model", n, x.size, lambda shard: shard, lambda x: x, lambda x: None, (start,), lambda server: server
-    )

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from equipoise.data.shards import Shards
 from equipoise.errors import EquipoiseError
@@ -61,7 +62,7 @@ def callback_task(name: str, x: Vector, callbacks: Callbacks, outputs: tuple[int
         key: RandomKey | None,
         *,
         steps: int,
-        lr: Any,
+        lr: ArrayLike,
         shift: Vector | None = None,
         pull: float = 0.0,
         snapshot: Any = None,

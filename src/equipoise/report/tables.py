@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table
@@ -237,7 +238,7 @@ def longest_word(texts: Iterable[str], most: int = 16) -> int:
     return min(most, max((len(word) for text in texts for word in text.split()), default=1))
 
 
-def worst_served(members: Sequence[Any], i: int, values: Any) -> str:
+def worst_served(members: Sequence[Any], i: int, values: np.ndarray) -> str:
     """The name of client i, if it has a score."""
     return members[i].name if math.isfinite(values[i]) else formats.MISSING
 

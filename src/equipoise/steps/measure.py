@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from equipoise import local
 from equipoise._jax import compiled
+from equipoise.data import ClientData
 from equipoise.data.shards import Shards
 from equipoise.errors import all_positive, positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import Vector
+from equipoise.protocol import Data, Vector
 from equipoise.steps.rules import Constants, Rule, auto, sampled
 from equipoise.tasks.task import Task
 
@@ -35,7 +36,9 @@ class Tuned(NamedTuple):
     constants: Constants
 
 
-def tuned(task: Task, shards: Any, x: Vector, dual: Dual, *, steps: int, mu: float = 0.0, share: float = 1.0) -> Tuned:
+def tuned(
+    task: Task, shards: ClientData, x: Vector, dual: Dual, *, steps: int, mu: float = 0.0, share: float = 1.0
+) -> Tuned:
     """A rule and a local step size for SCAFF-PD with J = `steps` exact local steps from x: nothing to choose.
 
     J local steps with eta_l = 1/L_xx are one step of a preconditioned gradient method, close to Newton's where
@@ -62,7 +65,7 @@ def rule_for(constants: Constants, dual: Dual, *, share: float = 1.0) -> Rule:
     return auto(constants, dual) if share == 1 else sampled(constants, dual, share=share)
 
 
-def near_solution(task: Task, shards: Any, x: Vector, *, steps: int, mu: float = 0.0) -> tuple[Constants, float]:
+def near_solution(task: Task, shards: ClientData, x: Vector, *, steps: int, mu: float = 0.0) -> tuple[Constants, float]:
     """The constants that `tuned` makes a rule of, whatever the dual, and the local step size they are for."""
     positive("steps", steps)
     data = _prepared(task, shards)
@@ -89,7 +92,7 @@ def bounded(L_xx: float, L_lx: float, *, steps: int, mu: float = 0.0) -> tuple[C
 
 
 def estimate_constants(
-    task: Task, shards: Any, x: Vector, *, steps: int = 1, local_lr: float | None = None, mu: float = 0.0
+    task: Task, shards: ClientData, x: Vector, *, steps: int = 1, local_lr: float | None = None, mu: float = 0.0
 ) -> Constants:
     """The constants of Conditions 5.1 and 5.2 at x, over all of the clients' examples.
 
@@ -126,13 +129,13 @@ def estimate_constants(
     return _constants(task, data, data, x, max(low, mu), high, steps, eta)
 
 
-def smoothness(task: Task, shards: Any, x: Vector) -> float:
+def smoothness(task: Task, shards: ClientData, x: Vector) -> float:
     """L_xx at x alone: the largest curvature of any client's loss, for the price of a round or two."""
     largest = _largest(task, _prepared(task, shards), x)
     return float(jnp.max(largest))
 
 
-def client_smoothness(task: Task, x: Vector, shard: Any, iterations: int = 16) -> Scalar:
+def client_smoothness(task: Task, x: Vector, shard: Data, iterations: int = 16) -> Scalar:
     """L_i: an upper bound on the curvature of one client's loss at x, exact for quadratics up to the residual.
 
     Lanczos iterations on Hessian-vector products with three vectors in memory: lost orthogonality repeats large Ritz
@@ -158,7 +161,7 @@ def client_smoothness(task: Task, x: Vector, shard: Any, iterations: int = 16) -
 
 
 def _constants(
-    task: Task, data: Any, few: Any, x: Vector, low: float, high: float, steps: int, eta: float
+    task: Task, data: PyTree, few: PyTree, x: Vector, low: float, high: float, steps: int, eta: float
 ) -> Constants:
     """`few` are the clients whose local steps stand for the metric."""
     squares = [max(float(s), 0.0) for s in _coupling(task, steps, data, few, x, eta)]  # [0]: of the direction 1
@@ -174,12 +177,12 @@ def _constants(
     return Constants(top, damped(low), strong, weak)
 
 
-def _prepared(task: Task, shards: Any) -> Any:
+def _prepared(task: Task, shards: ClientData) -> PyTree:
     prepare = getattr(task, "prepare", _unprepared)
     return jax.vmap(prepare)(shards) if isinstance(shards, Shards) else _one_by_one(prepare)(shards)
 
 
-def _unprepared(shard: Any) -> Any:
+def _unprepared(shard: Data) -> Data:
     return shard
 
 
@@ -201,27 +204,27 @@ def _measurement(function: Callable) -> Callable:
     return functools.wraps(function)(lambda *args, **kwargs: program()(*args, **kwargs))
 
 
-def _some(data: Any) -> Any:
+def _some(data: PyTree) -> PyTree:
     """At most `FEW` of the clients, evenly spaced."""
     n = jax.tree.leaves(data)[0].shape[0]
     ids = np.unique(np.linspace(0, n - 1, min(n, FEW)).astype(int))
     return data if len(ids) == n else jax.tree.map(lambda a: a[ids], data)
 
 
-def _hessian(task: Task, x: Vector, shard: Any) -> Callable[[Vector], Vector]:
+def _hessian(task: Task, x: Vector, shard: Data) -> Callable[[Vector], Vector]:
     return jax.linearize(lambda u: task.grad(u, shard), x)[1]
 
 
 @_measurement
-def _largest(task: Task, data: Any, x: Vector) -> Float[Array, " n"]:
+def _largest(task: Task, data: PyTree, x: Vector) -> Float[Array, " n"]:
     return jax.lax.map(lambda shard: client_smoothness(task, x, shard), data)
 
 
 @_measurement
-def _curvature(task: Task, k: int, data: Any, x: Vector) -> tuple[Scalar, Scalar]:
+def _curvature(task: Task, k: int, data: PyTree, x: Vector) -> tuple[Scalar, Scalar]:
     """The smallest and the largest eigenvalue of the clients' Hessians at x."""
 
-    def on_client(shard: Any) -> tuple[Scalar, Scalar]:
+    def on_client(shard: Data) -> tuple[Scalar, Scalar]:
         return _extremes(_hessian(task, x, shard), x, k)
 
     low, high = jax.lax.map(on_client, data)  # one client at a time, as each needs a basis of k vectors
@@ -268,10 +271,10 @@ def _extremes(
     return ritz[0] - residual[0], ritz[-1] + residual[-1]
 
 
-def _precondition(task: Task, steps: int, data: Any, x: Vector, eta: Scalar, v: Vector) -> Vector:
+def _precondition(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar, v: Vector) -> Vector:
     """M v, for equal weights."""
 
-    def on_client(shard: Any) -> Vector:
+    def on_client(shard: Data) -> Vector:
         hessian = _hessian(task, x, shard)
 
         def step(_: Any, state: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
@@ -285,7 +288,7 @@ def _precondition(task: Task, steps: int, data: Any, x: Vector, eta: Scalar, v: 
 
 
 @_measurement
-def _coupling(task: Task, steps: int, data: Any, few: Any, x: Vector, eta: Scalar) -> Float[Array, " s"]:
+def _coupling(task: Task, steps: int, data: PyTree, few: PyTree, x: Vector, eta: Scalar) -> Float[Array, " s"]:
     """The squared singular values of P C M^1/2, ascending; of many clients zero and the largest."""
     c = jax.vmap(lambda shard: task.grad(x, shard))(data)
     c = c - jnp.mean(c, axis=0, keepdims=True)
@@ -301,7 +304,7 @@ def _coupling(task: Task, steps: int, data: Any, few: Any, x: Vector, eta: Scala
     return jnp.linalg.eigvalsh((gram + gram.T) / 2)
 
 
-def _smoothness(task: Task, steps: int, data: Any, x: Vector, eta: Scalar) -> Scalar:
+def _smoothness(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar) -> Scalar:
     """The largest eigenvalue of M H for equal weights."""
 
     def hessian(v: Vector) -> Vector:
@@ -315,7 +318,7 @@ _smoothness_alone = _measurement(_smoothness)
 
 
 @_measurement
-def _settle(task: Task, steps: int, data: Any, x: Vector, eta: Scalar) -> Vector:
+def _settle(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar) -> Vector:
     """x after five rounds of SCAFF-PD with equal weights and tau = 1/L_xx: near the best model on average."""
     tau = eta if steps == 1 else jnp.minimum(1 / _smoothness(task, steps, data, x, eta), steps * eta)
 
@@ -323,7 +326,7 @@ def _settle(task: Task, steps: int, data: Any, x: Vector, eta: Scalar) -> Vector
         c_i = jax.vmap(lambda shard: task.grad(x, shard))(data)
         c = jnp.mean(c_i, axis=0)
 
-        def improve(shard: Any, c_i: Vector) -> Vector:
+        def improve(shard: Data, c_i: Vector) -> Vector:
             return local.descend(lambda u, _: task.grad(u, shard), x, None, steps=steps, lr=eta, shift=c - c_i)
 
         u = jnp.mean(jax.vmap(improve)(data, c_i), axis=0)

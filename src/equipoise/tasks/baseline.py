@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import Float
 
 from equipoise.protocol import Data, RandomKey, Vector
@@ -23,7 +24,7 @@ class WithBaseline(NamedTuple):
     def sizes(self) -> Array:
         return self.data.sizes
 
-    def client(self, i: Any) -> "WithBaseline":
+    def client(self, i: ArrayLike) -> "WithBaseline":
         return WithBaseline(self.data.client(i), self.baseline[i])
 
 

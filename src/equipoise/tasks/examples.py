@@ -14,7 +14,7 @@ from jaxtyping import Float, PyTree
 from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, is_concrete, require
-from equipoise.protocol import RandomKey, Vector, as_key
+from equipoise.protocol import Data, RandomKey, Vector, as_key
 from equipoise.tasks.task import Convexity, Examples, Linear, Params, Scalar, Task, least, penalty
 
 SOFTMAX = 0.1  # of p (1 - p), which is between 0 and 1/4 and moves while a model is trained
@@ -95,7 +95,7 @@ def draw(key: RandomKey, shard: Shards, shape: tuple[int, ...]) -> Array:
 def features_of(features: int) -> Callable[[Any], None]:
     """A check that a shard's examples have that many features."""
 
-    def check(shard: Any) -> None:
+    def check(shard: Data) -> None:
         given = shard.inputs.shape[1:]
         require(
             given == (features,),
@@ -189,7 +189,7 @@ def _raveler(init: Callable[[RandomKey], PyTree]) -> tuple[Vector, Callable[[Vec
 
     shapes = eqx.filter_eval_shape(init, jax.random.key(0))
 
-    def learned(leaf: Any) -> bool:
+    def learned(leaf: object) -> bool:
         return isinstance(leaf, jax.ShapeDtypeStruct) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
     floats, rest = eqx.partition(shapes, learned)

@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Float
 
 from equipoise import local
 from equipoise.data.shards import ClientData, Shards
 from equipoise.errors import InputError, require
-from equipoise.protocol import RandomKey, Vector
+from equipoise.protocol import Data, RandomKey, Vector
 from equipoise.tasks.squares import Gram, Kernel
 from equipoise.tasks.task import Convexity, Linear, Scalar, Task, least, penalty
 
@@ -63,7 +63,7 @@ class ShardInMetric(NamedTuple):
     metric: Metric
 
     @property
-    def sizes(self) -> Any:
+    def sizes(self) -> Array:
         return self.shard.sizes
 
 
@@ -78,7 +78,7 @@ class WithMetric(NamedTuple):
         return self.data.n
 
     @property
-    def sizes(self) -> Any:
+    def sizes(self) -> Array:
         return self.data.sizes
 
     def client(self, i: Any) -> ShardInMetric:
@@ -88,11 +88,11 @@ class WithMetric(NamedTuple):
 class Moved(NamedTuple):
     """A client's prepared data, with inputs in z or as they were, and the metric."""
 
-    data: Any
+    data: Data
     metric: Metric
 
     @property
-    def sizes(self) -> Any:
+    def sizes(self) -> Array:
         return self.data.sizes
 
 
@@ -209,14 +209,14 @@ def in_metric(task: Task) -> Task:
         """The penalty of x instead of that of z."""
         return penalty(l2, model_of(linear, metric, z)) - penalty(l2, z)
 
-    def prepare(located: ShardInMetric) -> Any:
+    def prepare(located: ShardInMetric) -> Data:
         shard, metric = _located(located)
         data = task.prepare(shard._replace(inputs=moved_inputs(linear, metric, shard.inputs)))
         if isinstance(data, Gram | Kernel):
             return _penalised(data, metric.factor, least(l2))
         return Moved(data, metric)
 
-    def loss(z: Vector, data: Any, key: RandomKey | None = None) -> Scalar:
+    def loss(z: Vector, data: Data, key: RandomKey | None = None) -> Scalar:
         data = prepare(data) if isinstance(data, ShardInMetric) else data
         match data:
             case Gram():
@@ -227,7 +227,7 @@ def in_metric(task: Task) -> Task:
         mean_loss = task.loss(z, data.data, key)
         return mean_loss + extra(z, data.metric) if penalised else mean_loss
 
-    def grad(z: Vector, data: Any, key: RandomKey | None = None) -> Vector:
+    def grad(z: Vector, data: Data, key: RandomKey | None = None) -> Vector:
         data = prepare(data) if isinstance(data, ShardInMetric) else data
         match data:
             case Gram():
@@ -238,7 +238,7 @@ def in_metric(task: Task) -> Task:
         mean_grad = task.grad(z, data.data, key)
         return mean_grad + jax.grad(extra)(z, data.metric) if penalised else mean_grad
 
-    def descend(z: Vector, data: Any, key: RandomKey, *, steps: int, **options: Any) -> Any:
+    def descend(z: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> Any:
         data = prepare(data) if isinstance(data, ShardInMetric) else data
         if isinstance(data, Kernel):
             return task.descend(z, data, key, steps=steps, **options)
@@ -280,20 +280,20 @@ def _at_the_model(task: Task, linear: Linear) -> Task:
         shard, metric = _located(located)
         return Moved(task.prepare(shard), metric)
 
-    def opened(z: Vector, data: Any) -> tuple[Vector, Any, Any]:
+    def opened(z: Vector, data: Data) -> tuple[Vector, Any, Any]:
         data, metric = prepare(data) if isinstance(data, ShardInMetric) else data
         x, back = jax.vjp(lambda z: model_of(linear, metric, z), z)
         return x, back, data
 
-    def loss(z: Vector, data: Any, key: RandomKey | None = None) -> Scalar:
+    def loss(z: Vector, data: Data, key: RandomKey | None = None) -> Scalar:
         x, _, data = opened(z, data)
         return task.loss(x, data, key)
 
-    def grad(z: Vector, data: Any, key: RandomKey | None = None) -> Vector:
+    def grad(z: Vector, data: Data, key: RandomKey | None = None) -> Vector:
         x, back, data = opened(z, data)
         return back(task.grad(x, data, key))[0]
 
-    def descend(z: Vector, data: Any, key: RandomKey, *, steps: int, **options: Any) -> Any:
+    def descend(z: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> Any:
         data = prepare(data) if isinstance(data, ShardInMetric) else data
         keys = jax.random.split(key, steps)
         return local.descend(lambda u, k: grad(u, data, k), z, keys, steps=steps, **options)
@@ -310,7 +310,7 @@ def _over_z(task: Task, loss: Any, grad: Any, descend: Any, prepare: Any) -> Tas
     return Task(f"{task.name}_in_metric", task.size, loss, grad, descend, init, None, prepare, curves=curves)
 
 
-def _located(data: Any) -> ShardInMetric:
+def _located(data: Data) -> ShardInMetric:
     require(
         isinstance(data, ShardInMetric) and isinstance(data.shard, Shards),
         f"a task in a metric needs to know which, and was given a {type(data).__name__}; give the data as "
@@ -322,7 +322,7 @@ def _located(data: Any) -> ShardInMetric:
 # What the server makes of the sums, in NumPy and double precision.
 
 
-def full_metric(linear: Linear, moments: Any, mean: Any, dtype: DTypeLike) -> Metric:
+def full_metric(linear: Linear, moments: ArrayLike, mean: ArrayLike, dtype: DTypeLike) -> Metric:
     """Of the second moments [d, d] of the inputs, and their mean where the model has an intercept.
 
     The triangular factor of H, by its correlations, so that the units of the inputs do not matter. Where l2 is zero
@@ -356,7 +356,9 @@ def _cholesky(C: np.ndarray) -> np.ndarray:
     raise InputError("the second moments of the inputs are not finite; clean them or leave those rows out")
 
 
-def low_rank_metric(linear: Linear, basis: Any, images: Any, mean: Any, rank: int, dtype: DTypeLike) -> Metric:
+def low_rank_metric(
+    linear: Linear, basis: ArrayLike, images: ArrayLike, mean: ArrayLike, rank: int, dtype: DTypeLike
+) -> Metric:
     """Of the images S Q [d, k] of an orthonormal Q under the second moments S, about their mean with an intercept.
 
     S is estimated by S Q (Q'S Q)^-1 Q'S (Nystroem).

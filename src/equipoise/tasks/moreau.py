@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.sparse.linalg import cg
+from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from equipoise import local
@@ -77,15 +78,15 @@ def _exact(task: Task, mu: float) -> Personal:
         # (H + mu I) v = b + mu x, in at most as many steps as there are examples.
         return cg(lambda z: task.grad(z, solved.data) - origin + mu * z, right, x0=x, tol=1e-15, maxiter=1000)[0]
 
-    def loss(x: Vector, solved: Any, key: RandomKey | None = None) -> Scalar:
+    def loss(x: Vector, solved: Data, key: RandomKey | None = None) -> Scalar:
         solved = solved if isinstance(solved, Solved) else prepare(solved)
         v = model(x, solved)
         return task.loss(v, solved.data) + mu / 2 * jnp.sum((v - x) ** 2)
 
-    def grad(x: Vector, solved: Any, key: RandomKey | None = None) -> Vector:
+    def grad(x: Vector, solved: Data, key: RandomKey | None = None) -> Vector:
         return mu * (x - model(x, solved))
 
-    def descend(x: Vector, solved: Any, key: RandomKey | None, *, steps: int, **options: Any) -> Any:
+    def descend(x: Vector, solved: Data, key: RandomKey | None, *, steps: int, **options: Any) -> Any:
         return local.descend(lambda u, _: grad(u, solved), x, None, steps=steps, **options)
 
     envelope = task._replace(
@@ -123,9 +124,9 @@ def _inexact(task: Task, mu: float, inner_steps: int, inner_lr: float) -> Person
         key: RandomKey,
         *,
         steps: int,
-        lr: Any,
+        lr: ArrayLike,
         shift: Vector | None = None,
-        pull: Any = 0.0,
+        pull: ArrayLike = 0.0,
         snapshot: Any = None,
     ) -> Any:
         def step(carry: tuple, inputs: tuple[Array, RandomKey]) -> tuple[tuple, None]:

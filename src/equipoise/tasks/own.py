@@ -25,7 +25,7 @@ from jaxtyping import Float
 from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, not_none, require
-from equipoise.protocol import RandomKey, Vector, tree_where
+from equipoise.protocol import Data, RandomKey, Vector, tree_where
 from equipoise.tasks.examples import draw
 from equipoise.tasks.task import Own, Scalar, Task, penalty, shrink
 
@@ -254,10 +254,10 @@ def _of_squares(task: Task, inputs: tuple[int, ...]) -> Task:
 
         return Shards(moved_rows(shard.inputs), moved_rows(targets), shard.sizes)
 
-    def ready(data: Any) -> Any:
+    def ready(data: Data) -> Data:
         return moved(data) if isinstance(data, Shards) else data
 
-    def prepare(shard: Shards) -> Any:
+    def prepare(shard: Shards) -> Data:
         task.prepare(shard)  # its own sentence where they do not fit
         return task.prepare(moved(shard))
 

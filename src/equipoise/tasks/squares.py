@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Float, Int
 
 from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import require
-from equipoise.protocol import RandomKey, Vector, tree_where
+from equipoise.protocol import Data, RandomKey, Vector, tree_where
 from equipoise.tasks.examples import features_of, over_examples
 from equipoise.tasks.task import Examples, Linear, Scalar, Task
 
@@ -115,7 +115,7 @@ def squares(
             gram, cross, energy = (total.astype(a.dtype) for total in sums)
         return Gram(gram, cross, energy, shard.sizes)
 
-    def loss(x: Vector, data: Any, key: RandomKey | None = None) -> Scalar:
+    def loss(x: Vector, data: Data, key: RandomKey | None = None) -> Scalar:
         big_x = x.reshape(outputs, features)
         match data:
             case Gram():
@@ -127,7 +127,7 @@ def squares(
                 return data.rates @ jnp.sum(errors**2, axis=1) / 2 + l2 / 2 * (x @ x)
         return plain.loss(x, data)
 
-    def grad(x: Vector, data: Any, key: RandomKey | None = None) -> Vector:
+    def grad(x: Vector, data: Data, key: RandomKey | None = None) -> Vector:
         big_x = x.reshape(outputs, features)
         match data:
             case Gram():
@@ -137,7 +137,7 @@ def squares(
                 return ((errors * data.rates[:, None]).T @ data.inputs).ravel() + l2 * x
         return plain.grad(x, data)
 
-    def descend(x: Vector, data: Any, key: RandomKey | None, *, steps: int, **options: Any) -> Any:
+    def descend(x: Vector, data: Data, key: RandomKey | None, *, steps: int, **options: Any) -> Any:
         if isinstance(data, Kernel) and options.get("optimizer") is None:
             m, p = data.inputs.shape
             if 3 * p + steps * m < 2 * p * steps:  # products with A: 3 in all, or 2 in every step
@@ -149,7 +149,7 @@ def squares(
         data: Kernel,
         *,
         steps: int,
-        lr: Any,
+        lr: ArrayLike,
         shift: Vector | None = None,
         pull: float = 0.0,
         snapshot: Any = None,

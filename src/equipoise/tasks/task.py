@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise import tensors
+from equipoise.data import ClientData
 from equipoise.errors import InputError, require
 from equipoise.protocol import Data, RandomKey, Vector
 
@@ -126,7 +127,7 @@ def shrink(l2: Convexity, x: Vector) -> Vector:
     return (jnp.asarray(np.array(l2), x.dtype) if isinstance(l2, tuple) else l2) * x
 
 
-def losses(task: Task, x: Vector, data: Any) -> Float[Array, " n"]:
+def losses(task: Task, x: Vector, data: ClientData) -> Float[Array, " n"]:
     """(f_1(x), ..., f_n(x)) over a whole federation at once."""
     return _of_every_client(task.loss)(x, data)
 

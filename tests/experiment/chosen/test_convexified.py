@@ -6,7 +6,7 @@ from equipoise import artifact
 from equipoise.errors import InputError
 from equipoise.experiment import choice, config, records, run
 from equipoise.experiment.chosen import settle
-from equipoise.experiment.convexify import network_config
+from equipoise.experiment.convexify.stages import network_config
 from equipoise.report import html
 
 SETTINGS = {

@@ -49,7 +49,7 @@ def walk(silos):
     with precision(told):
         problem = build_problem(told)
         made = folds.Walk(problem, 0)
-        yield price.at(told, 1.0), made
+        yield price.with_rho(told, 1.0), made
 
 
 def test_every_row_is_left_out_once_and_units_stay_together(silos):

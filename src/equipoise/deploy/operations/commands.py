@@ -136,23 +136,23 @@ def _one_link(
     """One SuperLink and a run on it; False if the SuperLink died before the run ended."""
     state, diary = settings.state, settings.state / "superlink.log"
     with ExitStack() as stack:
-        at = stack.enter_context(launch.operator(free_port() if why else None))
-        home = launch.connection(state / "home", f"{launch.LOOPBACK}:{at.port}", settings.keys)
+        control = stack.enter_context(launch.operator(free_port() if why else None))
+        home = launch.connection(state / "home", f"{launch.LOOPBACK}:{control.port}", settings.keys)
         more, database = launch.environment(home), state / "state.db" if why else None
-        link = launch.superlink(settings.host, settings.port, settings.keys, at, database=database)
+        link = launch.superlink(settings.host, settings.port, settings.keys, control, database=database)
         secret = secrets.token_hex(32).encode()  # a text: Flower may take blanks off its ends
-        write_whole(at.secret, secret, secret=True)
+        write_whole(control.secret, secret, secret=True)
         say(launch.shown(link, more))
         log = stack.enter_context(diary.open("a"))
         child = stack.enter_context(process(link, more, stdout=log, stderr=log))
         say(f"its log: {diary}")
         await_port(child, settings.local, settings.port)
-        at.secret.unlink()  # the SuperLink has read it: from now on these two processes alone know it
+        control.secret.unlink()  # the SuperLink has read it: from now on these two processes alone know it
         ready()
         if why:
             served = _served_by_flower(child, app, more, folder, say, check)
         else:
-            served = _served_here(child, app, config, folder, settings.without, at.socket, secret, check)
+            served = _served_here(child, app, config, folder, settings.without, control.socket, secret, check)
         if served:
             ending()
         return served

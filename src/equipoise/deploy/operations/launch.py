@@ -97,7 +97,9 @@ def operator(port: int | None = None) -> Iterator[Operator]:
         yield Operator(Path(folder), port)
 
 
-def superlink(host: str, port: int, folder: Path | None, at: Operator, *, database: Path | None = None) -> list[str]:
+def superlink(
+    host: str, port: int, folder: Path | None, control: Operator, *, database: Path | None = None
+) -> list[str]:
     """A SuperLink that listens for sites on `host` and `port`, and for its operator where no site can reach it.
 
     With `database` it keeps its state in a file and starts Flower's own programs to serve a run. Without, its state is
@@ -105,10 +107,10 @@ def superlink(host: str, port: int, folder: Path | None, at: Operator, *, databa
     """
     command = [sys.executable, "-P", SUPERLINK, "--sites-host", host, "--sites-port", str(port)]
     if database:
-        command += ["--host", LOOPBACK, "--port", str(at.port), "--database", str(database)]
+        command += ["--host", LOOPBACK, "--port", str(control.port), "--database", str(database)]
     else:
-        command += ["--operator", str(at.socket), "--isolation", "process"]
-        command += ["--superexec-auth-secret-file", str(at.secret)]
+        command += ["--operator", str(control.socket), "--isolation", "process"]
+        command += ["--superexec-auth-secret-file", str(control.secret)]
     command += ["--disable-runtime-dependency-installation"]
     if folder is None:
         return [*command, "--insecure"]

@@ -20,7 +20,8 @@ from flwr.serverapp import Grid
 from jax.flatten_util import ravel_pytree
 from pydantic import ValidationError
 
-from equipoise.algorithms.moments import moments
+from equipoise.algorithms.first_model import first_model
+from equipoise.algorithms.moments import moments, scaling
 from equipoise.algorithms.second_moments import metric_from, second_moments
 from equipoise.cohorts import everyone
 from equipoise.data.silos.agreement import agree
@@ -35,16 +36,15 @@ from equipoise.deploy.wire.secure import SecureSums
 from equipoise.errors import EquipoiseError, InputError, not_none, require
 from equipoise.experiment import checkpoint, records
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import Trained
+from equipoise.experiment.convexify.stages import Trained
 from equipoise.experiment.folders import BASELINES
 from equipoise.experiment.methods import crossing
 from equipoise.files import read_text, write_whole
 from equipoise.metric import packed
-from equipoise.models.gradient_features import scaling
 from equipoise.privacy.disclosure import disclosed, sums_of_features, sums_of_moments
 from equipoise.privacy.policy import NOT_APPROVED
 from equipoise.protocol import Algorithm, Data, Vector
-from equipoise.pytorch.spec import agreed_module, first_model
+from equipoise.pytorch.spec import agreed_module
 
 APPROVAL = (2.0, 30.0)  # seconds between two looks whether a run has been approved, at first and later on
 

@@ -210,11 +210,12 @@ def serve(
     state = begin(algorithm, resume, algorithm.init(x) if resume is None else None)
     history: list[PyTree] = []
 
-    def outcome(at: int, state: State, last: bool = True) -> Outcome:
+    def outcome(rounds_done: int, state: State, last: bool = True) -> Outcome:
         new = [jax.tree.map(lambda a: a[None], row) for row in history]
         rows = [*([] if past is None else [past]), *new]
         joined = jax.tree.map(lambda *a: np.concatenate(a), *rows) if rows else ()
-        result: Result = Result(state.server, None, joined, at, state.tally, before + time.perf_counter() - clock, 0.0)
+        seconds = before + time.perf_counter() - clock
+        result: Result = Result(state.server, None, joined, rounds_done, state.tally, seconds, 0.0)
         new_events = federation.events[federation.reported :]
         federation.reported += last * len(new_events)
         events, crossed = (*old, *new_events), tuple(state.traffic.values())
@@ -353,7 +354,7 @@ def one_exchange(
     setup: ServedRun, spec: ExchangeSpec, r: int, attempt: int, state: State, marks: list[tuple[str, str]]
 ) -> State:
     """Sends, and folds in what comes, as it comes."""
-    name, k, federation, demands = spec.exchange.name, spec.at, setup.federation, setup.demands
+    name, k, federation, demands = spec.exchange.name, spec.position, setup.federation, setup.demands
     opening, working = exchange_keys(setup.key, r, k)
     server, cohort = setup.compiled[name, "open"](state.server, opening)
     ids = np.asarray(cohort.ids)
@@ -385,15 +386,15 @@ def one_exchange(
                 federation.note(site, "absent", f"'{site}' is not there")
                 continue
             keep = [*{*marks[i]} - {since}]
-            at = Address(setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.digest)
+            where = Address(setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.digest)
             sent = send(server, jnp.int32(i)) if alike is None else None
             if masked is None:
                 given[s] = given_weight(sent, unit=spec.exchange.unit)
             arrays = pack(sent) if alike is None else alike
-            content = RecordDict({"at": address(at), "message": arrays})
+            content = RecordDict({"at": address(where), "message": arrays})
             if masked is not None:
                 content["mask"] = masked.header
-                masked.sent(at, arrays)
+                masked.sent(where, arrays)
             message = federation.message(content, node, round=r, ttl=timeout)
             traffic.sent(message, node in federation.inline and content_bytes(message) <= INLINE)
             yield s, message

@@ -46,7 +46,7 @@ from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import checkpoint, folders, origin, reading, records
 from equipoise.experiment import config as configuration
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import given_network, network_config, trained_network
+from equipoise.experiment.convexify.stages import given_network, network_config, trained_network
 from equipoise.experiment.folders import RECEIPTS
 from equipoise.experiment.methods import build_dual, crossing
 from equipoise.experiment.origin import Origin

@@ -74,11 +74,11 @@ class Memory(NamedTuple):
         except tensors.Misfit:
             raise Refusal("what this site remembered of the run is of another algorithm or model") from None
 
-    def keep(self, at: Address, exchange: int, state: Any) -> None:
+    def keep(self, where: Address, exchange: int, state: PyTree) -> None:
         """Adds a state, and drops those that the server will not go back to."""
-        states, new = self.states(), mark(at.attempt, at.round, exchange)
+        states, new = self.states(), mark(where.attempt, where.round, exchange)
         check_order(states, new)
-        kept = {m: s for m, s in states.items() if m in (at.since, *at.keep) and m != new} | {new: state}
+        kept = {m: s for m, s in states.items() if m in (where.since, *where.keep) and m != new} | {new: state}
         arrays = {f"{j}{name}": a for j, s in enumerate(kept.values()) for name, a in tensors.named(s)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         tensors.write(self.path, arrays, json.dumps(list(kept)))
@@ -219,50 +219,50 @@ SILENCE = 10.0  # seconds between two lines of a site about its rounds
 last_said: dict[str, float] = {}
 
 
-def say_round(site: Participant, at: Address) -> None:
+def say_round(site: Participant, where: Address) -> None:
     """For whoever watches a site; not every message, of which there may be hundreds a second."""
     now = time.monotonic()
-    if at.part == "train" and now - last_said.get(site.name, -SILENCE) >= SILENCE:
+    if where.part == "train" and now - last_said.get(site.name, -SILENCE) >= SILENCE:
         last_said[site.name] = now
-        log.info("%s: round %d, %s", site.name, at.round + 1, at.exchange)
+        log.info("%s: round %d, %s", site.name, where.round + 1, where.exchange)
 
 
 def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
     """The reply to an exchange's message; `opened` keeps jobs between two messages of one process."""
-    at = read_address(content)
-    refuse_unless(at.part in site.jobs, f"'{site.name}' has no part '{at.part}'")
-    of_run.set(at.run)
-    job = opened.get(f"{at.part} {at.run}")
-    if job is None or job.plan != at.plan:  # another agreement than when it was opened
+    where = read_address(content)
+    refuse_unless(where.part in site.jobs, f"'{site.name}' has no part '{where.part}'")
+    of_run.set(where.run)
+    job = opened.get(f"{where.part} {where.run}")
+    if job is None or job.plan != where.plan:  # another agreement than when it was opened
         with compiling:
-            job = keep_open(opened, at.part, at.run, open_job(site.jobs[at.part]()))
+            job = keep_open(opened, where.part, where.run, open_job(site.jobs[where.part]()))
     refuse_unless(
-        at.plan == job.plan,
+        where.plan == job.plan,
         f"'{site.name}' and the server do not run the same: give both the same settings, and the same version",
     )
-    refuse_unless(at.exchange in job.specs, f"there is no exchange {at.exchange[:40]!r} in {job.job.algorithm.name}")
-    spec = job.specs[at.exchange]
-    say_round(site, at)
+    refuse_unless(where.exchange in job.specs, f"{job.job.algorithm.name} has no exchange {where.exchange[:40]!r}")
+    spec = job.specs[where.exchange]
+    say_round(site, where)
     check_masked(site.secure, spec, content)
-    message, weights = read_message(site.secure, spec, at, content)
+    message, weights = read_message(site.secure, spec, where, content)
     if site.secure is not None:
-        job.steps.check(at.round, message)
+        job.steps.check(where.round, message)
     if job.job.check is not None:
-        job.job.check(at.round, message)
-    memory = Memory(site.folder / f"{at.part}-{at.run}.safetensors", job.like)
-    mine = recall(site, job, spec, at, memory)
-    refuse_unless(len(at.key) == KEY_WORDS, "the message's random key is not valid")
-    key = jax.random.wrap_key_data(jnp.asarray(site.own_key(at.run, at.key), jnp.uint32))
+        job.job.check(where.round, message)
+    memory = Memory(site.folder / f"{where.part}-{where.run}.safetensors", job.like)
+    mine = recall(site, job, spec, where, memory)
+    refuse_unless(len(where.key) == KEY_WORDS, "the message's random key is not valid")
+    key = jax.random.wrap_key_data(jnp.asarray(site.own_key(where.run, where.key), jnp.uint32))
     if not job.job.compiled:  # which would make them JAX's
         message, mine = jax.tree.map(jnp.asarray, (message, mine))
     with job.job.within():
-        new, reply = jax.tree.map(np.asarray, job.work[at.exchange](message, mine, job.data, key))
+        new, reply = jax.tree.map(np.asarray, job.work[where.exchange](message, mine, job.data, key))
     if "mask" in content and site.secure is not None:
         counted = [] if job.job.counted is None else [job.job.counted]
-        reply = masked(site.secure, spec, at, content, reply, [*weights, *counted])
+        reply = masked(site.secure, spec, where, content, reply, [*weights, *counted])
     answer = RecordDict({"reply": pack(reply)})
     if spec.exchange.writes:  # last of all, so that whatever fails leaves the memory as it was
-        memory.keep(at, spec.at, new)
+        memory.keep(where, spec.position, new)
     if job.job.then is not None:
         job.job.then(message, new)
     return answer
@@ -273,20 +273,20 @@ def take_step(site: Participant, _: dict[str, Open], content: RecordDict) -> Rec
     return answer_step(site.secure, content)
 
 
-def recall(site: Participant, job: Open, spec: ExchangeSpec, at: Address, memory: Memory) -> Any:
+def recall(site: Participant, job: Open, spec: ExchangeSpec, where: Address, memory: Memory) -> Any:
     """The state that the server counts on."""
     start = job.job.algorithm.init_client(job.job.x)
     if not jax.tree.leaves(job.like):
         return start
     states = memory.states()
-    check_order(states, mark(at.attempt, at.round, spec.at))
-    remembered = at.since == START or at.since in states
+    check_order(states, mark(where.attempt, where.round, spec.position))
+    remembered = where.since == START or where.since in states
     refuse_unless(
         remembered or not spec.reads,
-        f"'{site.name}' does not remember what it did in {at.since}; it can take part again in a new run, or once "
+        f"'{site.name}' does not remember what it did in {where.since}; it can take part again in a new run, or once "
         "the file with its memory is back",
     )
-    return states.get(at.since, start)
+    return states.get(where.since, start)
 
 
 def check_participant(site: Any) -> Participant:

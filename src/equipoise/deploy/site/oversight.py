@@ -216,8 +216,8 @@ def rows_behind(folder: Path, digest: str, config: Config) -> tuple[str, ...]:
 
 def account(config: Config, rules: policy.Policy, folder: Path, kind: str, content: RecordDict) -> None:
     """Counts a reply that is about to be made, or refuses it; what no noise covers is refused under a budget."""
-    at: Any = content.get("at")
-    training = kind == "exchange" and isinstance(at, ConfigRecord) and at.get("part") == "train"
+    where: Any = content.get("at")
+    training = kind == "exchange" and isinstance(where, ConfigRecord) and where.get("part") == "train"
     if rules.epsilon is not None:
         what = "statistics" if kind == "statistics" else "evaluation" if kind == "exchange" and not training else ""
         refuse_unless(
@@ -226,7 +226,7 @@ def account(config: Config, rules: policy.Policy, folder: Path, kind: str, conte
             f'outside_budget = ["{what}"]',
         )
     if config.privacy is not None and training:
-        cost, run = costs(config).get(str(at.get("exchange")), 0.0), at.get("run")
+        cost, run = costs(config).get(str(where.get("exchange")), 0.0), where.get("run")
         refuse_unless(isinstance(run, str), "the message names no run")
         site = None if rules.epsilon is None else Budget(rules.epsilon, rules.delta)
         if cost:
@@ -250,9 +250,9 @@ def pending(folder: Path, digest: str) -> tuple[str, Config]:
 def asked(content: RecordDict) -> dict[str, Any]:
     """Which message it was, without its arrays."""
     entry: dict[str, Any] = {}
-    at = content.get("at")
-    if isinstance(at, ConfigRecord):
-        entry |= {key: short(at.get(key)) for key in ("part", "run", "attempt", "round", "exchange")}
+    where = content.get("at")
+    if isinstance(where, ConfigRecord):
+        entry |= {key: short(where.get(key)) for key in ("part", "run", "attempt", "round", "exchange")}
     for name in ("question", "mask"):
         record = content.get(name)
         if isinstance(record, ConfigRecord):
@@ -339,10 +339,10 @@ def _allowance(config: Config, rules: Policy, kind: str, content: RecordDict) ->
     rounds = max(stage.run.rounds for stage in stages(config))
     each = tries * rounds + RESTARTS
     if kind == "exchange":
-        at = read_address(content)
-        last = rounds if at.part == "train" else 1
-        refuse_unless(at.round < last, f"round {at.round + 1} was asked for, of {last}")
-        return at.run, f"{at.part} {at.exchange[:40]}", each
+        where = read_address(content)
+        last = rounds if where.part == "train" else 1
+        refuse_unless(where.round < last, f"round {where.round + 1} was asked for, of {last}")
+        return where.run, f"{where.part} {where.exchange[:40]}", each
     question: Any = content.get("question")
     run = question.get("run") if isinstance(question, ConfigRecord) else None
     if kind == "secure" and isinstance(run, str) and NAME.fullmatch(run):

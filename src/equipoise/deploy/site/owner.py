@@ -29,7 +29,7 @@ from equipoise.data.silos.site import Pair
 from equipoise.deploy.site.messages import Job
 from equipoise.errors import not_none, refuse_unless
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import network_config
+from equipoise.experiment.convexify.stages import network_config
 from equipoise.experiment.problems import Problem
 from equipoise.files import make_folder, write_whole
 from equipoise.privacy.policy import Policy
@@ -373,14 +373,14 @@ def lengths(task: Task, l2: Any) -> Callable[..., tuple[Float[Array, ""], Float[
             return jnp.linalg.norm(slope - shrink(l2, x))
 
         rows, few = shard.labels.shape[0], max(1, min(AT_ONCE, NUMBERS // x.size, shard.labels.shape[0]))
-        at = jnp.arange(-(-rows // few) * few, dtype=jnp.int32).reshape(-1, few)
+        indices = jnp.arange(-(-rows // few) * few, dtype=jnp.int32).reshape(-1, few)
 
         def some(part: Array) -> Array:
             kept = jnp.minimum(part, rows - 1)
             real = part < shard.sizes.astype(part.dtype)
             return jnp.where(real, jax.vmap(of_row)(shard.inputs[kept], shard.labels[kept]), 0)
 
-        norms = jax.lax.map(some, at)
+        norms = jax.lax.map(some, indices)
         return jnp.max(norms), jnp.sum(norms)
 
     if task.grad not in _lengths:

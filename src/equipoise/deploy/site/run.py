@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import polars as pl
 from flwr.app import Context
+from jaxtyping import PyTree
 from pydantic import Field
 
 from equipoise import algorithms, steps, tensors
@@ -63,7 +64,7 @@ from equipoise.deploy.wire.secure import SecureSite
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
-from equipoise.experiment.convexify import feature_maker, scaled
+from equipoise.experiment.convexify.stages import feature_maker, scaled
 from equipoise.experiment.personal.baselines import own_loss
 from equipoise.experiment.problems import Problem, precision
 from equipoise.experiment.records import JsonRecord
@@ -319,7 +320,7 @@ def rows_site(
         agreed, now = read_setup()
         algorithm = not_none(now.own, "no part of this model is the sites' own")
 
-        def save(message: Any, part: Any) -> None:
+        def save(message: PyTree, part: Any) -> None:
             about = {"site": name, "config": config.used()}
             save_model(folder / OWN_MODEL, now.problem, message.x, about, part)
 
@@ -329,7 +330,7 @@ def rows_site(
         agreed, now = read_setup()
         algorithm = not_none(now.personal, "this run makes no models of the sites' own")
 
-        def save(message: Any, own: Any) -> None:
+        def save(message: PyTree, own: Any) -> None:
             fits = now.problem.plain_task.own
             part = (
                 None

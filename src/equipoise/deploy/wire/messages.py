@@ -101,7 +101,7 @@ program = cached_program(compiled)  # a function's own, also for sites that shar
 class ExchangeSpec(NamedTuple):
     """One exchange of a round, seen from the network."""
 
-    at: int  # its place in the round
+    position: int  # its place in the round
     exchange: Exchange
     message: PyTree[jax.ShapeDtypeStruct]
     reply: Reply  # of shapes
@@ -228,8 +228,8 @@ def order(mark: str) -> tuple[int, int]:
     return attempt, exchange
 
 
-def address(at: Address) -> ConfigRecord:
-    return ConfigRecord(at._asdict())
+def address(where: Address) -> ConfigRecord:
+    return ConfigRecord(where._asdict())
 
 
 def read_address(content: RecordDict) -> Address:
@@ -237,15 +237,15 @@ def read_address(content: RecordDict) -> Address:
     record: Any = content.get("at")
     refuse_unless(isinstance(record, ConfigRecord), "the message has no address")
     refuse_unless(record.keys() == set(Address._fields), "the message's address has other fields than it should")
-    at = Address(**record)
-    for value in (at.part, at.run):
+    where = Address(**record)
+    for value in (where.part, where.run):
         refuse_unless(isinstance(value, str) and NAME.fullmatch(value), "the message names no run that could be kept")
-    for number in (at.attempt, at.round, at.slot, *(at.key if isinstance(at.key, list) else [None])):
+    for number in (where.attempt, where.round, where.slot, *(where.key if isinstance(where.key, list) else [None])):
         refuse_unless(type(number) is int and number >= 0, "the message's address has values that are not numbers")
-    refuse_unless(all(word < 2**32 for word in at.key), "the message's random key is not valid")
-    for text in (at.exchange, at.since, at.plan, *(at.keep if isinstance(at.keep, list) else [None])):
+    refuse_unless(all(word < 2**32 for word in where.key), "the message's random key is not valid")
+    for text in (where.exchange, where.since, where.plan, *(where.keep if isinstance(where.keep, list) else [None])):
         refuse_unless(isinstance(text, str), "the message's address has values that are not texts")
-    return at
+    return where
 
 
 def plain(said: str) -> str:

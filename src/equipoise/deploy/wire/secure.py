@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from jaxtyping import PyTree
 
 from equipoise.deploy.server.sites import ConnectedSites, why_not
 from equipoise.deploy.wire.messages import Address, ExchangeSpec, program, unpack
@@ -49,18 +50,19 @@ class SecureSite(NamedTuple):
         return self.masks.limits
 
 
-def subject_of(at: Address, header: Mapping[str, Any], arrays: ArrayRecord) -> bytes:
+def subject_of(where: Address, header: Mapping[str, Any], arrays: ArrayRecord) -> bytes:
     """What a sum is about, in 32 bytes: all that its members are sent, whoever asks for it again and whenever."""
-    parts: list[Any] = [at.part, at.exchange, str(header.get("keys")), str(header.get("since"))]
+    parts: list[Any] = [where.part, where.exchange, str(header.get("keys")), str(header.get("since"))]
     for name, array in sorted(arrays.items()):
         parts += [name, array.dtype, str(list(array.shape)), array.data]
     return masks.digest_of(parts)
 
 
-def context_of(at: Address, header: Mapping[str, Any], arrays: ArrayRecord) -> bytes:
+def context_of(where: Address, header: Mapping[str, Any], arrays: ArrayRecord) -> bytes:
     """The same of one exchange: members that were sent anything else add masks that do not cancel."""
-    where: list[Any] = [at.run, at.attempt, at.round, at.plan, header.get("batch"), header.get("exchange")]
-    return masks.digest_of([*map(str, where), subject_of(at, header, arrays)])
+    of_exchange = header.get("batch"), header.get("exchange")
+    coordinates = where.run, where.attempt, where.round, where.plan, *of_exchange
+    return masks.digest_of([*map(str, coordinates), subject_of(where, header, arrays)])
 
 
 # At a site.
@@ -82,7 +84,7 @@ def check_masked(secure: SecureSite | None, spec: ExchangeSpec, content: RecordD
 
 
 def read_message(
-    secure: SecureSite | None, spec: ExchangeSpec, at: Address, content: RecordDict
+    secure: SecureSite | None, spec: ExchangeSpec, where: Address, content: RecordDict
 ) -> tuple[Any, list[dict[str, float]]]:
     """This site's part of what all members of a sum were sent, and their weights if there are any in it.
 
@@ -91,9 +93,9 @@ def read_message(
     if secure is None or "mask" not in content:
         return unpack(content.get("message"), spec.message), []
     header: Any = content["mask"]
-    members = secure.masks.members({**header, "run": at.run})
+    members = secure.masks.members({**header, "run": where.run})
     k = members.index(secure.masks.name)
-    for what, mine in (("since", [at.since]), ("keys", at.key)):
+    for what, mine in (("since", [where.since]), ("keys", where.key)):
         rows, width = header.get(what), len(mine)
         said = isinstance(rows, list) and len(rows) == width * len(members) and rows[k * width : (k + 1) * width]
         refuse_unless(said == mine, "the message says something else to this site than to all members of the sum")
@@ -130,7 +132,7 @@ class AgreedSteps:
         self.open, self.server = program(algorithm.round[0].open), algorithm.init(x)
         self.largest: list[dict[str, float]] = []
 
-    def check(self, round: int, message: Any) -> None:
+    def check(self, round: int, message: PyTree) -> None:
         """A Refusal where a message has larger ones."""
         given = {name.rpartition(".")[2]: a for name, a in named(message)}
         for what in {"sigma", "theta"} & given.keys():
@@ -146,7 +148,7 @@ class AgreedSteps:
             )
 
 
-def _is_steps(tree: Any) -> bool:
+def _is_steps(tree: PyTree) -> bool:
     return isinstance(tree, StepSizes)
 
 
@@ -158,7 +160,7 @@ def lowest_weight(members: int, most: float) -> float:
 def masked(
     secure: SecureSite,
     spec: ExchangeSpec,
-    at: Address,
+    where: Address,
     content: RecordDict,
     reply: Reply,
     weights: Sequence[Mapping[str, float]] = (),
@@ -166,16 +168,16 @@ def masked(
     """The reply, with its total hidden; `weights` are what all members count for."""
     header: Any = content["mask"]
     arrays: Any = content["message"]
-    context, subject = context_of(at, header, arrays), subject_of(at, header, arrays)
-    place = masks.digest_of([at.part, at.run, at.round, at.exchange])
+    context, subject = context_of(where, header, arrays), subject_of(where, header, arrays)
+    place = masks.digest_of([where.part, where.run, where.round, where.exchange])
 
     def encode(n: int, fewest: int) -> Integers:
         if spec.exchange.counts is not None:
             check_own_weight(spec.exchange.counts(reply), fewest, secure.limits().weight)
         return fixed_point.encode(reply.total, n, secure.bound)
 
-    about = About(subject.hex(), place.hex(), at.plan)
-    return reply._replace(total=secure.masks.mask({**header, "run": at.run}, encode, context, about, weights))
+    about = About(subject.hex(), place.hex(), where.plan)
+    return reply._replace(total=secure.masks.mask({**header, "run": where.run}, encode, context, about, weights))
 
 
 # At the server.
@@ -197,9 +199,9 @@ class MaskedExchange:
         more: Any = {"since": [*since], "keys": [word for key in keys for word in key]}
         self.header = ConfigRecord({**self.header, **more})
 
-    def sent(self, at: Address, arrays: ArrayRecord) -> None:
+    def sent(self, where: Address, arrays: ArrayRecord) -> None:
         """Called with any of the messages: what is on them goes into the masks."""
-        self.context = context_of(at, self.header, arrays)
+        self.context = context_of(where, self.header, arrays)
 
     @property
     def summation(self) -> Summation:

@@ -489,8 +489,8 @@ UNKNOWN = -1  # a system whose kernel has no such table
 def owner(client: tuple[str, int], server: tuple[str, int], table: Path = Path("/proc/net/tcp")) -> int | None:
     """The user whose process has the other end of a connection within this machine; None: it is not there."""
 
-    def written(at: tuple[str, int]) -> str:
-        return f"{socket.inet_aton(at[0])[::-1].hex().upper()}:{at[1]:04X}"
+    def written(address: tuple[str, int]) -> str:
+        return f"{socket.inet_aton(address[0])[::-1].hex().upper()}:{address[1]:04X}"
 
     if not table.is_file():
         return UNKNOWN

@@ -38,6 +38,7 @@ from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_dual
 from equipoise.experiment.personal.baselines import Parts, mean
 from equipoise.experiment.problems import Problem
+from equipoise.experiment.writer import weights_of
 from equipoise.protocol import Algorithm, RandomKey, Vector, wire
 from equipoise.tasks import Task
 from equipoise.tasks.metric import Metric, Spectrum, model_of, spectrum
@@ -117,7 +118,7 @@ class Walk:
         rows = OnPath(self.train, self.metric, extra)
         end = simulate(made, self.model, rows, self.seed, rounds=rounds)
         self.model, self.begun = end.model, True
-        weights = not_none(made.weights)(end.server)
+        weights = weights_of(made, problem.x.dtype)(end.server)
         judged = _judge(task)(end.model, weights, self.train, self.folds, self.metric, self.spectrum, extra)
         self._count(made, rows, rounds)
         losses = np.asarray(judged, np.float64)

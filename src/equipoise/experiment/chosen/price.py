@@ -29,7 +29,7 @@ def chosen(config: Config, walk: Walk, extra: object) -> Choice:
     gains: list[np.ndarray] = []
     unit = float(np.mean(walk.base)) or 1.0
     for rho in WAY:
-        losses = walk.to(at(config, rho), extra).losses
+        losses = walk.to(with_rho(config, rho), extra).losses
         skills.append((walk.base - losses) / unit)
         gains.append(problem.baselines - losses)
         if len(skills) > PATIENCE and not any(_affordable(skills, price)[-PATIENCE:]):
@@ -75,7 +75,7 @@ def chosen(config: Config, walk: Walk, extra: object) -> Choice:
     )
 
 
-def at(config: Config, rho: float) -> Config:
+def with_rho(config: Config, rho: float) -> Config:
     """The configuration at a point of the path."""
     objective = config.objective.model_copy(update={"rho": rho, "price": None})
     return config.model_copy(update={"objective": objective})

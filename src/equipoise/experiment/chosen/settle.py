@@ -83,7 +83,7 @@ def _by_folds(config: Config) -> Found:
         walk = Walk(problem, config.run.seed)
         more: object = 0.0
         if config.model.l2 == "auto":
-            choice = penalty.chosen(price.at(start, price.WAY[0]) if priced else start, walk)
+            choice = penalty.chosen(price.with_rho(start, price.WAY[0]) if priced else start, walk)
             choices.append(choice)
             more = penalty.extra(config, problem, float(choice.value))
         if priced:

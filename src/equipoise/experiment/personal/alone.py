@@ -18,9 +18,6 @@ from jaxtyping import Float
 
 from equipoise import algorithms
 from equipoise._jax import compiled
-from equipoise.algorithms.fedavg import Server
-from equipoise.algorithms.messages import Nothing, send_nothing
-from equipoise.cohorts import everyone
 from equipoise.engines.simulator import Progress, simulate
 from equipoise.errors import not_none
 from equipoise.evaluation import PerClient, evaluate_own, of_rows, standing
@@ -31,7 +28,7 @@ from equipoise.experiment.optimizers import SCHEDULES, with_own_steps
 from equipoise.experiment.personal.fits import least_loss
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.results import floats, in_units, skill_of_rows
-from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.protocol import Algorithm, Vector
 from equipoise.tasks import Task
 
 Models = Float[Array, "n d"]  # one of every client
@@ -69,11 +66,11 @@ def trained(problem: Problem, configs: Sequence[Config], watch: Progress | None 
     if local is None:
         return None
     task = problem.plain_task if local.optimizer is None else with_own_steps(problem.plain_task, local.optimizer)
-    algorithm = own_training(task, problem.n, steps=local.steps, local_lr=local.lr)
+    algorithm: Algorithm[Any, Vector] = algorithms.alone(task, problem.n, steps=local.steps, local_lr=local.lr)
     if local.schedule is not None:
         falling = SCHEDULES[local.schedule](local.lr, local.rounds)
         algorithm = algorithms.with_local_schedule(
-            lambda local_lr: own_training(task, problem.n, steps=local.steps, local_lr=local_lr), falling
+            lambda local_lr: algorithms.alone(task, problem.n, steps=local.steps, local_lr=local_lr), falling
         )
     run = configs[0].run
     end = simulate(
@@ -114,31 +111,6 @@ def local_steps(configs: Sequence[Config], n: int) -> LocalSteps | None:
             own, schedule = (getattr(settings, name, None) for name in ("optimizer", "schedule"))
             return LocalSteps(getattr(settings, "steps", None) or 1, lr, rounds, own, schedule)
     return None
-
-
-def own_training(task: Task, n: int, *, steps: int, local_lr: Any) -> Algorithm:
-    """Every client goes on with its own model, which is its state; nothing is sent in either direction.
-
-    The server has the start, of which nobody is told anything.
-    """
-    sample = everyone(n)
-
-    def train(message: Nothing, own: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
-        return task.descend(own, data, key, steps=steps, lr=local_lr), Reply()
-
-    def learn(server: Server, replies: Replies) -> Server:
-        return server
-
-    return Algorithm(
-        name="alone",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=Server,
-        init_client=lambda x: x,
-        round=(Exchange("train", sample.open, send_nothing, train, learn, writes=True),),
-        model=lambda server: server.x,
-    )
 
 
 @lru_cache(maxsize=16)

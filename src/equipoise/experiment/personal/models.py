@@ -24,6 +24,7 @@ from jaxtyping import Float
 
 from equipoise import artifact, evaluation, tensors
 from equipoise.algorithms import Split, fine_tuning
+from equipoise.algorithms.measurement import measurement
 from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.cohorts import everyone
 from equipoise.data.shards import OwnerRows, Shards
@@ -83,16 +84,8 @@ def own_models(config: Config, problem: Problem) -> Algorithm:
             pull=replies.cohort.put(server.pull, pull),
         )
 
-    return Algorithm(
-        name="own_models",
-        n=n,
-        size=plain.size,
-        prepare=prepare,
-        init=init,
-        init_client=lambda x: x,
-        round=(Exchange("own", everyone(n).open, send_model, make, note, writes=True),),
-        model=lambda server: server.x,
-    )
+    exchange = Exchange("own", everyone(n).open, send_model, make, note, writes=True)
+    return measurement("own_models", n, plain.size, exchange, init=init, prepare=prepare, init_client=lambda x: x)
 
 
 def _best(problem: Problem) -> tuple[Callable[[Data], Data], Keep]:

@@ -18,6 +18,7 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise import tensors
+from equipoise.algorithms.measurement import measurement
 from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.cohorts import everyone
 from equipoise.engines.simulator import simulate
@@ -55,16 +56,11 @@ def mean_part(problem: Problem, *, tell: bool = True) -> Algorithm:
     def note(server: Server, replies: Replies) -> Server:
         return server._replace(part=mean(replies.total)) if tell else server
 
-    return Algorithm(
-        name="own_parts",
-        n=n,
-        size=task.size,
-        prepare=lambda shard: shard,
-        init=init,
-        init_client=lambda x: jnp.zeros(shape.shape, x.dtype),
-        round=(Exchange("own part", sample.open, send_model, fit, note, writes=True, unit=True),),
-        model=lambda server: server.x,
-    )
+    def init_client(x: Vector) -> Array:
+        return jnp.zeros(shape.shape, x.dtype)
+
+    exchange = Exchange("own part", sample.open, send_model, fit, note, writes=True, unit=True)
+    return measurement("own_parts", n, task.size, exchange, init=init, init_client=init_client)
 
 
 def made(problem: Problem, x: Vector, train: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,7 @@ as even as can be: no bucket is empty, sums have one order, and a GPU computes t
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -145,25 +145,3 @@ def rows_at_once(parameters: int) -> int:
     """A power of two, so that the blocks that are worked on divide each other."""
     room = AT_ONCE * (1 if jax.default_backend() == "cpu" else 4) // parameters
     return 1 << min(max(room, 1).bit_length() - 1, 9)  # what the layers hold of small networks takes room too
-
-
-class Moments(NamedTuple):
-    """Sums over examples, in double precision: all that the clients have to tell about their features."""
-
-    count: Any
-    total: Any  # [p]
-    squares: Any  # [p]
-
-
-def scaling(sums: Moments) -> tuple[np.ndarray, np.ndarray]:
-    """(mean, scale), with which (phi - mean) * scale has entries of variance 1/p: |phi|^2 is 1 on average.
-
-    A feature that hardly varies, beside others or beside its own mean, is left out: its scale is zero.
-    """
-    count, total, squares = (np.asarray(part, np.float64) for part in sums)
-    mean = total / count
-    spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    usual = np.median(spread[spread > 0]) if np.any(spread > 0) else 1.0
-    rounding = np.sqrt(count * np.finfo(np.float64).eps) * np.abs(mean)  # that sums of so many terms can have
-    kept = spread > np.maximum(1e-6 * usual, rounding)
-    return mean, np.where(kept, 1 / np.where(kept, spread, 1) / np.sqrt(len(mean)), 0.0)

@@ -9,9 +9,10 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from equipoise import models
+from equipoise.algorithms.moments import Moments, scaling
 from equipoise.errors import InputError
-from equipoise.models.convexified import saved
-from equipoise.models.gradient_features import Moments, gradient_features, scaling
+from equipoise.experiment.convexify.features import gradient_features
+from equipoise.models.model import saved
 
 NETWORK = models.mlp(6, [5, 4], 3)
 INPUTS = np.random.default_rng(0).normal(size=(7, 6))

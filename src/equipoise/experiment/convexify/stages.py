@@ -17,21 +17,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from equipoise import artifact, cohorts, models, tasks
 from equipoise._jax import compiled
-from equipoise.algorithms.moments import moments
+from equipoise.algorithms.moments import moments, scaling
 from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards, client_shapes
 from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, require
 from equipoise.experiment import choice, records
 from equipoise.experiment.config import Config
+from equipoise.experiment.convexify import models as made
+from equipoise.experiment.convexify import torch_features
+from equipoise.experiment.convexify.features import GradientFeatures, gradient_features, rows_at_once
 from equipoise.experiment.problems import Network, Problem, Sent, cached, with_own_parts
-from equipoise.models.convexified import saved
-from equipoise.models.gradient_features import GradientFeatures, gradient_features, rows_at_once, scaling
-from equipoise.models.model import Model, Params
+from equipoise.models.model import Model, Params, saved
 
 
 def network_config(config: Config) -> Config:
@@ -139,7 +141,7 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
 
     convex = replace(
         problem,
-        model=models.linearised(network),
+        model=made.linearised(network),
         task=task,
         l2=settings.l2,
         x=jnp.zeros(task.size, problem.x.dtype),
@@ -174,12 +176,14 @@ def feature_sizes(config: Config, network: Model, outputs: int) -> FeatureSizes:
     if network.name == "torch":
         assert settings.last is not None
         parameters = network.arguments["parameters"]
-        module = models.module_features(parameters, settings.last, **options)
-        made = models.torch_convexified(parameters, settings.last, outputs, seed=feature_seed(config), **options)
-        return FeatureSizes(module.size, module.parameters, module.with_random_layer, made)
+        module = torch_features.module_features(parameters, settings.last, **options)
+        model = torch_features.torch_convexified(
+            parameters, settings.last, outputs, seed=feature_seed(config), **options
+        )
+        return FeatureSizes(module.size, module.parameters, module.with_random_layer, model)
     programs = _programs(json.dumps(saved(network)), settings.kind, settings.features)
-    made = models.convexified(network, outputs, seed=feature_seed(config), **options)
-    return FeatureSizes(programs.features.size, programs.features.parameters, programs.with_random_layer, made)
+    model = made.convexified(network, outputs, seed=feature_seed(config), **options)
+    return FeatureSizes(programs.features.size, programs.features.parameters, programs.with_random_layer, model)
 
 
 def feature_seed(config: Config) -> int:
@@ -308,5 +312,5 @@ def scaled(data: Any, agreed: Scaling) -> Any:
 
 
 @jax.jit
-def _shifted_and_scaled(inputs: Any, mean: Any, scale: Any) -> Any:
+def _shifted_and_scaled(inputs: Any, mean: Array, scale: Array) -> Any:
     return (inputs - jnp.broadcast_to(mean, inputs.shape)) * jnp.broadcast_to(scale, inputs.shape)

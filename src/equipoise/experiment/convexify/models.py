@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from equipoise.errors import positive
-from equipoise.models.gradient_features import FEATURES, Kind, gradient_features
-from equipoise.models.model import Model, Params
+from equipoise.experiment.convexify.features import FEATURES, Kind, gradient_features
+from equipoise.models.model import Model, Params, saved
 
 
 def convexified(network: Model, outputs: int, kind: Kind = "sketch", features: int = FEATURES, seed: int = 0) -> Model:
@@ -42,8 +42,3 @@ def linearised(network: Model) -> Model:
         return value + change
 
     return Model(init, apply, "linearised", {"network": saved(network)})
-
-
-def saved(model: Model) -> dict:
-    """What `models.build` makes the model of again."""
-    return {"name": model.name, "arguments": dict(model.arguments)}

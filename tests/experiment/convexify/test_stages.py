@@ -11,15 +11,15 @@ import pytest
 import safetensors.numpy
 
 from equipoise import artifact, data, tasks
-from equipoise.algorithms.moments import moments
+from equipoise.algorithms.moments import moments, scaling
 from equipoise.cohorts import everyone
 from equipoise.data.shards import stack
 from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError, Stopped
-from equipoise.experiment import config, convexify, plan, reading, records, run
+from equipoise.experiment import config, plan, reading, records, run
+from equipoise.experiment.convexify import stages
 from equipoise.experiment.problems import build_problem
 from equipoise.experiment.run import RunSpec, problem_of
-from equipoise.models.gradient_features import scaling
 from equipoise.tasks.squares import Kernel
 from tests.problems import few
 
@@ -139,7 +139,7 @@ def test_agreed_moments_are_the_pooled_ones():
     np.testing.assert_array_equal(sums.count, 31)
     np.testing.assert_allclose(sums.total, pooled.sum(axis=0), rtol=1e-14)
     np.testing.assert_allclose(sums.squares, (pooled**2).sum(axis=0), rtol=1e-14)
-    mean, scale = convexify.agreed_scaling(data)
+    mean, scale = stages.agreed_scaling(data)
     np.testing.assert_allclose(mean, pooled.mean(axis=0), rtol=1e-13)
     np.testing.assert_allclose(scale, 1 / pooled.std(axis=0) / np.sqrt(5), rtol=1e-8)
     np.testing.assert_array_equal(scale, scaling(sums)[1])

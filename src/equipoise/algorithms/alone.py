@@ -1,0 +1,33 @@
+"""Every client goes on with its own model, which is its state; nothing is sent in either direction.
+
+The server has the start, of which nobody is told anything.
+"""
+
+from typing import Any
+
+from equipoise.algorithms.fedavg import Server
+from equipoise.algorithms.messages import Nothing, send_nothing
+from equipoise.cohorts import everyone
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
+from equipoise.tasks import Task
+
+
+def alone(task: Task, n: int, *, steps: int, local_lr: Any) -> Algorithm[Server, Vector]:
+    """Local steps, and no word of them."""
+
+    def train(message: Nothing, own: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
+        return task.descend(own, data, key, steps=steps, lr=local_lr), Reply()
+
+    def learn(server: Server, replies: Replies) -> Server:
+        return server
+
+    return Algorithm(
+        name="alone",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=Server,
+        init_client=lambda x: x,
+        round=(Exchange("train", everyone(n).open, send_nothing, train, learn, writes=True),),
+        model=lambda server: server.x,
+    )
