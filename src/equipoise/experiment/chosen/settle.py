@@ -65,11 +65,11 @@ def robust(config: Config) -> Config:
 
 def choose(config: Config, lost: Lost | None = None) -> Found:
     """What folds say, and with that what trial rounds do."""
-    found = _by_folds(robust(config)) if by_folds(config) else Found(())
+    outcome = _by_folds(robust(config)) if by_folds(config) else Found(())
     if not default.tried_out(config):
-        return found
+        return outcome
     with precision(config):
-        return found._replace(choices=(*found.choices, *effort.chosen(applied(config, found.choices), lost)))
+        return outcome._replace(choices=(*outcome.choices, *effort.chosen(applied(config, outcome.choices), lost)))
 
 
 def _by_folds(config: Config) -> Found:

@@ -62,10 +62,10 @@ def tried(
     def loss_at(x: Vector) -> float:
         return float(np.asarray(tasks.losses(problem.trained_task, x, rows), np.float64)[asked].mean())
 
-    def loss_after(rounds: int, step: float, of: Callable[[float], Algorithm] = method) -> float:
+    def loss_after(rounds: int, step: float, with_step: Callable[[float], Algorithm] = method) -> float:
         nonlocal played
         played += rounds
-        end = simulate(of(step), problem.x, rows, seed, rounds=rounds, clients_per_batch=clients_per_batch)
+        end = simulate(with_step(step), problem.x, rows, seed, rounds=rounds, clients_per_batch=clients_per_batch)
         value = loss_at(end.model)
         return value if np.isfinite(value) and not end.tally.broken.any() else np.inf
 
