@@ -65,7 +65,7 @@ def is_concrete(*values: Any) -> bool:
     return jax is None or not any(isinstance(value, jax.core.Tracer) for value in values)
 
 
-def require(condition: Any, sentence: str) -> None:
+def require(condition: object, sentence: str) -> None:
     """Raises InputError(sentence) unless `condition` holds, or is not known yet (see `is_concrete`)."""
     if is_concrete(condition) and not condition:
         raise InputError(sentence)
@@ -81,7 +81,7 @@ def not_none(value: T | None, sentence: str | None = None) -> T:
     return value
 
 
-def refuse_unless(condition: Any, sentence: str) -> None:
+def refuse_unless(condition: object, sentence: str) -> None:
     """Raises Refusal(sentence) unless `condition` holds."""
     if not condition:
         raise Refusal(sentence)
@@ -128,7 +128,7 @@ def one_of(kind: str, name: str, allowed: Collection[str]) -> None:
         raise unknown(kind, name, allowed)
 
 
-def nearest(given: Any, allowed: Iterable[str]) -> str:
+def nearest(given: object, allowed: Iterable[str]) -> str:
     """ "; did you mean '...'?", where one of the names is near."""
     near = difflib.get_close_matches(str(given), list(allowed), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""

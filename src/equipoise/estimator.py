@@ -206,7 +206,7 @@ def _frame(table: Table, what: str) -> "pl.DataFrame":
     return pl.DataFrame(columns)
 
 
-def _series(name: str, column: Any, what: str) -> "pl.Series":
+def _series(name: str, column: object, what: str) -> "pl.Series":
     """A column; what pandas calls missing (NA, NaT, NaN) is null."""
     import polars as pl
 

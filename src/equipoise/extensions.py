@@ -9,7 +9,7 @@ from typing import Any
 from equipoise.errors import InputError, require
 
 
-def is_reference(name: Any) -> bool:
+def is_reference(name: object) -> bool:
     """Whether a name is of the user's own code and not of a list in Equipoise."""
     return isinstance(name, str) and ":" in name
 

@@ -27,7 +27,7 @@ class Optimizer(Protocol):
 def descend(
     grad: Callable[[Vector, Any], Vector],
     x: Vector,
-    draws: Any,
+    draws: PyTree,
     *,
     steps: int,
     lr: ArrayLike,
@@ -49,13 +49,13 @@ def descend(
         "Delta-FL",
     )
 
-    def direction(u: Vector, draw: Any) -> Vector:
+    def direction(u: Vector, draw: PyTree) -> Vector:
         g = grad(u, draw)
         if shift is not None:
             g = g + shift
         return g if is_concrete(pull) and not pull else g + pull * (u - x)
 
-    def step(carry: tuple[Vector, Any], draw: Any) -> tuple[tuple[Vector, Any], None]:
+    def step(carry: tuple[Vector, object], draw: PyTree) -> tuple[tuple[Vector, Any], None]:
         u, state = carry
         if optimizer is None:
             return (u - lr * direction(u, draw), None), None

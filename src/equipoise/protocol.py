@@ -145,7 +145,7 @@ def client_program(exchange: Exchange) -> Callable:
     return compiled(partial(run_client, exchange))
 
 
-def no_weights(server: Any) -> None:
+def no_weights(server: object) -> None:
     """Of a method that does not weigh clients."""
 
 

@@ -31,7 +31,7 @@ class Tensors(NamedTuple):
     about: str  # "": somebody else wrote it
 
 
-def write(path: Path, arrays: Mapping[str, Any], about: str) -> None:
+def write(path: Path, arrays: Mapping[str, object], about: str) -> None:
     """The file whole, or not at all."""
     ordered = {name: np.asarray(a, order="C") for name, a in arrays.items()}
     write_whole(path, safetensors.numpy.save(ordered, metadata={KEY: about}))

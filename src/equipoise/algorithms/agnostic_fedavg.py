@@ -140,7 +140,7 @@ def agnostic_fedavg(
             y = descend(x, data.data, mean((alpha @ counts, alpha * counts)), key)
         return None, Reply(total=Sums(weighted(alpha @ counts, y - x), counts, sums))
 
-    def descend(x: Vector, parts: Any, shares: Float[Array, " p"], key: RandomKey) -> Vector:
+    def descend(x: Vector, parts: object, shares: Float[Array, " p"], key: RandomKey) -> Vector:
         """J steps on sum_i shares_i (mean loss of domain i)."""
 
         def gradient(u: Vector, k: RandomKey) -> Vector:

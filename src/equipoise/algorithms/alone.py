@@ -3,7 +3,7 @@
 The server has the start, of which nobody is told anything.
 """
 
-from typing import Any
+from jax.typing import ArrayLike
 
 from equipoise.algorithms.fedavg import Server
 from equipoise.algorithms.messages import Nothing, send_nothing
@@ -12,7 +12,7 @@ from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Re
 from equipoise.tasks import Task
 
 
-def alone(task: Task, n: int, *, steps: int, local_lr: Any) -> Algorithm[Server, Vector]:
+def alone(task: Task, n: int, *, steps: int, local_lr: ArrayLike) -> Algorithm[Server, Vector]:
     """Local steps, and no word of them."""
 
     def train(message: Nothing, own: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:

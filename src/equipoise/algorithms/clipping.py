@@ -4,7 +4,6 @@ Both change what is optimised where honest clients are beyond the bound, so they
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -74,6 +73,6 @@ def _with_clipped(
     return wrap(algorithm, guarded)
 
 
-def has_field(each: Any, field: str) -> bool:
+def has_field(each: object, field: str) -> bool:
     """Whether clients report such a thing by itself, as they do their `loss` and `gradient`."""
     return field in getattr(each, "_fields", ())

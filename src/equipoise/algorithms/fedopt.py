@@ -59,7 +59,7 @@ def adaptive(server_lr: float, b1: float, b2: float, tau: float, *, yogi: bool) 
     def init(x: Vector) -> Moments:
         return Moments(jnp.zeros_like(x), jnp.full_like(x, tau**2))
 
-    def update(g: Vector, state: Moments, x: Any = None) -> tuple[Vector, Moments]:
+    def update(g: Vector, state: Moments, x: object = None) -> tuple[Vector, Moments]:
         m = b1 * state.m + (1 - b1) * g
         square = g**2
         v = state.v - (1 - b2) * square * jnp.sign(state.v - square) if yogi else b2 * state.v + (1 - b2) * square

@@ -101,7 +101,7 @@ def with_guarded_steps(task: Task, algorithm: Algorithm[Server, Client]) -> Algo
         def send(server: Beside, i: Int[Array, ""]) -> Scaled:
             return Scaled(now(server.own.scale, k).send(server, i), server.own.scale, server.own.era)
 
-        def work(message: Scaled, client: Any, data: Data, key: RandomKey) -> tuple[Any, Reply]:
+        def work(message: Scaled, client: object, data: Data, key: RandomKey) -> tuple[Any, Reply]:
             before = own(client, message, data)
             after, reply = now(message.scale, k).work(message.message, before, data, key)
             if k == 0:

@@ -23,7 +23,7 @@ class Nothing(NamedTuple):
     """What is sent to clients that need no word."""
 
 
-def send_nothing(server: Any, i: Int[Array, ""]) -> Nothing:
+def send_nothing(server: object, i: Int[Array, ""]) -> Nothing:
     return Nothing()
 
 

@@ -7,7 +7,6 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from equipoise.cli.plainly import in_sentences, say
 
@@ -121,7 +120,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _short(path: Any) -> str:
+def _short(path: object) -> str:
     """Without the name of the home folder, which is often that of a person."""
     text, home = str(path), str(Path.home())
     return "~" + text[len(home) :] if home != "/" and text.startswith(home) else text

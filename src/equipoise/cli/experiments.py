@@ -299,7 +299,7 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
         waiting = bar.add_task("reading data", total=None, standing="and measuring step sizes")
 
         def watch(label: str) -> Watch:
-            def update(done: int, total: int, row: Any) -> None:
+            def update(done: int, total: int, row: object) -> None:
                 if bar.disable:  # no terminal
                     return
                 # Between two runs the next one's step sizes are measured and its program is compiled.

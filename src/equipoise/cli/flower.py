@@ -420,7 +420,7 @@ def _begun(config: Any, out: Path | None, overwrite: bool) -> Path:
     return folder
 
 
-def _named(torch: Any) -> dict[str, str]:
+def _named(torch: object) -> dict[str, str]:
     """What a site's configuration says of its PyTorch module, which is sought in the current folder too."""
     if torch is None:
         return {}

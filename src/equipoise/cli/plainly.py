@@ -58,7 +58,7 @@ def show_any_letter() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def say(text: Any, *, error: bool = False) -> None:
+def say(text: object, *, error: bool = False) -> None:
     """As it is: no markup, no colours, no folding; letters that the terminal does not have, or obeys, are escaped."""
     stream = sys.stderr if error else sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"

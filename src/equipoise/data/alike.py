@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards
@@ -45,7 +46,7 @@ def _pools_alike(federations: Sequence[Pool]) -> list[Pool]:
     ]
 
 
-def _filled(a: Any, axis: int, length: int) -> Any:
+def _filled(a: ArrayLike, axis: int, length: int) -> Any:
     a = np.asarray(a)
     width = [(0, 0)] * a.ndim
     width[axis] = (0, length - a.shape[axis])

@@ -136,7 +136,7 @@ def by_column(
     values: ArrayLike,
     *,
     labels: ArrayLike | None = None,
-    clients: Sequence[Any] | None = None,
+    clients: Sequence[object] | None = None,
     min_size: int = 1,
 ) -> Partition:
     """Natural owners: one client per distinct value, in sorted order.

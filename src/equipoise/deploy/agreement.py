@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from equipoise import algorithms, evaluation, objectives
 from equipoise.data.shards import Shards, shard_like
@@ -58,7 +59,7 @@ class NetworkRecord(JsonRecord):
     scale: str | None = None
 
 
-def as_text(vector: Any, config: Config) -> str:
+def as_text(vector: ArrayLike, config: Config) -> str:
     return base64.b64encode(np.asarray(vector, f"<f{np.dtype(config.run.precision).itemsize}").tobytes()).decode()
 
 
@@ -101,7 +102,7 @@ def addition(earlier: str, agreed: Agreement) -> str:
     return json.dumps({"extends": before["run"], "changes": _changes(before, agreed.model_dump(mode="json"))})
 
 
-def extended(earlier: str, changes: Mapping[str, Any]) -> str:
+def extended(earlier: str, changes: Mapping[str, object]) -> str:
     """The earlier agreement with what is new."""
     return json.dumps(_with_changes(json.loads(earlier), changes))
 
@@ -146,7 +147,7 @@ class RemoteShards(NamedTuple):
     def n(self) -> int:
         return len(self.sizes)
 
-    def client(self, i: Any) -> Shards:
+    def client(self, i: ArrayLike) -> Shards:
         return self.like
 
 

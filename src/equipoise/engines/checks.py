@@ -26,7 +26,7 @@ def check_outside(engine: str, *operands: Any) -> None:
     )
 
 
-def as_vector(x: Any) -> tuple[Vector, Callable[[Vector], PyTree]]:
+def as_vector(x: object) -> tuple[Vector, Callable[[Vector], PyTree]]:
     """A start as the flat vector that algorithms know, and the way back to what was given: an array, or any tree with
     floating-point arrays in it, such as an equinox module."""
     numbers = isinstance(x, list | tuple) and all(map(np.isscalar, jax.tree.leaves(x)))

@@ -52,7 +52,7 @@ class PreparedData(NamedTuple):
     def n(self) -> int:
         return self.source.n
 
-    def rows(self, ids: Any) -> Data:
+    def rows(self, ids: ArrayLike) -> Data:
         """The data of the clients `ids`, one row each."""
         if (
             isinstance(self.source, StackedData)

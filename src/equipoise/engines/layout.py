@@ -81,7 +81,7 @@ def put(tree: Tree, sharding: NamedSharding | None) -> Tree:
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
 
-    def from_here(leaf: Any) -> Any:  # what lies on a device of this process cannot be sent to another's
+    def from_here(leaf: object) -> Any:  # what lies on a device of this process cannot be sent to another's
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             return jax.device_put(leaf, sharding)
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):

@@ -32,7 +32,7 @@ class MadeFrom(NamedTuple):
     sums: tuple[float, ...] = ()  # over the rows of all of them
 
 
-def made_from(algorithm: Any, data: Any = None) -> MadeFrom:
+def made_from(algorithm: object, data: Any = None) -> MadeFrom:
     """Of an algorithm, and of the data that it is given."""
     parts: list[str | float] = []
     _add_parts(algorithm, parts, {})
@@ -65,7 +65,7 @@ def _alike(one: tuple, other: tuple, relative: float) -> bool:
     return bool(close.all()) and all(a == b for a, b in pairs if isinstance(a, str))
 
 
-def _add_parts(value: Any, parts: list[str | float], seen: dict[int, Any]) -> None:
+def _add_parts(value: object, parts: list[str | float], seen: dict[int, Any]) -> None:
     """Words and numbers in `value`, in an order that is the same whenever it is made in the same way."""
     if value is None or isinstance(value, str):
         parts.append(str(value))
@@ -80,7 +80,7 @@ def _add_parts(value: Any, parts: list[str | float], seen: dict[int, Any]) -> No
             _add_parts(inner, parts, seen)
 
 
-def _inside(value: Any) -> Iterator[Any]:
+def _inside(value: object) -> Iterator[Any]:
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, tuple | list):
@@ -128,7 +128,7 @@ def _rows(data: Any) -> Iterator[float]:
                 yield from _some(table, place)
 
 
-def _sums(array: Any) -> Iterator[float]:
+def _sums(array: object) -> Iterator[float]:
     """Sums over blocks of all rows, weighted so that no two rows or columns can change places."""
     if not isinstance(array, np.ndarray | jax.Array) or isinstance(array, np.memmap) or array.nbytes > SUMMED:
         return
@@ -143,7 +143,7 @@ def _sums(array: Any) -> Iterator[float]:
         yield float(np.sum(weighted) + 4 * np.sum(np.abs(weighted)))  # positive: relative differences mean something
 
 
-def _some(array: Any, place: tuple = ()) -> Iterator[float]:
+def _some(array: object, place: tuple = ()) -> Iterator[float]:
     """Shape and some numbers of an array, or of what is at a place in it."""
     values = _host(array, place)
     if values is None or values.dtype.kind not in "fiub":

@@ -26,7 +26,7 @@ from equipoise.errors import require
 from equipoise.protocol import Data, RandomKey, Server, round_keys
 
 
-def is_mapped(data: Any) -> bool:
+def is_mapped(data: object) -> bool:
     """Whether the data is in files that are mapped into memory (`np.load(..., mmap_mode="r")`, `np.memmap`)."""
     mapped = any(isinstance(a, np.memmap) for a in jax.tree.leaves(data))
     require(not mapped or isinstance(data, Shards), "memory-mapped data has to be Shards; give eq.data.Shards")
@@ -69,7 +69,7 @@ def programs(structure: PyTreeDef) -> tuple[Callable, Callable]:
     return compiled(asked, static_argnames="k"), compiled(exchange, static_argnames="k", donate_argnums=1)
 
 
-def rounds(structure: PyTreeDef, asked: Callable, exchange: Callable, data: Any) -> Callable:
+def rounds(structure: PyTreeDef, asked: Callable, exchange: Callable, data: object) -> Callable:
     """As `simulator.rounds_of`, with rows from files."""
     reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="equipoise-rows")
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.tree_util import Partial, PyTreeDef
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from equipoise._jax import cached_program, compiled
@@ -172,7 +173,7 @@ class Program(NamedTuple):
     width: int  # how many run side by side
 
 
-def _grouped(keys: Sequence[Any], values: Sequence[Any]) -> Iterable[tuple[Any, list[Any]]]:
+def _grouped(keys: Sequence[object], values: Sequence[object]) -> Iterable[tuple[Any, list[Any]]]:
     """The values of each key, keys in the order in which they first come."""
     groups: dict[Any, list[Any]] = {}
     for key, value in zip(keys, values, strict=True):
@@ -286,7 +287,7 @@ def _run(
 
 
 @jax.jit
-def one_of(many: PyTree, place: Any) -> PyTree:
+def one_of(many: PyTree, place: ArrayLike) -> PyTree:
     return jax.tree.map(lambda a: a[place], many)
 
 

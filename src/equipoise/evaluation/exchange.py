@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from equipoise._jax import cached_program, compiled
 from equipoise.algorithms.measurement import measurement
 from equipoise.cohorts import Sample, check_distinct, everyone
+from equipoise.data import ClientData
 from equipoise.data.shards import OwnerRows, client_shapes
 from equipoise.engines.client_data import PreparedData, SpreadData, as_given, by_client, padding
 from equipoise.engines.kernel import exchange_once
@@ -249,7 +250,9 @@ def _judged(task: Task, n: int, scores: tuple, draws: int, layout: Layout) -> Ca
     return compiled(judged)
 
 
-def evaluate_own(task: Task, models: Float[Array, "n d"], data: Any, *, scores: Mapping[str, Score]) -> PerClient:
+def evaluate_own(
+    task: Task, models: Float[Array, "n d"], data: ClientData, *, scores: Mapping[str, Score]
+) -> PerClient:
     """`evaluate` of a model of each client's own: models[i] at client i."""
     return jax.device_get(_judged_own(task, tuple(scores.items()))(models, data))
 
@@ -294,7 +297,7 @@ def scored_rows(task: Task | Predict, data: Any) -> Any:
     return data if own_of(task) is None else data.test
 
 
-def of_rows(task: Task, x: Vector, data: Any, score: str) -> Float[np.ndarray, " rows"] | None:
+def of_rows(task: Task, x: Vector, data: ClientData, score: str) -> Float[np.ndarray, " rows"] | None:
     """What each real row adds to the score, client after client; None where the score is not a mean over rows.
 
     `x` is a model, or one of each client's own [n, d].

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import Float
 
 from equipoise._jax import compiled
@@ -64,7 +65,7 @@ def skill_of(loss: Any, base: Any) -> Any:
     return 1 - loss / base
 
 
-def with_skill(table: PerClient, base: Any) -> PerClient:
+def with_skill(table: PerClient, base: ArrayLike) -> PerClient:
     """The table with the skill beside the log loss, and with what its bounds need."""
     skill = skill_of(np.asarray(table.scores["loss"], np.float64), np.asarray(base, np.float64))
     squares = dict(table.squares)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-def train(settings: Mapping[str, Any], folder: str | PathLike[str], **options: Any) -> Any:
+def train(settings: Mapping[str, object], folder: str | PathLike[str], **options: Any) -> Any:
     """One run of the settings of a configuration file, into `folder`; see `run.run`."""
     from equipoise.experiment import config, run
 

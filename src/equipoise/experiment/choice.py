@@ -28,7 +28,7 @@ class Choice(NamedTuple):
     why: str
 
 
-def best_algorithm(settings: Mapping[str, Any]) -> Choice:
+def best_algorithm(settings: Mapping[str, object]) -> Choice:
     """The algorithm for settings as they stand in a file, checked or not."""
     chosen, record = _for_exact_gradients(settings), ALGORITHMS["scaffpd_minibatch"]
     convexify, model, table = (settings.get(key) for key in ("convexify", "model", "algorithm"))
@@ -42,12 +42,12 @@ def best_algorithm(settings: Mapping[str, Any]) -> Choice:
     return Choice(record.name, f"{chosen.why}, and with minibatches its control variates are means of local gradients")
 
 
-def _given(settings: Mapping[str, Any], section: str, key: str, default: Any = None) -> Any:
+def _given(settings: Mapping[str, object], section: str, key: str, default: object = None) -> Any:
     table = settings.get(section)
     return table.get(key, default) if isinstance(table, Mapping) else default
 
 
-def _for_exact_gradients(settings: Mapping[str, Any]) -> Choice:
+def _for_exact_gradients(settings: Mapping[str, object]) -> Choice:
     given = partial(_given, settings)
     table = settings.get("algorithm")
     own = {key for key, value in (table.items() if isinstance(table, Mapping) else ()) if value is not None}
@@ -92,7 +92,7 @@ def _for_masks(objective: Any, own: set[str]) -> Choice | None:
     return Choice(form, part if form == "scaffpd_secure" else whole)
 
 
-def _on_simplex(objective: Any) -> bool:
+def _on_simplex(objective: object) -> bool:
     """Whether its weights are shares; a name that is not an objective is found elsewhere."""
     if is_reference(objective):
         return False
@@ -139,7 +139,7 @@ def network_rounds(config: "Config") -> dict[str, Any]:
     return {"rounds": ROUNDS, "keep_best": True, "keep_by": "loss", "patience": WAITED}
 
 
-def left_open(settings: Mapping[str, Any]) -> dict[str, Any]:
+def left_open(settings: Mapping[str, object]) -> dict[str, Any]:
     """With to be chosen what nothing is said of: of owners that exist the penalty and the price of fairness, of a
     network whether it is made convex.
     """

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from equipoise import metric, tasks
 from equipoise.data.shards import client_shapes
@@ -50,7 +50,7 @@ def with_metric(config: Config, problem: Problem, lost: Lost | None = None) -> P
     return problem if agreed is None else conditioned(problem, plan, agreed, client_shapes(problem.train))
 
 
-def conditioned(problem: Problem, plan: Plan, agreed: Metric, like: Any) -> Problem:
+def conditioned(problem: Problem, plan: Plan, agreed: Metric, like: object) -> Problem:
     """The problem in a metric that is known; `like` is a client's shard, of any number of rows."""
     linear, rank = plan
     sent = Sent(*metric.bytes_of_agreement(linear, problem.n, rank, like, problem.x.dtype))

@@ -180,7 +180,7 @@ class ConvexifySettings(Section):
 
     @field_validator("algorithm", "objective", mode="before")
     @classmethod
-    def _known(cls, value: Any, info: ValidationInfo) -> Any:
+    def _known(cls, value: object, info: ValidationInfo) -> Any:
         value = {} if value is None else value
         if not isinstance(value, Mapping):
             raise ValueError("a table")
@@ -395,7 +395,7 @@ def objective_section(name: str) -> type[Section]:
     return create_model(f"objective.{name}", __base__=Section, **fields)
 
 
-def _field(argument: inspect.Parameter, defaults: Mapping[str, Any]) -> tuple[Any, Any]:
+def _field(argument: inspect.Parameter, defaults: Mapping[str, object]) -> tuple[Any, Any]:
     """The setting of a factory's argument; without a default anywhere it has to be given."""
     kind, nothing = argument.annotation, inspect.Parameter.empty
     if kind in (int, float):

@@ -244,7 +244,7 @@ def _with_local_steps(
 
 
 def _projected(
-    algorithm: Algorithm, config: Config, problem: Problem, settings: Mapping[str, Any], notes: list[str]
+    algorithm: Algorithm, config: Config, problem: Problem, settings: Mapping[str, object], notes: list[str]
 ) -> Algorithm:
     if not (config.federation and _projects(config, problem, settings)):
         return algorithm

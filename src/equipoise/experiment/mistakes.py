@@ -11,7 +11,7 @@ from equipoise.errors import InputError, nearest, require
 def mistake(
     source: str,
     error: ValidationError,
-    settings: Any,
+    settings: object,
     fields: Callable[[list[str], Any], list[str]],
     within: tuple[str, ...] = (),
 ) -> InputError:
@@ -65,7 +65,7 @@ def _allowed(problem: Any) -> str:
     return next((word for key, word in words.items() if kind.startswith(key)), problem["msg"])
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as a file has it: true, 'a text', [1, 2], { name = 'kl' }."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -81,7 +81,7 @@ def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
-def _every_name(settings: Any) -> set[str]:
+def _every_name(settings: object) -> set[str]:
     if not isinstance(settings, Mapping):
         return set()
     return set(settings).union(*(_every_name(v) for v in settings.values()))
@@ -92,11 +92,11 @@ def no_key(source: str, section: str, key: str, allowed: Iterable[str]) -> Input
     return InputError(f"{source}: {where} has no key '{key}'{nearest(key, allowed)} (known: {', '.join(allowed)})")
 
 
-def no_value(source: str, key: str, value: Any, allowed: Iterable[str]) -> InputError:
+def no_value(source: str, key: str, value: object, allowed: Iterable[str]) -> InputError:
     return InputError(f"{source}: {key} is {shown(value)}{nearest(value, allowed)} (known: {', '.join(allowed)})")
 
 
-def checked(source: str, settings: Any, key: str = "") -> Any:
+def checked(source: str, settings: object, key: str = "") -> Any:
     """`settings`, whose values all are what a run folder can hold: texts, numbers, lists and tables."""
     where = f"{source}: {key or 'it'}"
     if isinstance(settings, Mapping):

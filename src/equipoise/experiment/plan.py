@@ -151,7 +151,7 @@ class PlannedMethod(NamedTuple):
         return section != "algorithm" or self.knows is None or name in self.knows - self.own
 
 
-def methods(settings: Settings, source: str, first: Mapping[str, Any] | None = None) -> dict[str, PlannedMethod]:
+def methods(settings: Settings, source: str, first: Mapping[str, object] | None = None) -> dict[str, PlannedMethod]:
     """By their labels. `first` is a point of the grids for all of them, which may decide on the algorithm."""
     base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     compared = settings.get("compare", {})
@@ -292,7 +292,7 @@ def sweep(settings: Settings, *, source: str = "the configuration") -> Study:
 
 
 def _jobs(
-    settings: Settings, plan: Sweep, seeds: Sequence[int], source: str, only: Mapping[Any, Any] | None = None
+    settings: Settings, plan: Sweep, seeds: Sequence[int], source: str, only: Mapping[Any, object] | None = None
 ) -> Iterator[PlannedRun]:
     """`only` maps (place of the federation, label) to the point of the grid to run."""
     first = {key: values[0] for key, values in {**plan.over, **plan.grid}.items()}
@@ -549,7 +549,7 @@ def _points(grid: Mapping[str, list]) -> Iterator[dict[str, Any]]:
         yield dict(zip(grid, values, strict=True))
 
 
-def _place(point: Mapping[str, Any]) -> str:
+def _place(point: Mapping[str, object]) -> str:
     """The folder of a point of a grid; another point, however near, has another."""
     if not point:
         return ""
@@ -557,12 +557,12 @@ def _place(point: Mapping[str, Any]) -> str:
     return folders.digested(readable, exact(point))
 
 
-def exact(value: Any) -> str:
+def exact(value: object) -> str:
     """A text that no other value of a configuration has."""
     return json.dumps(value, sort_keys=True)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, Mapping):
         return "_".join(f"{k}-{_short(v)}" for k, v in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -184,7 +184,7 @@ class Problem:
         """Those whose slopes are the owners' own."""
         return () if self.plain_task.own is None else self.plain_task.own.inputs
 
-    def with_rows(self, train: Any, scored: Any) -> Any:
+    def with_rows(self, train: ClientData | None, scored: ClientData | None) -> Any:
         """What models are scored on: rows, and where owners have parts of their own those to fit them to."""
         return scored if self.plain_task.own is None else OwnerRows(train, scored)
 
@@ -497,8 +497,8 @@ def problem_of(
     config: Config,
     what: str,
     names: tuple[str, ...],
-    train: Any,
-    test: Any,
+    train: object,
+    test: object,
     encoding: Encoding | None = None,
     notes: tuple[str, ...] = (),
     *,

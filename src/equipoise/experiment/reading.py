@@ -26,7 +26,7 @@ def load_config(path: Path) -> Config:
     return parse(read(path), source=str(path))
 
 
-def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+def override(settings: Mapping[str, object], assignments: Iterable[str]) -> dict[str, Any]:
     """`settings` with "section.key=value" set; the value is TOML, or else a text."""
     out = deepcopy(dict(settings))
     for assignment in assignments:
@@ -41,7 +41,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
     return checked("--set", out)
 
 
-def put(settings: dict[str, Any], key: str, value: Any) -> None:
+def put(settings: dict[str, Any], key: str, value: object) -> None:
     """Sets "section.key". Another algorithm or objective keeps of the settings before only those that it knows."""
     *sections, last = key.split(".")
     table = settings

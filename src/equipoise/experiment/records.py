@@ -82,7 +82,7 @@ class Choices(JsonRecord):
     settings: tuple[Choice, ...]
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -2,7 +2,6 @@
 
 import platform
 import subprocess
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 import equipoise
 from equipoise import artifact, evaluation, files
@@ -79,7 +79,9 @@ def skill_of_rows(problem: Problem, losses: np.ndarray, rows: ClientData) -> np.
     return skill_of(losses, np.repeat(not_none(problem.base).loss, np.asarray(scored.sizes)))
 
 
-def save_model(path: Path, problem: Problem, x: Vector, metadata: dict[str, Any], part: Any | None = None) -> None:
+def save_model(
+    path: Path, problem: Problem, x: Vector, metadata: dict[str, Any], part: ArrayLike | None = None
+) -> None:
     """`part`: of an owner's own, or the mean of them."""
     params = problem.artifact_params(x)
     own = None if part is None else artifact.OwnPart(np.asarray(part), problem.own_inputs)
@@ -99,7 +101,7 @@ def write_result(
     asked: bool = True,
     best_round: int | None = None,
     calibration: tuple[tuple[float, float, int], ...] = (),
-    part: Any | None = None,
+    part: ArrayLike | None = None,
 ) -> None:
     """The model, then the result: whoever sees the result sees a whole run. `asked`: clients told their own scores."""
     measure, up, _ = problem.main_score(table)
@@ -189,5 +191,5 @@ def git_commit() -> str | None:
         return None
 
 
-def floats(values: Iterable[Any]) -> tuple[float, ...]:
+def floats(values: ArrayLike) -> tuple[float, ...]:
     return tuple(np.asarray(values, np.float64).tolist())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.tree_util import PyTreeDef
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from equipoise import certificates, evaluation, files
 from equipoise._jax import cached_program, compiled
@@ -56,7 +56,7 @@ def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callab
     # Over Flower no site tells its own: runs on owners' files are certified, and end, here as they are there.
     curvatures = certificates.curvatures(problem.task, train) if problem.divided else None
 
-    def evaluate(x: Vector, lam: Any) -> Evaluation:
+    def evaluate(x: Vector, lam: ArrayLike | None) -> Evaluation:
         certificate = certify(operands, train, curvatures, x, lam)  # runs while the scorer is called
         table = in_units(problem, scorer(x))
         losses, objective, gap = jax.device_get((certificate.losses, certificate.robust, certificate.gap))

@@ -156,7 +156,7 @@ def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry, separators=(",", ":"), default=str)
 
 
-def _signed(entry: Any, check: Callable[[bytes, bytes], bool]) -> bool:
+def _signed(entry: object, check: Callable[[bytes, bytes], bool]) -> bool:
     """Whether a line was signed as it stands."""
     if not isinstance(entry, dict):
         return False

@@ -143,7 +143,7 @@ def _parsed(text: str, source: str) -> Policy:
         raise InputError(f"{source} is not TOML: {error}") from None
 
 
-def validated(given: Mapping[str, Any], source: str) -> Policy:
+def validated(given: Mapping[str, object], source: str) -> Policy:
     try:
         return Policy.model_validate(given)
     except ValidationError as error:

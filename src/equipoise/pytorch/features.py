@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jax.typing import ArrayLike
 from torch.func import functional_call, grad, vmap
 
 from equipoise import artifact
@@ -25,7 +26,7 @@ from equipoise.pytorch.site import Batch, in_numpy
 Features = Callable[[torch.Tensor], torch.Tensor]  # inputs [b, ...] -> [b, p]
 
 
-def module_features(module: torch.nn.Module, last: str, layer: Any, projection: Projection | None) -> Features:
+def module_features(module: torch.nn.Module, last: str, layer: ArrayLike, projection: Projection | None) -> Features:
     """phi of inputs, at the module's present weights.
 
     Args:
@@ -101,7 +102,7 @@ def _into_last(module: torch.nn.Module, last: str, inputs: torch.Tensor) -> tupl
     return *seen[-1], returned
 
 
-def with_one_output(module: torch.nn.Module, last: str, layer: Any) -> torch.nn.Module:
+def with_one_output(module: torch.nn.Module, last: str, layer: ArrayLike) -> torch.nn.Module:
     """A copy in evaluation mode, with (w, b) for its last layer."""
     module = copy.deepcopy(module).eval()
     old: Any = module.get_submodule(last)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from equipoise.algorithms.first_model import first_model
@@ -57,7 +58,7 @@ from equipoise.pytorch.task import TEST, TRAIN, callback_score
 MODEL = "model.pt"
 
 
-def open_module_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> Participant:
+def open_module_site(config: Config, name: str, node: Mapping[str, object], folder: Path) -> Participant:
     """The site, its module made when it is first needed."""
 
     @cache
@@ -161,7 +162,7 @@ class Made(NamedTuple):
     scores: Mapping[str, Any]  # of (outputs, labels), as tensors; a ScoreRecord says which way is better
 
 
-def made(config: Config, name: str, node: Mapping[str, Any]) -> Made:
+def made(config: Config, name: str, node: Mapping[str, object]) -> Made:
     """What the site's own function makes; all sites draw the same random numbers in it."""
     where = node.get("torch")
     require(
@@ -212,11 +213,11 @@ def made(config: Config, name: str, node: Mapping[str, Any]) -> Made:
     return Made(site, held_out is not None, scores)
 
 
-def in_torch(score: Any) -> Callable[[Any, Any], np.ndarray]:
+def in_torch(score: object) -> Callable[[Any, Any], np.ndarray]:
     """A score as JAX calls it back; classes are int64, as PyTorch has them."""
     called: Any = score.score if isinstance(score, ScoreRecord) else score
 
-    def scored(outputs: Any, labels: Any) -> np.ndarray:
+    def scored(outputs: object, labels: ArrayLike) -> np.ndarray:
         made, wanted = (torch.as_tensor(np.array(a)) for a in (outputs, labels))
         with torch.no_grad():
             value = called(made, wanted if wanted.is_floating_point() else wanted.long())
@@ -225,7 +226,7 @@ def in_torch(score: Any) -> Callable[[Any, Any], np.ndarray]:
     return scored
 
 
-def described(site: TorchSite, scores: Mapping[str, Any]) -> ModuleSpec:
+def described(site: TorchSite, scores: Mapping[str, object]) -> ModuleSpec:
     named = [(name, p) for name, p in site.module.named_parameters() if p.requires_grad]
     label = site.shard.labels
     return ModuleSpec(

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.typing import ArrayLike
 
 from equipoise import artifact
 from equipoise.data.shards import Shards
@@ -103,7 +104,7 @@ def torch_site(
     sets: dict[int, Iterable[Batch]] = {TRAIN: loader, TEST: kept or ()}
     real = torch.empty(0, dtype=parameters[0].dtype).numpy().dtype
 
-    def put(x: Any) -> None:
+    def put(x: ArrayLike) -> None:
         flat = torch.as_tensor(np.array(x), dtype=parameters[0].dtype, device=parameters[0].device)
         require(flat.shape == (size,), f"the weights have shape {tuple(flat.shape)}; the module has {size} parameters")
         torch.nn.utils.vector_to_parameters(flat, parameters)
@@ -133,7 +134,7 @@ def torch_site(
 
     # What JAX calls back: NumPy in, NumPy out.
 
-    def value(x: Any, which: Any) -> np.ndarray:
+    def value(x: ArrayLike, which: Any) -> np.ndarray:
         put(x)
         module.eval()
         with torch.no_grad():
@@ -142,19 +143,19 @@ def torch_site(
         mean = sum(value * count for value, count in losses) / sum(count for _, count in losses)
         return np.asarray(mean + l2 / 2 * (x @ x), x.dtype)
 
-    def outputs(x: Any, which: Any) -> np.ndarray:
+    def outputs(x: ArrayLike, which: Any) -> np.ndarray:
         put(x)
         module.eval()
         with torch.no_grad():
             made = torch.cat([applied(inputs) for inputs, _ in sets[int(which)]])
         return made.cpu().numpy().astype(np.asarray(x).dtype)
 
-    def gradient(x: Any, words: Any) -> np.ndarray:
+    def gradient(x: ArrayLike, words: object) -> np.ndarray:
         put(x)
         with seeded(words):
             return slope(*next(draws())).cpu().numpy().astype(np.asarray(x).dtype)
 
-    def curve(x: Any, v: Any, words: Any) -> np.ndarray:
+    def curve(x: ArrayLike, v: object, words: object) -> np.ndarray:
         put(x)
         module.train()
         along = torch.as_tensor(np.array(v), dtype=parameters[0].dtype, device=parameters[0].device)
@@ -173,7 +174,7 @@ def torch_site(
                     total = total + torch.cat([c.reshape(-1) for c in curves])
         return total.cpu().numpy().astype(np.asarray(x).dtype)
 
-    def walk(steps: int, x: Any, words: Any, lr: Any, shift: Any, pull: Any, snapshot: Any) -> tuple:
+    def walk(steps: int, x: ArrayLike, words: object, lr: Any, shift: object, pull: Any, snapshot: Any) -> tuple:
         put(x)
         u = start = seen = flat()
         drift = torch.as_tensor(np.array(shift), dtype=u.dtype, device=u.device)
@@ -213,7 +214,7 @@ def in_numpy(labels: torch.Tensor, real: np.dtype) -> np.ndarray:
 
 
 @contextmanager
-def seeded(words: Any) -> Iterator[None]:
+def seeded(words: object) -> Iterator[None]:
     """Within it PyTorch draws by the run's key; afterwards as if nothing had been drawn."""
     with drawing, torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(np.bitwise_xor.reduce(np.asarray(words, np.uint32))))  # it uses 32 bits

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from pydantic import ValidationError
 
 from equipoise import models
+from equipoise.data import ClientData
 from equipoise.data.shards import Shards, shard_like
 from equipoise.errors import InputError, require
 from equipoise.experiment.config import Config
@@ -60,7 +60,9 @@ def agreed_module(answers: Mapping[str, str]) -> ModuleSpec:
     return specs[first]
 
 
-def module_problem(config: Config, spec: ModuleSpec, names: tuple[str, ...], train: Any, test: Any) -> Problem:
+def module_problem(
+    config: Config, spec: ModuleSpec, names: tuple[str, ...], train: ClientData | None, test: ClientData | None
+) -> Problem:
     """The problem without its module; it starts from zeros until a site has told its start."""
     require(
         spec.dtype == config.run.precision,

@@ -48,7 +48,7 @@ def callback_task(name: str, x: Vector, callbacks: Callbacks, outputs: tuple[int
         return jax.pure_callback(callbacks.grad, jax.ShapeDtypeStruct(x.shape, x.dtype), x, words)
 
     @slope.defjvp
-    def curve(given: tuple[Vector, Array], along: tuple[Vector, Any]) -> tuple[Vector, Vector]:
+    def curve(given: tuple[Vector, Array], along: tuple[Vector, object]) -> tuple[Vector, Vector]:
         (x, words), (v, _) = given, along
         like = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return slope(x, words), jax.pure_callback(callbacks.curve, like, x, v, words, vmap_method="sequential")
@@ -65,7 +65,7 @@ def callback_task(name: str, x: Vector, callbacks: Callbacks, outputs: tuple[int
         lr: ArrayLike,
         shift: Vector | None = None,
         pull: float = 0.0,
-        snapshot: Any = None,
+        snapshot: ArrayLike | None = None,
     ) -> Any:
         like = jax.ShapeDtypeStruct(x.shape, x.dtype)
         shift, after = jnp.zeros_like(x) if shift is None else shift, -1 if snapshot is None else snapshot

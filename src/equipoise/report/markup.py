@@ -34,5 +34,5 @@ def printable(text: str) -> str:
     return FORBIDDEN.sub("\ufffd", text)
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> Any:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value

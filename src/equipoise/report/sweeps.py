@@ -45,7 +45,7 @@ def table(cells: Sequence[Any], show: Sequence[str]) -> Table:
     return out
 
 
-def markdown(cells: Sequence[Any], show: Sequence[str]) -> str:
+def markdown(cells: Sequence[object], show: Sequence[str]) -> str:
     columns = [measure(name) for name in show]
     lines = []
     for federation, rows in _by_federation(cells):
@@ -73,12 +73,12 @@ def _by_federation(cells: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     return list(groups.items())
 
 
-def _with_texts(rows: Sequence[Any], columns: Sequence[Measure]) -> list[tuple[Any, list[str]]]:
+def _with_texts(rows: Sequence[object], columns: Sequence[Measure]) -> list[tuple[Any, list[str]]]:
     """A federation's cells and their numbers."""
     return [(cell, [_text(cell, column) for column in columns]) for cell in rows]
 
 
-def _best(rows: Sequence[Any], columns: Sequence[Measure]) -> list[Any]:
+def _best(rows: Sequence[object], columns: Sequence[Measure]) -> list[Any]:
     """The best cell of each column."""
     return [max(rows, key=partial(_rank, column)) for column in columns]
 
@@ -117,7 +117,7 @@ def _measure(cell: Any) -> str:
     return "" if outcome is None else outcome.measure
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k} {_value(v)}" for k, v in value.items()) + "}"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -305,7 +305,7 @@ def _markdown(headings: list[str], rows: Iterable[Iterable[str]], caption: str) 
     return "".join(f"| {' | '.join(row)} |\n" for row in (headings, rule, *rows)) + f"\n{escaped(caption)}\n"
 
 
-def csv_link(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def csv_link(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table as a CSV file inside a link: nothing is fetched to get it."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -314,7 +314,7 @@ def csv_link(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "data:text/csv;charset=utf-8," + quote(out.getvalue().encode("utf-8", "replace"), safe=" ,.-_+")
 
 
-def _csv_cell(cell: Any) -> Any:
+def _csv_cell(cell: object) -> Any:
     """A number as it is, nothing where there is none; a text that a spreadsheet would compute stays a text."""
     if isinstance(cell, float):
         return f"{cell:.7g}" if math.isfinite(cell) else ""

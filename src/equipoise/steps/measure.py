@@ -277,7 +277,7 @@ def _precondition(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar, 
     def on_client(shard: Data) -> Vector:
         hessian = _hessian(task, x, shard)
 
-        def step(_: Any, state: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
+        def step(_: object, state: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
             z, total = state
             z = z - eta * hessian(z)
             return z, total + z
@@ -322,7 +322,7 @@ def _settle(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar) -> Vec
     """x after five rounds of SCAFF-PD with equal weights and tau = 1/L_xx: near the best model on average."""
     tau = eta if steps == 1 else jnp.minimum(1 / _smoothness(task, steps, data, x, eta), steps * eta)
 
-    def round(_: Any, x: Vector) -> Vector:
+    def round(_: object, x: Vector) -> Vector:
         c_i = jax.vmap(lambda shard: task.grad(x, shard))(data)
         c = jnp.mean(c_i, axis=0)
 

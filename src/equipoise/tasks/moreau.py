@@ -127,7 +127,7 @@ def _inexact(task: Task, mu: float, inner_steps: int, inner_lr: float) -> Person
         lr: ArrayLike,
         shift: Vector | None = None,
         pull: ArrayLike = 0.0,
-        snapshot: Any = None,
+        snapshot: ArrayLike | None = None,
     ) -> Any:
         def step(carry: tuple, inputs: tuple[Array, RandomKey]) -> tuple[tuple, None]:
             (u, v, seen), (t, k) = carry, inputs

@@ -160,7 +160,7 @@ def squares(
         x_a, s_a = ((v.reshape(outputs, features) @ data.inputs.T) for v in (x, shift))
         keep = 1 - lr * (l2 + pull)
 
-        def step(_: Any, state: tuple) -> tuple:
+        def step(_: object, state: tuple) -> tuple:
             alpha, beta, z = state
             errors = alpha * x_a + beta * s_a + z @ data.kernel - data.targets.T
             return (keep * alpha + lr * pull, keep * beta - lr, keep * z - lr * data.rates[None] * errors)

@@ -407,6 +407,6 @@ def reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
         raise damaged(path, error) from error
 
 
-def damaged(path: Path, why: Any) -> InputError:
+def damaged(path: Path, why: object) -> InputError:
     said = " ".join(str(why).split()) or type(why).__name__
     return InputError(f"{path} cannot be read ({said}); it is damaged or of another format, so replace it")

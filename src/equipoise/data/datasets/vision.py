@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from equipoise.data.dataset import Dataset
@@ -181,7 +182,7 @@ def _idx_set(
     return Dataset(name, *pair(train), classes, *pair(test), scale=PIXEL)
 
 
-def _numbered(path: Path, labels: Any, classes: int, first: int = 0) -> Labels:
+def _numbered(path: Path, labels: ArrayLike, classes: int, first: int = 0) -> Labels:
     """The labels, counted from 0 instead of `first`."""
     y = np.asarray(labels).reshape(-1).astype(np.int32) - np.int32(first)
     if y.size and not 0 <= y.min() <= y.max() < classes:

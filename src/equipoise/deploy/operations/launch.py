@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import tomli_w
 
@@ -67,7 +67,7 @@ def connection(home: Path, address: str, folder: Path | None) -> Path:
     return home
 
 
-def _write_own(path: Path, content: Mapping[str, Any], mark: str) -> None:
+def _write_own(path: Path, content: Mapping[str, object], mark: str) -> None:
     """Replaces a file of Equipoise, never one of a user who keeps something else there."""
     check_own(path, lambda there: mark.encode() in there, "a file that Equipoise wrote")
     make_folder(path.parent)

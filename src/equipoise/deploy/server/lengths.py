@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from equipoise.protocol import Reply, Weighted
@@ -129,7 +130,7 @@ class Heard:
             past[USUAL] = max(past.get(USUAL, 0.0), length.value)
 
 
-def given_weight(message: Any, *, unit: bool) -> float | None:
+def given_weight(message: object, *, unit: bool) -> float | None:
     """What the reply to a message has to weigh; None: the site itself says it."""
     said = (float(a) for name, a in named(message) if name.rpartition(".")[2] in ("lam_i", "weight") and a.ndim == 0)
     return next(said, 1.0 if unit else None)
@@ -181,7 +182,7 @@ def _real(a: Any) -> bool:
     return bool(jnp.issubdtype(a.dtype, jnp.floating))
 
 
-def _length(a: Any) -> float:
+def _length(a: ArrayLike) -> float:
     """The norm, of numbers whose squares would overflow too."""
     values = np.abs(np.asarray(a, np.float64))
     most = float(values.max(initial=0.0))

@@ -53,8 +53,10 @@ from equipoise.errors import Stopped, require
 from equipoise.privacy.site_masks import FEWEST
 from equipoise.protocol import (
     Algorithm,
+    Cohort,
     Data,
     RandomKey,
+    Replies,
     Reply,
     Server,
     Vector,
@@ -354,8 +356,8 @@ def one_exchange(
     setup: ServedRun, spec: ExchangeSpec, r: int, attempt: int, state: State, marks: list[tuple[str, str]]
 ) -> State:
     """Sends, and folds in what comes, as it comes."""
-    name, k, federation, demands = spec.exchange.name, spec.position, setup.federation, setup.demands
-    opening, working = exchange_keys(setup.key, r, k)
+    name, federation, demands = spec.exchange.name, setup.federation, setup.demands
+    opening, working = exchange_keys(setup.key, r, spec.position)
     server, cohort = setup.compiled[name, "open"](state.server, opening)
     ids = np.asarray(cohort.ids)
     clients = {int(s): int(ids[s]) for s in np.flatnonzero(cohort.present)}  # slot -> client
@@ -363,102 +365,25 @@ def one_exchange(
     asked, timeout = len(wanted), setup.timeouts.get(name, federation.timeouts.exchange)
     needed = min(demands.least, asked)
     federation.find(wanted, needed=needed, seconds=timeout)
-
     masked = begin_masked(setup, spec, state, clients, timeout)
-    shapes = spec.reply if masked is None else masked.reply
+    words = key_words(working, jnp.arange(len(ids))).tolist()
+    under_way = UnderWay(setup, spec, state, server, cohort, clients, masked)
+    messages = under_way.messages(r, attempt, words, marks, timeout)
 
-    traffic = Count(state.traffic[name], nbytes(spec.message), nbytes(shapes))
-    send, words = setup.compiled[name, "send"], key_words(working, jnp.arange(len(ids))).tolist()
-
-    def messages() -> Iterator[tuple[int, Message]]:
-        alike = pack(send(server, jnp.int32(0))) if spec.alike else None
-        if masked is not None:
-            slot_of = {federation.sites[i]: (s, i) for s, i in clients.items()}
-            slots = [slot_of[name] for name in masked.batch.members]
-            masked.tell([state.counted[i] for _, i in slots], [words[s] for s, _ in slots])
-            alike = alike or pack(spec.joined([send(server, jnp.int32(i)) for _, i in slots]))
-        for s, i in clients.items():
-            site, since = federation.sites[i], state.counted[i]
-            if site in federation.without:
-                continue
-            node = federation.nodes.get(site)
-            if node is None or (masked is not None and site not in masked.batch.members):
-                federation.note(site, "absent", f"'{site}' is not there")
-                continue
-            keep = [*{*marks[i]} - {since}]
-            where = Address(setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.digest)
-            sent = send(server, jnp.int32(i)) if alike is None else None
-            if masked is None:
-                given[s] = given_weight(sent, unit=spec.exchange.unit)
-            arrays = pack(sent) if alike is None else alike
-            content = RecordDict({"at": address(where), "message": arrays})
-            if masked is not None:
-                content["mask"] = masked.header
-                masked.sent(where, arrays)
-            message = federation.message(content, node, round=r, ttl=timeout)
-            traffic.sent(message, node in federation.inline and content_bytes(message) <= INLINE)
-            yield s, message
-
-    given: dict[int, float | None] = {}  # slot -> the weight that the reply has to have
-    tally, seconds, start = jax.tree.map(np.copy, state.tally), {}, time.monotonic()
+    seconds, start = {}, time.monotonic()
     past = federation.times.setdefault(f"{setup.part}/{name}", [])
-    replies = Collected(spec.reply, cohort, None if masked is None else masked.summation)
     there = sum(federation.sites[i] in federation.nodes for i in clients.values())
     limit = deadline(demands, timeout, past, there)
-
-    def left_out(s: int) -> bool:
-        """What happens beside training does not wait for a site that training does not wait for."""
-        return federation.sites[clients[s]] not in federation.nodes
-
-    hopeless = None if setup.note_under is None else left_out
-    said = setup.bounded.cohort(name, len(clients))
-    waiting: dict[int, tuple[Delivery, Reply]] = {}  # until it is known whether they are out of all proportion
-    left_out_for: dict[str, str] = {}
-
-    def count(s: int) -> None:
-        delivery, reply = waiting.pop(s)
-        inside = federation.nodes.get(federation.sites[clients[s]]) in federation.inline and nbytes(shapes) <= INLINE
-        traffic.received(delivery.message, inside)
-        replies.add(s, reply)
-
-    def leave_out(s: int, what: What, why: str) -> None:
-        site = federation.sites[clients[s]]
-        federation.note(site, what, why)
-        if what == "broken":
-            left_out_for[site] = why
-            tally.broken[clients[s]] += 1
-
-    for s, delivery in federation.deliver(messages(), limit, reply_bytes=nbytes(shapes), hopeless=hopeless):
-        site = federation.sites[clients[s]]
-        try:
-            reply = accepted(delivery, shapes)
-        except Refusal as refusal:
-            held = delivery.content is not None and "reply" in delivery.content
-            reason: tuple[What, str] = ("broken", str(refusal)) if held else why_not(delivery)
-            what, why = reason
-            leave_out(s, what, why)
-            if NOT_TOLD in why:
-                federation.tell_agreement(site)
-            if what == "late" and setup.note_under is None:
-                federation.suspect(site)
-            continue
-        seconds[site] = time.monotonic() - start
-        weight = given.get(s)
-        if weight is not None and demands.bound is not None and weighs_otherwise(reply, weight):
-            leave_out(s, "broken", "its weight is not the one that it was given (federation.bound)")
-            continue
-        waiting[s] = (delivery, reply)
-        said.add(s, site, reply)
-        for ready in [t for t in waiting if not said.why_not(t)]:
-            count(ready)
-    for s in list(waiting):
-        why = said.why_not(s, complete=True)
-        if why:
-            leave_out(s, "broken", why)
-        else:
-            count(s)
+    hopeless = None if setup.note_under is None else under_way.left_by_training
+    size = nbytes(under_way.shapes)
+    for s, delivery in federation.deliver(messages, limit, reply_bytes=size, hopeless=hopeless):
+        came = time.monotonic() - start
+        if under_way.receive(s, delivery):
+            seconds[under_way.site(s)] = came
+    under_way.settle()
     past += seconds.values()
     del past[:-REMEMBERED]
+    traffic = under_way.traffic
     federation.observe(
         {
             "kind": "exchange",
@@ -472,29 +397,153 @@ def one_exchange(
             "bytes_up": traffic.now.up - traffic.before.up,
         }
     )
-    state = State(server, state.counted, tally, state.traffic | {name: traffic.now})
-    heard = len({clients[s] for s in replies.slots})
+    state = State(server, state.counted, under_way.tally, state.traffic | {name: traffic.now})
+    slots = under_way.replies.slots
+    heard = len({clients[s] for s in slots})
     if heard < needed:
-        raise TooFew(f"{heard} of {asked} sites answered and {needed} are needed", state, left_out_for)
-    if masked is not None:
-        why = masked.open([federation.sites[clients[s]] for s in replies.slots], timeout)
-        if why:
-            raise TooFew(why, state)
-    folded = replies.folded()
-    if masked is not None:
-        why = said.why_not_sum(folded.total)
-        if why:
-            raise TooFew(f"{why}; masks hide whose reply did it: leave out one site after the other", state)
-
-    tally.asked[k] += len(clients)
-    tally.answered[k] += len(replies.slots)
+        raise TooFew(f"{heard} of {asked} sites answered and {needed} are needed", state, under_way.left_out_for)
+    folded = under_way.fold(state, timeout)
+    state.tally.asked[spec.position] += len(clients)
+    state.tally.answered[spec.position] += len(slots)
     server = setup.compiled[name, "close"](server, folded)
-    said.learn(replies.slots, None if masked is None else folded.total)
+    under_way.lengths.learn(slots, None if masked is None else folded.total)
     counted = list(state.counted)
     if spec.exchange.writes:
-        for s in replies.slots:
-            counted[clients[s]] = mark(attempt, r, k)
+        for s in slots:
+            counted[clients[s]] = mark(attempt, r, spec.position)
     return state._replace(server=server, counted=tuple(counted))
+
+
+class UnderWay:
+    """An exchange whose messages go out while replies come in."""
+
+    def __init__(
+        self,
+        setup: ServedRun,
+        spec: ExchangeSpec,
+        state: State,
+        server: Server,
+        cohort: Cohort,
+        clients: Mapping[int, int],
+        masked: MaskedExchange | None,
+    ):
+        self.setup, self.spec, self.state = setup, spec, state
+        self.server, self.clients, self.masked = server, clients, masked
+        name = spec.exchange.name
+        self.shapes = spec.reply if masked is None else masked.reply
+        self.traffic = Count(state.traffic[name], nbytes(spec.message), nbytes(self.shapes))
+        self.replies = Collected(spec.reply, cohort, None if masked is None else masked.summation)
+        self.lengths = setup.bounded.cohort(name, len(clients))
+        self.tally = jax.tree.map(np.copy, state.tally)
+        self.given: dict[int, float | None] = {}  # slot -> the weight that the reply has to have
+        self.waiting: dict[int, tuple[Delivery, Reply]] = {}  # until it is clear whether they are out of all proportion
+        self.left_out_for: dict[str, str] = {}
+
+    def messages(
+        self, r: int, attempt: int, words: list, marks: list[tuple[str, str]], timeout: float
+    ) -> Iterator[tuple[int, Message]]:
+        """To every client of the cohort whose site is there."""
+        setup, spec, masked, federation = self.setup, self.spec, self.masked, self.setup.federation
+        name, counted = spec.exchange.name, self.state.counted
+
+        def send(i: int) -> Any:
+            return setup.compiled[name, "send"](self.server, jnp.int32(i))
+
+        alike = pack(send(0)) if spec.alike else None
+        if masked is not None:
+            slot_of = {federation.sites[i]: (s, i) for s, i in self.clients.items()}
+            slots = [slot_of[name] for name in masked.batch.members]
+            masked.tell([counted[i] for _, i in slots], [words[s] for s, _ in slots])
+            alike = alike or pack(spec.joined([send(i) for _, i in slots]))
+        for s, i in self.clients.items():
+            site, since = federation.sites[i], counted[i]
+            if site in federation.without:
+                continue
+            node = federation.nodes.get(site)
+            if node is None or (masked is not None and site not in masked.batch.members):
+                federation.note(site, "absent", f"'{site}' is not there")
+                continue
+            keep = [*{*marks[i]} - {since}]
+            where = Address(setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.digest)
+            sent = send(i) if alike is None else None
+            if masked is None:
+                self.given[s] = given_weight(sent, unit=spec.exchange.unit)
+            arrays = pack(sent) if alike is None else alike
+            content = RecordDict({"at": address(where), "message": arrays})
+            if masked is not None:
+                content["mask"] = masked.header
+                masked.sent(where, arrays)
+            message = federation.message(content, node, round=r, ttl=timeout)
+            self.traffic.sent(message, node in federation.inline and content_bytes(message) <= INLINE)
+            yield s, message
+
+    def left_by_training(self, s: int) -> bool:
+        """What happens beside training does not wait for a site that training does not wait for."""
+        return self.site(s) not in self.setup.federation.nodes
+
+    def site(self, s: int) -> str:
+        return self.setup.federation.sites[self.clients[s]]
+
+    def receive(self, s: int, delivery: Delivery) -> bool:
+        """Whether a reply came that can be read; it counts as soon as it is not out of all proportion."""
+        site, federation = self.site(s), self.setup.federation
+        try:
+            reply = accepted(delivery, self.shapes)
+        except Refusal as refusal:
+            held = delivery.content is not None and "reply" in delivery.content
+            reason: tuple[What, str] = ("broken", str(refusal)) if held else why_not(delivery)
+            what, why = reason
+            self.leave_out(s, what, why)
+            if NOT_TOLD in why:
+                federation.tell_agreement(site)
+            if what == "late" and self.setup.note_under is None:
+                federation.suspect(site)
+            return False
+        weight = self.given.get(s)
+        if weight is not None and self.setup.demands.bound is not None and weighs_otherwise(reply, weight):
+            self.leave_out(s, "broken", "its weight is not the one that it was given (federation.bound)")
+            return True
+        self.waiting[s] = (delivery, reply)
+        self.lengths.add(s, site, reply)
+        for ready in [t for t in self.waiting if not self.lengths.why_not(t)]:
+            self.count(ready)
+        return True
+
+    def settle(self) -> None:
+        """Decides on those that waited for others, which have all come by now."""
+        for s in list(self.waiting):
+            why = self.lengths.why_not(s, complete=True)
+            if why:
+                self.leave_out(s, "broken", why)
+            else:
+                self.count(s)
+
+    def count(self, s: int) -> None:
+        delivery, reply = self.waiting.pop(s)
+        federation = self.setup.federation
+        inside = federation.nodes.get(self.site(s)) in federation.inline and nbytes(self.shapes) <= INLINE
+        self.traffic.received(delivery.message, inside)
+        self.replies.add(s, reply)
+
+    def leave_out(self, s: int, what: What, why: str) -> None:
+        site = self.site(s)
+        self.setup.federation.note(site, what, why)
+        if what == "broken":
+            self.left_out_for[site] = why
+            self.tally.broken[self.clients[s]] += 1
+
+    def fold(self, state: State, timeout: float) -> Replies:
+        """What counted, summed up; masks are opened for that."""
+        if self.masked is None:
+            return self.replies.folded()
+        why = self.masked.open([self.site(s) for s in self.replies.slots], timeout)
+        if why:
+            raise TooFew(why, state)
+        folded = self.replies.folded()
+        why = self.lengths.why_not_sum(folded.total)
+        if why:
+            raise TooFew(f"{why}; masks hide whose reply did it: leave out one site after the other", state)
+        return folded
 
 
 def begin_masked(

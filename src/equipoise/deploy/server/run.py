@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid
+from jax.typing import ArrayLike
 
 from equipoise.certificates import feasible, gap_bound
 from equipoise.data.shards import OwnerRows
@@ -331,13 +332,13 @@ class FederatedRun:
     def timed(self, result: Result) -> Result:
         return result._replace(seconds=max(result.seconds - self.aside, 0.0))
 
-    def ask(self, part: str, prepared: Prepared, server: Any, round: int, **options: Any) -> Any:
+    def ask(self, part: str, prepared: Prepared, server: object, round: int, **options: Any) -> Any:
         """One round of something else than training, with whoever answers, noted under a round of training."""
         demands = self.demands._replace(least=0, tries=1, bound=options.pop("bound", None))
         given = {"part": part, "run": self.name, "demands": demands, "note_under": round, **options}
         return ask_once(prepared, server, self.federation, self.config.run.seed, **given)
 
-    def evaluated(self, x: Vector, lam: Any) -> Evaluation:
+    def evaluated(self, x: Vector, lam: ArrayLike | None) -> Evaluation:
         """How the model fares at every site that answers."""
         problem = self.setup.problem
         lam = None if lam is None else feasible(self.dual, jnp.asarray(lam))

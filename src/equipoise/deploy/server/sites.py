@@ -241,7 +241,7 @@ class ConnectedSites:
 
     def deliver(
         self,
-        messages: Iterable[tuple[Any, Message]],
+        messages: Iterable[tuple[object, Message]],
         limit: Limit,
         *,
         reply_bytes: int = 0,

@@ -261,7 +261,7 @@ def asked(content: RecordDict) -> dict[str, Any]:
     return entry
 
 
-def short(value: Any) -> Any:
+def short(value: object) -> Any:
     """What a server has sent, so long as a log of it does not fill the disk."""
     if isinstance(value, list):
         return [short(v) for v in value[:MOST_MEMBERS]]

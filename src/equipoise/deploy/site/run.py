@@ -114,7 +114,7 @@ def open_site(context: Context) -> Participant:
     path = Path(str(node.get("data", "")))
 
     @cache
-    def read_version(version: Any, columns: Any) -> tuple[Site, str]:
+    def read_version(version: object, columns: object) -> tuple[Site, str]:
         site = read(config, name, node, rules())
         return site, table_digest(path if path.is_file() else None, site.frame)
 
@@ -175,11 +175,11 @@ def no_counts() -> Counts:
     raise InputError("the rows of this run are PyTorch's")
 
 
-def policy_file(node: Mapping[str, Any], folder: Path) -> Path:
+def policy_file(node: Mapping[str, object], folder: Path) -> Path:
     return Path(str(node["policy"])) if node.get("policy") else folder / policy.FILE
 
 
-def secure_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> SecureSite | None:
+def secure_site(config: Config, name: str, node: Mapping[str, object], folder: Path) -> SecureSite | None:
     """The site's part in masked sums, where the run has them."""
     if config.federation is None or not config.federation.secure:
         return None
@@ -193,7 +193,7 @@ def secure_site(config: Config, name: str, node: Mapping[str, Any], folder: Path
     return SecureSite(own, config.federation.secure_bound)
 
 
-def _open_module_site(config: Config, name: str, node: Mapping[str, Any], folder: Path) -> Participant:
+def _open_module_site(config: Config, name: str, node: Mapping[str, object], folder: Path) -> Participant:
     require(
         importlib.util.find_spec("torch") is not None,
         "the model of this run is a PyTorch module, which needs one more package: pip install 'equipoise[torch]'",
@@ -203,14 +203,14 @@ def _open_module_site(config: Config, name: str, node: Mapping[str, Any], folder
     return open_module_site(config, name, node, folder)
 
 
-def settings(run_config: Mapping[str, Any]) -> Config:
+def settings(run_config: Mapping[str, object]) -> Config:
     """The run's configuration, as the server put it into Flower's."""
     text = run_config.get("settings")
     require(isinstance(text, str), "this run has no settings; start it with `equipoise flower server`")
     return agreement.settings(str(text))
 
 
-def read(config: Config, name: str, node: Mapping[str, Any], rules: Policy = OPEN) -> Site:
+def read(config: Config, name: str, node: Mapping[str, object], rules: Policy = OPEN) -> Site:
     """The site's table, split as the run asks."""
     options = options_of(config, rules)
     split: dict[str, Any] = {"name": name, "test": config.data.test, "seed": config.run.seed}
@@ -245,7 +245,7 @@ def _shard(inputs: np.ndarray, labels: np.ndarray) -> Shards:
     return stack([(inputs, labels)]).client(0)
 
 
-def _given(node: Mapping[str, Any], key: str, what: str) -> Any:
+def _given(node: Mapping[str, object], key: str, what: str) -> Any:
     require(node.get(key), f"this node's configuration has no {key}; give it {what}: --node-config \"{key}='...'\"")
     return node[key]
 

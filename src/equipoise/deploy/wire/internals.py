@@ -57,7 +57,9 @@ T = TypeVar("T")
 TIMEOUT = 30.0  # seconds, as Flower's own clients have it
 
 
-def over_socket(kind: type[T], path: Path, proof: Mapping[str, str], interceptors: Sequence[Any], **options: Any) -> T:
+def over_socket(
+    kind: type[T], path: Path, proof: Mapping[str, str], interceptors: Sequence[object], **options: Any
+) -> T:
     """One of Flower's clients whose server listens on a socket of the file system; `proof` goes with every request."""
     client: Any = kind("http://localhost", interceptors=interceptors, **options)  # type: ignore[call-arg]
     client._client.close()

@@ -169,7 +169,7 @@ def uses(traced: ClosedJaxpr, variables: list, beside: int = 0) -> bool:
     return any(v is given for v in seen for given in variables)
 
 
-def depends(traced: ClosedJaxpr, variable: Any) -> tuple[bool, ...]:
+def depends(traced: ClosedJaxpr, variable: object) -> tuple[bool, ...]:
     """Which results of a traced function depend on one of its arguments."""
     reached = [variable]
     for equation in traced.jaxpr.eqns:
@@ -181,7 +181,7 @@ def depends(traced: ClosedJaxpr, variable: Any) -> tuple[bool, ...]:
 def fingerprint(algorithm: Algorithm, specs: Specs, config: str = "") -> str:
     """Equal for a server and a site that mean the same by every message; `config` is what else has to be equal."""
 
-    def said(tree: Any) -> list:
+    def said(tree: object) -> list:
         return [(name, str(a.dtype), a.shape) for name, a in named(tree)]
 
     shapes = [(name, said(spec.message), said(spec.reply)) for name, spec in specs.items()]

@@ -50,7 +50,7 @@ class SecureSite(NamedTuple):
         return self.masks.limits
 
 
-def subject_of(where: Address, header: Mapping[str, Any], arrays: ArrayRecord) -> bytes:
+def subject_of(where: Address, header: Mapping[str, object], arrays: ArrayRecord) -> bytes:
     """What a sum is about, in 32 bytes: all that its members are sent, whoever asks for it again and whenever."""
     parts: list[Any] = [where.part, where.exchange, str(header.get("keys")), str(header.get("since"))]
     for name, array in sorted(arrays.items()):
@@ -58,7 +58,7 @@ def subject_of(where: Address, header: Mapping[str, Any], arrays: ArrayRecord) -
     return masks.digest_of(parts)
 
 
-def context_of(where: Address, header: Mapping[str, Any], arrays: ArrayRecord) -> bytes:
+def context_of(where: Address, header: Mapping[str, object], arrays: ArrayRecord) -> bytes:
     """The same of one exchange: members that were sent anything else add masks that do not cancel."""
     of_exchange = header.get("batch"), header.get("exchange")
     coordinates = where.run, where.attempt, where.round, where.plan, *of_exchange
@@ -330,7 +330,7 @@ class Masking:
 
 
 def _size(record: ConfigRecord) -> int:
-    def size(value: Any) -> int:
+    def size(value: object) -> int:
         return sum(map(size, value)) if isinstance(value, list) else len(value) if isinstance(value, bytes | str) else 8
 
     return sum(map(size, record.values()))

@@ -75,7 +75,7 @@ def standard(grid: Grid, why: str) -> Transport:
     return Transport(push, pull, set, watch_door(grid), f"messages as Flower's objects ({why})")
 
 
-def watch_door(grid: Any) -> Callable[[], Door]:
+def watch_door(grid: object) -> Callable[[], Door]:
     """What the last list of nodes said about them."""
     door = Door()
 

@@ -63,7 +63,7 @@ class SignedRequests:
         self.key, self.ahead = key, 0.0  # seconds that the server's clock is ahead
         self.public = base64.b64encode(flower.public_key_to_bytes(key.public_key())).decode("ascii")
 
-    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+    def intercept(self, context: object, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
         response = self.signed(context, call_next)
         if response.status_code == httpx.codes.UNAUTHORIZED and self.compare(response):
             response = self.signed(context, call_next)
@@ -227,7 +227,7 @@ class WarmSite:
             log.info("%s: the server could not be told that this site leaves", self.name)
         self.lock.close()
 
-    def ask(self, call: Callable[[Any], Any], request: Any) -> Any:
+    def ask(self, call: Callable[[Any], Any], request: object) -> Any:
         """A request, again and again while the network or the server is away."""
         delay, since = RETRY[0], None
         while True:
@@ -377,7 +377,7 @@ class WarmSite:
         path.unlink(missing_ok=True)
 
 
-def check_module(folder: Path, config: Mapping[str, Any], where: Any) -> None:
+def check_module(folder: Path, config: Mapping[str, object], where: object) -> None:
     """Before anything is imported because a server says so: only what the site's owner has named."""
     file = Path(str(config["policy"])) if config.get("policy") else folder / policy.FILE
     try:

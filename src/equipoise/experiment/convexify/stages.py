@@ -19,10 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 
 from equipoise import artifact, cohorts, models, tasks
 from equipoise._jax import compiled
 from equipoise.algorithms.moments import moments, scaling
+from equipoise.data import ClientData
 from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards, client_shapes
 from equipoise.engines.simulator import simulate
@@ -136,7 +138,7 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
     task = tasks.linearised(theta, network.apply, models.LOSSES[problem.loss], **options)
     _, unravel = ravel_pytree(theta)
 
-    def insert(x: Any) -> Params:
+    def insert(x: ArrayLike) -> Params:
         return {"network": theta, "change": unravel(jnp.asarray(x))}
 
     convex = replace(
@@ -204,7 +206,12 @@ def feature_maker(config: Config, network: Model, theta: Params) -> Callable[[An
 
 
 def problem_on_features(
-    config: Config, problem: Problem, trained: Trained, agreed: Scaling, train: Any, test: Any
+    config: Config,
+    problem: Problem,
+    trained: Trained,
+    agreed: Scaling,
+    train: ClientData | None,
+    test: ClientData | None,
 ) -> Problem:
     """Least squares on scaled features `train` and `test`, which may be elsewhere; `problem` is the network's."""
     settings, dtype, (theta, how, sent) = config.convexify, problem.x.dtype, trained
@@ -271,7 +278,7 @@ def _programs(network: str, kind: Any, features: int) -> Programs:
     return Programs(features_of, with_random_layer, projection, compiled(features_of.apply), at_once)
 
 
-def on_features(data: Any, features: Callable[[Any], Any], at_once: int) -> Any:
+def on_features(data: object, features: Callable[[Any], Any], at_once: int) -> Any:
     """The clients' data with `features(inputs)` for inputs, `at_once` rows at a time."""
     match data:
         case Pool():

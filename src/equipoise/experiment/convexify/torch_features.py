@@ -51,7 +51,7 @@ def module_features(
 
 
 def torch_convexified(
-    parameters: Sequence[Sequence[Any]], last: str, outputs: int, kind: Kind, features: int, seed: int
+    parameters: Sequence[Sequence[object]], last: str, outputs: int, kind: Kind, features: int, seed: int
 ) -> Model:
     """As `convexified`, of a module of these parameters: what it is made of, for PyTorch to apply."""
     sizes = module_features(parameters, last, kind=kind, features=features)
