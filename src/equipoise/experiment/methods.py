@@ -93,14 +93,13 @@ def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> 
     name = json.dumps([config.algorithm.model_dump(mode="json"), config.objective.model_dump(mode="json"), key])
     if name not in problem.tried_steps:
         steps = getattr(config.algorithm, "steps", None)
-        local_steps = None if steps is None else step_sizes.LONG * steps
         rows = training_rows(config, problem, problem.compiled_for)
         problem.tried_steps[name] = step_sizes.tried(
             f"algorithm.{key}",
             problem,
             rows,
-            lambda step: method(step).algorithm,
-            None if local_steps is None else lambda step: method(step, steps=local_steps).algorithm,
+            lambda step, times: method(step, **({"steps": times * steps} if steps else {})).algorithm,
+            has_steps=steps is not None,
             seed=config.run.seed,
             clients_per_batch=config.run.clients_per_batch,
         )

@@ -55,11 +55,11 @@ def test_about_twice_the_step_of_the_least_loss_after_a_round(problem):
 
 def test_on_a_plateau_candidates_have_rounds_that_teach_something(problem):
     """All weights are nearly zero: a round of a few local steps leaves the loss where it was."""
-    flat = replace(problem, x=problem.x * 1e-3)
+    flat = replace(problem, x=problem.x * 1e-6)
     found = choice_of(flat, algorithm={"name": "fedavg", "steps": 2})
-    assert "as one of those here taught nothing" in found.why
+    assert "8 times the local steps, as shorter ones taught nothing here" in found.why
     assert found.value == min(found.tried, key=lambda row: row["loss after a round"] or np.inf)["value"]
-    assert 2 * (len(found.tried) - 2) <= found.rounds <= 2 * len(found.tried)
+    assert found.rounds < 24  # the better half goes on
 
 
 def test_the_same_choice_again_and_once_for_a_problem(problem):
