@@ -213,6 +213,7 @@ def test_the_smallest_algorithm_is_one_file_and_one_line(tmp_path, monkeypatch):
     np.testing.assert_allclose(np.abs(result.model), 0.02, rtol=1e-6)
 
 
+@pytest.mark.thorough(witness="test_readme.py::test_the_code_runs")
 def test_ten_short_programs(tmp_path, monkeypatch):
     """Of docs/extending.md, one after the other, and what they leave behind."""
     monkeypatch.chdir(tmp_path)

@@ -35,7 +35,7 @@ def test_objectives_side_by_side(tmp_path):
     assert all(0 <= float(row[4]) < 1e-4 for row in rows)
 
 
-@pytest.mark.thorough(witness="test_walks.py::test_a_comparison_of_silos")
+@pytest.mark.thorough(witness="cli/test_experiments.py::test_from_silo_files_to_predictions")
 def test_from_files_to_a_decision(tmp_path):
     said = run("csv_to_decision.py", tmp_path)
     assert {file.stem for file in (tmp_path / "clinics").iterdir()} == {"village", "town", "city"}

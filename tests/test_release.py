@@ -120,6 +120,7 @@ follow_imports = skip
 """
 
 
+@pytest.mark.thorough(witness="::test_what_the_files_hold")
 def test_a_users_type_checker_sees_the_types(tmp_path):
     (tmp_path / "mine.py").write_text(USER)
     (tmp_path / "mypy.ini").write_text(MYPY)

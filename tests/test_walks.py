@@ -76,6 +76,7 @@ def test_a_round_in_the_simulator():
     assert sorted(found - set(walk("simulator")) - helpers()) == []
 
 
+@pytest.mark.thorough(witness="::test_a_walk_is_short_and_its_files_are_there")
 def test_a_comparison_of_silos(tmp_path, monkeypatch):
     """With the stand-in for the engine of `tests/searches`: what the engines call is in the walk above."""
     tiny.use(monkeypatch)
@@ -102,6 +103,7 @@ def test_a_comparison_of_silos(tmp_path, monkeypatch):
     assert sorted(under(found, own) - set(walk("compare")) - helpers()) == []
 
 
+@pytest.mark.thorough(witness="::test_a_walk_is_short_and_its_files_are_there")
 def test_a_round_over_flower(tmp_path):
     pytest.importorskip("flwr")
     from equipoise.deploy.server.run import run_federation

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import polars as pl
+import scipy  # its parts load when they are used
 
 from equipoise import tensors
 from equipoise.data import silos
@@ -77,7 +78,7 @@ class Artifact(NamedTuple):
         outputs = self.outputs(inputs)
         columns = [encoding.decode(outputs)]
         if encoding.task == "classification" and self.loss == "cross_entropy":
-            chances = np.asarray(jax.nn.softmax(jnp.asarray(outputs), axis=1))
+            chances = scipy.special.softmax(outputs, axis=1)
             columns += [pl.Series(f"probability of {c}", chances[:, i]) for i, c in enumerate(encoding.target.classes)]
         return pl.DataFrame(columns)
 

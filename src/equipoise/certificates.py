@@ -15,9 +15,8 @@ that is linear in its inputs the second moments of the clients' inputs say by ho
 once, and given to `certify`, makes the bound exact up to rounding.
 """
 
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -109,25 +108,21 @@ def curvatures(task: Task, data: ClientData) -> Curvatures | None:
     p = linear.features + linear.intercept
     if data.n * p * p > MOST[0] or p > MOST[1] or (linear.intercept and linear.outputs > 1):
         return None
-    return _moments(examples.bend, linear.intercept, task.init(0).dtype)(data)
+    dtype = task.init(0).dtype
+    with jax.enable_x64(True):
+        return _moments(data, examples.bend, linear.intercept, dtype)
 
 
-@lru_cache(maxsize=16)
-def _moments(bend: float, intercept: bool, dtype: DTypeLike) -> Callable[[Any], Curvatures]:
-    """In double precision, rounded once; one program for all data of a shape."""
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _moments(data: ClientData, bend: float, intercept: bool, dtype: DTypeLike) -> Curvatures:
+    """In double precision, rounded once."""
 
     def moments(shard: Data) -> Float[Array, "p p"]:
         a = jnp.pad(input_rows(shard.inputs, jnp.float64), [(0, 0), (0, int(intercept))], constant_values=1)
         a = jnp.where((jnp.arange(len(a), dtype=shard.sizes.dtype) < shard.sizes)[:, None], a, 0)
         return (bend / shard.sizes.astype(jnp.float64) * (a.T @ a)).astype(dtype)
 
-    program = jax.jit(lambda data: jax.lax.map(lambda i: moments(data.client(i)), jnp.arange(data.n, dtype=jnp.int32)))
-
-    def wide(data: ClientData) -> Curvatures:
-        with jax.enable_x64(True):
-            return program(data)
-
-    return wide
+    return jax.lax.map(lambda i: moments(data.client(i)), jnp.arange(data.n, dtype=jnp.int32))
 
 
 def feasible(dual: Dual, lam: Float[Array, " n"]) -> Float[Array, " n"]:

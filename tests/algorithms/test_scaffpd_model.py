@@ -171,6 +171,7 @@ def test_a_millionth_in_six_rounds_never_rising_and_then_at_rest(name):
 
 
 @pytest.mark.parametrize(("name", "most"), [("chi2", 25), ("agnostic", 25)])
+@pytest.mark.thorough(witness="::test_a_millionth_in_six_rounds_never_rising_and_then_at_rest")
 def test_a_condition_of_834(name, most):
     shards, dual = hard(), DUALS[name]
     _, run = solve(shards, dual, rounds=40)
@@ -201,6 +202,7 @@ def test_what_is_said_twice_makes_up_for_lost_replies():
     assert reached[True][1] < reached[False][1]
 
 
+@pytest.mark.thorough(witness="::test_follows_its_description_with_a_few_clients_per_round")
 def test_two_of_five_clients_in_a_round():
     shards, dual = hard(), DUALS["chi2"]
     best = robust(shards, dual, optimum(shards, rho=0.05)[None])[0]
@@ -223,6 +225,7 @@ def test_single_precision_goes_beyond_single_precision():
     assert np.abs(error[-1]) < 1e-7
 
 
+@pytest.mark.thorough(witness="::test_follows_its_description")
 def test_one_client_and_one_step_are_conjugate_gradients():
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(100, 10)) * np.geomspace(1, 2, 10)

@@ -32,6 +32,16 @@ def test_scores_are_those_of_scikit_learn(split):
     assert found["worst"][1] <= found["mean"][1]
 
 
+def test_of_numbers_skills_follow_from_losses_to_the_last_digits():
+    """Also where labels are single numbers far from zero: who reads the file makes one of the other."""
+    lengths = split_of("lengths", problem_of("tests.bench.owners:lengths", 0))
+    far = [tuple(y + np.float32(1000) for y in labels) for labels in (lengths.federation.labels, lengths.test_labels)]
+    moved = lengths._replace(federation=lengths.federation._replace(labels=far[0]), test_labels=far[1])
+    found = entries.scores(tuple(np.full(len(y), 1000.7) for y in far[1]), moved, None)
+    by_hand = (np.array(found["base"]) - found["loss"]) / found["unit"]
+    np.testing.assert_allclose(found["skill"], by_hand, rtol=0, atol=1e-12)
+
+
 def test_the_base_rate_has_no_skill(split):
     rates = [(np.bincount(y, minlength=2) + 0.5) / (len(y) + 1) for y in split.federation.labels]
     outputs = tuple(np.tile(rate, (len(y), 1)) for rate, y in zip(rates, split.test_labels, strict=True))

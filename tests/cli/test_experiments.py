@@ -139,7 +139,7 @@ def test_from_silo_files_to_predictions(here):
     assert records.read(here / "runs/hospitals").rows[-1].gap < 0.05
 
 
-@pytest.mark.thorough(witness="test_walks.py::test_a_comparison_of_silos")
+@pytest.mark.thorough(witness="experiment/test_batch.py::test_one_program_serves_all")
 def test_several_methods_on_silo_files(here):
     said = ok("compare", "--silos", "hospitals", "--label", "ill", *QUICK, "--out", "runs/both")
     assert "SCAFF-PD" in said

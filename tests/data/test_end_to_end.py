@@ -53,7 +53,7 @@ def algorithms(task, rule, local_lr):
 
 
 @pytest.mark.parametrize("model", [softmax, mlp])
-@pytest.mark.thorough(witness="experiment/test_run.py::test_silos_of_the_user_end_in_a_model_that_predicts")
+@pytest.mark.thorough(witness="cli/test_experiments.py::test_from_silo_files_to_predictions")
 def test_digits_over_twenty_clients(digits, model):
     train, test = digits
     task, *rule = model(train)

@@ -95,6 +95,7 @@ def test_the_same_exchange_is_not_answered_for_ever(ended):
     assert f"'evaluate evaluate' {most} times in this run" in said[-1]["refused"]["text"]
 
 
+@pytest.mark.thorough(witness="::test_an_invented_run_gets_nothing")
 def test_another_runs_agreement_leaves_this_one_alone(tmp_path):
     """In the middle of a run, a foreign one is agreed on with the same site: both go on, each from its own."""
     run, done = Run(tmp_path), []

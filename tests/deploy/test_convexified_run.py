@@ -134,6 +134,7 @@ def test_it_resumes_in_either_stage(when, pair, tmp_path):
     assert parts.count("moments") == (0 if when[2] == "improve" else 3)
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_given_up_in_the_end_with_everything_in_hand_and_resumed")
 def test_a_site_that_is_not_there_for_the_sums_is_waited_for(tmp_path, pair):
     """All have to tell theirs; the run goes on when it is back."""
     data, here = silos.write(tmp_path / "silos"), config.parse(convex(federation={"tries": 1, "exchange": 0.5}))

@@ -102,6 +102,7 @@ def test_scaffpd_as_on_one_machine(tmp_path):
         assert records.read_record(kept, agreement.Agreement).sites == SITES
 
 
+@pytest.mark.thorough(witness="searches/test_files.py::test_every_owner_in_its_own_way")
 def test_sites_that_write_in_their_own_way(tmp_path):
     """Decimal commas, semicolons, odd line ends; and a site that can be read in two ways, which follows the others."""
     plain = silos.write(tmp_path / "plain")
@@ -224,6 +225,7 @@ def test_rows_of_a_unit_stay_together_at_every_site(tmp_path):
         config.parse({"data": {"unit": "patient"}})
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_a_fault_is_a_lost_reply")
 def test_faults_are_told_by_name_and_cost_one_reply_each(tmp_path):
     data, here = silos.write(tmp_path / "silos"), config.parse(settings(federation={"exchange": 0.3}))
     network = grid(here, data, tmp_path / "homes")
@@ -284,6 +286,7 @@ def test_a_server_that_was_killed_goes_on(when, tmp_path, monkeypatch):
     assert asked == [round for round in expected for _ in SITES]
 
 
+@pytest.mark.thorough(witness="deploy/test_faults.py::test_given_up_in_the_end_with_everything_in_hand_and_resumed")
 def test_given_up_and_gone_on_with_when_the_sites_are_back(tmp_path):
     data, here = silos.write(tmp_path / "silos"), config.parse(settings(federation={"least": 3, "tries": 2}))
     network = grid(here, data, tmp_path / "homes")

@@ -114,6 +114,7 @@ def test_without_a_bound_all_is_believed(tmp_path):
     assert not np.allclose(trusting.result.server.x, simulated(algorithm).server.x, rtol=1e-2)
 
 
+@pytest.mark.thorough(witness="::test_a_poisoned_reply_is_lost_and_its_site_named")
 def test_a_run_that_needs_the_poisoner_stops_names_it_and_resumes_without_it(tmp_path):
     """The configured run: its checkpoint is the last good one, and the report blames the right site."""
     data = silos.write(tmp_path / "silos")

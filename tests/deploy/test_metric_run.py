@@ -51,6 +51,7 @@ def test_masked(tmp_path):
     assert "the server learns the mean over the sites, at least three" in "\n".join(over.federation.notes)
 
 
+@pytest.mark.thorough(witness="experiment/test_conditioning.py::test_a_stopped_run_resumes")
 def test_a_resumed_run_keeps_its_metric(tmp_path):
     sections = settings(model={"metric": "full"}, run={"rounds": 2, "evaluate_every": 1})
     data, whole = silos.write(tmp_path / "silos"), config.parse(sections)

@@ -393,6 +393,7 @@ def zeros(shapes):
     return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
 
 
+@pytest.mark.thorough(witness="::test_no_algorithm_sends_a_model_that_the_owner_does_not_see")
 def test_a_live_server_that_sends_such_a_model_is_refused(tmp_path):
     """In an honest run, the same message with another model: far away, or one that a single row stands out at."""
     here, data, homes, kept = config.parse(settings(run={"rounds": 1})), tmp_path / "silos", tmp_path / "homes", []

@@ -60,6 +60,7 @@ def test_masked_as_on_one_machine_with_a_certificate_and_no_site_s_own_number(tm
     assert over.outcome.events == ()
 
 
+@pytest.mark.thorough(witness="::test_whoever_approves_is_told_what_the_server_would_see")
 def test_what_the_server_sees_is_said_of_a_plain_run_too(tmp_path):
     data, here = silos.write(tmp_path / "silos"), config.parse(settings(run={"rounds": 1}))
     over = run_federation(here, tmp_path / "flower", grid(here, data, tmp_path / "homes"))
@@ -145,6 +146,9 @@ def test_masked_sums_need_keys_and_company(tmp_path):
         both(tmp_path, told())
 
 
+@pytest.mark.thorough(
+    witness="deploy/test_misbehaving_server.py::test_a_policy_that_gets_stricter_meanwhile_holds_at_once"
+)
 def test_a_site_decides_for_itself_and_keeps_its_own_log(tmp_path):
     """Whatever the server asks, a site that has not approved the run touches no row; then it is approved."""
     plain, homes, own = settings(run={"rounds": 1}), tmp_path / "homes", node(tmp_path)
@@ -189,6 +193,9 @@ def test_projections_are_on_where_they_cost_nothing_and_exclude_masks(tmp_path):
         config.parse(told(federation={"secure": True, "project": True}))
 
 
+@pytest.mark.thorough(
+    witness="deploy/test_misbehaving_server.py::test_past_the_budget_is_refused_and_logged_and_the_others_go_on"
+)
 def test_a_private_run_spends_its_budget_and_a_site_refuses_what_goes_beyond(tmp_path):
     method = {"name": "scaffpd", "steps": 1, "local_lr": 0.2, "rule": {"sigma": 0.5, "theta": 0.0}}
     plan = settings(algorithm=method, run={"rounds": 3}, privacy={"epsilon": 2.0, "delta": 1e-5})

@@ -28,7 +28,7 @@ def seen(run):
 
 
 @pytest.mark.parametrize("m", few([3], [3, None], "::test_the_numbers_of_one_device"), ids=["sampled", "everyone"])
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", few(["scaffold", "scaffpd"], SOME, "::test_the_numbers_of_one_device"))
 def test_the_numbers_of_one_device(name, m, monkeypatch):
     one = seen(play_sampled(name, m=m, devices=1))
     monkeypatch.setattr(layout, "one_memory", lambda: False)
@@ -100,6 +100,7 @@ def test_every_device_holds_its_share(apart, monkeypatch):
     assert all(rows == {(N + 1) // 2} for _, rows in lain), lain
 
 
+@pytest.mark.thorough(witness="laws/test_laws.py::test_stopped_and_resumed_is_uninterrupted")
 def test_stopped_and_resumed_bit_for_bit(apart):
     run = {"record": everything, "devices": 2}
     algorithm = build("scaffold")

@@ -58,6 +58,7 @@ def test_the_same_numbers_as_one_by_one():
     assert not np.allclose(found[0].server.x, found[2].server.x)
 
 
+@pytest.mark.thorough(witness="::test_the_same_numbers_as_one_by_one")
 def test_divisions_of_other_sizes_are_padded():
     small, large = unequal(seed=1), unequal(seed=2)
     small = jax.tree.map(lambda a: a[:, :7] if a.ndim > 1 else jnp.minimum(a, 7), small)

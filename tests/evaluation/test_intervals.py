@@ -207,6 +207,7 @@ def test_bounds_of_errors_hold_where_small_clients_follow_another_law(errors):
     assert worst >= 56
 
 
+@pytest.mark.thorough(witness="::test_bounds_hold_whatever_size_has_to_do_with_score")
 def test_the_worst_of_several_clients_has_bounds_that_hold():
     """It was chosen for being the worst: bounds that hold for one client alone hold for it 80 to 91 times in 100."""
     hits = 0

@@ -96,6 +96,7 @@ def test_the_model_is_that_of_the_best_round(finished):
     assert any("20% of every client's training rows are set aside" in note for note in finished.federation.notes)
 
 
+@pytest.mark.thorough(witness="experiment/test_run.py::test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on_bit_for_bit")
 def test_it_survives_a_stop_bit_for_bit(finished, tmp_path):
     after = finished.outcome.best_round + 2
 

@@ -174,6 +174,7 @@ def test_contradictions_are_said(data, sections, sentence):
         told(data, **sections)
 
 
+@pytest.mark.thorough(witness="experiment/personal/test_models.py::test_from_a_file_to_the_page")
 def test_with_models_of_their_own(data, tmp_path):
     """Fine-tuned from the shared model, each with its own part, chosen by rows that neither has seen."""
     done = run.run(told(data, personal={"steps": 20, "lr": 0.1, "pulls": [0.1]}), tmp_path / "tuned")

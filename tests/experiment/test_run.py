@@ -262,6 +262,7 @@ def test_only_weights_of_the_runs_own_objective_certify_it(tmp_path):
     assert abs(last.gap - gap(last.lam)) > 1e-3
 
 
+@pytest.mark.thorough(witness="cli/test_experiments.py::test_from_silo_files_to_predictions")
 def test_silos_of_the_user_end_in_a_model_that_predicts(tmp_path):
     """A regression: RMSE is in the label's own units, with intervals."""
     prices(tmp_path / "shops")
@@ -280,7 +281,7 @@ def test_silos_of_the_user_end_in_a_model_that_predicts(tmp_path):
     np.testing.assert_allclose(said, [2e5, 2.1e5], rtol=2e-3)
 
 
-@pytest.mark.thorough(witness="::test_silos_of_the_user_end_in_a_model_that_predicts")
+@pytest.mark.thorough(witness="cli/test_experiments.py::test_from_silo_files_to_predictions")
 def test_digits_predict_from_an_npz(tmp_path):
     settings = {"run": {"rounds": 20}, "partition": {"kind": "iid", "clients": 3}, "algorithm": {"name": "scaffold"}}
     done = eq.experiment.train(settings, tmp_path / "run")

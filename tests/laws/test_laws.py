@@ -66,7 +66,7 @@ def scaled(name, scale):
     return changes
 
 
-@each_kind
+@partial(each_kind, kinds=("scaffold", "scaffpd"))
 def test_settings_may_be_traced(name):
     """The kernel under vmap over step sizes, inside jit: a run of each setting, as if it were alone."""
 

@@ -53,11 +53,12 @@ def check_the_saddle_point(kind):
     assert float(found.gap) < 1e-10 * float(found.robust)
 
 
+@pytest.mark.thorough(witness="experiment/test_conditioning.py::test_the_saddle_point_is_the_same")
 def test_the_saddle_point_is_that_of_the_plain_problem():
     check_the_saddle_point("chi2")
 
 
-@pytest.mark.thorough(witness="::test_the_saddle_point_is_that_of_the_plain_problem")
+@pytest.mark.thorough(witness="experiment/test_conditioning.py::test_the_saddle_point_is_the_same")
 @pytest.mark.parametrize("kind", [kind for kind in DUALS if kind != "chi2"])
 def test_the_saddle_point_is_that_of_the_plain_problem_for_every_dual(kind):
     check_the_saddle_point(kind)

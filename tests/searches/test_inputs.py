@@ -14,7 +14,7 @@ from equipoise.experiment import config, folders, mistakes, plan, reading
 from tests.searches import tiny
 
 many = settings(
-    max_examples=150 * tiny.LONGER,
+    max_examples=100 * tiny.LONGER,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )

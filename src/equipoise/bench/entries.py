@@ -79,7 +79,7 @@ def _consistent(path: Path, entry: Entry) -> Entry:
     columns = [entry.base, entry.loss, entry.skill, entry.gain, entry.auroc]
     if {len(entry.owners), len(entry.tested)} == {len(column) for column in columns}:
         base, loss, skill = (np.array(column, np.float64) for column in columns[:3])
-        if np.allclose(skill, (base - loss) / entry.unit, atol=1e-9) and np.isclose(base.mean(), entry.unit):
+        if np.allclose(skill, (base - loss) / entry.unit, atol=1e-6) and np.isclose(base.mean(), entry.unit):
             return entry
     raise InputError(f"{path} contradicts itself: its skills are not what its losses make; run that method again")
 
@@ -164,7 +164,8 @@ def base_losses(split: Split) -> Outputs:
     """The same of every owner's base rate, as if one more row, spread over the classes, had been seen; or its mean."""
     k, labels = len(split.federation.classes), split.federation.labels
     if not k:
-        return tuple((y - seen.mean()) ** 2 for seen, y in zip(labels, split.test_labels, strict=True))
+        pairs = zip(labels, split.test_labels, strict=True)
+        return tuple((y.astype(np.float64) - seen.mean(dtype=np.float64)) ** 2 for seen, y in pairs)
     rates = [(np.bincount(seen, minlength=k) + 1 / k) / (len(seen) + 1) for seen in labels]
     return tuple(-np.log(rate[y]) for rate, y in zip(rates, split.test_labels, strict=True))
 

@@ -259,6 +259,31 @@ def setup(
     `task` and `scores` are a site's own, with which only it can compute, `draw` is its noise. `baselines` are what all
     sites have told, which only the server knows; at a site nothing depends on them.
     """
+    digest = digest_of(config, agreed)
+    if task is not None or scores is not None:
+        return _made(config, agreed, task, scores, draw, baselines)._replace(digest=digest)
+    compared = None if baselines is None else baselines.tobytes()
+    noise = None if config.privacy is None else draw
+    key = config.toml(), agreed.model_copy(update={"run": ""}).model_dump_json(), compared, noise
+    made = _last_made.pop(key) if key in _last_made else _made(config, agreed, None, None, draw, baselines)
+    _last_made[key] = made
+    for old in [*_last_made][:-KEPT]:
+        del _last_made[old]
+    return made._replace(digest=digest)
+
+
+KEPT = 8
+_last_made: dict[tuple, Setup] = {}  # runs that differ in their name only share what is compiled
+
+
+def _made(
+    config: Config,
+    agreed: Agreement,
+    task: Task | None,
+    scores: Mapping[str, Score] | None,
+    draw: Draw,
+    baselines: np.ndarray | None,
+) -> Setup:
     problem = remote_problem(config, agreed)
     problem = replace(problem, baselines_told=np.zeros(problem.n) if baselines is None else baselines)
     if task is not None:
@@ -268,10 +293,10 @@ def setup(
         problem = replace(problem, site_scores=scores)
     problem = with_agreed_metric(config, agreed, with_own_models(config, problem))
     algorithm, notes = build_method(config, problem, draw)[:2]
-    digest, sums = digest_of(config, agreed), tilt_of(config) if not_none(config.federation).secure else None
+    sums = tilt_of(config) if not_none(config.federation).secure else None
     personal = None if config.own_models is None else own_models(config, problem)
     own = None if problem.plain_task.own is None else mean_part(problem, tell=sums is not None)
-    return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, digest, sums, personal, own)
+    return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, "", sums, personal, own)
 
 
 def metric_plan(config: Config, agreed: Agreement) -> Plan | None:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from equipoise.errors import require, unknown
@@ -94,13 +93,7 @@ def _from_one(bounds: Bounds) -> Bounds:
 
 
 def _summary(values: np.ndarray, k: float, up: bool) -> dict[str, float]:
-    """On the CPU: a GPU would compile and start forty operations on a handful of numbers."""
-    try:
-        cpu = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS leaves it out
-        cpu = None
-    with jax.default_device(cpu):
-        return {name: float(v) for name, v in fairness.summary(values, k, higher_is_better=up).items()}
+    return {name: float(v) for name, v in fairness.summary(values, k, higher_is_better=up).items()}
 
 
 def _telling(table: PerClient, score: str, finite: np.ndarray, *, by_row: bool) -> np.ndarray:

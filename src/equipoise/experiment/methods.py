@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equipoise import algorithms, cohorts, objectives, steps
+from equipoise._jax import cached_program
 from equipoise.algorithms.clipping import has_field
 from equipoise.algorithms.private import private_scaffpd
 from equipoise.algorithms.scaffpd_sums import MOST_TILT
@@ -41,7 +42,16 @@ def baselines_of(config: Config, problem: Problem) -> np.ndarray | None:
 def build_dual(config: Config, problem: Problem) -> Dual:
     """Of losses or of gains, as the settings say."""
     psi, base = _dual_of_losses(config, problem.n), baselines_of(config, problem)
-    return psi if base is None else objectives.of_gains(psi, base)
+    if base is not None:
+        return objectives.of_gains(psi, base)
+    numbers, structure = jax.tree.flatten(psi)
+    return _first_made(structure, tuple(numbers))
+
+
+@cached_program
+def _first_made(structure: Any, numbers: tuple) -> Dual:
+    """The same object for the same settings: its operators are compiled once."""
+    return structure.unflatten(numbers)
 
 
 def _dual_of_losses(config: Config, n: int) -> Dual:

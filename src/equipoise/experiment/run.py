@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import Partial
 
@@ -371,7 +372,7 @@ def complete(session: Session, result: Result) -> None:
         )
         table = table._replace(resampled=in_units(problem, resample(x)).resampled)
     write_row_scores(folder, problem, x, session.data.judged, problem.main_score(table).name)
-    part, finite = None, bool(jnp.all(jnp.isfinite(x)))
+    part, finite = None, bool(np.isfinite(np.asarray(x)).all())
     if problem.plain_task.own is not None and finite:
         parts, part = own_parts.made(problem, x, session.data.train, config.run.seed)
         own_parts.write(folder, problem, parts)

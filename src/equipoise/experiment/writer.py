@@ -12,7 +12,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike, DTypeLike
 
-from equipoise import certificates, evaluation, files
+from equipoise import certificates, evaluation, files, tasks
 from equipoise._jax import cached_program, compiled
 from equipoise.data.shards import client_shapes
 from equipoise.engines.simulator import Result
@@ -52,11 +52,14 @@ Evaluate = Callable[[Vector, Any], Evaluation]
 def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callable[[Vector], PerClient]) -> Evaluate:
     """Evaluates models where all rows are at hand."""
     dual = build_dual(config, problem)
-    certify, operands = certifier(problem.task, jax.tree.structure(dual)), numbers_of(dual, problem.x.dtype)
+    structure, operands = jax.tree.structure(dual), numbers_of(dual, problem.x.dtype)
+    certify, respond = certifier(problem.task, structure), responder(structure)
     # Over Flower no site tells its own: runs on owners' files are certified, and end, here as they are there.
     curvatures = certificates.curvatures(problem.task, train) if problem.divided else None
 
     def evaluate(x: Vector, lam: ArrayLike | None) -> Evaluation:
+        if lam is None:
+            lam = respond(operands, tasks.losses(problem.task, x, train))
         certificate = certify(operands, train, curvatures, x, lam)  # runs while the scorer is called
         table = in_units(problem, scorer(x))
         losses, objective, gap = jax.device_get((certificate.losses, certificate.robust, certificate.gap))
@@ -73,6 +76,12 @@ def certifier(task: Task, dual: PyTreeDef) -> Callable:
         return certificates.certify(task, dual.unflatten(numbers), data, x, lam, curvatures=curvatures)
 
     return compiled(certify)
+
+
+@cached_program
+def responder(dual: PyTreeDef) -> Callable:
+    """The best response to losses, which serves all tasks."""
+    return compiled(lambda numbers, losses: dual.unflatten(numbers).best_response(losses))
 
 
 def validator(problem: Problem, by: str = "worst fifth") -> Judge | None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from functools import lru_cache
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -129,10 +129,10 @@ def shrink(l2: Convexity, x: Vector) -> Vector:
 
 def losses(task: Task, x: Vector, data: ClientData) -> Float[Array, " n"]:
     """(f_1(x), ..., f_n(x)) over a whole federation at once."""
-    return _of_every_client(task.loss)(x, data)
+    return _of_every_client(task.loss, x, data)
 
 
-@lru_cache(maxsize=16)
-def _of_every_client(loss: Callable[..., Scalar]) -> Callable[[Vector, Any], Float[Array, " n"]]:
-    """A compiled function of its own, because a loop outside of one is compiled again in every call."""
-    return jax.jit(lambda x, data: jax.lax.map(lambda i: loss(x, data.client(i)), jnp.arange(data.n)))
+@partial(jax.jit, static_argnums=0)
+def _of_every_client(loss: Callable[..., Scalar], x: Vector, data: ClientData) -> Float[Array, " n"]:
+    """Compiled, because a loop outside of a program is compiled again in every call."""
+    return jax.lax.map(lambda i: loss(x, data.client(i)), jnp.arange(data.n))

@@ -23,6 +23,7 @@ def documented():
     return names["pull_to_equal"](N)
 
 
+@pytest.mark.thorough(witness="::test_smooth_penalties_are_found")
 def test_the_documented_dual_is_trained_to_a_certified_optimum():
     """It was once refused because its weights were "not shares"."""
     task, dual, data = eq.tasks.ridge(DIM, 0.1), documented(), unequal()

@@ -215,6 +215,7 @@ def test_a_given_network_is_taken(finished, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.thorough(witness="tasks/test_linearised.py::test_starts_as_the_network_and_trains")
 def test_the_linearised_network_is_trained_by_its_own_loss(tmp_path):
     done = run.run(parsed(MLP, "convexify.kind='linearised'", "algorithm.local_lr=0.1"), tmp_path / "run")
     saved = artifact.load(done.path / records.MODEL)
@@ -254,6 +255,7 @@ def test_a_mistake_in_stage_1_leaves_no_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.thorough(witness="experiment/test_run.py::test_overwriting_begins_anew")
 def test_overwriting_leaves_nothing_of_the_network(finished, tmp_path):
     folder = tmp_path / "run"
     run.run(parsed(MLP, "run.rounds=1"), folder)

@@ -59,6 +59,7 @@ def test_every_client_is_scored_on_its_own_rows(tmp_path):
         np.testing.assert_array_equal(each, right[: int(own.sizes)])
 
 
+@pytest.mark.thorough(witness="::test_which_local_steps")
 def test_a_network_takes_the_local_steps_of_the_comparison(tmp_path):
     network = {"name": "mlp", "hidden": [3], "l2": 0.01}
     folder = tiny.silos(tmp_path / "silos")

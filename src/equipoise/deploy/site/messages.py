@@ -155,7 +155,7 @@ def open_job(job: Job) -> Open:
     algorithm, x, shard, config, compiled, *_ = job
     with job.within():
         for name, a in named(shard):
-            clean = not jnp.issubdtype(a.dtype, jnp.floating) or bool(jnp.all(jnp.isfinite(a)))
+            clean = not jnp.issubdtype(a.dtype, jnp.floating) or bool(np.isfinite(np.asarray(a)).all())
             why = f"{name} of this site's data has NaN or infinite entries; clean them or leave those rows out"
             require(clean, why)
         specs = exchange_specs(algorithm, x, shard)
