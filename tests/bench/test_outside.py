@@ -20,7 +20,7 @@ def test_an_owners_fit_is_at_the_optimum(k):
     w = outside._fitted(x, y, k, 0.1)
     for _ in range(20):
         near = w + 1e-3 * rng.normal(size=w.shape)
-        ridge = np.append(np.full(4, 0.1), 1 / 80)
+        ridge = np.append(np.full(4, 0.1), 2 / 80)
         a = np.column_stack([x, np.ones(80)])
         assert outside._objective(w, a, y, ridge) < outside._objective(near, a, y, ridge)
 

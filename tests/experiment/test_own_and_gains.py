@@ -60,13 +60,12 @@ def test_owners_are_scored_with_the_part_of_their_training_rows(finished, data):
         weights = np.asarray(shared.params.weight), np.asarray(shared.params.bias)
         z, other = ((rows @ weights[0].T + weights[1]) @ [-1, 1] for rows in (a, seen))
         m = len(y)
-        # Two outputs with a ridge each are one difference with half of it.
-        best = minimize(lambda b, z=z, y=y, m=m: logistic(z + b[0], y) + b[0] ** 2 / (4 * m), [0.0], tol=1e-12).x[0]
+        best = minimize(lambda b, z=z, y=y, m=m: logistic(z + b[0], y) + b[0] ** 2 / (2 * m), [0.0], tol=1e-12).x[0]
         assert parts[name][:, 0] @ [-1, 1] == pytest.approx(best, abs=1e-5)
         penalty = 0.05 * (np.sum(weights[0] ** 2) + np.sum(weights[1] ** 2) / 1000)  # l2_intercept is l2 / 1000
         assert finished.final.scores["loss"][i] == pytest.approx(logistic(other + best, truth), abs=1e-6)
         assert finished.final.scores["accuracy"][i] == pytest.approx(np.mean((other + best > 0) == truth))
-        assert finished.final.loss[i] == pytest.approx(logistic(z + best, y) + penalty + best**2 / (4 * m), abs=1e-6)
+        assert finished.final.loss[i] == pytest.approx(logistic(z + best, y) + penalty + best**2 / (2 * m), abs=1e-6)
     base = np.array([member.baseline for member in finished.federation.members])
     gains = np.array(finished.final.loss) - base
     with precision(told(data)):
@@ -113,7 +112,8 @@ def test_baselines_against_scipy():
     rng = np.random.default_rng(0)
     a, noise = rng.normal(size=(60, 2)), rng.normal(size=60)
     y = (a @ [1.0, -2.0] + noise > 1).astype(np.int32)
-    from equipoise.experiment.personal.baselines import L2, fold
+    from equipoise.experiment.personal.baselines import L2
+    from equipoise.experiment.personal.paths import fold
     from equipoise.tasks import own_part, softmax_regression
 
     task = own_part(softmax_regression(2, 2, l2=0.1))
@@ -129,11 +129,11 @@ def test_baselines_against_scipy():
             # x = (W, bias) of two classes at -w/2 and w/2; the intercept is that of the bias and of the own part.
             def value(v, l2=l2, a1=a1, y1=y1):
                 w, c, b = v[:2], v[2], v[3]
-                return logistic(a1 @ w + c + b, y1) + l2 / 4 * (w @ w + c * c) + b * b / (4 * len(y1))
+                return logistic(a1 @ w + c + b, y1) + l2 / 4 * (w @ w + c * c) + b * b / (2 * len(y1))
 
             v = minimize(value, np.zeros(4), tol=1e-10).x
             totals[j] += len(y2) * logistic(a2 @ v[:2] + v[2] + v[3], y2)
-        b = minimize(lambda b, y1=y1: logistic(b[0], y1) + b[0] ** 2 / (4 * len(y1)), [0.0], tol=1e-10).x[0]
+        b = minimize(lambda b, y1=y1: logistic(b[0], y1) + b[0] ** 2 / (2 * len(y1)), [0.0], tol=1e-10).x[0]
         totals[-1] += len(y2) * logistic(np.full(12, b), y2)
     found = own_loss(task, True, jnp.zeros(6), shard)
     assert found == pytest.approx(totals.min() / 60, rel=1e-3)

@@ -75,9 +75,7 @@ def table(x, n):
     return PerClient(np.full(n, 4), {"loss": loss, "accuracy": 1 / (1 + loss)}, {}, {})
 
 
-def own_fits(task, convex, x, train, tell=lambda _: None):
-    for i in range(train.n):
-        tell(i + 1)
+def own_fits(task, convex, x, train):
     return OwnFit(np.full(train.n, 0.6), np.zeros((train.n, x.size)), np.zeros((train.n, 5)))
 
 

@@ -40,10 +40,10 @@ def _chosen(x: np.ndarray, y: np.ndarray, k: int) -> np.ndarray:
 def _fitted(x: np.ndarray, y: np.ndarray, k: int, l2: float, start: np.ndarray | None = None) -> np.ndarray:
     """[inputs + 1, outputs]: the least mean loss + l2/2 |slopes|^2, by Newton steps.
 
-    The intercept has the penalty of one row with nothing in it, as the library's own parts have.
+    The intercept has the penalty of a row with nothing in it, as the library's own parts have.
     """
     a = np.column_stack([x, np.ones(len(x))]).astype(np.float64)
-    ridge = np.append(np.full(x.shape[1], l2), 1 / len(x))
+    ridge = np.append(np.full(x.shape[1], l2), (2 if k else 1) / len(x))
     if not k:
         return np.linalg.solve(a.T @ a / len(a) + np.diag(ridge), a.T @ y / len(a))[:, None]
     came = np.eye(k)[y]

@@ -285,6 +285,8 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
 
     use_all_cores()  # before anything starts JAX
     keep_programs()
+    from equipoise.experiment.personal.baselines import watched
+
     columns = (
         TextColumn("{task.description:<24}", markup=False),
         BarColumn(bar_width=30),
@@ -316,7 +318,8 @@ def _progress(jobs: int = 0) -> Iterator[Callable[[str], Watch]]:
             return update
 
         try:
-            yield watch
+            with watched(lambda done, total: watch("each alone")(done, total, None)):
+                yield watch
         finally:
             bar.update(waiting, visible=False)
 

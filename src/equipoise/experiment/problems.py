@@ -166,13 +166,7 @@ class Problem:
     @cached_property
     def own_fits(self) -> OwnFit:
         """Every owner's own model, where the rows are at hand."""
-        return self.fit_own(lambda _: None)
-
-    def fit_own(self, tell: Callable[[int], None]) -> OwnFit:
-        """The same, once; `tell` hears how many owners have theirs."""
-        if "own_fits" not in vars(self):
-            vars(self)["own_fits"] = own_fits(self.plain_task, self.folds_pay, self.x, self.train, tell)
-        return self.own_fits
+        return own_fits(self.plain_task, self.folds_pay, self.x, self.train)
 
     @property
     def folds_pay(self) -> bool:

@@ -1,11 +1,12 @@
 """Parts of a model that owners keep for themselves: every client's loss, minimised over them.
 
-    f_i(x) = min_B  1/m_i sum_j loss(outputs(x, a_j) + B phi(a_j), y_j) + |B|^2/(2 m_i) + l2/2 |x|^2
+    f_i(x) = min_B  1/m_i sum_j loss(outputs(x, a_j) + B phi(a_j), y_j) + r |B|^2/(2 m_i) + l2/2 |x|^2
 
 phi(a) = 1 is an own intercept, phi(a) = (1, a[inputs]) own slopes of some inputs besides. Where the loss is convex in
 the outputs and these in x, the f_i are convex, as strongly as before and no steeper, and grad f_i(x) is the gradient at
 the minimising B (the envelope theorem). So any algorithm trains x on the f_i; B is found where the rows are, and stays
-there. The term |B|^2/(2 m_i), that of one row with nothing in it, keeps B finite where all labels are the same.
+there. The term r |B|^2/(2 m_i), that of a row with nothing in it, keeps B finite where all labels are the same; r is 1,
+and 2 for softmax, whose two classes then have b^2/(2 m_i) for the difference b that alone matters.
 
 Base rates differ between owners, and one model has one of them: an intercept of each owner's own is what a mixed model
 calls a random intercept.
@@ -30,6 +31,7 @@ from equipoise.tasks.examples import draw
 from equipoise.tasks.task import Own, Scalar, Task, penalty, shrink
 
 Part = Float[Array, "k q"]
+Bend = Literal["softmax"] | float | None
 MOST = 60  # Newton steps, which take three to six
 AT_ONCE = 1 << 22  # numbers of a Hessian's making, for a loss whose curvature JAX finds
 
@@ -67,7 +69,7 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
         return solved(outputs(x, shard.inputs), shard)
 
     def ridge(part: Part, shard: Shards) -> Scalar:
-        return jnp.sum(part**2) / (2 * shard.sizes.astype(part.dtype))
+        return ridge_of(examples.bend) * jnp.sum(part**2) / (2 * shard.sizes.astype(part.dtype))
 
     def on_rows(x: Vector, part: Part, shard: Shards, drawn: tuple[Array, RandomKey | None]) -> Scalar:
         rows, key = drawn
@@ -109,6 +111,11 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
 
     parts = _parts(task, inputs, fit)
     return task._replace(name=f"{task.name}_own", loss=loss, grad=grad, descend=descend, own=parts)
+
+
+def ridge_of(bend: Bend) -> float:
+    """r, for losses with this curvature."""
+    return 2.0 if bend == "softmax" else 1.0
 
 
 def base_rate(task: Task, x: Vector, shard: Shards) -> Part:
@@ -158,13 +165,13 @@ def _mean(each: Float[Array, " m"], shard: Shards) -> Scalar:
 @partial(jax.jit, static_argnames=("losses", "bend"))  # traced once for all that asks for it in a program
 def _minimised(
     losses: Callable[[Array, Array], Array],
-    bend: Literal["softmax"] | float | None,
+    bend: Bend,
     z: Float[Array, "k m"],
     phi: Float[Array, "q m"],
     shard: Shards,
     start: Part | None,
 ) -> Part:
-    """argmin_B of the mean of losses(z + B phi) + |B|^2/(2m), and its derivative in z.
+    """argmin_B of the mean of losses(z + B phi) + r |B|^2/(2m), and its derivative in z.
 
     Newton's method; where a full step d would not lower the loss as it promises, log(1 + r)/r of it, r being the most
     that d spreads the outputs of a row. Along d softmax changes its curvature by at most the factor exp(r), so that
@@ -172,10 +179,11 @@ def _minimised(
     """
     k, q = z.shape[0], phi.shape[0]
     size, real, eps = shard.sizes.astype(z.dtype), _real(shard), jnp.finfo(z.dtype).eps
-    eye, phi_real = jnp.eye(k * q, dtype=z.dtype), jnp.where(real[None], phi, 0)
+    ridge = ridge_of(bend)
+    eye, phi_real = ridge * jnp.eye(k * q, dtype=z.dtype), jnp.where(real[None], phi, 0)
 
     def value(part: Part, z: Array) -> Scalar:
-        return _mean(losses(z + part @ phi, shard.labels), shard) + jnp.sum(part**2) / (2 * size)
+        return _mean(losses(z + part @ phi, shard.labels), shard) + ridge * jnp.sum(part**2) / (2 * size)
 
     def hessian(part: Part, z: Array) -> Float[Array, "kq kq"]:
         if bend == "softmax":
@@ -190,7 +198,7 @@ def _minimised(
         if bend is not None:
             return (jnp.kron(jnp.eye(k, dtype=z.dtype), bend * (phi_real @ phi.T)) + eye) / size
         along = jax.linearize(jax.grad(lambda b: value(b.reshape(k, q), z)), part.ravel())[1]
-        return jax.lax.map(along, eye, batch_size=max(1, min(k * q, AT_ONCE // z.size)))
+        return jax.lax.map(along, eye / ridge, batch_size=max(1, min(k * q, AT_ONCE // z.size)))
 
     def newton(part: Part, z: Array) -> tuple[Part, Part]:
         slope = jax.grad(value)(part, z)

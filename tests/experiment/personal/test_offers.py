@@ -8,8 +8,9 @@ from scipy.optimize import minimize
 
 from equipoise.data.shards import Shards
 from equipoise.experiment import config, problems, run
-from equipoise.experiment.personal.baselines import FEWEST, FOLDS, OwnFit, fold, own_fits
+from equipoise.experiment.personal.baselines import FEWEST, OwnFit, own_fits, watched
 from equipoise.experiment.personal.offers import ALONE, PULLS, SHARED, best_of, best_of_each
+from equipoise.experiment.personal.paths import FOLDS, fold
 from equipoise.tasks import own_part, softmax_regression
 from tests.searches import tiny
 
@@ -45,6 +46,15 @@ def test_who_is_like_the_others_keeps_the_shared_model_and_who_is_not_has_its_ow
     assert found.pull[2] == SHARED  # too few rows to say
 
 
+def test_how_many_have_their_own_models_is_heard(federation):
+    task, shared, train, alone = federation
+    heard = []
+    with watched(lambda done, total: heard.append((done, total))):
+        again = own_fits(task, True, shared, train)
+    assert heard == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    np.testing.assert_array_equal(again.model, alone.model)
+
+
 def test_a_tuned_model_is_the_least_of_loss_and_pull(federation):
     """With a model of its own that is hopeless, the owner of other slopes tunes the shared one."""
     task, shared, train, alone = federation
@@ -57,7 +67,7 @@ def test_a_tuned_model_is_the_least_of_loss_and_pull(federation):
     def objective(v):  # of the difference of the two outputs: slopes, intercept, own intercept
         z = a @ v[:3] + v[3] + v[4]
         pulled = float(found.pull) / 4 * (np.sum((v[:3] - W) ** 2) + v[3] ** 2)
-        return np.mean(np.logaddexp(0, z) - y * z) + pulled + v[4] ** 2 / (4 * len(y))
+        return np.mean(np.logaddexp(0, z) - y * z) + pulled + v[4] ** 2 / (2 * len(y))
 
     best = minimize(objective, np.zeros(5), tol=1e-10).x
     weights = np.asarray(found.model[:6]).reshape(2, 3)

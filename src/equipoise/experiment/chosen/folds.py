@@ -36,7 +36,7 @@ from equipoise.engines.simulator import simulate
 from equipoise.errors import not_none
 from equipoise.experiment.config import Config
 from equipoise.experiment.methods import build_dual
-from equipoise.experiment.personal.baselines import Parts, mean
+from equipoise.experiment.personal.paths import Parts, mean
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.writer import weights_of
 from equipoise.protocol import Algorithm, RandomKey, Vector, wire

@@ -10,18 +10,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
 from equipoise._jax import compiled
 from equipoise.data.shards import Shards
-from equipoise.experiment.personal.baselines import FEWEST, FOLDS, OwnFit, Parts, fold, rows_of
-from equipoise.experiment.personal.fits import least_loss
+from equipoise.experiment.personal.baselines import FEWEST, OwnFit, each_owner
+from equipoise.experiment.personal.paths import FOLDS, Parts, fold, path
 from equipoise.protocol import Vector
 from equipoise.tasks import Task
 from equipoise.tasks.task import Scalar
 
-PULLS = (1.0, 0.3, 0.1, 0.03, 0.01)  # from the nearest model on, each from where the one before has ended
+PULLS = (1.0, 0.3, 0.1, 0.03, 0.01)  # from the nearest model on
+ERRORS = 2  # standard errors of the folds, by which an owner's own model has to be better than the shared one
 SHARED, ALONE = 0.0, -1.0  # what stands for a pull where nothing was tuned
 
 
@@ -34,9 +36,9 @@ class Offer(NamedTuple):
 
 def best_of_each(task: Task, x: Vector, train: Any, alone: OwnFit) -> Offer:
     """Of every owner, one after the other; `alone` has a row for each."""
-    choose = _of_one(task)
-    offers = [choose(x, rows_of(train, i), OwnFit(*(a[i] for a in alone))) for i in range(train.n)]
-    return jax.tree.map(lambda *each: jnp.stack(each), *offers)
+    choose, alone = _of_one(task), jax.tree.map(np.asarray, alone)
+    offers = [choose(x, shard, OwnFit(*(a[i] for a in alone))) for i, shard in enumerate(each_owner(train))]
+    return jax.tree.map(lambda *each: jnp.asarray(np.stack(each)), *offers)
 
 
 @lru_cache(maxsize=16)
@@ -48,31 +50,21 @@ def best_of(task: Task, x: Vector, shard: Shards, alone: OwnFit) -> Offer:
     """The shared model with too few rows for folds; its own only where that clearly gains over it."""
     parts = Parts(task, x, shard)
 
-    def of_fold(k: Array) -> tuple[Array, Array]:
-        """As in `baselines`: the candidates' losses on the rows left out, times how many these are, and the models."""
+    def of_shared(k: Array) -> Scalar:
+        """With its own part fitted to the rows that are kept, the sum over those left out."""
         kept, left_out = fold(shard, k)
-        start = x if task.own is None else jnp.concatenate([x, task.own.fit(x, kept).ravel()])
-
-        def tuned(u: Vector, pull: Any) -> tuple[Vector, tuple[Scalar, Vector]]:
-            def pulled(u: Vector) -> Scalar:
-                return parts.loss(u, kept) + pull / 2 * jnp.sum((parts.shared(u) - x) ** 2)
-
-            u = least_loss(pulled, u)
-            return u, (parts.of_rows(u, left_out), parts.shared(u))
-
-        _, (losses, models) = jax.lax.scan(tuned, start, jnp.asarray(PULLS, x.dtype))
         rows = left_out.sizes.astype(x.dtype)
-        losses = jnp.concatenate([parts.of_rows(start, left_out)[None], losses])
-        return jnp.where(rows > 0, rows * losses, 0), models
+        return jnp.where(rows > 0, rows * parts.of_rows(parts.start(x, kept), left_out), 0)
 
-    losses, models = jax.vmap(of_fold)(jnp.arange(FOLDS + 1, dtype=jnp.int32))  # the last leaves nothing out
+    tuned = path(task, x, shard, PULLS)
+    losses = jnp.column_stack([jax.vmap(of_shared)(jnp.arange(FOLDS, dtype=jnp.int32)), tuned.losses])
     totals = jnp.sum(losses, axis=0)
     best = jnp.argmin(jnp.where(jnp.isfinite(totals), totals, jnp.inf))  # of equals the shared one
     # Not to join is more than a change of the shared model: what is gained over it has to be more than chance may be.
     own = alone.folds.astype(x.dtype)
-    gains = losses[:FOLDS, 0] - own
-    clear = jnp.sum(gains) > jnp.sqrt(FOLDS * jnp.var(gains, ddof=1))
+    gains = losses[:, 0] - own
+    clear = jnp.sum(gains) > ERRORS * jnp.sqrt(FOLDS * jnp.var(gains, ddof=1))
     clear = clear & (jnp.sum(own) < totals[best])
     best = jnp.where(shard.sizes >= FEWEST, jnp.where(clear, len(PULLS) + 1, best), 0)
-    every = jnp.concatenate([x[None], models[FOLDS], alone.model[None].astype(x.dtype)])
+    every = jnp.concatenate([x[None], tuned.models, alone.model[None].astype(x.dtype)])
     return Offer(every[best], jnp.asarray((SHARED, *PULLS, ALONE), x.dtype)[best])
