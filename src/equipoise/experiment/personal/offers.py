@@ -38,7 +38,10 @@ class Offer(NamedTuple):
 def best_of_each(task: Task, x: Vector, train: Any, alone: OwnFit) -> Offer:
     """Of every owner, one after the other; `alone` has a row for each."""
     choose, alone = _of_one(task), jax.tree.map(np.asarray, alone)
-    offers = [choose(x, shard, OwnFit(*(a[i] for a in alone))) for i, shard in enumerate(each_owner(train))]
+    offers = []
+    for i, shard in enumerate(each_owner(train)):
+        # One at a time: XLA has stood still where it compiled for another shape while one of these was running.
+        offers.append(jax.tree.map(np.asarray, choose(x, shard, OwnFit(*(a[i] for a in alone)))))
     return jax.tree.map(lambda *each: jnp.asarray(np.stack(each)), *offers)
 
 
