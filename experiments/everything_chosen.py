@@ -80,7 +80,7 @@ def line(name: str, seed: int) -> Line:
     with precision(asked_of):
         problem = build_problem(asked_of)
         walk = folds.Walk(problem, seed)
-        l2 = penalty.chosen(price.at(asked_of, price.WAY[0]), walk)
+        l2 = penalty.chosen(price.with_rho(asked_of, price.WAY[0]), walk)
         rho = price.chosen(asked_of, walk, penalty.extra(asked_of, problem, l2.value))
         chosen_in = time.process_time() - started
         along = folds.Walk(problem, seed)
@@ -88,7 +88,7 @@ def line(name: str, seed: int) -> Line:
         for p in sorted({*L2, l2.value}, reverse=True):
             on_the_way = RHO if p in L2 else ()
             for r in sorted({*on_the_way, *(r for q, r in (mine, BEFORE) if q == p)}, reverse=True):
-                model = along.to(price.at(asked_of, r), penalty.extra(asked_of, problem, p), rounds=ROUNDS).model
+                model = along.to(price.with_rho(asked_of, r), penalty.extra(asked_of, problem, p), rounds=ROUNDS).model
                 seen[p, r] = skill(*folds.held_out_losses(problem, model))
     best = max((seen[p, r] for p in L2 for r in RHO), key=lambda pair: pair[0])
     columns = " | ".join(f"{pair[0]:.1f} / {pair[1]:.1f}" for pair in (seen[mine], seen[BEFORE], best))

@@ -25,7 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import equipoise as eq
+from equipoise.algorithms.in_metric import told_in_x
 from equipoise.algorithms.server_model import saddle
+from equipoise.tasks.metric import WithMetric, stretch
 
 LEVELS, STEPS = (1e-2, 1e-3, 1e-4, 1e-6), 10
 
@@ -215,7 +217,7 @@ def grid(problem: Problem, shards: Any, dual: Any, rounds: int, size: int) -> np
 
 
 def values(
-    algorithm: Any, problem: Problem, shards: Any, exact: Any, dual: Any, rounds: int, lost: float
+    algorithm: Any, problem: Problem, shards: Any, exact: Any, dual: Any, rounds: int, lost: float, seed: int = 0
 ) -> np.ndarray:
     """P after r rounds on `shards`, r = 0 first, in double precision on `exact`.
 
@@ -226,10 +228,12 @@ def values(
     x = jnp.zeros(task.size, jax.tree.leaves(shards)[0].dtype)
 
     def gone(r: Any, exchange: int, ids: Any) -> Any:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), r), exchange)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), r), exchange)
         return jax.random.bernoulli(key, lost, jnp.shape(ids))
 
-    run = eq.simulate(algorithm, x, shards, 0, rounds=rounds + 1, record=algorithm.model, lost=gone if lost else None)
+    run = eq.simulate(
+        algorithm, x, shards, seed, rounds=rounds + 1, record=algorithm.model, lost=gone if lost else None
+    )
     judge = jax.jit(lambda x: robust(task, dual, data, x.astype(exact.inputs.dtype)))
     late = algorithm.name in ("scaffpd_model", "scaffpd_ls")
     found = [float(judge(x)) for x in (x, *run.history[1 if late else 0 :])]
@@ -247,7 +251,7 @@ def methods(problem: Problem, dual: Any, shards: Any, exact: Any, given: argpars
     task, everyone = problem.task, eq.cohorts.everyone(dual.n)
 
     def run(algorithm: Any, data: Any = exact, lost: float = 0.0) -> np.ndarray:
-        return values(algorithm, problem, data, exact, dual, given.rounds, lost)
+        return values(algorithm, problem, data, exact, dual, given.rounds, lost, given.seed)
 
     def measured() -> np.ndarray:
         found = eq.steps.tuned(task, exact, jnp.zeros(task.size), dual, steps=STEPS, mu=task.strong_convexity)
@@ -275,6 +279,25 @@ def methods(problem: Problem, dual: Any, shards: Any, exact: Any, given: argpars
         )
         return run(found.algorithm, found.data, given.lost)
 
+    if given.sums:  # the forms whose server sees nothing but sums, as they are and in the metric
+        agreed = eq.metric.agree(task, exact)
+        l2 = float(task.strong_convexity)
+        in_z = l2 * stretch(task.linear, agreed)
+        for words, its_task, its_data, mu in (
+            ("", task, exact, l2),
+            (", in the metric", eq.tasks.in_metric(task), WithMetric(exact, agreed), in_z),
+        ):
+            found = eq.steps.tuned(its_task, its_data, jnp.zeros(task.size), dual, steps=STEPS, mu=mu)
+            of_steps: Any = (dual, everyone, found.rule)
+            how = {"steps": STEPS, "local_lr": found.local_lr}
+            forms = {"scaffpd, secure": partial(eq.algorithms.scaffpd, secure=True)}
+            if dual.name == "kl":
+                forms["scaffpd_sums"] = eq.algorithms.scaffpd_sums
+            for form, make in forms.items():
+                algorithm = make(its_task, *of_steps, **how)
+                algorithm = told_in_x(algorithm, task, agreed) if words else algorithm
+                yield form + words, partial(run, algorithm, its_data)
+        return
     for words in given.metric:
         if words == "full" or int(words) < task.linear.features:
             rank = None if words == "full" else int(words)
@@ -300,10 +323,12 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=5)
     parser.add_argument("--steps", type=int, default=STEPS, help="local steps in the metric")
     parser.add_argument("--metric", nargs="*", default=[], help="in the metric too: full, or a rank")
+    parser.add_argument("--sums", action="store_true", help="the forms whose server sees sums only, and nothing else")
     parser.add_argument("--alone", action="store_true", help="only the new form")
     parser.add_argument("--objectives", nargs="*", help="only these, as 'agnostic' or 'chi2 0.05'")
     parser.add_argument("--cohort", type=int, help="clients in a round of the new form, which then runs alone")
     parser.add_argument("--lost", type=float, default=0.0, help="share of replies lost; the new form alone")
+    parser.add_argument("--seed", type=int, default=0, help="of what is lost and who is asked")
     parser.add_argument("--single", action="store_true", help="clients in single precision; the new form alone")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)

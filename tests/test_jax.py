@@ -104,9 +104,20 @@ def test_xlas_settings_are_for_gpus_and_left_out_where_xla_does_not_know_them(mo
     _jax.compiler_options.cache_clear()
 
 
+def test_only_a_cpu_compiles_quickly_and_only_where_xla_knows_how(monkeypatch):
+    _jax.compiler_options.cache_clear()
+    assert _jax.compiler_options("cpu", True) == _jax.QUICKLY
+    assert _jax.compiler_options("gpu", True) == _jax.ON_GPUS
+    assert _jax.compiles_quickly() == (jax.default_backend() == "cpu")
+    _jax.compiler_options.cache_clear()
+    monkeypatch.setattr(_jax, "QUICKLY", {"xla_of_another_time": False})
+    assert not _jax.compiles_quickly()
+    _jax.compiler_options.cache_clear()
+
+
 def test_no_program_that_gets_them_is_called_by_another(monkeypatch):
     """Which JAX refuses, and only where there are any."""
-    monkeypatch.setattr(_jax, "compiler_options", lambda backend: _jax.ON_GPUS)
+    monkeypatch.setattr(_jax, "compiler_options", lambda *kind: _jax.ON_GPUS)
     data = eq.data.synthetic.regression(n=3, dim=2, samples=5, key=jax.random.key(0))
     task, x, everyone = eq.tasks.ridge(2, 0.1), jnp.zeros(2), eq.cohorts.everyone(3)
     measured = measure._measurement(measure._settle.__wrapped__)

@@ -31,6 +31,10 @@ QUICK_TRIED_WITH = ((0, 10),)
 # Else XLA tries hundreds of Triton kernels for products in float32, which takes ten times as long as all else it does,
 # and what it ends with makes rounds of the library's own models at best 15% faster (docs/benchmarks.md).
 ON_GPUS = {"xla_gpu_enable_triton_gemm": False}
+# For a CPU: a third of the compilation, and rounds of small arrays that take three times as long (docs/benchmarks.md).
+# The first is for what runs a few times over little data.
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+LITTLE = 1 << 17  # numbers in the arguments of such a program
 ALGORITHMS_KEPT = 64  # whose compiled programs stay in memory
 BYTES = 1 << 30  # of programs; beyond, the ones that were used longest ago are removed
 PROGRAM = re.compile(r"(.+-[0-9a-f]{64})-(cache|atime)")  # as JAX names them; other files in the folder are not touched
@@ -95,11 +99,34 @@ def keep_programs(folder: Path | str | None = None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def compiled(function: Callable, **options: Any) -> Callable:
-    """`jax.jit` for programs that are called from outside of any other, once the device is known."""
+def compiled(function: Callable, *, quickly: bool | None = None, **options: Any) -> Callable:
+    """`jax.jit` for programs that are called from outside of any other, once the device is known.
+
+    `quickly` is for those that run a few times over little: on a CPU they compile sooner and run slower. None: where
+    the arguments are small.
+    """
     import jax
 
-    return jax.jit(function, compiler_options=compiler_options(jax.default_backend()), **options)
+    backend = jax.default_backend()
+    if quickly is not None or not compiles_quickly():
+        return jax.jit(function, compiler_options=compiler_options(backend, bool(quickly)), **options)
+    usual, quick = (compiled(function, quickly=how, **options) for how in (False, True))
+
+    def by_size(*args: Any, **named: Any) -> Any:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, named))):
+            return function(*args, **named)  # a part of another program, which has settings of its own
+        return (quick if numbers_in((args, named)) <= LITTLE else usual)(*args, **named)
+
+    by_size.trace = usual.trace  # type: ignore[attr-defined]  # which has no settings yet, and is kept for both
+    return by_size
+
+
+def numbers_in(tree: Any) -> int:
+    """How many there are in all arrays of a tree, without their values."""
+    import jax
+    import numpy as np
+
+    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(tree))
 
 
 def cached_program(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,18 +143,27 @@ def cached_program(build: Callable[..., Any]) -> Callable[..., Any]:
     return program_of
 
 
+def compiles_quickly() -> bool:
+    """Whether `quickly` makes a difference here."""
+    import jax
+
+    backend = jax.default_backend()
+    return compiler_options(backend, True) != compiler_options(backend)
+
+
 @cache
-def compiler_options(backend: str) -> dict[str, Any] | None:
+def compiler_options(backend: str, quickly: bool = False) -> dict[str, Any] | None:
     """XLA's settings for this kind of device; None: as they are."""
     import jax
 
-    if backend != "gpu":
+    options = {"gpu": ON_GPUS, "cpu": QUICKLY if quickly else None}.get(backend)
+    if options is None:
         return None
     try:
-        jax.jit(lambda: 0, compiler_options=ON_GPUS)()
+        jax.jit(lambda: 0, compiler_options=options)()
     except jax.errors.JaxRuntimeError:  # another version of XLA may no longer know them
         return None
-    return ON_GPUS
+    return options
 
 
 def _remove_oldest(folder: Path) -> None:

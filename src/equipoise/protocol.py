@@ -199,7 +199,7 @@ def wire(algorithm: Algorithm, x: Vector, shard: Data) -> list[Wire]:
     rows = []
     for exchange in algorithm.round:  # `open` and `close` leave the shapes of the server's state as they are
         message = jax.eval_shape(exchange.send, server, i)
-        client, reply = jax.eval_shape(client_program(exchange), message, client, shard, key)
+        client, reply = client_program(exchange).trace(message, client, shard, key).out_info
         rows.append(Wire(exchange.name, message, reply))
     return rows
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.algorithms import ALGORITHMS, may_be_guarded, with_guarded_steps
+from equipoise.algorithms import ALGORITHMS, guarded_steps, may_be_guarded, with_guarded_steps
+from equipoise.protocol import Weighted
 from tests.algorithms import reference
 from tests.problems import DIM, LOCAL, N, assert_same, start, unequal
 
@@ -57,3 +58,25 @@ def test_replies_that_are_not_finite_are_an_explosion_and_nobody_asked_is_none()
     quiet = with_guarded_steps(TASK, fedavg(1e-2))
     gone = jax.tree_util.Partial(lambda round, exchange, ids: jnp.broadcast_to(round == 1, jnp.shape(ids)))
     assert float(eq.simulate(quiet, start(), unequal(), 0, rounds=3, lost=gone).server.own.scale) in (0.5, 1.0)
+
+
+def test_a_later_exchange_in_which_no_reply_is_finite_is_an_explosion():
+    """The model stays as it is there, so that its loss says nothing."""
+    rule = eq.steps.constant(tau=1.0, sigma=0.1, theta=0.0)
+    dual = eq.objectives.chi2(N, 1.0)
+    wild = ALGORITHMS["scaffpd"].build(TASK, dual, EVERYONE, rule, steps=2, local_lr=1e200)
+    with pytest.warns(eq.errors.LostReplies):
+        end = eq.simulate(with_guarded_steps(TASK, wild), start(), unequal(), 0, rounds=3)
+    assert float(end.server.own.scale) == 1 / 8
+
+
+def test_a_loss_above_the_first_is_an_explosion_once_something_was_learned():
+    def judged(best, first, loss):
+        guard = guarded_steps.Guard(*map(jnp.asarray, (1.0, 0, start(), best, first, True, False)))
+        heard = Weighted(jnp.asarray(2.0), jnp.asarray(2.0 * loss))
+        return bool(guarded_steps._judged(guard, start(), heard).exploded)
+
+    assert judged(1.96, 2.30, 2.34)
+    assert not judged(1.96, 2.30, 2.28)
+    assert not judged(2.29, 2.30, 2.31)  # nothing was, and nothing is lost
+    assert judged(2.29, 2.30, 3.0)

@@ -6,6 +6,7 @@ import pytest
 from equipoise.bench import page
 from equipoise.bench.entries import Entry
 from equipoise.bench.standings import standings
+from equipoise.errors import InputError
 
 
 def entry(federation, method, split, skill, gain):
@@ -46,6 +47,16 @@ def test_who_is_better_by_how_much(found):
     assert found.overall["better"].rank == pytest.approx((1, 1, 1))
     assert found.overall["default"].against_it is None
     assert found.methods[0] == "better"
+
+
+def test_all_may_be_compared_with_another_one():
+    level = [(m, np.full(20, v)) for m, v in (("default", 0.2), ("better", 0.3))]
+    entries = [entry("f", m, 0, skill, skill) for m, skill in level]
+    found = standings(entries, "better")
+    assert found.overall["default"].against_it.average == pytest.approx((-0.1, -0.1, -0.1))
+    assert found.overall["better"].against_it is None
+    with pytest.raises(InputError, match="did you mean 'better'"):
+        standings(entries, "bettr")
 
 
 def test_a_method_that_did_not_run_everywhere(found):

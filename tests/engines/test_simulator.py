@@ -143,7 +143,7 @@ def test_methods_of_one_task_prepare_its_data_by_one_program():
     for method in (eq.algorithms.fedavg, eq.algorithms.scaffold):
         for local_lr in (0.01, 0.02):
             eq.simulate(method(task, everyone, steps=2, local_lr=local_lr), start(), unequal(), 0, rounds=1)
-    assert simulator.preparing(task.prepare)._cache_size() == 1
+    assert simulator.preparing(task.prepare, True)._cache_size() == 1
 
     @eq.numbers_are_leaves
     def scaled(factor):
@@ -155,7 +155,40 @@ def test_methods_of_one_task_prepare_its_data_by_one_program():
     ends = [eq.simulate(scaled(k), start(), unequal(), 0, rounds=1).server for k in (1.0, 3.0)]
     assert_same(ends[1], eq.simulate(scaled(3.0)._replace(name="whole"), start(), unequal(), 0, rounds=1).server)
     assert not np.allclose(*(jax.tree.leaves(end)[0] for end in ends))
-    assert simulator.preparing_with(jax.tree.structure(scaled(1.0)))._cache_size() == 1
+    assert simulator.preparing_with(jax.tree.structure(scaled(1.0)), True)._cache_size() == 1
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_which_program_a_round_runs_in_depends_on_its_number_only(monkeypatch, devices):
+    """The first over little data in one that compiles quickly; where a run stops changes nothing."""
+    programs, rounds_of = [], simulator.rounds_of
+    monkeypatch.setattr(simulator, "rounds_of", lambda *how: programs.append(how[-1]) or rounds_of(*how))
+    how = {"devices": devices, "record": lambda s: s.x, "every": 2}
+    usual = eq.simulate(build("scaffold"), start(), unequal(), 0, rounds=6, **how)
+    assert programs == [True]
+
+    monkeypatch.setattr(simulator, "quick_rounds", lambda *sizes: 3)
+    halts = []
+    whole = eq.simulate(
+        build("scaffold"), start(), unequal(), 0, rounds=6, callback=lambda r: halts.append(r.rounds), **how
+    )
+    assert programs == [True, True, False]
+    assert (halts, len(whole.history)) == ([2, 4, 6], 6)
+    assert_same(whole.server, usual.server)
+    for stop in (2, 3, 4):
+        part = eq.simulate(build("scaffold"), start(), unequal(), 0, rounds=stop, **how)
+        rest = eq.simulate(build("scaffold"), start(), unequal(), 0, rounds=6, resume=part, **how)
+        assert_identical((rest.server, rest.clients, rest.history), (whole.server, whole.clients, whole.history))
+
+
+def test_much_data_is_compiled_in_full(monkeypatch):
+    few = simulator.quick_rounds(unequal(), DIM, N)
+    assert few >= simulator.FEWEST_QUICK
+    numbers = jax.ShapeDtypeStruct((10**6,), np.float32)
+    assert simulator.quick_rounds(numbers, 100, N) == 0
+    assert simulator.quick_rounds(unequal(), DIM, 1000) == 0  # a server may compare all with all
+    monkeypatch.setattr(simulator, "compiles_quickly", lambda: False)
+    assert simulator.quick_rounds(unequal(), DIM, N) == 0
 
 
 def test_a_pool_is_data():

@@ -79,8 +79,8 @@ def watch(monkeypatch):
     lain = []
     rounds_of = eq.engines.simulator.rounds_of
 
-    def watched(make, layout):
-        program = rounds_of(make, layout)
+    def watched(*how):
+        program = rounds_of(*how)
 
         def advance(numbers, state, source, *rest, **how):
             for array in jax.tree.leaves((state.clients, source)):  # before the program takes them over

@@ -17,6 +17,7 @@ DUALS = {
     "cvar": lambda: eq.objectives.cvar(N, 0.5),
     "kl": lambda: eq.objectives.kl(N, 0.1),
     "tv": lambda: eq.objectives.tv(N, 0.1),
+    "chi2_ball": lambda: eq.objectives.chi2_ball(N, 0.2),
 }
 TASK = eq.tasks.ridge(DIM, 0.1)
 
@@ -51,6 +52,9 @@ def check_the_saddle_point(kind):
     x = algorithm.model(done.server)
     found = eq.certificates.certify(TASK, dual, unequal(), x, algorithm.weights(done.server))  # of the plain problem
     assert float(found.gap) < 1e-10 * float(found.robust)
+    plain = ALGORITHMS["scaffpd_model"].build_example(TASK, dual, steps=5, memory=5)
+    same = plain.model(eq.simulate(plain, start(), unequal(), KEY, rounds=60).server)
+    np.testing.assert_allclose(x, same, rtol=0, atol=1e-10 * float(jnp.max(jnp.abs(same))))
 
 
 @pytest.mark.thorough(witness="experiment/test_conditioning.py::test_the_saddle_point_is_the_same")

@@ -10,8 +10,8 @@ from equipoise.engines.simulator import Result, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation import PerClient
 from equipoise.evaluation.exchange import scored_rows
-from equipoise.experiment import batch, methods, problems, records, run, writer
-from equipoise.experiment.chosen import settle
+from equipoise.experiment import batch, choice, methods, problems, records, run, writer
+from equipoise.experiment.chosen import convexified, settle
 from equipoise.experiment.personal import alone, offers, own_parts
 from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.results import in_units
@@ -79,13 +79,16 @@ def own_fits(task, convex, x, train):
     return OwnFit(np.full(train.n, 0.6), np.zeros((train.n, x.size)), np.zeros((train.n, 5)))
 
 
-def choose(config):
-    """The penalty and the price of fairness, where a run leaves them open."""
-    open_keys = [("model.l2", config.model.l2 == "auto"), ("objective.rho", config.objective_price is not None)]
+def choose(config, lost=None):
+    """What a run leaves open: the penalty, the price of fairness, the work of a round."""
+    open_keys = [
+        ("model.l2", config.model.l2 == "auto", 0.1),
+        ("objective.rho", config.objective_price is not None, 0.1),
+    ]
     return settle.Found(
         tuple(
-            records.Choice(key=key, value=0.1, why="it is", runner_up=None, tried=({"value": 0.1},), rounds=1)
-            for key, is_open in open_keys
+            records.Choice(key=key, value=value, why="it is", runner_up=None, tried=({"value": value},), rounds=1)
+            for key, is_open, value in (*open_keys, *((key, True, 1) for key in choice.tried_out(config)))
             if is_open
         )
     )
@@ -125,6 +128,7 @@ def use(monkeypatch):
     monkeypatch.setattr(problems, "own_fits", own_fits)
     monkeypatch.setattr(offers, "best_of_each", best_of_each)
     monkeypatch.setattr(settle, "choose", choose)
+    monkeypatch.setattr(convexified, "may_pay", lambda *_: False)
     monkeypatch.setattr(own_parts, "made", lambda problem, x, train, seed: (p := parts(problem, train), p[0]))
     monkeypatch.setattr(own_parts, "of_models", lambda problem, models, train: parts(problem, train))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.

@@ -3,8 +3,9 @@
 Of no paper; for networks, whose step sizes are found by trial rounds and may turn out too long.
 
     first exchange   up, in the sum: the client's loss at the model that it was sent
-    close            F_r = their mean; it has exploded if it is not finite, or
-                     F_r > F_best + max((F_0 - F_best)/2, F_0/4)
+    close            F_r = their mean; it has exploded if it is not finite, if no reply of an exchange is, or
+                     F_r > F_best + max((F_0 - F_best)/2, F_0/4), or F_r > F_0 once F_best was clearly lower:
+                     all that was learned is lost
     end of a round   exploded: the model is the best one again, step sizes are half, and everybody begins anew
 
 What clients and server keep (control variates, weights) was made by the steps that exploded, so both begin with fresh
@@ -39,6 +40,7 @@ from equipoise.protocol import (
 )
 from equipoise.tasks import Task
 
+LEARNED = 0.95  # of the first loss: what is below has learned something
 STEP_SIZES = ("local_lr", "lr", "tau")  # by the names of arguments
 
 
@@ -112,6 +114,9 @@ def with_guarded_steps(task: Task, algorithm: Algorithm[Server, Client]) -> Algo
                 heard = replies.total.loss
                 server = Beside(server.inner, _judged(server.own, plain.model(server.inner), heard))
                 replies = replies._replace(total=replies.total.total)
+            else:  # control variates that have exploded leave the model as it is, round after round
+                nobody = server.own.asked & ~jnp.any(jnp.asarray(replies.cohort.present))
+                server = Beside(server.inner, server.own._replace(exploded=server.own.exploded | nobody))
             server = now(server.own.scale, k).close(server, replies)
             return ended(server) if last else server
 
@@ -154,6 +159,7 @@ def _judged(guard: Guard, x: Vector, heard_losses: Weighted) -> Guard:
     loss = jnp.where(heard, heard_losses.value / jnp.where(heard, heard_losses.weight, 1), jnp.inf)
     first = jnp.where(jnp.isfinite(guard.first), guard.first, loss)
     most = guard.loss + jnp.maximum((first - guard.loss) / 2, first / 4)
+    most = jnp.where(guard.loss < LEARNED * first, jnp.minimum(most, first), most)
     has_loss = jnp.isfinite(guard.loss)
     # Nobody is heard of those asked: their replies are not finite.
     exploded = guard.asked & (~heard | (has_loss & ~(loss <= most)))

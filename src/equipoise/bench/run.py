@@ -72,7 +72,9 @@ def run(
         if workers > 1:
             _side_by_side(workers, begin, [(folder, name, methods, splits, watch, check) for name in chosen])
         else:
-            for name in chosen:
+            for k, name in enumerate(chosen):
+                if k > 0:
+                    jax.clear_caches()  # of the one before, whose shapes were others
                 _of_federation(folder, name, methods, splits, watch, check)
     paths = [entries.path_of(folder, name, method, s) for name in chosen for method in methods for s in splits]
     return [records.read_record(path, Entry) for path in paths if path.is_file()]
@@ -80,7 +82,8 @@ def run(
 
 def _side_by_side(workers: int, begin: Callable[[], None] | None, jobs: Sequence[tuple[Any, ...]]) -> None:
     """A mistake, or Ctrl-C, ends what has not begun; what runs is waited for, or has saved where it was."""
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), begin)  # JAX must not be forked
+    # JAX must not be forked, and a federation's programs, a gigabyte or two, are of no use to the next one.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), begin, max_tasks_per_child=1)
     try:
         for done in as_completed([pool.submit(_until_stopped, *job) for job in jobs]):
             if not done.result():

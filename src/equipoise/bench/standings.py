@@ -15,7 +15,7 @@ from scipy import stats
 
 from equipoise.bench.entries import Entry
 from equipoise.bench.methods import ALONE, DEFAULT, FIXED
-from equipoise.errors import require
+from equipoise.errors import one_of, require
 from equipoise.evaluation.intervals import Bounds
 from equipoise.evaluation.rules import worst_mean
 
@@ -69,10 +69,12 @@ class Standings(NamedTuple):
     against: str  # the method that all are compared with
 
 
-def standings(entries: Sequence[Entry]) -> Standings:
-    """All methods are compared with `fixed`; where it was not run, with the default, or with owners alone."""
+def standings(entries: Sequence[Entry], against: str | None = None) -> Standings:
+    """Unless told, all are compared with `fixed`; where it was not run, with the default, or with owners alone."""
     names = list(dict.fromkeys(entry.method for entry in entries))
-    against = next((method for method in (FIXED, DEFAULT) if method in names), ALONE)
+    if against is None:
+        against = next((method for method in (FIXED, DEFAULT) if method in names), ALONE)
+    one_of("method with results", against, names)
     federations: dict[str, list[Entry]] = {}
     for entry in entries:
         federations.setdefault(entry.federation, []).append(entry)

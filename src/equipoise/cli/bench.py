@@ -29,6 +29,9 @@ def bench(
         typer.Option(min=1, help="How many federations to run at a time; default: as many as there are cores."),
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Run nothing; show what is there.")] = False,
+    against: Annotated[
+        str | None, typer.Option(help="The method that all are compared with; default: fixed, where it is.")
+    ] = None,
 ) -> None:
     """Compare methods over federations whose owners exist. A method of your own enters with one file.
 
@@ -60,7 +63,7 @@ def bench(
             look = entering.check
             run.run(out, chosen, methods, range(splits), _tell, check=look, workers=workers, begin=keep_programs)
         together = entries.together([out, *(with_ or [])])
-        page.show(standings.standings(together), out)
+        page.show(standings.standings(together, against), out)
 
 
 def _tell(federation: str, what: str) -> None:

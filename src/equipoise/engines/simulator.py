@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import Partial, PyTreeDef
 from jaxtyping import PyTree
 
-from equipoise._jax import cached_program, compiled
+from equipoise._jax import cached_program, compiled, compiles_quickly, numbers_in
 from equipoise.data.shards import ClientData
 from equipoise.engines import kernel, stream
 from equipoise.engines.checks import (
@@ -52,6 +52,11 @@ Progress = Callable[[int, int, Any], None]
 CHUNK_SECONDS = 0.25  # how long the device runs between two looks at the clock and at Ctrl-C
 RECORDED = 1 << 22  # bytes of records that stay on the device before they are fetched
 MOST_RECORDED = 1024  # rounds of them
+# Over little data the first rounds run in a program that compiles in a third of the time (`compiled(quickly=True)`):
+# many runs have no others. How many depends on sizes only, so that who stops and resumes gets the same numbers.
+QUICK_WORK = 1 << 25  # numbers of data times those of the model, in all these rounds: what they lose by it is small
+PAIRS_OF_CLIENTS = 1 << 6  # what a pair of clients counts, which servers that keep what each says may multiply
+FEWEST_QUICK, MOST_QUICK = 16, 128  # rounds: for fewer, another program is not worth while; more are seldom asked for
 
 
 class Result(NamedTuple, Generic[Server, Client, Model]):
@@ -130,6 +135,7 @@ def simulate(
     check_outside("simulate", origin.settings)  # numbers in closures are no leaves
     numbers, structure = numbers_of(algorithm, flat.dtype), jax.tree.structure(algorithm)
     check_memory(jax.eval_shape(starting(structure), numbers, flat), algorithm)
+    quick = 0 if stream.is_mapped(data) else quick_rounds(data, flat.size, algorithm.n)
     shard, largest = jax.eval_shape(outline_of(structure), numbers, flat, data, key)
     layout = lay_out(shard, len(largest), devices, clients_per_batch, padding=padding(data))
     keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
@@ -137,22 +143,29 @@ def simulate(
     if stream.is_mapped(data):
         state, source = in_precision(products, starting(structure))(numbers, flat), None
         asked, exchange = streaming(structure)
-        program = stream.rounds(structure, asked, exchange, data)
+        rounds_in_files = stream.rounds(structure, asked, exchange, data)
+
+        def programs(quickly: bool) -> Callable:
+            return rounds_in_files
     elif layout.spread:
-        begin = in_precision(products, beginning_apart(structure, layout))
+        begin = in_precision(products, beginning_apart(structure, layout, quick > 0))
         state, source, finite = begin(*layout.place((numbers, flat)), layout.of_clients(by_client(data)))
         require_finite(finite)
-        program = rounds_of(structure, layout)
+        programs = partial(rounds_of, structure, layout)
     else:
         data = jax.device_put(data)
         state = in_precision(products, starting(structure))(numbers, flat)
         # What a method leaves to its task does not depend on the numbers: one program for all such methods.
         shared = jax.eval_shape(preparation_of(structure), numbers).func is algorithm.prepare
-        prepared = preparing(algorithm.prepare) if shared else partial(preparing_with(structure), numbers)
+        prepared = (
+            preparing(algorithm.prepare, quick > 0)
+            if shared
+            else partial(preparing_with(structure, quick > 0), numbers)
+        )
         source, finite = in_precision(products, prepared)(data)
         require_finite(finite)
         source = layout.place_shared(as_given(data) if source is None else source)
-        program = rounds_of(structure, layout)
+        programs = partial(rounds_of, structure, layout)
     del data
     row = jax.eval_shape(recorded, keep, state.server)
     tally, past, seconds, compile_seconds = Tally.nothing(algorithm), None, 0.0, 0.0
@@ -170,15 +183,6 @@ def simulate(
     key, keep, lose, numbers = layout.place((key, keep, lose, numbers))
     state = state if layout.spread and resume is None else placed(state, layout)
     most = longest_history(row)
-    many = in_precision(products, partial(program, numbers, length=most))
-
-    def advance(state: State, stop: np.int32) -> tuple[State, PyTree]:
-        return many(state, source, key, stop, keep, lose)
-
-    clock = time.perf_counter()
-    state, _ = jax.block_until_ready(advance(state, np.int32(done)))
-    compile_seconds += time.perf_counter() - clock
-
     reached, rows = done, [] if past is None else [past]
 
     def result(history: PyTree = None) -> Result:
@@ -188,9 +192,25 @@ def simulate(
         model = as_given_start(algorithm.model(state.server))
         return Result(state.server, clients, history, reached, counted, *took, algorithm.name, words, origin, model)
 
+    def chunks(interrupted: list) -> Iterator[Chunk]:
+        """All that is left to run, in one program or two; each is compiled before its rounds are timed."""
+        nonlocal state, compile_seconds
+        for quickly, end in ((True, min(quick, rounds)), (False, rounds)):
+            if interrupted or reached >= end:
+                continue
+            many = in_precision(products, partial(programs(quickly), numbers, length=most))
+
+            def advance(state: State, stop: np.int32, many: Callable = many) -> tuple[State, PyTree]:
+                return many(state, source, key, stop, keep, lose)
+
+            clock = time.perf_counter()
+            state, _ = jax.block_until_ready(advance(state, np.int32(reached)))
+            compile_seconds += time.perf_counter() - clock
+            yield from in_chunks(advance, state, reached, rounds, most, halts, interrupted, end)
+
     halts = every if callback is not None or until is not None else None
     with interrupts_deferred() as interrupted:
-        for chunk in in_chunks(advance, state, done, rounds, most, halts, interrupted):
+        for chunk in chunks(interrupted):
             state, reached = chunk.state, chunk.reached
             tally = tally._replace(asked=tally.asked + chunk.asked, answered=tally.answered + chunk.answered)
             seconds += chunk.seconds
@@ -231,15 +251,17 @@ def in_chunks(
     most: int,
     every: int | None,
     interrupted: list,
+    end: int | None = None,
 ) -> Iterator[Chunk]:
     """The loop of every driver: from round `reached` to `rounds` by advance(state, stop), in chunks of CHUNK_SECONDS.
 
-    A chunk has at most `most` rounds, and none goes beyond a multiple of `every`.
+    A chunk has at most `most` rounds, and none goes beyond a multiple of `every`. With an `end` before `rounds`,
+    something else goes on from there.
     """
-    some = 1
-    while reached < rounds and not interrupted:
+    some, end = 1, rounds if end is None else end
+    while reached < end and not interrupted:
         halt = rounds if every is None else min(rounds, reached - reached % every + every)
-        stop, clock = min(reached + min(some, most), halt), time.perf_counter()
+        stop, clock = min(reached + min(some, most), halt, end), time.perf_counter()
         state, seen = advance(state, np.int32(stop))
         asked, answered = (np.asarray(count) for count in state.tally[:2])  # waits for the device
         elapsed = time.perf_counter() - clock
@@ -247,6 +269,12 @@ def in_chunks(
         some = max(1, min(10 * some, int((stop - reached) / max(elapsed, 1e-9) * CHUNK_SECONDS)))
         reached = stop
         yield Chunk(state, asked, answered, records, reached, reached == halt, elapsed)
+
+
+def quick_rounds(data: ClientData, parameters: int, n: int) -> int:
+    """How many rounds run in the program that compiles sooner."""
+    rounds = QUICK_WORK // (numbers_in(data) * parameters + PAIRS_OF_CLIENTS * n**2)
+    return min(rounds, MOST_QUICK) if rounds >= FEWEST_QUICK and compiles_quickly() else 0
 
 
 def products_in(products: Products | None) -> AbstractContextManager[None]:
@@ -274,29 +302,31 @@ streaming = cached_program(stream.programs)
 @cached_program
 def starting(structure: PyTreeDef) -> Callable:
     """The state before the first round."""
-    return compiled(lambda numbers, x: kernel.init(structure.unflatten(numbers), x))
+    return compiled(lambda numbers, x: kernel.init(structure.unflatten(numbers), x), quickly=False)
 
 
 @cached_program
-def preparing(preparation: Callable[[Data], Data]) -> Callable:
+def preparing(preparation: Callable[[Data], Data], quickly: bool) -> Callable:
     """Every client's data, prepared before the first round, and which arrays are finite."""
-    return compiled(lambda data: (prepare(preparation, data), all_finite(data)))
+    return compiled(lambda data: (prepare(preparation, data), all_finite(data)), quickly=quickly)
 
 
 @cached_program
 def preparation_of(structure: PyTreeDef) -> Callable:
     """How algorithms of that structure prepare data; the function itself is in the form of what comes back."""
-    return compiled(lambda numbers: Partial(structure.unflatten(numbers).prepare))
+    return jax.jit(lambda numbers: Partial(structure.unflatten(numbers).prepare))
 
 
 @cached_program
-def preparing_with(structure: PyTreeDef) -> Callable:
+def preparing_with(structure: PyTreeDef, quickly: bool) -> Callable:
     """The same, where what clients prepare depends on the numbers."""
-    return compiled(lambda numbers, data: (prepare(structure.unflatten(numbers).prepare, data), all_finite(data)))
+    return compiled(
+        lambda numbers, data: (prepare(structure.unflatten(numbers).prepare, data), all_finite(data)), quickly=quickly
+    )
 
 
 @cached_program
-def beginning_apart(structure: PyTreeDef, layout: Layout) -> Callable:
+def beginning_apart(structure: PyTreeDef, layout: Layout, quickly: bool) -> Callable:
     """As `starting` and `preparing`, where every device holds and prepares its share of the clients."""
 
     def begin(numbers: list[Array], x: Vector, data: ClientData) -> tuple[State, PreparedData, dict[str, Array]]:
@@ -313,7 +343,7 @@ def beginning_apart(structure: PyTreeDef, layout: Layout) -> Callable:
         state = state._replace(clients=jax.tree.map(layout.filled, state.clients))
         return state, PreparedData(SpreadData(prepared)), all_finite(data)
 
-    return compiled(begin, out_shardings=(states_apart(layout), layout.by_client, layout.whole))
+    return compiled(begin, quickly=quickly, out_shardings=(states_apart(layout), layout.by_client, layout.whole))
 
 
 def states_apart(layout: Layout) -> Any:
@@ -326,7 +356,7 @@ def placed(state: State, layout: Layout) -> State:
 
 
 @cached_program
-def rounds_of(structure: PyTreeDef, layout: Layout) -> Callable:
+def rounds_of(structure: PyTreeDef, layout: Layout, quickly: bool) -> Callable:
     """The program of rounds: up to `stop`, at most `length` of them, and a row of each.
 
     Who was asked and answered is counted from zero; broken replies, a number for each client, go on.
@@ -357,7 +387,7 @@ def rounds_of(structure: PyTreeDef, layout: Layout) -> Callable:
         return jax.lax.fori_loop(start, stop, body, (state, rows))
 
     lie = (states_apart(layout), layout.whole) if layout.spread else layout.whole
-    return compiled(advance, donate_argnums=1, static_argnames="length", out_shardings=lie)
+    return compiled(advance, quickly=quickly, donate_argnums=1, static_argnames="length", out_shardings=lie)
 
 
 @cached_program

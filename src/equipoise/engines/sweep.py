@@ -343,7 +343,7 @@ def rounds_of_many(structure: PyTreeDef, layout: Layout) -> Callable:
         states = states._replace(tally=jax.tree.map(jnp.zeros_like, states.tally))
         return jax.lax.fori_loop(start, stop, body, (states, rows))
 
-    return compiled(advance, donate_argnums=0, static_argnames="length")
+    return compiled(advance, quickly=False, donate_argnums=0, static_argnames="length")
 
 
 def with_data_alike(trials: Sequence[Trial]) -> list[Trial]:

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from equipoise.experiment.config import Config
 
 BATCH = 32  # examples of a local step of a network, where nothing is said of algorithm and batch
+NETWORKS = ("mlp", "cnn", "resnet", "gru")
 PRICED = ("chi2", "kl")  # whose rho can be found by what fairness may cost
 PRICE = 0.01  # of average skill
 ROUNDS = 100  # at most, where a run ends by itself
+BLIND_ROUNDS = 50  # of the network of [convexify], where no validation rows end it
 CERTIFIED = 1e-3  # of the objective
 WAITED = 10  # rounds that have brought nothing better
 
@@ -119,8 +121,28 @@ def how_long(settings: Mapping[str, Any]) -> dict[str, Any]:
     return run if unseen or not run.get("keep_best", True) else {**chosen, **run}
 
 
+def tried_out(config: "Config") -> list[str]:
+    """What is left to trial rounds of the work of a round, see `chosen/effort.py`."""
+    given = {
+        "algorithm.steps": getattr(config.algorithm, "steps", None),
+        "model.batch": config.model.batch,
+        "algorithm.cohort": config.algorithm.cohort,
+    }
+    return [key for key, value in given.items() if value == "auto"]
+
+
+def network_rounds(config: "Config") -> dict[str, Any]:
+    """[run] of the first stage of [convexify] with `rounds = "auto"`: it ends by validation rows, where it may."""
+    blind = config.federation is not None or config.privacy is not None or config.data.unit is not None
+    if blind or config.model.name == "torch":
+        return {"rounds": BLIND_ROUNDS}
+    return {"rounds": ROUNDS, "keep_best": True, "keep_by": "loss", "patience": WAITED}
+
+
 def left_open(settings: Mapping[str, object]) -> dict[str, Any]:
-    """With the penalty and the price of fairness to be chosen, of owners that exist, where nothing is said of them."""
+    """With to be chosen what nothing is said of: of owners that exist the penalty and the price of fairness, of a
+    network whether it is made convex.
+    """
 
     def table(section: str) -> Mapping[str, Any]:
         given = settings.get(section)
@@ -129,14 +151,11 @@ def left_open(settings: Mapping[str, object]) -> dict[str, Any]:
     data, model, objective = table("data"), table("model"), table("objective")
     owners = data.get("silos") is not None or table("partition").get("kind") == "natural"
     others = any(settings.get(section) is not None for section in ("convexify", "privacy", "federation"))
-    if (
-        not owners
-        or others
-        or model.get("name", "linear") != "linear"
-        or data.get("name") in ("quadratics", "synthetic")
-    ):
-        return dict(settings)
-    opened = dict(settings)
+    opened, name = dict(settings), model.get("name", "linear")
+    if not others and name in NETWORKS:
+        opened["model"] = {"convexified": "auto", **model}
+    if not owners or others or name != "linear" or data.get("name") in ("quadratics", "synthetic"):
+        return opened
     if isinstance(settings.get("model", {}), Mapping):
         opened["model"] = {"l2": "auto", **model}
     method = ALGORITHMS.get(table("algorithm").get("name", "scaffpd_model"))

@@ -137,9 +137,16 @@ class ModelSettings(Section):
         description="what owners keep for themselves: intercept, columns whose slopes are theirs too, or none; auto: "
         "intercept for owners' files and natural owners",
     )
-    batch: int | None = Field(None, ge=1, description="examples of a local step; default: all")
+    batch: Annotated[int, Field(ge=1)] | Auto | None = Field(
+        None, description="examples of a local step; default: all; auto: as algorithm.steps"
+    )
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
     options: dict[str, Any] = Field({}, description="other arguments of the model's function, such as width = 16")
+    convexified: Auto | Literal["none"] = Field(
+        "none",
+        description="networks: auto: the convex model of [convexify] is made of the trained one too, and offered where "
+        "validation rows say that it is better",
+    )
 
     @property
     def penalty(self) -> float:
@@ -160,7 +167,11 @@ class ConvexifySettings(Section):
     features: int = Field(5000, ge=1, description="how many, of a sketch or of coordinates")
     l2: float = Field(1e-5, ge=0, description="of the convex model, as model.l2 of the network")
     batch: int | None = Field(None, ge=1, description="examples of a local step of the convex model; default: all")
-    rounds: int = Field(50, ge=0, lt=2**31, description="in which the network is trained; 0: it stays as it begins")
+    rounds: Annotated[int, Field(ge=0, lt=2**31)] | Auto = Field(
+        "auto",
+        description="in which the network is trained; auto: until validation rows see nothing better for 10 rounds, "
+        "and at most 100, or 50 where nobody may look at such rows; 0: it stays as it begins",
+    )
     network: str | None = Field(None, description="a run folder or a model of the trained network, instead")
     algorithm: Any = Field(None, validate_default=True, description="that trains the network, as [algorithm]; FedAvg")
     objective: Any = Field(None, validate_default=True, description="that the network is trained for; the average")
@@ -222,6 +233,16 @@ class RunSettings(Section):
         description="what the run is summed up by: accuracy, skill, auroc, loss, rmse, r2, or module:name",
     )
     lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
+    exchange_seconds: float = Field(
+        1.0,
+        ge=0,
+        description="of an exchange, the way there and back, as `equipoise flower status` has it; for what is auto of "
+        "algorithm.steps, algorithm.cohort and model.batch",
+    )
+    bytes_per_second: float = Field(1e7, gt=0, description="of the server's line, which all who are asked share; alike")
+    step_seconds: float | None = Field(
+        None, ge=0, description="of a local step; default: counted, at ten billion operations in a second; alike"
+    )
     tensorboard: bool = Field(False, description="write what TensorBoard shows beside the history")
     mlflow: bool = Field(False, description="tell MLflow too, where its own settings (MLFLOW_TRACKING_URI) say")
 
@@ -302,14 +323,14 @@ class PersonalSettings(Section):
 
 
 WORDS = {
-    "steps": "local steps in a round",
+    "steps": "local steps in a round; auto: as many as pay, by trial rounds and what a round costs (run.step_seconds)",
     "memory": "directions that the server remembers; with a cohort about 2 * clients / cohort",
     "repeat": "whether clients say their losses and gradients twice in a round, for where many replies are lost",
     "local_lr": "their size; auto: 1/L, measured (linear models)",
     "lr": "the step size; auto: 1/L, measured (linear models)",
     "dual_lr": "step size of the client weights",
     "server_lr": "step size of the server",
-    "cohort": "clients drawn in a round; default: everyone",
+    "cohort": "clients drawn in a round; default: everyone; auto: as many as pay, as steps",
     "coin": "the chance of each client to take part, instead",
     "optimizer": "of the local steps: adam, or { name = .., clip = .., options = { b1 = .. } } of optax; local_lr is "
     "its step size",
@@ -354,7 +375,7 @@ def algorithm_section(name: str) -> type[Section]:
     if record.takes_rule:
         fields["rule"] = (Tuned | RuleSettings, Field("tuned", description=WORDS["rule"]))
     fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
-    fields["cohort"] = (int | None, Field(None, ge=1, description=WORDS["cohort"]))
+    fields["cohort"] = (Annotated[int, Field(ge=1)] | Auto | None, Field(None, description=WORDS["cohort"]))
     fields["coin"] = (float | None, Field(None, gt=0, le=1, description=WORDS["coin"]))
     for key in ("optimizer", "server_optimizer"):
         fields[key] = (Steps | None, Field(None, description=WORDS[key]))
@@ -380,7 +401,7 @@ def _field(argument: inspect.Parameter, defaults: Mapping[str, object]) -> tuple
     if kind in (int, float):
         kind = Annotated[kind, Field(ge=0) if argument.name == "mu" else Field(gt=0)]
     start = defaults.get(argument.name, ...) if argument.default is nothing else argument.default
-    if start == "auto":
+    if start == "auto" or argument.name == "steps":
         kind = kind | Auto
     words = WORDS.get(argument.name) or (AUTO_WORDS.get(argument.name) if start == "auto" else None)
     return Any if kind is nothing else kind, Field(start, description=words)
@@ -426,8 +447,9 @@ class Config(BaseModel):
 
     @property
     def batch(self) -> int | None:
-        """Examples of a local step of [algorithm]."""
-        return self.model.batch if self.convexify is None else self.convexify.batch
+        """Examples of a local step of [algorithm], once that is a number."""
+        batch = self.model.batch if self.convexify is None else self.convexify.batch
+        return batch if batch != "auto" else None
 
     @property
     def objective_price(self) -> float | None:

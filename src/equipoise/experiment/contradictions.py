@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from equipoise.algorithms import ALGORITHMS, named
-from equipoise.experiment import mistakes
+from equipoise.experiment import choice, mistakes
 
 if TYPE_CHECKING:
     from equipoise.experiment.config import Config, ConvexifySettings, FederationSettings, PersonalSettings
@@ -60,13 +60,21 @@ def contradictions(config: "Config") -> Iterator[str]:
         yield from _of_metric(config)
     if config.model.l2 == "auto" or config.objective_price is not None:
         yield from _of_folds(config, "model.l2 is 'auto'" if config.model.l2 == "auto" else "objective.price is given")
+    yield from _of_trials(config)
+    if config.model.convexified == "auto" and (
+        config.model.name not in choice.NETWORKS or any((config.convexify, federation, config.privacy))
+    ):
+        yield (
+            "model.convexified is 'auto', which tries [convexify] on a network whose rows are at hand; leave it out of "
+            "other models, and where [convexify], [privacy] or [federation] is given"
+        )
     if config.own_models is not None:
         yield from _of_personal(config, config.own_models)
     if algorithm.cohort is not None and algorithm.coin is not None:
         yield "algorithm.cohort and algorithm.coin both say who takes part; give one of them"
     divided = owners or config.data.name == "synthetic" or config.partition.kind == "natural"
     n = config.partition.clients
-    if not divided and algorithm.cohort is not None and algorithm.cohort > n:
+    if not divided and isinstance(algorithm.cohort, int) and algorithm.cohort > n:
         yield f"algorithm.cohort is {algorithm.cohort} of {n} clients; give at most {n}"
 
 
@@ -91,6 +99,22 @@ def _of_folds(config: "Config", given: str) -> Iterator[str]:
         yield f"{given}, which is found by models of folds, which no noise of [privacy] covers; give numbers"
     if config.data.name in ("quadratics", "synthetic") and config.data.silos is None:
         yield f"{given}, which is found by folds of examples, and {config.data.name} data has none; give numbers"
+
+
+def _of_trials(config: "Config") -> Iterator[str]:
+    for key in choice.tried_out(config):
+        if config.federation is not None:
+            yield (
+                f"{key} is 'auto', which trial rounds find where all rows are at hand; over Flower give a number, such "
+                "as the one that `equipoise run` finds"
+            )
+        if config.convexify is not None:
+            yield f"{key} is 'auto', which is for one training, and [convexify] has two; give a number"
+        if config.privacy is not None:
+            yield f"{key} is 'auto', which trial rounds find, and no noise of [privacy] covers them; give a number"
+    stage = None if config.convexify is None else config.convexify.algorithm
+    if "auto" in (getattr(stage, "steps", None), getattr(stage, "cohort", None)):
+        yield "convexify.algorithm has steps or cohort 'auto', which is for [algorithm] alone; give numbers"
 
 
 def _of_federation(config: "Config", settings: "FederationSettings") -> Iterator[str]:

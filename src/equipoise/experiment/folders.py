@@ -174,13 +174,13 @@ def clear(folder: Path) -> None:
         path = folder / file
         if path.is_file() or path.is_symlink():
             files.remove(path)
-    stage = folder / records.STAGE_1
-    if stage.is_dir() and not stage.is_symlink() and marker(stage) is not None:
-        clear(stage)
-        for file in (MARKER, LOCK):
-            files.remove(stage / file)
-        with suppress(OSError):
-            stage.rmdir()
+    for stage in (folder / records.STAGE_1, folder / records.CONVEXIFIED):
+        if stage.is_dir() and not stage.is_symlink() and marker(stage) is not None:
+            clear(stage)
+            for file in (MARKER, LOCK):
+                files.remove(stage / file)
+            with suppress(OSError):
+                stage.rmdir()
     board = folder / BOARD
     if board.is_dir() and not board.is_symlink():
         for path in board.glob(EVENTS):

@@ -430,7 +430,7 @@ def _beside_alone(
 ) -> None:
     """What clients get alone, where it is not yet known: once for all jobs on the same data and model."""
     # Of [convexify], the network itself: its features are made together, and an owner alone has none of them.
-    plain = [job._replace(config=network_config(job.config)) if job.config.convexify else job for job in jobs]
+    plain = [job._replace(config=_plain_network(job.config)) if job.config.convexify else job for job in jobs]
     missing: dict[str, list[PlannedRun]] = {}
     for job in plain:
         if not (folder / job.place / records.ALONE).is_file():
@@ -442,6 +442,13 @@ def _beside_alone(
         with precision(config):
             problem = problems.get(data) or build_problem(config)
             alone.write([folder / job.place for job in runs_on_it], problem, [job.config for job in plain], seen)
+
+
+def _plain_network(parsed: Config) -> Config:
+    """The network of [convexify], on all rows that the convex model is trained on."""
+    stage = network_config(parsed)
+    kept = {key: getattr(parsed.run, key) for key in ("keep_best", "keep_by", "patience")}
+    return stage.model_copy(update={"run": stage.run.model_copy(update=kept)})
 
 
 def _networks(

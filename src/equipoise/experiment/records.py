@@ -13,6 +13,8 @@
     alone.json              of a comparison: what each client gets from a model of its own rows alone
     alone.safetensors       what each scored row adds to that score
     stage.1/                with [convexify], the run that trained the network: a run folder of its own
+    convex.1/               with model.convexified, the run of the convex model of the network: another one
+    chosen.json             settings that nobody gave: what was chosen, why, and all that was tried
     rows.safetensors        what each scored row adds to the score, where the rows were at hand: for comparisons
     agreement.json          of a run over Flower: its sites, and how they read their tables
     status.json, log.jsonl  of a run over Flower: how it stands, and all that happened
@@ -47,7 +49,7 @@ PERSONAL, OWN_MODELS, OWN_ROWS = "personal.json", "personal.safetensors", "perso
 OWN_PARTS = "own.safetensors"
 ALONE, ALONE_ROWS = "alone.json", "alone.safetensors"
 CHOSEN = "chosen.json"
-STAGE_1 = "stage.1"  # a folder; no label of a run is called so (`folders.name`)
+STAGE_1, CONVEXIFIED = "stage.1", "convex.1"  # folders; no label of a run is called so (`folders.name`)
 
 
 class JsonRecord(BaseModel):
@@ -60,17 +62,18 @@ class Choice(JsonRecord):
     """A setting that was chosen: what, why, and what would have been next."""
 
     key: str  # "section.key": set it, and nothing is chosen
-    value: float
+    value: float | str
     why: str  # a sentence for people
-    runner_up: float | None  # None: nothing else was usable
-    tried: tuple[dict[str, float | None], ...]  # every candidate, as "value", and how good it was
+    runner_up: float | str | None  # None: nothing else was usable
+    tried: tuple[dict[str, float | str | None], ...]  # every candidate, as "value", and how good it was
     rounds: int  # of communication that it took
     bytes_down: int = 0
     bytes_up: int = 0
 
     @property
     def sentence(self) -> str:
-        return f"{self.key} was chosen: {self.value:.4g}; {self.why}"
+        value = self.value if isinstance(self.value, str) else f"{self.value:.4g}"
+        return f"{self.key} was chosen: {value}; {self.why}"
 
 
 class Choices(JsonRecord):
@@ -315,7 +318,7 @@ def find(path: str | Path) -> list[Path]:
     if marked is not None and marked.kind == "run":
         return [path]
     inside = (file.parent for file in path.rglob(FEDERATION))
-    runs = sorted(run for run in inside if STAGE_1 not in run.relative_to(path).parts)
+    runs = sorted(run for run in inside if not {STAGE_1, CONVEXIFIED} & set(run.relative_to(path).parts))
     require(runs, f"{path} holds no runs; give a folder that `equipoise run`, `compare` or `sweep` made")
     return runs
 

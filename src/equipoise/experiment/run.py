@@ -22,7 +22,7 @@ from equipoise.engines.sweep import Trial, sweep
 from equipoise.errors import LostReplies, Stopped, require
 from equipoise.evaluation import PerClient
 from equipoise.experiment import folders, origin, records
-from equipoise.experiment.chosen import settle
+from equipoise.experiment.chosen import convexified, settle
 from equipoise.experiment.conditioning import with_metric
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.stages import Trained, convexify, given_network, network_config, trained_network
@@ -136,6 +136,7 @@ def run(
         spec = spec._replace(config=settle.applied(config, chosen), asked=config, chosen=chosen)
     with begun(spec, None if problem is None else shared_on(problem)) as session:
         run_alone(session)
+        _offer_convexified(session)
     return records.read(folder)
 
 
@@ -145,7 +146,29 @@ def resume(
     """Resumes from the last checkpoint, bit for bit as if the run had never stopped."""
     with resumed(folder, label, watch, None if problem is None else shared_on(problem)) as session:
         run_alone(session)
+        _offer_convexified(session)
     return records.read(folder)
+
+
+def _offer_convexified(session: Session) -> None:
+    """Beside a network that has ended, the convex model made of it, where that may be better."""
+    (config, folder, label, watch, *_), problem = session.spec, session.problem
+    best = session.writer.best
+    if best is None or not convexified.may_pay(config, problem) or not (folder / records.MODEL).is_file():
+        return
+    inside = folder / records.CONVEXIFIED
+    with begun(RunSpec(convexified.config_of(config, folder), inside, f"{label}, convexified", watch, True)) as convex:
+        run_alone(convex)
+        end = convex.writer.best
+        if end is None:
+            return
+        pairs = (problem, best.x), (convex.problem, end.x)
+        choice = convexified.judged(*pairs, records.read(inside).rows, inside)
+    path, about = folder / records.CHOSEN, records.read_record(folder / records.FEDERATION, records.FederationRecord)
+    before = records.read_record(path, records.Choices).settings if path.is_file() else ()
+    records.write_record(path, records.Choices(settings=(*before, choice)))
+    about = about.model_copy(update={"notes": (*about.notes, choice.sentence)})
+    records.write_record(folder / records.FEDERATION, about)
 
 
 def with_choices(spec: RunSpec, earlier: dict[str, settle.Found] | None = None) -> RunSpec:
@@ -154,7 +177,9 @@ def with_choices(spec: RunSpec, earlier: dict[str, settle.Found] | None = None) 
         return spec
     there = None if spec.overwrite else settle.read(spec.folder)
     outcome = (
-        settle.chosen_for(spec.config, {} if earlier is None else earlier) if there is None else settle.Found(there)
+        settle.chosen_for(spec.config, {} if earlier is None else earlier, _lost(spec.config))
+        if there is None
+        else settle.Found(there)
     )
     config = settle.applied(spec.config, outcome.choices)
     return spec._replace(config=config, asked=spec.config, chosen=outcome.choices, fits=outcome.fits)
@@ -184,10 +209,11 @@ def _trained_here(spec: RunSpec, stage: Config, problem: Problem) -> Trained:
     """Stage 1: trained, resumed, or only read, where a plan has trained it."""
     folder = spec.network or spec.folder / records.STAGE_1
     overwrite = spec.overwrite and spec.network is None
+    same = problem if stage.run.keep_best == spec.config.run.keep_best else None  # validation rows of its own
     if overwrite or not (folder / records.CONFIG).is_file():
-        run(stage, folder, watch=spec.watch, overwrite=overwrite, problem=problem)
+        run(stage, folder, watch=spec.watch, overwrite=overwrite, problem=same)
     elif not records.finished(folder):
-        resume(folder, watch=spec.watch, problem=problem)
+        resume(folder, watch=spec.watch, problem=same)
     return trained_network(folder, stage, problem.model)
 
 

@@ -24,6 +24,10 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else "0" if value == 0 else f"{value:#.4g}"
 
 
+def shortest(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.4g}"
+
+
 def tick(value: float) -> str:
     """Short, for an axis."""
     if value and not 1e-3 <= abs(value) < 1e5:

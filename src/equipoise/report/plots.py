@@ -7,6 +7,7 @@ import numpy as np
 from markupsafe import Markup
 
 from equipoise.errors import not_none
+from equipoise.experiment.records import Choice
 from equipoise.report import formats, numbers, svg
 from equipoise.report.markup import tag
 from equipoise.report.numbers import ReportedRun, XAxis
@@ -113,14 +114,42 @@ def path(swept: numbers.Path) -> Markup:
         hint = f"{text}: the average client {run.format(run.summary['mean'])}, worst-served fifth "
         hint += formats.with_interval(run.corrected_worst, run.worst.low, run.worst.high, run.format)
         if run is swept.chosen:
-            ring = tag("circle", r="11", cx="0", cy="0", class_="ring")
-            parts.append(
-                tag("svg", ring, x=svg.percent(x_at), y=float(y_at), overflow="visible", class_="chosen-point")
-            )
+            parts.append(_ring(x_at, y_at))
             text, hint = f"{text}, chosen", f"{hint}; chosen"
         parts.append(svg.marker(x_at, y_at, 0, hint, scale=1.2, data_run=run.series))
         parts.append(_label(text, x_at, y_at, taken, run.series, OFF_THE_LINE))
     return svg.chart(f"Worst-served fifth against the average client, along {swept.setting}", HEIGHT, *parts)
+
+
+def price(choice: Choice) -> Markup:
+    """The path that rho was chosen along, by rows left out: the chosen point has a ring, and every point its bounds."""
+    rows = [{key: float(cell) for key, cell in row.items() if isinstance(cell, float)} for row in choice.tried]
+    names = "average skill", "worst fifth gain", "worst fifth low", "worst fifth high"
+    drawn = [(row["value"], *(row[name] for name in names)) for row in rows if {"value", *names} <= row.keys()]
+    if not drawn:
+        return Markup()
+    frame = _frame(
+        svg.axis((x for _, x, *_ in drawn), margin=0.12), svg.axis([v for _, _, *y in drawn for v in y], margin=0.06)
+    )
+    parts = frame.grid("{:.1%}".format, formats.tick, "average skill of rows left out (better →)")
+    parts.append(svg.label(frame.left, frame.top - 14, "gain over own models, worst fifth (better ↑)", "start", "axis"))
+    parts.append(frame.stretched(frame.curve([(x, y) for _, x, y, *_ in drawn], 0, "from the average to the worst")))
+    taken = [(frame.x_at(x) * TYPICAL_WIDTH, frame.y_at(y), 10.0) for _, x, y, *_ in drawn]
+    for value, x, y, low, high in drawn:
+        x_at, y_at, text = frame.x_at(x), frame.y_at(y), f"rho {value:g}"
+        hint = f"{text}: average skill {x:.2%}, gain in the worst fifth {y:+.4f} ({low:+.4f} to {high:+.4f})"
+        parts.append(svg.line(x_at, frame.y_at(low), x_at, frame.y_at(high), f"whisker {svg.colour(0)}"))
+        if value == choice.value:
+            parts.append(_ring(x_at, y_at))
+            text, hint = f"{text}, chosen", f"{hint}; chosen"
+        parts.append(svg.marker(x_at, y_at, 0, hint, scale=1.2))
+        parts.append(_label(text, x_at, y_at, taken, 0, OFF_THE_LINE))
+    return svg.chart("What fairness costs along rho, by rows left out", HEIGHT, *parts)
+
+
+def _ring(x_at: float, y_at: float) -> Markup:
+    ring = tag("circle", r="11", cx="0", cy="0", class_="ring")
+    return tag("svg", ring, x=svg.percent(x_at), y=float(y_at), overflow="visible", class_="chosen-point")
 
 
 BESIDE = ((10, 4, "start"), (-10, 4, "end"), (0, -11, "middle"), (0, 20, "middle"))

@@ -107,11 +107,12 @@ def chosen(runs: Sequence[ReportedRun]) -> Content | None:
         rows = [
             (
                 row["value"] == choice.value,
-                [formats.MISSING if cell is None else f"{cell:.4g}" for cell in row.values()],
+                [cell if isinstance(cell, str) else formats.shortest(cell) for cell in row.values()],
             )
             for row in choice.tried
         ]
-        shown.append((choice.sentence, headings, rows))
+        curve = plots.price(choice) if choice.key == "objective.rho" else ""
+        shown.append((choice.sentence, curve, headings, rows))
     return {"choices": shown} if shown else None
 
 

@@ -1,5 +1,8 @@
 """`model.l2 = "auto"` and `objective.price`, chosen by folds at the owners."""
 
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -109,6 +112,40 @@ def test_the_largest_within_a_standard_error_of_the_best():
     assert behind > error
 
 
+class Along(NamedTuple):
+    """A path whose losses are known."""
+
+    losses: dict
+    problem: Any
+    base: Any
+    rounds: int = 0
+    down: int = 0
+    up: int = 0
+
+    def to(self, told, extra):
+        return folds.Point(self.losses[told.objective.rho], None)
+
+
+@pytest.mark.parametrize(("noise", "wanted"), [(0.0, 0.03), (0.2, 10.0)])
+def test_the_fairest_that_is_affordable_but_not_by_luck(silos, noise, wanted):
+    """The last point costs too much; before it fairness gains a little, which chance may hide."""
+    rng, n = np.random.default_rng(0), 40
+    poor = np.arange(n) % 5 == 0
+    gain = {10.0: 0.0, 3.0: 0.01, 1.0: 0.02, 0.3: 0.03, 0.1: 0.04, 0.03: 0.05, 0.01: 0.2}
+    cost = dict.fromkeys(gain, 0.0) | {0.01: 0.3}
+    losses = {
+        rho: 0.5 + poor * (0.2 - gain[rho]) + cost[rho] * ~poor + noise * rng.normal(size=n) * poor for rho in price.WAY
+    }
+    walk = Along(losses, SimpleNamespace(baselines=np.full(n, 0.5), n=n), np.full(n, 0.7))
+    told = parsed(silos)
+    found = price.chosen(told, walk, 0.0)
+    assert found.value == wanted
+    row = next(row for row in found.tried if row["value"] == wanted)
+    assert row["worst fifth low"] <= row["worst fifth gain"] <= row["worst fifth high"]
+    best = min(losses.values(), key=np.mean)
+    assert_same(np.array(row["below the best"]), (losses[wanted] - best).mean() / 0.7, rtol=1e-6)
+
+
 @pytest.fixture(scope="module")
 def done(silos, tmp_path_factory):
     return run.run(parsed(silos), tmp_path_factory.mktemp("runs") / "run")
@@ -122,15 +159,18 @@ def test_a_run_chooses_and_says_why(silos, done, tmp_path):
     assert first.value in [row["value"] for row in first.tried]
     assert first.runner_up != first.value
     best = max(row["average skill"] for row in second.tried)
-    allowed = [row for row in second.tried if row["average skill"] >= best - 0.05]
-    assert second.value == max(allowed, key=lambda row: row["worst fifth gain"])["value"]
+    assert next(row for row in second.tried if row["value"] == second.value)["average skill"] >= best - 0.05
     assert {first.sentence, second.sentence} <= set(done.federation.notes)
     assert done.rows[0].bytes_up >= first.bytes_up + second.bytes_up
     assert config.parse(records.read_toml(done.path / records.CONFIG)) == told  # what was asked for
     page = tmp_path / "page.html"
     html.write([done], page)
-    assert "worst fifth gain" in page.read_text()
-    assert "(chosen)" in page.read_text()
+    text = page.read_text()
+    assert "worst fifth gain" in text
+    assert "(chosen)" in text
+    assert "What fairness costs along rho" in text  # the curve
+    assert f"rho {second.value:g}, chosen" in text
+    assert text.count("rho ") > len(second.tried)
 
 
 @pytest.mark.thorough(

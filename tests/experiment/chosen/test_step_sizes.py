@@ -1,5 +1,7 @@
 """Networks without a step size: `local_lr` and `lr` are tried out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,15 @@ def test_about_twice_the_step_of_the_least_loss_after_a_round(problem):
     assert found.bytes_up == found.rounds * 3 * (4 + model + 8 + 4)
 
 
+def test_on_a_plateau_candidates_have_rounds_that_teach_something(problem):
+    """All weights are nearly zero: a round of a few local steps leaves the loss where it was."""
+    flat = replace(problem, x=problem.x * 1e-6)
+    found = choice_of(flat, algorithm={"name": "fedavg", "steps": 2})
+    assert "8 times the local steps, as shorter ones taught nothing here" in found.why
+    assert found.value == min(found.tried, key=lambda row: row["loss after a round"] or np.inf)["value"]
+    assert found.rounds < 24  # the better half goes on
+
+
 def test_the_same_choice_again_and_once_for_a_problem(problem):
     first = choice_of(problem, algorithm={"name": "fedavg", "steps": 5})
     assert choice_of(problem, algorithm={"name": "fedavg", "steps": 5}) is first
@@ -83,8 +94,6 @@ def test_without_a_batch_the_default_method_takes_one():
 
 
 def test_a_problem_that_no_step_solves_is_a_sentence(problem):
-    from dataclasses import replace
-
     broken = replace(problem, x=problem.x * 1e30)
     with pytest.raises(InputError, match=r"algorithm\.local_lr is 'auto', but no step size from .* give algorithm"):
         choice_of(broken, algorithm={"name": "fedavg", "steps": 5})

@@ -108,7 +108,7 @@ def run_federation(
             elif config.convexify is None:
                 agreed = reach_agreement(config, federation)
             else:
-                status.observe({"kind": "stage", "name": "network", "rounds": config.convexify.rounds})
+                status.observe({"kind": "stage", "name": "network", "rounds": network_config(config).run.rounds})
                 agreed = agree_on_network(config, folder, federation, watch)
                 status.observe({"kind": "stage", "name": config.name, "rounds": config.run.rounds, "round": 0})
             train_as_agreed(config, folder, agreed, federation, watch)

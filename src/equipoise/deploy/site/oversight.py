@@ -336,7 +336,7 @@ def spend_bytes(folder: Path, digest: str, size: int, most: int | None) -> None:
 def _allowance(config: Config, rules: Policy, kind: str, content: RecordDict) -> tuple[str | None, str, int]:
     """The run that a message is of, if it says so; what it asks for; and how often it may in one run."""
     tries = not_none(config.federation).tries
-    rounds = max(config.run.rounds, 0 if config.convexify is None else config.convexify.rounds)
+    rounds = max(stage.run.rounds for stage in stages(config))
     each = tries * rounds + RESTARTS
     if kind == "exchange":
         where = read_address(content)

@@ -6,18 +6,31 @@ from pathlib import Path
 from typing import NamedTuple
 
 from equipoise import algorithms
+from equipoise.engines.kernel import Lost
 from equipoise.experiment import choice as default
 from equipoise.experiment import records
-from equipoise.experiment.chosen import penalty, price
+from equipoise.experiment.chosen import effort, penalty, price
 from equipoise.experiment.chosen.folds import Walk
 from equipoise.experiment.config import Config, algorithm_section
 from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.problems import build_problem, precision
 from equipoise.experiment.records import Choice
 
+APPLIED = {
+    "model.l2": float,
+    "objective.rho": float,
+    "algorithm.steps": int,
+    "model.batch": int,
+    "algorithm.cohort": int,
+}
+
 
 def is_open(config: Config) -> bool:
     """Whether something has to be chosen before the problem can be built."""
+    return by_folds(config) or bool(default.tried_out(config))
+
+
+def by_folds(config: Config) -> bool:
     return config.model.l2 == "auto" or config.objective_price is not None
 
 
@@ -28,11 +41,11 @@ class Found(NamedTuple):
     fits: OwnFit | None = None
 
 
-def chosen_for(config: Config, earlier: dict[str, Found]) -> Found:
+def chosen_for(config: Config, earlier: dict[str, Found], lost: Lost | None) -> Found:
     """What is chosen now, or was for another run of `earlier` on the same data for the same objective."""
     key = _of(config)
     if key not in earlier:
-        earlier[key] = choose(config)
+        earlier[key] = choose(config, lost)
     return earlier[key]
 
 
@@ -50,10 +63,18 @@ def robust(config: Config) -> Config:
     return default.settled(method.model_copy(update={"objective": config.objective.model_copy(update={"of": "auto"})}))
 
 
-def choose(config: Config) -> Found:
+def choose(config: Config, lost: Lost | None = None) -> Found:
+    """What folds say, and with that what trial rounds do."""
+    outcome = _by_folds(robust(config)) if by_folds(config) else Found(())
+    if not default.tried_out(config):
+        return outcome
+    with precision(config):
+        return outcome._replace(choices=(*outcome.choices, *effort.chosen(applied(config, outcome.choices), lost)))
+
+
+def _by_folds(config: Config) -> Found:
     """l2 first, of the objective near the average where its price is asked for, and then the price."""
     choices: list[Choice] = []
-    config = robust(config)
     l2 = penalty.MIDDLE if config.model.l2 == "auto" else config.model.l2
     start = config.model_copy(update={"model": config.model.model_copy(update={"l2": l2, "metric": "none"})})
     priced = config.objective_price is not None
@@ -64,7 +85,7 @@ def choose(config: Config) -> Found:
         if config.model.l2 == "auto":
             choice = penalty.chosen(price.with_rho(start, price.WAY[0]) if priced else start, walk)
             choices.append(choice)
-            more = penalty.extra(config, problem, choice.value)
+            more = penalty.extra(config, problem, float(choice.value))
         if priced:
             choices.append(price.chosen(start, walk, more))
     return Found(tuple(choices), vars(problem).get("own_fits"))
@@ -73,15 +94,18 @@ def choose(config: Config) -> Found:
 def applied(config: Config, choices: Sequence[Choice]) -> Config:
     for choice in choices:
         section, key = choice.key.split(".")
-        if (section, key) not in (("model", "l2"), ("objective", "rho")):
+        if choice.key not in APPLIED:
             continue  # of step sizes, which are found when the method is built
-        update = {key: choice.value} | ({"price": None} if section == "objective" else {})
+        value = choice.value if APPLIED[choice.key] is float else int(choice.value)
+        update = {key: value} | ({"price": None} if section == "objective" else {})
         config = config.model_copy(update={section: getattr(config, section).model_copy(update=update)})
     return config
 
 
 def _of(config: Config) -> str:
     """All that the choice depends on."""
+    if default.tried_out(config):
+        return config.model_dump_json()
     kept = {"seed", "precision", "keep_best", "validation"}
     settings = robust(config).model_dump(mode="json", include={"data", "partition", "model", "objective", "personal"})
     return json.dumps([settings, config.run.model_dump(mode="json", include=kept)], sort_keys=True)

@@ -5,6 +5,10 @@ clients' losses. Candidates are powers of two, every second one first and then t
 best, because one round likes shorter steps than a hundred do, unless the model of a few rounds is clearly worse for it;
 where a few rounds do worse than one, half of it, and so on. It is not judged anew later: short horizons like short
 steps.
+
+A network may begin on a plateau, where a round teaches nothing and steps look good that explode once it has left. There
+the better half of the candidates has a round of four times as many local steps, and if that teaches nothing either the
+better half of these one of eight times; and only of a round that taught something twice the best is kept.
 """
 
 import warnings
@@ -22,13 +26,15 @@ from equipoise.engines.simulator import simulate
 from equipoise.errors import LostReplies, require
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Choice
-from equipoise.protocol import Algorithm, as_key, exchange_keys, wire
+from equipoise.protocol import Algorithm, Vector, as_key, exchange_keys, wire
 
 COARSE = tuple(2.0**k for k in range(-9, 2, 2))
 SHORTEST = 2.0**-25
 LONGER = 2.0  # than the best after one round
 WATCHED = 4  # rounds in which a longer one must not do harm
 WORSE = 1.1  # times the loss: more is harm
+NOTHING = 0.95  # of the first model's loss: a round that leaves more has taught nothing
+LONG = (4, 8)  # times the local steps, for a round that teaches something
 
 
 def at_hand(problem: Problem) -> bool:
@@ -40,23 +46,26 @@ def tried(
     key: str,
     problem: Problem,
     rows: Any,
-    method: Callable[[float], Algorithm],
+    method: Callable[[float, int], Algorithm],
     *,
+    has_steps: bool,
     seed: int,
     clients_per_batch: int | None,
 ) -> Choice:
-    """The choice of `key`; method(step) is the one with that step size."""
+    """The choice of `key`; method(step, times) has that step size, and so many times its local steps, if it has any."""
     losses: dict[float, float] = {}
     played = 0
-    algorithm = method(COARSE[0])
+    algorithm = method(COARSE[0], 1)
     asked = _asked(algorithm, problem, seed)
 
-    def loss_after(rounds: int, step: float) -> float:
+    def loss_at(x: Vector) -> float:
+        return float(np.asarray(tasks.losses(problem.trained_task, x, rows), np.float64)[asked].mean())
+
+    def loss_after(rounds: int, step: float, times: int = 1) -> float:
         nonlocal played
         played += rounds
-        end = simulate(method(step), problem.x, rows, seed, rounds=rounds, clients_per_batch=clients_per_batch)
-        each = np.asarray(tasks.losses(problem.trained_task, end.model, rows), np.float64)
-        value = float(each[asked].mean())
+        end = simulate(method(step, times), problem.x, rows, seed, rounds=rounds, clients_per_batch=clients_per_batch)
+        value = loss_at(end.model)
         return value if np.isfinite(value) and not end.tally.broken.any() else np.inf
 
     def best() -> float:
@@ -76,18 +85,33 @@ def tried(
             f"{key} is 'auto', but no step size from {min(losses):.2g} to {max(losses):.2g} makes a model of a finite "
             f"loss in one round; check the data, or give {key}",
         )
-        longer, kept = (loss_after(WATCHED, step) for step in (LONGER * least, least))
-        chosen = LONGER * least if longer <= WORSE * kept else least
-        while chosen > least / 8 and min(longer, kept) > losses[least]:  # a few rounds do worse than one
-            chosen /= 2
-            kept = loss_after(WATCHED, chosen)
+        taught, times = NOTHING * loss_at(problem.x), 1
+        for longer_round in LONG if has_steps else ():
+            if losses[least] <= taught:
+                break
+            times = longer_round
+            better = sorted(losses, key=lambda step: (losses[step], step))[: len(losses) // 2]
+            losses = {step: loss_after(1, step, times) for step in better}
+            centre = best()
+            for step in sorted({centre / 2, centre * 2} - losses.keys()):
+                losses[step] = loss_after(1, step, times)
+            least = best()
+        if times > 1:
+            chosen = LONGER * least if losses[least] <= taught else least
+        else:
+            longer, kept = (loss_after(WATCHED, step) for step in (LONGER * least, least))
+            chosen = LONGER * least if longer <= WORSE * kept else least
+            while chosen > least / 8 and min(longer, kept) > losses[least]:  # a few rounds do worse than one
+                chosen /= 2
+                kept = loss_after(WATCHED, chosen)
     usable = sorted((value, step) for step, value in losses.items() if np.isfinite(value))
     runner_up = chosen * usable[1][1] / least if len(usable) > 1 else None
     how = "twice that is" if chosen == LONGER * least else f"{chosen / least:g} times that is"
+    plateau = f" of {times} times the local steps, as shorter ones taught nothing here" if times > 1 else ""
+    watched = f", as the trial of {WATCHED} rounds says" if times == 1 else ""
     why = (
-        f"of {len(losses)} step sizes that were tried for one round each, {least:g} made the model with the least loss "
-        f"({losses[least]:.3g}); {how} used, as the trial of {WATCHED} rounds says, and half of it from where the loss "
-        "explodes"
+        f"of {len(losses)} step sizes that were tried for one round each{plateau}, {least:g} made the model with the "
+        f"least loss ({losses[least]:.3g}); {how} used{watched}, and half of it from where the loss explodes"
     )
     down, up = _bytes(algorithm, problem, rows)
     table = tuple(

@@ -42,6 +42,8 @@ def network_config(config: Config) -> Config:
     """Stage 1 as a run of its own: [convexify]'s algorithm on the network."""
     assert config.convexify is not None
     settings, federation = config.convexify, config.federation
+    own = {"rounds": max(settings.rounds, 1)} if isinstance(settings.rounds, int) else None
+    length = choice.network_rounds(config) if own is None else own
     if federation is not None:  # defences that only SCAFF-PD on a convex model has
         federation = federation.model_copy(update={"project": False, "clip_gradients": None})
     stage = config.model_copy(
@@ -51,7 +53,7 @@ def network_config(config: Config) -> Config:
             "convexify": None,
             "algorithm": settings.algorithm,
             "objective": settings.objective,
-            "run": config.run.model_copy(update={"rounds": max(settings.rounds, 1), "until_gap": None}),
+            "run": config.run.model_copy(update={**length, "until_gap": None}),
             "federation": federation,
         }
     )
