@@ -24,6 +24,7 @@ from equipoise.tasks.task import Scalar
 
 PULLS = (1.0, 0.3, 0.1, 0.03, 0.01)  # from the nearest model on
 ERRORS = 2  # standard errors of the folds, by which an owner's own model has to be better than the shared one
+ENOUGH = 50  # rows, below which five folds cannot tell an owner's own model from luck
 SHARED, ALONE = 0.0, -1.0  # what stands for a pull where nothing was tuned
 
 
@@ -37,7 +38,10 @@ class Offer(NamedTuple):
 def best_of_each(task: Task, x: Vector, train: Any, alone: OwnFit) -> Offer:
     """Of every owner, one after the other; `alone` has a row for each."""
     choose, alone = _of_one(task), jax.tree.map(np.asarray, alone)
-    offers = [choose(x, shard, OwnFit(*(a[i] for a in alone))) for i, shard in enumerate(each_owner(train))]
+    offers = []
+    for i, shard in enumerate(each_owner(train)):
+        # One at a time: XLA has stood still where it compiled for another shape while one of these was running.
+        offers.append(jax.tree.map(np.asarray, choose(x, shard, OwnFit(*(a[i] for a in alone)))))
     return jax.tree.map(lambda *each: jnp.asarray(np.stack(each)), *offers)
 
 
@@ -64,7 +68,7 @@ def best_of(task: Task, x: Vector, shard: Shards, alone: OwnFit) -> Offer:
     own = alone.folds.astype(x.dtype)
     gains = losses[:, 0] - own
     clear = jnp.sum(gains) > ERRORS * jnp.sqrt(FOLDS * jnp.var(gains, ddof=1))
-    clear = clear & (jnp.sum(own) < totals[best])
+    clear = clear & (jnp.sum(own) < totals[best]) & (shard.sizes >= ENOUGH)
     best = jnp.where(shard.sizes >= FEWEST, jnp.where(clear, len(PULLS) + 1, best), 0)
     every = jnp.concatenate([x[None], tuned.models, alone.model[None].astype(x.dtype)])
     return Offer(every[best], jnp.asarray((SHARED, *PULLS, ALONE), x.dtype)[best])
