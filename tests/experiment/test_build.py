@@ -1,5 +1,7 @@
 import tomllib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -7,7 +9,8 @@ from equipoise.data.silos import Options
 from equipoise.errors import InputError
 from equipoise.experiment import config
 from equipoise.experiment.methods import known_saddle
-from equipoise.experiment.problems import build_problem
+from equipoise.experiment.problems import build_problem, precision
+from tests.experiment.test_run import prices
 
 QUADRATICS = {
     "data": {"name": "quadratics", "options": {"gradient": 10.0}},
@@ -57,3 +60,17 @@ def test_every_option_of_silo_files_has_a_key(tmp_path):
     assert encoding.inputs == ("age", "age is missing", "town=oslo")
     assert (encoding.target.mean, encoding.target.scale) == (3.5, 1)
     assert config.parse(tomllib.loads(given.toml())) == given
+
+
+def test_a_regression_in_single_precision_after_one_in_double_is_in_single(tmp_path):
+    """The same shape makes the same task, and its model's parameters have the type that they were made with."""
+    prices(tmp_path / "shops")
+    told = {"data": {"silos": str(tmp_path / "shops"), "label": "price"}, "personal": {"kind": "none"}}
+    told |= {"model": {"own": "none", "metric": "none", "l2": 0.1}, "objective": {"of": "losses"}}
+    for name in ("float64", "float32"):
+        asked = config.parse({**told, "run": {"rounds": 1, "precision": name}})
+        with precision(asked):
+            problem = build_problem(asked)
+            shard = jax.tree.map(jnp.asarray, problem.train).client(0)
+            shard = problem.plain_task.prepare(shard)
+            assert problem.plain_task.loss(problem.x, shard).dtype == name

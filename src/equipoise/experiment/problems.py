@@ -568,9 +568,16 @@ def _columns(names: tuple[str, ...], problem: Problem) -> tuple[int, ...]:
     return tuple(j for name in names for j in ranges[name])
 
 
-@cache
 def cached(factory: Callable[..., Made]) -> Callable[..., Made]:
-    """The same task or model for the same shape, so that what is compiled for it serves other divisions of the data."""
+    """The same task or model for the same shape, so that what is compiled for it serves other divisions of the data.
+
+    Of one precision: what brings x into the shape of a model has the type that its numbers had when it was made.
+    """
+    return _cached(factory, jnp.result_type(float))
+
+
+@cache
+def _cached(factory: Callable[..., Made], precision: object) -> Callable[..., Made]:
     return lru_cache(maxsize=16)(factory)
 
 

@@ -26,6 +26,7 @@ BLOCK = 1024  # rows at a time
 FEW = 256  # rows, up to which every model has a curvature of its own
 TIMES = 30  # that curvature is taken at most, for a penalty; two are usual
 NEAR = 5e-5  # of a loss, that the next step will lower it by: the last one
+NEAR_IN_DOUBLE = 1e-20  # so that a site, whose rows are not padded as those of all owners are, has the same numbers
 SERVES = 0.1  # of what it was, that the same has fallen to after a step, or curvature is taken again
 DECREASE = 0.1  # of what the slope promises, that a step has to bring
 
@@ -78,6 +79,7 @@ class _Rows:
         self.linear, self.examples = not_none(task.linear), not_none(task.examples)
         self.own, self.folds, self.centre = task.own, folds, centre
         total, self.dtype = shard.labels.shape[0], centre.dtype
+        self.near = NEAR_IN_DOUBLE if self.dtype == jnp.float64 else NEAR
         self.blocks = -(-total // BLOCK)
         each = -(-total // (self.blocks * folds))
 
@@ -201,7 +203,7 @@ class _Rows:
             d = solved(factor, grads)
             fall = jnp.sum(d * grads, axis=(1, 2))
             left = fall / jnp.maximum(now, jnp.finfo(self.dtype).tiny)
-            done = ~(left > NEAR)  # not a number, too
+            done = ~(left > self.near)  # not a number, too
             u = state.u - jnp.where(done, 1, state.lengths)[:, None, None] * d
             losses, grads = self.sums(u)
             there = State(u, losses, grads, jnp.ones_like(left), left, jnp.array(True))
@@ -214,7 +216,7 @@ class _Rows:
             )
 
         def unfinished(state: State) -> Array:
-            return jnp.any(state.left > NEAR)
+            return jnp.any(state.left > self.near)
 
         def with_curvature(carry: tuple[State, Array]) -> tuple[State, Array]:
             state, t = carry
