@@ -15,8 +15,7 @@ WORKERS = 8  # at most, unless told: each takes one or two gigabytes
 def bench(
     federation: Annotated[Several, typer.Option("--federation", "-f", help="Only this one; repeatable.")] = None,
     method: Annotated[
-        Several,
-        typer.Option("--method", "-m", help="Only this one, or module:name, a method of your own; repeatable."),
+        Several, typer.Option("--method", "-m", help="Only this one, or module:name, a method of your own; repeatable.")
     ] = None,
     splits: Annotated[int, typer.Option(min=1, help="How many times rows are held out anew.")] = 3,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")] = Path("runs/bench"),

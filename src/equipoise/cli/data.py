@@ -23,8 +23,7 @@ Name = Annotated[str, typer.Argument(help="A name from `list`, a file of feature
 Folder = Annotated[Path | None, typer.Option("--data-dir", envvar="EQUIPOISE_DATA", help="Where data sets lie.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch what is missing, if its checksum is known.")]
 Options = Annotated[
-    list[str] | None,
-    typer.Option("--option", "-o", help="An option of the set's loader, such as by=race; repeatable."),
+    list[str] | None, typer.Option("--option", "-o", help="An option of the set's loader, such as by=race; repeatable.")
 ]
 Label = Annotated[str, typer.Option(help="The label column of a silo folder.")]
 How = Literal["iid", "dirichlet", "similarity", "k-classes", "one-class", "quantity", "natural"]
@@ -51,11 +50,7 @@ def list_(data_dir: Folder = None) -> None:
 
 @data_app.command()
 def info(
-    name: Name,
-    data_dir: Folder = None,
-    download: Download = False,
-    option: Options = None,
-    label: Label = "label",
+    name: Name, data_dir: Folder = None, download: Download = False, option: Options = None, label: Label = "label"
 ) -> None:
     """What was found where, its sizes and its licence.
 
@@ -156,15 +151,9 @@ def facts(
         ("training set", f"{len(data.inputs):,} examples"),
         ("test set", tested),
         ("an example", f"{' x '.join(map(str, data.inputs.shape[1:]))}, {data.inputs.dtype}"),
-        (
-            "memory",
-            f"{data.inputs.nbytes / 1e6:,.1f} MB as stored, {data.inputs.size * 4 / 1e6:,.1f} MB as float32",
-        ),
+        ("memory", f"{data.inputs.nbytes / 1e6:,.1f} MB as stored, {data.inputs.size * 4 / 1e6:,.1f} MB as float32"),
         ("labels", f"{len(data.classes)} classes: {_few(data.classes)}" if data.classes else "a number"),
-        (
-            "owners",
-            f"{len(data.group_names):,}: {_few(data.group_names)}" if data.groups is not None else "none named",
-        ),
+        ("owners", f"{len(data.group_names):,}: {_few(data.group_names)}" if data.groups is not None else "none named"),
     ]
     if data.groups is not None:
         rows += _by_owner(data.groups, data.labels, data.classes)

@@ -143,9 +143,7 @@ def sweep(
         _run_study(study, _folder(out, study.trials[0].config.name, "sweep"), overwrite)
 
 
-def resume(
-    folder: Annotated[Path, typer.Argument(help="A run folder that was stopped.")],
-) -> None:
+def resume(folder: Annotated[Path, typer.Argument(help="A run folder that was stopped.")]) -> None:
     """Resume a stopped run exactly where it left off.
 
     Example: equipoise resume runs/run

@@ -51,8 +51,7 @@ def keys(
     ] = None,
     revoke: Annotated[list[str] | None, typer.Option(help="NAME: its key is not taken any longer; repeatable.")] = None,
     rotate: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME or NAME=FILE.pub: another key, made here or by the site; repeatable."),
+        list[str] | None, typer.Option(help="NAME or NAME=FILE.pub: another key, made here or by the site; repeatable.")
     ] = None,
 ) -> None:
     """Say who may join under which name: make keys FOR TRIALS, register, replace or revoke the sites' own.

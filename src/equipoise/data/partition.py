@@ -133,11 +133,7 @@ def quantity(labels: ArrayLike, n: int, alpha: float, key: RandomKey | int, *, m
 
 
 def by_column(
-    values: ArrayLike,
-    *,
-    labels: ArrayLike | None = None,
-    clients: Sequence[object] | None = None,
-    min_size: int = 1,
+    values: ArrayLike, *, labels: ArrayLike | None = None, clients: Sequence[object] | None = None, min_size: int = 1
 ) -> Partition:
     """Natural owners: one client per distinct value, in sorted order.
 
@@ -286,10 +282,7 @@ def table(summary: Summary, *, rows: int = 50, columns: int = 12) -> Any:
         caption=f"sizes {low:,.0f} to {high:,.0f}, median {middle:,.0f}",
     )
     out.add_column("client")
-    for name in (
-        "samples",
-        *(map(shown, summary.labels) if few else ("labels", "most frequent", "its share")),
-    ):
+    for name in ("samples", *(map(shown, summary.labels) if few else ("labels", "most frequent", "its share"))):
         out.add_column(name, justify="right")
     for name, size, counts in list(zip(summary.clients, summary.sizes, summary.histogram, strict=True))[:rows]:
         top = int(np.argmax(counts))

@@ -109,8 +109,7 @@ def federate(
     rows_of = [np.asarray(rows, np.int64) for rows in parts]
     require(rows_of, "no clients were given; give at least one list of rows")
     require(
-        len(inputs) == len(labels),
-        f"there are {len(inputs)} inputs but {len(labels)} labels; give one label per input",
+        len(inputs) == len(labels), f"there are {len(inputs)} inputs but {len(labels)} labels; give one label per input"
     )
     sizes = np.array([len(rows) for rows in rows_of])
     empty = np.flatnonzero(sizes == 0)

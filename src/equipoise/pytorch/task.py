@@ -79,14 +79,7 @@ def callback_task(name: str, x: Vector, callbacks: Callbacks, outputs: tuple[int
         return jax.pure_callback(callbacks.predict, like, x, which[0])
 
     return Task(
-        name,
-        x.size,
-        loss,
-        grad,
-        descend,
-        lambda key: x,
-        None if outputs is None else predict,
-        lambda shard: shard,
+        name, x.size, loss, grad, descend, lambda key: x, None if outputs is None else predict, lambda shard: shard
     )
 
 

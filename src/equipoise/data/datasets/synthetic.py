@@ -50,10 +50,7 @@ def regression(
     """
     sizes = list(samples) if isinstance(samples, Sequence) else [samples] * n
     require(n > 0 and dim > 0, f"n is {n} and dim is {dim}; give at least one client and one feature")
-    require(
-        len(sizes) == n,
-        f"samples has {len(sizes)} entries for {n} clients; give one number, or one per client",
-    )
+    require(len(sizes) == n, f"samples has {len(sizes)} entries for {n} clients; give one number, or one per client")
     require(min(sizes) > 0, f"samples is {samples}; every client needs at least one")
     require(scale >= 0 and shift >= 0, f"scale is {scale} and shift is {shift}; give numbers from zero up")
     dtype = _float(dtype)
@@ -85,8 +82,7 @@ def quadratics(
     """
     positive("beta", beta)
     require(
-        gradient >= 0 and hessian >= 0,
-        f"gradient is {gradient} and hessian is {hessian}; give numbers from zero up",
+        gradient >= 0 and hessian >= 0, f"gradient is {gradient} and hessian is {hessian}; give numbers from zero up"
     )
     dtype = _float(dtype)
     h = jnp.asarray([beta + hessian, beta - hessian], dtype)
@@ -99,10 +95,7 @@ def quadratics_solution(shards: Shards, weights: ArrayLike | None = None) -> Flo
     h = np.asarray(shards.inputs, np.float64)[:, 0]
     b = np.asarray(shards.labels, np.float64)[:, 0]
     w = np.full(shards.n, 1 / shards.n) if weights is None else np.asarray(weights, np.float64)
-    require(
-        w.shape == (shards.n,),
-        f"weights has shape {w.shape}; give one number for each of the {shards.n} clients",
-    )
+    require(w.shape == (shards.n,), f"weights has shape {w.shape}; give one number for each of the {shards.n} clients")
     return np.linalg.solve(np.tensordot(w, h, 1), w @ b)
 
 

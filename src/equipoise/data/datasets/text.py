@@ -116,11 +116,7 @@ def _windows(text: str, window: int, stride: int) -> tuple[np.ndarray, np.ndarra
 def _dataset(train: list[Any], test: list[Any], names: tuple[str, ...]) -> Dataset:
     def joined(some: list[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         owners = np.repeat(np.arange(len(some), dtype=np.int32), [len(y) for _, y in some])
-        return (
-            np.concatenate([x for x, _ in some]),
-            np.concatenate([y for _, y in some]).astype(np.int32),
-            owners,
-        )
+        return (np.concatenate([x for x, _ in some]), np.concatenate([y for _, y in some]).astype(np.int32), owners)
 
     (inputs, labels, groups), (test_inputs, test_labels, test_groups) = joined(train), joined(test)
     classes = tuple(LETTERS)

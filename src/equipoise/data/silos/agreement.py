@@ -84,10 +84,7 @@ def _same_columns(one: str, columns: Collection[str], other: str, others: Collec
         (other, one, [c for c in columns if c not in others]),
         (one, other, [c for c in others if c not in columns]),
     ):
-        require(
-            not lacks,
-            f"{where} lacks the column {listing(lacks)}, which {against} has; give all silos the same",
-        )
+        require(not lacks, f"{where} lacks the column {listing(lacks)}, which {against} has; give all silos the same")
 
 
 def _common_kind(name: str, columns: dict[str, Column], remedy: str) -> str:
@@ -180,10 +177,7 @@ def _target(labels: dict[str, Column], options: Options) -> Target:
         return Target(name, classes=tuple(classes), kind=kind, **_ways(name, labels))
     n, mean, m2 = _merged(labels)
     require(m2 > 0, f"the label {name!r} is {mean} in every row of every silo; there is nothing to learn")
-    require(
-        math.isfinite(m2),
-        f"the label {name!r} differs too widely between silos to be standardised; rescale it",
-    )
+    require(math.isfinite(m2), f"the label {name!r} differs too widely between silos to be standardised; rescale it")
     # Centred in any case: a model starts at the mean, and single precision counts from there.
     scale = math.sqrt(m2 / n) if options.scale_label else 1.0
     return Target(name, mean=mean, scale=scale, kind="number", **_ways(name, labels))

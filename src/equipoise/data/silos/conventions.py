@@ -31,10 +31,7 @@ class Conventions(NamedTuple):
 
     def checked(self) -> "Conventions":
         for name, given, allowed in zip(self._fields, self, (DECIMALS, ORDERS, PERCENTS), strict=True):
-            require(
-                given in ("auto", *allowed),
-                f"{name} is {given!r}; give 'auto', {' or '.join(map(repr, allowed))}",
-            )
+            require(given in ("auto", *allowed), f"{name} is {given!r}; give 'auto', {' or '.join(map(repr, allowed))}")
         return self
 
 

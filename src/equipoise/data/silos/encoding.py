@@ -319,8 +319,7 @@ def _array(table: Table, feature: Feature) -> np.ndarray:
         bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
         row = int(bad.argmax()) + 1
         require(
-            not bad.any(),
-            f"{table.file}, column {feature.name!r}, data row {row}: the array holds NaN or infinity",
+            not bad.any(), f"{table.file}, column {feature.name!r}, data row {row}: the array holds NaN or infinity"
         )
     if (feature.mean, feature.scale) != (0.0, 1.0):  # such as pixels; tokens are left as they are
         return ((array - feature.mean) / feature.scale).astype(_float(None))

@@ -33,8 +33,7 @@ def silo_files(directory: Path, suffixes: tuple[str, ...] = SUFFIXES) -> tuple[l
     visible = sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith("."))
     paths = sorted((p for p in visible if not suffixes or p.suffix.lower() in suffixes), key=lambda p: p.stem)
     require(
-        paths,
-        f"{directory} holds no silo files; put one file per silo there ({', '.join(suffixes) or 'of any kind'})",
+        paths, f"{directory} holds no silo files; put one file per silo there ({', '.join(suffixes) or 'of any kind'})"
     )
     for one, other in pairwise(paths):
         require(
@@ -85,10 +84,7 @@ def _read_csv(path: Path, separator: str) -> pl.LazyFrame:
                 f"{path.name} seems to be separated by {other!r}; set data.separator = {other!r}, or leave it out",
             )
             twice = [name for name in header if name and header.count(name) > 1]
-            require(
-                not twice,
-                f"{path.name} has the column {listing(twice[:1])} more than once; rename or remove one",
-            )
+            require(not twice, f"{path.name} has the column {listing(twice[:1])} more than once; rename or remove one")
             raw.clear()
             for number, cells in enumerate(lines):
                 if len(header) > 1 and len(cells) < 2 and not "".join(cells).strip():
@@ -162,8 +158,7 @@ def _separator(path: Path, content: bytes) -> str:
         return wide[0]
     fit = [separator for separator in wide if all(width == header[separator] for width in widths(separator))]
     require(
-        len(fit) < 2,
-        f"{path.name} can be read as separated by {' or by '.join(map(repr, fit))}; set data.separator",
+        len(fit) < 2, f"{path.name} can be read as separated by {' or by '.join(map(repr, fit))}; set data.separator"
     )
     return fit[0] if fit else max(wide, key=lambda separator: header[separator])
 
@@ -210,14 +205,8 @@ def _read_npz(path: Path, label: str) -> pl.LazyFrame:
 
 def frame_of(inputs: np.ndarray, labels: np.ndarray | None, label: str, *, file: str) -> pl.LazyFrame:
     """Arrays as a table, see `scan`; `file` is what messages call it."""
-    require(
-        inputs.ndim >= 2,
-        f"{file} has inputs of shape {inputs.shape}; give one example per row: [rows, ...]",
-    )
-    require(
-        inputs.dtype.kind in "biuf",
-        f"{file} has inputs of type {inputs.dtype}; give numbers: floats or integers",
-    )
+    require(inputs.ndim >= 2, f"{file} has inputs of shape {inputs.shape}; give one example per row: [rows, ...]")
+    require(inputs.dtype.kind in "biuf", f"{file} has inputs of type {inputs.dtype}; give numbers: floats or integers")
     native = np.float32 if inputs.dtype == np.float16 else inputs.dtype.newbyteorder("=")
     inputs = inputs.astype(native, copy=False)
     if inputs.ndim == 2 and inputs.dtype.kind == "f":

@@ -108,11 +108,7 @@ class Statistics(NamedTuple):
 
 
 def statistics(
-    frame: pl.DataFrame | pl.LazyFrame,
-    options: Options,
-    *,
-    site: str = "the table",
-    train: np.ndarray | None = None,
+    frame: pl.DataFrame | pl.LazyFrame, options: Options, *, site: str = "the table", train: np.ndarray | None = None
 ) -> Statistics:
     """What `agree` needs to know of this silo; `site` names it in messages.
 
@@ -184,10 +180,7 @@ def _opened(frame: pl.DataFrame | pl.LazyFrame, options: Options, site: str) -> 
                 name in table.columns,
                 f"{site} has no column {name!r}, which {what} names; its columns are {listing(table.columns)}",
             )
-            require(
-                name != options.label,
-                f"{what} names the label {name!r}; take it out, or say which task it is",
-            )
+            require(name != options.label, f"{what} names the label {name!r}; take it out, or say which task it is")
     unit = options.unit
     require(
         unit is None or (unit in table.columns and unit != options.label),
@@ -395,10 +388,7 @@ def _label(table: Table, options: Options, shown: _Kind) -> pl.DataFrame:
     name = options.label
     cells = table._replace(readings={name: shown.reading}).cells(name)
     values = table.collect(
-        pl.col("row"),
-        cells.present.alias("present"),
-        label_names(cells).alias("name"),
-        cells.number.alias("number"),
+        pl.col("row"), cells.present.alias("present"), label_names(cells).alias("name"), cells.number.alias("number")
     )
     gaps = values.filter(~pl.col("present"))["row"].to_list()
     require(

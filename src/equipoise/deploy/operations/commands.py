@@ -207,12 +207,7 @@ def _served_here(
 
 
 def _served_by_flower(
-    child: subprocess.Popen,
-    app: Path,
-    more: Mapping[str, str],
-    folder: Path,
-    say: Say,
-    check: Callable[[], None],
+    child: subprocess.Popen, app: Path, more: Mapping[str, str], folder: Path, say: Say, check: Callable[[], None]
 ) -> bool:
     """The run, by Flower's own programs; False if the SuperLink died before it ended."""
     begin = launch.run_app(app)

@@ -322,8 +322,7 @@ def check(
     check_start(algorithm, x, rounds)
     check_every(every)
     require(
-        n == algorithm.n,
-        f"there are {n} sites but {algorithm.name} was built for {algorithm.n}; build it for as many",
+        n == algorithm.n, f"there are {n} sites but {algorithm.name} was built for {algorithm.n}; build it for as many"
     )
     if resume is not None:
         done, sites = resume.rounds, resume.ledger.sites
