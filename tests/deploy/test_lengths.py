@@ -13,7 +13,7 @@ from flwr.app import Message, RecordDict
 from equipoise.data.silos.statistics import Column, Statistics
 from equipoise.deploy import flower
 from equipoise.deploy.flower import Demands, GivenUp
-from equipoise.deploy.server.lengths import Bounded, lengths
+from equipoise.deploy.server.lengths import Bounded, Heard, lengths
 from equipoise.deploy.server.reach_agreement import _check_alike, _check_baselines, _statistics_of
 from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.site.run import SiteStatistics
@@ -199,7 +199,7 @@ def test_who_passes_early_passes_in_the_end_whoever_comes_first():
     honest = Reply(each={"gradient": np.ones(3)})
     lie = Reply(each={"gradient": np.full(3, 1e9)})
     for order in ([lie, lie, honest, honest, honest], [honest, lie, honest, lie, honest], [honest] * 3 + [lie] * 2):
-        heard, early = Bounded(100.0).cohort("collect", 5), set()
+        heard, early = Heard(Bounded(100.0), "collect", 5), set()
         for slot, reply in enumerate(order):
             heard.add(slot, "abcde"[slot], reply)
             early |= {s for s in range(slot + 1) if not heard.why_not(s)}

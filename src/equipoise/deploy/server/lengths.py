@@ -49,9 +49,6 @@ class Bounded:
     def saved(self) -> Lengths:
         return {name: dict(lengths) for name, lengths in self.past.items()}
 
-    def cohort(self, exchange: str, asked: int) -> "Heard":
-        return Heard(self, exchange, asked)
-
     def why_not(self, exchange: str, name: str, site: str, length: Length, median: float, complete: bool = True) -> str:
         """Why a reply is left out; empty where it is not."""
         if self.bound is None:

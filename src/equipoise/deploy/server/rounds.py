@@ -9,7 +9,9 @@ either, as in the simulator.
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +24,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Int, PyTree
 
 from equipoise.deploy.server.events import GivenUp, Ledger, Outcome, Traffic, What
-from equipoise.deploy.server.lengths import Bounded, given_weight, weighs_otherwise
+from equipoise.deploy.server.lengths import Bounded, Heard, given_weight, weighs_otherwise
 from equipoise.deploy.server.sites import ConnectedSites, Delivery, Limit, why_not
 from equipoise.deploy.wire.messages import (
     NAME,
@@ -49,7 +51,7 @@ from equipoise.deploy.wire.transport import INLINE
 from equipoise.engines.checks import check_every, check_start
 from equipoise.engines.fold import Collected
 from equipoise.engines.simulator import Progress, Result, Tally
-from equipoise.errors import Stopped, require
+from equipoise.errors import Stopped, not_none, require
 from equipoise.privacy.site_masks import FEWEST
 from equipoise.protocol import (
     Algorithm,
@@ -60,13 +62,13 @@ from equipoise.protocol import (
     Reply,
     Server,
     Vector,
+    as_key,
     exchange_keys,
     nbytes,
     slot_key,
 )
 
 STEPS = ("open", "send", "close")
-BLANK: tuple = (None, 0, 0.0, ())
 ENOUGH = 10  # replies of an exchange before a deadline is made of their times
 SHORTEST = 1.0  # seconds: no deadline is shorter
 SPOILT = "the model of the last checkpoint may be spoilt: start over, with shorter steps"
@@ -89,11 +91,11 @@ class Demands(NamedTuple):
     bound: float | None = 100.0  # how far a reply may be from what is usual (`lengths.py`); None: as far as it likes
 
 
-def deadline(demands: Demands, timeout: float, past: Sequence[float], asked: int) -> Limit:
+def deadline(demands: Demands, timeout: float, past: Collection[float], asked: int) -> Limit:
     """Until when to wait in an exchange, by how many have answered; `past` are the seconds of replies to it so far."""
     early = timeout
     if demands.quantile is not None and len(past) >= ENOUGH:
-        early = min(timeout, max(SHORTEST, demands.slack * float(np.quantile(past, demands.quantile))))
+        early = min(timeout, max(SHORTEST, demands.slack * float(np.quantile([*past], demands.quantile))))
     quorum = math.ceil(demands.quorum * asked)
     return lambda answered: early if answered >= quorum else timeout
 
@@ -118,17 +120,20 @@ class ServedRun(NamedTuple):
     """What stays the same during a run."""
 
     federation: ConnectedSites
-    specs: Specs
-    compiled: Mapping[tuple[str, str], Callable]
+    prepared: Prepared
     key: RandomKey
     part: str
     run: str
-    digest: str
     demands: Demands
     timeouts: Mapping[str, float]
     masking: Masking | None
-    note_under: int | None
     bounded: Bounded
+    note_under: int | None = None  # the round of training beside which it runs; None: it is the training
+
+    @property
+    def beside(self) -> bool:
+        """Whether it is something beside training, such as an evaluation."""
+        return self.note_under is not None
 
 
 class State(NamedTuple):
@@ -195,58 +200,35 @@ def serve(
 
     Raises GivenUp or, on Ctrl-C, Stopped; the outcome until then is in `outcome` or `result`.
     """
-    key = key if isinstance(key, jax.Array) else jax.random.key(key)
     check(algorithm, x, federation, rounds, every, resume)
     run = resume.ledger.run if resume else run or f"{int(time.time())}-{secrets.token_hex(4)}"
     require(NAME.fullmatch(run) and NAME.fullmatch(part), f"run '{run}', part '{part}': give letters, digits, . _ -")
-    _, specs, steps, digest = prepare(algorithm, x, shard, config)
     demands = demands or Demands()
     require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
+    prepared = prepare(algorithm, x, shard, config)
     masking = None if secure is None else Masking(federation, run, secure)
     bounded = Bounded(demands.bound, resume.ledger.lengths if resume else None)
-    setup = ServedRun(federation, specs, steps, key, part, run, digest, demands, timeouts or {}, masking, None, bounded)
+    setup = ServedRun(federation, prepared, as_key(key), part, run, demands, timeouts or {}, masking, bounded)
     keep = jax.jit(record) if record else lambda server: ()
-
-    past, done, before, old = (*resume.result[2:4], resume.result.seconds, resume.ledger.events) if resume else BLANK
+    done, before, old = (resume.rounds, resume.result.seconds, resume.ledger.events) if resume else (0, 0.0, ())
+    rows = [resume.result.history] if resume and resume.result.history is not None else []
     clock = time.perf_counter()
     state = begin(algorithm, resume, algorithm.init(x) if resume is None else None)
-    history: list[PyTree] = []
 
     def outcome(rounds_done: int, state: State, last: bool = True) -> Outcome:
-        new = [jax.tree.map(lambda a: a[None], row) for row in history]
-        rows = [*([] if past is None else [past]), *new]
         joined = jax.tree.map(lambda *a: np.concatenate(a), *rows) if rows else ()
         seconds = before + time.perf_counter() - clock
         result: Result = Result(state.server, None, joined, rounds_done, state.tally, seconds, 0.0)
         new_events = federation.events[federation.reported :]
         federation.reported += last * len(new_events)
         events, crossed = (*old, *new_events), tuple(state.traffic.values())
-        return Outcome(result, Ledger(run, federation.sites, state.counted, events, crossed, bounded.saved()))
+        return Outcome(result, Ledger(run, federation.sites, state.counted, events, crossed, setup.bounded.saved()))
 
     attempt, saved = 0, state.counted
     for r in range(done, rounds):
-        began = state
-        for t in range(demands.tries):
-            attempt = max(attempt + 1, time.time_ns() // 1_000_000)
-            marks = list(zip(began.counted, saved, strict=True))
-            try:
-                state = one_round(setup, r, attempt, began, marks)
-                check_model(algorithm, state)
-                break
-            except TooFew as few:
-                tally = began.tally._replace(broken=few.state.tally.broken)  # what was asked in vain is in the events
-                began = began._replace(tally=tally, traffic=few.state.traffic)
-                last, where = t + 1 == demands.tries, f"round {r}, exchange '{federation.where[1]}'"
-                federation.note("", "given up" if last else "repeated", str(few))
-                if last:
-                    raise GivenUp(
-                        f"{where}: {few}, {demands.tries} times over; the {r} rounds before are in `outcome` and in "
-                        f"the last checkpoint: resume from there {how_to_resume(few.left_out, algorithm.n)}",
-                        outcome(r, began),
-                    ) from None
-            except KeyboardInterrupt:
-                raise Stopped(outcome(r, began)) from None
-        history.append(jax.tree.map(np.asarray, keep(state.server)))
+        state, attempt = counted_round(setup, r, attempt, state, saved, partial(outcome, r))
+        row = jax.tree.map(np.asarray, keep(state.server))
+        rows.append(jax.tree.map(lambda a: a[None], row))
         name_the_heavy(federation, algorithm.weights(state.server), demands.heavy)
         ended, due = False, (r + 1) % every == 0 or r + 1 == rounds
         if callback is not None and due:
@@ -256,7 +238,7 @@ def serve(
         if callback is None or due:
             saved = state.counted
         if progress is not None:
-            progress(r + 1, rounds, history[-1])
+            progress(r + 1, rounds, row)
         if ended:
             return outcome(r + 1, state)
     return outcome(rounds, state)
@@ -283,28 +265,11 @@ def ask_once(
 
     The others are as for `serve`. Raises GivenUp where too few sites answer.
     """
-    algorithm, specs, steps, digest = prepared
-    key = key if isinstance(key, jax.Array) else jax.random.key(key)
-    masking = None if secure is None else Masking(federation, run, secure)
-    bounded = Bounded(demands.bound, None)
-    setup = ServedRun(federation, specs, steps, key, part, run, digest, demands, {}, masking, note_under, bounded)
-    state, attempt = begin(algorithm, None, server), 0
-    marks = [(START, START)] * algorithm.n
-    for tried in range(1, demands.tries + 1):
-        attempt = max(attempt + 1, time.time_ns() // 1_000_000)
-        try:
-            after = one_round(setup, 0, attempt, state, marks)
-            check_model(algorithm, after)
-            break
-        except TooFew as few:
-            last = tried == demands.tries
-            federation.note("", "given up" if last else "repeated", str(few))
-            if last:
-                where, how = federation.where[1], how_to_resume(few.left_out, algorithm.n)
-                raise GivenUp(
-                    f"exchange '{where}': {few}, {demands.tries} times over; start or resume the run {how}"
-                ) from None
-    name_the_heavy(federation, algorithm.weights(after.server), demands.heavy)
+    masking, bounded = None if secure is None else Masking(federation, run, secure), Bounded(demands.bound)
+    setup = ServedRun(federation, prepared, as_key(key), part, run, demands, {}, masking, bounded, note_under)
+    state = begin(prepared.algorithm, None, server)
+    after, _ = counted_round(setup, 0, 0, state, state.counted, lambda _: None)
+    name_the_heavy(federation, prepared.algorithm.weights(after.server), demands.heavy)
     return after.server
 
 
@@ -343,12 +308,49 @@ def begin(algorithm: Algorithm, resume: Outcome | None, server: Server | None) -
     return State(server, ledger.counted, result.tally, fresh | {t.exchange: t for t in ledger.traffic})
 
 
-def one_round(setup: ServedRun, r: int, attempt: int, state: State, marks: list[tuple[str, str]]) -> State:
-    """All exchanges of a round; `marks` are, per client, the states that may be gone back to."""
-    for spec in setup.specs.values():
-        setup.federation.where = (r if setup.note_under is None else setup.note_under, spec.exchange.name)
-        state = one_exchange(setup, spec, r, attempt, state, marks)
-    return state
+def counted_round(
+    setup: ServedRun,
+    r: int,
+    attempt: int,  # the last one before
+    state: State,
+    saved: Sequence[str],
+    outcome: Callable[[State], Outcome | None],
+) -> tuple[State, int]:
+    """The state after a round that counts, tried as often as `demands` say, and which attempt of the run it was.
+
+    `saved` are the clients' marks in the last checkpoint, to which a server may go back too. GivenUp and Stopped carry
+    the outcome of the state before the round.
+    """
+    federation, tries, n = setup.federation, setup.demands.tries, setup.prepared.algorithm.n
+    marks = list(zip(state.counted, saved, strict=True))
+    for left in reversed(range(tries)):
+        attempt = max(attempt + 1, time.time_ns() // 1_000_000)
+        try:
+            after = state
+            for spec in setup.prepared.specs.values():
+                federation.where = (r if setup.note_under is None else setup.note_under, spec.exchange.name)
+                after = one_exchange(setup, spec, r, attempt, after, marks)
+            check_model(setup.prepared.algorithm, after)
+            return after, attempt
+        except TooFew as few:
+            tally = state.tally._replace(broken=few.state.tally.broken)  # what was asked in vain is in the events
+            state = state._replace(tally=tally, traffic=few.state.traffic)
+            federation.note("", "repeated" if left else "given up", str(few))
+            if not left:
+                why = f"exchange '{federation.where[1]}': {few}, {tries} times over"
+                how = how_to_resume(few.left_out, n)
+                if setup.beside:
+                    raise GivenUp(f"{why}; start or resume the run {how}") from None
+                raise GivenUp(
+                    f"round {r}, {why}; the {r} rounds before are in `outcome` and in the last checkpoint: resume from "
+                    f"there {how}",
+                    outcome(state),
+                ) from None
+        except KeyboardInterrupt:
+            if setup.beside:
+                raise
+            raise Stopped(outcome(state)) from None
+    raise AssertionError("a round is tried at least once")
 
 
 def one_exchange(
@@ -357,59 +359,49 @@ def one_exchange(
     """Sends, and folds in what comes, as it comes."""
     name, federation, demands = spec.exchange.name, setup.federation, setup.demands
     opening, working = exchange_keys(setup.key, r, spec.position)
-    server, cohort = setup.compiled[name, "open"](state.server, opening)
+    server, cohort = setup.prepared.compiled[name, "open"](state.server, opening)
     ids = np.asarray(cohort.ids)
-    clients = {int(s): int(ids[s]) for s in np.flatnonzero(cohort.present)}  # slot -> client
-    wanted = [site for i in {*clients.values()} if (site := federation.sites[i]) not in federation.without]
-    asked, timeout = len(wanted), setup.timeouts.get(name, federation.timeouts.exchange)
-    needed = min(demands.least, asked)
+    site_of = {int(s): federation.sites[ids[s]] for s in np.flatnonzero(cohort.present)}
+    wanted = [site for site in {*site_of.values()} if site not in federation.without]
+    timeout = setup.timeouts.get(name, federation.timeouts.exchange)
+    needed = min(demands.least, len(wanted))
     federation.find(wanted, needed=needed, seconds=timeout)
-    masked = begin_masked(setup, spec, state, clients, timeout)
+    masked = begin_masked(setup, spec, state, [*site_of.values()], timeout)
     words = key_words(working, jnp.arange(len(ids))).tolist()
-    under_way = UnderWay(setup, spec, state, server, cohort, clients, masked)
+    under_way = UnderWay(setup, spec, state, server, cohort, site_of, masked)
     messages = under_way.messages(r, attempt, words, marks, timeout)
 
-    seconds, start = {}, time.monotonic()
-    past = federation.times.setdefault(f"{setup.part}/{name}", [])
-    there = sum(federation.sites[i] in federation.nodes for i in clients.values())
-    limit = deadline(demands, timeout, past, there)
-    hopeless = None if setup.note_under is None else under_way.left_by_training
+    seconds, start = dict[str, float](), time.monotonic()
+    past = federation.times.setdefault(f"{setup.part}/{name}", deque(maxlen=REMEMBERED))
+    limit = deadline(demands, timeout, past, sum(site in federation.nodes for site in site_of.values()))
+    hopeless = under_way.left_by_training if setup.beside else None
     size = nbytes(under_way.shapes)
     for s, delivery in federation.deliver(messages, limit, reply_bytes=size, hopeless=hopeless):
         came = time.monotonic() - start
         if under_way.receive(s, delivery):
-            seconds[under_way.site(s)] = came
+            seconds[site_of[s]] = came
     under_way.settle()
-    past += seconds.values()
-    del past[:-REMEMBERED]
-    traffic = under_way.traffic
-    federation.observe(
-        {
-            "kind": "exchange",
-            "part": setup.part,
-            "round": federation.where[0],
-            "exchange": name,
-            "asked": asked,
-            "seconds": time.monotonic() - start,
-            "sites": seconds,
-            "bytes_down": traffic.now.down - traffic.before.down,
-            "bytes_up": traffic.now.up - traffic.before.up,
-        }
-    )
-    state = State(server, state.counted, under_way.tally, state.traffic | {name: traffic.now})
+    past.extend(seconds.values())
+    before, now = state.traffic[name], under_way.traffic
+    exchange = {"kind": "exchange", "part": setup.part, "round": federation.where[0], "exchange": name}
+    times = {"asked": len(wanted), "seconds": time.monotonic() - start, "sites": seconds}
+    sizes = {"bytes_down": now.down - before.down, "bytes_up": now.up - before.up}
+    federation.observe(exchange | times | sizes)
+    state = State(server, state.counted, under_way.tally, state.traffic | {name: now})
     slots = under_way.replies.slots
-    heard = len({clients[s] for s in slots})
+    heard = len({site_of[s] for s in slots})
     if heard < needed:
-        raise TooFew(f"{heard} of {asked} sites answered and {needed} are needed", state, under_way.left_out_for)
+        why = f"{heard} of {len(wanted)} sites answered and {needed} are needed"
+        raise TooFew(why, state, under_way.left_out_for)
     folded = under_way.fold(state, timeout)
-    state.tally.asked[spec.position] += len(clients)
+    state.tally.asked[spec.position] += len(site_of)
     state.tally.answered[spec.position] += len(slots)
-    server = setup.compiled[name, "close"](server, folded)
+    server = setup.prepared.compiled[name, "close"](server, folded)
     under_way.lengths.learn(slots, None if masked is None else folded.total)
     counted = list(state.counted)
     if spec.exchange.writes:
         for s in slots:
-            counted[clients[s]] = mark(attempt, r, spec.position)
+            counted[ids[s]] = mark(attempt, r, spec.position)
     return state._replace(server=server, counted=tuple(counted))
 
 
@@ -423,16 +415,17 @@ class UnderWay:
         state: State,
         server: Server,
         cohort: Cohort,
-        clients: Mapping[int, int],
+        site_of: Mapping[int, str],  # slot -> site
         masked: MaskedExchange | None,
     ):
         self.setup, self.spec, self.state = setup, spec, state
-        self.server, self.clients, self.masked = server, clients, masked
+        self.server, self.site_of, self.masked = server, site_of, masked
+        self.number = {site: i for i, site in enumerate(setup.federation.sites)}  # of each client
         name = spec.exchange.name
         self.shapes = spec.reply if masked is None else masked.reply
-        self.traffic = Count(state.traffic[name], nbytes(spec.message), nbytes(self.shapes))
+        self.traffic = state.traffic[name]
         self.replies = Collected(spec.reply, cohort, None if masked is None else masked.summation)
-        self.lengths = setup.bounded.cohort(name, len(clients))
+        self.lengths = Heard(setup.bounded, name, len(site_of))
         self.tally = jax.tree.map(np.copy, state.tally)
         self.given: dict[int, float | None] = {}  # slot -> the weight that the reply has to have
         self.waiting: dict[int, tuple[Delivery, Reply]] = {}  # until it is clear whether they are out of all proportion
@@ -446,16 +439,16 @@ class UnderWay:
         name, counted = spec.exchange.name, self.state.counted
 
         def send(i: int) -> Any:
-            return setup.compiled[name, "send"](self.server, jnp.int32(i))
+            return setup.prepared.compiled[name, "send"](self.server, jnp.int32(i))
 
         alike = pack(send(0)) if spec.alike else None
         if masked is not None:
-            slot_of = {federation.sites[i]: (s, i) for s, i in self.clients.items()}
-            slots = [slot_of[name] for name in masked.batch.members]
-            masked.tell([counted[i] for _, i in slots], [words[s] for s, _ in slots])
-            alike = alike or pack(spec.joined([send(i) for _, i in slots]))
-        for s, i in self.clients.items():
-            site, since = federation.sites[i], counted[i]
+            slot_of = {site: s for s, site in self.site_of.items()}
+            members = [self.number[site] for site in masked.batch.members]
+            masked.tell([counted[i] for i in members], [words[slot_of[site]] for site in masked.batch.members])
+            alike = alike or pack(spec.joined([send(i) for i in members]))
+        for s, site in self.site_of.items():
+            i, since = self.number[site], counted[self.number[site]]
             if site in federation.without:
                 continue
             node = federation.nodes.get(site)
@@ -463,7 +456,7 @@ class UnderWay:
                 federation.note(site, "absent", f"'{site}' is not there")
                 continue
             keep = [*{*marks[i]} - {since}]
-            where = Address(setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.digest)
+            where = Address(setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.prepared.digest)
             sent = send(i) if alike is None else None
             if masked is None:
                 self.given[s] = given_weight(sent, unit=spec.exchange.unit)
@@ -473,29 +466,32 @@ class UnderWay:
                 content["mask"] = masked.header
                 masked.sent(where, arrays)
             message = federation.message(content, node, round=r, ttl=timeout)
-            self.traffic.sent(message, node in federation.inline and content_bytes(message) <= INLINE)
+            inside = node in federation.inline and content_bytes(message) <= INLINE
+            now = self.traffic
+            framed = now.down_framing or framing(message, inside)  # other messages have the same
+            down = now.down + nbytes(spec.message)
+            self.traffic = now._replace(sent=now.sent + 1, down=down, down_framing=framed)
             yield s, message
 
     def left_by_training(self, s: int) -> bool:
         """What happens beside training does not wait for a site that training does not wait for."""
-        return self.site(s) not in self.setup.federation.nodes
-
-    def site(self, s: int) -> str:
-        return self.setup.federation.sites[self.clients[s]]
+        return self.site_of[s] not in self.setup.federation.nodes
 
     def receive(self, s: int, delivery: Delivery) -> bool:
         """Whether a reply came that can be read; it counts as soon as it is not out of all proportion."""
-        site, federation = self.site(s), self.setup.federation
+        site, federation = self.site_of[s], self.setup.federation
+        held = delivery.content is not None and "reply" in delivery.content
         try:
-            reply = accepted(delivery, self.shapes)
+            refuse_unless(held, "there is no reply")
+            reply = unpack(not_none(delivery.content)["reply"], self.shapes)
+            check_values(reply)
         except Refusal as refusal:
-            held = delivery.content is not None and "reply" in delivery.content
-            reason: tuple[What, str] = ("broken", str(refusal)) if held else why_not(delivery)
-            what, why = reason
+            what, why = why_not(delivery)
+            what, why = ("broken", str(refusal)) if held else (what, why)
             self.leave_out(s, what, why)
             if NOT_TOLD in why:
                 federation.tell_agreement(site)
-            if what == "late" and self.setup.note_under is None:
+            if what == "late" and not self.setup.beside:
                 federation.suspect(site)
             return False
         weight = self.given.get(s)
@@ -519,23 +515,24 @@ class UnderWay:
 
     def count(self, s: int) -> None:
         delivery, reply = self.waiting.pop(s)
-        federation = self.setup.federation
-        inside = federation.nodes.get(self.site(s)) in federation.inline and nbytes(self.shapes) <= INLINE
-        self.traffic.received(delivery.message, inside)
+        federation, now, message, size = self.setup.federation, self.traffic, delivery.message, nbytes(self.shapes)
+        inside = federation.nodes.get(self.site_of[s]) in federation.inline and size <= INLINE
+        framed = now.up_framing or (0 if message is None else framing(message, inside))
+        self.traffic = now._replace(received=now.received + 1, up=now.up + size, up_framing=framed)
         self.replies.add(s, reply)
 
     def leave_out(self, s: int, what: What, why: str) -> None:
-        site = self.site(s)
+        site = self.site_of[s]
         self.setup.federation.note(site, what, why)
         if what == "broken":
             self.left_out_for[site] = why
-            self.tally.broken[self.clients[s]] += 1
+            self.tally.broken[self.number[site]] += 1
 
     def fold(self, state: State, timeout: float) -> Replies:
         """What counted, summed up; masks are opened for that."""
         if self.masked is None:
             return self.replies.folded()
-        why = self.masked.open([self.site(s) for s in self.replies.slots], timeout)
+        why = self.masked.open([self.site_of[s] for s in self.replies.slots], timeout)
         if why:
             raise TooFew(why, state)
         folded = self.replies.folded()
@@ -546,19 +543,18 @@ class UnderWay:
 
 
 def begin_masked(
-    setup: ServedRun, spec: ExchangeSpec, state: State, clients: Mapping[int, int], timeout: float
+    setup: ServedRun, spec: ExchangeSpec, state: State, asked: list[str], timeout: float
 ) -> MaskedExchange | None:
     """The masks of an exchange; None where nothing is to be masked."""
     if setup.masking is None or not jax.tree.leaves(spec.reply.total):
         return None
-    asked = [setup.federation.sites[i] for i in clients.values()]
     require(
         len({*asked}) == len(asked),
         f"the exchange '{spec.exchange.name}' asks a site twice, which a masked sum cannot; draw cohorts without "
         "repetition, or leave out federation.secure",
     )
     everybody = len(asked) == len(setup.federation.sites)
-    ahead = setup.masking.settings.exchanges if everybody else len(setup.specs)
+    ahead = setup.masking.settings.exchanges if everybody else len(setup.prepared.specs)
     masked = setup.masking.begin(spec, asked, timeout, ahead=ahead)
     if masked is None:
         raise TooFew(f"fewer than {FEWEST} sites could prepare a masked sum", state)
@@ -585,32 +581,6 @@ def how_to_resume(left_out: Mapping[str, str], asked: int) -> str:
 def key_words(working: RandomKey, slots: Int[Array, " slots"]) -> Array:
     """The random key of every slot, in words."""
     return jax.random.key_data(jax.vmap(lambda slot: slot_key(working, slot))(slots))
-
-
-def accepted(delivery: Delivery, like: Reply) -> Reply:
-    """The reply in a delivery, if it is what was agreed and its numbers can be reckoned with; else a Refusal."""
-    content = delivery.content or RecordDict()
-    refuse_unless("reply" in content, "there is no reply")
-    reply = unpack(content["reply"], like)
-    check_values(reply)
-    return reply
-
-
-class Count:
-    """The traffic of one exchange; framing is taken of the first message and reply, as others have the same."""
-
-    def __init__(self, before: Traffic, message_bytes: int, reply_bytes: int):
-        self.before, self.now, self.bytes = before, before, (message_bytes, reply_bytes)
-
-    def sent(self, message: Message, inside: bool) -> None:
-        now, (size, _) = self.now, self.bytes
-        framed = now.down_framing or framing(message, inside)
-        self.now = now._replace(sent=now.sent + 1, down=now.down + size, down_framing=framed)
-
-    def received(self, message: Message | None, inside: bool) -> None:
-        now, (_, size) = self.now, self.bytes
-        framed = now.up_framing or (0 if message is None else framing(message, inside))
-        self.now = now._replace(received=now.received + 1, up=now.up + size, up_framing=framed)
 
 
 def name_the_heavy(federation: ConnectedSites, lam: ArrayLike | None, most: float) -> None:

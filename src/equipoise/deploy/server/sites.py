@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -71,7 +72,7 @@ class ConnectedSites:
         self.events: list[Event] = []
         self._last_event: dict[str, int] = {}  # site -> its last event, by its place among them
         self.reported = 0  # events before this one stand in an earlier outcome
-        self.times: dict[str, list[float]] = {}  # exchange -> seconds of past replies
+        self.times: dict[str, deque[float]] = {}  # exchange -> seconds of past replies
         self.observe: Callable[[dict[str, Any]], None] = lambda record: None  # sees events and exchanges as they happen
         self._where = threading.local()
         self._lock = threading.RLock()
