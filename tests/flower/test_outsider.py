@@ -25,6 +25,7 @@ from equipoise.deploy.operations.processes import await_port, free_port, process
 from equipoise.deploy.wire import internals as flower
 from equipoise.deploy.wire import serverapp, superlink, warm
 from equipoise.files import write_whole
+from equipoise.privacy import identity
 
 
 class Link(NamedTuple):
@@ -42,7 +43,7 @@ class Link(NamedTuple):
 
     def site(self, path):
         """A site's connection, with the private key of a file; and its public key."""
-        private = warm.read_key(path)
+        private = identity.private_key(path)
         named = [flower.RuntimeVersionHttpInterceptor(component_name="SuperNode"), warm.SignedRequests(private)]
         trust = (self.folder / "keys" / "ca.crt").read_bytes()
         client = flower.FleetHttpClient.from_server_address(f"127.0.0.1:{self.port}", False, trust, named)
@@ -133,7 +134,7 @@ def test_an_outsider_gets_nothing_at_any_route(link, key, tmp_path):
     if key != "no key":
         keys.make(tmp_path, ["eve"])
         path = tmp_path / "sites" / "eve" if key == "a key of its own" else link.folder / "keys" / "sites" / "va"
-        public = flower.public_key_to_bytes(warm.read_key(path).public_key())
+        public = flower.public_key_to_bytes(identity.private_key(path).public_key())
         headers[FLEET_HTTP_PUBLIC_KEY_HEADER] = base64.b64encode(public).decode()
     reason = "'va' that its key did not sign" if "'va'" in key else "requests with an unknown key"
     with link.outsider(**headers) as client:

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -37,7 +37,8 @@ from equipoise.experiment.records import AGREEMENT, JsonRecord
 from equipoise.experiment.scoring import Tilt, scoring
 from equipoise.metric import unpacked
 from equipoise.models.model import Params
-from equipoise.protocol import Algorithm
+from equipoise.privacy.disclosure import disclosed
+from equipoise.protocol import Algorithm, Wire
 from equipoise.pytorch.spec import ModuleSpec, module_problem
 from equipoise.tasks import Task
 from equipoise.tasks.private import Draw, normal
@@ -334,6 +335,35 @@ def check(config: Config) -> None:
         config.federation is not None, "there is no [federation]; say who takes part: sites = ['north', 'south'], or 3"
     )
     require(not config.run.lost, "run.lost is for simulations; leave it out")
+
+
+def disclosures(
+    config: Config,
+    crossing: Sequence[Wire],
+    *,
+    n: int,
+    sums_only: bool,
+    own_models: bool,
+    own_parts: bool,
+    moments: bool,
+) -> Iterator[str]:
+    """What a run tells the server about single sites, in sentences."""
+    settings = not_none(config.federation)
+    return disclosed(
+        crossing,
+        masked=settings.secure,
+        sums_only=sums_only,
+        measured=needs_curvature(config),
+        n=n,
+        threshold=settings.threshold,
+        bound=settings.secure_bound,
+        own_models=own_models,
+        features=has_features(config),
+        moments=moments,
+        units=config.data.unit is not None,
+        baselines=needs_baselines(config),
+        own_parts=own_parts,
+    )
 
 
 def looks_at_gains(config: Config) -> bool:

@@ -10,6 +10,7 @@ which no bound improves (Balle and Wang 2018). No subsampling: every record take
 """
 
 import math
+from collections.abc import Callable
 
 import scipy  # its parts load when they are used
 
@@ -29,23 +30,21 @@ def epsilon_of(mu: float, delta: float) -> float:
     require(0 < delta < 1, f"delta is {delta}; give a number above 0 and below 1")
     if delta_of(0.0, mu) <= delta:
         return 0.0
-    high = 1.0
-    while delta_of(high, mu) > delta:
-        high *= 2
-    low = high / 2 if high > 1 else 0.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (low, middle) if delta_of(middle, mu) <= delta else (middle, high)
-    return high
+    return _turn(lambda epsilon: delta_of(epsilon, mu) <= delta)[1]
 
 
 def mu_for(epsilon: float, delta: float) -> float:
     """The largest mu that is (epsilon, delta)-differentially private, from below."""
     require(epsilon > 0 and 0 < delta < 1, f"epsilon {epsilon} and delta {delta} allow nothing")
+    return _turn(lambda mu: delta_of(epsilon, mu) > delta)[0]
+
+
+def _turn(holds: Callable[[float], bool]) -> tuple[float, float]:
+    """The numbers on either side of where `holds` becomes true, which it is not at 0."""
     low, high = 0.0, 1.0
-    while delta_of(epsilon, high) <= delta:
-        high *= 2
+    while not holds(high):
+        low, high = high, 2 * high
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if delta_of(epsilon, middle) <= delta else (low, middle)
-    return low
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return low, high

@@ -13,12 +13,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
+    NoEncryption,
+    PrivateFormat,
     PublicFormat,
     load_ssh_private_key,
     load_ssh_public_key,
 )
 
-from equipoise.errors import InputError, refuse_unless, require
+from equipoise.errors import InputError, refuse_unless
 from equipoise.files import read_bytes
 from equipoise.privacy.audit import Signer
 
@@ -50,26 +52,55 @@ class Identity(NamedTuple):
             refuse_unless(False, f"what is said to be of '{name}' is not signed by its key")
 
 
+def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_ssh_private_key(read_bytes(path), password=None)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"{path} cannot be read ({error}); make it with `ssh-keygen -t ecdsa`") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(f"{path} is no EC key; make one: ssh-keygen -t ecdsa -b 256 -N '' -f {path.name}")
+    return key
+
+
+def public_key(content: bytes, where: object = "the public key") -> ec.EllipticCurvePublicKey:
+    try:
+        key = load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"{where} holds no public key ({error}); give the NAME.pub that ssh-keygen wrote") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise InputError(f"{where} is no EC key; make one: ssh-keygen -t ecdsa -b 256")
+    return key
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())  # checked at every request; P-384 takes eight times as long
+
+
+def private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """As OpenSSH writes it."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+
+def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
+    """As OpenSSH writes it."""
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+
 def signer(key: Path) -> Signer:
     """For the log of the site that has this private key."""
-    try:
-        private = load_ssh_private_key(read_bytes(key), password=None)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(f"{key} cannot be read ({error}); make it with `ssh-keygen -t ecdsa`") from None
-    require(isinstance(private, ec.EllipticCurvePrivateKey), f"{key} is no EC key; make it with `ssh-keygen -t ecdsa`")
-    assert isinstance(private, ec.EllipticCurvePrivateKey)
-    public = private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    private = private_key(key)
+    public = public_bytes(private.public_key())
     return Signer(lambda said: private.sign(said, SIGNATURE), checker(public), public)
+
+
+def signer_of(node: Mapping[str, object]) -> Signer | None:
+    """For the log of a site, by its node's configuration; None: it has no key."""
+    return signer(Path(str(node["key"]))) if node.get("key") else None
 
 
 def checker(public: bytes) -> Callable[[bytes, bytes], bool]:
     """Whether something was signed by whoever has this key."""
-    try:
-        key = load_ssh_public_key(public)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(f"the public key cannot be read ({error}); give the site's NAME.pub") from None
-    require(isinstance(key, ec.EllipticCurvePublicKey), "the public key is no EC key; give the site's NAME.pub")
-    assert isinstance(key, ec.EllipticCurvePublicKey)
+    key = public_key(public)
 
     def check(said: bytes, signature: bytes) -> bool:
         try:
@@ -83,14 +114,5 @@ def checker(public: bytes) -> Callable[[bytes, bytes], bool]:
 
 def load(name: str, key: Path, roster: Path) -> Identity:
     """From a private key and a folder with NAME.pub of every site."""
-    try:
-        private = load_ssh_private_key(read_bytes(key), password=None)
-        public = {path.stem: load_ssh_public_key(read_bytes(path)) for path in sorted(roster.glob("*.pub"))}
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(f"a key of '{name}' cannot be read ({error}); make it with `ssh-keygen -t ecdsa`") from None
-    require(
-        isinstance(private, ec.EllipticCurvePrivateKey)
-        and all(isinstance(p, ec.EllipticCurvePublicKey) for p in public.values()),
-        f"{key}, or a key of {roster}, is no EC key; make it with `ssh-keygen -t ecdsa`",
-    )
-    return Identity(name, private, public)  # type: ignore[arg-type]
+    public = {path.stem: public_key(read_bytes(path), path) for path in sorted(roster.glob("*.pub"))}
+    return Identity(name, private_key(key), public)

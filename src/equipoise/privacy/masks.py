@@ -80,23 +80,6 @@ def hidden(
     return out
 
 
-def uncovered(
-    total: Integers,
-    seeds: Mapping[str, bytes],
-    privates: Mapping[str, bytes],
-    publics: Mapping[str, bytes],
-    context: bytes,
-) -> Integers:
-    """The sum of q(total_i) over the sites of `seeds`, from that of their y_i; `privates`: of those missing."""
-    out = total.copy()
-    for seed in seeds.values():
-        out -= stream(seed, len(out))
-    answered = {name: publics[name] for name in seeds}
-    for name, private in privates.items():
-        add_pair_masks(out, name, private, answered, context)  # the missing site's own sum would have cancelled them
-    return out
-
-
 def seal(key: bytes, plain: bytes, context: bytes) -> bytes:
     nonce = os.urandom(NONCE)
     return nonce + AESGCM(key).encrypt(nonce, plain, context)

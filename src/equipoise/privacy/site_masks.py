@@ -151,27 +151,17 @@ class SiteMasks(NamedTuple):
             privates = [masks.new_seed() for _ in range(count + 1)]
             seeds = [masks.new_seed() for _ in range(count)]
             keys = b"".join([*map(masks.public_of, privates), *map(masks.commitment, seeds)])
-            state = {
-                "step": "keys",
-                "members": members,
-                "threshold": threshold,
-                "count": count,
-                "sealing": privates[0].hex(),
-                "privates": [p.hex() for p in privates[1:]],
-                "seeds": [s.hex() for s in seeds],
-                "mine": keys.hex(),
-                "used": [],
-                "opened": [],
-            }
-            _write(path, state, self.identity.at_rest)
+            state = {"step": "keys", "members": members, "threshold": threshold, "count": count, "mine": keys.hex()}
+            state |= {"sealing": privates[0].hex(), "privates": [p.hex() for p in privates[1:]]}
+            state |= {"seeds": [s.hex() for s in seeds], "used": [], "opened": []}
+            self._write(path, state)
         said = signed_keys(run, batch, members, threshold, count, self.name, keys)
         return {"keys": keys, "signature": self.identity.sign(said)}
 
     def shares(self, question: Question) -> Answer:
         run, batch = _word(question, "run"), _word(question, "batch")
         keys, signatures = _bytes(question, "keys"), _bytes(question, "signatures")
-        with self._changing(run, batch) as path:
-            state = _read(path, "keys", self.identity.at_rest)
+        with self._changed(run, batch, "keys") as state:
             members, threshold, count = state["members"], state["threshold"], state["count"]
             refuse_unless(len(keys) == len(signatures) == len(members), "there are not as many keys as members")
             for name, theirs, signature in zip(members, keys, signatures, strict=True):
@@ -194,14 +184,12 @@ class SiteMasks(NamedTuple):
                 key = self._sealing_key(state, keys[k], run, batch)
                 sealed.append(masks.seal(key, plain, sealing(run, batch, keys, self.name, name)))
             state |= {"step": "shares", "keys": [k.hex() for k in keys]}
-            _write(path, state, self.identity.at_rest)
         return {"sealed": sealed}
 
     def deliver(self, question: Question) -> Answer:
         run, batch = _word(question, "run"), _word(question, "batch")
         sealed = _bytes(question, "sealed")
-        with self._changing(run, batch) as path:
-            state = _read(path, "shares", self.identity.at_rest)
+        with self._changed(run, batch, "shares") as state:
             members = state["members"]
             refuse_unless(len(sealed) == len(members), "there are not as many shares as members")
             keys, opened = [bytes.fromhex(k) for k in state["keys"]], []
@@ -218,13 +206,12 @@ class SiteMasks(NamedTuple):
                 opened.append(plain.hex())
             del state["sealing"]
             state |= {"step": "ready", "shares": opened}
-            _write(path, state, self.identity.at_rest)
         return {}
 
     def members(self, question: Question) -> list[str]:
         """Of a batch that is ready."""
         with self._changing(_word(question, "run"), _word(question, "batch")) as path:
-            return list(_read(path, "ready", self.identity.at_rest)["members"])
+            return list(self._read(path, "ready")["members"])
 
     def mask(
         self,
@@ -239,8 +226,8 @@ class SiteMasks(NamedTuple):
         Each exchange of a batch once. `weights` are what each member counts for, where a site knows it.
         """
         run, batch, exchange = _word(question, "run"), _word(question, "batch"), _whole(question, "exchange")
-        with self._changing(run, batch) as path:
-            state = _read(path, "ready", self.identity.at_rest)
+        # What is written before anything leaves: the masks are used up, whatever happens now.
+        with self._changed(run, batch, "ready") as state:
             refuse_unless(exchange < state["count"], "the batch has no such exchange")
             refuse_unless(exchange not in state["used"], "this exchange has been answered already")
             members = state["members"]
@@ -253,9 +240,6 @@ class SiteMasks(NamedTuple):
             state.setdefault("weights", {})[str(exchange)] = [
                 {name: float(w[name]) for name in members} for w in weights
             ]
-            _write(
-                path, state, self.identity.at_rest
-            )  # before anything leaves: the masks are used up, whatever happens now
         start = (1 + exchange) * masks.SEED
         publics = {
             name: bytes.fromhex(keys)[start : start + masks.SEED]
@@ -270,8 +254,7 @@ class SiteMasks(NamedTuple):
     def open(self, question: Question) -> Answer:
         run, batch, exchange = _word(question, "run"), _word(question, "batch"), _whole(question, "exchange")
         answered, missing = _names(question, "answered"), _names(question, "missing")
-        with self._changing(run, batch) as path:
-            state = _read(path, "ready", self.identity.at_rest)
+        with self._changed(run, batch, "ready") as state:
             members = state["members"]
             both = sorted({*answered} & {*missing})
             refuse_unless(not both, f"both shares of {', '.join(map(repr, both[:3]))} were asked for")
@@ -299,7 +282,6 @@ class SiteMasks(NamedTuple):
                 state["shares"][k] = shares[: 2 * start] + gone + shares[2 * (start + SHARE) :]
             state["privates"][exchange] = state["seeds"][exchange] = ""
             state["opened"].append(exchange)
-            _write(path, state, self.identity.at_rest)
         return {"shares": given}
 
     def _fewest(self, state: Mapping[str, Any]) -> int:
@@ -339,51 +321,60 @@ class SiteMasks(NamedTuple):
             with locked(self.folder / "masks.lock", f"the masks of {self.name}", wait=30.0):
                 yield path
 
+    @contextmanager
+    def _changed(self, run: str, batch: str, step: str) -> Iterator[dict[str, Any]]:
+        """What is kept of a batch at that step; it is written back unless something is refused."""
+        with self._changing(run, batch) as path:
+            state = self._read(path, step)
+            yield state
+            self._write(path, state)
+
+    def _read(self, path: Path, step: str) -> dict[str, Any]:
+        refuse_unless(path.is_file(), "this batch has not been prepared here, or is forgotten")
+        try:
+            state = read_state(path, self.identity.at_rest)
+        except (OSError, ValueError, InvalidTag):
+            raise Refusal("what this site remembered of the batch cannot be read") from None
+        refuse_unless(state["step"] == step, f"the batch is at the step '{state['step']}', not '{step}'")
+        return state
+
+    def _write(self, path: Path, state: dict[str, Any]) -> None:
+        sealed = masks.seal(self.identity.at_rest, json.dumps(state).encode(), path.name.encode())
+        write_whole(path, sealed, secret=True)
+
 
 def read_state(path: Path, key: bytes) -> dict[str, Any]:
     """What a site keeps of a batch: sealed with its own key, so that a copy of its folder tells nobody its masks."""
     return json.loads(masks.unseal(key, path.read_bytes(), path.name.encode()))
 
 
-def _read(path: Path, step: str, key: bytes) -> dict[str, Any]:
-    refuse_unless(path.is_file(), "this batch has not been prepared here, or is forgotten")
-    try:
-        state = read_state(path, key)
-    except (OSError, ValueError, InvalidTag):
-        raise Refusal("what this site remembered of the batch cannot be read") from None
-    refuse_unless(state["step"] == step, f"the batch is at the step '{state['step']}', not '{step}'")
-    return state
-
-
-def _write(path: Path, state: dict[str, Any], key: bytes) -> None:
-    write_whole(path, masks.seal(key, json.dumps(state).encode(), path.name.encode()), secret=True)
-
-
 # What a question holds, or a Refusal.
 
 
-def _word(question: Question, key: str) -> str:
+def _checked(question: Question, key: str, fine: Callable[[Any], object], what: str) -> Any:
     value = question.get(key)
-    refuse_unless(isinstance(value, str) and WORD.fullmatch(value), f"the message's {key} is not valid")
-    return str(value)
-
-
-def _whole(question: Question, key: str) -> int:
-    value = question.get(key)
-    refuse_unless(type(value) is int and value >= 0, f"the message's {key} is no number")
-    assert isinstance(value, int)
+    refuse_unless(fine(value), f"the message's {key} {what}")
     return value
 
 
+def _word(question: Question, key: str) -> str:
+    return str(_checked(question, key, lambda v: isinstance(v, str) and WORD.fullmatch(v), "is not valid"))
+
+
+def _whole(question: Question, key: str) -> int:
+    return int(_checked(question, key, lambda v: type(v) is int and v >= 0, "is no number"))
+
+
 def _names(question: Question, key: str) -> list[str]:
-    value = question.get(key)
-    fine = isinstance(value, list | tuple) and all(isinstance(v, str) and 0 < len(v) <= 200 for v in value)
-    refuse_unless(fine and len({*value}) == len(value) <= MOST_MEMBERS, f"the message's {key} are no names")  # type: ignore[misc,arg-type]
-    return list(value)  # type: ignore[arg-type]
+    def fine(names: Any) -> bool:
+        each = isinstance(names, list | tuple) and all(isinstance(name, str) and 0 < len(name) <= 200 for name in names)
+        return each and len({*names}) == len(names) <= MOST_MEMBERS
+
+    return list(_checked(question, key, fine, "are no names"))
 
 
 def _bytes(question: Question, key: str) -> list[bytes]:
-    value = question.get(key)
-    fine = isinstance(value, list | tuple) and all(isinstance(v, bytes) for v in value)
-    refuse_unless(fine, f"the message's {key} are no bytes")
-    return list(value)  # type: ignore[arg-type]
+    def fine(values: Any) -> bool:
+        return isinstance(values, list | tuple) and all(isinstance(value, bytes) for value in values)
+
+    return list(_checked(question, key, fine, "are no bytes"))

@@ -64,5 +64,11 @@ def _joined(
 
 
 def unmasked(total: Integers, batch: Batch, exchange: int, secrets: Secrets, context: bytes) -> Integers:
-    """The sum over those who answered."""
-    return masks.uncovered(total, secrets.seeds, secrets.privates, batch.publics(exchange), context)
+    """The sum of q(total_i) over those who answered, from that of their y_i."""
+    out, publics = total.copy(), batch.publics(exchange)
+    for seed in secrets.seeds.values():
+        out -= masks.stream(seed, len(out))
+    answered = {name: publics[name] for name in secrets.seeds}
+    for name, private in secrets.privates.items():
+        masks.add_pair_masks(out, name, private, answered, context)  # in the missing site's own sum they would cancel
+    return out

@@ -18,7 +18,6 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from equipoise.errors import FileError, InputError, require
 from equipoise.files import check_place, make_folder, reason, write_whole
@@ -51,34 +50,19 @@ def make(folder: Path, sites: Iterable[str], *, hosts: Sequence[str] = (), days:
 
 
 def _make_key(path: Path) -> None:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
+    from equipoise.privacy import identity
 
-    key = ec.generate_private_key(ec.SECP256R1())  # checked at every request; P-384 takes eight times as long
-    form = serialization.PrivateFormat.OpenSSH
-    _write_secret(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
-    write_whole(path.with_name(f"{path.name}.pub"), _written(key.public_key()))
-
-
-def _written(key: Any) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    key = identity.new_key()
+    _write_secret(path, identity.private_bytes(key))
+    write_whole(path.with_name(f"{path.name}.pub"), identity.public_bytes(key.public_key()))
 
 
 def _public(path: Path) -> bytes:
     """The public key of a file, as it is written to one."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from equipoise.privacy import identity
 
     require(path.is_file(), f"there is no file {path}")
-    try:
-        key = load_ssh_public_key(path.read_bytes())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(f"{path} holds no public key; give the .pub that ssh-keygen -t ecdsa wrote") from error
-    require(isinstance(key, EllipticCurvePublicKey), f"{path} is not an EC key; make one: ssh-keygen -t ecdsa -b 256")
-    return _written(key)
+    return identity.public_bytes(identity.public_key(path.read_bytes(), path))
 
 
 def fingerprint(public: bytes) -> str:

@@ -41,7 +41,7 @@ from equipoise.experiment.folders import BASELINES
 from equipoise.experiment.methods import crossing
 from equipoise.files import read_text, write_whole
 from equipoise.metric import packed
-from equipoise.privacy.disclosure import disclosed, sums_of_features, sums_of_moments
+from equipoise.privacy.disclosure import sums_of_features, sums_of_moments
 from equipoise.privacy.policy import NOT_APPROVED
 from equipoise.protocol import Algorithm, Data, Vector
 from equipoise.pytorch.spec import agreed_module
@@ -154,22 +154,15 @@ def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreemen
 
 def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
     """What the server learns of single sites."""
-    settings, problem = not_none(config.federation), setup.problem
     return tuple(
-        disclosed(
-            crossing(setup.algorithm, problem),
-            masked=settings.secure,
+        agreement.disclosures(
+            config,
+            crossing(setup.algorithm, setup.problem),
+            n=setup.problem.n,
             sums_only=setup.sums is not None,
-            measured=agreement.needs_curvature(config),
-            n=problem.n,
-            threshold=settings.threshold,
-            bound=settings.secure_bound,
             own_models=setup.personal is not None,
-            features=agreement.has_features(config),
-            moments=setup.problem.conditioning is not None,
-            units=config.data.unit is not None,
-            baselines=agreement.needs_baselines(config),
             own_parts=setup.own is not None,
+            moments=setup.problem.conditioning is not None,
         )
     )
 

@@ -35,7 +35,7 @@ from equipoise.experiment.private import costs, promise
 from equipoise.experiment.problems import precision
 from equipoise.files import locked, make_folder, read_text, write_whole
 from equipoise.privacy import audit, identity, policy
-from equipoise.privacy.disclosure import disclosed, fields
+from equipoise.privacy.disclosure import fields
 from equipoise.privacy.ledger import Budget, spend
 from equipoise.privacy.policy import Plan, Policy
 from equipoise.privacy.site_masks import MOST_MEMBERS
@@ -120,21 +120,14 @@ def made_up_models(config: Config) -> str:
 
 
 def _reveals(config: Config) -> Iterator[str]:
-    settings = not_none(config.federation)
-    return disclosed(
+    return agreement.disclosures(
+        config,
         crossing(config),
-        masked=settings.secure,
-        sums_only=settings.secure,
-        measured=agreement.needs_curvature(config),
         n=sites_of(config),
-        threshold=settings.threshold,
-        bound=settings.secure_bound,
+        sums_only=not_none(config.federation).secure,
         own_models=config.own_models is not None,
-        features=agreement.has_features(config),
-        moments=agreement.tells_moments(config),
-        units=config.data.unit is not None,
-        baselines=agreement.needs_baselines(config),
         own_parts=config.model.own != "none",
+        moments=agreement.tells_moments(config),
     )
 
 
@@ -193,9 +186,9 @@ def rejected(context: Context, kind: str, error: Exception) -> None:
     """Writes down a message that no answer was even begun to, such as one of a run whose settings make no sense."""
     node = context.node_config
     if node.get("folder"):
-        signer = identity.signer(Path(str(node["key"]))) if node.get("key") else None
         why = str(error) if isinstance(error, Refusal) else type(error).__name__
-        audit.record(Path(str(node["folder"])), {"kind": kind, "answer": "rejected", "why": short(why)}, signer)
+        entry = {"kind": kind, "answer": "rejected", "why": short(why)}
+        audit.record(Path(str(node["folder"])), entry, identity.signer_of(node))
 
 
 def keep_counts(folder: Path, digest: str, count: Callable[[], Counts]) -> None:

@@ -98,7 +98,7 @@ def open_site(context: Context) -> Participant:
         keep_programs(Path(str(node["compiled"])))
     secure, file = secure_site(config, name, node, folder), policy_file(node, folder)
 
-    signer = identity.signer(Path(str(node["key"]))) if node.get("key") else None
+    signer = identity.signer_of(node)
 
     def rules() -> Policy:
         return policy.load(file)

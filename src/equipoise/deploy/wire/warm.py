@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import httpx
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -125,7 +124,7 @@ class WarmSite:
         folder.mkdir(parents=True, exist_ok=True)
         self.lock = locked(folder, self.name)
         self.registers = key is None
-        private = own_key(folder) if key is None else read_key(key)
+        private = own_key(folder) if key is None else identity.private_key(key)
         self.public = flower.public_key_to_bytes(private.public_key())
         self.client = flower.FleetHttpClient.from_server_address(
             address,
@@ -387,8 +386,8 @@ def check_module(folder: Path, config: Mapping[str, object], where: object) -> N
             "it in site.toml: modules = [...]",
         )
     except EquipoiseError as error:
-        signer = identity.signer(Path(str(config["key"]))) if config.get("key") else None
-        audit.record(folder, {"kind": "module", "answer": "refused", "why": str(error)}, signer)
+        entry = {"kind": "module", "answer": "refused", "why": str(error)}
+        audit.record(folder, entry, identity.signer_of(config))
         raise
 
 
@@ -412,25 +411,12 @@ def locked(folder: Path, name: str) -> TextIO:
     return file
 
 
-def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    key = serialization.load_ssh_private_key(path.read_bytes(), None)
-    require(
-        isinstance(key, ec.EllipticCurvePrivateKey),
-        f"{path} holds a {type(key).__name__}; make an EC key: ssh-keygen -t ecdsa -b 256 -N '' -f {path}",
-    )
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return key
-
-
 def own_key(folder: Path) -> ec.EllipticCurvePrivateKey:
     """For a network without authentication: made once, so that the node is known again."""
     path = folder / "node.key"
     if not path.is_file():
-        made = ec.generate_private_key(ec.SECP256R1()).private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-        )
-        write_whole(path, made, secret=True)
-    return read_key(path)
+        write_whole(path, identity.private_bytes(identity.new_key()), secret=True)
+    return identity.private_key(path)
 
 
 def run_sites(sites: Sequence[WarmSite], stop: threading.Event) -> None:
