@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -108,24 +109,16 @@ def extended(earlier: str, changes: Mapping[str, object]) -> str:
     return json.dumps(_with_changes(json.loads(earlier), changes))
 
 
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _changes(before[key], value) if isinstance(value, dict) and isinstance(before.get(key), dict) else value
-        for key, value in after.items()
-        if key not in before or before[key] != value
-    }
+def _changes(before: object, after: object) -> Any:
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return after
+    return {key: _changes(before.get(key), v) for key, v in after.items() if key not in before or before[key] != v}
 
 
-def _with_changes(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **before,
-        **{
-            key: _with_changes(before[key], value)
-            if isinstance(value, dict) and isinstance(before.get(key), dict)
-            else value
-            for key, value in changes.items()
-        },
-    }
+def _with_changes(before: object, changes: object) -> Any:
+    if not isinstance(before, Mapping) or not isinstance(changes, Mapping):
+        return changes
+    return {**before, **{key: _with_changes(before.get(key), change) for key, change in changes.items()}}
 
 
 def settings(toml: str) -> Config:
@@ -165,20 +158,25 @@ class Setup(NamedTuple):
     own: Algorithm | None = None  # how they tell the mean of their own parts, after training
 
 
-def tilt_of(config: Config) -> Tilt:
-    """How sites weigh their own losses in a sum, so that the objective is one of sums."""
-    name = config.objective.name
-    return Tilt(exact=name in ("kl", "average"), rho=config.objective.rho if name == "kl" else None)
-
-
 def remote_problem(config: Config, agreed: Agreement) -> Problem:
     """The problem of a stage, without its rows; call it under `precision`."""
-    problem = _rows_elsewhere(config, agreed)
-    if agreed.network is not None:
-        problem = _convexified(config, agreed, problem)
+    problem, network = _rows_elsewhere(config, agreed), agreed.network
+    if network is not None:
+        trained = Trained(network_params(config, agreed, problem), network.how, Sent(network.down, network.up))
+        if has_features(config):
+            like = features_like(config, problem)
+            scaling = scaling_of(config, agreed, like.inputs.shape[1])
+            problem = problem_on_features(config, problem, trained, scaling, *_sets(agreed, like))
+        else:
+            problem = linearised_problem(config, problem, trained)
     counted = None if agreed.counted is None else np.array(agreed.counted)
     problem = replace(problem, curvature=agreed.curvature, slope=agreed.slope, counted=counted)
-    return summed_up(config, problem, {} if agreed.module is None else dict(agreed.module.scores))
+    own = {} if agreed.module is None else dict(agreed.module.scores)  # the sites' own scores: which way is better
+    suited = evaluation.suited(problem.task.predict, problem.x, problem.train.client(0), problem.loss)
+    problem = with_main_score(config, problem, [*suited, *own])
+    if problem.score is None or problem.score.name not in own:
+        return problem
+    return replace(problem, score=problem.score._replace(higher_is_better=own[problem.score.name]))
 
 
 def _rows_elsewhere(config: Config, agreed: Agreement) -> Problem:
@@ -199,16 +197,6 @@ def _rows_elsewhere(config: Config, agreed: Agreement) -> Problem:
 def _sets(agreed: Agreement, like: Shards) -> tuple[RemoteShards, RemoteShards | None]:
     train, test = (RemoteShards(np.array(sizes, np.int32), like) for sizes in (agreed.train, agreed.test))
     return train, test if all(agreed.test) else None
-
-
-def _convexified(config: Config, agreed: Agreement, problem: Problem) -> Problem:
-    network = not_none(agreed.network)
-    trained = Trained(network_params(config, agreed, problem), network.how, Sent(network.down, network.up))
-    if not has_features(config):
-        return linearised_problem(config, problem, trained)
-    like = features_like(config, problem)
-    feature_scaling = scaling_of(config, agreed, like.inputs.shape[1])
-    return problem_on_features(config, problem, trained, feature_scaling, *_sets(agreed, like))
 
 
 def network_problem(config: Config, agreed: Agreement) -> Problem:
@@ -237,16 +225,6 @@ def features_like(config: Config, problem: Problem) -> Shards:
     return shard_like((p,), problem.x.dtype, (), jnp.int32 if problem.classes else problem.x.dtype)
 
 
-def summed_up(config: Config, problem: Problem, own: Mapping[str, bool]) -> Problem:
-    """By the score that the settings name, if they do; `own` are scores of the sites' own, and which way is better."""
-    suited = evaluation.suited(problem.task.predict, problem.x, problem.train.client(0), problem.loss)
-    problem = with_main_score(config, problem, [*suited, *own])
-    score = problem.score
-    if score is None or score.name not in own:
-        return problem
-    return replace(problem, score=score._replace(higher_is_better=own[score.name]))
-
-
 def setup(
     config: Config,
     agreed: Agreement,
@@ -260,21 +238,20 @@ def setup(
     `task` and `scores` are a site's own, with which only it can compute, `draw` is its noise. `baselines` are what all
     sites have told, which only the server knows; at a site nothing depends on them.
     """
-    digest = digest_of(config, agreed)
-    if task is not None or scores is not None:
-        return _made(config, agreed, task, scores, draw, baselines)._replace(digest=digest)
-    compared = None if baselines is None else baselines.tobytes()
-    noise = None if config.privacy is None else draw
-    key = config.toml(), agreed.model_copy(update={"run": ""}).model_dump_json(), compared, noise
-    made = _last_made.pop(key) if key in _last_made else _made(config, agreed, None, None, draw, baselines)
-    _last_made[key] = made
-    for old in [*_last_made][:-KEPT]:
-        del _last_made[old]
-    return made._replace(digest=digest)
+    if task is None and scores is None:
+        alike = agreed.model_copy(update={"run": ""}).model_dump_json()
+        compared = None if baselines is None else tuple(baselines.tolist())
+        made = _shared(config.toml(), alike, None if config.privacy is None else draw, compared)
+    else:
+        made = _made(config, agreed, task, scores, draw, baselines)
+    return made._replace(digest=digest_of(config, agreed))
 
 
-KEPT = 8
-_last_made: dict[tuple, Setup] = {}  # runs that differ in their name only share what is compiled
+@lru_cache(maxsize=8)
+def _shared(toml: str, agreed: str, draw: Draw | None, baselines: tuple[float, ...] | None) -> Setup:
+    """Runs and sites that differ in their name only share what is compiled."""
+    compared = None if baselines is None else np.array(baselines)
+    return _made(settings(toml), Agreement.model_validate_json(agreed), None, None, draw or normal, compared)
 
 
 def _made(
@@ -294,7 +271,9 @@ def _made(
         problem = replace(problem, site_scores=scores)
     problem = with_agreed_metric(config, agreed, with_own_models(config, problem))
     algorithm, notes = build_method(config, problem, draw)[:2]
-    sums = tilt_of(config) if not_none(config.federation).secure else None
+    objective, sums = config.objective, None
+    if not_none(config.federation).secure:  # sites weigh their own losses, so that the objective is one of sums
+        sums = Tilt(exact=objective.name in ("kl", "average"), rho=objective.rho if objective.name == "kl" else None)
     personal = None if config.own_models is None else own_models(config, problem)
     own = None if problem.plain_task.own is None else mean_part(problem, tell=sums is not None)
     return Setup(problem, algorithm, scoring(problem, algorithm, sums=sums), notes, "", sums, personal, own)

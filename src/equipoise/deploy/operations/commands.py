@@ -86,11 +86,12 @@ def run_server(
     check_who_may_join(config, settings, say)
     client = settings.client or launch.CLIENT
     app = launch.app(state / "app", config, folder, client=client, stock=settings.stock, without=settings.without)
+    running = Running(config, folder, settings, app, why, say, ready, check, ending)
     with ExitStack() as stack:
         if settings.page is not None:
             say(f"live: {stack.enter_context(live_page(folder, settings.page))}")
         for attempt in range(RESTARTS + 1):
-            if _one_link(app, config, folder, settings, why, say, ready, check, ending):
+            if _one_link(running):
                 break
             if attempt == RESTARTS:
                 raise EquipoiseError(f"Flower's server ended {RESTARTS + 1} times, see {state / 'superlink.log'}")
@@ -99,6 +100,20 @@ def run_server(
         records.finished(folder),
         f"the run stopped before its end, see above; the same command resumes it where {folder} stands",
     )
+
+
+class Running(NamedTuple):
+    """What every SuperLink of a server is started with."""
+
+    config: Config
+    folder: Path
+    settings: ServerSettings
+    app: Path
+    why: str  # Flower's own programs serve it; "": this process does
+    say: Say
+    ready: Callable[[], None]
+    check: Callable[[], None]
+    ending: Callable[[], None]
 
 
 def check_who_may_join(config: Config, settings: ServerSettings, say: Say) -> None:
@@ -122,18 +137,9 @@ def check_who_may_join(config: Config, settings: ServerSettings, say: Say) -> No
     say(f"may join, each with its own key: {', '.join(names)}")
 
 
-def _one_link(
-    app: Path,
-    config: Config,
-    folder: Path,
-    settings: ServerSettings,
-    why: str,
-    say: Say,
-    ready: Callable[[], None],
-    check: Callable[[], None],
-    ending: Callable[[], None],
-) -> bool:
+def _one_link(running: Running) -> bool:
     """One SuperLink and a run on it; False if the SuperLink died before the run ended."""
+    settings, why, say = running.settings, running.why, running.say
     state, diary = settings.state, settings.state / "superlink.log"
     with ExitStack() as stack:
         control = stack.enter_context(launch.operator(free_port() if why else None))
@@ -148,37 +154,25 @@ def _one_link(
         say(f"its log: {diary}")
         await_port(child, settings.local, settings.port)
         control.secret.unlink()  # the SuperLink has read it: from now on these two processes alone know it
-        ready()
-        if why:
-            served = _served_by_flower(child, app, more, folder, say, check)
-        else:
-            served = _served_here(child, app, config, folder, settings.without, control.socket, secret, check)
+        running.ready()
+        served = _by_flower(running, child, more) if why else _here(running, child, control.socket, secret)
         if served:
-            ending()
+            running.ending()
         return served
 
 
-def _served_here(
-    child: subprocess.Popen,
-    app: Path,
-    config: Config,
-    folder: Path,
-    without: tuple[str, ...],
-    socket: Path,
-    secret: bytes,
-    check: Callable[[], None],
-) -> bool:
+def _here(running: Running, child: subprocess.Popen, socket: Path, secret: bytes) -> bool:
     """The run, in this process; False if the SuperLink died before it ended."""
     from equipoise.deploy.server.events import LinkLost
     from equipoise.deploy.server.run import serve_run
     from equipoise.deploy.wire.serverapp import started_run
 
-    lost, over, failed = threading.Event(), threading.Event(), list[BaseException]()
+    folder, lost, over, failed = running.folder, threading.Event(), threading.Event(), list[BaseException]()
 
     def watch() -> None:
         while child.poll() is None and not over.wait(0.1):
             try:
-                check()
+                running.check()
             except Exception as error:
                 failed.append(error)
                 assert child.stdin is not None
@@ -190,8 +184,8 @@ def _served_here(
     watching.start()
     keep_programs()
     try:
-        with started_run(socket, secret, app, lost) as grid:
-            serve_run(config, folder, grid, without=without)
+        with started_run(socket, secret, running.app, lost) as grid:
+            serve_run(running.config, folder, grid, without=running.settings.without)
     except LinkLost:
         if failed:
             raise failed[0] from None
@@ -206,16 +200,14 @@ def _served_here(
     return True
 
 
-def _served_by_flower(
-    child: subprocess.Popen, app: Path, more: Mapping[str, str], folder: Path, say: Say, check: Callable[[], None]
-) -> bool:
+def _by_flower(running: Running, child: subprocess.Popen, more: Mapping[str, str]) -> bool:
     """The run, by Flower's own programs; False if the SuperLink died before it ended."""
-    begin = launch.run_app(app)
-    say(launch.shown(begin, more))
+    begin, folder = ["flwr", "run", str(running.app), launch.NAME, "--stream"], running.folder
+    running.say(launch.shown(begin, more))
     with process(begin, more) as started:
         while started.poll() is None and not records.finished(folder):
             time.sleep(0.1)
-            check()
+            running.check()
             if child.poll() is not None:
                 return records.finished(folder)
         with suppress(subprocess.TimeoutExpired):
@@ -261,10 +253,7 @@ def run_local(
     stock = settings.stock or bool(why_not_warm())
     processes = len(sites) if stock else processes
     groups = [sites[k::processes] for k in range(min(processes, len(sites)))]
-    begins = [
-        begin_sites(group, server, settings.keys, say, stock=stock, compiled=folders / "compiled") for group in groups
-    ]
-    failed: list[Exception] = []
+    compiled, failed = folders / "compiled", list[Exception]()
 
     def run(names: str, begin: Callable[[], AbstractContextManager[subprocess.Popen]]) -> None:
         try:
@@ -272,13 +261,16 @@ def run_local(
         except Exception as error:
             failed.append(error)
 
+    def thread_of(group: list[Site]) -> threading.Thread:
+        begin = begin_sites(group, server, settings.keys, say, stock=stock, compiled=compiled)
+        return threading.Thread(target=run, args=(", ".join(site.name for site in group), begin), daemon=True)
+
     def check() -> None:
         follow()
         if failed:
             raise failed[0]
 
-    names = [", ".join(site.name for site in group) for group in groups]
-    threads = [threading.Thread(target=run, args=each, daemon=True) for each in zip(names, begins, strict=True)]
+    threads = [thread_of(group) for group in groups]
 
     @cache
     def start_sites() -> None:
@@ -300,7 +292,6 @@ def run_local(
 
 
 REPORT = "report.html"
-HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @contextmanager
@@ -338,7 +329,7 @@ def live_page(folder: Path, port: int = 0) -> Iterator[str]:
     def asked_here(hosts: list[str]) -> bool:
         try:
             addresses = [urlsplit(f"//{host}") for host in hosts]
-            return [(address.hostname in HOSTS, address.port) for address in addresses] == [(True, server.server_port)]
+            return [(address.hostname in LOCAL, address.port) for address in addresses] == [(True, server.server_port)]
         except ValueError:
             return False
 

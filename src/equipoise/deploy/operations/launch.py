@@ -32,28 +32,12 @@ def app(
     folder: Path, config: "Config", out: Path, *, client: str = CLIENT, stock: bool = False, without: Sequence[str] = ()
 ) -> Path:
     """What `flwr run` takes: an app that installs nothing, with the run's settings in its configuration."""
+    about = {"name": NAME, "version": "1.0.0", "description": "A run of Equipoise.", "license": "MIT"}
+    components = {"serverapp": SERVER, "clientapp": client}
+    settings = {"settings": config.toml(), "out": str(out.resolve()), "stock": stock, "without": ",".join(without)}
     pyproject = {
-        "project": {
-            "name": NAME,
-            "version": "1.0.0",
-            "description": "A run of Equipoise.",
-            "license": "MIT",
-            "dependencies": [],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": NAME,
-                    "components": {"serverapp": SERVER, "clientapp": client},
-                    "config": {
-                        "settings": config.toml(),
-                        "out": str(out.resolve()),
-                        "stock": stock,
-                        "without": ",".join(without),
-                    },
-                }
-            }
-        },
+        "project": {**about, "dependencies": []},
+        "tool": {"flwr": {"app": {"publisher": NAME, "components": components, "config": settings}}},
     }
     _write_own(folder / "pyproject.toml", pyproject, f'publisher = "{NAME}"')
     return folder
@@ -117,10 +101,6 @@ def superlink(
     files = {"--ssl-ca-certfile": keys.CA, "--ssl-certfile": keys.SERVER, "--ssl-keyfile": keys.SERVER_KEY}
     command += [part for option, name in files.items() for part in (option, str(folder / name))]
     return [*command, "--keys", str(folder), "--enable-supernode-auth"]
-
-
-def run_app(folder: Path) -> list[str]:
-    return ["flwr", "run", str(folder), NAME, "--stream"]
 
 
 def supernode(

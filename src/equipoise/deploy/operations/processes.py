@@ -128,53 +128,40 @@ WORKER = [sys.executable, "-m", "equipoise.deploy.operations.processes"]
 STOCK = "Flower's SuperNode, a process for every message"
 
 
-class SiteWork(NamedTuple):
-    """One site, as its process is told."""
+class Site(NamedTuple):
+    """A site of this machine."""
 
     name: str
-    folder: str
+    folder: Path
     config: dict[str, str]  # the node's: where its rows are
-    key: str | None  # its private key; None: no authentication
+    key: Path | None = None  # its private key; None: that of its name among the keys, or no authentication
 
 
 class Work(NamedTuple):
     """What the process of some sites is told: a line of JSON."""
 
     server: str  # HOST:PORT
-    keys: str | None  # a folder with whom to believe; None: no encryption
-    compiled: str  # a folder for compiled programs
-    sites: tuple[SiteWork, ...]
+    keys: Path | None  # a folder with whom to believe; None: no encryption
+    compiled: Path  # a folder for compiled programs
+    sites: tuple[Site, ...]
 
 
 def line(work: Work) -> bytes:
     fields = work._asdict() | {"sites": [site._asdict() for site in work.sites]}
-    return (json.dumps(fields) + "\n").encode()
+    return (json.dumps(fields, default=str) + "\n").encode()
 
 
 def read_line(text: str) -> Work:
+    def path(given: str | None) -> Path | None:
+        return None if given is None else Path(given)
+
     fields = json.loads(text)
-    return Work(**fields | {"sites": tuple(SiteWork(**site) for site in fields["sites"])})
-
-
-class Site(NamedTuple):
-    """A site of this machine."""
-
-    name: str
-    folder: Path
-    config: dict[str, str]  # where its rows are
-    key: Path | None = None  # its private key; None: that of its name among the keys
+    sites = (Site(s["name"], Path(s["folder"]), s["config"], path(s["key"])) for s in fields["sites"])
+    return Work(fields["server"], path(fields["keys"]), Path(fields["compiled"]), tuple(sites))
 
 
 def node_config(name: str, folder: Path, rows: Mapping[str, str]) -> dict[str, str]:
     return {"site": name, "folder": str(folder.resolve()), "compiled": str((folder / "compiled").resolve()), **rows}
-
-
-def identified(site: Site, keys: Path | None) -> dict[str, str]:
-    """The node's configuration, with its own key and those by which it knows the others, for masked sums."""
-    if keys is None:
-        return site.config
-    private = launch.private_key(keys, site.name, site.key)
-    return {**site.config, "key": str(private.resolve()), "roster": str((keys / made.SITES).resolve())}
 
 
 def begin_sites(
@@ -194,27 +181,22 @@ def begin_sites(
     if stock:
         require(len(sites) == 1, "Flower's own nodes run one site each")
         say(f"{sites[0].name}: {STOCK} (asked for)")
-        return lambda: _supernode(work.sites[0], work, say)
+        return lambda: _supernode(work, say)
     say(f"{', '.join(site.name for site in sites)}: one process that stays (warm)")
     return lambda: _worker(work)
 
 
 def work_of(sites: Sequence[Site], server: str, keys: Path | None, compiled: Path | None = None) -> Work:
-    """What the process of these sites has to know."""
-    return Work(
-        server=server,
-        keys=None if keys is None else str(keys),
-        compiled=str(compiled or sites[0].folder / "compiled"),
-        sites=tuple(
-            SiteWork(
-                name=site.name,
-                folder=str(site.folder),
-                config=identified(site, keys),
-                key=None if keys is None else str(launch.private_key(keys, site.name, site.key)),
-            )
-            for site in sites
-        ),
-    )
+    """What the process of these sites has to know; with keys, also those by which each knows the others."""
+
+    def identified(site: Site) -> Site:
+        if keys is None:
+            return site._replace(key=None)
+        private = launch.private_key(keys, site.name, site.key)
+        names = {"key": str(private.resolve()), "roster": str((keys / made.SITES).resolve())}
+        return site._replace(config={**site.config, **names}, key=private)
+
+    return Work(server, keys, compiled or sites[0].folder / "compiled", tuple(map(identified, sites)))
 
 
 @contextmanager
@@ -228,18 +210,18 @@ def _worker(work: Work) -> Iterator[subprocess.Popen]:
 
 
 @contextmanager
-def _supernode(site: SiteWork, work: Work, say: Say) -> Iterator[subprocess.Popen]:
-    command, more = supernode(site, work)
+def _supernode(work: Work, say: Say) -> Iterator[subprocess.Popen]:
+    command, more = supernode(work)
     say(launch.shown(command, more))
     with process(command, more) as child:
         yield child
 
 
-def supernode(site: SiteWork, work: Work) -> tuple[list[str], dict[str, str]]:
-    """The command of Flower's own node for a site, and its environment."""
-    keys, key = (None if path is None else Path(path) for path in (work.keys, site.key))
-    command = launch.supernode(work.server, free_port(), site.config, keys, key)
-    return command, launch.environment(Path(site.folder) / "flower")
+def supernode(work: Work) -> tuple[list[str], dict[str, str]]:
+    """The command of Flower's own node for the first site, and its environment."""
+    site = work.sites[0]
+    command = launch.supernode(work.server, free_port(), site.config, work.keys, site.key)
+    return command, launch.environment(site.folder / "flower")
 
 
 def run_site(site: Site, server: str, keys: Path | None, say: Say, *, stock: bool = False) -> None:
@@ -273,27 +255,20 @@ def main() -> int:
     try:
         if why := why_not_warm():
             become_supernode(work, why)
-        keep_programs(Path(work.compiled))
-        Path(work.sites[0].folder).mkdir(parents=True, exist_ok=True)
-        logger.addHandler(JsonLines(Path(work.sites[0].folder) / "log.jsonl"))
-        from equipoise.deploy.wire import warm
+        keep_programs(work.compiled)
+        work.sites[0].folder.mkdir(parents=True, exist_ok=True)
+        logger.addHandler(JsonLines(work.sites[0].folder / "log.jsonl"))
+        from equipoise.deploy.wire.warm import WarmSite, run_sites
 
+        trust = None if work.keys is None else work.keys / made.CA
         sites = [
-            warm.WarmSite(
-                work.server,
-                Path(site.folder),
-                site.config,
-                certificates=None if work.keys is None else Path(work.keys) / made.CA,
-                key=None if site.key is None else Path(site.key),
-                stop=stop,
-            )
-            for site in work.sites
+            WarmSite(work.server, s.folder, s.config, certificates=trust, key=s.key, stop=stop) for s in work.sites
         ]
         names = ", ".join(site.name for site in sites)
         logger.info("%s: one process that stays (warm), pid %d", names, os.getpid())
         from equipoise.deploy.site import run  # noqa: F401 - JAX and all that a message needs, before it comes
 
-        warm.run_sites(sites, stop)
+        run_sites(sites, stop)
     except EquipoiseError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return REFUSED
@@ -308,14 +283,11 @@ def become_supernode(work: Work, why: str) -> None:
     names = ", ".join(site.name for site in work.sites)
     require(len(work.sites) == 1, f"{names}: Flower's own nodes run one site each ({why}); start them with --stock")
     print(f"{names}: {STOCK} ({why})", flush=True)
-    command, more = supernode(work.sites[0], work)
+    command, more = supernode(work)
     os.execve(GUARD[0], [*GUARD, *command], {**os.environ, **more})
 
 
-def _ended(code: int) -> Any:
+if __name__ == "__main__":
+    code = main()
     logging.shutdown()
     os._exit(code)  # threads may be in the middle of work that nobody waits for
-
-
-if __name__ == "__main__":
-    _ended(main())

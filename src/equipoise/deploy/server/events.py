@@ -1,6 +1,6 @@
 """What happened during a run, and how it is said to people."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -114,15 +114,8 @@ WORDS = {
     "broken": "sent a reply that was left out",
     "absent": "was not there",
 }
-WHOLE = (
-    "stranger",
-    "double",
-    "false name",
-    "outsider",
-    "left out",
-    "log went back",
-    "heavy",
-)  # their reason is a sentence, with the site in it
+# Their reason is a sentence, with the site in it.
+WHOLE = ("stranger", "double", "false name", "outsider", "left out", "log went back", "heavy")
 
 
 def sentences_of(events: Sequence[Event]) -> Iterator[str]:
@@ -137,7 +130,9 @@ def sentences_of(events: Sequence[Event]) -> Iterator[str]:
         away -= {event.site} if event.what == "joined" else set()
         groups.setdefault((event.site, event.what, event.why), []).append(event)
     for (site, what, why), same in groups.items():
-        yield f"{_said(site, what, why)} ({_places(same)})"
+        places = list(dict.fromkeys(map(_place, same)))
+        more = f" and {len(places) - FEW} more" if len(places) > FEW else ""
+        yield f"{_said(site, what, why)} ({', '.join(places[:FEW])}{more})"
 
 
 def _said(site: str, what: str, why: str) -> str:
@@ -151,28 +146,18 @@ def _said(site: str, what: str, why: str) -> str:
     return f"'{site}' {WORDS.get(what, what)}: {why}"
 
 
-def _places(events: Iterable[Event]) -> str:
-    places = list(dict.fromkeys(map(_place, events)))
-    more = f" and {len(places) - FEW} more" if len(places) > FEW else ""
-    return ", ".join(places[:FEW]) + more
-
-
 def _place(event: Event) -> str:
-    first = _first_place(event)
+    evaluation = event.exchange == "evaluate"
+    first = f"evaluation after round {event.round}" if evaluation else f"round {event.round + 1}"
+    if event.exchange in ("", "statistics", "agreement", "prepare", "start"):
+        first = "before the first round" if event.round == 0 else first
+    elif not evaluation:
+        first += f", {event.exchange}"
     if event.times == 1:
         return first
     if event.last_round == event.round:
         return f"{first}, {event.times} times"
-    last = event.last_round if event.exchange == "evaluate" else (event.last_round or 0) + 1
-    return f"{event.times} times from {first} to round {last}"
-
-
-def _first_place(event: Event) -> str:
-    if event.exchange == "evaluate":
-        return f"evaluation after round {event.round}"
-    if event.exchange in ("", "statistics", "agreement", "prepare", "start"):
-        return "before the first round" if event.round == 0 else f"round {event.round + 1}"
-    return f"round {event.round + 1}, {event.exchange}"
+    return f"{event.times} times from {first} to round {(event.last_round or 0) + (not evaluation)}"
 
 
 def framing_sentence(traffic: Sequence[Traffic]) -> str:

@@ -465,7 +465,7 @@ class UnderWay:
             if masked is not None:
                 content["mask"] = masked.header
                 masked.sent(where, arrays)
-            message = federation.message(content, node, round=r, ttl=timeout)
+            message = Message(content, node, "train.exchange", ttl=max(timeout, 1.0), group_id=str(r))
             inside = node in federation.inline and content_bytes(message) <= INLINE
             now = self.traffic
             framed = now.down_framing or framing(message, inside)  # other messages have the same

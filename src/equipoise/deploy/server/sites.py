@@ -125,27 +125,20 @@ class ConnectedSites:
         except Exception as error:
             self.note("", "network", f"the nodes could not be listed ({type(error).__name__}: {error})")
             return
-        self._tell_refused(self.transport.door().refused)
-        with self._lock:
-            self._greet(present)
-            self._hear()
-
-    def _tell_refused(self, refused: dict[str, int]) -> None:
-        """Notes what was refused at the server's port since the last look."""
-        before, self.refused = self.refused, refused
-        if refused != before:
-            self.observe({"kind": "refused", "refused": refused})
-        for why, times in refused.items():
+        before, self.refused = self.refused, self.transport.door().refused
+        if self.refused != before:
+            self.observe({"kind": "refused", "refused": self.refused})
+        for why, times in self.refused.items():
             if times > before.get(why, 0):
                 self.note("", "outsider", f"refused at the server's port: {why}", times - before.get(why, 0))
-
-    def _greet(self, present: set[int]) -> None:
-        self._turned_away &= present  # one that comes again may have another name
-        self.nodes = {site: node for site, node in self.nodes.items() if node in present}
-        waiting = {node for node, _ in self._greeted.values()}
-        new = sorted(present - set(self.nodes.values()) - self._turned_away - waiting)
-        ids = self._push([self._question("hello", "", node, self.timeouts.hello) for node in new])
-        self._greeted |= {i: (node, time.monotonic()) for i, node in zip(ids, new, strict=True) if i}
+        with self._lock:
+            self._turned_away &= present  # one that comes again may have another name
+            self.nodes = {site: node for site, node in self.nodes.items() if node in present}
+            waiting = {node for node, _ in self._greeted.values()}
+            new = sorted(present - set(self.nodes.values()) - self._turned_away - waiting)
+            ids = self._push([self._question("hello", "", node, self.timeouts.hello) for node in new])
+            self._greeted |= {i: (node, time.monotonic()) for i, node in zip(ids, new, strict=True) if i}
+            self._hear()
 
     def _hear(self) -> None:
         for reply in self._pull(list(self._greeted)):
@@ -185,9 +178,12 @@ class ConnectedSites:
             self._turned_away.add(node)
             self._push([self._question("notice", f"'{name}' is left out of this run by its operator", node, 60.0)])
             return None
-        if name in self.nodes and self._alive(self.nodes[name]):
-            why = f"there is another node called '{name}'; stop one of them, or rename it"
-            return self._turn_away(name, node, "double", why)
+        if name in self.nodes:  # and still answers: a site that was killed stays on Flower's list for a while
+            wait, other = self.timeouts.hello, self.nodes[name]
+            again = self.deliver([(0, self._question("hello", "", other, wait))], lambda _: wait)
+            if any(delivery.content is not None for _, delivery in again):
+                why = f"there is another node called '{name}'; stop one of them, or rename it"
+                return self._turn_away(name, node, "double", why)
         self.nodes[name] = node
         self._silent.discard(node)
         self.note(name, "joined", f"'{name}' is there")
@@ -196,12 +192,6 @@ class ConnectedSites:
         self._turned_away.add(node)
         self.warn(name, what, why)
         self._push([self._question("notice", why, node, self.timeouts.hello)])
-
-    def _alive(self, node: int) -> bool:
-        """Whether a node still answers: a site that was killed stays on Flower's list for a while."""
-        wait = self.timeouts.hello
-        question = self._question("hello", "", node, wait)
-        return any(delivery.content is not None for _, delivery in self.deliver([(0, question)], lambda _: wait))
 
     def find(self, wanted: Sequence[str], *, needed: int = 0, seconds: float = 0.0) -> None:
         """Looks for sites; waits while nodes that were greeted lately may turn out to be missing ones.
@@ -279,7 +269,7 @@ class ConnectedSites:
                     self._keep_receipt(to[number], reply)
                     in_time = time.monotonic() - start < 0.9 * seconds  # Flower's clock is another one
                     yield pending.pop(number), opened(reply, lost if in_time else late)
-            for number, label in list(pending.items()) if hopeless else ():
+            for number, label in list(pending.items()):
                 if hopeless is not None and hopeless(label):
                     del pending[number]
                     yield label, Delivery(None, None, "late", "it was late in training meanwhile")
@@ -322,29 +312,21 @@ class ConnectedSites:
         require(question.isidentifier(), f"'{question}' cannot be asked; give a name like 'statistics'")
         self.find([site for site in self.sites if site not in self.without])
         self.where = (self.where[0], question)
-        there = [s for s in self.sites if s not in self.without]
-        asked_for = [s for s in there if not warm or self.nodes.get(s) in self.inline]
-        present = [site for site in asked_for if site in self.nodes]
-        wait = self.timeouts.question
-        asked = [(s, self._question(question, value, self.nodes[s], wait)) for s in present]
+        wanted = [s for s in self.sites if s not in self.without and (not warm or self.nodes.get(s) in self.inline)]
+        wait, answers = self.timeouts.question, dict[str, str]()
+        asked = [(s, self._question(question, value, self.nodes[s], wait)) for s in wanted if s in self.nodes]
         deliveries = dict(self.deliver(asked, lambda _: wait))
-        answers = {
-            s: read_text(delivery.content, "answer")
-            for s, delivery in deliveries.items()
-            if delivery.content is not None
-        }
-        for site in asked_for:
-            if answers.get(site) is None:
-                what, why = why_not(deliveries[site]) if site in deliveries else ("absent", "the site is not there")
-                self.note(site, what, why)
-                if everyone:
-                    raise EquipoiseError(f"'{site}' did not answer '{question}': {why}")
-        return {site: said for site in self.sites if (said := answers.get(site)) is not None}
-
-    @staticmethod
-    def message(content: RecordDict, node: int, *, round: int, ttl: float) -> Message:
-        """An exchange's message to a node."""
-        return Message(content, node, "train.exchange", ttl=max(ttl, 1.0), group_id=str(round))
+        for site in wanted:
+            delivery = deliveries.get(site, Delivery(None, None, "absent", "the site is not there"))
+            answer = None if delivery.content is None else read_text(delivery.content, "answer")
+            if answer is not None:
+                answers[site] = answer
+                continue
+            what, why = why_not(delivery)
+            self.note(site, what, why)
+            if everyone:
+                raise EquipoiseError(f"'{site}' did not answer '{question}': {why}")
+        return answers
 
     @staticmethod
     def _question(question: str, value: str, node: int, ttl: float) -> Message:
@@ -354,7 +336,7 @@ class ConnectedSites:
         if not messages:
             return []
         try:
-            able = self.inline | self.transport.stay()
+            able = self.inline | self.transport.door().staying
             inside = [message.metadata.dst_node_id in able for message in messages]
             ids = self.transport.push(messages, inside, largest)
         except Exception as error:
@@ -392,12 +374,10 @@ def why_not(delivery: Delivery) -> tuple[What, str]:
     """Why a delivery holds no answer."""
     if delivery.content is None:
         return delivery.what, delivery.why
-    kinds: tuple[What, ...] = ("refused", "failed")
-    for kind in kinds:
-        said = read_text(delivery.content, kind)
-        if said is not None:
-            return kind, plain(said)
-    return "broken", "the reply holds no answer"
+    refused, failed = (read_text(delivery.content, kind) for kind in ("refused", "failed"))
+    if refused is not None:
+        return "refused", plain(refused)
+    return ("broken", "the reply holds no answer") if failed is None else ("failed", plain(failed))
 
 
 def gather(

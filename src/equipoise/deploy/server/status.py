@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -68,9 +68,9 @@ class StatusWriter:
     def __init__(self, folder: Path, name: str, sites: tuple[str, ...], rounds: int):
         self.folder, self.written, self.lock = folder, 0.0, threading.RLock()
         self.log = (folder / LOG).open("a", buffering=1)
-        self.sites = {site: SiteStatus() for site in sites}
+        self.sites: dict[str, dict[str, Any]] = {site: {} for site in sites}  # fields of `SiteStatus`
         self.recent: deque[float] = deque(maxlen=RECENT)
-        self.by_site: dict[str, deque[float]] = {}
+        self.by_site: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
         self.now: dict[str, Any] = {"name": name, "process": os.getpid(), "rounds": rounds}
         self.bytes: Counter[str] = Counter()
 
@@ -90,12 +90,10 @@ class StatusWriter:
 
     def _event(self, record: dict[str, Any]) -> None:
         site, what, why = record["site"], record["what"], record["why"]
-        before = self.sites.get(site, SiteStatus())
         if what == "joined":
-            self.sites[site] = before.model_copy(update={"state": "connected"})
+            self.sites.setdefault(site, {})["state"] = "connected"
         elif site in self.sites:
-            state = what if what in GONE else before.state
-            self.sites[site] = before.model_copy(update={"state": state, "last_error": f"{what}: {why}"})
+            self.sites[site] |= {"last_error": f"{what}: {why}"} | ({"state": what} if what in GONE else {})
         if what not in ("joined", "resumed"):
             self.now["last_error"] = f"{site + ': ' if site else ''}{why}"
 
@@ -107,22 +105,16 @@ class StatusWriter:
             self.recent.append(record["seconds"])
             self.now["seconds_per_exchange"] = sum(self.recent) / len(self.recent)
         for site, seconds in record["sites"].items():
-            times = self.by_site.setdefault(site, deque(maxlen=RECENT))
+            times, before = self.by_site[site], self.sites.get(site, {})
             times.append(seconds)
-            before = self.sites.get(site, SiteStatus())
-            self.sites[site] = before.model_copy(
-                update={
-                    "state": "connected",
-                    "replies": before.replies + 1,
-                    "seconds": seconds,
-                    "mean_seconds": sum(times) / len(times),
-                }
-            )
+            now = {"state": "connected", "seconds": seconds, "mean_seconds": sum(times) / len(times)}
+            self.sites[site] = {**before, **now, "replies": before.get("replies", 0) + 1}
 
     def write(self, force: bool = False) -> None:
         if not force and time.monotonic() - self.written < FRESH:
             return
-        status = Status(**self.now, **self.bytes, updated=_now(), sites=dict(sorted(self.sites.items())))
+        sites = {site: SiteStatus(**fields) for site, fields in sorted(self.sites.items())}
+        status = Status(**self.now, **self.bytes, updated=_now(), sites=sites)
         part = self.folder / f".{STATUS}.part"
         part.write_text(status.model_dump_json(indent=1) + "\n")  # not written through: only the newest matters
         os.replace(part, self.folder / STATUS)

@@ -146,7 +146,7 @@ def open_site(context: Context) -> Participant:
         return kept_features(folder, made_of, make)
 
     def setup(agreed: Agreement) -> Setup:
-        return planned(config.toml(), agreed.model_dump_json())
+        return agreement.setup(agreement.stage(config, agreed), agreed, draw=own_noise)
 
     def statistics(_: str) -> str:
         site, now = current_rows(), rules()
@@ -460,18 +460,9 @@ def agreement_of(folder: Path, run: str) -> Path:
     return folder / AGREEMENTS / f"{run}.json"
 
 
-# The sites of one process make the same of the same agreement, so they share what is compiled.
-
-
-@lru_cache(maxsize=4)
-def planned(toml: str, text: str) -> Setup:
-    agreed = Agreement.model_validate_json(text)
-    return agreement.setup(agreement.stage(agreement.settings(toml), agreed), agreed, draw=own_noise)
-
-
 @lru_cache(maxsize=4)
 def curvature_and_slope(toml: str, text: str) -> Callable[[Shards], tuple[float, float]]:
-    """How a site measures the largest curvature of its loss and the slope at the start."""
+    """How the sites of this process measure the largest curvature of their losses and the slopes at the start."""
     agreed = Agreement.model_validate_json(text)
     config = agreement.stage(agreement.settings(toml), agreed)
     problem = agreement.with_agreed_metric(config, agreed, agreement.remote_problem(config, agreed))

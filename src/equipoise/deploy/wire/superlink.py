@@ -111,7 +111,8 @@ class HeldPulls:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "") if scope["type"] == "http" and scope["method"] == "POST" else ""
         if path == "/v1/runtime/get-nodes":
-            return await self.app(scope, receive, self.with_nodes(send))
+            stay = ",".join(map(str, self.staying)).encode()
+            return await self.app(scope, receive, with_header(send, b"x-equipoise-nodes", stay) if stay else send)
         if not path.endswith(("/pull-messages", "/push-messages", "/fleet/push-object")):
             return await self.app(scope, receive, send)
         body = await read(receive, REQUEST)
@@ -121,8 +122,7 @@ class HeldPulls:
             case "/v1/runtime/push-messages":
                 pushed, most = PushAppMessagesRequest.FromString(body), int(header(scope, b"x-equipoise-largest", 1e12))
                 self.largest |= {m.metadata.message_id: most for m in pushed.messages_list if most}
-                while len(self.largest) > REMEMBERED:
-                    del self.largest[next(iter(self.largest))]
+                forget_oldest(self.largest)
                 await self.app(scope, replayed(body), send)
                 nodes = Counter(m.metadata.dst_node_id for m in pushed.messages_list)
                 self.unread += nodes
@@ -133,15 +133,11 @@ class HeldPulls:
                     return await answer(send, 403, "a node answers its own messages only")
                 if self.cut_large(request):
                     body = request.SerializeToString()
-                    sized = [
-                        (k, v) if k != b"content-length" else (k, str(len(body)).encode()) for k, v in scope["headers"]
-                    ]
-                    scope = {**scope, "headers": sized}
+                    scope = sized(scope, body)
                 await self.app(scope, replayed(body), send)
                 replied = [m.metadata.reply_to_message_id for m in request.messages_list]
                 self.ready |= dict.fromkeys(replied)
-                while len(self.ready) > REMEMBERED:
-                    del self.ready[next(iter(self.ready))]
+                forget_oldest(self.ready)
                 self.wake(("reply", i) for i in replied)
             case "/v1/fleet/push-object":
                 node = PushObjectRequest.FromString(body).node.node_id
@@ -176,10 +172,8 @@ class HeldPulls:
             if most and size > most:
                 log.warning("a reply of node %d has %d bytes, and %d were asked for", request.node.node_id, size, most)
                 message.ClearField("content")
-                message.error.code, message.error.reason = (
-                    TOO_LARGE,
-                    f"its reply is larger than the {most} bytes asked for",
-                )
+                message.error.code = TOO_LARGE
+                message.error.reason = f"its reply is larger than the {most} bytes asked for"
                 tree.ClearField("children")
                 cut = True
         self.room[request.node.node_id] = room
@@ -268,17 +262,6 @@ class HeldPulls:
         await send(start)
         await send({"type": "http.response.body", "body": content})
 
-    def with_nodes(self, send: Send) -> Send:
-        """`send`, with the nodes that stay in the header of the answer."""
-
-        async def sent(event: Event) -> None:
-            if event["type"] == "http.response.start" and self.staying:
-                nodes = ",".join(map(str, self.staying)).encode()
-                event = {**event, "headers": [*event.get("headers", ()), (b"x-equipoise-nodes", nodes)]}
-            await send(event)
-
-        return sent
-
     async def ask(self, scope: Scope, body: bytes) -> tuple[Event, bytes]:
         """What Flower's application answers."""
         start: Event = {}
@@ -290,8 +273,7 @@ class HeldPulls:
             else:
                 parts.append(event.get("body", b""))
 
-        headers = [(k, v) if k != b"content-length" else (k, str(len(body)).encode()) for k, v in scope["headers"]]
-        await self.app({**scope, "headers": headers, "state": dict(scope.get("state", {}))}, replayed(body), keep)
+        await self.app({**sized(scope, body), "state": dict(scope.get("state", {}))}, replayed(body), keep)
         return start, b"".join(parts)
 
     @classmethod
@@ -459,20 +441,10 @@ class OperatorDoor:
             elif owner(scope["client"], scope["server"]) not in (os.getuid(), UNKNOWN):
                 return await self.door.refuse(scope, send, 403, "requests of other users of this machine")
             if scope["path"] == "/v1/runtime/get-nodes":
-                send = self.with_names(send)
+                roster = self.door.roster
+                about = {"names": None if roster is None else roster.nodes(), "refused": self.door.refused}
+                send = with_header(send, b"x-equipoise-door", json.dumps(about).encode())
         return await self.app(scope, receive, send)
-
-    def with_names(self, send: Send) -> Send:
-        roster = self.door.roster
-        door = {"names": None if roster is None else roster.nodes(), "refused": self.door.refused}
-
-        async def sent(event: Event) -> None:
-            if event["type"] == "http.response.start":
-                about = (b"x-equipoise-door", json.dumps(door).encode())
-                event = {**event, "headers": [*event.get("headers", ()), about]}
-            await send(event)
-
-        return sent
 
 
 OPERATOR = b"x-equipoise-operator"
@@ -520,6 +492,28 @@ def signed(scope: Scope, key: bytes) -> bool:
 async def answer(send: Send, status: int, why: str) -> None:
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
     await send({"type": "http.response.body", "body": f"{why}\n".encode()})
+
+
+def with_header(send: Send, name: bytes, value: bytes) -> Send:
+    """`send`, with one more header on the answer."""
+
+    async def sent(event: Event) -> None:
+        if event["type"] == "http.response.start":
+            event = {**event, "headers": [*event.get("headers", ()), (name, value)]}
+        await send(event)
+
+    return sent
+
+
+def sized(scope: Scope, body: bytes) -> Scope:
+    """The request with the length of another body."""
+    length = str(len(body)).encode()
+    return {**scope, "headers": [(k, length if k == b"content-length" else v) for k, v in scope["headers"]]}
+
+
+def forget_oldest(kept: dict) -> None:
+    while len(kept) > REMEMBERED:
+        del kept[next(iter(kept))]
 
 
 def text(scope: Scope, name: bytes) -> bytes:

@@ -30,6 +30,7 @@ class Door(NamedTuple):
 
     names: dict[int, str] | None = None  # node -> the name that its key is registered under; None: it does not say
     refused: dict[str, int] = {}  # noqa: RUF012 - never changed: what was refused at the sites' port, how often
+    staying: frozenset[int] = frozenset()  # nodes that take the content inside
 
 
 class Transport(NamedTuple):
@@ -38,7 +39,6 @@ class Transport(NamedTuple):
     # Which of them go with their content inside, and how many bytes a reply to one of them may have (0: any).
     push: Callable[[Sequence[Message], Sequence[bool], int], list[str | None]]
     pull: Callable[[Sequence[str], float, int], list[Message]]  # waits so many seconds, for replies of so many bytes
-    stay: Callable[[], set[int]]  # nodes that take the content inside, as far as the SuperLink knows
     door: Callable[[], Door]
     about: str
 
@@ -72,61 +72,50 @@ def standard(grid: Grid, why: str) -> Transport:
     def pull(ids: Sequence[str], wait: float, size: int) -> list[Message]:
         return list(grid.pull_messages(list(ids)))
 
-    return Transport(push, pull, set, watch_door(grid), f"messages as Flower's objects ({why})")
+    return Transport(push, pull, watched(grid)[0], f"messages as Flower's objects ({why})")
 
 
-def watch_door(grid: object) -> Callable[[], Door]:
-    """What the last list of nodes said about them."""
-    door = Door()
+def watched(grid: object) -> tuple[Callable[[], Door], Callable[..., Any]]:
+    """What the last list of nodes said about them; and a call of the Grid's client with headers on its requests."""
+    door, local = Door(), threading.local()
 
     class Watching:
         def intercept(self, context: Any, call_next: Any) -> Any:
             nonlocal door
+            context.request.headers.update(getattr(local, "headers", {}))
             response = call_next(context)
+            if context.rpc_method.endswith("/GetNodes"):
+                staying = frozenset(int(word) for word in response.headers.get(NODES, "").split(",") if word)
+                door = door._replace(staying=staying)
             if DOOR in response.headers:
                 said = json.loads(response.headers[DOOR])
                 names = said["names"] and {int(node): name for node, name in said["names"].items()}
-                door = Door(names, said["refused"])
+                door = door._replace(names=names, refused=said["refused"])
             return response
+
+    def call(function: Callable[..., Any], request: object, headers: dict[str, str]) -> Any:
+        local.headers = headers
+        try:
+            return function(request)
+        finally:
+            local.headers = {}
 
     client = getattr(grid, "_runtime_client", None)
     if client is not None:  # Flower's HttpGrid, and the server's own
         client._interceptors = (*client._interceptors, Watching())
-    return lambda: door
+    return lambda: door, call
 
 
 def direct(grid: Any) -> Transport:
     """Content inside where the receiver can take it, and pulls that wait where the SuperLink can."""
     from equipoise.deploy.wire import internals as flower
 
-    client, local = grid._runtime_client, threading.local()
-    staying: set[int] = set()
-
-    class Waiting:
-        def intercept(self, context: Any, call_next: Any) -> Any:
-            if context.rpc_method.endswith("/PullMessages") and getattr(local, "wait", 0.0) > 0:
-                context.request.headers[WAIT] = f"{local.wait:.3f}"
-                context.request.headers[MOST] = str(local.most)
-            if context.rpc_method.endswith("/PushMessages") and getattr(local, "largest", 0) > 0:
-                context.request.headers[LARGEST] = str(local.largest)
-            response = call_next(context)
-            if context.rpc_method.endswith("/GetNodes"):
-                named = {int(word) for word in response.headers.get(NODES, "").split(",") if word}
-                staying.intersection_update(named)
-                staying.update(named)
-            return response
-
-    client._interceptors = (*client._interceptors, Waiting())
+    client = grid._runtime_client
+    door, call = watched(grid)
 
     def push(messages: Sequence[Message], inside: Sequence[bool], largest: int = 0) -> list[str | None]:
-        local.largest = largest
-        try:
-            return pushed(messages, inside)
-        finally:
-            local.largest = 0
-
-    def pushed(messages: Sequence[Message], inside: Sequence[bool]) -> list[str | None]:
         ids: list[str | None] = [None] * len(messages)
+        headers = {LARGEST: str(largest)} if largest else {}
         short = [k for k, m in enumerate(messages) if inside[k] and content_bytes(m) <= INLINE]
         for batch in batches(short, lambda k: content_bytes(messages[k])):
             protos, trees = [], []
@@ -136,23 +125,18 @@ def direct(grid: Any) -> Transport:
                 protos.append(flower.message_to_proto(messages[k]))
                 trees.append(flower.ObjectTree(object_id=number))
             request = flower.PushAppMessagesRequest(messages_list=protos, message_object_trees=trees)
-            for k, number in zip(batch, client.PushMessages(request).message_ids, strict=True):
+            for k, number in zip(batch, call(client.PushMessages, request, headers).message_ids, strict=True):
                 ids[k] = number or None
         rest = sorted({*range(len(messages))} - {*short})
         if rest:
-            for k, number in zip(rest, grid.push_messages([messages[k] for k in rest]), strict=False):
+            for k, number in zip(rest, call(grid.push_messages, [messages[k] for k in rest], headers), strict=False):
                 ids[k] = number or None
         return ids
 
     def pull(ids: Sequence[str], wait: float, size: int) -> list[Message]:
-        local.wait, local.most = wait, max(1, REQUEST // max(size, 1))
-        try:
-            reply = client.PullMessages(flower.PullAppMessagesRequest(message_ids=list(ids)))
-        finally:
-            local.wait = 0.0
-        return [
-            received(proto, tree) for proto, tree in zip(reply.messages_list, reply.message_object_trees, strict=True)
-        ]
+        headers = {WAIT: f"{wait:.3f}", MOST: str(max(1, REQUEST // max(size, 1)))} if wait > 0 else {}
+        reply = call(client.PullMessages, flower.PullAppMessagesRequest(message_ids=list(ids)), headers)
+        return list(map(received, reply.messages_list, reply.message_object_trees))
 
     def received(proto: Any, tree: Any) -> Message:
         if not tree.children:  # the content is inside, or there is none because of an error
@@ -177,8 +161,7 @@ def direct(grid: Any) -> Transport:
         )
         return flower.make_message(metadata=metadata, error=flower.Error(flower.ErrorCode.MESSAGE_UNAVAILABLE, why))
 
-    about = "messages with their content inside, to sites that can"
-    return Transport(push, pull, lambda: staying, watch_door(grid), about)
+    return Transport(push, pull, door, "messages with their content inside, to sites that can")
 
 
 def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
