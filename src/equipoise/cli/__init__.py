@@ -12,7 +12,7 @@ from equipoise.cli.data import data_app
 from equipoise.cli.doctor import doctor
 from equipoise.cli.experiments import compare, config, path, reproduce, resume, run, sweep
 from equipoise.cli.flower import flower_app
-from equipoise.cli.plainly import Commands, in_sentences, say, show_any_letter
+from equipoise.cli.plainly import Commands, say, show_any_letter
 from equipoise.cli.results import predict, report
 
 FIRST = """\
@@ -66,11 +66,10 @@ def algorithms(
 
     console = Console()
     if name is not None:
-        with in_sentences():
-            table = Table(show_header=False, title=f"{name}  (d: numbers of a model; n: clients)")
-            for what, said in details(entry(named(name)), named(name)):
-                table.add_row(what, escape(said))
-            console.print(table)
+        table = Table(show_header=False, title=f"{name}  (d: numbers of a model; n: clients)")
+        for what, said in details(entry(named(name)), named(name)):
+            table.add_row(what, escape(said))
+        console.print(table)
         return
     table = Table()
     for column in ("name", "objective", "down", "up"):

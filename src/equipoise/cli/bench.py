@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.plainly import in_sentences, say
+from equipoise.cli.plainly import say
 
 Several = list[str] | None
 WORKERS = 8  # at most, unless told: each takes one or two gigabytes
@@ -38,31 +38,30 @@ def bench(
 
     Example: equipoise bench --federation exam --method default --method FedAvg
     """
-    with in_sentences():
-        # One thread each: on a few rows those of OpenBLAS and scikit-learn only wait for each other.
-        os.environ |= {name: os.environ.get(name, "1") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
-        from equipoise._jax import compile_quickly, keep_programs, number_of_cores, use_all_cores
+    # One thread each: on a few rows those of OpenBLAS and scikit-learn only wait for each other.
+    os.environ |= {name: os.environ.get(name, "1") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
+    from equipoise._jax import compile_quickly, keep_programs, number_of_cores, use_all_cores
 
-        compile_quickly()
-        if federation is not None and len(federation) == 1:
-            workers = 1
-        workers = workers or min(number_of_cores(), WORKERS)
-        if workers == 1:
-            use_all_cores()  # before anything starts JAX
-        keep_programs()
-        from equipoise.bench import entering, entries, federations, page, run, standings
-        from equipoise.bench.methods import METHODS
+    compile_quickly()
+    if federation is not None and len(federation) == 1:
+        workers = 1
+    workers = workers or min(number_of_cores(), WORKERS)
+    if workers == 1:
+        use_all_cores()  # before anything starts JAX
+    keep_programs()
+    from equipoise.bench import entering, entries, federations, page, run, standings
+    from equipoise.bench.methods import METHODS
 
-        if list_:
-            page.print_list()
-            return
-        chosen = federations.chosen(federation)
-        methods = {name: entering.method(name) for name in method or METHODS}
-        if not show:
-            look = entering.check
-            run.run(out, chosen, methods, range(splits), _tell, check=look, workers=workers, begin=keep_programs)
-        together = entries.together([out, *(with_ or [])])
-        page.show(standings.standings(together, against), out)
+    if list_:
+        page.print_list()
+        return
+    chosen = federations.chosen(federation)
+    methods = {name: entering.method(name) for name in method or METHODS}
+    if not show:
+        look = entering.check
+        run.run(out, chosen, methods, range(splits), _tell, check=look, workers=workers, begin=keep_programs)
+    together = entries.together([out, *(with_ or [])])
+    page.show(standings.standings(together, against), out)
 
 
 def _tell(federation: str, what: str) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.cli.plainly import Commands, busy, in_sentences, say
+from equipoise.cli.plainly import Commands, busy, say
 from equipoise.errors import require
 from equipoise.files import check_own, write_whole
 
@@ -56,13 +56,12 @@ def info(
 
     Example: equipoise data info digits
     """
-    with in_sentences():
-        table = Table(show_header=False)
-        with busy(f"reading {name}"):
-            about = facts(name, data_dir, download, _parsed(option), label)
-        for row in about:
-            table.add_row(*map(escape, row))
-        Console().print(table)
+    table = Table(show_header=False)
+    with busy(f"reading {name}"):
+        about = facts(name, data_dir, download, _parsed(option), label)
+    for row in about:
+        table.add_row(*map(escape, row))
+    Console().print(table)
 
 
 @data_app.command("partition")
@@ -91,34 +90,32 @@ def partition_(
 
     Example: equipoise data partition digits --clients 5 --alpha 0.3
     """
-    with in_sentences():
-        from equipoise.data import partition
-        from equipoise.data.datasets import catalogue
-        from equipoise.experiment.config import parse
-        from equipoise.report import pictures
+    from equipoise.data import partition
+    from equipoise.data.datasets import catalogue
+    from equipoise.experiment.config import parse
+    from equipoise.report import pictures
 
-        if out is not None:
-            require(
-                out.suffix.lower() == ".svg",
-                f"{out} cannot be written: heat-maps are SVG; give a name that ends in .svg",
-            )
-            check_own(out, lambda content: pictures.HEATMAP_TITLE.encode() in content, "a heat-map that Equipoise drew")
-        if Path(name).is_dir():
-            with busy(f"reading {name}"):
-                summary = _of_silos(name, label)[0]
-        else:
-            division: dict[str, Any] = {"kind": how.replace("-", "_"), "clients": clients, "alpha": alpha}
-            division |= {"similarity": similarity, "classes": classes, "min_size": min_size}
-            division |= {"thin": [0.3, 0.7] if thin else None}
-            given = {name: value for name, value in division.items() if value is not None}
-            config = parse({"partition": given, "run": {"seed": seed}}, source="the options")
-            with busy(f"dividing {name}"):
-                dataset = catalogue.load(name, data_dir=data_dir, download=download, **_parsed(option))
-                summary = preview(config, dataset)
-        Console().print(partition.table(summary, rows=rows))
-        if out is not None:
-            write_whole(out, pictures.heatmap(summary))
-            say(f"heat-map written to {out}")
+    if out is not None:
+        require(
+            out.suffix.lower() == ".svg", f"{out} cannot be written: heat-maps are SVG; give a name that ends in .svg"
+        )
+        check_own(out, lambda content: pictures.HEATMAP_TITLE.encode() in content, "a heat-map that Equipoise drew")
+    if Path(name).is_dir():
+        with busy(f"reading {name}"):
+            summary = _of_silos(name, label)[0]
+    else:
+        division: dict[str, Any] = {"kind": how.replace("-", "_"), "clients": clients, "alpha": alpha}
+        division |= {"similarity": similarity, "classes": classes, "min_size": min_size}
+        division |= {"thin": [0.3, 0.7] if thin else None}
+        given = {name: value for name, value in division.items() if value is not None}
+        config = parse({"partition": given, "run": {"seed": seed}}, source="the options")
+        with busy(f"dividing {name}"):
+            dataset = catalogue.load(name, data_dir=data_dir, download=download, **_parsed(option))
+            summary = preview(config, dataset)
+    Console().print(partition.table(summary, rows=rows))
+    if out is not None:
+        write_whole(out, pictures.heatmap(summary))
+        say(f"heat-map written to {out}")
 
 
 def preview(config: "Config", dataset: "Dataset") -> "Summary":

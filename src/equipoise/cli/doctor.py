@@ -8,7 +8,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from equipoise.cli.plainly import in_sentences, say
+from equipoise.cli.plainly import say
 
 LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "polars", "pydantic", "scipy", "typer", "rich")
 EXTRAS = {  # what to install, what it is for, and a module of it that says whether it is there
@@ -28,12 +28,11 @@ def doctor() -> None:
 
     Example: equipoise doctor
     """
-    with in_sentences():
-        for title, facts in findings():
-            say(title)
-            width = max(map(len, facts), default=0)
-            for name, fact in facts.items():
-                say(f"  {name:<{width}}  {fact}")
+    for title, facts in findings():
+        say(title)
+        width = max(map(len, facts), default=0)
+        for name, fact in facts.items():
+            say(f"  {name:<{width}}  {fact}")
 
 
 def findings() -> list[tuple[str, dict[str, str]]]:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from equipoise._jax import keep_programs, use_all_cores
-from equipoise.cli.plainly import in_sentences, say
+from equipoise.cli.plainly import say
 from equipoise.cli.results import show
 from equipoise.errors import FileError, require
 from equipoise.files import write_whole
@@ -41,19 +41,18 @@ def run(
 
     Example: equipoise run --set run.rounds=20 --set objective.rho=0.05
     """
-    with in_sentences():
-        from equipoise.experiment import config as configs
-        from equipoise.experiment import plan
-        from equipoise.experiment import run as runs
-        from equipoise.experiment.choice import left_open
+    from equipoise.experiment import config as configs
+    from equipoise.experiment import plan
+    from equipoise.experiment import run as runs
+    from equipoise.experiment.choice import left_open
 
-        settings = left_open(_settings(file, silos, label, set_, chosen=True))
-        config = configs.parse(settings, source=_source(file))
-        plan.check_beside(settings, _source(file))
-        folder = _folder(out, config.name)
-        with _progress() as watch, _stoppable(folder, f"`equipoise resume {folder}` goes on"):
-            done = runs.run(config, folder, overwrite=overwrite, watch=watch(config.algorithm.name))
-        show([done], folder)
+    settings = left_open(_settings(file, silos, label, set_, chosen=True))
+    config = configs.parse(settings, source=_source(file))
+    plan.check_beside(settings, _source(file))
+    folder = _folder(out, config.name)
+    with _progress() as watch, _stoppable(folder, f"`equipoise resume {folder}` goes on"):
+        done = runs.run(config, folder, overwrite=overwrite, watch=watch(config.algorithm.name))
+    show([done], folder)
 
 
 def compare(
@@ -70,17 +69,16 @@ def compare(
 
     Example: equipoise compare exam --set run.rounds=100 --out runs/schools
     """
-    with in_sentences():
-        from equipoise.experiment import plan
+    from equipoise.experiment import plan
 
-        settings = _settings(file, silos, label, set_, default="compare.toml")
-        jobs = plan.compare(settings, source=_source(file))
-        plan.check_beside(settings, _source(file))
-        folder = _folder(out, jobs[0].config.name, "compare")
-        with _progress() as watch, _stoppable(folder, "the same command goes on"):
-            seen = _by(lambda job: job.label, watch)
-            done = plan.run_all(jobs, folder, overwrite=overwrite, watch=seen, beside_alone=len(jobs) > 1)
-        show(done, folder)
+    settings = _settings(file, silos, label, set_, default="compare.toml")
+    jobs = plan.compare(settings, source=_source(file))
+    plan.check_beside(settings, _source(file))
+    folder = _folder(out, jobs[0].config.name, "compare")
+    with _progress() as watch, _stoppable(folder, "the same command goes on"):
+        seen = _by(lambda job: job.label, watch)
+        done = plan.run_all(jobs, folder, overwrite=overwrite, watch=seen, beside_alone=len(jobs) > 1)
+    show(done, folder)
 
 
 def path(
@@ -106,19 +104,18 @@ def path(
 
     Example: equipoise path --rho 1 --rho 0.1 --rho 0.01 --out runs/path
     """
-    with in_sentences():
-        from equipoise.experiment import plan
+    from equipoise.experiment import plan
 
-        require(not (rho and alpha), "--rho and --alpha are of different objectives; give one of them")
-        settings = _settings(file, silos, label, set_, default="path.toml")
-        if alpha:
-            settings["objective"] = {"name": "cvar"}
-        jobs = plan.path(settings, rho or alpha, source=_source(file))
-        plan.check_beside(settings, _source(file))
-        folder = _folder(out, jobs[0].config.name, "path")
-        with _progress() as watch, _stoppable(folder, "the same command goes on"):
-            done = plan.run_path(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
-        show(done, folder)
+    require(not (rho and alpha), "--rho and --alpha are of different objectives; give one of them")
+    settings = _settings(file, silos, label, set_, default="path.toml")
+    if alpha:
+        settings["objective"] = {"name": "cvar"}
+    jobs = plan.path(settings, rho or alpha, source=_source(file))
+    plan.check_beside(settings, _source(file))
+    folder = _folder(out, jobs[0].config.name, "path")
+    with _progress() as watch, _stoppable(folder, "the same command goes on"):
+        done = plan.run_path(jobs, folder, overwrite=overwrite, watch=_by(lambda job: job.label, watch))
+    show(done, folder)
 
 
 def sweep(
@@ -135,12 +132,11 @@ def sweep(
 
     Example: equipoise sweep --set run.rounds=20 --set sweep.seeds=[0,1]
     """
-    with in_sentences():
-        from equipoise.experiment import plan
+    from equipoise.experiment import plan
 
-        settings = _settings(file, silos, label, set_, default="sweep.toml")
-        study = plan.sweep(settings, source=_source(file))
-        _run_study(study, _folder(out, study.trials[0].config.name, "sweep"), overwrite)
+    settings = _settings(file, silos, label, set_, default="sweep.toml")
+    study = plan.sweep(settings, source=_source(file))
+    _run_study(study, _folder(out, study.trials[0].config.name, "sweep"), overwrite)
 
 
 def resume(folder: Annotated[Path, typer.Argument(help="A run folder that was stopped.")]) -> None:
@@ -148,12 +144,11 @@ def resume(folder: Annotated[Path, typer.Argument(help="A run folder that was st
 
     Example: equipoise resume runs/run
     """
-    with in_sentences():
-        from equipoise.experiment import run as runs
+    from equipoise.experiment import run as runs
 
-        with _progress() as watch, _stoppable(folder, "the same command goes on"):
-            done = runs.resume(folder, watch=watch(folder.name))
-        show([done], folder)
+    with _progress() as watch, _stoppable(folder, "the same command goes on"):
+        done = runs.resume(folder, watch=watch(folder.name))
+    show([done], folder)
 
 
 def config(file: File = None, set_: Set = None) -> None:
@@ -161,20 +156,19 @@ def config(file: File = None, set_: Set = None) -> None:
 
     Example: equipoise config > mine.toml
     """
-    with in_sentences():
-        from equipoise.experiment import plan
-        from equipoise.experiment.template import template
+    from equipoise.experiment import plan
+    from equipoise.experiment.template import template
 
-        if file is None and not set_:
-            typer.echo(template(), nl=False)
-            return
-        settings = _settings(file, None, None, set_)
-        jobs = plan.compare(settings, source=_source(file))
-        plan.sweep(settings, source=_source(file))  # checked, not shown: its runs may be many
-        for job in jobs:
-            if len(jobs) > 1:
-                typer.echo(f"# {job.label}")
-            typer.echo(job.config.toml())
+    if file is None and not set_:
+        typer.echo(template(), nl=False)
+        return
+    settings = _settings(file, None, None, set_)
+    jobs = plan.compare(settings, source=_source(file))
+    plan.sweep(settings, source=_source(file))  # checked, not shown: its runs may be many
+    for job in jobs:
+        if len(jobs) > 1:
+            typer.echo(f"# {job.label}")
+        typer.echo(job.config.toml())
 
 
 def reproduce(
@@ -187,15 +181,14 @@ def reproduce(
 
     Example: equipoise reproduce
     """
-    with in_sentences():
-        from equipoise.experiment import library, plan
+    from equipoise.experiment import library, plan
 
-        if name is None:
-            Console().print(library.listing())
-            return
-        settings = library.settings(name, set_ or ())
-        study = plan.sweep(settings, source=name)
-        _run_study(study, _folder(out, name), overwrite)
+    if name is None:
+        Console().print(library.listing())
+        return
+    settings = library.settings(name, set_ or ())
+    study = plan.sweep(settings, source=name)
+    _run_study(study, _folder(out, name), overwrite)
 
 
 def _folder(out: Path | None, name: str, command: str = "") -> Path:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from equipoise.cli.experiments import Label, Out, Overwrite, Set, Silos
-from equipoise.cli.plainly import Commands, in_sentences, say
+from equipoise.cli.plainly import Commands, say
 from equipoise.deploy.operations.launch import QUIET
 from equipoise.errors import InputError, printable, require
 from equipoise.extensions import is_reference
@@ -61,31 +61,30 @@ def keys(
 
     Example: equipoise flower keys keys --sites north,south --host fed.example.org
     """
-    with in_sentences():
-        _need_flower()
-        from equipoise.deploy.operations import keys as made
+    _need_flower()
+    from equipoise.deploy.operations import keys as made
 
-        names = [name.strip() for name in sites.split(",") if name.strip()]
-        require(1 <= days <= 36500, f"--days is {days}; give how long the certificates are valid, from 1 to 36500")
-        there = (folder / made.SITES).is_dir()
-        require(names or add or there, f"{folder} has no keys yet; name the sites, such as --sites north,south")
-        if names:
-            made.make(folder, names, hosts=host or (), days=days)
-            say(f"{folder}: made for trials")
-        for given in add or ():
-            name, _, file = given.partition("=")
-            require(name and file, f"--add is {given!r}; give NAME=FILE.pub, such as north=north.pub")
-            made.add(folder, name, Path(file))
-            say(f"{name}: registered")
-        for given in rotate or ():
-            name, _, file = given.partition("=")
-            made.rotate(folder, name, Path(file) if file else None)
-            say(f"{name}: has another key; give the other sites its new {made.SITES}/{name}.pub if sums are masked")
-        for name in revoke or ():
-            made.revoke(folder, name)
-            say(f"{name}: revoked; a server that runs refuses it from now on")
-        for sentence in made.holders(folder):
-            say(f"- {sentence}")
+    names = [name.strip() for name in sites.split(",") if name.strip()]
+    require(1 <= days <= 36500, f"--days is {days}; give how long the certificates are valid, from 1 to 36500")
+    there = (folder / made.SITES).is_dir()
+    require(names or add or there, f"{folder} has no keys yet; name the sites, such as --sites north,south")
+    if names:
+        made.make(folder, names, hosts=host or (), days=days)
+        say(f"{folder}: made for trials")
+    for given in add or ():
+        name, _, file = given.partition("=")
+        require(name and file, f"--add is {given!r}; give NAME=FILE.pub, such as north=north.pub")
+        made.add(folder, name, Path(file))
+        say(f"{name}: registered")
+    for given in rotate or ():
+        name, _, file = given.partition("=")
+        made.rotate(folder, name, Path(file) if file else None)
+        say(f"{name}: has another key; give the other sites its new {made.SITES}/{name}.pub if sums are masked")
+    for name in revoke or ():
+        made.revoke(folder, name)
+        say(f"{name}: revoked; a server that runs refuses it from now on")
+    for sentence in made.holders(folder):
+        say(f"- {sentence}")
 
 
 @flower_app.command()
@@ -114,7 +113,7 @@ def server(
 
     Example: equipoise flower server federation.toml --keys keys --host 0.0.0.0
     """
-    with in_sentences(), _ended_in_order():
+    with _ended_in_order():
         _need_flower()
         from equipoise.cli.experiments import _settings, _source
         from equipoise.cli.results import show
@@ -173,7 +172,7 @@ def site(
 
     Example: equipoise flower site north north.csv --server fed.example.org:8000 --keys keys
     """
-    with in_sentences(), _ended_in_order():
+    with _ended_in_order():
         _need_flower()
         from equipoise.deploy.operations.processes import Site, node_config, run_site
 
@@ -220,7 +219,7 @@ def local(
 
     Example: equipoise flower local federation.toml --silos silos
     """
-    with in_sentences(), _ended_in_order():
+    with _ended_in_order():
         _need_flower()
         from equipoise.cli.experiments import _settings, _source
         from equipoise.cli.results import show
@@ -283,21 +282,20 @@ def approve(
 
     Example: equipoise flower approve 3f0c9a --site flower-sites/north
     """
-    with in_sentences():
-        _need_flower()
-        from equipoise.deploy.site.oversight import pending, rows_behind, would_reveal
-        from equipoise.privacy import policy
+    _need_flower()
+    from equipoise.deploy.site.oversight import pending, rows_behind, would_reveal
+    from equipoise.privacy import policy
 
-        whole, run = pending(site, digest)
-        say(printable(f"{whole}: '{run.name}', {run.algorithm.name}, {run.run.rounds} rounds"))
-        for sentence in (*would_reveal(run), *rows_behind(site, whole, run)):
-            say(f"- {sentence}")
-        say(run.toml())
-        if yes or typer.confirm("Approve it for this site?"):
-            policy.approve(site, whole)
-            say("approved; the site takes part when it is asked again")
-        else:
-            say("not approved")
+    whole, run = pending(site, digest)
+    say(printable(f"{whole}: '{run.name}', {run.algorithm.name}, {run.run.rounds} rounds"))
+    for sentence in (*would_reveal(run), *rows_behind(site, whole, run)):
+        say(f"- {sentence}")
+    say(run.toml())
+    if yes or typer.confirm("Approve it for this site?"):
+        policy.approve(site, whole)
+        say("approved; the site takes part when it is asked again")
+    else:
+        say("not approved")
 
 
 @flower_app.command()
@@ -312,19 +310,18 @@ def policy(
 
     Example: equipoise flower policy --site flower-sites/north
     """
-    with in_sentences():
-        from equipoise.files import make_folder, write_whole
-        from equipoise.privacy import policy as policies
+    from equipoise.files import make_folder, write_whole
+    from equipoise.privacy import policy as policies
 
-        path = site / policies.FILE
-        require(overwrite or not path.exists(), f"{path} is there already; edit it, or give --overwrite")
-        answers = [(q, q.default if yes else typer.prompt(q.words, q.default)) for q in policies.QUESTIONS]
-        text = policies.written([(q, str(answer)) for q, answer in answers])
-        make_folder(site)
-        write_whole(path, text)
-        policies.load(path)
-        say(text)
-        say(f"{path}: the site goes by it from its next answer on")
+    path = site / policies.FILE
+    require(overwrite or not path.exists(), f"{path} is there already; edit it, or give --overwrite")
+    answers = [(q, q.default if yes else typer.prompt(q.words, q.default)) for q in policies.QUESTIONS]
+    text = policies.written([(q, str(answer)) for q, answer in answers])
+    make_folder(site)
+    write_whole(path, text)
+    policies.load(path)
+    say(text)
+    say(f"{path}: the site goes by it from its next answer on")
 
 
 @flower_app.command()
@@ -339,48 +336,47 @@ def audit(
 
     Example: equipoise flower audit flower-sites/north
     """
-    with in_sentences():
-        from equipoise.privacy import audit as log
+    from equipoise.privacy import audit as log
 
-        require(site.is_dir(), f"there is no folder {site}")
-        public = key or site / log.PUBLIC
-        require(key is None or key.is_file(), f"there is no file {key}")
-        receipt = None
-        if receipts is not None:
-            _need_flower()
-            from equipoise.deploy.server.run import read_receipts
+    require(site.is_dir(), f"there is no folder {site}")
+    public = key or site / log.PUBLIC
+    require(key is None or key.is_file(), f"there is no file {key}")
+    receipt = None
+    if receipts is not None:
+        _need_flower()
+        from equipoise.deploy.server.run import read_receipts
 
-            receipts_by_site, whose = read_receipts(receipts), name or site.resolve().name
-            require(
-                whose in receipts_by_site,
-                f"{receipts} has no receipt of '{whose}'; it has {', '.join(receipts_by_site) or 'none'}",
-            )
-            receipt = receipts_by_site[whose]
-        from equipoise.privacy import identity
+        receipts_by_site, whose = read_receipts(receipts), name or site.resolve().name
+        require(
+            whose in receipts_by_site,
+            f"{receipts} has no receipt of '{whose}'; it has {', '.join(receipts_by_site) or 'none'}",
+        )
+        receipt = receipts_by_site[whose]
+    from equipoise.privacy import identity
 
-        check = identity.checker(public.read_bytes()) if public.is_file() else None
-        chain = log.verify(site, check, receipt)
-        for entry in chain.entries[len(chain.entries) - min(last, len(chain.entries)) :]:
-            what = f"{entry['kind']} {entry.get('exchange', '')}".strip()
-            line = f"{entry['number']} {entry['time'][:19]} {what}: {entry['answer']} {entry.get('why', '')}".rstrip()
-            say(printable(line))  # a server has named the exchange
-        n = len(chain.entries)
-        if n == 0:
-            say(f"there is no log in {site}: nothing was answered or refused here, or all of it was deleted")
-        else:
-            say(f"{n} messages, each as it was written; the last line's digest is {chain.head}")
-        if chain.anew:
-            say("line 1 says that an earlier log was gone when it was written")
-        if check is None:
-            say("the lines are not signed: without a key, whoever can write the folder can make them up")
-        elif key is None:
-            say(f"signed by the key in {public}, which lies beside them: give the site's own with --key")
-        if receipt is None:
-            say("without the server's receipts (--receipts) nobody can tell whether its end, or one before it, is gone")
-        else:
-            signed = "" if check is not None else ", which is not checked without a key to be the site's"
-            after = "; nothing vouches for what came after it"
-            say(f"line {receipt.number} is the one that the server has a receipt of{signed}{after}")
+    check = identity.checker(public.read_bytes()) if public.is_file() else None
+    chain = log.verify(site, check, receipt)
+    for entry in chain.entries[len(chain.entries) - min(last, len(chain.entries)) :]:
+        what = f"{entry['kind']} {entry.get('exchange', '')}".strip()
+        line = f"{entry['number']} {entry['time'][:19]} {what}: {entry['answer']} {entry.get('why', '')}".rstrip()
+        say(printable(line))  # a server has named the exchange
+    n = len(chain.entries)
+    if n == 0:
+        say(f"there is no log in {site}: nothing was answered or refused here, or all of it was deleted")
+    else:
+        say(f"{n} messages, each as it was written; the last line's digest is {chain.head}")
+    if chain.anew:
+        say("line 1 says that an earlier log was gone when it was written")
+    if check is None:
+        say("the lines are not signed: without a key, whoever can write the folder can make them up")
+    elif key is None:
+        say(f"signed by the key in {public}, which lies beside them: give the site's own with --key")
+    if receipt is None:
+        say("without the server's receipts (--receipts) nobody can tell whether its end, or one before it, is gone")
+    else:
+        signed = "" if check is not None else ", which is not checked without a key to be the site's"
+        after = "; nothing vouches for what came after it"
+        say(f"line {receipt.number} is the one that the server has a receipt of{signed}{after}")
 
 
 @flower_app.command()
@@ -394,16 +390,15 @@ def status(
 
     Example: equipoise flower status runs/three-silos
     """
-    with in_sentences():
-        from equipoise.deploy.server import status as statuses
+    from equipoise.deploy.server import status as statuses
 
-        where = statuses.newest(folder)
-        current = statuses.read(where)
-        if json:
-            print(current.model_dump_json(indent=1))
-            return
-        say(statuses.describe(current, where))
-        Console().print(statuses.table(current))
+    where = statuses.newest(folder)
+    current = statuses.read(where)
+    if json:
+        print(current.model_dump_json(indent=1))
+        return
+    say(statuses.describe(current, where))
+    Console().print(statuses.table(current))
 
 
 def _begun(config: Any, out: Path | None, overwrite: bool) -> Path:

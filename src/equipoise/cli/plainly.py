@@ -45,10 +45,11 @@ class Command(TyperCommand):
 
 
 class Commands(typer.Typer):
-    """A group of such commands."""
+    """A group of such commands, whose errors are sentences."""
 
     def command(self, *arguments: Any, **options: Any) -> Any:
-        return super().command(*arguments, **{"cls": Command, **options})
+        register = super().command(*arguments, **{"cls": Command, **options})
+        return lambda function: register(in_sentences()(function))
 
 
 def show_any_letter() -> None:

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from equipoise._jax import use_all_cores
-from equipoise.cli.plainly import busy, in_sentences, say, sentence
+from equipoise.cli.plainly import busy, say, sentence
 from equipoise.errors import InputError, require
 from equipoise.files import check_own, write_whole
 
@@ -20,19 +20,18 @@ def report(
 
     Example: equipoise report runs/exam-compare --out page.html
     """
-    with in_sentences():
-        from equipoise.experiment import records
-        from equipoise.experiment.folders import check_page
+    from equipoise.experiment import records
+    from equipoise.experiment.folders import check_page
 
-        check_page(out)
-        with busy("reading run folders"):
-            runs = [records.read(path) for folder in folders for path in records.find(folder)]
-        for run in runs:
-            if not run.rows:
-                say(f"note: {run.path} was stopped before its first model; it is left out", error=True)
-        begun = [run for run in runs if run.rows]
-        require(begun, f"{', '.join(map(str, folders))}: nothing was trained there yet; `equipoise resume` goes on")
-        write_page(begun, out)
+    check_page(out)
+    with busy("reading run folders"):
+        runs = [records.read(path) for folder in folders for path in records.find(folder)]
+    for run in runs:
+        if not run.rows:
+            say(f"note: {run.path} was stopped before its first model; it is left out", error=True)
+    begun = [run for run in runs if run.rows]
+    require(begun, f"{', '.join(map(str, folders))}: nothing was trained there yet; `equipoise resume` goes on")
+    write_page(begun, out)
 
 
 def predict(
@@ -50,27 +49,26 @@ def predict(
 
     Example: equipoise predict runs/hospitals new.csv --out predictions.csv
     """
-    with in_sentences():
-        from equipoise import artifact
+    from equipoise import artifact
 
-        use_all_cores()
-        where = _model_of(model)
-        same = out is not None and any(p.exists() and out.exists() and out.samefile(p) for p in (file, where))
-        require(not same, f"{out} is what is read; give another --out")
-        if out is not None:
-            check_own(out, lambda content: content.startswith(b"prediction"), "a file of predictions")
-        chosen: Any = where
-        if owner is not None:
-            from equipoise.experiment.personal import models as personal
+    use_all_cores()
+    where = _model_of(model)
+    same = out is not None and any(p.exists() and out.exists() and out.samefile(p) for p in (file, where))
+    require(not same, f"{out} is what is read; give another --out")
+    if out is not None:
+        check_own(out, lambda content: content.startswith(b"prediction"), "a file of predictions")
+    chosen: Any = where
+    if owner is not None:
+        from equipoise.experiment.personal import models as personal
 
-            require(model.is_dir(), f"--owner is for a run folder, which {model} is not")
-            chosen = personal.own_model(model, owner)
-        with busy(f"predicting the rows of {file.name}"):
-            predicted = artifact.predict(chosen, file, separator=separator, decimal=decimal, dates=dates).write_csv()
-        if out is None:
-            typer.echo(predicted, nl=False)
-        else:
-            write_whole(out, predicted)
+        require(model.is_dir(), f"--owner is for a run folder, which {model} is not")
+        chosen = personal.own_model(model, owner)
+    with busy(f"predicting the rows of {file.name}"):
+        predicted = artifact.predict(chosen, file, separator=separator, decimal=decimal, dates=dates).write_csv()
+    if out is None:
+        typer.echo(predicted, nl=False)
+    else:
+        write_whole(out, predicted)
 
 
 def _model_of(path: Path) -> Path:
