@@ -27,20 +27,10 @@ from equipoise.algorithms.first_model import first_model
 from equipoise.data.shards import OwnerRows
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
+from equipoise.deploy.site import run as site_run
 from equipoise.deploy.site.messages import Job, Participant
 from equipoise.deploy.site.owner import check_shares, rows_count
-from equipoise.deploy.site.run import (
-    SiteStatistics,
-    keep_agreement,
-    kept_features,
-    own_function,
-    policy_file,
-    read_agreement,
-    rows_of_all,
-    rows_site,
-    whole_agreement,
-)
-from equipoise.errors import InputError, not_none, require
+from equipoise.errors import not_none, require
 from equipoise.evaluation import ScoreRecord
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.features import draw_projection, random_layer
@@ -79,19 +69,16 @@ def open_module_site(config: Config, name: str, node: Mapping[str, object], fold
             x = jnp.asarray(agreement.as_vector(theta, config, site.x.size))
             return made_of_module(config, site, x, np.dtype(config.run.precision))
 
-        return kept_features(folder, [config.toml(), agreed.run, theta], make)
+        return site_run.kept_features(folder, [config.toml(), agreed.run, theta], make)
 
-    def no_rows(_: Agreement) -> OwnerRows:
-        raise InputError("the rows of this run are PyTorch's")
-
-    convex = rows_site(config, name, folder, no_rows, features, setup)
+    convex_jobs, convex_answers = site_run.rows_site(config, name, folder, site_run.no_rows, features, setup)
 
     def in_stage(of_module: Callable[[Agreement], Job], part: str) -> Callable[[], Job]:
         """With [convexify], once there are features the site works on these."""
 
         def job() -> Job:
-            agreed = read_agreement(folder, name)
-            return of_module(agreed) if agreed.network is None else convex.jobs[part]()
+            agreed = site_run.read_agreement(folder, name)
+            return of_module(agreed) if agreed.network is None else convex_jobs[part]()
 
         return job
 
@@ -99,27 +86,27 @@ def open_module_site(config: Config, name: str, node: Mapping[str, object], fold
         site, held_out, scores = load_module()
         test = int(site.test.sizes) if held_out and site.test is not None else 0
         spec = described(site, scores).model_dump_json()
-        return SiteStatistics(statistics=spec, train=int(site.shard.sizes), test=test).model_dump_json()
+        return site_run.SiteStatistics(statistics=spec, train=int(site.shard.sizes), test=test).model_dump_json()
 
     def accept_agreement(text: str) -> str:
-        text = whole_agreement(folder, name, text)
+        text = site_run.whole_agreement(folder, name, text)
         agreed = Agreement.model_validate_json(text)
-        rules, mine = policy.load(policy_file(node, folder)), int(load_module().site.shard.sizes)
-        check_shares(rules, config, name, rows_of_all(agreed), mine)
+        rules, mine = policy.load(site_run.policy_file(node, folder)), int(load_module().site.shard.sizes)
+        check_shares(rules, config, name, site_run.rows_of_all(agreed), mine)
         if agreed.network is not None:
-            return convex.accept_agreement(text)
-        keep_agreement(folder, name, text)
+            return convex_answers["agreement"](text)
+        site_run.keep_agreement(folder, name, text)
         return ""
 
     def start() -> Job:
-        site, now = load_module().site, setup(read_agreement(folder, name))
+        site, now = load_module().site, setup(site_run.read_agreement(folder, name))
         return site.job(first_model(now.problem.n, site.x), config=now.digest)
 
     def train(agreed: Agreement) -> Job:
         site, now = load_module().site, setup(agreed)
         buffers = Buffers(site.module, folder / f"buffers-{agreed.run}.pt")
         buffers.restore()
-        counted = rows_of_all(agreed) if rows_count(agreement.stage(config, agreed)) else None
+        counted = site_run.rows_of_all(agreed) if rows_count(agreement.stage(config, agreed)) else None
         return site.job(now.algorithm, config=now.digest, then=lambda message, state: buffers.keep(), counted=counted)
 
     def evaluate(agreed: Agreement) -> Job:
@@ -132,7 +119,7 @@ def open_module_site(config: Config, name: str, node: Mapping[str, object], fold
 
         return site.job(now.scoring, config=now.digest, then=save)._replace(shard=rows)
 
-    jobs = {**convex.jobs, "start": start}
+    jobs = {**convex_jobs, "start": start}
     jobs |= {part: in_stage(job, part) for part, job in (("train", train), ("evaluate", evaluate))}
     answers = {"statistics": statistics, "agreement": accept_agreement}
     return Participant(name, folder, jobs, answers, within=lambda: precision(config))
@@ -170,7 +157,7 @@ def made(config: Config, name: str, node: Mapping[str, object]) -> Made:
         f"the model of this run is a PyTorch module and '{name}' names none; start it with --torch module:function",
     )
     data = Path(str(node["data"])) if node.get("data") else None
-    function = own_function(str(where), str(node.get("path", "")))
+    function = site_run.own_function(str(where), str(node.get("path", "")))
     with seeded([config.run.seed]):
         returned = function(name, data)
     require(

@@ -26,26 +26,7 @@ from jaxtyping import Int, PyTree
 from equipoise.deploy.server.events import GivenUp, Ledger, Outcome, Traffic, What
 from equipoise.deploy.server.lengths import Bounded, Heard, given_weight, weighs_otherwise
 from equipoise.deploy.server.sites import ConnectedSites, Delivery, Limit, why_not
-from equipoise.deploy.wire.messages import (
-    NAME,
-    NOT_TOLD,
-    START,
-    Address,
-    ExchangeSpec,
-    Refusal,
-    Specs,
-    address,
-    check_values,
-    content_bytes,
-    exchange_specs,
-    fingerprint,
-    framing,
-    mark,
-    pack,
-    program,
-    refuse_unless,
-    unpack,
-)
+from equipoise.deploy.wire import messages as wire
 from equipoise.deploy.wire.secure import MaskedExchange, Masking, SecureSums
 from equipoise.deploy.wire.transport import INLINE
 from equipoise.engines.checks import check_every, check_start
@@ -104,16 +85,16 @@ class Prepared(NamedTuple):
     """An algorithm that is ready to be served, more than once without compiling again."""
 
     algorithm: Algorithm
-    specs: Specs
+    specs: wire.Specs
     compiled: Mapping[tuple[str, str], Callable]  # (exchange, "open" | "send" | "close")
     digest: str
 
 
 def prepare(algorithm: Algorithm, x: Vector, shard: Data, config: str = "") -> Prepared:
     """See `serve` for the arguments."""
-    specs = exchange_specs(algorithm, x, shard)
-    steps = {(name, do): program(getattr(spec.exchange, do)) for name, spec in specs.items() for do in STEPS}
-    return Prepared(algorithm, specs, steps, fingerprint(algorithm, specs, config))
+    specs = wire.exchange_specs(algorithm, x, shard)
+    steps = {(name, do): wire.program(getattr(spec.exchange, do)) for name, spec in specs.items() for do in STEPS}
+    return Prepared(algorithm, specs, steps, wire.fingerprint(algorithm, specs, config))
 
 
 class ServedRun(NamedTuple):
@@ -202,7 +183,10 @@ def serve(
     """
     check(algorithm, x, federation, rounds, every, resume)
     run = resume.ledger.run if resume else run or f"{int(time.time())}-{secrets.token_hex(4)}"
-    require(NAME.fullmatch(run) and NAME.fullmatch(part), f"run '{run}', part '{part}': give letters, digits, . _ -")
+    require(
+        wire.NAME.fullmatch(run) and wire.NAME.fullmatch(part),
+        f"run '{run}', part '{part}': give letters, digits, . _ -",
+    )
     demands = demands or Demands()
     require(demands.tries >= 1, f"a round would be tried {demands.tries} times; give at least 1")
     prepared = prepare(algorithm, x, shard, config)
@@ -302,7 +286,7 @@ def begin(algorithm: Algorithm, resume: Outcome | None, server: Server | None) -
     """The state to start from: where a run is resumed its outcome's, otherwise `server`."""
     fresh = {e.name: Traffic(e.name) for e in algorithm.round}
     if resume is None:
-        return State(server, (START,) * algorithm.n, Tally.nothing(algorithm), fresh)
+        return State(server, (wire.START,) * algorithm.n, Tally.nothing(algorithm), fresh)
     result, ledger = resume
     server = jax.tree.map(jnp.asarray, result.server)
     return State(server, ledger.counted, result.tally, fresh | {t.exchange: t for t in ledger.traffic})
@@ -354,7 +338,7 @@ def counted_round(
 
 
 def one_exchange(
-    setup: ServedRun, spec: ExchangeSpec, r: int, attempt: int, state: State, marks: list[tuple[str, str]]
+    setup: ServedRun, spec: wire.ExchangeSpec, r: int, attempt: int, state: State, marks: list[tuple[str, str]]
 ) -> State:
     """Sends, and folds in what comes, as it comes."""
     name, federation, demands = spec.exchange.name, setup.federation, setup.demands
@@ -401,7 +385,7 @@ def one_exchange(
     counted = list(state.counted)
     if spec.exchange.writes:
         for s in slots:
-            counted[ids[s]] = mark(attempt, r, spec.position)
+            counted[ids[s]] = wire.mark(attempt, r, spec.position)
     return state._replace(server=server, counted=tuple(counted))
 
 
@@ -411,7 +395,7 @@ class UnderWay:
     def __init__(
         self,
         setup: ServedRun,
-        spec: ExchangeSpec,
+        spec: wire.ExchangeSpec,
         state: State,
         server: Server,
         cohort: Cohort,
@@ -441,12 +425,12 @@ class UnderWay:
         def send(i: int) -> Any:
             return setup.prepared.compiled[name, "send"](self.server, jnp.int32(i))
 
-        alike = pack(send(0)) if spec.alike else None
+        alike = wire.pack(send(0)) if spec.alike else None
         if masked is not None:
             slot_of = {site: s for s, site in self.site_of.items()}
             members = [self.number[site] for site in masked.batch.members]
             masked.tell([counted[i] for i in members], [words[slot_of[site]] for site in masked.batch.members])
-            alike = alike or pack(spec.joined([send(i) for i in members]))
+            alike = alike or wire.pack(spec.joined([send(i) for i in members]))
         for s, site in self.site_of.items():
             i, since = self.number[site], counted[self.number[site]]
             if site in federation.without:
@@ -456,19 +440,21 @@ class UnderWay:
                 federation.note(site, "absent", f"'{site}' is not there")
                 continue
             keep = [*{*marks[i]} - {since}]
-            where = Address(setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.prepared.digest)
+            where = wire.Address(
+                setup.part, setup.run, attempt, r, name, s, words[s], since, keep, setup.prepared.digest
+            )
             sent = send(i) if alike is None else None
             if masked is None:
                 self.given[s] = given_weight(sent, unit=spec.exchange.unit)
-            arrays = pack(sent) if alike is None else alike
-            content = RecordDict({"at": address(where), "message": arrays})
+            arrays = wire.pack(sent) if alike is None else alike
+            content = RecordDict({"at": wire.address(where), "message": arrays})
             if masked is not None:
                 content["mask"] = masked.header
                 masked.sent(where, arrays)
             message = Message(content, node, "train.exchange", ttl=max(timeout, 1.0), group_id=str(r))
-            inside = node in federation.inline and content_bytes(message) <= INLINE
+            inside = node in federation.inline and wire.content_bytes(message) <= INLINE
             now = self.traffic
-            framed = now.down_framing or framing(message, inside)  # other messages have the same
+            framed = now.down_framing or wire.framing(message, inside)  # other messages have the same
             down = now.down + nbytes(spec.message)
             self.traffic = now._replace(sent=now.sent + 1, down=down, down_framing=framed)
             yield s, message
@@ -482,14 +468,14 @@ class UnderWay:
         site, federation = self.site_of[s], self.setup.federation
         held = delivery.content is not None and "reply" in delivery.content
         try:
-            refuse_unless(held, "there is no reply")
-            reply = unpack(not_none(delivery.content)["reply"], self.shapes)
-            check_values(reply)
-        except Refusal as refusal:
+            wire.refuse_unless(held, "there is no reply")
+            reply = wire.unpack(not_none(delivery.content)["reply"], self.shapes)
+            wire.check_values(reply)
+        except wire.Refusal as refusal:
             what, why = why_not(delivery)
             what, why = ("broken", str(refusal)) if held else (what, why)
             self.leave_out(s, what, why)
-            if NOT_TOLD in why:
+            if wire.NOT_TOLD in why:
                 federation.tell_agreement(site)
             if what == "late" and not self.setup.beside:
                 federation.suspect(site)
@@ -517,7 +503,7 @@ class UnderWay:
         delivery, reply = self.waiting.pop(s)
         federation, now, message, size = self.setup.federation, self.traffic, delivery.message, nbytes(self.shapes)
         inside = federation.nodes.get(self.site_of[s]) in federation.inline and size <= INLINE
-        framed = now.up_framing or (0 if message is None else framing(message, inside))
+        framed = now.up_framing or (0 if message is None else wire.framing(message, inside))
         self.traffic = now._replace(received=now.received + 1, up=now.up + size, up_framing=framed)
         self.replies.add(s, reply)
 
@@ -543,7 +529,7 @@ class UnderWay:
 
 
 def begin_masked(
-    setup: ServedRun, spec: ExchangeSpec, state: State, asked: list[str], timeout: float
+    setup: ServedRun, spec: wire.ExchangeSpec, state: State, asked: list[str], timeout: float
 ) -> MaskedExchange | None:
     """The masks of an exchange; None where nothing is to be masked."""
     if setup.masking is None or not jax.tree.leaves(spec.reply.total):

@@ -24,28 +24,9 @@ from jaxtyping import PyTree
 
 from equipoise import tensors
 from equipoise._jax import keep_programs
+from equipoise.deploy.wire import messages as wire
 from equipoise.deploy.wire import secure
-from equipoise.deploy.wire.messages import (
-    NAME,
-    START,
-    Address,
-    ExchangeSpec,
-    Refusal,
-    Specs,
-    exchange_specs,
-    fingerprint,
-    greeting,
-    mark,
-    of_run,
-    order,
-    pack,
-    plain,
-    program,
-    read_address,
-    read_text,
-    refuse_unless,
-    text,
-)
+from equipoise.deploy.wire.messages import Address, Refusal, refuse_unless, text
 from equipoise.deploy.wire.secure import AgreedSteps, SecureSite, answer_step, check_masked, masked, read_message
 from equipoise.errors import require
 from equipoise.protocol import Algorithm, Data, Message, Vector, client_program
@@ -76,7 +57,7 @@ class Memory(NamedTuple):
 
     def keep(self, where: Address, exchange: int, state: PyTree) -> None:
         """Adds a state, and drops those that the server will not go back to."""
-        states, new = self.states(), mark(where.attempt, where.round, exchange)
+        states, new = self.states(), wire.mark(where.attempt, where.round, exchange)
         check_order(states, new)
         kept = {m: s for m, s in states.items() if m in (where.since, *where.keep) and m != new} | {new: state}
         arrays = {f"{j}{name}": a for j, s in enumerate(kept.values()) for name, a in tensors.named(s)}
@@ -96,7 +77,7 @@ def forget_old(files: Iterable[Path], kept: int = RUNS) -> None:
 
 def check_order(states: dict[str, Any], new: str) -> None:
     """A message that was overtaken by a later one must not change anything."""
-    late = bool(states) and order(new) < max(map(order, states))
+    late = bool(states) and wire.order(new) < max(map(wire.order, states))
     refuse_unless(not late, "this message came too late: a later one has been answered already")
 
 
@@ -140,7 +121,7 @@ class Open(NamedTuple):
     """A job that is ready to work."""
 
     job: Job
-    specs: Specs
+    specs: wire.Specs
     plan: str
     data: Data
     work: Mapping[str, Callable]
@@ -158,12 +139,14 @@ def open_job(job: Job) -> Open:
             clean = not jnp.issubdtype(a.dtype, jnp.floating) or bool(np.isfinite(np.asarray(a)).all())
             why = f"{name} of this site's data has NaN or infinite entries; clean them or leave those rows out"
             require(clean, why)
-        specs = exchange_specs(algorithm, x, shard)
+        specs = wire.exchange_specs(algorithm, x, shard)
         like = jax.eval_shape(algorithm.init_client, x)
         exchanges = {name: spec.exchange for name, spec in specs.items()}
         works = {name: client_program(e) if compiled else e.work for name, e in exchanges.items()}
-        data = program(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
-        return Open(job, specs, fingerprint(algorithm, specs, config), data, works, like, AgreedSteps(algorithm, x))
+        data = wire.program(algorithm.prepare)(shard) if compiled else algorithm.prepare(shard)
+        return Open(
+            job, specs, wire.fingerprint(algorithm, specs, config), data, works, like, AgreedSteps(algorithm, x)
+        )
 
 
 def guarded(name: str, answer: Callable[[], RecordDict]) -> RecordDict:
@@ -181,16 +164,16 @@ def guarded(name: str, answer: Callable[[], RecordDict]) -> RecordDict:
 def answer_question(question: str, site: Participant, _: dict[str, Open], content: RecordDict) -> RecordDict:
     refuse_unless(question in site.answers, f"'{site.name}' has no answer to '{question}'")
     log.info("%s: answering the server's question '%s'", site.name, question)
-    return text("answer", site.answers[question](read_text(content, "question") or ""))
+    return text("answer", site.answers[question](wire.read_text(content, "question") or ""))
 
 
 def prepare(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
     """Opens the parts that a question names and compiles what they do, so that the first exchange takes no longer."""
     since = time.monotonic()
     log.info("%s: compiling its part of the run", site.name)
-    run, *parts = (read_text(content, "question") or "").split() or [""]
-    refuse_unless(NAME.fullmatch(run), "the message names no run that could be kept")
-    of_run.set(run)
+    run, *parts = (wire.read_text(content, "question") or "").split() or [""]
+    refuse_unless(wire.NAME.fullmatch(run), "the message names no run that could be kept")
+    wire.of_run.set(run)
     for part in parts:
         refuse_unless(part in site.jobs, f"'{site.name}' has no part '{part}'")
         with compiling:
@@ -229,9 +212,9 @@ def say_round(site: Participant, where: Address) -> None:
 
 def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> RecordDict:
     """The reply to an exchange's message; `opened` keeps jobs between two messages of one process."""
-    where = read_address(content)
+    where = wire.read_address(content)
     refuse_unless(where.part in site.jobs, f"'{site.name}' has no part '{where.part}'")
-    of_run.set(where.run)
+    wire.of_run.set(where.run)
     job = opened.get(f"{where.part} {where.run}")
     if job is None or job.plan != where.plan:  # another agreement than when it was opened
         with compiling:
@@ -260,7 +243,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     if "mask" in content and site.secure is not None:
         counted = [] if job.job.counted is None else [job.job.counted]
         reply = masked(site.secure, spec, where, content, reply, [*weights, *counted])
-    answer = RecordDict({"reply": pack(reply)})
+    answer = RecordDict({"reply": wire.pack(reply)})
     if spec.exchange.writes:  # last of all, so that whatever fails leaves the memory as it was
         memory.keep(where, spec.position, new)
     if job.job.then is not None:
@@ -273,14 +256,14 @@ def take_step(site: Participant, _: dict[str, Open], content: RecordDict) -> Rec
     return answer_step(site.secure, content)
 
 
-def recall(site: Participant, job: Open, spec: ExchangeSpec, where: Address, memory: Memory) -> Any:
+def recall(site: Participant, job: Open, spec: wire.ExchangeSpec, where: Address, memory: Memory) -> Any:
     """The state that the server counts on."""
     start = job.job.algorithm.init_client(job.job.x)
     if not jax.tree.leaves(job.like):
         return start
     states = memory.states()
-    check_order(states, mark(where.attempt, where.round, spec.position))
-    remembered = where.since == START or where.since in states
+    check_order(states, wire.mark(where.attempt, where.round, spec.position))
+    remembered = where.since == wire.START or where.since in states
     refuse_unless(
         remembered or not spec.reads,
         f"'{site.name}' does not remember what it did in {where.since}; it can take part again in a new run, or once "
@@ -331,11 +314,11 @@ def client_app(
     @app.query("hello")
     def hello(message: FlowerMessage, context: Context) -> FlowerMessage:
         abilities = ["inline"] if context.node_config.get("inline") else []
-        return FlowerMessage(greeting(site_name(context), abilities), reply_to=message)
+        return FlowerMessage(wire.greeting(site_name(context), abilities), reply_to=message)
 
     @app.query("notice")
     def notice(message: FlowerMessage, context: Context) -> FlowerMessage:
-        log.warning("the server says: %s", plain(read_text(message.content, "question") or ""))
+        log.warning("the server says: %s", wire.plain(wire.read_text(message.content, "question") or ""))
         return FlowerMessage(text("answer", ""), reply_to=message)
 
     def replying(kind: str, answer: Callable[[Participant, dict[str, Open], RecordDict], RecordDict]) -> Callable:

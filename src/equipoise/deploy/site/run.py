@@ -14,14 +14,14 @@ Where they are stands in the node's configuration, which is the site's own:
 """
 
 import hashlib
-import importlib.util
+import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
@@ -42,26 +42,12 @@ from equipoise.data.silos import Site
 from equipoise.data.silos.encoding import Encoding
 from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
+from equipoise.deploy.site import owner
 from equipoise.deploy.site.messages import Job, Participant, client_app, forget_old, site_name
 from equipoise.deploy.site.oversight import overseen, rejected
-from equipoise.deploy.site.owner import (
-    Counts,
-    check_rows,
-    check_shares,
-    counts_of,
-    encoded,
-    options_of,
-    overseen_jobs,
-    own_key,
-    rows_count,
-    table_digest,
-    told_statistics,
-    visible,
-    with_kept_split,
-)
 from equipoise.deploy.wire.messages import NAME, NOT_TOLD, of_run, refuse_unless
 from equipoise.deploy.wire.secure import SecureSite
-from equipoise.errors import InputError, not_none, require
+from equipoise.errors import InputError, needs, not_none, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify.stages import feature_maker, scaled
@@ -104,19 +90,22 @@ def open_site(context: Context) -> Participant:
         return policy.load(file)
 
     def draws(run: str, words: list[int]) -> list[int]:
-        return own_key(folder, rules(), run, words)
+        return owner.own_key(folder, rules(), run, words)
 
     if config.model.name == "torch":
-        module = _open_module_site(config, name, node, folder)
-        jobs = overseen_jobs(module.jobs, config, name, rules, None)
-        guard = overseen(config, folder, file, no_counts, signer)
+        with needs("torch", "runs whose model is a PyTorch module"):
+            from equipoise.pytorch.run import open_module_site
+
+        module = open_module_site(config, name, node, folder)
+        jobs = owner.overseen_jobs(module.jobs, config, name, rules, None)
+        guard = overseen(config, folder, file, no_rows, signer)
         return module._replace(jobs=jobs, secure=secure, guard=guard, own_key=draws)
     path = Path(str(node.get("data", "")))
 
     @cache
     def read_version(version: object, columns: object) -> tuple[Site, str]:
         site = read(config, name, node, rules())
-        return site, table_digest(path if path.is_file() else None, site.frame)
+        return site, owner.table_digest(path if path.is_file() else None, site.frame)
 
     def read_now() -> tuple[Site, str]:
         """The table, read once, and again when the file has changed."""
@@ -125,14 +114,14 @@ def open_site(context: Context) -> Participant:
 
     def current_rows() -> Site:
         site, table = read_now()
-        return with_kept_split(site, config, folder, rules(), table)
+        return owner.with_kept_split(site, config, folder, rules(), table)
 
     def rows(agreed: Agreement) -> OwnerRows:
         now = rules()
         site = current_rows()
-        check_shares(now, config, name, rows_of_all(agreed), counts_of(site).train)
-        train, test = encoded(site, Encoding.from_json(agreed.encoding), config, now)
-        check_rows(now, config, name, train=len(train[1]))
+        owner.check_shares(now, config, name, rows_of_all(agreed), owner.counts_of(site).train)
+        train, test = owner.encoded(site, Encoding.from_json(agreed.encoding), config, now)
+        owner.check_rows(now, config, name, train=len(train[1]))
         return OwnerRows(_shard(*train), _shard(*(test or train)))
 
     def features(agreed: Agreement) -> OwnerRows:
@@ -150,19 +139,19 @@ def open_site(context: Context) -> Participant:
 
     def statistics(_: str) -> str:
         site, now = current_rows(), rules()
-        counts = counts_of(site)
-        check_rows(now, config, name, train=counts.train)
-        text = told_statistics(site, config, folder, now)
+        counts = owner.counts_of(site)
+        owner.check_rows(now, config, name, train=counts.train)
+        text = owner.told_statistics(site, config, folder, now)
         answer = SiteStatistics(statistics=text, train=counts.train, test=counts.test, counted=site.counted)
         return answer.model_dump_json()
 
     def trained() -> Problem:
         return setup(read_agreement(folder, name)).problem
 
-    jobs, accept_agreement, baseline = rows_site(config, name, folder, rows, features, setup)
-    answers = {"statistics": statistics, "agreement": accept_agreement, "baseline": baseline}
-    guard = overseen(config, folder, file, lambda: counts_of(read_now()[0]), signer)
-    overseen_parts = overseen_jobs(jobs, config, name, rules, trained)
+    jobs, answers = rows_site(config, name, folder, rows, features, setup)
+    guard = overseen(config, folder, file, lambda: owner.counts_of(read_now()[0]), signer)
+    overseen_parts = owner.overseen_jobs(jobs, config, name, rules, trained)
+    answers |= {"statistics": statistics}
     return Participant(name, folder, overseen_parts, answers, lambda: precision(config), secure, guard, draws)
 
 
@@ -171,7 +160,7 @@ def rows_of_all(agreed: Agreement) -> dict[str, int]:
     return dict(zip(agreed.sites, agreed.train, strict=True))
 
 
-def no_counts() -> Counts:
+def no_rows(*_: object) -> NoReturn:
     raise InputError("the rows of this run are PyTorch's")
 
 
@@ -193,16 +182,6 @@ def secure_site(config: Config, name: str, node: Mapping[str, object], folder: P
     return SecureSite(own, config.federation.secure_bound)
 
 
-def _open_module_site(config: Config, name: str, node: Mapping[str, object], folder: Path) -> Participant:
-    require(
-        importlib.util.find_spec("torch") is not None,
-        "the model of this run is a PyTorch module, which needs one more package: pip install 'equipoise[torch]'",
-    )
-    from equipoise.pytorch.run import open_module_site
-
-    return open_module_site(config, name, node, folder)
-
-
 def settings(run_config: Mapping[str, object]) -> Config:
     """The run's configuration, as the server put it into Flower's."""
     text = run_config.get("settings")
@@ -212,11 +191,13 @@ def settings(run_config: Mapping[str, object]) -> Config:
 
 def read(config: Config, name: str, node: Mapping[str, object], rules: Policy = OPEN) -> Site:
     """The site's table, split as the run asks."""
-    options = options_of(config, rules)
+    options = owner.options_of(config, rules)
     split: dict[str, Any] = {"name": name, "test": config.data.test, "seed": config.run.seed}
     if "loader" not in node:
         path = str(_given(node, "data", "its file, or loader='module:function'"))
-        frame = visible(silos.scan(Path(path), label=options.label, separator=config.data.separator), config, rules)
+        frame = owner.visible(
+            silos.scan(Path(path), label=options.label, separator=config.data.separator), config, rules
+        )
         return silos.site_of(frame, options, file=f"{name} ({Path(path).name})", **split)
     where = str(node["loader"])
     rows = own_function(where, str(node.get("path", "")))()
@@ -226,7 +207,7 @@ def read(config: Config, name: str, node: Mapping[str, object], rules: Policy = 
         require(isinstance(rows, tuple) and len(rows) == 2, f"{where} gives neither (inputs, labels) nor a table")
         inputs, labels = map(np.asarray, rows)
         frame = silos.frame_of(inputs, labels, config.data.label, file=name)
-    return silos.site_of(visible(frame, config, rules), options, file=f"{name} ({where})", **split)
+    return silos.site_of(owner.visible(frame, config, rules), options, file=f"{name} ({where})", **split)
 
 
 def own_function(where: str, path: str) -> Callable[..., Any]:
@@ -256,14 +237,6 @@ BASELINE = "baseline.json"  # the loss of its own model
 OWN_MODEL = "own-model.safetensors"  # for `equipoise predict`; it leaves the site with nobody's message
 
 
-class RowsSite(NamedTuple):
-    """A site's part in a run, as its jobs and one answer."""
-
-    jobs: dict[str, Callable[[], Job]]
-    accept_agreement: Callable[[str], str]
-    tell_baseline: Callable[[str], str]
-
-
 def rows_site(
     config: Config,
     name: str,
@@ -271,8 +244,11 @@ def rows_site(
     rows: Callable[[Agreement], OwnerRows],
     features: Callable[[Agreement], OwnerRows],
     setup: Callable[[Agreement], Setup],
-) -> RowsSite:
-    """`rows` are the site's own, `features` what it makes of them, not scaled; `setup` is of the agreed stage."""
+) -> tuple[dict[str, Callable[[], Job]], dict[str, Callable[[str], str]]]:
+    """A site's jobs, and its answers to the questions `agreement` and `baseline`.
+
+    `rows` are the site's own, `features` what it makes of them, not scaled; `setup` is of the agreed stage.
+    """
 
     def trained_on(agreed: Agreement) -> OwnerRows:
         if agreed.network is None or agreed.network.mean is None:
@@ -307,13 +283,12 @@ def rows_site(
         agreed, now = read_setup()
         rows = trained_on(agreed)
         rows = compared(agreed, rows._replace(train=now.problem.shard_in_metric(rows.train)))
-        counted = rows_of_all(agreed) if rows_count(agreement.stage(config, agreed)) else None
+        counted = rows_of_all(agreed) if owner.rows_count(agreement.stage(config, agreed)) else None
         return Job(now.algorithm, now.problem.x, rows.train, config=now.digest, counted=counted)
 
     def evaluate() -> Job:
         agreed, now = read_setup()
-        rows = trained_on(agreed)
-        rows = rows if now.sums is None else compared(agreed, rows)
+        rows = trained_on(agreed) if now.sums is None else compared(agreed, trained_on(agreed))
         return Job(now.scoring, now.problem.x, rows, config=now.digest)
 
     def own() -> Job:
@@ -331,12 +306,9 @@ def rows_site(
         algorithm = not_none(now.personal, "this run makes no models of the sites' own")
 
         def save(message: PyTree, own: Any) -> None:
-            fits = now.problem.plain_task.own
-            part = (
-                None
-                if fits is None
-                else fits.fit(jnp.asarray(own), jax.tree.map(jnp.asarray, trained_on(agreed).train))
-            )
+            fits, part = now.problem.plain_task.own, None
+            if fits is not None:
+                part = fits.fit(jnp.asarray(own), jax.tree.map(jnp.asarray, trained_on(agreed).train))
             save_model(folder / OWN_MODEL, now.problem, own, {"site": name, "config": config.used()}, part)
 
         return Job(algorithm, now.problem.x, trained_on(agreed), config=now.digest, then=save)
@@ -383,7 +355,7 @@ def rows_site(
     jobs |= {} if config.own_models is None else {"personal": personal}
     jobs |= {} if config.convexify is None else {"moments": sums}
     jobs |= {"metric": moments_of_inputs} if agreement.tells_moments(config) else {}
-    return RowsSite(jobs, accept_agreement, tell_baseline)
+    return jobs, {"agreement": accept_agreement, "baseline": tell_baseline}
 
 
 def digest_of(made_of: list[Any]) -> str:
