@@ -28,23 +28,13 @@ def doctor() -> None:
 
     Example: equipoise doctor
     """
-    for title, facts in findings():
+    settings = {name: os.environ.get(name, "not set") for name in SETTINGS}
+    parts = {"versions": _versions(), "machine": _machine(), "devices": _devices(), "folders": _folders()}
+    for title, facts in (parts | {"extras": _extras(), "settings": settings}).items():
         say(title)
         width = max(map(len, facts), default=0)
         for name, fact in facts.items():
             say(f"  {name:<{width}}  {fact}")
-
-
-def findings() -> list[tuple[str, dict[str, str]]]:
-    """(heading, facts) of each part."""
-    return [
-        ("versions", _versions()),
-        ("machine", _machine()),
-        ("devices", _devices()),
-        ("folders", _folders()),
-        ("extras", _extras()),
-        ("settings", {name: os.environ.get(name, "not set") for name in SETTINGS}),
-    ]
 
 
 def _versions() -> dict[str, str]:

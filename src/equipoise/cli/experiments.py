@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,9 +14,6 @@ from equipoise.cli.plainly import say
 from equipoise.cli.results import show
 from equipoise.errors import FileError, require
 from equipoise.files import write_whole
-
-if TYPE_CHECKING:
-    from equipoise.data.datasets.catalogue import CatalogueEntry
 
 File = Annotated[
     Path | None,
@@ -228,7 +225,11 @@ def _settings(
         return tomllib.loads((resources.files("equipoise.experiment") / "defaults" / name).read_text())
 
     settings: dict[str, Any] = {}
-    dataset = _data_set(file)
+    dataset = None
+    if file is not None and not file.exists():
+        from equipoise.data.datasets.catalogue import CATALOGUE
+
+        dataset = CATALOGUE.get(str(file))
     if dataset is not None:
         settings = defaults("digits.toml" if dataset.natural is None else "compare.toml")
         if chosen and dataset.natural is not None:
@@ -253,13 +254,6 @@ def _settings(
         require(isinstance(given, dict) and "silos" in given, "--label is for silo files; give --silos too")
         settings["data"]["label"] = label
     return reading.override(settings, set_ or ())
-
-
-def _data_set(file: Path | None) -> "CatalogueEntry | None":
-    """What is known of the data set of that name; None: it is a file, or nothing at all."""
-    from equipoise.data.datasets.catalogue import CATALOGUE
-
-    return None if file is None or file.exists() else CATALOGUE.get(str(file))
 
 
 def _source(file: Path | None) -> str:

@@ -101,7 +101,8 @@ def in_sentences() -> Iterator[None]:
             raise _told(f"{shown} cannot be a file or folder ({reason(error)}); give another name") from None
         if error.errno != errno.ENOSPC:
             raise
-        _drop_output()
+        with suppress(OSError, ValueError):  # what could not be written is not tried again when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise _told(f"the output cannot be written ({reason(error)}); make room, or send it elsewhere") from None
     except (MemoryError, RuntimeError) as error:
         if (plain := _of_machine(error)) is None:
@@ -126,9 +127,3 @@ def _of_machine(error: Exception) -> str | None:
         given = os.environ.get("JAX_PLATFORMS", "")
         return f"JAX finds no device ({text.splitlines()[0]}); JAX_PLATFORMS is '{given}': unset it, or give 'cpu'"
     return None
-
-
-def _drop_output() -> None:
-    """What could not be written is not tried again when Python ends."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

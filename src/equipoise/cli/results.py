@@ -31,7 +31,11 @@ def report(
             say(f"note: {run.path} was stopped before its first model; it is left out", error=True)
     begun = [run for run in runs if run.rows]
     require(begun, f"{', '.join(map(str, folders))}: nothing was trained there yet; `equipoise resume` goes on")
-    write_page(begun, out)
+    from equipoise.report import html
+
+    with busy("writing the page"):
+        html.write(begun, out)
+    say(f"page:  {out}")
 
 
 def predict(
@@ -120,11 +124,3 @@ def show(done: list, folder: Path) -> None:
     if len(done) == 1:
         say(f"model: {folder / records.MODEL}")
     say(f"page:  {folder / PAGE}")
-
-
-def write_page(runs: list, path: Path) -> None:
-    from equipoise.report import html
-
-    with busy("writing the page"):
-        html.write(runs, path)
-    say(f"page:  {path}")

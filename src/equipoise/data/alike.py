@@ -22,28 +22,20 @@ def alike(federations: Sequence[Any]) -> list[Any]:
     if len(shapes) == 1:
         return list(federations)
     if all(isinstance(data, Shards) for data in federations):
-        return _shards_alike(federations)
-    if all(isinstance(data, Pool) for data in federations):
-        return _pools_alike(federations)
-    raise InputError("the trials' data differ in shape, and only Shards and Pools can be padded; give those")
+        rows, axis, changes = max(data.labels.shape[1] for data in federations), 1, {}
+    elif all(isinstance(data, Pool) for data in federations):
+        capacity = max(data.capacity for data in federations)
+        # From the start of every client `capacity` rows can be read.
+        rows = max(max(len(data.labels), int(np.max(data.starts)) + capacity) for data in federations)
+        axis, changes = 0, {"capacity": capacity}
+    else:
+        raise InputError("the trials' data differ in shape, and only Shards and Pools can be padded; give those")
 
+    def padded(data: Any) -> Any:
+        arrays = {name: _filled(getattr(data, name), axis, rows) for name in ("inputs", "labels")}
+        return data._replace(**arrays) if isinstance(data, Shards) else replace(data, **arrays, **changes)
 
-def _shards_alike(federations: Sequence[Shards]) -> list[Shards]:
-    rows = max(data.labels.shape[1] for data in federations)
-    return [
-        data._replace(inputs=_filled(data.inputs, 1, rows), labels=_filled(data.labels, 1, rows))
-        for data in federations
-    ]
-
-
-def _pools_alike(federations: Sequence[Pool]) -> list[Pool]:
-    capacity = max(data.capacity for data in federations)
-    # From the start of every client `capacity` rows can be read.
-    rows = max(max(len(data.labels), int(np.max(data.starts)) + capacity) for data in federations)
-    return [
-        replace(data, inputs=_filled(data.inputs, 0, rows), labels=_filled(data.labels, 0, rows), capacity=capacity)
-        for data in federations
-    ]
+    return [padded(data) for data in federations]
 
 
 def _filled(a: ArrayLike, axis: int, length: int) -> Any:

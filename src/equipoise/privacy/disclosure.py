@@ -48,11 +48,6 @@ def sums_of_moments(*, masked: bool) -> str:
     )
 
 
-def of_each_site(exchange: Wire) -> bool:
-    """Whether it shows as much of each site as a gradient does: more than a number."""
-    return any(leaf.size > 1 for leaf in jax.tree.leaves(exchange.reply.each))
-
-
 def of_own_parts(*, masked: bool, seen: bool) -> str:
     """Of a run whose sites keep a part of the model. `seen`: the server sees gradients, or updates, of single sites.
 
@@ -135,7 +130,9 @@ def disclosed(
             "common they are there"
         )
     if own_parts:
-        yield of_own_parts(masked=masked, seen=not masked or any(of_each_site(exchange) for exchange in crossing))
+        # Whether a reply shows as much of each site as a gradient does: more than a number.
+        whole = any(leaf.size > 1 for exchange in crossing for leaf in jax.tree.leaves(exchange.reply.each))
+        yield of_own_parts(masked=masked, seen=not masked or whole)
     if own_models:
         yield (
             "after training: the server sees each site's scores with the shared model and with its own, which stays at "

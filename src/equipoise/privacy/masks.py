@@ -49,11 +49,6 @@ def agreed(private: bytes, public: bytes, *purpose: bytes | str | int) -> bytes:
     return HKDF(hashes.SHA256(), SEED, salt=None, info=joined("equipoise", *purpose)).derive(shared)
 
 
-def pair_seed(private: bytes, public: bytes, context: bytes, one: str, other: str) -> bytes:
-    """s_ij; `context` is what both were sent, so that masks of sites that were sent different things do not cancel."""
-    return agreed(private, public, "pair mask", context, *sorted((one, other)))
-
-
 def stream(seed: bytes, count: int) -> Integers:
     """`count` integers of AES-256 in counter mode; the seed is used once, so the counter starts at zero."""
     encryptor = Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()
@@ -61,10 +56,14 @@ def stream(seed: bytes, count: int) -> Integers:
 
 
 def add_pair_masks(integers: Integers, name: str, private: bytes, publics: Mapping[str, bytes], context: bytes) -> None:
-    """Adds, in place, what `name` adds for the others."""
+    """Adds, in place, what `name` adds for the others.
+
+    `context` is what all were sent, so that masks of sites that were sent different things do not cancel.
+    """
     for other, public in publics.items():
         if other != name:
-            mask = stream(pair_seed(private, public, context, name, other), len(integers))
+            seed = agreed(private, public, "pair mask", context, *sorted((name, other)))  # s_ij
+            mask = stream(seed, len(integers))
             if name < other:
                 integers += mask
             else:

@@ -45,7 +45,11 @@ def shakespeare(
     """
     folder = catalogue.folder_of("shakespeare", data_dir, download)
     if (folder / "train").is_dir():
-        return _leaf(folder)
+        # LEAF's {"users": [...], "user_data": {user: {"x": [80 characters, ...], "y": [character, ...]}}}
+        tables = [_users(folder / part) for part in ("train", "test")]
+        names = tuple(sorted(set(tables[0]) & set(tables[1])))
+        require(names, f"no user is in both {folder / 'train'} and {folder / 'test'}; split LEAF's data by sample")
+        return _dataset([tables[0][name] for name in names], [tables[1][name] for name in names], names)
     require(window >= 1 and stride >= 1, f"window and stride are {window} and {stride}; give at least 1 each")
     require(0 < test < 1, f"the test share is {test}; give one between 0 and 1")
     roles = {}
@@ -121,14 +125,6 @@ def _dataset(train: list[Any], test: list[Any], names: tuple[str, ...]) -> Datas
     (inputs, labels, groups), (test_inputs, test_labels, test_groups) = joined(train), joined(test)
     classes = tuple(LETTERS)
     return Dataset("shakespeare", inputs, labels, classes, test_inputs, test_labels, groups, test_groups, names)
-
-
-def _leaf(folder: Path) -> Dataset:
-    """LEAF's {"users": [...], "user_data": {user: {"x": [80 characters, ...], "y": [character, ...]}}}."""
-    tables = [_users(folder / part) for part in ("train", "test")]
-    names = tuple(sorted(set(tables[0]) & set(tables[1])))
-    require(names, f"no user is in both {folder / 'train'} and {folder / 'test'}; split LEAF's data by sample")
-    return _dataset([tables[0][name] for name in names], [tables[1][name] for name in names], names)
 
 
 def _users(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -1,7 +1,7 @@
 """One encoding for all silos, fitted to what they told (statistics.py) and to nothing else."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,9 +22,13 @@ def agree(statistics: Sequence[Statistics], options: Options) -> Encoding:
     ordered = sorted(statistics, key=lambda s: s.site)
     for one, two in pairwise(s.site for s in ordered):
         require(one != two, f"two silos are called {one!r}; give each its own name")
-    (site, first), *others = ((s.site, {c.name: c for c in s.columns}) for s in ordered)
+    (site, first), *others = ((s.site, [c.name for c in s.columns]) for s in ordered)
     for other, columns in others:
-        _same_columns(site, first, other, columns)
+        for where, there, against, wanted in ((other, columns, site, first), (site, first, other, columns)):
+            lacks = [name for name in wanted if name not in there]
+            require(
+                not lacks, f"{where} lacks the column {listing(lacks)}, which {against} has; give all silos the same"
+            )
     settled = _settled(ordered, options)
     fitted = _features(settled, options)
     features = tuple(f for f in fitted.values() if isinstance(f, Feature))
@@ -58,7 +62,10 @@ def _settled(statistics: Sequence[Statistics], options: Options) -> list[Statist
     # What is left out says nothing: `Encoding.apply` settles by what it encodes, and has to come to the same.
     kept = {name for name, feature in _features(statistics, options).items() if isinstance(feature, Feature)}
     kept.add(options.label)
-    certain = {s.site: {c.name: c.reading for c in _certain(s) if c.name in kept} for s in statistics}
+    certain = {
+        s.site: {c.name: c.reading for c in (s.label, *s.columns) if c.reading and not c.mark and c.name in kept}
+        for s in statistics
+    }
     same = {name: {seen[name] for seen in certain.values() if name in seen} for name in kept}
     every = {way for seen in certain.values() for way in seen.values()}
 
@@ -72,19 +79,6 @@ def _settled(statistics: Sequence[Statistics], options: Options) -> list[Statist
         return column if way == column.reading else other
 
     return [s._replace(label=settled(s, s.label), columns=tuple(settled(s, c) for c in s.columns)) for s in statistics]
-
-
-def _certain(s: Statistics) -> list[Column]:
-    """The columns that can be read in one way only."""
-    return [c for c in (s.label, *s.columns) if c.reading and not c.mark]
-
-
-def _same_columns(one: str, columns: Collection[str], other: str, others: Collection[str]) -> None:
-    for where, against, lacks in (
-        (other, one, [c for c in columns if c not in others]),
-        (one, other, [c for c in others if c not in columns]),
-    ):
-        require(not lacks, f"{where} lacks the column {listing(lacks)}, which {against} has; give all silos the same")
 
 
 def _common_kind(name: str, columns: dict[str, Column], remedy: str) -> str:

@@ -367,7 +367,10 @@ def _ways(shown: _Kind) -> dict[str, Any]:
 
 def _label_kind(table: Table, options: Options) -> _Kind:
     name = options.label
-    shown = _kinds(_label_alone(table, options), [name], options, "data.task")[name]
+    safe, dtype = table.columns[name]
+    column = table.collect(pl.col(rf"^(row|{safe}( \w+)?)$"))  # with its readings, in one pass over the file
+    alone = Table(table.file, column.lazy(), {name: (safe, dtype)})
+    shown = _kinds(alone, [name], options, "data.task")[name]
     allowed = ("number",) if options.task == "regression" else ("number", "text")
     require(
         shown.kind in (*allowed, "empty"),
@@ -375,12 +378,6 @@ def _label_kind(table: Table, options: Options) -> _Kind:
         f"{options.task or 'a label'} needs {' or '.join(allowed)}",
     )
     return shown
-
-
-def _label_alone(table: Table, options: Options) -> Table:
-    safe, dtype = table.columns[options.label]
-    column = table.collect(pl.col(rf"^(row|{safe}( \w+)?)$"))  # with its readings, in one pass over the file
-    return Table(table.file, column.lazy(), {options.label: (safe, dtype)})
 
 
 def _label(table: Table, options: Options, shown: _Kind) -> pl.DataFrame:

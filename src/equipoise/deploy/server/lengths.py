@@ -12,6 +12,7 @@ Other totals, whose scale is not known, have B^4 and B^2 instead, and so has a w
 least 1. Of masked totals nobody sees one: their sum is compared with earlier sums.
 """
 
+import copy
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -39,15 +40,11 @@ class Length(NamedTuple):
 
 
 class Bounded:
-    """What is usual in one run; `known` is from an earlier part of it."""
+    """What is usual in one run; `past` is what counted in an earlier part of it."""
 
     def __init__(self, bound: float | None, past: Lengths | None = None):
         self.bound = bound
-        self.past: Lengths = past or {}
-        self.past = self.saved()
-
-    def saved(self) -> Lengths:
-        return {name: dict(lengths) for name, lengths in self.past.items()}
+        self.past: Lengths = copy.deepcopy(past or {})
 
     def why_not(self, exchange: str, name: str, site: str, length: Length, median: float, complete: bool = True) -> str:
         """Why a reply is left out; empty where it is not."""
@@ -92,7 +89,7 @@ class Heard:
         return next(filter(None, reasons), "")
 
     def median(self, name: str, slot: int, complete: bool) -> float:
-        """Of the others."""
+        """The median length of the others' arrays of that name."""
         there = [mine[name].value for other, (_, mine) in self.replies.items() if other != slot and name in mine]
         return median(there) if complete else lower([*there, *[0.0] * (self.asked - len(self.replies))])
 
@@ -100,15 +97,10 @@ class Heard:
         """The same of a sum whose parts nobody has seen."""
         if self.run.bound is None:
             return ""
-        reasons = (
-            self.run.why_not(self.exchange, f"sum of {name}", "all", length, 0.0)
-            for name, length in lengths(Reply(total=total))
-        )
-        return (
-            next(filter(None, reasons), "")
-            .replace("its ", "the ", 1)
-            .replace("the sites usually send", "it usually is")
-        )
+        sums = ((f"sum of {name}", length) for name, length in lengths(Reply(total=total)))
+        reasons = (self.run.why_not(self.exchange, name, "all", length, 0.0) for name, length in sums)
+        why = next(filter(None, reasons), "")
+        return why.replace("its ", "the ", 1).replace("the sites usually send", "it usually is")
 
     def learn(self, slots: list[int], total: PyTree = None) -> None:
         """What counted is what is compared with from now on; `total` is a sum whose parts nobody has seen."""
@@ -116,9 +108,8 @@ class Heard:
             return
         for name in {name for slot in slots for name in self.replies[slot][1]}:
             past = self.run.past.setdefault(f"{self.exchange}/{name}", {})
-            counted = [
-                (site, mine[name].value) for site, mine in (self.replies[slot] for slot in slots) if name in mine
-            ]
+            replies = [self.replies[slot] for slot in slots]
+            counted = [(site, mine[name].value) for site, mine in replies if name in mine]
             past[USUAL] = max(past.get(USUAL, 0.0), median([value for _, value in counted]))
             for site, value in counted:
                 past[site] = max(past.get(site, 0.0), value)

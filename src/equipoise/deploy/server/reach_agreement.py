@@ -138,15 +138,13 @@ def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreemen
     if plan is None:
         return agreed
     settings = not_none(config.federation)
-    secure = SecureSums(settings.secure_bound, settings.threshold) if settings.secure else None
     print(f"what the server learns: {sums_of_moments(masked=settings.secure)}", flush=True)
     tell(federation, agreed)
     like, kind = agreement.remote_problem(config, agreed).train.client(0), np.dtype(config.run.precision)
     with jax.enable_x64(True):
         algorithm = second_moments(plan.linear, everyone(len(agreed.sites)), rank=plan.rank)
-        start, digest = jnp.zeros(algorithm.size, kind), agreement.digest_of(config, agreed)
-        details: dict[str, Any] = {"run": agreed.run, "shard": like, "digest": digest, "secure": secure}
-        sums = ask_before(config, federation, "metric", algorithm, start, least=max(settings.least, 1), **details)
+        start, least = jnp.zeros(algorithm.size, kind), max(settings.least, 1)
+        sums = ask_before(config, federation, agreed, "metric", algorithm, start, like, least=least, masked=True)
         metric = not_none(metric_from(plan.linear, jax.tree.map(np.asarray, sums), plan.rank, kind))
     texts = {name: agreement.as_text(array, config) for name, array in packed(metric).items()}
     return agreed.model_copy(update={"metric": texts})
@@ -204,11 +202,11 @@ def _number(site: str, text: str) -> float:
     return number
 
 
-def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites, run: str) -> Setup:
+def start_from_first_module(config: Config, setup: Setup, federation: ConnectedSites, agreed: Agreement) -> Setup:
     """The run from the weights that the first site's module begins with."""
     problem = setup.problem
-    details: dict[str, Any] = {"run": run, "shard": problem.train.client(0), "digest": setup.digest}
-    x = ask_before(config, federation, "start", first_model(problem.n, problem.x), problem.x, least=1, **details)
+    algorithm, like = first_model(problem.n, problem.x), problem.train.client(0)
+    x = ask_before(config, federation, agreed, "start", algorithm, problem.x, like, least=1)
     note = f"the model starts as the module of '{problem.names[0]}' does"
     return setup._replace(problem=replace(problem, x=x), notes=(*setup.notes, note))
 
@@ -216,30 +214,27 @@ def start_from_first_module(config: Config, setup: Setup, federation: ConnectedS
 def ask_before(
     config: Config,
     federation: ConnectedSites,
+    agreed: Agreement,
     part: str,
     algorithm: Algorithm,
     x: Vector,
-    *,
-    run: str,
     shard: Data,
-    digest: str,
+    *,
     least: int,
-    secure: SecureSums | None = None,
+    masked: bool = False,
 ) -> Any:
     """The server's state after one exchange before the first round, which so many sites have to take part in."""
-    demands = Demands(
-        least=least, tries=not_none(config.federation).tries, heavy=1.0, bound=not_none(config.federation).believed
-    )
-    return ask_once(
-        prepare(algorithm, x, shard, digest),
-        algorithm.init(x),
-        federation,
-        config.run.seed,
-        part=part,
-        run=run,
-        demands=demands,
-        secure=secure,
-    )
+    settings = not_none(config.federation)
+    demands = Demands(least=least, tries=settings.tries, heavy=1.0, bound=settings.believed)
+    prepared = prepare(algorithm, x, shard, agreement.digest_of(config, agreed))
+    secure = secure_sums(config) if masked else None
+    options: dict[str, Any] = {"part": part, "run": agreed.run, "demands": demands, "secure": secure}
+    return ask_once(prepared, algorithm.init(x), federation, config.run.seed, **options)
+
+
+def secure_sums(config: Config) -> SecureSums | None:
+    settings = not_none(config.federation)
+    return SecureSums(settings.secure_bound, settings.threshold) if settings.secure else None
 
 
 def _statistics(site: str, text: str) -> SiteStatistics:
@@ -310,7 +305,7 @@ def _measured(site: str, text: str) -> tuple[float, float]:
 
 
 def agree_on_features(
-    config: Config, federation: ConnectedSites, network_agreed: Agreement, trained: Trained, secure: SecureSums | None
+    config: Config, federation: ConnectedSites, network_agreed: Agreement, trained: Trained
 ) -> Agreement:
     """The agreement of the run on features of the trained network; all sites have to take part in it."""
     theta, _ = ravel_pytree(trained.theta)
@@ -319,19 +314,14 @@ def agree_on_features(
         update={"run": f"{network_agreed.run}-features", "network": network, "curvature": None, "slope": None}
     )
     if agreement.has_features(config):
-        print(f"what the server learns: {sums_of_features(masked=secure is not None)}", flush=True)
+        print(f"what the server learns: {sums_of_features(masked=not_none(config.federation).secure)}", flush=True)
         tell(federation, agreed)
-        mean, scale = (as_text(part, config) for part in scaling(_summed(config, federation, agreed, secure)))
+        like, n = agreement.features_like(config, agreement.network_problem(config, agreed)), len(agreed.sites)
+        with jax.enable_x64(True):
+            algorithm = moments(like.inputs.shape[1], everyone(n))
+            start = jnp.zeros(algorithm.size, like.inputs.dtype)
+            sums = ask_before(config, federation, agreed, "moments", algorithm, start, like, least=n, masked=True)
+        mean, scale = (as_text(part, config) for part in scaling(sums))
         scaled = network.model_copy(update={"mean": mean, "scale": scale})
         agreed = agreed.model_copy(update={"network": scaled})
     return send_agreement(config, federation, agreed)
-
-
-def _summed(config: Config, federation: ConnectedSites, agreed: Agreement, secure: SecureSums | None) -> Any:
-    n = len(agreed.sites)
-    like = agreement.features_like(config, agreement.network_problem(config, agreed))
-    with jax.enable_x64(True):
-        algorithm = moments(like.inputs.shape[1], everyone(n))
-        start, digest = jnp.zeros(algorithm.size, like.inputs.dtype), agreement.digest_of(config, agreed)
-        details: dict[str, Any] = {"run": agreed.run, "shard": like, "digest": digest, "secure": secure}
-        return ask_before(config, federation, "moments", algorithm, start, least=n, **details)

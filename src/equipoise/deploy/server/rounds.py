@@ -6,6 +6,7 @@ client's replies was the last to count (`messages.Address`), so that a reply tha
 either, as in the simulator.
 """
 
+import copy
 import math
 import secrets
 import time
@@ -206,7 +207,9 @@ def serve(
         new_events = federation.events[federation.reported :]
         federation.reported += last * len(new_events)
         events, crossed = (*old, *new_events), tuple(state.traffic.values())
-        return Outcome(result, Ledger(run, federation.sites, state.counted, events, crossed, setup.bounded.saved()))
+        return Outcome(
+            result, Ledger(run, federation.sites, state.counted, events, crossed, copy.deepcopy(bounded.past))
+        )
 
     attempt, saved = 0, state.counted
     for r in range(done, rounds):
@@ -314,7 +317,9 @@ def counted_round(
             for spec in setup.prepared.specs.values():
                 federation.where = (r if setup.note_under is None else setup.note_under, spec.exchange.name)
                 after = one_exchange(setup, spec, r, attempt, after, marks)
-            check_model(setup.prepared.algorithm, after)
+            if not np.isfinite(np.asarray(setup.prepared.algorithm.model(after.server))).all():
+                # Such a model is in no checkpoint: resuming from it would fail as well.
+                raise TooFew("the model is not finite any longer, and steps may be too long", after)
             return after, attempt
         except TooFew as few:
             tally = state.tally._replace(broken=few.state.tally.broken)  # what was asked in vain is in the events
@@ -545,12 +550,6 @@ def begin_masked(
     if masked is None:
         raise TooFew(f"fewer than {FEWEST} sites could prepare a masked sum", state)
     return masked
-
-
-def check_model(algorithm: Algorithm, state: State) -> None:
-    """A model that has become infinite is in no checkpoint: resuming from it would fail as well."""
-    if not np.isfinite(np.asarray(algorithm.model(state.server))).all():
-        raise TooFew("the model is not finite any longer, and steps may be too long", state)
 
 
 def how_to_resume(left_out: Mapping[str, str], asked: int) -> str:

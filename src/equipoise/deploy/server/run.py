@@ -34,6 +34,7 @@ from equipoise.deploy.server.reach_agreement import (
     gather_sites,
     reach_agreement,
     resend_agreement,
+    secure_sums,
     start_from_first_module,
     told_baselines,
 )
@@ -41,7 +42,6 @@ from equipoise.deploy.server.rounds import Demands, Prepared, ask_once, prepare,
 from equipoise.deploy.server.sites import ConnectedSites
 from equipoise.deploy.server.status import StatusWriter
 from equipoise.deploy.site.run import settings
-from equipoise.deploy.wire.secure import SecureSums
 from equipoise.engines.simulator import Result
 from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import checkpoint, folders, origin, reading, records
@@ -137,8 +137,7 @@ def agree_on_network(config: Config, folder: Path, federation: ConnectedSites, w
             with folders.resuming(inside, wait=settings.exchange):
                 train_as_agreed(stage, inside, agreed, federation, watch)
         trained = trained_network(inside, stage, model)
-    secure = SecureSums(settings.secure_bound, settings.threshold) if settings.secure else None
-    return agree_on_features(config, federation, agreed, trained, secure)
+    return agree_on_features(config, federation, agreed, trained)
 
 
 def train_as_agreed(
@@ -173,7 +172,7 @@ def with_start(config: Config, folder: Path, setup: Setup, federation: Connected
     module = agreed.module is not None and agreed.network is None
     if not module or (folder / records.CHECKPOINT).is_file():
         return setup
-    return start_from_first_module(config, setup, federation, agreed.run)
+    return start_from_first_module(config, setup, federation, agreed)
 
 
 def begin_or_go_on(config: Config, folder: Path) -> None:
@@ -212,17 +211,9 @@ class FederatedRun:
         sent = crossing(setup.algorithm, setup.problem)
         self.writer = RunWriter(config, folder, setup.problem, setup.algorithm, sent, source, watch, self.evaluated)
         self.dual = build_dual(config, setup.problem)
-        settings = not_none(config.federation)
-        self.secure = SecureSums(settings.secure_bound, settings.threshold) if settings.secure else None
-        self.demands = Demands(
-            settings.least,
-            settings.tries,
-            settings.heavy,
-            settings.quantile,
-            settings.slack,
-            settings.quorum,
-            settings.believed,
-        )
+        self.secure = secure_sums(config)
+        s = not_none(config.federation)
+        self.demands = Demands(s.least, s.tries, s.heavy, s.quantile, s.slack, s.quorum, s.believed)
         self.mine = secrets.token_hex(8)
         write_whole(folder / OWNER, self.mine)
         if (folder / RECEIPTS).is_file() and not federation.receipts:

@@ -76,17 +76,14 @@ class StatusWriter:
 
     def observe(self, record: dict[str, Any]) -> None:
         with self.lock, suppress(OSError):  # training and evaluation both report; a full disk does not end them here
-            self._observe(record)
-
-    def _observe(self, record: dict[str, Any]) -> None:
-        self.log.write(json.dumps({"time": _now(), **record}) + "\n")
-        if record["kind"] == "event":
-            self._event(record)
-        elif record["kind"] == "exchange":
-            self._exchange(record)
-        else:
-            self.now |= {key: value for key, value in record.items() if key in Status.model_fields}
-        self.write(force=record["kind"] != "exchange")
+            self.log.write(json.dumps({"time": _now(), **record}) + "\n")
+            if record["kind"] == "event":
+                self._event(record)
+            elif record["kind"] == "exchange":
+                self._exchange(record)
+            else:
+                self.now |= {key: value for key, value in record.items() if key in Status.model_fields}
+            self.write(force=record["kind"] != "exchange")
 
     def _event(self, record: dict[str, Any]) -> None:
         site, what, why = record["site"], record["what"], record["why"]

@@ -251,11 +251,6 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
     return answer
 
 
-def take_step(site: Participant, _: dict[str, Open], content: RecordDict) -> RecordDict:
-    """A step of a masked sum, which no row is needed for."""
-    return answer_step(site.secure, content)
-
-
 def recall(site: Participant, job: Open, spec: wire.ExchangeSpec, where: Address, memory: Memory) -> Any:
     """The state that the server counts on."""
     start = job.job.algorithm.init_client(job.job.x)
@@ -270,12 +265,6 @@ def recall(site: Participant, job: Open, spec: wire.ExchangeSpec, where: Address
         "the file with its memory is back",
     )
     return states.get(where.since, start)
-
-
-def check_participant(site: Any) -> Participant:
-    require(isinstance(site, Participant), f"a site has to be opened as a Participant, not {type(site).__name__}")
-    require(bool(site.name) and isinstance(site.name, str), "a site has no name; set it in the node's configuration")
-    return site
 
 
 KEPT = 2  # settings for which a site that stays is kept open
@@ -305,7 +294,10 @@ def client_app(
     def site_of(context: Context) -> tuple[Participant, dict[str, Open]]:
         where = (site_name(context), repr(sorted(context.run_config.items())))
         if where not in sites:
-            sites[where] = (check_participant(open_site(context)), {})
+            site = open_site(context)
+            require(isinstance(site, Participant), f"open a site as a Participant, not as {type(site).__name__}")
+            require(site.name, "a site has no name; set it in the node's configuration")
+            sites[where] = (site, {})
             of_this_site = [key for key in sites if key[0] == where[0]]
             for old in of_this_site[:-KEPT]:
                 del sites[old]
@@ -339,7 +331,7 @@ def client_app(
 
     app.train("exchange")(replying("exchange", work))
     app.query("prepare")(replying("prepare", prepare))
-    app.query(secure.QUESTION)(replying(secure.QUESTION, take_step))
+    app.query(secure.QUESTION)(replying(secure.QUESTION, lambda site, _, content: answer_step(site.secure, content)))
     for question in questions:
         app.query(question)(replying(question, partial(answer_question, question)))
     return app

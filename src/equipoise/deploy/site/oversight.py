@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,21 @@ def crossing(config: Config) -> list[Wire]:
 
 
 def would_reveal(config: Config) -> tuple[str, ...]:
-    """In plain words, for whoever approves."""
+    """What a run would reveal of a site, in plain words, for whoever approves it."""
     about_rows = made_up_models(config) if config.privacy is None else promise(config)
-    sentences = [sentence for stage in stages(config) for sentence in _reveals(stage)]
-    return (about_rows, *dict.fromkeys(sentences))
+    sentences = (
+        agreement.disclosures(
+            stage,
+            crossing(stage),
+            n=sites_of(stage),
+            sums_only=not_none(stage.federation).secure,
+            own_models=stage.own_models is not None,
+            own_parts=stage.model.own != "none",
+            moments=agreement.tells_moments(stage),
+        )
+        for stage in stages(config)
+    )
+    return (about_rows, *dict.fromkeys(chain.from_iterable(sentences)))
 
 
 def made_up_models(config: Config) -> str:
@@ -116,18 +128,6 @@ def made_up_models(config: Config) -> str:
     return (
         "a server that sends models of its own making, not those that training leads to, can work out single rows from "
         f"{seen}; limits of site.toml make it harder, and noise ([privacy]) alone bounds it"
-    )
-
-
-def _reveals(config: Config) -> Iterator[str]:
-    return agreement.disclosures(
-        config,
-        crossing(config),
-        n=sites_of(config),
-        sums_only=not_none(config.federation).secure,
-        own_models=config.own_models is not None,
-        own_parts=config.model.own != "none",
-        moments=agreement.tells_moments(config),
     )
 
 
@@ -148,6 +148,17 @@ def overseen(
             return {"rows": count()._asdict()}
         return {}
 
+    def keep_waiting() -> None:
+        """What was refused, so that its owner can look at it, with the rows behind it, and approve it."""
+        place = folder / policy.PENDING
+        make_folder(place)
+        write_whole(place / f"{digest}.toml", config.toml())
+        if not (place / f"{digest}.json").is_file():
+            with suppress(Exception):  # the table cannot be read so; the owner is told without
+                write_whole(place / f"{digest}.json", json.dumps(count()))
+        for kind in ("*.toml", "*.json"):
+            forget_old(place.glob(kind), WAITING)
+
     def guard(kind: str, content: RecordDict, answer: Callable[[], RecordDict]) -> RecordDict:
         entry: dict[str, Any] = {"kind": kind, "plan": digest, **asked(content)}
         try:
@@ -156,17 +167,20 @@ def overseen(
                 for plan in plans:
                     policy.check(rules, plan, policy.approved_here(folder), policy.stopped_here(folder))
                 allow(folder, digest, policy.approvals(folder, digest), config, rules, kind, content)
-            except Refusal:  # kept, so that it can be looked at, and approved
-                make_folder(folder / policy.PENDING)
-                write_whole(folder / policy.PENDING / f"{digest}.toml", config.toml())
-                keep_counts(folder, digest, count)
-                for kind in ("*.toml", "*.json"):
-                    forget_old((folder / policy.PENDING).glob(kind), WAITING)
+            except Refusal:
+                keep_waiting()
                 raise
             account(config, rules, folder, kind, content)
             reply = answer()
+            size = described(reply)["bytes"]
             if rules.bytes is not None:
-                spend_bytes(folder, digest, described(reply)["bytes"], rules.bytes)
+                with _counted(folder, digest) as covered:
+                    refuse_unless(
+                        covered["bytes"] + size <= rules.bytes,
+                        f"with this reply this site would have sent more than {rules.bytes} bytes for this "
+                        "configuration (its site.toml)",
+                    )
+                    covered["bytes"] += size
         except Refusal as refusal:
             if isinstance(refusal, StopRun):
                 policy.stop(folder, digest)
@@ -189,14 +203,6 @@ def rejected(context: Context, kind: str, error: Exception) -> None:
         why = str(error) if isinstance(error, Refusal) else type(error).__name__
         entry = {"kind": kind, "answer": "rejected", "why": short(why)}
         audit.record(Path(str(node["folder"])), entry, identity.signer_of(node))
-
-
-def keep_counts(folder: Path, digest: str, count: Callable[[], Counts]) -> None:
-    """For the owner, who is shown them: nothing of it leaves."""
-    path = folder / policy.PENDING / f"{digest}.json"
-    if not path.is_file():
-        with suppress(Exception):  # the table cannot be read so; the owner is told without
-            write_whole(path, json.dumps(count()))
 
 
 def rows_behind(folder: Path, digest: str, config: Config) -> tuple[str, ...]:
@@ -291,17 +297,15 @@ def allow(
     folder: Path, digest: str, approvals: int, config: Config, rules: Policy, kind: str, content: RecordDict
 ) -> None:
     """Counts a message that is about to be answered; a Refusal, and nothing is counted, beyond what is covered."""
-    with _counted(folder) as counts:
-        covered = counts.setdefault(digest, {"runs": {}, "questions": {}, "bytes": 0})
+    with _counted(folder, digest) as covered:
         run, what, most = _allowance(config, rules, kind, content)
+        allowed = rules.runs * max(approvals, 1)
         if run is None:
-            now = covered["questions"].get(what, 0) + 1
-            most *= rules.runs * max(approvals, 1)
+            now, most = covered["questions"].get(what, 0) + 1, most * allowed
             refuse_unless(now <= most, f"this site was asked for '{what}' {most} times, which is all that is approved")
             covered["questions"][what] = now
             return
         counts_of_run = covered["runs"].setdefault(run, {})
-        allowed = rules.runs * max(approvals, 1)
         refuse_unless(
             len(covered["runs"]) <= allowed,
             f"this site has taken part in {allowed} runs of this configuration; its owner may allow more: `equipoise "
@@ -313,17 +317,6 @@ def allow(
             f"this site has answered '{what}' {most} times in this run, which is all that is approved",
         )
         counts_of_run[what] = now
-
-
-def spend_bytes(folder: Path, digest: str, size: int, most: int | None) -> None:
-    """Counts what is about to leave."""
-    with _counted(folder) as counts:
-        covered = counts.setdefault(digest, {"runs": {}, "questions": {}, "bytes": 0})
-        refuse_unless(
-            most is None or covered["bytes"] + size <= most,
-            f"with this reply this site would have sent more than {most} bytes for this configuration (its site.toml)",
-        )
-        covered["bytes"] += size
 
 
 def _allowance(config: Config, rules: Policy, kind: str, content: RecordDict) -> tuple[str | None, str, int]:
@@ -344,8 +337,8 @@ def _allowance(config: Config, rules: Policy, kind: str, content: RecordDict) ->
 
 
 @contextmanager
-def _counted(folder: Path) -> Iterator[dict[str, Any]]:
-    """The counts, written back unless there was a Refusal; those of the oldest configurations are forgotten."""
+def _counted(folder: Path, digest: str) -> Iterator[dict[str, Any]]:
+    """A configuration's counts, written back unless there was a Refusal; the oldest configurations are forgotten."""
     make_folder(folder)
     with _counting, locked(folder / "allowance.lock", f"the counts of {folder.name}", wait=30.0):
         path = folder / ALLOWANCE
@@ -356,7 +349,7 @@ def _counted(folder: Path) -> Iterator[dict[str, Any]]:
             raise Refusal(
                 "what this site has answered so far cannot be read (allowance.json); its owner may delete it"
             ) from None
-        yield counts
+        yield counts.setdefault(digest, {"runs": {}, "questions": {}, "bytes": 0})
         for old in [*counts][:-KEPT]:
             del counts[old]
         part = path.with_suffix(".part")

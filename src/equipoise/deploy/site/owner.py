@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,14 +118,10 @@ def with_kept_split(site: Site, config: Config, folder: Path, rules: Policy, tab
 
 def table_digest(path: Path | None, frame: pl.LazyFrame) -> str:
     """Of a file, by its bytes; of what a function gives, by its rows."""
-    digest = hashlib.sha256()
     if path is None:
-        digest.update(frame.collect().hash_rows(seed=0).to_numpy().tobytes())
-    else:
-        with path.open("rb") as file:
-            while part := file.read(1 << 20):
-                digest.update(part)
-    return digest.hexdigest()
+        return hashlib.sha256(frame.collect().hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def told_statistics(site: Site, config: Config, folder: Path, rules: Policy) -> str:
@@ -217,10 +214,6 @@ class Counts(NamedTuple):
     train: int
     test: int  # 0: none are held out, and scores are of the training rows
 
-    @property
-    def scored(self) -> int:
-        return self.test or self.train
-
 
 def counts_of(site: Site) -> Counts:
     test = int(site.held_out.sum())
@@ -271,15 +264,11 @@ def check_shares(rules: Policy, config: Config, name: str, train: Mapping[str, i
 
 def behind(counts: Counts, batch: int | None) -> tuple[str, ...]:
     """How many rows stand behind each answer, for whoever approves."""
-    held = (
-        f"{counts.test} rows that are held out" if counts.test else f"the same {counts.train} rows: none are held out"
-    )
-    step = () if batch is None else (f"behind every local step stand {min(batch, counts.train)} rows, drawn anew",)
-    return (
-        f"behind every statistic, loss and gradient stand {counts.train} rows of this site",
-        *step,
-        f"behind every score stand {held}",
-    )
+    train, test = counts
+    held = f"{test} rows that are held out" if test else f"the same {train} rows: none are held out"
+    step = () if batch is None else (f"behind every local step stand {min(batch, train)} rows, drawn anew",)
+    first = f"behind every statistic, loss and gradient stand {train} rows of this site"
+    return (first, *step, f"behind every score stand {held}")
 
 
 def overseen_jobs(
@@ -294,12 +283,9 @@ def overseen_jobs(
     `problem` is what is trained, where a row's own gradient can be computed.
     """
 
-    def opened(part: str, job: Callable[[], Job]) -> Callable[[], Job]:
-        def open_job() -> Job:
-            made = job()
-            return made._replace(check=watcher(made, part))
-
-        return open_job
+    def opened(part: str, job: Callable[[], Job]) -> Job:
+        made = job()
+        return made._replace(check=watcher(made, part))
 
     def watcher(job: Job, part: str) -> Callable[[int, Message], None]:
         both = part in HELD_OUT_TOO
@@ -324,7 +310,7 @@ def overseen_jobs(
 
         return check
 
-    return {part: opened(part, job) for part, job in jobs.items()}
+    return {part: partial(opened, part, job) for part, job in jobs.items()}
 
 
 def model_in(message: Message, job: Job) -> np.ndarray | None:

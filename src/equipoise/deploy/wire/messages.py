@@ -240,11 +240,12 @@ def read_address(content: RecordDict) -> Address:
     where = Address(**record)
     for value in (where.part, where.run):
         refuse_unless(isinstance(value, str) and NAME.fullmatch(value), "the message names no run that could be kept")
-    for number in (where.attempt, where.round, where.slot, *(where.key if isinstance(where.key, list) else [None])):
-        refuse_unless(type(number) is int and number >= 0, "the message's address has values that are not numbers")
+    fine = isinstance(where.key, list) and isinstance(where.keep, list)
+    numbers, texts = (where.attempt, where.round, where.slot), (where.exchange, where.since, where.plan)
+    fine = fine and all(type(number) is int and number >= 0 for number in (*numbers, *where.key))
+    fine = fine and all(isinstance(text, str) for text in (*texts, *where.keep))
+    refuse_unless(fine, "the message's address has values of other types than it should")
     refuse_unless(all(word < 2**32 for word in where.key), "the message's random key is not valid")
-    for text in (where.exchange, where.since, where.plan, *(where.keep if isinstance(where.keep, list) else [None])):
-        refuse_unless(isinstance(text, str), "the message's address has values that are not texts")
     return where
 
 

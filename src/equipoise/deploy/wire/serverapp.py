@@ -9,10 +9,10 @@ not its public interface; where they have changed, importing it fails and Flower
 import hashlib
 import hmac
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx
 from flwr.app import Message
@@ -89,7 +89,12 @@ def started_run(socket: Path, secret: bytes, app: Path, lost: threading.Event) -
         SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE]),
     ]
     try:
-        _start(socket, proof, app)
+        content = build_fab_from_disk(app)
+        fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
+        named: list[Any] = [flower.RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+        with flower.over_socket(flower.ControlHttpClient, socket, proof, named) as control:
+            if not control.StartRun(StartRunRequest(fab=fab)).HasField("run_id"):
+                raise EquipoiseError("Flower's server did not start the run; its log says why")
         with flower.over_socket(RuntimeHttpClient, socket, proof, executor) as finder:
             token = finder.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])).token
     except httpx.HTTPStatusError as error:
@@ -101,10 +106,8 @@ def started_run(socket: Path, secret: bytes, app: Path, lost: threading.Event) -
     if not token:
         raise EquipoiseError("Flower's server has given the run to somebody else; stop the other flower-superexec")
     retries, over = _retries(lost), threading.Event()
-    named: list[Any] = [
-        flower.RuntimeVersionHttpInterceptor(component_name="flwr-serverapp"),
-        RuntimeTokenHttpInterceptor(token),
-    ]
+    version = flower.RuntimeVersionHttpInterceptor(component_name="flwr-serverapp")
+    named = [version, RuntimeTokenHttpInterceptor(token)]
     client = flower.over_socket(RuntimeHttpClient, socket, proof, named, retry_invoker=retries)
     given = client.PullTaskInput(PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
@@ -128,26 +131,18 @@ def started_run(socket: Path, secret: bytes, app: Path, lost: threading.Event) -
         # The connection stays: an evaluation that is still under way ends with the SuperLink.
 
 
-def _start(socket: Path, proof: Mapping[str, str], app: Path) -> None:
-    content = build_fab_from_disk(app)
-    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    named = [flower.RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
-    with flower.over_socket(flower.ControlHttpClient, socket, proof, named) as control:
-        if not control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).HasField("run_id"):
-            raise EquipoiseError("Flower's server did not start the run; its log says why")
-
-
 def _retries(lost: threading.Event) -> RetryInvoker:
     """Requests are tried again while the SuperLink is there."""
 
     def give_up(error: Exception) -> bool:
-        if lost.is_set() or _status(error) == httpx.codes.UNAUTHORIZED:  # it has forgotten whose run this is
-            _raise_lost()
-        return isinstance(error, httpx.HTTPStatusError) and _status(error) not in AWAY
+        status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+        if lost.is_set() or status == httpx.codes.UNAUTHORIZED:  # it has forgotten whose run this is
+            raise LinkLost
+        return status is not None and status not in AWAY
 
     def wait(seconds: float) -> None:
         if lost.wait(seconds):
-            _raise_lost()
+            raise LinkLost
 
     return RetryInvoker(
         lambda: exponential(base_delay=RETRY[0], max_delay=RETRY[1]),  # type: ignore[arg-type]
@@ -157,11 +152,3 @@ def _retries(lost: threading.Event) -> RetryInvoker:
         should_giveup=give_up,
         wait_function=wait,
     )
-
-
-def _status(error: Exception) -> int | None:
-    return error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
-
-
-def _raise_lost() -> NoReturn:
-    raise LinkLost

@@ -46,6 +46,7 @@ POLL = (0.05, 2.0)  # seconds between two pulls where it cannot: while messages 
 RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at most
 CLOCKS = 60.0  # seconds by which clocks may differ before the server's is taken
 RUNS = 4  # runs whose settings are kept
+BEAT = flower.HEARTBEAT_DEFAULT_INTERVAL
 
 OWN_APP = "equipoise.deploy.site.run:client"
 INLINE_ABILITY = "inline"  # in the node's configuration: what the greeting tells the server
@@ -71,11 +72,8 @@ class SignedRequests:
     def signed(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
         now = (datetime.now(UTC) + timedelta(seconds=self.ahead)).isoformat()
         signature = base64.b64encode(flower.sign_message(self.key, now.encode("ascii"))).decode("ascii")
-        headers = {
-            flower.FLEET_HTTP_PUBLIC_KEY_HEADER: self.public,
-            flower.TIMESTAMP_HEADER: now,
-            flower.FLEET_HTTP_SIGNATURE_HEADER: signature,
-        }
+        headers = {flower.FLEET_HTTP_PUBLIC_KEY_HEADER: self.public, flower.TIMESTAMP_HEADER: now}
+        headers |= {flower.FLEET_HTTP_SIGNATURE_HEADER: signature}
         for name in headers:
             context.request.headers.pop(name, None)
         flower.add_headers(context.request, headers)
@@ -126,12 +124,10 @@ class WarmSite:
         self.registers = key is None
         private = own_key(folder) if key is None else identity.private_key(key)
         self.public = flower.public_key_to_bytes(private.public_key())
-        self.client = flower.FleetHttpClient.from_server_address(
-            address,
-            certificates is None,
-            None if certificates is None else certificates.read_bytes(),
-            [flower.RuntimeVersionHttpInterceptor(component_name="SuperNode"), SignedRequests(private), HeldPull()],
-        )
+        trust = None if certificates is None else certificates.read_bytes()
+        version = flower.RuntimeVersionHttpInterceptor(component_name="SuperNode")
+        interceptors: list[Any] = [version, SignedRequests(private), HeldPull()]
+        self.client = flower.FleetHttpClient.from_server_address(address, trust is None, trust, interceptors)
         self.node = flower.Node(node_id=0)
         self.runs: dict[int, tuple[ClientApp, Context]] = {}
         self.states: dict[Any, RecordDict] = {}
@@ -168,20 +164,17 @@ class WarmSite:
         """Activates the node, or takes it up again where the server takes it for still there."""
         delay, said = RETRY[0], False
         while True:
-            self.check_stop()
             try:
                 if self.registers:
                     self.register()
-                interval = flower.HEARTBEAT_DEFAULT_INTERVAL
-                request = flower.ActivateNodeRequest(public_key=self.public, heartbeat_interval=interval)
+                request = flower.ActivateNodeRequest(public_key=self.public, heartbeat_interval=BEAT)
                 number = self.ask(self.client.ActivateNode, request).node_id
                 break
             except httpx.HTTPStatusError as error:
-                remembered = self.remembered()
-                if remembered is not None:
-                    self.node = flower.Node(node_id=remembered)
+                with suppress(OSError, ValueError, KeyError, TypeError):  # nothing is remembered
+                    number = int(json.loads((self.folder / "node.json").read_text())["node"])
+                    self.node = flower.Node(node_id=number)
                     if self.heartbeat():
-                        number = remembered
                         break
                 if not said:
                     why = error.response.text[:200]
@@ -202,15 +195,8 @@ class WarmSite:
             if error.response.status_code >= 500:
                 raise  # refusals: it is registered already
 
-    def remembered(self) -> int | None:
-        try:
-            return int(json.loads((self.folder / "node.json").read_text())["node"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
     def heartbeat(self) -> bool:
-        interval = flower.HEARTBEAT_DEFAULT_INTERVAL
-        request = flower.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=interval)
+        request = flower.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=BEAT)
         try:
             return bool(self.client.SendNodeHeartbeat(request).success)
         except Exception as error:  # the next one may get through; what is wrong for good, a pull finds out
@@ -229,29 +215,24 @@ class WarmSite:
     def ask(self, call: Callable[[Any], Any], request: object) -> Any:
         """A request, again and again while the network or the server is away."""
         delay, since = RETRY[0], None
-        while True:
-            self.check_stop()
+        while not self.stop.is_set():
             try:
                 reply = call(request)
+                if since is not None:
+                    log.info("%s: the server is back after %.1f s", self.name, time.monotonic() - since)
+                return reply
             except httpx.TransportError as error:
                 why = f"{type(error).__name__}: {error}"
             except httpx.HTTPStatusError as error:
                 if error.response.status_code not in (502, 503, 504):
                     raise
                 why = f"HTTP {error.response.status_code}"
-            else:
-                if since is not None:
-                    log.info("%s: the server is back after %.1f s", self.name, time.monotonic() - since)
-                return reply
             if since is None:
                 since = time.monotonic()
                 log.warning("%s: the server cannot be reached (%s); trying again", self.name, why)
             self.stop.wait(delay)
             delay = min(2 * delay, RETRY[1])
-
-    def check_stop(self) -> None:
-        if self.stop.is_set():
-            raise Stopping
+        raise Stopping
 
     # One message.
 
@@ -280,9 +261,7 @@ class WarmSite:
             raise
         except Exception as error:  # an app that is not installed here, a message that cannot be read: the site stays
             log.exception("%s: a message could not be answered", self.name)
-            self.send_error(
-                bare, flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}; {self.see_log()}"
-            )
+            self.send_error(bare, flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION, self.failed(error))
         with suppress(OSError):
             (self.folder / "working.bin").unlink(missing_ok=True)
 
@@ -295,8 +274,8 @@ class WarmSite:
             reply = app(message, context)
         except Exception as error:
             log.exception("%s: the app raised", self.name)
-            reason = f"{type(error).__name__}; {self.see_log()}"
-            reply = Message(flower.Error(flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            said = flower.Error(flower.ErrorCode.CLIENT_APP_RAISED_EXCEPTION, self.failed(error))
+            reply = Message(said, reply_to=message)
         reply.metadata.__dict__["_created_at"] -= shift
         reply.metadata.__dict__["_message_id"] = reply.object_id
         return reply
@@ -329,26 +308,21 @@ class WarmSite:
         return flower.pull_message(tree, tree.object_id, self.node, run, *calls)
 
     def send(self, run: int, reply: Message, inside: bool, seconds: float) -> None:
-        number = reply.metadata.message_id
+        def pushed(proto: Any, tree: Any) -> Any:
+            lists = {"messages_list": [proto], "message_object_trees": [tree], "clientapp_runtime_list": [seconds]}
+            return self.ask(self.client.PushMessages, flower.PushMessagesRequest(node=self.node, **lists))
+
         if reply.has_error() or (inside and content_bytes(reply) <= INLINE):
-            proto, tree = flower.message_to_proto(reply), flower.ObjectTree(object_id=number)
-            self.ask(self.client.PushMessages, self.pushed(proto, tree, seconds))
+            pushed(flower.message_to_proto(reply), flower.ObjectTree(object_id=reply.metadata.message_id))
             return
         with flower.no_object_id_recompute():
             proto = flower.message_to_proto(flower.remove_content_from_message(reply))
-            done = self.ask(self.client.PushMessages, self.pushed(proto, flower.get_object_tree(reply), seconds))
-            put = flower.make_push_object_fn_protobuf(
-                lambda r: self.ask(self.client.PushObject, r), self.node, run, done.session_id
-            )
+            done, push = pushed(proto, flower.get_object_tree(reply)), partial(self.ask, self.client.PushObject)
+            put = flower.make_push_object_fn_protobuf(push, self.node, run, done.session_id)
             flower.push_objects(flower.get_all_nested_objects(reply), put, object_ids_to_push=set(done.objects_to_push))
 
-    def pushed(self, proto: Any, tree: Any, seconds: float) -> Any:
-        return flower.PushMessagesRequest(
-            node=self.node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[seconds]
-        )
-
-    def see_log(self) -> str:
-        return f"the log of '{self.name}' says more"
+    def failed(self, error: Exception) -> str:
+        return f"{type(error).__name__}; the log of '{self.name}' says more"
 
     def send_error(self, bare: Any, code: int, why: str) -> None:
         """An error as the reply to a message, of which only the head is needed."""
@@ -432,7 +406,7 @@ def run_sites(sites: Sequence[WarmSite], stop: threading.Event) -> None:
             stop.set()
 
     def beat() -> None:
-        while not stop.wait(flower.HEARTBEAT_DEFAULT_INTERVAL * 0.6):
+        while not stop.wait(0.6 * BEAT):
             for site in sites:
                 site.heartbeat()
 
