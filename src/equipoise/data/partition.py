@@ -183,10 +183,8 @@ def split(parts: Sequence[Rows], labels: ArrayLike, *, test: float = 0.2, key: R
     require(0 < test < 1, f"the test share is {test}; give one between 0 and 1")
     y, rng = np.asarray(labels), generator(key, "split")
     owned = [np.asarray(rows, np.int64) for rows in parts]
-    tested = [stratified(y[rows], test, rng) for rows in owned]
-    return [np.sort(rows[~test_rows]) for rows, test_rows in zip(owned, tested, strict=True)], [
-        np.sort(rows[test_rows]) for rows, test_rows in zip(owned, tested, strict=True)
-    ]
+    tested = [(rows, stratified(y[rows], test, rng)) for rows in owned]
+    return [np.sort(rows[~out]) for rows, out in tested], [np.sort(rows[out]) for rows, out in tested]
 
 
 def stratified(labels: ArrayLike, test: float, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -285,13 +283,11 @@ def table(summary: Summary, *, rows: int = 50, columns: int = 12) -> Any:
     for name in ("samples", *(map(shown, summary.labels) if few else ("labels", "most frequent", "its share"))):
         out.add_column(name, justify="right")
     for name, size, counts in list(zip(summary.clients, summary.sizes, summary.histogram, strict=True))[:rows]:
-        top = int(np.argmax(counts))
-        share = f"{counts[top] / size:.0%}" if size else "-"
-        cells = (
-            [f"{c:,}" if c else "." for c in counts]
-            if few
-            else [f"{(counts > 0).sum()}", shown(summary.labels[top]), share]
-        )
+        cells = [f"{c:,}" if c else "." for c in counts]
+        if not few:
+            top = int(np.argmax(counts))
+            share = f"{counts[top] / size:.0%}" if size else "-"
+            cells = [f"{(counts > 0).sum()}", shown(summary.labels[top]), share]
         out.add_row(escape(name), f"{size:,}", *cells)
     return out
 

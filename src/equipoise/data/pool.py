@@ -186,30 +186,27 @@ def pools(
     cut the training parts as `partition.at_most` and `partition.thin` do.
     """
     train, tested = hold_out(dataset, parts, key=key, test=test, test_parts=test_parts, max_size=max_size, thin=thin)
-    scale, offset = dataset.scale, dataset.offset
+    rows, options = (dataset.inputs, dataset.labels), dict[str, Any](scale=dataset.scale, offset=dataset.offset)
     official = dataset.test_inputs is not None and dataset.test_labels is not None
-    tests = (dataset.test_inputs, dataset.test_labels) if official else (dataset.inputs, dataset.labels)
-    pool = federate(dataset.inputs, dataset.labels, train, scale=scale, offset=offset)
-    return pool, federate(*tests, tested, scale=scale, offset=offset)
+    tests = (dataset.test_inputs, dataset.test_labels) if official else rows
+    return federate(*rows, train, **options), federate(*tests, tested, **options)
 
 
 def set_aside(data: Pool | Shards, *, share: float, key: RandomKey | int) -> tuple[Pool | Shards, Pool | Shards]:
     """(the rest, a share of every client's rows), of examples that are divided already."""
-    sizes = np.asarray(data.sizes)
+    sizes, inputs, labels = (np.asarray(a) for a in (data.sizes, data.inputs, data.labels))
     require(sizes.min() >= 2, "some client has one row, of which none can be set aside; leave it out")
     if isinstance(data, Pool):
-        inputs, labels, starts = np.asarray(data.inputs), np.asarray(data.labels), np.asarray(data.starts)
+        starts, options = np.asarray(data.starts), {"scale": data.scale, "offset": data.offset, "dtype": data.dtype}
     else:
-        inputs, labels = (np.concatenate(np.asarray(a)) for a in (data.inputs, data.labels))
-        starts = np.arange(data.n) * data.labels.shape[1]
+        starts = np.arange(data.n) * labels.shape[1]
+        inputs, labels = np.concatenate(inputs), np.concatenate(labels)
     parts = [start + np.arange(size) for start, size in zip(starts, sizes, strict=True)]
     strata = labels if labels.ndim == 1 else np.zeros(len(labels))
-    two = partition.split(parts, strata, test=share, key=key)
+    rest, aside = partition.split(parts, strata, test=share, key=key)
     if isinstance(data, Pool):
-        options = {"scale": data.scale, "offset": data.offset, "dtype": data.dtype}
-        return federate(inputs, labels, two[0], **options), federate(inputs, labels, two[1], **options)
-    rest, aside = (stack([(inputs[rows], labels[rows]) for rows in part]) for part in two)
-    return rest, aside
+        return federate(inputs, labels, rest, **options), federate(inputs, labels, aside, **options)
+    return stack([(inputs[rows], labels[rows]) for rows in rest]), stack([(inputs[r], labels[r]) for r in aside])
 
 
 def hold_out(

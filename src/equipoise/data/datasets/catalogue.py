@@ -350,18 +350,19 @@ def where(name: str, data_dir: Where = None) -> Path | None:
 
 def folder_of(name: str, data_dir: Where = None, download: bool = False) -> Path:
     """The folder with the set, fetched if asked; InputError says where to put it."""
-    folder = where(name, data_dir)
-    if folder is None and download:
-        fetch(name, data_dir)
-        folder = where(name, data_dir)
-    return not_none(folder, absent(name, data_dir))
+    return _fetched(lambda: where(name, data_dir), name, data_dir, download)
 
 
 def find(name: str, *files: str, data_dir: Where = None, download: bool = False) -> Path:
     """The first of `files` (names for the same thing) that is there; InputError says where to put it."""
-    if (path := seek(name, *files, data_dir=data_dir)) is None and download:
+    return _fetched(lambda: seek(name, *files, data_dir=data_dir), name, data_dir, download)
+
+
+def _fetched(look: Callable[[], Path | None], name: str, data_dir: Where, download: bool) -> Path:
+    path = look()
+    if path is None and download:
         fetch(name, data_dir)
-        path = seek(name, *files, data_dir=data_dir)
+        path = look()
     return not_none(path, absent(name, data_dir))
 
 

@@ -169,11 +169,11 @@ def _idx_set(
     *,
     first: int = 0,
 ) -> Dataset:
+    def find(file: str) -> Path:
+        return catalogue.find(name, file, f"{file}.gz", data_dir=data_dir, download=download)
+
     def pair(part: str) -> tuple[NDArray[Any], Labels]:
-        images_at, labels_at = (
-            catalogue.find(name, f"{part}-{rest}", f"{part}-{rest}.gz", data_dir=data_dir, download=download)
-            for rest in ("images-idx3-ubyte", "labels-idx1-ubyte")
-        )
+        images_at, labels_at = find(f"{part}-images-idx3-ubyte"), find(f"{part}-labels-idx1-ubyte")
         images, labels = read_idx(images_at), read_idx(labels_at)
         if images.ndim != 3 or labels.shape != (len(images),):
             raise damaged(images_at, f"images of shape {images.shape}, labels of shape {labels.shape}")

@@ -19,6 +19,8 @@ DECIMALS = (".", ",")
 ORDERS = ("day-first", "month-first")
 PERCENTS = ("share", "number")
 WORDS = {".": "a decimal point", ",": "a decimal comma", "day-first": "the day first", "month-first": "the month first"}
+# What is asked about the two ways of a kind, a and b: how many cells can be read, in which rows they differ or fail.
+ANSWERS = ("a", "b", "either", "differ", "odd", "even", "only a", "only b", "not a", "not b")
 Way = Annotated[str, Field(pattern="^(|[.,]|day-first|month-first)$")]
 
 
@@ -119,18 +121,12 @@ def _questions(table: Table, name: str) -> dict[str, pl.Expr]:
         # Differences of rounding do not count.
         differ = both & ((one - other).abs() > 1e-9 * one.abs())
         odd = cell.str.contains(",", literal=True) if kind == "number" else ~cell.str.contains(DOTTED)
-        out |= {
-            f"{kind} a": one.count(),
-            f"{kind} b": other.count(),
-            f"{kind} either": (one.is_not_null() | other.is_not_null()).sum(),
-            f"{kind} differ": first_row(differ),
-            f"{kind} odd": (differ & odd).sum(),
-            f"{kind} even": (differ & ~odd).sum(),
-            f"{kind} only a": first_row(one.is_not_null() & other.is_null()),
-            f"{kind} only b": first_row(one.is_null() & other.is_not_null()),
-            f"{kind} not a": first_row(cell.is_not_null() & one.is_null()),
-            f"{kind} not b": first_row(cell.is_not_null() & other.is_null()),
-        }
+        counts = (one.count(), other.count(), (one.is_not_null() | other.is_not_null()).sum())
+        odds = (first_row(differ), (differ & odd).sum(), (differ & ~odd).sum())
+        only = (one.is_not_null() & other.is_null(), one.is_null() & other.is_not_null())
+        unread = (cell.is_not_null() & one.is_null(), cell.is_not_null() & other.is_null())
+        answers = (*counts, *odds, *map(first_row, (*only, *unread)))
+        out |= {f"{kind} {what}": answer for what, answer in zip(ANSWERS, answers, strict=True)}
     number = pl.coalesce(pl.col(f"{i} number"), pl.col(f"{i} comma"))
     short = cell.str.contains(SHORT_YEAR)
     amount = pl.col(f"{i} odd").str.contains(MONEY) & number.is_null()
@@ -147,14 +143,9 @@ def _questions(table: Table, name: str) -> dict[str, pl.Expr]:
 
 def _closely(answers: dict[str, Any], closer: dict[str, Any]) -> Look:
     def writing(kind: str, ways: tuple[str, str], marks: tuple[str, str]) -> Writing:
-        def answer(what: str) -> Any:
-            return closer[f"{kind} {what}"]
-
-        mark = marks[0] if not answer("even") else marks[1] if not answer("odd") else "?"
-        return Writing(
-            ways, (answer("a"), answer("b")), answer("either"), answer("differ"), (answer("only a"), answer("only b")),
-            (answer("not a"), answer("not b")), mark if answer("differ") else "",
-        )  # fmt: skip
+        a, b, either, differ, odd, even, only_a, only_b, not_a, not_b = (closer[f"{kind} {what}"] for what in ANSWERS)
+        mark = "" if not differ else marks[0] if not even else marks[1] if not odd else "?"
+        return Writing(ways, (a, b), either, differ, (only_a, only_b), (not_a, not_b), mark)
 
     number, date = writing("number", DECIMALS, (",", ".")), writing("date", ORDERS, ("/", "."))
     rest = {key: closer[key] for key in ("infinite", "signed", "unsigned", "short", "shorts", "amount", "amounts")}

@@ -139,9 +139,8 @@ class Encoding(NamedTuple):
         self, frame: pl.DataFrame | pl.LazyFrame, *, file: str = "the table", dtype: DTypeLike | None = None
     ) -> np.ndarray:
         """The inputs alone, as at prediction: what stands in a label column does not matter."""
-        return self._inputs(
-            self._settled(open_table(frame, file, self.missing, self.conventions.percent), False), dtype
-        )
+        table = open_table(frame, file, self.missing, self.conventions.percent)
+        return self._inputs(self._settled(table, False), dtype)
 
     def _settled(self, table: Table, labelled: bool) -> Table:
         """The table, each column of which is read as it is written; see conventions.py."""
@@ -214,13 +213,8 @@ class Encoding(NamedTuple):
         return classes.gather(outputs.argmax(1))
 
     def to_json(self) -> str:
-        fields = {
-            "version": 1,
-            **self._asdict(),
-            "target": self.target._asdict(),
-            "features": [f._asdict() for f in self.features],
-        }
-        return json.dumps(fields, allow_nan=False)
+        target, features = self.target._asdict(), [f._asdict() for f in self.features]
+        return json.dumps({"version": 1, **self._asdict(), "target": target, "features": features}, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Encoding":
@@ -258,10 +252,9 @@ def _coded(table: Table, feature: Feature) -> pl.Expr:
     """A value (null: a missing cell, NaN: one that cannot be read), or the index of the input that is 1, if any is."""
     cells = table.cells(feature.name)
     if feature.kind == "text":
-        codes = cells.text.replace_strict(
-            feature.categories, range(len(feature.categories)), default=None, return_dtype=pl.Int32
-        )
-        own = pl.lit(len(feature.categories) if feature.missing else None, pl.Int32)
+        names = feature.categories
+        codes = cells.text.replace_strict(names, range(len(names)), default=None, return_dtype=pl.Int32)
+        own = pl.lit(len(names) if feature.missing else None, pl.Int32)
         return pl.when(cells.present).then(codes).otherwise(own)
     value = cells.number if feature.kind == "number" else cells.date
     return pl.when(cells.present & value.is_null()).then(math.nan).otherwise(value)
@@ -280,9 +273,8 @@ def _fill(out: np.ndarray, feature: Feature, column: pl.Series, table: Table) ->
     bad = ~np.isfinite(out[:, 0])
     if bad.any():
         row = int(bad.argmax())
-        raise _bad_cell(
-            table, feature.name, row, f"is not a {feature.kind}" if np.isnan(out[row, 0]) else "is infinite"
-        )
+        why = f"is not a {feature.kind}" if np.isnan(out[row, 0]) else "is infinite"
+        raise _bad_cell(table, feature.name, row, why)
 
 
 def _bad_cell(table: Table, name: str, row: int, why: str) -> InputError:
@@ -317,10 +309,8 @@ def _array(table: Table, feature: Feature) -> np.ndarray:
     array = column.to_numpy()
     if array.dtype.kind == "f":
         bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
-        row = int(bad.argmax()) + 1
-        require(
-            not bad.any(), f"{table.file}, column {feature.name!r}, data row {row}: the array holds NaN or infinity"
-        )
+        where = f"{table.file}, column {feature.name!r}, data row {int(bad.argmax()) + 1}"
+        require(not bad.any(), f"{where}: the array holds NaN or infinity")
     if (feature.mean, feature.scale) != (0.0, 1.0):  # such as pixels; tokens are left as they are
         return ((array - feature.mean) / feature.scale).astype(_float(None))
     return array

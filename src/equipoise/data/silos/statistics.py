@@ -93,12 +93,8 @@ class Statistics(NamedTuple):
     unnamed: tuple[str, ...] = ()  # columns that are the index of a table, and are left out
 
     def to_json(self) -> str:
-        fields = {
-            **self._asdict(),
-            "label": self.label._asdict(),
-            "columns": [c._asdict() for c in self.columns],
-            "others": [c._asdict() for c in self.others],
-        }
+        columns, others = ([c._asdict() for c in some] for some in (self.columns, self.others))
+        fields = {**self._asdict(), "label": self.label._asdict(), "columns": columns, "others": others}
         return json.dumps(fields, allow_nan=False)
 
     @classmethod
@@ -218,18 +214,16 @@ def _kinds(table: Table, names: Iterable[str], options: Options, remedy: str = "
         )
         if dtype not in TEXTS:
             cells = table.cells(name)
-            questions |= {
-                (name, "first"): first_row(cells.present),
-                (name, "infinite"): first_row(cells.number.is_infinite()),
-            }
+            questions[name, "first"] = first_row(cells.present)
+            questions[name, "infinite"] = first_row(cells.number.is_infinite())
     for name, answers in table.ask(questions).items():
         kind = "number" if table.columns[name][1].is_numeric() else "date"
         kinds[name] = _shown(table, name, Look(1, **answers), kind, categorical)
     for name, seen in look(table, names).items():
-        text = not seen.cells or name in categorical
-        kinds[name] = (
-            _shown(table, name, seen, "text", categorical) if text else _of_texts(table, name, seen, options, remedy)
-        )
+        if not seen.cells or name in categorical:
+            kinds[name] = _shown(table, name, seen, "text", categorical)
+        else:
+            kinds[name] = _of_texts(table, name, seen, options, remedy)
     return {name: kinds[name] for name in names}
 
 
@@ -329,12 +323,8 @@ def _columns(
             texts[name, "missing"] = (~table.cells(name).present).sum()
         elif kind in ("number", "date"):
             numbers[name] = table.cells(name).number if kind == "number" else table.cells(name).date
-    answers = table.ask(texts, train) | _moments(table, numbers, train)
-    return tuple(
-        _column_of(table, name, kinds[name], rows, answers.get(name, {}), options)
-        for name in table.columns
-        if name in kinds
-    )
+    answers, shown = table.ask(texts, train) | _moments(table, numbers, train), [n for n in table.columns if n in kinds]
+    return tuple(_column_of(table, name, kinds[name], rows, answers.get(name, {}), options) for name in shown)
 
 
 def _inner(dtype: Any) -> pl.DataType:
