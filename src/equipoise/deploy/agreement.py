@@ -38,7 +38,7 @@ from equipoise.experiment.records import AGREEMENT, JsonRecord
 from equipoise.experiment.scoring import Tilt, scoring
 from equipoise.metric import unpacked
 from equipoise.models.model import Params
-from equipoise.privacy.disclosure import disclosed
+from equipoise.privacy.disclosure import Told, disclosed
 from equipoise.protocol import Algorithm, Wire
 from equipoise.pytorch.spec import ModuleSpec, module_problem
 from equipoise.tasks import Task
@@ -317,21 +317,13 @@ def check(config: Config) -> None:
 
 
 def disclosures(
-    config: Config,
-    crossing: Sequence[Wire],
-    *,
-    n: int,
-    sums_only: bool,
-    own_models: bool,
-    own_parts: bool,
-    moments: bool,
+    config: Config, crossing: Sequence[Wire], *, n: int, own_models: bool, own_parts: bool, moments: bool
 ) -> Iterator[str]:
     """What a run tells the server about single sites, in sentences."""
     settings = not_none(config.federation)
-    return disclosed(
+    learned = Told(
         crossing,
         masked=settings.secure,
-        sums_only=sums_only,
         measured=needs_curvature(config),
         n=n,
         threshold=settings.threshold,
@@ -343,6 +335,7 @@ def disclosures(
         baselines=needs_baselines(config),
         own_parts=own_parts,
     )
+    return disclosed(learned)
 
 
 def looks_at_gains(config: Config) -> bool:

@@ -71,14 +71,14 @@ def open_module_site(config: Config, name: str, node: Mapping[str, object], fold
 
         return site_run.kept_features(folder, [config.toml(), agreed.run, theta], make)
 
-    convex_jobs, convex_answers = site_run.rows_site(config, name, folder, site_run.no_rows, features, setup)
+    convex = site_run.RowsSite(config, name, folder, site_run.no_rows, features, setup)
 
     def in_stage(of_module: Callable[[Agreement], Job], part: str) -> Callable[[], Job]:
         """With [convexify], once there are features the site works on these."""
 
         def job() -> Job:
             agreed = site_run.read_agreement(folder, name)
-            return of_module(agreed) if agreed.network is None else convex_jobs[part]()
+            return of_module(agreed) if agreed.network is None else convex.jobs[part]()
 
         return job
 
@@ -94,7 +94,7 @@ def open_module_site(config: Config, name: str, node: Mapping[str, object], fold
         rules, mine = policy.load(site_run.policy_file(node, folder)), int(load_module().site.shard.sizes)
         check_shares(rules, config, name, site_run.rows_of_all(agreed), mine)
         if agreed.network is not None:
-            return convex_answers["agreement"](text)
+            return convex.accept_agreement(text)
         site_run.keep_agreement(folder, name, text)
         return ""
 
@@ -119,7 +119,7 @@ def open_module_site(config: Config, name: str, node: Mapping[str, object], fold
 
         return site.job(now.scoring, config=now.digest, then=save)._replace(shard=rows)
 
-    jobs = {**convex_jobs, "start": start}
+    jobs = {**convex.jobs, "start": start}
     jobs |= {part: in_stage(job, part) for part, job in (("train", train), ("evaluate", evaluate))}
     answers = {"statistics": statistics, "agreement": accept_agreement}
     return Participant(name, folder, jobs, answers, within=lambda: precision(config))

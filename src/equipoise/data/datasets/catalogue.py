@@ -36,9 +36,8 @@ class CatalogueEntry(NamedTuple):
     what: str
     licence: str
     loader: str  # "module.function" in equipoise.data.datasets, imported when it is needed
-    files: tuple[str, ...] = ()  # what to put into `folder`
+    files: tuple[str, ...] = ()  # what to put into the folder of its name
     probe: tuple[str, ...] = ()  # patterns, one of which a folder with the set matches
-    folder: str = ""
     elsewhere: tuple[str, ...] = ()  # further folders, within the data directory or absolute
     remotes: tuple[Remote, ...] = ()
     hint: str = ""  # another way to get the files
@@ -78,7 +77,6 @@ CATALOGUE = {
         "vision.fashion_mnist",
         IDX,
         ("train-images-idx3-ubyte*",),
-        "fashion-mnist",
         ("FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"),
         _idx(
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
@@ -95,7 +93,6 @@ CATALOGUE = {
         "vision.mnist",
         IDX,
         ("train-images-idx3-ubyte*",),
-        "mnist",
         ("MNIST/raw",),
         _idx(
             "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -111,7 +108,6 @@ CATALOGUE = {
         "vision.emnist",
         ("emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte.gz", "or emnist-SPLIT.mat"),
         ("emnist-*-train-images-idx3-ubyte*", "emnist-*.mat"),
-        "emnist",
         ("emnist/gzip", "emnist/matlab", "EMNIST/raw", "gzip", "matlab"),
         _archive("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),
     ),
@@ -121,7 +117,6 @@ CATALOGUE = {
         "vision.cifar10",
         ("data_batch_1 to _5 and test_batch", "or the same as .bin"),
         ("data_batch_1", "data_batch_1.bin"),
-        "cifar-10",
         (
             "cifar-10/cifar-10-batches-py",
             "cifar-10/cifar-10-batches-bin",
@@ -136,7 +131,6 @@ CATALOGUE = {
         "vision.cifar100",
         ("train, test and meta", "or train.bin, test.bin and fine_label_names.txt"),
         ("meta", "train.bin"),
-        "cifar-100",
         ("cifar-100/cifar-100-python", "cifar-100/cifar-100-binary", "cifar-100-python", "cifar-100-binary"),
         _archive("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
     ),
@@ -146,7 +140,6 @@ CATALOGUE = {
         "vision.tiny_imagenet",
         ("the folders train and val of tiny-imagenet-200.zip",),
         ("train/n*",),
-        "tiny-imagenet",
         ("tiny-imagenet/tiny-imagenet-200", "tiny-imagenet-200"),
         _archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
     ),
@@ -156,7 +149,6 @@ CATALOGUE = {
         "tabular.adult",
         ("adult.data", "adult.test"),
         ("adult.data",),
-        "adult",
         (),
         (
             Remote(f"{UCI}/adult.data", "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
@@ -272,7 +264,6 @@ CATALOGUE = {
         "text.shakespeare",
         ("one .txt per play", "or LEAF's folders train and test of .json"),
         ("*.txt", "train/*.json"),
-        "shakespeare",
         ("shakespeare/data",),
     ),
 }
@@ -339,7 +330,7 @@ def root(data_dir: Where = None) -> Path:
 def folders(name: str, data_dir: Where = None) -> list[Path]:
     """Where the set's files are sought, in this order."""
     base, dataset = root(data_dir), entry(name)
-    return [base / folder for folder in (dataset.folder, *dataset.elsewhere)] + [base]
+    return [base / folder for folder in (name, *dataset.elsewhere)] + [base]
 
 
 def where(name: str, data_dir: Where = None) -> Path | None:
@@ -374,7 +365,7 @@ def seek(name: str, *files: str, data_dir: Where = None) -> Path | None:
 def absent(name: str, data_dir: Where = None) -> str:
     """One sentence on how to get the set."""
     dataset = entry(name)
-    ways = [f"put {', '.join(dataset.files)} into {root(data_dir) / dataset.folder}"]
+    ways = [f"put {', '.join(dataset.files)} into {root(data_dir) / name}"]
     ways += [dataset.hint] if dataset.hint else []
     ways += ["ask for the download (download=True, --download)"] if dataset.remotes else []
     source = f" (from {dataset.remotes[0].url.rsplit('/', 1)[0]})" if dataset.remotes else ""
@@ -383,7 +374,7 @@ def absent(name: str, data_dir: Where = None) -> str:
 
 def fetch(name: str, data_dir: Where = None) -> Path:
     """Downloads the set into its folder, checks it, unpacks it."""
-    dataset, target = entry(name), root(data_dir) / entry(name).folder
+    dataset, target = entry(name), root(data_dir) / name
     require(dataset.remotes, f"{name} has no download with a known checksum; {absent(name, data_dir)}")
     with needs("data", "downloads"):
         import pooch

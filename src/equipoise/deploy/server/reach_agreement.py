@@ -157,7 +157,6 @@ def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
             config,
             crossing(setup.algorithm, setup.problem),
             n=setup.problem.n,
-            sums_only=setup.sums is not None,
             own_models=setup.personal is not None,
             own_parts=setup.own is not None,
             moments=setup.problem.conditioning is not None,

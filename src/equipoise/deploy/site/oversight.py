@@ -112,7 +112,6 @@ def would_reveal(config: Config) -> tuple[str, ...]:
             stage,
             crossing(stage),
             n=sites_of(stage),
-            sums_only=not_none(stage.federation).secure,
             own_models=stage.own_models is not None,
             own_parts=stage.model.own != "none",
             moments=agreement.tells_moments(stage),

@@ -21,13 +21,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import polars as pl
 from flwr.app import Context
+from jax.typing import DTypeLike
 from jaxtyping import PyTree
 from pydantic import Field
 
@@ -60,6 +61,7 @@ from equipoise.privacy import identity, policy
 from equipoise.privacy.noise import own_noise
 from equipoise.privacy.policy import Policy
 from equipoise.privacy.site_masks import SiteMasks
+from equipoise.protocol import Algorithm, Data, Vector
 from equipoise.tasks import WithBaseline
 
 QUESTIONS = ("statistics", "agreement", "baseline")
@@ -148,10 +150,10 @@ def open_site(context: Context) -> Participant:
     def trained() -> Problem:
         return setup(read_agreement(folder, name)).problem
 
-    jobs, answers = rows_site(config, name, folder, rows, features, setup)
+    site = RowsSite(config, name, folder, rows, features, setup)
     guard = overseen(config, folder, file, lambda: owner.counts_of(read_now()[0]), signer)
-    overseen_parts = owner.overseen_jobs(jobs, config, name, rules, trained)
-    answers |= {"statistics": statistics}
+    overseen_parts = owner.overseen_jobs(site.jobs, config, name, rules, trained)
+    answers = {"statistics": statistics, **site.answers}
     return Participant(name, folder, overseen_parts, answers, lambda: precision(config), secure, guard, draws)
 
 
@@ -237,125 +239,133 @@ BASELINE = "baseline.json"  # the loss of its own model
 OWN_MODEL = "own-model.safetensors"  # for `equipoise predict`; it leaves the site with nobody's message
 
 
-def rows_site(
-    config: Config,
-    name: str,
-    folder: Path,
-    rows: Callable[[Agreement], OwnerRows],
-    features: Callable[[Agreement], OwnerRows],
-    setup: Callable[[Agreement], Setup],
-) -> tuple[dict[str, Callable[[], Job]], dict[str, Callable[[str], str]]]:
-    """A site's jobs, and its answers to the questions `agreement` and `baseline`.
+class RowsSite(NamedTuple):
+    """A site's part in a run that trains on its rows, or on features of them."""
 
-    `rows` are the site's own, `features` what it makes of them, not scaled; `setup` is of the agreed stage.
-    """
+    config: Config
+    name: str
+    folder: Path
+    rows: Callable[[Agreement], OwnerRows]  # the site's own
+    features: Callable[[Agreement], OwnerRows]  # what it makes of them, not scaled
+    setup: Callable[[Agreement], Setup]  # of the agreed stage
 
-    def trained_on(agreed: Agreement) -> OwnerRows:
+    @property
+    def jobs(self) -> dict[str, Callable[[], Job]]:
+        """By the part of the run."""
+        config, jobs = self.config, {"train": self.train, "evaluate": self.evaluate}
+        jobs |= {} if config.model.own == "none" else {"own": self.own}
+        jobs |= {} if config.own_models is None else {"personal": self.personal}
+        jobs |= {} if config.convexify is None else {"moments": self.sums}
+        return jobs | ({"metric": self.moments_of_inputs} if agreement.tells_moments(config) else {})
+
+    @property
+    def answers(self) -> dict[str, Callable[[str], str]]:
+        """By the question."""
+        return {"agreement": self.accept_agreement, "baseline": self.tell_baseline}
+
+    def agreed(self) -> Agreement:
+        return read_agreement(self.folder, self.name)
+
+    def trained_on(self, agreed: Agreement) -> OwnerRows:
         if agreed.network is None or agreed.network.mean is None:
-            return rows(agreed)
-        made = features(agreed)
-        scaling = agreement.scaling_of(config, agreed, made.train.inputs.shape[1])
+            return self.rows(agreed)
+        made = self.features(agreed)
+        scaling = agreement.scaling_of(self.config, agreed, made.train.inputs.shape[1])
         return OwnerRows(*(scaled(part, scaling) for part in made))
 
-    def read_setup() -> tuple[Agreement, Setup]:
-        agreed = read_agreement(folder, name)
-        return agreed, setup(agreed)
-
-    def baseline(agreed: Agreement) -> float:
+    def baseline(self, agreed: Agreement) -> float:
         """The loss of its own model, found once: it stands in the site's folder."""
-        now, shard = setup(agreed), trained_on(agreed).train
+        problem, shard = self.setup(agreed).problem, self.trained_on(agreed).train
 
         def find() -> float:
-            problem = now.problem
             return own_loss(problem.plain_task, problem.convex, problem.x, jax.tree.map(jnp.asarray, shard))
 
-        return kept_number(folder / BASELINE, [config.toml(), *(np.asarray(a) for a in shard)], find)
+        return kept_number(self.folder / BASELINE, [self.config.toml(), *(np.asarray(a) for a in shard)], find)
 
-    def compared(agreed: Agreement, rows: OwnerRows) -> OwnerRows:
+    def compared(self, agreed: Agreement, rows: OwnerRows) -> OwnerRows:
         """With what only the site knows, where it weighs itself."""
-        if not (agreement.looks_at_gains(config) and algorithms.named(config.algorithm.name).weighs_itself):
+        weighs_itself = algorithms.named(self.config.algorithm.name).weighs_itself
+        if not (agreement.looks_at_gains(self.config) and weighs_itself):
             return rows
-        return rows._replace(
-            train=WithBaseline(rows.train, jnp.asarray(baseline(agreed), setup(agreed).problem.x.dtype))
-        )
+        loss = jnp.asarray(self.baseline(agreed), self.setup(agreed).problem.x.dtype)
+        return rows._replace(train=WithBaseline(rows.train, loss))
 
-    def train() -> Job:
-        agreed, now = read_setup()
-        rows = trained_on(agreed)
-        rows = compared(agreed, rows._replace(train=now.problem.shard_in_metric(rows.train)))
-        counted = rows_of_all(agreed) if owner.rows_count(agreement.stage(config, agreed)) else None
+    def train(self) -> Job:
+        agreed = self.agreed()
+        now, rows = self.setup(agreed), self.trained_on(agreed)
+        rows = self.compared(agreed, rows._replace(train=now.problem.shard_in_metric(rows.train)))
+        counted = rows_of_all(agreed) if owner.rows_count(agreement.stage(self.config, agreed)) else None
         return Job(now.algorithm, now.problem.x, rows.train, config=now.digest, counted=counted)
 
-    def evaluate() -> Job:
-        agreed, now = read_setup()
-        rows = trained_on(agreed) if now.sums is None else compared(agreed, trained_on(agreed))
+    def evaluate(self) -> Job:
+        agreed = self.agreed()
+        now, rows = self.setup(agreed), self.trained_on(agreed)
+        rows = rows if now.sums is None else self.compared(agreed, rows)
         return Job(now.scoring, now.problem.x, rows, config=now.digest)
 
-    def own() -> Job:
-        agreed, now = read_setup()
+    def save(self, problem: Problem, x: Vector, part: PyTree) -> None:
+        """The site's own model, for `equipoise predict`."""
+        save_model(self.folder / OWN_MODEL, problem, x, {"site": self.name, "config": self.config.used()}, part)
+
+    def own(self) -> Job:
+        agreed = self.agreed()
+        now = self.setup(agreed)
         algorithm = not_none(now.own, "no part of this model is the sites' own")
 
-        def save(message: PyTree, part: Any) -> None:
-            about = {"site": name, "config": config.used()}
-            save_model(folder / OWN_MODEL, now.problem, message.x, about, part)
+        def save(message: PyTree, part: PyTree) -> None:
+            self.save(now.problem, message.x, part)
 
-        return Job(algorithm, now.problem.x, trained_on(agreed).train, config=now.digest, then=save)
+        return Job(algorithm, now.problem.x, self.trained_on(agreed).train, config=now.digest, then=save)
 
-    def personal() -> Job:
-        agreed, now = read_setup()
+    def personal(self) -> Job:
+        agreed = self.agreed()
+        now = self.setup(agreed)
         algorithm = not_none(now.personal, "this run makes no models of the sites' own")
 
-        def save(message: PyTree, own: Any) -> None:
+        def save(message: PyTree, x: Vector) -> None:
             fits, part = now.problem.plain_task.own, None
             if fits is not None:
-                part = fits.fit(jnp.asarray(own), jax.tree.map(jnp.asarray, trained_on(agreed).train))
-            save_model(folder / OWN_MODEL, now.problem, own, {"site": name, "config": config.used()}, part)
+                part = fits.fit(jnp.asarray(x), jax.tree.map(jnp.asarray, self.trained_on(agreed).train))
+            self.save(now.problem, x, part)
 
-        return Job(algorithm, now.problem.x, trained_on(agreed), config=now.digest, then=save)
+        return Job(algorithm, now.problem.x, self.trained_on(agreed), config=now.digest, then=save)
 
-    def sums() -> Job:
-        agreed = read_agreement(folder, name)
+    def sums(self) -> Job:
+        """Of its features."""
+        agreed = self.agreed()
         require(agreed.network is not None, "there is no network yet to make features of")
-        made = features(agreed).train
+        made = self.features(agreed).train
         algorithm = moments(made.inputs.shape[1], everyone(len(agreed.sites)))
-        digest = agreement.digest_of(config, agreed)
-        x = jnp.zeros(algorithm.size, made.inputs.dtype)
-        counted = rows_of_all(agreed)
-        return Job(algorithm, x, made, config=digest, within=lambda: jax.enable_x64(True), counted=counted)
+        return self.exact(agreed, algorithm, made, made.inputs.dtype, counted=rows_of_all(agreed))
 
-    def moments_of_inputs() -> Job:
-        agreed = read_agreement(folder, name)
-        plan = agreement.metric_plan(agreement.stage(config, agreed), agreed)
+    def moments_of_inputs(self) -> Job:
+        agreed = self.agreed()
+        plan = agreement.metric_plan(agreement.stage(self.config, agreed), agreed)
         linear, rank = not_none(plan, "this run is trained in no metric")
-        shard = trained_on(agreed).train
         algorithm = second_moments(linear, everyone(len(agreed.sites)), rank=rank)
-        digest, x = agreement.digest_of(config, agreed), jnp.zeros(algorithm.size, np.dtype(config.run.precision))
-        return Job(algorithm, x, shard, config=digest, within=lambda: jax.enable_x64(True))
+        return self.exact(agreed, algorithm, self.trained_on(agreed).train, self.config.run.precision)
 
-    def accept_agreement(text: str) -> str:
+    def exact(self, agreed: Agreement, algorithm: Algorithm, shard: Data, kind: DTypeLike, **options: Any) -> Job:
+        """A job before the first round, in double precision whatever that of the run is."""
+        digest, x = agreement.digest_of(self.config, agreed), jnp.zeros(algorithm.size, kind)
+        return Job(algorithm, x, shard, config=digest, within=lambda: jax.enable_x64(True), **options)
+
+    def accept_agreement(self, text: str) -> str:
         """Remembers what was agreed; answers with this site's curvature and slope where they are asked for."""
-        text = whole_agreement(folder, name, text)
-        agreed = Agreement.model_validate_json(text)
-        answer = ""
-        if agreed.curvature is None and agreement.needs_curvature(agreement.stage(config, agreed), agreed):
-            answer = json.dumps(curvature_and_slope(config.toml(), text)(trained_on(agreed).train))
+        text = whole_agreement(self.folder, self.name, text)
+        agreed, answer = Agreement.model_validate_json(text), ""
+        if agreed.curvature is None and agreement.needs_curvature(agreement.stage(self.config, agreed), agreed):
+            answer = json.dumps(curvature_and_slope(self.config.toml(), text)(self.trained_on(agreed).train))
         elif agreed.network is None:
-            rows(agreed)  # they fit the encoding
-        keep_agreement(folder, name, text)
+            self.rows(agreed)  # they fit the encoding
+        keep_agreement(self.folder, self.name, text)
         return answer
 
-    def tell_baseline(run: str) -> str:
+    def tell_baseline(self, run: str) -> str:
         refuse_unless(NAME.fullmatch(run), "the message names no run that could be kept")
         of_run.set(run)
-        require(agreement.needs_baselines(config), "this run looks at losses, and nobody needs to know it")
-        return json.dumps(baseline(read_agreement(folder, name)))
-
-    jobs = {"train": train, "evaluate": evaluate}
-    jobs |= {} if config.model.own == "none" else {"own": own}
-    jobs |= {} if config.own_models is None else {"personal": personal}
-    jobs |= {} if config.convexify is None else {"moments": sums}
-    jobs |= {"metric": moments_of_inputs} if agreement.tells_moments(config) else {}
-    return jobs, {"agreement": accept_agreement, "baseline": tell_baseline}
+        require(agreement.needs_baselines(self.config), "this run looks at losses, and nobody needs to know it")
+        return json.dumps(self.baseline(self.agreed()))
 
 
 def digest_of(made_of: list[Any]) -> str:
