@@ -40,6 +40,28 @@ Torch = Annotated[
 State = Annotated[Path, typer.Option(help="Where Flower's settings, logs and the app are kept.")]
 
 
+def _need_flower() -> None:
+    os.environ.update(QUIET)  # before Flower is loaded
+    if importlib.util.find_spec("flwr") is None:
+        raise InputError("federations across machines need one more package: pip install 'equipoise[flower]'")
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """A request to end is as good as Ctrl-C: what was started is ended too."""
+    _need_flower()
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
 @flower_app.command()
 def keys(
     folder: Annotated[Path, typer.Argument(help="The folder of the keys.")],
@@ -88,6 +110,7 @@ def keys(
 
 
 @flower_app.command()
+@_ended_in_order()
 def server(
     file: Annotated[Path, typer.Argument(help="A TOML file with [federation]; see `equipoise config`.")],
     keys: Keys = Path("keys"),
@@ -113,38 +136,37 @@ def server(
 
     Example: equipoise flower server federation.toml --keys keys --host 0.0.0.0
     """
-    with _ended_in_order():
-        _need_flower()
-        from equipoise.cli.experiments import _settings, _source
-        from equipoise.cli.results import show
-        from equipoise.deploy import agreement
-        from equipoise.deploy.operations import keys as made
-        from equipoise.deploy.operations.commands import ServerSettings, run_server
-        from equipoise.deploy.server.status import follower
-        from equipoise.experiment import config, records
+    from equipoise.cli.experiments import _settings, _source
+    from equipoise.cli.results import show
+    from equipoise.deploy import agreement
+    from equipoise.deploy.operations import keys as made
+    from equipoise.deploy.operations.commands import ServerSettings, run_server
+    from equipoise.deploy.server.status import follower
+    from equipoise.experiment import config, records
 
-        settings = _settings(file, None, None, set_)
-        model = settings.get("model")
-        require(
-            not isinstance(model, dict) or "torch" not in model,
-            f"{file}: model.torch names code that sites would have to run because a server says so; leave it out, and "
-            "let each site name its own: equipoise flower site NAME --torch module:function",
-        )
-        parsed = config.parse(settings, source=_source(file))
-        agreement.check(parsed)
-        trust = None if insecure else keys
-        require(
-            trust is None or (trust / made.SERVER).is_file(),
-            f"{keys} has no {made.SERVER}; `equipoise flower keys {keys} --sites ...` makes keys for trials",
-        )
-        folder = _begun(parsed, out, overwrite)
-        left = tuple(without or ())
-        server = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page, left)
-        run_server(parsed, folder, server, say, check=follower(folder, say))
-        show([records.read(folder)], folder)
+    settings = _settings(file, None, None, set_)
+    model = settings.get("model")
+    require(
+        not isinstance(model, dict) or "torch" not in model,
+        f"{file}: model.torch names code that sites would have to run because a server says so; leave it out, and "
+        "let each site name its own: equipoise flower site NAME --torch module:function",
+    )
+    parsed = config.parse(settings, source=_source(file))
+    agreement.check(parsed)
+    trust = None if insecure else keys
+    require(
+        trust is None or (trust / made.SERVER).is_file(),
+        f"{keys} has no {made.SERVER}; `equipoise flower keys {keys} --sites ...` makes keys for trials",
+    )
+    folder = _begun(parsed, out, overwrite)
+    left = tuple(without or ())
+    server = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page, left)
+    run_server(parsed, folder, server, say, check=follower(folder, say))
+    show([records.read(folder)], folder)
 
 
 @flower_app.command()
+@_ended_in_order()
 def site(
     name: Annotated[str, typer.Argument(help="The site's name.")],
     data: Annotated[
@@ -172,32 +194,27 @@ def site(
 
     Example: equipoise flower site north north.csv --server fed.example.org:8000 --keys keys
     """
-    with _ended_in_order():
-        _need_flower()
-        from equipoise.deploy.operations.processes import Site, node_config, run_site
+    from equipoise.deploy.operations.processes import Site, node_config, run_site
 
-        require(name, "the site has no name; give one")
-        require(
-            data is None or loader is None, f"give the site's file, {data}, or --loader {loader}, and not both of them"
-        )
-        require(data or loader or torch, "give the site's file, --loader module:function, or --torch module:function")
-        require(data is None or data.is_file() or (torch and data.is_dir()), f"there is no file {data}")
-        own = folder or Path("flower-sites") / name
-        rows = {"data": str(data.resolve())} if data else {}
-        rows |= {"loader": loader, "path": str(Path.cwd())} if loader else {}
-        rows |= _named(torch)
-        if policy is not None:
-            from equipoise.privacy import policy as policies
+    require(name, "the site has no name; give one")
+    require(data is None or loader is None, f"give the site's file, {data}, or --loader {loader}, and not both of them")
+    require(data or loader or torch, "give the site's file, --loader module:function, or --torch module:function")
+    require(data is None or data.is_file() or (torch and data.is_dir()), f"there is no file {data}")
+    own = folder or Path("flower-sites") / name
+    rows = {"data": str(data.resolve())} if data else {}
+    rows |= {"loader": loader, "path": str(Path.cwd())} if loader else {}
+    rows |= _named(torch)
+    if policy is not None:
+        from equipoise.privacy import policy as policies
 
-            require(policy.is_file(), f"there is no file {policy}")
-            policies.load(policy)  # what is wrong with it is said before anything starts
-            rows["policy"] = str(policy.resolve())
-        run_site(
-            Site(name, own, node_config(name, own, rows), key), server, None if insecure else keys, say, stock=stock
-        )
+        require(policy.is_file(), f"there is no file {policy}")
+        policies.load(policy)  # what is wrong with it is said before anything starts
+        rows["policy"] = str(policy.resolve())
+    run_site(Site(name, own, node_config(name, own, rows), key), server, None if insecure else keys, say, stock=stock)
 
 
 @flower_app.command()
+@_ended_in_order()
 def local(
     file: Annotated[Path, typer.Argument(help="A TOML file, as for `equipoise flower server`.")],
     silos: Silos = None,
@@ -219,52 +236,48 @@ def local(
 
     Example: equipoise flower local federation.toml --silos silos
     """
-    with _ended_in_order():
-        _need_flower()
-        from equipoise.cli.experiments import _settings, _source
-        from equipoise.cli.results import show
-        from equipoise.data.silos import silo_files
-        from equipoise.deploy import agreement
-        from equipoise.deploy.operations.commands import ServerSettings, check_files, run_local
-        from equipoise.deploy.operations.processes import free_port
-        from equipoise.deploy.server.status import follower
-        from equipoise.experiment import config, records
+    from equipoise.cli.experiments import _settings, _source
+    from equipoise.cli.results import show
+    from equipoise.data.silos import silo_files
+    from equipoise.deploy import agreement
+    from equipoise.deploy.operations.commands import ServerSettings, check_files, run_local
+    from equipoise.deploy.operations.processes import free_port
+    from equipoise.deploy.server.status import follower
+    from equipoise.experiment import config, records
 
-        settings = _settings(file, None, None, set_)
-        for section in ("data", "federation", "model"):
-            given = settings.setdefault(section, {})
-            require(isinstance(given, dict), f"{file}: {section} is {given!r}; give a table, [{section}]")
-        data = settings["data"]
-        data |= {"label": label} if label else {}
-        there = data.get("silos")
-        require(isinstance(there, str | None), f"{file}: data.silos is {there!r}; give the name of a folder")
-        where = silos or (Path(there) if there else None)
-        require(where is not None, "there are no files for the sites; give --silos, a folder with a file per site")
-        assert where is not None
-        data.pop("silos", None)
-        of_module = _named(torch or settings["model"].pop("torch", None))
-        files = {path.stem: path for path in (silo_files(where, ()) if of_module else silo_files(where))[0]}
-        settings["federation"].setdefault("sites", sorted(files))
-        parsed = config.parse(settings, source=_source(file))
-        agreement.check(parsed)
-        assert parsed.federation is not None
-        sites = parsed.federation.sites
-        files = files if isinstance(sites, int) else {name: files[name] for name in sites if name in files}
-        missing = [] if isinstance(sites, int) else [name for name in sites if name not in files]
-        require(not missing, f"{where} has no file for {', '.join(missing)}; it has {', '.join(sorted(files))}")
-        if of_module:
-            require(parsed.model.name == "torch", f"{file}: a PyTorch module is named; set model.name = 'torch'")
-        else:
-            require(
-                parsed.model.name != "torch", f"{file}: model.name is 'torch'; name the module: --torch module:function"
-            )
-            check_files(parsed, files)
-        folder = _begun(parsed, out, overwrite)
-        server = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
-        run_local(
-            parsed, folder, files, server, say, processes=processes, torch=of_module, follow=follower(folder, say)
+    settings = _settings(file, None, None, set_)
+    for section in ("data", "federation", "model"):
+        given = settings.setdefault(section, {})
+        require(isinstance(given, dict), f"{file}: {section} is {given!r}; give a table, [{section}]")
+    data = settings["data"]
+    data |= {"label": label} if label else {}
+    there = data.get("silos")
+    require(isinstance(there, str | None), f"{file}: data.silos is {there!r}; give the name of a folder")
+    where = silos or (Path(there) if there else None)
+    require(where is not None, "there are no files for the sites; give --silos, a folder with a file per site")
+    assert where is not None
+    data.pop("silos", None)
+    of_module = _named(torch or settings["model"].pop("torch", None))
+    files = {path.stem: path for path in (silo_files(where, ()) if of_module else silo_files(where))[0]}
+    settings["federation"].setdefault("sites", sorted(files))
+    parsed = config.parse(settings, source=_source(file))
+    agreement.check(parsed)
+    assert parsed.federation is not None
+    sites = parsed.federation.sites
+    files = files if isinstance(sites, int) else {name: files[name] for name in sites if name in files}
+    missing = [] if isinstance(sites, int) else [name for name in sites if name not in files]
+    require(not missing, f"{where} has no file for {', '.join(missing)}; it has {', '.join(sorted(files))}")
+    if of_module:
+        require(parsed.model.name == "torch", f"{file}: a PyTorch module is named; set model.name = 'torch'")
+    else:
+        require(
+            parsed.model.name != "torch", f"{file}: model.name is 'torch'; name the module: --torch module:function"
         )
-        show([records.read(folder)], folder)
+        check_files(parsed, files)
+    folder = _begun(parsed, out, overwrite)
+    server = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
+    run_local(parsed, folder, files, server, say, processes=processes, torch=of_module, follow=follower(folder, say))
+    show([records.read(folder)], folder)
 
 
 Home = Annotated[Path, typer.Option("--site", help="The site's folder, such as flower-sites/north.")]
@@ -424,24 +437,3 @@ def _named(torch: object) -> dict[str, str]:
         "sites with PyTorch need one more package: pip install 'equipoise[torch]'",
     )
     return {"torch": str(torch), "path": str(Path.cwd())}
-
-
-def _need_flower() -> None:
-    os.environ.update(QUIET)  # before Flower is loaded
-    if importlib.util.find_spec("flwr") is None:
-        raise InputError("federations across machines need one more package: pip install 'equipoise[flower]'")
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """A request to end is as good as Ctrl-C: what was started is ended too."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)

@@ -25,11 +25,10 @@ from equipoise.deploy.site import messages
 from equipoise.deploy.site.messages import Participant
 from equipoise.errors import require
 from equipoise.protocol import Algorithm
-from equipoise.pytorch.site import Batch, TorchSite, torch_site
+from equipoise.pytorch.site import Batch, Loss, TorchSite, torch_site
 from equipoise.tasks import Task
 
 MakeAlgorithm = Callable[[Task], Algorithm]
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def client_app(

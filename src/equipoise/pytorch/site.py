@@ -32,6 +32,7 @@ from equipoise.pytorch.task import TEST, TRAIN, Callbacks, callback_task, rows
 from equipoise.tasks import Task
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # inputs, labels
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of (outputs, labels), the mean over a batch
 drawing = threading.Lock()  # PyTorch's random numbers are of the whole process, and sites may share one
 
 
@@ -75,7 +76,7 @@ def load_weights(module: torch.nn.Module, path: str | PathLike[str]) -> None:
 
 def torch_site(
     module: torch.nn.Module,
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    loss: Loss,
     loader: Iterable[Batch],
     *,
     held_out: Iterable[Batch] | None = None,
@@ -93,80 +94,116 @@ def torch_site(
         stochastic: gradients and local steps on one batch each, in the loader's order (shuffled by the run's key, if it
             shuffles), instead of on all of them.
     """
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    require(parameters, "the module has no parameters to train")
-    kinds = {p.dtype for p in parameters}
-    require(len(kinds) == 1, f"the module's parameters are of types {kinds}; give all the same, e.g. module.double()")
-    size, examples = sum(p.numel() for p in parameters), sum(len(labels) for _, labels in loader)
+    trained = Trained(module, loss, l2)
+    examples = sum(len(labels) for _, labels in loader)
     require(examples > 0, "the loader has no examples; leave the site out or give it at least one")
     kept = None if held_out is None else [batch for batch in held_out if len(batch[1])]
     require(kept is None or kept, "no examples are held out; give at least one, or leave the held-out loader away")
     sets: dict[int, Iterable[Batch]] = {TRAIN: loader, TEST: kept or ()}
-    real = torch.empty(0, dtype=parameters[0].dtype).numpy().dtype
+    called = Called(trained, sets, examples, stochastic)
+    real = torch.empty(0, dtype=trained.parameters[0].dtype).numpy().dtype
+    first = next(iter(kept or loader))
+    module.eval()
+    with torch.no_grad():
+        made = trained.applied(first[0])
+    shape = tuple(made.shape[1:]) if isinstance(made, torch.Tensor) and made.shape[:1] == first[1].shape[:1] else None
+    x, lock = jnp.asarray(trained.flat().cpu().numpy()), threading.Lock()
+    functions = (called.value, called.gradient, called.curve, called.walk, called.outputs)
+    task = callback_task("torch", x, Callbacks(*(one_at_a_time(lock, function) for function in functions)), shape)
+    train = rows(TRAIN, in_numpy(first[1][:1], real), examples)
+    labels = [in_numpy(labels, real) for _, labels in kept or ()]
+    test = rows(TEST, np.concatenate(labels), sum(map(len, labels))) if labels else None
+    return TorchSite(task, train, x, trained.put, module, test, shape, lock, sets)
 
-    def put(x: ArrayLike) -> None:
-        flat = torch.as_tensor(np.array(x), dtype=parameters[0].dtype, device=parameters[0].device)
+
+class Trained:
+    """A module with its loss; the parameters that require a gradient are one flat vector."""
+
+    def __init__(self, module: torch.nn.Module, loss: Loss, l2: float):
+        self.module, self.loss, self.l2 = module, loss, l2
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        require(self.parameters, "the module has no parameters to train")
+        kinds = {p.dtype for p in self.parameters}
+        require(
+            len(kinds) == 1, f"the module's parameters are of types {kinds}; give all the same, e.g. module.double()"
+        )
+        self.size = sum(p.numel() for p in self.parameters)
+
+    def tensor(self, a: object) -> torch.Tensor:
+        """Like the parameters, on their device."""
+        return torch.as_tensor(np.array(a), dtype=self.parameters[0].dtype, device=self.parameters[0].device)
+
+    def put(self, x: ArrayLike) -> None:
+        flat, size = self.tensor(x), self.size
         require(flat.shape == (size,), f"the weights have shape {tuple(flat.shape)}; the module has {size} parameters")
-        torch.nn.utils.vector_to_parameters(flat, parameters)
+        torch.nn.utils.vector_to_parameters(flat, self.parameters)
 
-    def flat() -> torch.Tensor:
-        return torch.nn.utils.parameters_to_vector(parameters).detach().clone()
+    def flat(self) -> torch.Tensor:
+        return torch.nn.utils.parameters_to_vector(self.parameters).detach().clone()
 
-    def applied(inputs: torch.Tensor) -> Any:
-        return module(inputs.to(parameters[0].device))
+    def applied(self, inputs: torch.Tensor) -> Any:
+        return self.module(inputs.to(self.parameters[0].device))
 
-    def lost(batch: Batch) -> torch.Tensor:
-        return loss(applied(batch[0]), batch[1].to(parameters[0].device))
+    def lost(self, batch: Batch) -> torch.Tensor:
+        return self.loss(self.applied(batch[0]), batch[1].to(self.parameters[0].device))
 
-    def slope(batches: Iterable[Batch], count: int | None) -> torch.Tensor:
+    def slope(self, batches: Iterable[Batch], count: int | None) -> torch.Tensor:
         """The gradient over batches that hold `count` examples (None: a single batch)."""
-        module.train()
-        module.zero_grad(set_to_none=True)
+        self.module.train()
+        self.module.zero_grad(set_to_none=True)
         for batch in batches:
-            (lost(batch) * (1 if count is None else len(batch[1]) / count)).backward()
-        zeros = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        return torch.cat([g.reshape(-1) for g in zeros]) + l2 * flat()
+            (self.lost(batch) * (1 if count is None else len(batch[1]) / count)).backward()
+        zeros = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        return torch.cat([g.reshape(-1) for g in zeros]) + self.l2 * self.flat()
 
-    def draws() -> Iterator[tuple[Iterable[Batch], int | None]]:
-        if stochastic:
-            return (([batch], None) for batch in chain.from_iterable(repeat(loader)))
-        return ((loader, examples) for _ in repeat(None))
 
-    # What JAX calls back: NumPy in, NumPy out.
+class Called(NamedTuple):
+    """What JAX calls back: NumPy in, NumPy out."""
 
-    def value(x: ArrayLike, which: Any) -> np.ndarray:
-        put(x)
-        module.eval()
+    trained: Trained
+    sets: Mapping[int, Iterable[Batch]]  # TRAIN and TEST
+    examples: int  # of TRAIN
+    stochastic: bool  # gradients and local steps on one batch each
+
+    def draws(self) -> Iterator[tuple[Iterable[Batch], int | None]]:
+        """The batches of every gradient in turn, and how many examples they hold (None: a single batch)."""
+        if self.stochastic:
+            return (([batch], None) for batch in chain.from_iterable(repeat(self.sets[TRAIN])))
+        return ((self.sets[TRAIN], self.examples) for _ in repeat(None))
+
+    def value(self, x: ArrayLike, which: Any) -> np.ndarray:
+        self.trained.put(x)
+        self.trained.module.eval()
         with torch.no_grad():
-            losses = [(float(lost(batch)), len(batch[1])) for batch in sets[int(which)]]
+            losses = [(float(self.trained.lost(batch)), len(batch[1])) for batch in self.sets[int(which)]]
         x = np.asarray(x)
         mean = sum(value * count for value, count in losses) / sum(count for _, count in losses)
-        return np.asarray(mean + l2 / 2 * (x @ x), x.dtype)
+        return np.asarray(mean + self.trained.l2 / 2 * (x @ x), x.dtype)
 
-    def outputs(x: ArrayLike, which: Any) -> np.ndarray:
-        put(x)
-        module.eval()
+    def outputs(self, x: ArrayLike, which: Any) -> np.ndarray:
+        self.trained.put(x)
+        self.trained.module.eval()
         with torch.no_grad():
-            made = torch.cat([applied(inputs) for inputs, _ in sets[int(which)]])
+            made = torch.cat([self.trained.applied(inputs) for inputs, _ in self.sets[int(which)]])
         return made.cpu().numpy().astype(np.asarray(x).dtype)
 
-    def gradient(x: ArrayLike, words: object) -> np.ndarray:
-        put(x)
+    def gradient(self, x: ArrayLike, words: object) -> np.ndarray:
+        self.trained.put(x)
         with seeded(words):
-            return slope(*next(draws())).cpu().numpy().astype(np.asarray(x).dtype)
+            return self.trained.slope(*next(self.draws())).cpu().numpy().astype(np.asarray(x).dtype)
 
-    def curve(x: ArrayLike, v: object, words: object) -> np.ndarray:
-        put(x)
-        module.train()
-        along = torch.as_tensor(np.array(v), dtype=parameters[0].dtype, device=parameters[0].device)
-        parts = [
-            part.view_as(p) for part, p in zip(along.split([p.numel() for p in parameters]), parameters, strict=True)
-        ]
-        total = l2 * along
+    def curve(self, x: ArrayLike, v: object, words: object) -> np.ndarray:
+        """The derivative of the gradient along v."""
+        self.trained.put(x)
+        self.trained.module.train()
+        parameters, along = self.trained.parameters, self.trained.tensor(v)
+        pieces = zip(along.split([p.numel() for p in parameters]), parameters, strict=True)
+        parts = [piece.view_as(p) for piece, p in pieces]
+        total = self.trained.l2 * along
         with seeded(words):
-            batches, count = next(draws())
+            batches, count = next(self.draws())
             for batch in batches:
-                value = lost(batch) * (1 if count is None else len(batch[1]) / count)
+                value = self.trained.lost(batch) * (1 if count is None else len(batch[1]) / count)
                 slopes = torch.autograd.grad(value, parameters, create_graph=True, materialize_grads=True)
                 rise = sum((g * part).sum() for g, part in zip(slopes, parts, strict=True))
                 if isinstance(rise, torch.Tensor) and rise.requires_grad:  # not of a loss that is linear
@@ -174,30 +211,17 @@ def torch_site(
                     total = total + torch.cat([c.reshape(-1) for c in curves])
         return total.cpu().numpy().astype(np.asarray(x).dtype)
 
-    def walk(steps: int, x: ArrayLike, words: object, lr: Any, shift: object, pull: Any, snapshot: Any) -> tuple:
-        put(x)
-        u = start = seen = flat()
-        drift = torch.as_tensor(np.array(shift), dtype=u.dtype, device=u.device)
+    def walk(self, steps: int, x: ArrayLike, words: object, lr: Any, shift: object, pull: Any, snapshot: Any) -> tuple:
+        """Local steps: where they end, and the snapshot on the way."""
+        self.trained.put(x)
+        u = start = seen = self.trained.flat()
+        drift = self.trained.tensor(shift)
         with seeded(words):
-            for t, draw in zip(range(1, steps + 1), draws(), strict=False):
-                u = u - float(lr) * (slope(*draw) + drift + float(pull) * (u - start))
-                torch.nn.utils.vector_to_parameters(u, parameters)
+            for t, draw in zip(range(1, steps + 1), self.draws(), strict=False):
+                u = u - float(lr) * (self.trained.slope(*draw) + drift + float(pull) * (u - start))
+                torch.nn.utils.vector_to_parameters(u, self.trained.parameters)
                 seen = u if t == int(snapshot) else seen
         return tuple(a.cpu().numpy().astype(np.asarray(x).dtype) for a in (u, seen))
-
-    first = next(iter(kept or loader))
-    module.eval()
-    with torch.no_grad():
-        made = applied(first[0])
-    shape = tuple(made.shape[1:]) if isinstance(made, torch.Tensor) and made.shape[:1] == first[1].shape[:1] else None
-    x = jnp.asarray(flat().cpu().numpy())
-    lock = threading.Lock()
-    callbacks = Callbacks(*(one_at_a_time(lock, called) for called in (value, gradient, curve, walk, outputs)))
-    task = callback_task("torch", x, callbacks, shape)
-    train = rows(TRAIN, in_numpy(first[1][:1], real), examples)
-    labels = [in_numpy(labels, real) for _, labels in kept or ()]
-    test = rows(TEST, np.concatenate(labels), sum(map(len, labels))) if labels else None
-    return TorchSite(task, train, x, put, module, test, shape, lock, sets)
 
 
 def one_at_a_time(lock: threading.Lock, function: Callable[..., Any]) -> Callable[..., Any]:
