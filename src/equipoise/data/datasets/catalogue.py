@@ -53,6 +53,11 @@ def _archive(url: str, md5: str) -> tuple[Remote]:
     return (Remote(url, f"md5:{md5}", archive=True),)
 
 
+def _within(name: str, *folders: str) -> tuple[str, ...]:
+    """Folders that archives make, in the set's own folder or beside it."""
+    return (*(f"{name}/{folder}" for folder in folders), *folders)
+
+
 def _shipped(what: str, source: str, licence: str, differs: str) -> CatalogueEntry:
     """A federation that is part of this package, made by `experiments/natural_federations.py` of `package/data set`."""
     package, data = source.split("/")
@@ -117,12 +122,7 @@ CATALOGUE = {
         "vision.cifar10",
         ("data_batch_1 to _5 and test_batch", "or the same as .bin"),
         ("data_batch_1", "data_batch_1.bin"),
-        (
-            "cifar-10/cifar-10-batches-py",
-            "cifar-10/cifar-10-batches-bin",
-            "cifar-10-batches-py",
-            "cifar-10-batches-bin",
-        ),
+        _within("cifar-10", "cifar-10-batches-py", "cifar-10-batches-bin"),
         _archive("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
     ),
     "cifar-100": CatalogueEntry(
@@ -131,7 +131,7 @@ CATALOGUE = {
         "vision.cifar100",
         ("train, test and meta", "or train.bin, test.bin and fine_label_names.txt"),
         ("meta", "train.bin"),
-        ("cifar-100/cifar-100-python", "cifar-100/cifar-100-binary", "cifar-100-python", "cifar-100-binary"),
+        _within("cifar-100", "cifar-100-python", "cifar-100-binary"),
         _archive("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
     ),
     "tiny-imagenet": CatalogueEntry(
@@ -140,7 +140,7 @@ CATALOGUE = {
         "vision.tiny_imagenet",
         ("the folders train and val of tiny-imagenet-200.zip",),
         ("train/n*",),
-        ("tiny-imagenet/tiny-imagenet-200", "tiny-imagenet-200"),
+        _within("tiny-imagenet", "tiny-imagenet-200"),
         _archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
     ),
     "adult": CatalogueEntry(

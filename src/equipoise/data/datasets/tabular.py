@@ -57,17 +57,9 @@ def adult(
     names, codes = np.unique(np.concatenate(owners), return_inverse=True)
     groups, test_groups = np.split(codes.astype(np.int32), [len(owners[0])])
     called = ("others", "Doctorate") if by == "doctorate" and len(names) == 2 else tuple(map(str, names.tolist()))
-    return Dataset(
-        "adult",
-        np.concatenate(inputs, axis=1),
-        train["income"],
-        INCOME,
-        np.concatenate(test_inputs, axis=1),
-        test["income"],
-        groups,
-        test_groups,
-        called,
-    )
+    x, test_x = (np.concatenate(some, axis=1) for some in (inputs, test_inputs))
+    y, test_y = train["income"], test["income"]
+    return Dataset("adult", x, y, INCOME, test_x, test_y, groups, test_groups, called)
 
 
 def _table(path: Path, missing: bool) -> dict[str, Any]:

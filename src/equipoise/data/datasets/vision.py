@@ -91,13 +91,10 @@ def cifar10(*, data_dir: Where = None, download: bool = False) -> Dataset:
 
 def cifar100(*, data_dir: Where = None, download: bool = False) -> Dataset:
     """The python files, or the binary ones; the groups are the 20 coarse labels."""
-    (images, (groups, labels)), (test_images, (test_groups, test_labels)) = (
-        _cifar(
-            catalogue.find("cifar-100", file, f"{file}.bin", data_dir=data_dir, download=download),
-            {b"coarse_labels": 20, b"fine_labels": 100},
-        )
-        for file in ("train", "test")
-    )
+    options: dict[str, Any] = {"data_dir": data_dir, "download": download}
+    files = [catalogue.find("cifar-100", part, f"{part}.bin", **options) for part in ("train", "test")]
+    train, tested = (_cifar(file, {b"coarse_labels": 20, b"fine_labels": 100}) for file in files)
+    (images, (groups, labels)), (test_images, (test_groups, test_labels)) = train, tested
     path = catalogue.find("cifar-100", "meta", "fine_label_names.txt", data_dir=data_dir)
     if path.name == "meta":
         meta = _unpickled(path)
@@ -256,14 +253,9 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 def _listed(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """The images of a folder per class, in `images` below it or directly in it."""
-    suffixes = (".jpeg", ".jpg", ".png")
-    return [
-        (path, i)
-        for i, name in enumerate(classes)
-        for within in (folder / name / "images", folder / name)
-        for path in sorted(within.glob("*"))
-        if path.suffix.lower() in suffixes
-    ]
+    places = [(i, within) for i, name in enumerate(classes) for within in (folder / name / "images", folder / name)]
+    images = ((path, i) for i, within in places for path in sorted(within.glob("*")))
+    return [(path, i) for path, i in images if path.suffix.lower() in (".jpeg", ".jpg", ".png")]
 
 
 def _decoded(paths: Sequence[Path], kept: Path) -> Pixels:

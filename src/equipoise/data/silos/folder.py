@@ -80,14 +80,10 @@ def read_with(directory: Path, options: Options, *, separator: str, test: float,
     for sentence in notes:
         warnings.warn(sentence, SiloWarning, stacklevel=3)
     pairs = [site.encode(encoding, options.min_count) for site in sites]
+    names, train = tuple(site.name for site in sites), stack([train for train, _ in pairs])
     held_out = [held for _, held in pairs if held is not None]
-    return Silos(
-        tuple(site.name for site in sites),
-        stack([train for train, _ in pairs]),
-        stack(held_out) if held_out else None,
-        encoding,
-        encoding.task,
-        notes,
-        None if options.unit is None else np.array([site.counted for site in sites], np.float64),
-        None if options.unit is None else tuple(not_none(site.unit)[~site.held_out] for site in sites),
-    )
+    tested, counted, units = stack(held_out) if held_out else None, None, None
+    if options.unit is not None:
+        counted = np.array([site.counted for site in sites], np.float64)
+        units = tuple(not_none(site.unit)[~site.held_out] for site in sites)
+    return Silos(names, train, tested, encoding, encoding.task, notes, counted, units)

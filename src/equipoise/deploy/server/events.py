@@ -109,8 +109,6 @@ class GivenUp(EquipoiseError):
 FEW = 4  # places that are named; of more, how many
 WORDS = {
     "late": "did not answer in time",
-    "failed": "failed",
-    "refused": "refused",
     "broken": "sent a reply that was left out",
     "absent": "was not there",
 }

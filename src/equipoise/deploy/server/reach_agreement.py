@@ -152,16 +152,9 @@ def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreemen
 
 def disclosures(config: Config, setup: Setup) -> tuple[str, ...]:
     """What the server learns of single sites."""
-    return tuple(
-        agreement.disclosures(
-            config,
-            crossing(setup.algorithm, setup.problem),
-            n=setup.problem.n,
-            own_models=setup.personal is not None,
-            own_parts=setup.own is not None,
-            moments=setup.problem.conditioning is not None,
-        )
-    )
+    own_models, own_parts, n = setup.personal is not None, setup.own is not None, setup.problem.n
+    moments, sent = setup.problem.conditioning is not None, crossing(setup.algorithm, setup.problem)
+    return tuple(agreement.disclosures(config, sent, n=n, own_models=own_models, own_parts=own_parts, moments=moments))
 
 
 def resend_agreement(folder: Path, federation: ConnectedSites, agreed: Agreement) -> Agreement:

@@ -107,17 +107,13 @@ def crossing(config: Config) -> list[Wire]:
 def would_reveal(config: Config) -> tuple[str, ...]:
     """What a run would reveal of a site, in plain words, for whoever approves it."""
     about_rows = made_up_models(config) if config.privacy is None else promise(config)
-    sentences = (
-        agreement.disclosures(
-            stage,
-            crossing(stage),
-            n=sites_of(stage),
-            own_models=stage.own_models is not None,
-            own_parts=stage.model.own != "none",
-            moments=agreement.tells_moments(stage),
-        )
-        for stage in stages(config)
-    )
+
+    def reveals(stage: Config) -> Iterator[str]:
+        own_models, own_parts, n = stage.own_models is not None, stage.model.own != "none", sites_of(stage)
+        moments, sent = agreement.tells_moments(stage), crossing(stage)
+        return agreement.disclosures(stage, sent, n=n, own_models=own_models, own_parts=own_parts, moments=moments)
+
+    sentences = map(reveals, stages(config))
     return (about_rows, *dict.fromkeys(chain.from_iterable(sentences)))
 
 

@@ -148,14 +148,9 @@ def exchange_specs(algorithm: Algorithm, x: Vector, shard: Data) -> Specs:
         done = client_program(exchange).trace(message, client, prepared, key)
         first, count = len(jax.tree.leaves(message)), len(jax.tree.leaves(client))
         mine = done.jaxpr.jaxpr.invars[first : first + count]
-        specs[exchange.name] = ExchangeSpec(
-            k,
-            exchange,
-            message,
-            shapes_of(done.out_info[1]),
-            varies=depends(sent.jaxpr, sent.jaxpr.jaxpr.invars[-1]),
-            reads=uses(done.jaxpr, mine, beside=0 if exchange.writes else count),
-        )
+        varies = depends(sent.jaxpr, sent.jaxpr.jaxpr.invars[-1])
+        reads = uses(done.jaxpr, mine, beside=0 if exchange.writes else count)
+        specs[exchange.name] = ExchangeSpec(k, exchange, message, shapes_of(done.out_info[1]), varies, reads)
     return specs
 
 

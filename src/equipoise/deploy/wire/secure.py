@@ -273,23 +273,17 @@ class Masking:
         threshold = min(max(threshold, least_threshold(len(members))), len(members))
         batch = Batch(self.run, secrets.token_hex(8), members, threshold, ahead, {})
         asked = {"members": [*members], "threshold": threshold, "count": ahead}
-        keys = {
-            name: answer
-            for name, answer in self.ask("keys", batch, dict.fromkeys(members, asked), timeout)
-            if self.fits(name, [answer.get("keys")], [keys_length(ahead)])
-            and self.fits(name, [answer.get("signature")], [None])
-        }
+        keys, sealed = dict[str, dict[str, Any]](), dict[str, list[bytes]]()
+        for name, answer in self.ask("keys", batch, dict.fromkeys(members, asked), timeout):
+            given = [answer.get("keys"), answer.get("signature")]
+            if self.fits(name, given, [keys_length(ahead), None]):
+                keys[name] = answer
         if len(keys) < len(members):
             return {*keys}
-        asked = {
-            "keys": [keys[name]["keys"] for name in members],
-            "signatures": [keys[name]["signature"] for name in members],
-        }
-        sealed = {
-            name: answer["sealed"]
-            for name, answer in self.ask("shares", batch, dict.fromkeys(members, asked), timeout)
-            if self.fits(name, answer.get("sealed"), [None] * len(members))
-        }
+        asked = {"keys": [keys[n]["keys"] for n in members], "signatures": [keys[n]["signature"] for n in members]}
+        for name, answer in self.ask("shares", batch, dict.fromkeys(members, asked), timeout):
+            if self.fits(name, answer.get("sealed"), [None] * len(members)):
+                sealed[name] = answer["sealed"]
         if len(sealed) < len(members):
             return {*sealed}
         questions = {name: {"sealed": [sealed[sender][k] for sender in members]} for k, name in enumerate(members)}
@@ -300,9 +294,8 @@ class Masking:
 
     def fits(self, name: str, given: Any, lengths: Sequence[int | None]) -> bool:
         fine = isinstance(given, list) and len(given) == len(lengths)
-        fine = fine and all(
-            isinstance(g, bytes) and length in (None, len(g)) for g, length in zip(given, lengths, strict=True)
-        )
+        pairs = list(zip(given, lengths, strict=True)) if fine else []
+        fine = fine and all(isinstance(part, bytes) and length in (None, len(part)) for part, length in pairs)
         if not fine:
             self.federation.note(name, "broken", "its part of a masked sum has another form")
         return fine

@@ -68,21 +68,11 @@ LOOK = 0.5  # seconds between two looks at the folder of the sites' keys
 LINES, MINUTE = 20, 60.0  # lines about refused requests that are logged in so many seconds
 KINDS = 50  # of refusals that are counted each on its own: the counts travel in a header
 FLEET = "/v1/fleet/"
-SITES_API = frozenset(
-    FLEET + name
-    for name in (
-        "activate-node",
-        "deactivate-node",
-        "send-node-heartbeat",
-        "pull-messages",
-        "push-messages",
-        "pull-object",
-        "push-object",
-        "confirm-message-received",
-        "get-run",
-        "get-fab",
-    )
+SITES_CALLS = (
+    "activate-node deactivate-node send-node-heartbeat pull-messages push-messages pull-object push-object "
+    "confirm-message-received get-run get-fab"
 )
+SITES_API = frozenset(FLEET + call for call in SITES_CALLS.split())
 WITHOUT_KEYS = frozenset({FLEET + "register-node", FLEET + "unregister-node"})  # a node then registers itself
 
 Scope = MutableMapping[str, Any]
