@@ -47,7 +47,7 @@ def test_every_entry_says_what_it_is(name):
     assert entry.what
     assert entry.licence
     assert all(re.fullmatch("(md5:[0-9a-f]{32})|(sha256:[0-9a-f]{64})", remote.checksum) for remote in entry.remotes)
-    assert bool(entry.files) == bool(entry.folder) == bool(entry.probe)
+    assert bool(entry.files) == bool(entry.probe)
 
 
 @pytest.mark.parametrize("name", [name for name, entry in CATALOGUE.items() if entry.files])

@@ -46,9 +46,16 @@ class Table(NamedTuple):
                 answers.setdefault(name, {})[what] = answer
         return answers
 
-    def cell(self, column: str, row: int) -> str:
-        """As messages show it."""
-        return repr(self.collect(pl.col(self.columns[column][0]).filter(pl.col("row") == row)).item())
+    def where(self, column: str, row: int | None = None) -> str:
+        """As messages name a column, or a cell of it."""
+        return f"{self.file}, column {column!r}" + ("" if row is None else f", data row {row}")
+
+    def cited(self, column: str, row: int | None) -> str:
+        """The same, with what stands in the cell."""
+        if row is None:
+            return self.where(column)
+        cell = self.collect(pl.col(self.columns[column][0]).filter(pl.col("row") == row)).item()
+        return f"{self.where(column, row)}: {cell!r}"
 
     def cells(self, column: str) -> Cells:
         (i, dtype), reading = self.columns[column], self.readings.get(column, "")

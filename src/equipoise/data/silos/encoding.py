@@ -160,8 +160,7 @@ class Encoding(NamedTuple):
             if len(ways) > 1:
                 writing, _ = self._writing(columns[name].kind, looks[name])
                 readings[name] = settle(ways, writing.mark, own, columns[name].seen, self.seen)
-                where = f"{table.file}, column {name!r}, data row {writing.differ}"
-                require(readings[name], undecided(where, ways))
+                require(readings[name], undecided(table.where(name, writing.differ), ways))
         if self.conventions.percent == "auto":
             for name, column in columns.items():
                 if name in table.columns and column.kind == "number":
@@ -278,8 +277,7 @@ def _fill(out: np.ndarray, feature: Feature, column: pl.Series, table: Table) ->
 
 
 def _bad_cell(table: Table, name: str, row: int, why: str) -> InputError:
-    cell = table.cell(name, row + 1)
-    return InputError(f"{table.file}, column {name!r}, data row {row + 1}: {cell} {why}; correct the cell")
+    return InputError(f"{table.cited(name, row + 1)} {why}; correct the cell")
 
 
 def _check_percent(table: Table, name: str, seen: Look | None, percent: bool) -> None:
@@ -290,8 +288,7 @@ def _check_percent(table: Table, name: str, seen: Look | None, percent: bool) ->
     if row is not None:
         here, there = ("no percent sign", "them") if percent else ("a percent sign", "none")
         raise InputError(
-            f"{table.file}, column {name!r}, data row {row}: {table.cell(name, row)} has {here}, and in training the "
-            f"column had {there}; write it in the same way"
+            f"{table.cited(name, row)} has {here}, and in training the column had {there}; write it in the same way"
         )
 
 
@@ -300,7 +297,7 @@ def _array(table: Table, feature: Feature) -> np.ndarray:
     shape = getattr(dtype, "shape", ())
     require(
         tuple(shape) == feature.shape,
-        f"{table.file}, column {feature.name!r} holds examples of shape {tuple(shape)}, not {feature.shape}",
+        f"{table.where(feature.name)} holds examples of shape {tuple(shape)}, not {feature.shape}",
     )
     column = table.collect(pl.col(safe)).to_series()
     gaps = column.is_null().arg_true()
@@ -309,7 +306,7 @@ def _array(table: Table, feature: Feature) -> np.ndarray:
     array = column.to_numpy()
     if array.dtype.kind == "f":
         bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
-        where = f"{table.file}, column {feature.name!r}, data row {int(bad.argmax()) + 1}"
+        where = table.where(feature.name, int(bad.argmax()) + 1)
         require(not bad.any(), f"{where}: the array holds NaN or infinity")
     if (feature.mean, feature.scale) != (0.0, 1.0):  # such as pixels; tokens are left as they are
         return ((array - feature.mean) / feature.scale).astype(_float(None))

@@ -149,12 +149,9 @@ def units(frame: pl.DataFrame | pl.LazyFrame, options: Options, *, site: str = "
         return None
     table, _ = _opened(frame, options, site)
     names = table.collect(table.cells(options.unit).text).to_series()
-    gaps = names.is_null().arg_true()
-    require(
-        not len(gaps),
-        f"{site}, column {options.unit!r}, data row {gaps[0] + 1 if len(gaps) else 0}: the unit is missing; fill it in "
-        "or leave the row out",
-    )
+    gaps = names.is_null().arg_true().to_list()
+    where = table.where(options.unit, gaps[0] + 1 if gaps else None)
+    require(not gaps, f"{where}: the unit is missing; fill it in or leave the row out")
     return names
 
 
@@ -210,7 +207,7 @@ def _kinds(table: Table, names: Iterable[str], options: Options, remedy: str = "
             continue
         require(
             dtype.is_numeric() or dtype in TEXTS or dtype in DATES,
-            f"{table.file}, column {name!r} holds {dtype}, not numbers, dates or names; set data.drop = [{name!r}]",
+            f"{table.where(name)} holds {dtype}, not numbers, dates or names; set data.drop = [{name!r}]",
         )
         if dtype not in TEXTS:
             cells = table.cells(name)
@@ -232,16 +229,14 @@ def _shown(table: Table, name: str, seen: Look, kind: str, categorical: Collecti
         return _Kind("empty")
     if name in categorical:
         return _Kind("text", seen.first)
-    require(
-        seen.infinite is None,
-        f"{table.file}, column {name!r}, data row {seen.infinite}: the value is infinite; correct the cell or empty it",
-    )
+    where = table.where(name, seen.infinite)
+    require(seen.infinite is None, f"{where}: the value is infinite; correct the cell or empty it")
     return _Kind(kind, seen.first)
 
 
 def _of_texts(table: Table, name: str, seen: Look, options: Options, remedy: str) -> _Kind:
     """More than half of the cells numbers (dates) and the rest text is an error, not a guess."""
-    where, asked = f"{table.file}, column {name!r}, data row", options.conventions
+    asked = options.conventions
     names = "data.task = 'classification'" if remedy == "data.task" else f"{remedy} = [{name!r}]"
     for kind, writing, setting in (("number", seen.number, asked.decimal), ("date", seen.date, asked.dates)):
         if writing.either * 2 <= seen.cells:
@@ -254,8 +249,8 @@ def _of_texts(table: Table, name: str, seen: Look, options: Options, remedy: str
             last = max(seen.signed, seen.unsigned)
             has, others = ("no percent sign", "one") if last == seen.unsigned else ("a percent sign", "none")
             raise InputError(
-                f"{where} {last}: {table.cell(name, last)} has {has} although cells above have {others}; write them "
-                "alike, or set data.percent = 'share' (12% is 0.12) or 'number' (12% is 12)"
+                f"{table.cited(name, last)} has {has} although cells above have {others}; write them alike, or set "
+                "data.percent = 'share' (12% is 0.12) or 'number' (12% is 12)"
             )
         telling = {writing.ways[0]: writing.alone[0], writing.ways[1]: writing.alone[1]}.get(ways[0])
         row = writing.differ if len(ways) > 1 else telling
@@ -263,13 +258,13 @@ def _of_texts(table: Table, name: str, seen: Look, options: Options, remedy: str
         return _Kind(kind, row or shown.row, ways[0], (*ways, "")[1], writing.mark if len(ways) > 1 else "", signed)
     require(
         seen.shorts * 2 <= seen.cells,
-        f"{where} {seen.short}: {table.cell(name, seen.short) if seen.short else ''} has a year of two digits, which "
-        f"can be read in several ways; write years with four, or set {names}",
+        f"{table.cited(name, seen.short)} has a year of two digits, which can be read in several ways; write years "
+        f"with four, or set {names}",
     )
     require(
         not seen.amounts or (seen.number.either + seen.amounts) * 2 <= seen.cells,
-        f"{where} {seen.amount}: {table.cell(name, seen.amount) if seen.amount else ''} is a number with something "
-        f"beside it; write the number alone, and what is below zero with a minus, or set {names}",
+        f"{table.cited(name, seen.amount)} is a number with something beside it; write the number alone, and what is "
+        f"below zero with a minus, or set {names}",
     )
     return _Kind("text", seen.number.unread[0] or seen.first or 0)
 
@@ -279,7 +274,7 @@ def _mixed(table: Table, name: str, kind: str, writing: Writing, setting: str, n
     key, settings = ("data.decimal", (".", ",")) if kind == "number" else ("data.dates", ("day-first", "month-first"))
     most = writing.ways.index(setting) if setting in settings else int(writing.read[1] > writing.read[0])
     row = writing.unread[most] or 0
-    cell, way = f"{table.file}, column {name!r}, data row {row}: {table.cell(name, row)}", WORDS[writing.ways[most]]
+    cell, way = table.cited(name, row), WORDS[writing.ways[most]]
     if row != writing.alone[1 - most]:
         return f"{cell} is not a {kind} although most of the column is; correct the cell, or set {names}"
     if setting in settings:
@@ -304,7 +299,7 @@ def _moments(table: Table, columns: dict[str, pl.Expr], train: np.ndarray | None
         mean, m2 = centre + off, max(answers["squares"] - n * off * off, 0.0)
         require(
             math.isfinite(mean) and math.isfinite(m2),
-            f"{table.file}, column {name!r} holds values too large to standardise; rescale it or leave it out",
+            f"{table.where(name)} holds values too large to standardise; rescale it or leave it out",
         )
         moments[name] = {"n": n, "mean": mean, "rest": (centre - mean) + off, "m2": m2}
     return moments
@@ -364,8 +359,8 @@ def _label_kind(table: Table, options: Options) -> _Kind:
     allowed = ("number",) if options.task == "regression" else ("number", "text")
     require(
         shown.kind in (*allowed, "empty"),
-        f"{table.file}, column {name!r}, data row {shown.row}: the label is of kind {shown.kind}, but "
-        f"{options.task or 'a label'} needs {' or '.join(allowed)}",
+        f"{table.where(name, shown.row)}: the label is of kind {shown.kind}, but {options.task or 'a label'} needs "
+        f"{' or '.join(allowed)}",
     )
     return shown
 
@@ -374,15 +369,10 @@ def _label(table: Table, options: Options, shown: _Kind) -> pl.DataFrame:
     """The label's cells as (row, present, name, number)."""
     name = options.label
     cells = table._replace(readings={name: shown.reading}).cells(name)
-    values = table.collect(
-        pl.col("row"), cells.present.alias("present"), label_names(cells).alias("name"), cells.number.alias("number")
-    )
-    gaps = values.filter(~pl.col("present"))["row"].to_list()
-    require(
-        not gaps,
-        f"{table.file}, column {name!r}, data row {min(gaps, default=0)}: the label is missing; fill it in or leave "
-        "the row out",
-    )
+    columns = {"row": pl.col("row"), "present": cells.present, "name": label_names(cells), "number": cells.number}
+    values = table.collect(*(e.alias(what) for what, e in columns.items()))
+    gap: Any = values.filter(~pl.col("present"))["row"].min()
+    require(gap is None, f"{table.where(name, gap)}: the label is missing; fill it in or leave the row out")
     return values
 
 
@@ -404,8 +394,8 @@ def _label_column(
         many = len(every) > options.max_categories or len(every) == len(cells) >= IDS
         require(
             options.task == "classification" or not many,
-            f"{table.file}, column {label!r} has {len(every)} different texts as labels; choose another "
-            "label, or set data.task = 'classification' if these are classes",
+            f"{table.where(label)} has {len(every)} different texts as labels; choose another label, or set data.task "
+            "= 'classification' if these are classes",
         )
         return Column(label, kind, row, categories=names, rare=rare)
     alone = Table(table.file, cells.lazy(), {})
