@@ -15,7 +15,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,48 +98,34 @@ def verify(folder: Path, check: Callable[[bytes, bytes], bool] | None = None, re
     `check` is of the site's public key, without which signatures are not looked at; `receipt` is the server's last. The
     site may go on answering meanwhile. A copy in a folder that cannot be written is verified as it lies there.
     """
-    if not os.access(folder, os.W_OK):
-        return _verified(folder, check, receipt)
-    with _undisturbed(folder):
-        return _verified(folder, check, receipt)
-
-
-@contextmanager
-def _undisturbed(folder: Path) -> Iterator[None]:
-    """The log and its head are two files: nobody reads them between the writing of one and of the other."""
-    with _writing, locked(folder / "audit.lock", f"the log of {folder.name}", wait=30.0):
-        yield
-
-
-def _verified(folder: Path, check: Callable[[bytes, bytes], bool] | None, receipt: Receipt | None) -> Chain:
     path = folder / FILE
-    if not path.is_file():
+    with _undisturbed(folder) if os.access(folder, os.W_OK) else nullcontext():
+        text, head = read_text(path) if path.is_file() else None, _head(folder)
+        headless = not (folder / HEAD).is_file()
+    if text is None:
         if receipt is not None:
             raise InputError(f"{path} is gone, though the server has a receipt of line {receipt.number}")
-        left = [HEAD] * (_head(folder).number != 0) + [PUBLIC] * (folder / PUBLIC).is_file()
+        left = [HEAD] * (head.number != 0) + [PUBLIC] * (folder / PUBLIC).is_file()
         require(not left, f"{path} is gone, though {' and '.join(left)} beside it says that there was one")
         return Chain((), FIRST)
-    entries, digests, previous = [], [FIRST], FIRST
-    lines = read_text(path).split("\n")
+    entries, digests, lines = [], [FIRST], text.split("\n")
     require(lines[-1] == "", f"{path}: line {len(lines)} has no end: it was changed, or the site was killed meanwhile")
     for k, line in enumerate(lines[:-1], 1):
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             entry = None
-        sound = isinstance(entry, dict) and entry.get("number") == k and entry.get("previous") == previous
+        sound = isinstance(entry, dict) and entry.get("number") == k and entry.get("previous") == digests[-1]
         require(sound, f"{path}: line {k} is not what was written there: it, or a line before it, was changed")
         require(check is None or _signed(entry, check), f"{path}: line {k} is not signed by the site's key")
         entries.append(entry)
-        previous = _digest(line)
-        digests.append(previous)
-    require((folder / HEAD).is_file(), f"{folder / HEAD} is gone, and lines at the end of {FILE} may be gone with it")
-    number, head, signature = _head(folder)
-    signed = check is None or _checked(check, Receipt(number, head, "").said, signature)
+        digests.append(_digest(line))
+    require(not headless, f"{folder / HEAD} is gone, and lines at the end of {FILE} may be gone with it")
     require(
-        0 <= number <= len(entries) and digests[number] == head,
-        f"{path} ends after {len(entries)} lines, and {HEAD} says {number}: lines were cut off, or changed",
+        0 <= head.number <= len(entries) and digests[head.number] == head.digest,
+        f"{path} ends after {len(entries)} lines, and {HEAD} says {head.number}: lines were cut off, or changed",
     )
+    signed = check is None or _checked(check, head.said, head.signature)
     require(signed, f"{folder / HEAD} is not signed by the site's key: lines at the end of {FILE} may be gone")
     if receipt is not None:
         signed = check is None or _checked(check, receipt.said, receipt.signature)
@@ -149,7 +135,14 @@ def _verified(folder: Path, check: Callable[[bytes, bytes], bool] | None, receip
             f"{path} has {len(entries)} lines, and not the line {receipt.number} that the server has a receipt of: "
             "lines were deleted, or written anew",
         )
-    return Chain(tuple(entries), previous)
+    return Chain(tuple(entries), digests[-1])
+
+
+@contextmanager
+def _undisturbed(folder: Path) -> Iterator[None]:
+    """The log and its head are two files: nobody reads them between the writing of one and of the other."""
+    with _writing, locked(folder / "audit.lock", f"the log of {folder.name}", wait=30.0):
+        yield
 
 
 def _line(entry: dict[str, Any]) -> str:

@@ -5,6 +5,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,9 +101,8 @@ def run_federation(
     try:
         with folders.resuming(folder, wait=settings.exchange), precision(config):
             earlier = _agreement_in(folder)
-            federation = gather_sites(
-                config, earlier or _agreement_in(folder / records.STAGE_1), grid, status, stock, without
-            )
+            first = earlier or _agreement_in(folder / records.STAGE_1)
+            federation = gather_sites(config, first, grid, status, stock, without)
             status.observe({"kind": "state", "state": "agreeing on how tables are read"})
             if earlier is not None:
                 agreed = resend_agreement(folder, federation, earlier)
@@ -148,9 +149,8 @@ def train_as_agreed(
     baselines = told_baselines(config, folder, federation, agreed.run)
     setup = agreement.setup(config, agreed, baselines=baselines)
     federation.observe({"kind": "state", "state": "compiling at every site"})
-    federation.ask(
-        "prepare", f"{agreed.run} train evaluate", everyone=False, warm=True
-    )  # Flower's own nodes keep nothing
+    # Flower's own nodes keep nothing of it.
+    federation.ask("prepare", f"{agreed.run} train evaluate", everyone=False, warm=True)
     setup = with_start(config, folder, setup, federation, agreed)
     revealed = disclosures(config, setup)
     print("\n".join(f"what the server learns: {sentence}" for sentence in revealed), flush=True)
@@ -220,7 +220,7 @@ class FederatedRun:
             federation.receipts = read_receipts(folder / RECEIPTS)
         self.rows = OwnerRows(setup.problem.train.client(0), setup.problem.train.client(0))
         self.scoring = prepare(setup.scoring, setup.problem.x, self.rows, setup.digest)
-        self.evaluation: Background | None = None
+        self.evaluation: Future[None] | None = None
         self.name = ""  # of the run, by which sites know what was agreed
         self.round = 0  # of the model that is evaluated
         self.aside = 0.0  # seconds of waiting for evaluations, which do not count as training
@@ -253,7 +253,7 @@ class FederatedRun:
             raise
         except LinkLost:
             if self.evaluation is not None:
-                self.evaluation.thread.join()  # it writes nothing into a folder that another attempt goes on with
+                futures.wait([self.evaluation])  # it writes nothing into a folder that another attempt goes on with
             raise
         finally:
             self.writer.close()
@@ -300,7 +300,7 @@ class FederatedRun:
             with precision(self.config):
                 write()
 
-        self.evaluation = Background(work)
+        self.evaluation = in_background(work)
 
     def wait(self) -> None:
         if self.evaluation is not None:
@@ -414,25 +414,19 @@ def read_receipts(path: Path) -> dict[str, Receipt]:
         raise InputError(f"{path} holds no receipts; give the receipts.json of a run") from None
 
 
-class Background:
-    """A function in a thread of its own; `result` waits for it and raises what it raised."""
+def in_background(work: Callable[[], None]) -> Future[None]:
+    """A function in a thread of its own, with which this process does not wait to end."""
+    future: Future[None] = Future()
 
-    def __init__(self, work: Callable[[], None]):
-        self.error: BaseException | None = None
+    def run() -> None:
+        try:
+            work()
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
 
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self.error = error
-
-        self.thread = threading.Thread(target=run, daemon=True)
-        self.thread.start()
-
-    def result(self) -> None:
-        self.thread.join()
-        if self.error is not None:
-            raise self.error
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 server = server_app(main)  # what Flower loads

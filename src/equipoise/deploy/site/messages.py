@@ -75,9 +75,9 @@ def forget_old(files: Iterable[Path], kept: int = RUNS) -> None:
             old.unlink(missing_ok=True)
 
 
-def check_order(states: dict[str, Any], new: str) -> None:
+def check_order(states: Mapping[str, Any], new: str) -> None:
     """A message that was overtaken by a later one must not change anything."""
-    late = bool(states) and wire.order(new) < max(map(wire.order, states))
+    late = any(wire.order(new) < wire.order(state) for state in states)
     refuse_unless(not late, "this message came too late: a later one has been answered already")
 
 
