@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 
 class Dataset(NamedTuple):
@@ -13,16 +12,16 @@ class Dataset(NamedTuple):
     """
 
     name: str
-    inputs: NDArray[Any]  # [total, ...]; images are [height, width, channels]
-    labels: NDArray[Any]  # [total]
+    inputs: np.ndarray  # [total, ...]; images are [height, width, channels]
+    labels: np.ndarray  # [total]
     classes: tuple[str, ...]  # names of the labels 0, 1, ...; empty when a number is predicted
-    test_inputs: NDArray[Any] | None = None
-    test_labels: NDArray[Any] | None = None
-    groups: NDArray[Any] | None = None  # the natural owner of every row, a number into group_names
-    test_groups: NDArray[Any] | None = None
+    test_inputs: np.ndarray | None = None
+    test_labels: np.ndarray | None = None
+    groups: np.ndarray | None = None  # the natural owner of every row, a number into group_names
+    test_groups: np.ndarray | None = None
     group_names: tuple[str, ...] = ()
-    scale: float | NDArray[Any] | None = None  # one number, or one per feature
-    offset: float | NDArray[Any] = 0.0
+    scale: float | np.ndarray | None = None  # one number, or one per feature
+    offset: float | np.ndarray = 0.0
 
     def flat(self) -> "Dataset":
         """Every example as one vector, for models that take features."""

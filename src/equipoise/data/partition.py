@@ -298,7 +298,7 @@ def generator(key: RandomKey | int, purpose: str) -> np.random.Generator:
     return np.random.default_rng([*words.tolist(), zlib.crc32(purpose.encode())])
 
 
-def _checked(labels: ArrayLike, n: int, min_size: int = 1) -> NDArray[Any]:
+def _checked(labels: ArrayLike, n: int, min_size: int = 1) -> np.ndarray:
     y = np.asarray(labels)
     require(y.ndim == 1, f"the labels have shape {y.shape}; give one label per sample")
     require(n >= 1, f"the number of clients is {n}; give at least 1")
@@ -316,7 +316,7 @@ def _check_alpha(alpha: float) -> None:
     require(0 < alpha < float("inf"), f"alpha is {alpha}; give a finite number above zero")
 
 
-def _partition(parts: Sequence[Rows], y: NDArray[Any]) -> Partition:
+def _partition(parts: Sequence[Rows], y: np.ndarray) -> Partition:
     parts = [np.sort(rows) for rows in parts]
     return Partition(parts, summarize(parts, y))
 
@@ -327,7 +327,7 @@ def _simplex(rng: np.random.Generator, alpha: float, n: int) -> NDArray[np.float
     return p if np.isfinite(p).all() and p.sum() > 0.5 else np.eye(n)[rng.integers(n)]
 
 
-def _rounded(quota: NDArray[Any], rng: np.random.Generator) -> Counts:
+def _rounded(quota: np.ndarray, rng: np.random.Generator) -> Counts:
     """Whole numbers with the same (whole) sum, each its quota rounded up or down, and right on average.
 
     Rounding cumulative sums as they stand would favour the same clients in every class; hence the random
@@ -363,7 +363,7 @@ def _filled(parts: Parts, min_size: int, rng: np.random.Generator) -> Parts:
     return [np.array(pile, np.int64) for pile in piles]
 
 
-def _shared(y: NDArray[Any], classes: NDArray[Any], owns: NDArray[np.bool_], rng: np.random.Generator) -> Partition:
+def _shared(y: np.ndarray, classes: np.ndarray, owns: NDArray[np.bool_], rng: np.random.Generator) -> Partition:
     """Every class divided evenly, at random, among its owners."""
     parts: list[list[Rows]] = [[] for _ in range(owns.shape[1])]
     for c, owned in zip(classes, owns, strict=True):

@@ -93,12 +93,12 @@ class Pool:
 
 
 def federate(
-    inputs: Any,
-    labels: Any,
-    parts: Sequence[Any],
+    inputs: ArrayLike,
+    labels: ArrayLike,
+    parts: Sequence[ArrayLike],
     *,
-    scale: Any = None,
-    offset: Any = 0.0,
+    scale: ArrayLike | None = None,
+    offset: ArrayLike = 0.0,
     dtype: DTypeLike | None = None,
 ) -> Pool:
     """A pool of the rows `parts[i]` for every client i; inputs may be memory-mapped.
@@ -171,11 +171,11 @@ def natural(dataset: Dataset, *, min_size: int = 10) -> tuple[partition.Partitio
 
 def pools(
     dataset: Dataset,
-    parts: Sequence[Any],
+    parts: Sequence[partition.Rows],
     *,
     key: RandomKey | int,
     test: float = 0.2,
-    test_parts: Sequence[Any] | None = None,
+    test_parts: Sequence[partition.Rows] | None = None,
     max_size: int | None = None,
     thin: tuple[float, float] | None = None,
 ) -> tuple[Pool, Pool]:
@@ -187,8 +187,10 @@ def pools(
     """
     train, tested = hold_out(dataset, parts, key=key, test=test, test_parts=test_parts, max_size=max_size, thin=thin)
     rows, options = (dataset.inputs, dataset.labels), dict[str, Any](scale=dataset.scale, offset=dataset.offset)
-    official = dataset.test_inputs is not None and dataset.test_labels is not None
-    tests = (dataset.test_inputs, dataset.test_labels) if official else rows
+    if dataset.test_inputs is None or dataset.test_labels is None:
+        tests = rows
+    else:
+        tests = (dataset.test_inputs, dataset.test_labels)
     return federate(*rows, train, **options), federate(*tests, tested, **options)
 
 
@@ -197,7 +199,8 @@ def set_aside(data: Pool | Shards, *, share: float, key: RandomKey | int) -> tup
     sizes, inputs, labels = (np.asarray(a) for a in (data.sizes, data.inputs, data.labels))
     require(sizes.min() >= 2, "some client has one row, of which none can be set aside; leave it out")
     if isinstance(data, Pool):
-        starts, options = np.asarray(data.starts), {"scale": data.scale, "offset": data.offset, "dtype": data.dtype}
+        options: dict[str, Any] = {"scale": data.scale, "offset": data.offset, "dtype": data.dtype}
+        starts = np.asarray(data.starts)
     else:
         starts = np.arange(data.n) * labels.shape[1]
         inputs, labels = np.concatenate(inputs), np.concatenate(labels)
@@ -211,14 +214,14 @@ def set_aside(data: Pool | Shards, *, share: float, key: RandomKey | int) -> tup
 
 def hold_out(
     dataset: Dataset,
-    parts: Sequence[Any],
+    parts: Sequence[partition.Rows],
     *,
     key: RandomKey | int,
     test: float = 0.2,
-    test_parts: Sequence[Any] | None = None,
+    test_parts: Sequence[partition.Rows] | None = None,
     max_size: int | None = None,
     thin: tuple[float, float] | None = None,
-) -> tuple[Sequence[Any], Sequence[Any]]:
+) -> tuple[Sequence[partition.Rows], Sequence[partition.Rows]]:
     """(train, test) rows of every client, as `pools` takes them; test rows are of the official set if there is one."""
     if dataset.test_inputs is None or dataset.test_labels is None:
         parts, test_parts = partition.split(parts, dataset.labels, test=test, key=key)

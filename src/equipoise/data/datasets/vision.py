@@ -137,7 +137,7 @@ def tiny_imagenet(*, data_dir: Where = None, download: bool = False) -> Dataset:
     return Dataset("tiny-imagenet", inputs, labels, classes, test_inputs, test_labels, scale=PIXEL)
 
 
-def read_idx(path: Path) -> NDArray[Any]:
+def read_idx(path: Path) -> np.ndarray:
     """An idx file, mapped if it is not compressed."""
     with reading(path, OSError, EOFError, ValueError, IndexError, zlib.error):
         raw: Any = (
@@ -169,7 +169,7 @@ def _idx_set(
     def find(file: str) -> Path:
         return catalogue.find(name, file, f"{file}.gz", data_dir=data_dir, download=download)
 
-    def pair(part: str) -> tuple[NDArray[Any], Labels]:
+    def pair(part: str) -> tuple[np.ndarray, Labels]:
         images_at, labels_at = find(f"{part}-images-idx3-ubyte"), find(f"{part}-labels-idx1-ubyte")
         images, labels = read_idx(images_at), read_idx(labels_at)
         if images.ndim != 3 or labels.shape != (len(images),):

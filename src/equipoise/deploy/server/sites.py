@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -23,6 +23,7 @@ TOGETHER = 100  # messages that a site may be working on at a time, at most
 SMALL = 1 << 16  # bytes of a reply besides its arrays
 ANSWER = 32 << 20  # bytes of the answer to a question, at most
 HOLD = 20.0  # seconds that one pull may wait
+Label = TypeVar("Label")  # by which whoever sends messages tells their replies apart
 Limit = Callable[[int], float]  # after so many answers, the seconds since the start at which waiting ends
 
 
@@ -232,19 +233,19 @@ class ConnectedSites:
 
     def deliver(
         self,
-        messages: Iterable[tuple[object, Message]],
+        messages: Iterable[tuple[Label, Message]],
         limit: Limit,
         *,
         reply_bytes: int = 0,
-        hopeless: Callable[[Any], bool] | None = None,
-    ) -> Iterator[tuple[Any, Delivery]]:
+        hopeless: Callable[[Label], bool] | None = None,
+    ) -> Iterator[tuple[Label, Delivery]]:
         """Sends the messages and yields a Delivery for each as it arrives: the reply, or why it did not come.
 
         Messages are taken from the iterable and sent in requests of bounded size, so that not all of them are in memory
         at a time; `reply_bytes`, about what a reply holds, bounds the answers in the same way. Who is `hopeless` is not
         waited for any longer.
         """
-        pending: dict[str, Any] = {}
+        pending: dict[str, Label] = {}
         to: dict[str, int] = {}  # message -> node
         for batch in batches(messages, lambda item: content_bytes(item[1])):
             ids = self._push([message for _, message in batch], 2 * reply_bytes + SMALL if reply_bytes else ANSWER)

@@ -27,6 +27,7 @@ from equipoise.deploy import agreement
 from equipoise.deploy.site.messages import forget_old
 from equipoise.deploy.site.owner import Counts, behind, stages
 from equipoise.deploy.wire.messages import NAME, RECEIPT, read_address
+from equipoise.deploy.wire.messages import fields as fields_in
 from equipoise.errors import Refusal, StopRun, not_none, refuse_unless, require
 from equipoise.experiment import config as configuration
 from equipoise.experiment import reading
@@ -210,8 +211,8 @@ def rows_behind(folder: Path, digest: str, config: Config) -> tuple[str, ...]:
 
 def account(config: Config, rules: policy.Policy, folder: Path, kind: str, content: RecordDict) -> None:
     """Counts a reply that is about to be made, or refuses it; what no noise covers is refused under a budget."""
-    where: Any = content.get("at")
-    training = kind == "exchange" and isinstance(where, ConfigRecord) and where.get("part") == "train"
+    where = fields_in(content, "at") or {}
+    training = kind == "exchange" and where.get("part") == "train"
     if rules.epsilon is not None:
         what = "statistics" if kind == "statistics" else "evaluation" if kind == "exchange" and not training else ""
         refuse_unless(
@@ -221,7 +222,8 @@ def account(config: Config, rules: policy.Policy, folder: Path, kind: str, conte
         )
     if config.privacy is not None and training:
         cost, run = costs(config).get(str(where.get("exchange")), 0.0), where.get("run")
-        refuse_unless(isinstance(run, str), "the message names no run")
+        if not isinstance(run, str):
+            raise Refusal("the message names no run")
         site = None if rules.epsilon is None else Budget(rules.epsilon, rules.delta)
         if cost:
             spend(folder, run, cost, Budget(config.privacy.epsilon, config.privacy.delta), site)
@@ -244,12 +246,12 @@ def pending(folder: Path, digest: str) -> tuple[str, Config]:
 def asked(content: RecordDict) -> dict[str, Any]:
     """Which message it was, without its arrays."""
     entry: dict[str, Any] = {}
-    where = content.get("at")
-    if isinstance(where, ConfigRecord):
+    where = fields_in(content, "at")
+    if where is not None:
         entry |= {key: short(where.get(key)) for key in ("part", "run", "attempt", "round", "exchange")}
     for name in ("question", "mask"):
-        record = content.get(name)
-        if isinstance(record, ConfigRecord):
+        record = fields_in(content, name)
+        if record is not None:
             keys = ("step", "run", "batch", "exchange", "members", "answered", "missing")
             entry[name] = {key: short(record[key]) for key in keys if key in record}
     return entry
@@ -324,8 +326,7 @@ def _allowance(config: Config, rules: Policy, kind: str, content: RecordDict) ->
         last = rounds if where.part == "train" else 1
         refuse_unless(where.round < last, f"round {where.round + 1} was asked for, of {last}")
         return where.run, f"{where.part} {where.exchange[:40]}", each
-    question: Any = content.get("question")
-    run = question.get("run") if isinstance(question, ConfigRecord) else None
+    run = (fields_in(content, "question") or {}).get("run")
     if kind == "secure" and isinstance(run, str) and NAME.fullmatch(run):
         return run, kind, STEPS * EXCHANGES * each
     return None, kind, RESTARTS

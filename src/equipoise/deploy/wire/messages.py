@@ -48,16 +48,17 @@ def little(a: np.ndarray) -> np.ndarray:
     return a if sys.byteorder == "little" else a.byteswap()
 
 
-def unpack(record: Any, like: PyTree) -> PyTree[np.ndarray]:
+def unpack(record: object, like: PyTree) -> PyTree[np.ndarray]:
     """The tree of the shape `like` that a record holds; a Refusal if it holds anything else."""
-    refuse_unless(isinstance(record, ArrayRecord), f"arrays were expected, not {type(record).__name__}")
+    if not isinstance(record, ArrayRecord):
+        raise Refusal(f"arrays were expected, not {type(record).__name__}")
     wanted = dict(named(like))
     for name in sorted(record.keys() ^ wanted.keys()):
         raise Refusal(f"the array {name[:80]!r} is {'missing' if name in wanted else 'not part of this message'}")
     return jax.tree.unflatten(jax.tree.structure(like), [read(name, record[name], w) for name, w in wanted.items()])
 
 
-def read(name: str, array: Array, want: Any) -> np.ndarray:
+def read(name: str, array: Array, want: jax.ShapeDtypeStruct) -> np.ndarray:
     dtype = np.dtype(want.dtype)
     given = (array.stype, array.dtype, list(array.shape) if isinstance(array.shape, list | tuple) else array.shape)
     refuse_unless(
@@ -229,10 +230,10 @@ def address(where: Address) -> ConfigRecord:
 
 def read_address(content: RecordDict) -> Address:
     """The address on a message; a Refusal if it makes no sense."""
-    record: Any = content.get("at")
-    refuse_unless(isinstance(record, ConfigRecord), "the message has no address")
-    refuse_unless(record.keys() == set(Address._fields), "the message's address has other fields than it should")
-    where = Address(**record)
+    given: Any = fields(content, "at") or {}
+    refuse_unless(given, "the message has no address")
+    refuse_unless(given.keys() == set(Address._fields), "the message's address has other fields than it should")
+    where = Address(**given)
     for value in (where.part, where.run):
         refuse_unless(isinstance(value, str) and NAME.fullmatch(value), "the message names no run that could be kept")
     fine = isinstance(where.key, list) and isinstance(where.keep, list)
@@ -253,10 +254,15 @@ def text(kind: str, value: str) -> RecordDict:
     return RecordDict({kind: ConfigRecord({"text": value})})
 
 
+def fields(content: RecordDict, kind: str) -> dict[str, object] | None:
+    """What stands in a message under that name, if it is texts and numbers."""
+    record = content.get(kind)
+    return dict(record) if isinstance(record, ConfigRecord) else None
+
+
 def read_text(content: RecordDict, kind: str) -> str | None:
     """The text of that kind in a message, if there is one."""
-    record: Any = content.get(kind)
-    value = record.get("text") if isinstance(record, ConfigRecord) else None
+    value = (fields(content, kind) or {}).get("text")
     return value if isinstance(value, str) else None
 
 
@@ -267,15 +273,14 @@ def greeting(name: str, abilities: list[str]) -> RecordDict:
 
 def read_receipt(content: RecordDict) -> Receipt | None:
     """Where the site's log stands, as its reply says."""
-    record: Any = content.get(RECEIPT)
-    if not isinstance(record, ConfigRecord) or record.keys() != set(Receipt._fields):
+    given: Any = fields(content, RECEIPT) or {}
+    if given.keys() != set(Receipt._fields):
         return None
-    receipt = Receipt(**dict(record))  # type: ignore[arg-type]
+    receipt = Receipt(**given)
     sound = type(receipt.number) is int and isinstance(receipt.digest, str) and isinstance(receipt.signature, str)
     return receipt if sound and len(receipt.digest) + len(receipt.signature) < 1000 else None
 
 
 def read_abilities(content: RecordDict) -> list[str]:
-    record: Any = content.get("abilities")
-    names = record.get("names") if isinstance(record, ConfigRecord) else None
+    names = (fields(content, "abilities") or {}).get("names")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -6,16 +6,17 @@ are there; when somebody goes or comes, another one is. Nothing in an algorithm 
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from equipoise.deploy.server.sites import ConnectedSites, why_not
-from equipoise.deploy.wire.messages import Address, ExchangeSpec, program, unpack
+from equipoise.deploy.wire.messages import Address, ExchangeSpec, fields, program, unpack
 from equipoise.engines.summation import Summation
 from equipoise.errors import Refusal, StopRun, refuse_unless
 from equipoise.privacy import fixed_point, masks, shamir, unmasking
@@ -69,11 +70,12 @@ def context_of(where: Address, header: Mapping[str, object], arrays: ArrayRecord
 
 
 def answer_step(secure: SecureSite | None, content: RecordDict) -> RecordDict:
-    refuse_unless(secure is not None, "this site takes no part in masked sums; set federation.secure")
-    assert secure is not None
-    question: Any = content.get("question")
-    refuse_unless(isinstance(question, ConfigRecord), "the message is no step of a masked sum")
-    return RecordDict({"answer": ConfigRecord(secure.masks.answer(dict(question)))})
+    if secure is None:
+        raise Refusal("this site takes no part in masked sums; set federation.secure")
+    question = fields(content, "question")
+    if question is None:
+        raise Refusal("the message is no step of a masked sum")
+    return RecordDict({"answer": ConfigRecord(secure.masks.answer(question))})
 
 
 def check_masked(secure: SecureSite | None, spec: ExchangeSpec, content: RecordDict) -> None:
@@ -92,7 +94,7 @@ def read_message(
     """
     if secure is None or "mask" not in content:
         return unpack(content.get("message"), spec.message), []
-    header: Any = content["mask"]
+    header = fields(content, "mask") or {}
     members = secure.masks.members({**header, "run": where.run})
     k = members.index(secure.masks.name)
     for what, mine in (("since", [where.since]), ("keys", where.key)):
@@ -112,13 +114,13 @@ def read_message(
     return spec.row(table, k), [dict(zip(members, some.tolist(), strict=True)) for some in weights]
 
 
-def check_own_weight(weight: Any, members: int, most: float) -> None:
+def check_own_weight(weight: ArrayLike, members: int, most: float) -> None:
     """Where each site keeps its own weight and nobody knows all: a band in which no site can have more than `most`.
 
     `members` are as many as have to answer, as a site that is missing adds nothing.
     """
     low = lowest_weight(members, most)
-    if not low <= float(weight) <= HIGHEST:
+    if not low <= float(np.asarray(weight)) <= HIGHEST:
         raise StopRun(
             f"this site's own weight has left the range {low:.2g} to {HIGHEST:g}, in which no site has more than "
             f"{most:g} of a masked sum: set a larger objective.rho, or let the sites say most_weight in site.toml"
@@ -166,8 +168,7 @@ def masked(
     weights: Sequence[Mapping[str, float]] = (),
 ) -> Reply:
     """The reply, with its total hidden; `weights` are what all members count for."""
-    header: Any = content["mask"]
-    arrays: Any = content["message"]
+    header, arrays = fields(content, "mask") or {}, content.array_records["message"]
     context, subject = context_of(where, header, arrays), subject_of(where, header, arrays)
     place = masks.digest_of([where.part, where.run, where.round, where.exchange])
 
@@ -190,7 +191,7 @@ class MaskedExchange:
         self.masking, self.spec, self.batch, self.exchange = masking, spec, batch, exchange
         self.size, self.context = fixed_point.length(spec.reply.total), b""
         self.header = ConfigRecord({"batch": batch.batch, "exchange": exchange})
-        hidden: Any = jax.ShapeDtypeStruct((self.size,), np.uint64)
+        hidden = jax.ShapeDtypeStruct((self.size,), np.uint64)
         self.reply = Reply(hidden, spec.reply.each)
         self.secrets: unmasking.Secrets | None = None
 
@@ -205,7 +206,7 @@ class MaskedExchange:
 
     @property
     def summation(self) -> Summation:
-        def finish(total: Integers) -> Any:
+        def finish(total: Integers) -> PyTree[np.ndarray]:
             assert self.secrets is not None
             integers = unmasking.unmasked(total, self.batch, self.exchange, self.secrets, self.context)
             return fixed_point.decode(
@@ -222,7 +223,7 @@ class MaskedExchange:
         shares: dict[str, list[bytes]] = {}
         why = f"{len(answered)} sites answered, too few to open their sum"
         for name, answer in self.masking.ask("open", self.batch, dict.fromkeys(answered, question), timeout):
-            given = answer.get("shares")
+            given: Any = answer.get("shares")
             sound = isinstance(given, list) and len(given) == len(members)
             if not sound or any(not isinstance(s, bytes) or len(s) != shamir.BYTES for s in given):
                 self.masking.federation.note(name, "broken", "its shares are not valid")
@@ -300,7 +301,9 @@ class Masking:
             self.federation.note(name, "broken", "its part of a masked sum has another form")
         return fine
 
-    def ask(self, step: str, batch: Batch, questions: Mapping[str, Mapping[str, Any]], timeout: float) -> Any:
+    def ask(
+        self, step: str, batch: Batch, questions: Mapping[str, Mapping[str, Any]], timeout: float
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each site's answer, as it comes; who does not answer is noted."""
         federation, messages = self.federation, []
         for name, question in questions.items():
@@ -311,18 +314,18 @@ class Masking:
                 self.bytes[0] += _size(record)
                 messages.append((name, Message(content, node, f"query.{QUESTION}", ttl=max(timeout, 1.0))))
         for name, delivery in federation.deliver(messages, lambda _: timeout):
-            answer = delivery.content.get("answer") if delivery.content is not None else None
-            if not isinstance(answer, ConfigRecord):
+            answer = None if delivery.content is None else fields(delivery.content, "answer")
+            if answer is None:
                 what, why = why_not(delivery)
                 federation.note(name, what, why)
                 if what == "late":
                     federation.suspect(name)
                 continue
             self.bytes[1] += _size(answer)
-            yield name, dict(answer)
+            yield name, answer
 
 
-def _size(record: ConfigRecord) -> int:
+def _size(record: Mapping[str, object]) -> int:
     def size(value: object) -> int:
         return sum(map(size, value)) if isinstance(value, list) else len(value) if isinstance(value, bytes | str) else 8
 

@@ -138,7 +138,7 @@ def direct(grid: Any) -> Transport:
         reply = call(client.PullMessages, flower.PullAppMessagesRequest(message_ids=list(ids)), headers)
         return list(map(received, reply.messages_list, reply.message_object_trees))
 
-    def received(proto: Any, tree: Any) -> Message:
+    def received(proto: flower.MessageProto, tree: flower.ObjectTree) -> Message:
         if not tree.children:  # the content is inside, or there is none because of an error
             return flower.message_from_proto(proto)
         number, calls = proto.metadata.message_id, (client.PullObject, client.ConfirmMessageReceived)
@@ -147,7 +147,7 @@ def direct(grid: Any) -> Transport:
         except flower.ObjectPullError as error:
             return unavailable(proto, str(error))
 
-    def unavailable(proto: Any, why: str) -> Message:
+    def unavailable(proto: flower.MessageProto, why: str) -> Message:
         metadata = flower.Metadata(
             run_id=proto.metadata.run_id,
             message_id="",

@@ -25,7 +25,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -40,6 +40,8 @@ from equipoise.files import write_whole
 from equipoise.privacy import audit, identity, policy
 
 log = logging.getLogger("equipoise.flower")
+Asked = TypeVar("Asked")
+Answered = TypeVar("Answered")
 AGAIN = (401, 403)  # HTTP status: the server was started again, or does not take this site's key any longer
 HOLD = 20.0  # seconds that the SuperLink may keep a pull open
 POLL = (0.05, 2.0)  # seconds between two pulls where it cannot: while messages come, and when none has come for long
@@ -130,7 +132,7 @@ class WarmSite:
         self.client = flower.FleetHttpClient.from_server_address(address, trust is None, trust, interceptors)
         self.node = flower.Node(node_id=0)
         self.runs: dict[int, tuple[ClientApp, Context]] = {}
-        self.states: dict[Any, RecordDict] = {}
+        self.states: dict[int, RecordDict] = {}
 
     # The connection.
 
@@ -212,7 +214,7 @@ class WarmSite:
             log.info("%s: the server could not be told that this site leaves", self.name)
         self.lock.close()
 
-    def ask(self, call: Callable[[Any], Any], request: object) -> Any:
+    def ask(self, call: Callable[[Asked], Answered], request: Asked) -> Answered:
         """A request, again and again while the network or the server is away."""
         delay, since = RETRY[0], None
         while not self.stop.is_set():
@@ -236,7 +238,7 @@ class WarmSite:
 
     # One message.
 
-    def answer(self, proto: Any, tree: Any) -> None:
+    def answer(self, proto: flower.MessageProto, tree: flower.ObjectTree) -> None:
         """The reply of the run's ClientApp, on its way."""
         began, run = time.monotonic(), proto.metadata.run_id
         inside = not tree.children and bool(proto.content.items)
@@ -302,15 +304,16 @@ class WarmSite:
                 self.states.pop(old, None)
         return self.runs[run]
 
-    def objects(self, run: int, tree: Any) -> Message:
+    def objects(self, run: int, tree: flower.ObjectTree) -> Message:
         """A message that came as Flower's objects."""
         calls = (partial(self.ask, call) for call in (self.client.PullObject, self.client.ConfirmMessageReceived))
         return flower.pull_message(tree, tree.object_id, self.node, run, *calls)
 
     def send(self, run: int, reply: Message, inside: bool, seconds: float) -> None:
-        def pushed(proto: Any, tree: Any) -> Any:
-            lists = {"messages_list": [proto], "message_object_trees": [tree], "clientapp_runtime_list": [seconds]}
-            return self.ask(self.client.PushMessages, flower.PushMessagesRequest(node=self.node, **lists))
+        def pushed(proto: flower.MessageProto, tree: flower.ObjectTree) -> Any:
+            lists: dict[str, Any] = {"messages_list": [proto], "message_object_trees": [tree]}
+            request = flower.PushMessagesRequest(node=self.node, clientapp_runtime_list=[seconds], **lists)
+            return self.ask(self.client.PushMessages, request)
 
         if reply.has_error() or (inside and content_bytes(reply) <= INLINE):
             pushed(flower.message_to_proto(reply), flower.ObjectTree(object_id=reply.metadata.message_id))
@@ -324,7 +327,7 @@ class WarmSite:
     def failed(self, error: Exception) -> str:
         return f"{type(error).__name__}; the log of '{self.name}' says more"
 
-    def send_error(self, bare: Any, code: int, why: str) -> None:
+    def send_error(self, bare: flower.MessageProto, code: int, why: str) -> None:
         """An error as the reply to a message, of which only the head is needed."""
         message = flower.message_from_proto(bare)
         message.metadata.__dict__["_created_at"] = time.time()
