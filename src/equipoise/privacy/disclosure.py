@@ -60,7 +60,7 @@ def of_own_parts(*, masked: bool, seen: bool) -> str:
     return f"of the parts of the model that sites keep for themselves {learned}{implied}"
 
 
-class Told(NamedTuple):
+class Disclosure(NamedTuple):
     """What a run has sites tell."""
 
     crossing: Sequence[Wire]  # what the algorithm's exchanges send
@@ -77,7 +77,7 @@ class Told(NamedTuple):
     own_parts: bool  # sites keep a part of the model for themselves
 
 
-def disclosed(run: Told) -> Iterator[str]:
+def disclosed(run: Disclosure) -> Iterator[str]:
     """What the server learns from it, a sentence each."""
     crossing, masked, n = run.crossing, run.masked, run.n
     yield (

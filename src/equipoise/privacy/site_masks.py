@@ -78,7 +78,7 @@ class Limits(NamedTuple):
 
 
 def check_weights(weights: np.ndarray, most: float) -> None:
-    """Of all members of a sum: with nearly all of the weight on one of them, the sum is that one's."""
+    """Refuses a sum in which nearly all of the weight is one member's: it would be that member's own part."""
     fine = weights.ndim == 1 and np.issubdtype(weights.dtype, np.floating) and np.isfinite(weights).all()
     refuse_unless(fine and (weights >= 0).all() and weights.any(), "the weights of this masked sum are not valid")
     largest = np.float64(weights.max())  # first of all divided by it: their sum may be more than a float can be
@@ -111,7 +111,7 @@ class SiteMasks(NamedTuple):
         return self.identity.name
 
     def answer(self, question: Question) -> Answer:
-        """To one of the steps; a Refusal to everything else."""
+        """The answer to one of the steps; a Refusal to everything else."""
         steps: dict[Any, Callable[[Question], Answer]] = {
             "keys": self.keys,
             "shares": self.shares,
@@ -209,7 +209,7 @@ class SiteMasks(NamedTuple):
         return {}
 
     def members(self, question: Question) -> list[str]:
-        """Of a batch that is ready."""
+        """The members of a batch that is ready."""
         with self._changing(_word(question, "run"), _word(question, "batch")) as path:
             return list(self._read(path, "ready")["members"])
 
@@ -285,11 +285,11 @@ class SiteMasks(NamedTuple):
         return {"shares": given}
 
     def _fewest(self, state: Mapping[str, Any]) -> int:
-        """Sites that a sum is over, or this site does not open it."""
+        """The fewest sites of a sum that this site opens."""
         return int(max(self.least(), FEWEST, state["threshold"]))
 
     def _only_one_set(self, about: About, answered: list[str]) -> None:
-        """Two sums about the same over different sites differ by what single sites added."""
+        """Refuses a second sum about the same over other sites: the two differ by what single sites added."""
         path = self.folder / SUMS
         members_of: dict[str, list[str]] = json.loads(path.read_text()) if path.is_file() else {}
         for key, what in ((about.subject, "about the same"), (about.place, "of the same round")):

@@ -392,7 +392,7 @@ def fetch(name: str, data_dir: Where = None) -> Path:
 
 @contextmanager
 def reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
-    """What such errors mean of a file."""
+    """Turns such errors into a sentence: the file is damaged."""
     try:
         yield
     except errors as error:

@@ -78,7 +78,7 @@ class Look(NamedTuple):
 
 
 def look(table: Table, names: Iterable[str]) -> dict[str, Look]:
-    """At the text columns among `names`; what is plainly a number is looked at once, the rest twice."""
+    """How the text columns among `names` look: plain numbers in one pass over the table, the rest in two."""
     texts = [name for name in names if table.columns[name][1] in TEXTS]
     questions: dict[tuple[str, str], pl.Expr] = {}
     for name in texts:
@@ -102,7 +102,7 @@ def look(table: Table, names: Iterable[str]) -> dict[str, Look]:
 
 
 def _plainly(answers: dict[str, Any]) -> Look | None:
-    """Of numbers that nobody would write in another way."""
+    """The look of numbers that nobody would write in another way; None: there are other cells."""
     cells, decimal = answers["cells"], answers["decimal"]
     if answers["plain"] < cells or (answers["dots"] and decimal is None):
         return None

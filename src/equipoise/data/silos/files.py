@@ -143,7 +143,7 @@ def _lines(content: bytes) -> io.TextIOWrapper:
 
 
 def _separator(path: Path, content: bytes) -> str:
-    """The one of the header with which every line has as many cells."""
+    """The separator with which every line has as many cells as the header."""
 
     def widths(separator: str) -> Iterator[int]:
         return (

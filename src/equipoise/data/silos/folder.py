@@ -72,7 +72,7 @@ def read(
 
 
 def read_with(directory: Path, options: Options, *, separator: str, test: float, seed: int) -> Silos:
-    """The same of options that are at hand."""
+    """`read`, with its options as one record."""
     paths, left = silo_files(directory)
     sites = [open_site(path, options, separator=separator, test=test, seed=seed) for path in paths]
     encoding = agree([site.statistics(options) for site in sites], options)

@@ -69,7 +69,7 @@ def open_site(
 
 
 def site_of(frame: pl.LazyFrame, options: Options, *, name: str, file: str, test: float = 0.2, seed: int = 0) -> Site:
-    """The same of a table that is at hand; `file` is what messages call it."""
+    """A silo from a table, split as `open_site` splits; `file` is what messages call it."""
     require(0 <= test < 1, f"test is {test}; give the share of rows to hold out, from 0 to below 1")
     classes = strata(frame, options, site=file)
     require(

@@ -195,7 +195,7 @@ class _Kind(NamedTuple):
 
 
 def _kinds(table: Table, names: Iterable[str], options: Options, remedy: str = "data.categorical") -> dict[str, _Kind]:
-    """By the cells of each column; `remedy` is the setting that makes names of them."""
+    """The kind of each column, by its cells; `remedy` is the setting that makes names of them."""
     questions: dict[tuple[str, str], pl.Expr] = {}
     kinds: dict[str, _Kind] = {}
     names = list(names)

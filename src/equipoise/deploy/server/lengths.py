@@ -94,7 +94,7 @@ class Heard:
         return median(there) if complete else lower([*there, *[0.0] * (self.asked - len(self.replies))])
 
     def why_not_sum(self, total: PyTree) -> str:
-        """The same of a sum whose parts nobody has seen."""
+        """Why a sum whose parts nobody has seen does not count; empty where it does."""
         if self.run.bound is None:
             return ""
         sums = ((f"sum of {name}", length) for name, length in lengths(Reply(total=total)))
@@ -135,7 +135,7 @@ def lower(values: list[float]) -> float:
 
 
 def median(values: list[float]) -> float:
-    """The same of what has a length: who has no weight says nothing about it."""
+    """The lower median of the lengths above zero: a reply without weight says nothing about them."""
     return lower([value for value in values if value > 0.0])
 
 
@@ -171,7 +171,7 @@ def _real(a: Any) -> bool:
 
 
 def _length(a: ArrayLike) -> float:
-    """The norm, of numbers whose squares would overflow too."""
+    """The norm, also of numbers whose squares would overflow."""
     values = np.abs(np.asarray(a, np.float64))
     most = float(values.max(initial=0.0))
     return 0.0 if most == 0.0 else most * float(np.sqrt(np.sum((values / most) ** 2)))

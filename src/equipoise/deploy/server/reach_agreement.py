@@ -99,7 +99,7 @@ def reach_agreement(config: Config, federation: ConnectedSites) -> Agreement:
 
 
 def ask_for_statistics(federation: ConnectedSites) -> dict[str, str]:
-    """Every site's; owners who have not looked at the run yet are waited for as long as sites that have not come."""
+    """Every site's statistics; waits for owners who have not approved the run yet as long as for sites to come."""
     end = time.monotonic() + federation.timeouts.gather
     wait, longest = (min(seconds, federation.timeouts.gather / 4) for seconds in APPROVAL)
     while True:
@@ -125,7 +125,7 @@ def send_agreement(config: Config, federation: ConnectedSites, agreed: Agreement
 
 
 def tell(federation: ConnectedSites, agreed: Agreement) -> dict[str, str]:
-    """Tells all sites what was agreed, of which they are told nothing twice; gives their answers."""
+    """Sends all sites the agreement, or what is new in it, and returns their answers."""
     text, earlier = agreed.model_dump_json(), federation.told_all
     answers = federation.ask("agreement", agreement.addition(earlier, agreed) if earlier else text)
     federation.agreement = federation.told_all = text
@@ -133,7 +133,7 @@ def tell(federation: ConnectedSites, agreed: Agreement) -> dict[str, str]:
 
 
 def agree_on_metric(config: Config, federation: ConnectedSites, agreed: Agreement) -> Agreement:
-    """With the metric of the sites' second moments, where the model is trained in one; who answers is in the mean."""
+    """The agreement with the metric of the sites' second moments, where the model is trained in one."""
     plan = agreement.metric_plan(config, agreed)
     if plan is None:
         return agreed
@@ -262,7 +262,7 @@ def _counted(site: str, answer: SiteStatistics) -> float:
 
 
 def _check_alike(config: Config, curvatures: dict[str, float]) -> None:
-    """One site's word would make everybody's steps tiny."""
+    """Refuses a curvature with which one site would make everybody's steps tiny."""
     bound, usual = not_none(config.federation).believed, sorted(curvatures.values())[(len(curvatures) - 1) // 2]
     for site, curvature in curvatures.items():
         require(
@@ -273,7 +273,7 @@ def _check_alike(config: Config, curvatures: dict[str, float]) -> None:
 
 
 def _check_baselines(config: Config, baselines: dict[str, float]) -> None:
-    """A loss below zero would be a gain that no model can have, and take all of the weight."""
+    """Refuses a loss below zero: a gain over it is one that no model can have, and would take all of the weight."""
     bound, usual = not_none(config.federation).believed, sorted(baselines.values())[(len(baselines) - 1) // 2]
     for site, loss in baselines.items():
         require(

@@ -74,7 +74,7 @@ class Demands(NamedTuple):
 
 
 def deadline(demands: Demands, timeout: float, past: Collection[float], asked: int) -> Limit:
-    """Until when to wait in an exchange, by how many have answered; `past` are the seconds of replies to it so far."""
+    """How long to wait in an exchange, by how many have answered; `past` are the seconds of earlier replies to it."""
     early = timeout
     if demands.quantile is not None and len(past) >= ENOUGH:
         early = min(timeout, max(SHORTEST, demands.slack * float(np.quantile([*past], demands.quantile))))
@@ -345,7 +345,7 @@ def counted_round(
 def one_exchange(
     setup: ServedRun, spec: wire.ExchangeSpec, r: int, attempt: int, state: State, marks: list[tuple[str, str]]
 ) -> State:
-    """Sends, and folds in what comes, as it comes."""
+    """The state after an exchange: sends its messages, and adds up the replies as they come."""
     name, federation, demands = spec.exchange.name, setup.federation, setup.demands
     opening, working = exchange_keys(setup.key, r, spec.position)
     server, cohort = setup.prepared.compiled[name, "open"](state.server, opening)
@@ -423,7 +423,7 @@ class UnderWay:
     def messages(
         self, r: int, attempt: int, words: list, marks: list[tuple[str, str]], timeout: float
     ) -> Iterator[tuple[int, Message]]:
-        """To every client of the cohort whose site is there."""
+        """A message to every client of the cohort whose site is connected."""
         setup, spec, masked, federation = self.setup, self.spec, self.masked, self.setup.federation
         name, counted = spec.exchange.name, self.state.counted
 
@@ -520,7 +520,7 @@ class UnderWay:
             self.tally.broken[self.number[site]] += 1
 
     def fold(self, state: State, timeout: float) -> Replies:
-        """What counted, summed up; masks are opened for that."""
+        """The sum of the replies that count; masks are taken off for it."""
         if self.masked is None:
             return self.replies.folded()
         why = self.masked.open([self.site_of[s] for s in self.replies.slots], timeout)
@@ -553,7 +553,7 @@ def begin_masked(
 
 
 def how_to_resume(left_out: Mapping[str, str], asked: int) -> str:
-    """What whoever reads that a run was given up can do."""
+    """What to do about a run that was given up."""
     if not left_out:
         return "when the sites are back"
     if 2 * len(left_out) > asked:

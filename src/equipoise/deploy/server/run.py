@@ -407,7 +407,7 @@ class FederatedRun:
 
 
 def read_receipts(path: Path) -> dict[str, Receipt]:
-    """Of every site, by name."""
+    """The receipts in a file of a run folder, by site."""
     try:
         return {site: Receipt(**receipt) for site, receipt in json.loads(read_text(path)).items()}
     except (ValueError, TypeError, AttributeError):

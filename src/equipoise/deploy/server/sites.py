@@ -217,7 +217,7 @@ class ConnectedSites:
                 self.look()
 
     def tell_agreement(self, site: str) -> None:
-        """For a site that has lost its folder; what it answers is not waited for."""
+        """Sends the agreement again to a site that has lost its folder, and does not wait for its answer."""
         node = self.nodes.get(site)
         if self.agreement and node is not None:
             self._push([self._question("agreement", self.agreement, node, self.timeouts.question)])
@@ -346,7 +346,7 @@ class ConnectedSites:
         return ids + [None] * (len(messages) - len(ids))
 
     def _pull(self, ids: list[str], wait: float = 0.0, reply_bytes: int = 0) -> Iterator[Message]:
-        """What has come; one reply that Flower itself cannot read does not take the others with it."""
+        """The replies that have come; one that Flower itself cannot read does not cost the others."""
         if not ids:
             return
         try:

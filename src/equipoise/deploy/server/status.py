@@ -142,7 +142,7 @@ def newest(folder: Path) -> Path:
 
 
 def describe(status: Status, folder: Path) -> str:
-    """One line."""
+    """How a run stands, in one line."""
     connected = sum(site.state == "connected" for site in status.sites.values())
     refused = "".join(f"; refused at the server's port: {times:,} {why}" for why, times in status.refused.items())
     return (
@@ -195,7 +195,7 @@ def _doing(status: Status) -> str:
 
 
 def table(status: Status) -> Table:
-    """A row for every site."""
+    """How the sites stand, a row each."""
     rows = Table("site", "state", "replies", "last reply", "mean", "last error")
     for name, site in status.sites.items():
         times = ("" if s is None else f"{s:.3g} s" for s in (site.seconds, site.mean_seconds))

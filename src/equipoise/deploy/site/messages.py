@@ -42,7 +42,7 @@ class Memory(NamedTuple):
     like: PyTree  # of one state
 
     def states(self) -> dict[str, Any]:
-        """By mark, the newest last."""
+        """The states by mark, the newest last."""
         if not self.path.exists():
             return {}
         try:
@@ -252,7 +252,7 @@ def work(site: Participant, opened: dict[str, Open], content: RecordDict) -> Rec
 
 
 def recall(site: Participant, job: Open, spec: wire.ExchangeSpec, where: Address, memory: Memory) -> Any:
-    """The state that the server counts on."""
+    """The client's state that the server counts on."""
     start = job.job.algorithm.init_client(job.job.x)
     if not jax.tree.leaves(job.like):
         return start

@@ -244,7 +244,7 @@ def pending(folder: Path, digest: str) -> tuple[str, Config]:
 
 
 def asked(content: RecordDict) -> dict[str, Any]:
-    """Which message it was, without its arrays."""
+    """A message for the log, without its arrays."""
     entry: dict[str, Any] = {}
     where = fields_in(content, "at")
     if where is not None:
@@ -258,14 +258,14 @@ def asked(content: RecordDict) -> dict[str, Any]:
 
 
 def short(value: object) -> Any:
-    """What a server has sent, so long as a log of it does not fill the disk."""
+    """What a server has sent, shortened so that the log does not fill the disk."""
     if isinstance(value, list):
         return [short(v) for v in value[:MOST_MEMBERS]]
     return value[:LONGEST] if isinstance(value, str | bytes) else value
 
 
 def described(reply: RecordDict) -> dict[str, Any]:
-    """What left: names and sizes, and a digest by which it is known again; no number of it."""
+    """A reply for the log: names, sizes and a digest, and none of its numbers."""
     digest, names, size = hashlib.sha256(), [], 0
     for kind, record in sorted(reply.items()):
         if isinstance(record, ArrayRecord):

@@ -60,7 +60,7 @@ def options_of(config: Config, rules: Policy) -> Options:
 
 
 def visible(frame: pl.LazyFrame, config: Config, rules: Policy) -> pl.LazyFrame:
-    """The columns that the owner gives; others are as if they were not there."""
+    """The table with the columns that the owner gives, and no others."""
     if rules.columns is None:
         return frame
     unit = config.data.unit
