@@ -1,31 +1,7 @@
 """What a site agrees to, in a file of its own (site.toml): looked at before every answer, whatever the server sends.
 
-ask = true               # the default: no run without approval; false: whatever keeps to the rest
-approved = ["3f0c..."]   # configurations by digest; `equipoise flower approve` adds to a list beside the file
-algorithms = ["scaffpd_sums", "fedavg"]
-label = "readmitted"     # the only column to be predicted
-columns = ["age", "ward"]  # the only columns that are read besides
-split = "kept"           # the default: made once and kept; "asked": as each run asks for it, for trials
-draws = "own"            # the default: minibatches by a key of its own; "asked": by the run's, as on one machine
-min_rows = 20            # that stand behind every statistic, gradient, loss and score
-min_count = 10           # rows that a value of a text or of the label has at least, or it is told to nobody
-most_of_row = 0.5        # of a gradient that a single row may make, as lengths
-most_step = 10.0         # that the model may move in a round, as the root of the mean square of its numbers
-secure = true            # totals leave masked only
-losses = false           # its own loss and scores are told to nobody; the default where secure is true
-least_cohort = 5         # sites that a run, and a masked sum, must be over
-baseline = false         # how well a model of its own rows alone would do is told to nobody
-moments = false          # second moments of its inputs are told to nobody, masked or not
-threshold = 4            # sites that have to help the server to read another's part of a sum; default: all but one
-most_weight = 0.95       # that any site may count for in a masked sum
-same_sites = false       # true: all masked sums of a run are over the same sites; one that is lost stops it
-epsilon = 3.0            # the budget of all runs together, see docs/privacy.md
-delta = 1e-5
-outside_budget = ["statistics"]  # with a budget, what no noise covers is refused unless it stands here
-rounds = 10000           # of a run, at most
-runs = 20                # of one configuration; every further approval is for as many again
-bytes = 1000000000       # that leave for one configuration, at most; default: what its rounds come to
-modules = ["ours:app"]   # ClientApps that a server may name besides Equipoise's own; nothing else is imported
+`Policy` has a field for each key of the file, docs/privacy.md says what they are for. `equipoise flower approve` adds
+the digests of configurations to a list beside it.
 """
 
 import hashlib
@@ -67,32 +43,32 @@ class Policy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    approved: tuple[Digest, ...] = ()
-    ask: bool = True
+    approved: tuple[Digest, ...] = ()  # configurations by digest
+    ask: bool = True  # no run without approval; false: whatever keeps to the rest
     algorithms: tuple[str, ...] | None = None
-    label: str | None = None
-    columns: tuple[str, ...] | None = None
-    split: Literal["kept", "asked"] = "kept"
-    draws: Literal["own", "asked"] = "own"
-    min_rows: int = Field(20, ge=1)
-    min_count: int = Field(10, ge=1)
-    most_of_row: float = Field(0.5, gt=0, le=1)
-    most_step: float = Field(10.0, gt=0)
-    secure: bool = False
-    losses: bool | None = None
-    least_cohort: int = Field(1, ge=1)
-    baseline: bool = True
-    moments: bool = True
-    threshold: int | None = Field(None, ge=2)
-    most_weight: float = Field(0.95, gt=0, le=1)
-    same_sites: bool = False
-    epsilon: float | None = Field(None, gt=0)
+    label: str | None = None  # the only column to be predicted
+    columns: tuple[str, ...] | None = None  # the only columns that are read besides
+    split: Literal["kept", "asked"] = "kept"  # made once and kept; or as each run asks for it, for trials
+    draws: Literal["own", "asked"] = "own"  # minibatches by a key of its own; or by the run's, as on one machine
+    min_rows: int = Field(20, ge=1)  # that stand behind every statistic, gradient, loss and score
+    min_count: int = Field(10, ge=1)  # rows that a value of a text or of the label has, or it is told to nobody
+    most_of_row: float = Field(0.5, gt=0, le=1)  # of a gradient that a single row may make, as lengths
+    most_step: float = Field(10.0, gt=0)  # that the model may move in a round: root of the mean square of its numbers
+    secure: bool = False  # totals leave masked only
+    losses: bool | None = None  # whether its own loss and scores are told; None: unless `secure`
+    least_cohort: int = Field(1, ge=1)  # sites that a run, and a masked sum, must be over
+    baseline: bool = True  # whether it tells how well a model of its own rows alone would do
+    moments: bool = True  # whether it tells second moments of its inputs, masked or not
+    threshold: int | None = Field(None, ge=2)  # sites that have to help to read another's part; None: all but one
+    most_weight: float = Field(0.95, gt=0, le=1)  # that any site may count for in a masked sum
+    same_sites: bool = False  # all masked sums of a run are over the same sites; one that is lost stops it
+    epsilon: float | None = Field(None, gt=0)  # the budget of all runs together, see docs/privacy.md
     delta: float = Field(1e-5, gt=0, lt=1)
     outside_budget: tuple[Literal["statistics", "evaluation"], ...] = ()  # told though no noise covers it
-    rounds: int = Field(10_000, ge=1)
-    runs: int = Field(20, ge=1)
-    bytes: int | None = Field(None, ge=1)
-    modules: tuple[str, ...] = ()
+    rounds: int = Field(10_000, ge=1)  # of a run, at most
+    runs: int = Field(20, ge=1)  # of one configuration; every further approval is for as many again
+    bytes: int | None = Field(None, ge=1)  # that leave for one configuration; None: what its rounds come to
+    modules: tuple[str, ...] = ()  # ClientApps that a server may name besides Equipoise's own; nothing else is imported
 
     @property
     def tells_losses(self) -> bool:

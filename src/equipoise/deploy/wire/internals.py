@@ -51,7 +51,6 @@ from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpI
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from jaxtyping import PyTree
 
 T = TypeVar("T")
 TIMEOUT = 30.0  # seconds, as Flower's own clients have it
