@@ -30,10 +30,6 @@ def joined(*parts: bytes | str | int) -> bytes:
     return b"".join(len(p).to_bytes(8, "big") + p for p in coded)
 
 
-def new_seed() -> bytes:
-    return os.urandom(SEED)
-
-
 def commitment(seed: bytes) -> bytes:
     """By which everybody knows a seed again that is opened later; of 32 random bytes it says nothing."""
     return hashlib.sha256(joined("equipoise seed", seed)).digest()

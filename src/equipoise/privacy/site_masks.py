@@ -18,6 +18,7 @@ once it has been opened.
 """
 
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -148,8 +149,8 @@ class SiteMasks(NamedTuple):
             sealed = sorted(self.folder.glob("masks-*.sealed"), key=lambda path: path.stat().st_mtime_ns)
             for old in sealed[: -(KEPT - 1)]:
                 old.unlink(missing_ok=True)
-            privates = [masks.new_seed() for _ in range(count + 1)]
-            seeds = [masks.new_seed() for _ in range(count)]
+            privates = [os.urandom(masks.SEED) for _ in range(count + 1)]
+            seeds = [os.urandom(masks.SEED) for _ in range(count)]
             keys = b"".join([*map(masks.public_of, privates), *map(masks.commitment, seeds)])
             state = {"step": "keys", "members": members, "threshold": threshold, "count": count, "mine": keys.hex()}
             state |= {"sealing": privates[0].hex(), "privates": [p.hex() for p in privates[1:]]}

@@ -34,9 +34,15 @@ class Site(NamedTuple):
 
     @property
     def counted(self) -> float | None:
-        """As how many independent rows the scored ones count; None: each of them does."""
+        """As how many independent rows the scored ones count, at the least: all rows of a unit may say the same.
+
+        None: each of them counts.
+        """
+        if self.unit is None:
+            return None
         scored = self.held_out if self.held_out.any() else ~self.held_out
-        return None if self.unit is None else effective_rows(self.unit[scored])
+        counts = np.unique(self.unit[scored], return_counts=True)[1].astype(np.float64)
+        return float(counts.sum() ** 2 / (counts**2).sum())
 
     def statistics(self, options: Options) -> Statistics:
         return statistics(self.frame, options, site=self.file, train=~self.held_out)
@@ -88,9 +94,3 @@ def site_of(frame: pl.LazyFrame, options: Options, *, name: str, file: str, test
     )
     # Whole units, each counted for the label of its first row: no unit is on both sides.
     return Site(name, file, frame, stratified(classes.to_numpy()[first], test, rng)[unit], unit)
-
-
-def effective_rows(unit: np.ndarray) -> float:
-    """As how many independent rows those of some units count, at the least: all rows of a unit may say the same."""
-    counts = np.unique(unit, return_counts=True)[1].astype(np.float64)
-    return float(counts.sum() ** 2 / (counts**2).sum())

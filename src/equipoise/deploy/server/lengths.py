@@ -157,9 +157,9 @@ def lengths(reply: Reply) -> Iterator[tuple[str, Length]]:
                 yield prefix or "array", Length(_length(node), np.ndim(node) > 0, wide=part == "total")
 
 
-def path_name(path: Any) -> str:
+def path_name(path: tuple) -> str:
     """A place in a tree in plain words."""
-    return " ".join(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in path)
+    return jax.tree_util.keystr(path, simple=True, separator=" ")
 
 
 def _joined(*words: str) -> str:

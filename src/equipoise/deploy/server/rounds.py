@@ -363,7 +363,8 @@ def one_exchange(
     seconds, start = dict[str, float](), time.monotonic()
     past = federation.times.setdefault(f"{setup.part}/{name}", deque(maxlen=REMEMBERED))
     limit = deadline(demands, timeout, past, sum(site in federation.nodes for site in site_of.values()))
-    hopeless = under_way.left_by_training if setup.beside else None
+    # What happens beside training does not wait for a site that training does not wait for.
+    hopeless = (lambda s: site_of[s] not in federation.nodes) if setup.beside else None
     size = nbytes(under_way.shapes)
     for s, delivery in federation.deliver(messages, limit, reply_bytes=size, hopeless=hopeless):
         came = time.monotonic() - start
@@ -463,10 +464,6 @@ class UnderWay:
             down = now.down + nbytes(spec.message)
             self.traffic = now._replace(sent=now.sent + 1, down=down, down_framing=framed)
             yield s, message
-
-    def left_by_training(self, s: int) -> bool:
-        """What happens beside training does not wait for a site that training does not wait for."""
-        return self.site_of[s] not in self.setup.federation.nodes
 
     def receive(self, s: int, delivery: Delivery) -> bool:
         """Whether a reply came that can be read; it counts as soon as it is not out of all proportion."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -394,14 +394,13 @@ def kept_features(folder: Path, made_of: list[Any], make: Callable[[], OwnerRows
 
     `made_of` is all that they depend on, as texts and arrays.
     """
-    digest = digest_of(made_of)
-    path = folder / FEATURES
-    names: Any = OwnerRows(*(cast(Any, Shards)(*Shards._fields) for _ in OwnerRows._fields))
+    digest, path = digest_of(made_of), folder / FEATURES
+    names = [[f".{part}.{field}" for field in Shards._fields] for part in OwnerRows._fields]
     if path.is_file():
         with suppress(KeyError, TypeError, ValueError):  # it is damaged, and made again
-            arrays, saved_digest = tensors.read(path)
-            if saved_digest == digest:
-                return jax.tree.unflatten(jax.tree.structure(names), [arrays[name] for name, _ in tensors.named(names)])
+            saved: Any = tensors.read(path)
+            if saved.about == digest:
+                return OwnerRows(*(Shards(*(saved.arrays[name] for name in part)) for part in names))
     made = make()
     folder.mkdir(parents=True, exist_ok=True)
     tensors.write(path, {name: np.asarray(a) for name, a in tensors.named(made)}, digest)
