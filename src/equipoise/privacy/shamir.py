@@ -6,6 +6,8 @@ the integers modulo a prime, holder k (1, 2, ...) gets its value at k.
 
 import secrets
 from collections.abc import Mapping
+from functools import reduce
+from math import prod
 
 from equipoise.errors import require
 
@@ -22,22 +24,13 @@ def split(secret: int, threshold: int, holders: int) -> list[int]:
 
 
 def evaluate(polynomial: list[int], x: int) -> int:
-    value = 0
-    for coefficient in reversed(polynomial):
-        value = (value * x + coefficient) % PRIME
-    return value
+    return reduce(lambda value, coefficient: (value * x + coefficient) % PRIME, reversed(polynomial), 0)
 
 
 def weights_at_zero(holders: list[int]) -> list[int]:
     """Lagrange's: the value at 0 is their combination of the values at `holders`."""
-    weights = []
-    for i in holders:
-        above, below = 1, 1
-        for j in holders:
-            if j != i:
-                above, below = above * j % PRIME, below * (j - i) % PRIME
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
-    return weights
+    others = {i: [j for j in holders if j != i] for i in holders}
+    return [prod(rest) * pow(prod(j - i for j in rest), -1, PRIME) % PRIME for i, rest in others.items()]
 
 
 def join(shares: Mapping[int, int]) -> int:
