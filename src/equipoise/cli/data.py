@@ -140,9 +140,8 @@ def facts(
         summary, facts_of_silos = _of_silos(name, label)
         return [("silos", f"{len(summary.clients)}: {', '.join(summary.clients)}"), *facts_of_silos]
     data = catalogue.load(name, data_dir=data_dir, download=download, **options)
-    tested = "none; each client holds some of its own samples out"
-    if data.test_inputs is not None:
-        tested = f"{len(data.test_inputs):,} examples"
+    own = "none; each client holds some of its own samples out"
+    tested = own if data.test_inputs is None else f"{len(data.test_inputs):,} examples"
     rows = [
         ("name", data.name),
         ("training set", f"{len(data.inputs):,} examples"),

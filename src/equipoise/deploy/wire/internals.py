@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from flwr.app import Error, Metadata
-from flwr.app.message import make_message, remove_content_from_message
+from flwr.app import Error
+from flwr.app.message import remove_content_from_message
 from flwr.common.config import get_fab_config, get_fused_config_from_fab
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, SUPERLINK_NODE_ID, TIMESTAMP_HEADER, ErrorCode
 from flwr.common.serde import fab_from_proto, message_from_proto, message_to_proto, run_from_proto

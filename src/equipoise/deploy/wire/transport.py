@@ -9,7 +9,6 @@ which Flower keeps once however many sites are sent the same.
 import importlib
 import json
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -145,21 +144,9 @@ def direct(grid: Any) -> Transport:
         try:
             return flower.pull_message(tree, number, grid.node, grid.run.run_id, *calls)
         except flower.ObjectPullError as error:
-            return unavailable(proto, str(error))
-
-    def unavailable(proto: flower.MessageProto, why: str) -> Message:
-        metadata = flower.Metadata(
-            run_id=proto.metadata.run_id,
-            message_id="",
-            src_node_id=proto.metadata.src_node_id,
-            dst_node_id=flower.SUPERLINK_NODE_ID,
-            reply_to_message_id=proto.metadata.reply_to_message_id,
-            group_id="",
-            created_at=time.time(),
-            ttl=0.0,
-            message_type="system",
-        )
-        return flower.make_message(metadata=metadata, error=flower.Error(flower.ErrorCode.MESSAGE_UNAVAILABLE, why))
+            proto.ClearField("content")
+            proto.error.code, proto.error.reason = flower.ErrorCode.MESSAGE_UNAVAILABLE, str(error)
+            return flower.message_from_proto(proto)
 
     return Transport(push, pull, door, "messages with their content inside, to sites that can")
 
