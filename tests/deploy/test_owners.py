@@ -276,7 +276,7 @@ def test_a_model_whose_gradient_is_one_row(tmp_path):
     labels[7] += 5.0
     task = eq.tasks.ridge(3, mu=0.1)
     shard = eq.data.stack([(inputs, labels)]).client(0)
-    measure = lengths(task, 0.1)
+    measure = lengths(task.grad, task.own, 0.1)
     longest, total = map(float, measure(jnp.asarray(w), shard))
     assert longest / total > 0.999
     found = np.asarray(task.grad(jnp.asarray(w), shard)) - 0.1 * w
@@ -309,7 +309,7 @@ def test_no_limit_keeps_two_models_of_a_server_s_own_from_telling_a_row():
         weights[2, 0] = steep
         x = np.concatenate([weights.ravel(), bias])
         check_step(x, np.zeros(x.size), rules.most_step * 100)
-        longest, total = map(float, lengths(task, 0.0)(jnp.asarray(x), shard))
+        longest, total = map(float, lengths(task.grad, task.own, 0.0)(jnp.asarray(x), shard))
         assert longest / total < 0.2 < rules.most_of_row
         gradient = np.asarray(task.grad(jnp.asarray(x), shard))
         return np.append(gradient[2 * d : 3 * d], gradient[-1])

@@ -23,6 +23,7 @@ import polars as pl
 from jax import Array
 from jaxtyping import Float
 
+from equipoise._jax import cached_program
 from equipoise.data.shards import Shards
 from equipoise.data.silos import Encoding, Options, Site, Statistics
 from equipoise.data.silos.cells import open_table
@@ -38,7 +39,7 @@ from equipoise.protocol import Message, Vector
 from equipoise.tasks.baseline import WithBaseline
 from equipoise.tasks.metric import ShardInMetric, linear_of, to_model
 from equipoise.tasks.private import AT_ONCE, NUMBERS
-from equipoise.tasks.task import Task, shrink
+from equipoise.tasks.task import Convexity, Own, shrink
 from equipoise.tensors import named
 
 log = logging.getLogger("equipoise.flower")
@@ -332,7 +333,8 @@ def check_step(x: np.ndarray, start: Vector, most: float) -> None:
 
 
 def check_dominance(problem: Problem, x: np.ndarray, shard: Shards, most: float) -> None:
-    longest, total = lengths(problem.plain_task, problem.l2)(jnp.asarray(x), shard)
+    task = problem.plain_task
+    longest, total = lengths(task.grad, task.own, problem.l2)(jnp.asarray(x), shard)
     share = float(longest) / float(total) if total > 0 else 0.0
     refuse_unless(
         share <= most,
@@ -341,21 +343,20 @@ def check_dominance(problem: Problem, x: np.ndarray, shard: Shards, most: float)
     )
 
 
-_lengths: dict[Any, Callable[..., tuple[Array, Array]]] = {}  # by gradient: sites of one process share programs
+@cached_program
+def lengths(grad: Callable[..., Vector], own: Own | None, l2: Convexity) -> Callable[..., tuple[Array, Array]]:
+    """The longest of the rows' own gradients, without what l2 adds, and the sum of their lengths; compiled.
 
-
-def lengths(task: Task, l2: Any) -> Callable[..., tuple[Float[Array, ""], Float[Array, ""]]]:
-    """The longest of the rows' own gradients, without what l2 adds, and the sum of their lengths.
-
-    With a part of the owner's own they are those at the part that all rows make.
+    With a part of the owner's own they are those at the part that all rows make. Sites of one process share it.
     """
 
-    def measure(x: Vector, shard: Shards) -> tuple[Array, Array]:
-        part = None if task.own is None else task.own.fit(x, shard)
+    @jax.jit
+    def measure(x: Vector, shard: Shards) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        part = None if own is None else own.fit(x, shard)
 
         def of_row(inputs: Array, label: Array) -> Array:
             row = Shards(inputs[None], label[None], jnp.ones((), shard.sizes.dtype))
-            slope = task.grad(x, row) if task.own is None else jax.grad(task.own.loss)(x, part, row)
+            slope = grad(x, row) if own is None else jax.grad(own.loss)(x, part, row)
             return jnp.linalg.norm(slope - shrink(l2, x))
 
         rows, few = shard.labels.shape[0], max(1, min(AT_ONCE, NUMBERS // x.size, shard.labels.shape[0]))
@@ -369,7 +370,4 @@ def lengths(task: Task, l2: Any) -> Callable[..., tuple[Float[Array, ""], Float[
         norms = jax.lax.map(some, indices)
         return jnp.max(norms), jnp.sum(norms)
 
-    if task.grad not in _lengths:
-        _lengths.clear()
-        _lengths[task.grad] = jax.jit(measure)
-    return _lengths[task.grad]
+    return measure
