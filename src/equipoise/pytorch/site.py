@@ -94,29 +94,29 @@ def torch_site(
         stochastic: gradients and local steps on one batch each, in the loader's order (shuffled by the run's key, if it
             shuffles), instead of on all of them.
     """
-    trained = Trained(module, loss, l2)
+    flat = FlatModule(module, loss, l2)
     examples = sum(len(labels) for _, labels in loader)
     require(examples > 0, "the loader has no examples; leave the site out or give it at least one")
     kept = None if held_out is None else [batch for batch in held_out if len(batch[1])]
     require(kept is None or kept, "no examples are held out; give at least one, or leave the held-out loader away")
     sets: dict[int, Iterable[Batch]] = {TRAIN: loader, TEST: kept or ()}
-    called = Called(trained, sets, examples, stochastic)
-    real = torch.empty(0, dtype=trained.parameters[0].dtype).numpy().dtype
+    called = ModuleCallbacks(flat, sets, examples, stochastic)
+    real = torch.empty(0, dtype=flat.parameters[0].dtype).numpy().dtype
     first = next(iter(kept or loader))
     module.eval()
     with torch.no_grad():
-        made = trained.applied(first[0])
+        made = flat.applied(first[0])
     shape = tuple(made.shape[1:]) if isinstance(made, torch.Tensor) and made.shape[:1] == first[1].shape[:1] else None
-    x, lock = jnp.asarray(trained.flat().cpu().numpy()), threading.Lock()
+    x, lock = jnp.asarray(flat.vector().cpu().numpy()), threading.Lock()
     functions = (called.value, called.gradient, called.curve, called.walk, called.outputs)
     task = callback_task("torch", x, Callbacks(*(one_at_a_time(lock, function) for function in functions)), shape)
     train = rows(TRAIN, in_numpy(first[1][:1], real), examples)
     labels = [in_numpy(labels, real) for _, labels in kept or ()]
     test = rows(TEST, np.concatenate(labels), sum(map(len, labels))) if labels else None
-    return TorchSite(task, train, x, trained.put, module, test, shape, lock, sets)
+    return TorchSite(task, train, x, flat.put, module, test, shape, lock, sets)
 
 
-class Trained:
+class FlatModule:
     """A module with its loss; the parameters that require a gradient are one flat vector."""
 
     def __init__(self, module: torch.nn.Module, loss: Loss, l2: float):
@@ -134,11 +134,13 @@ class Trained:
         return torch.as_tensor(np.array(a), dtype=self.parameters[0].dtype, device=self.parameters[0].device)
 
     def put(self, x: ArrayLike) -> None:
-        flat, size = self.tensor(x), self.size
-        require(flat.shape == (size,), f"the weights have shape {tuple(flat.shape)}; the module has {size} parameters")
-        torch.nn.utils.vector_to_parameters(flat, self.parameters)
+        weights, size = self.tensor(x), self.size
+        require(
+            weights.shape == (size,), f"the weights have shape {tuple(weights.shape)}; the module has {size} parameters"
+        )
+        torch.nn.utils.vector_to_parameters(weights, self.parameters)
 
-    def flat(self) -> torch.Tensor:
+    def vector(self) -> torch.Tensor:
         return torch.nn.utils.parameters_to_vector(self.parameters).detach().clone()
 
     def applied(self, inputs: torch.Tensor) -> Any:
@@ -154,13 +156,13 @@ class Trained:
         for batch in batches:
             (self.lost(batch) * (1 if count is None else len(batch[1]) / count)).backward()
         zeros = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        return torch.cat([g.reshape(-1) for g in zeros]) + self.l2 * self.flat()
+        return torch.cat([g.reshape(-1) for g in zeros]) + self.l2 * self.vector()
 
 
-class Called(NamedTuple):
+class ModuleCallbacks(NamedTuple):
     """What JAX calls back: NumPy in, NumPy out."""
 
-    trained: Trained
+    flat: FlatModule
     sets: Mapping[int, Iterable[Batch]]  # TRAIN and TEST
     examples: int  # of TRAIN
     stochastic: bool  # gradients and local steps on one batch each
@@ -172,38 +174,38 @@ class Called(NamedTuple):
         return ((self.sets[TRAIN], self.examples) for _ in repeat(None))
 
     def value(self, x: ArrayLike, which: Any) -> np.ndarray:
-        self.trained.put(x)
-        self.trained.module.eval()
+        self.flat.put(x)
+        self.flat.module.eval()
         with torch.no_grad():
-            losses = [(float(self.trained.lost(batch)), len(batch[1])) for batch in self.sets[int(which)]]
+            losses = [(float(self.flat.lost(batch)), len(batch[1])) for batch in self.sets[int(which)]]
         x = np.asarray(x)
         mean = sum(value * count for value, count in losses) / sum(count for _, count in losses)
-        return np.asarray(mean + self.trained.l2 / 2 * (x @ x), x.dtype)
+        return np.asarray(mean + self.flat.l2 / 2 * (x @ x), x.dtype)
 
     def outputs(self, x: ArrayLike, which: Any) -> np.ndarray:
-        self.trained.put(x)
-        self.trained.module.eval()
+        self.flat.put(x)
+        self.flat.module.eval()
         with torch.no_grad():
-            made = torch.cat([self.trained.applied(inputs) for inputs, _ in self.sets[int(which)]])
+            made = torch.cat([self.flat.applied(inputs) for inputs, _ in self.sets[int(which)]])
         return made.cpu().numpy().astype(np.asarray(x).dtype)
 
     def gradient(self, x: ArrayLike, words: object) -> np.ndarray:
-        self.trained.put(x)
+        self.flat.put(x)
         with seeded(words):
-            return self.trained.slope(*next(self.draws())).cpu().numpy().astype(np.asarray(x).dtype)
+            return self.flat.slope(*next(self.draws())).cpu().numpy().astype(np.asarray(x).dtype)
 
     def curve(self, x: ArrayLike, v: object, words: object) -> np.ndarray:
         """The derivative of the gradient along v."""
-        self.trained.put(x)
-        self.trained.module.train()
-        parameters, along = self.trained.parameters, self.trained.tensor(v)
+        self.flat.put(x)
+        self.flat.module.train()
+        parameters, along = self.flat.parameters, self.flat.tensor(v)
         pieces = zip(along.split([p.numel() for p in parameters]), parameters, strict=True)
         parts = [piece.view_as(p) for piece, p in pieces]
-        total = self.trained.l2 * along
+        total = self.flat.l2 * along
         with seeded(words):
             batches, count = next(self.draws())
             for batch in batches:
-                value = self.trained.lost(batch) * (1 if count is None else len(batch[1]) / count)
+                value = self.flat.lost(batch) * (1 if count is None else len(batch[1]) / count)
                 slopes = torch.autograd.grad(value, parameters, create_graph=True, materialize_grads=True)
                 rise = sum((g * part).sum() for g, part in zip(slopes, parts, strict=True))
                 if isinstance(rise, torch.Tensor) and rise.requires_grad:  # not of a loss that is linear
@@ -213,13 +215,13 @@ class Called(NamedTuple):
 
     def walk(self, steps: int, x: ArrayLike, words: object, lr: Any, shift: object, pull: Any, snapshot: Any) -> tuple:
         """Local steps: where they end, and the snapshot on the way."""
-        self.trained.put(x)
-        u = start = seen = self.trained.flat()
-        drift = self.trained.tensor(shift)
+        self.flat.put(x)
+        u = start = seen = self.flat.vector()
+        drift = self.flat.tensor(shift)
         with seeded(words):
             for t, draw in zip(range(1, steps + 1), self.draws(), strict=False):
-                u = u - float(lr) * (self.trained.slope(*draw) + drift + float(pull) * (u - start))
-                torch.nn.utils.vector_to_parameters(u, self.trained.parameters)
+                u = u - float(lr) * (self.flat.slope(*draw) + drift + float(pull) * (u - start))
+                torch.nn.utils.vector_to_parameters(u, self.flat.parameters)
                 seen = u if t == int(snapshot) else seen
         return tuple(a.cpu().numpy().astype(np.asarray(x).dtype) for a in (u, seen))
 
