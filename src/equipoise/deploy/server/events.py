@@ -107,11 +107,7 @@ class GivenUp(EquipoiseError):
 
 
 FEW = 4  # places that are named; of more, how many
-WORDS = {
-    "late": "did not answer in time",
-    "broken": "sent a reply that was left out",
-    "absent": "was not there",
-}
+WORDS = {"late": "did not answer in time", "broken": "sent a reply that was left out", "absent": "was not there"}
 # Their reason is a sentence, with the site in it.
 WHOLE = ("stranger", "double", "false name", "outsider", "left out", "log went back", "heavy")
 
