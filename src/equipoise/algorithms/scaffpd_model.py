@@ -35,8 +35,9 @@ Lost replies and few clients per round. A client that is not heard is estimated 
 uncertain the model is more curved; what it says later corrects them. Then P(x) rests on estimates and may rise.
 A client never heard counts as the mean of the others. With uniform(n, m) a round hears m clients, everybody in the
 first: a quarter of them again at the centre, which measures the new direction, about a third by age at random, the
-rest by weight and age. Exchange 2 asks the m largest weights, and they say f_i and c_i at the centre again: a third
-more bytes up and, measured, a third to a half fewer rounds. With everyone(n) nothing is said twice, unless `repeat`
+rest by weight and age. Exchange 2 asks the m/2 largest weights and those whose estimates could
+be most wrong, as far as the robust value feels it; they say f_i and c_i at the centre again: a third more bytes up and,
+measured, a third to a half fewer rounds. With everyone(n) nothing is said twice, unless `repeat`
 asks for it.
 
 Precision. Sums, solves and comparisons at the server have double precision in runs of single precision too: they are
@@ -63,7 +64,7 @@ from equipoise.algorithms.record import SADDLE, Record
 from equipoise.algorithms.server_model import constants, judge, saddle, state
 from equipoise.algorithms.server_model.interior import interior_of
 from equipoise.algorithms.server_model.precision import in_double, joined
-from equipoise.algorithms.server_model.sampling import clients_to_hear, heaviest
+from equipoise.algorithms.server_model.sampling import clients_to_hear, to_correct
 from equipoise.algorithms.server_model.state import Server
 from equipoise.algorithms.server_model.trial import next_trial, update_dual
 from equipoise.cohorts import Sample, check_distinct
@@ -205,10 +206,10 @@ def scaffpd_model(
 
     # (3) Local steps from the centre: Algorithm 2 on the clients, then the trial.
 
-    def choose_heaviest(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
+    def choose_who_corrects(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         if not sampled:
             return server, sample(key)
-        return server, Cohort(heaviest(server, m), jnp.any(server.centre.heard) & jnp.ones(m, bool))
+        return server, Cohort(to_correct(server, dual, m), jnp.any(server.centre.heard) & jnp.ones(m, bool))
 
     def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
         return Correction(server.centre.x if again else server.centre.label, server.c, server.lam[i])
@@ -263,7 +264,7 @@ def scaffpd_model(
         init_client=init_client,
         round=(
             Exchange("collect", choose_cohort, send_trial, collect, judge_and_update_dual, writes=True),
-            Exchange("improve", choose_heaviest, send_correction, improve, update_trial, writes=True),
+            Exchange("improve", choose_who_corrects, send_correction, improve, update_trial, writes=True),
         ),
         model=lambda server: server.centre.x,
         weights=lambda server: server.lam if mu is None else certifying(server),
