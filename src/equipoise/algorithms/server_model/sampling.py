@@ -48,7 +48,7 @@ def to_correct(server: Server, dual: Dual, m: int) -> Int[Array, " m"]:
     be. By weights alone, a client of little weight that has gone astray would long not be heard.
     """
     n = server.age.size
-    by_risk = round(constants.BY_RISK * m)
+    by_risk = jnp.round(constants.BY_RISK * m).astype(jnp.int32)
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a, server)
         f, width = joined(wide.centre.f), could_be_off(wide)
