@@ -158,6 +158,7 @@ def scaffpd_model(
     m, mu = sample.m, task.curves if task.strong_convexity is None else task.strong_convexity
     sampled = m < n
     again = sampled or repeat
+    quadratic = task.examples is not None and task.examples.linear  # squares of a linear model
     everybody = np.arange(n, dtype=np.int32)
 
     # (1) Collect losses and gradients at the point under trial.
@@ -182,7 +183,8 @@ def scaffpd_model(
         x, label, centre_label = message
         c_i, loss = task.grad(x, data.data), task.loss(x, data.data)
         # Where losses are not quadratic the curvature falls on the way: to a hundredth where classes can be told apart.
-        start, now = data.L.astype(x.dtype), rough_smoothness(task, x, data.data)
+        start = data.L.astype(x.dtype)
+        now = start if quadratic else rough_smoothness(task, x, data.data)
         L = jnp.maximum(mine.met, jnp.where(now < FALLEN * start, now, start))
         reply = Reply(each=Answer(loss, c_i, L))
         if label is None or centre_label is None:
