@@ -120,10 +120,7 @@ def save(
         raise InputError(f"the metadata cannot be written as JSON: {error}") from error
     weights = {name: np.asarray(value) for name, value in _named(_tree(params, model)).items()}
     for name, value in weights.items():
-        require(
-            np.isfinite(value).all(),
-            f"the weights {name!r} hold NaN or infinity; this model is not worth saving",
-        )
+        require(np.isfinite(value).all(), f"the weights {name!r} hold NaN or infinity; this model is not worth saving")
     tensors.write(path, weights if own is None else weights | {OWN: np.asarray(own.part)}, text)
 
 
@@ -153,10 +150,7 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
         raise InputError(f"{path.name} is not a model that equipoise saved ({first_line(error)})") from error
     for name, want in _named(like).items():
         have = weights[name].shape if name in weights else "nothing"
-        require(
-            have == want.shape,
-            f"{path.name} has {have} for the weights {name!r}; the model needs {want.shape}",
-        )
+        require(have == want.shape, f"{path.name} has {have} for the weights {name!r}; the model needs {want.shape}")
         require(
             weights[name].dtype.kind == "f" and np.isfinite(weights[name]).all(),
             f"the weights {name!r} of {path.name} hold what is not a finite number; it is damaged, or its run diverged",

@@ -271,8 +271,7 @@ def intervals(
     """From one number per example [n, m], such as a loss; client i's first sizes[i] are real."""
     x, m = np.asarray(values, np.float64), np.asarray(sizes, np.int64)
     require(
-        x.ndim == 2 and m.shape == x.shape[:1],
-        f"values have shape {x.shape}, sizes {m.shape}; give [n, m] and [n]",
+        x.ndim == 2 and m.shape == x.shape[:1], f"values have shape {x.shape}, sizes {m.shape}; give [n, m] and [n]"
     )
     require(m.size and m.min() >= 1 and m.max() <= x.shape[1], "a size is below 1 or beyond the values' columns")
     real = np.arange(x.shape[1]) < m[:, None]

@@ -1,7 +1,6 @@
 """The metric of a run (`tasks/metric.py`): whether there is one, the exchange that makes it, what crosses for it."""
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
 from equipoise import metric, tasks
@@ -9,7 +8,7 @@ from equipoise.data.shards import client_shapes
 from equipoise.engines.kernel import Lost
 from equipoise.errors import InputError, require
 from equipoise.experiment.config import Config
-from equipoise.experiment.problems import Conditioning, Problem, Sent
+from equipoise.experiment.problems import Conditioning, Problem, Sent, cached
 from equipoise.tasks import Metric
 from equipoise.tasks.task import Linear, least
 
@@ -65,11 +64,5 @@ def conditioned(problem: Problem, plan: Plan, agreed: Metric, like: object) -> P
             "; as model.l2 is 0 the metric has a ridge, and where the rows leave the model open it is another one that "
             "training ends at"
         )
-    made = Conditioning(agreed, in_metric(problem.task), sent)
+    made = Conditioning(agreed, cached(tasks.in_metric)(problem.task), sent)
     return replace(problem, conditioning=made, notes=(*problem.notes, note))
-
-
-@lru_cache(maxsize=16)
-def in_metric(task: tasks.Task) -> tasks.Task:
-    """The same for the same task, so that what is compiled for it is compiled once."""
-    return tasks.in_metric(task)

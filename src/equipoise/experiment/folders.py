@@ -84,14 +84,12 @@ def check(folder: Path, kind: Kind, *, overwrite: bool) -> None:
         _check_empty(folder)
         return
     require(
-        marked.kind == kind,
-        f"{folder} is a folder of {MAKERS[marked.kind]}, not of {MAKERS[kind]}; give another --out",
+        marked.kind == kind, f"{folder} is a folder of {MAKERS[marked.kind]}, not of {MAKERS[kind]}; give another --out"
     )
     if kind == "plan" or overwrite or not (folder / records.CONFIG).is_file():
         return
     require(
-        not records.finished(folder),
-        f"{folder} holds a finished run; give another --out, or --overwrite to replace it",
+        not records.finished(folder), f"{folder} holds a finished run; give another --out, or --overwrite to replace it"
     )
     raise InputError(
         f"{folder} holds a run that was stopped: `equipoise resume {folder}` resumes it, --overwrite starts over"

@@ -112,10 +112,7 @@ def path(
     base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     first = config.parse(base, source=source)
     name = ALONG.get(first.objective.name, "")
-    require(
-        name,
-        f"{source}: the objective '{first.objective.name}' has no rho to go along; give {' or '.join(ALONG)}",
-    )
+    require(name, f"{source}: the objective '{first.objective.name}' has no rho to go along; give {' or '.join(ALONG)}")
     values = WAY[name] if values is None else values
     require(
         len(values) >= 2,

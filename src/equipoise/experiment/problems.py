@@ -542,12 +542,8 @@ def with_own_parts(config: Config, problem: Problem) -> Problem:
     own = config.model.own
     if own == "none":
         return problem
-    return replace(problem, task=_with_part(problem.task, () if isinstance(own, str) else _columns(own, problem)))
-
-
-@lru_cache(maxsize=16)
-def _with_part(task: Task, inputs: tuple[int, ...]) -> Task:
-    return tasks.own_part(task, inputs)
+    inputs = () if isinstance(own, str) else _columns(own, problem)
+    return replace(problem, task=cached(tasks.own_part)(problem.task, inputs))
 
 
 def _columns(names: tuple[str, ...], problem: Problem) -> tuple[int, ...]:

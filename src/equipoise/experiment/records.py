@@ -284,10 +284,7 @@ def _check_fit(read: Run) -> None:
             f"{path}, round {row.round}, is not of the {n} clients of {FEDERATION}; one of the files is of another run",
         )
     rounds = [row.round for row in read.rows]
-    require(
-        all(a < b for a, b in pairwise(rounds)),
-        f"{path} does not go from round to round; it is damaged",
-    )
+    require(all(a < b for a, b in pairwise(rounds)), f"{path} does not go from round to round; it is damaged")
     if read.outcome is None:
         return
     fits = (

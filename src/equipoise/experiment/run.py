@@ -41,14 +41,7 @@ from equipoise.experiment.results import (
     write_result,
     write_row_scores,
 )
-from equipoise.experiment.writer import (
-    RunWriter,
-    Watch,
-    crossing_of,
-    local_evaluator,
-    validator,
-    weights_of,
-)
+from equipoise.experiment.writer import RunWriter, Watch, crossing_of, local_evaluator, validator, weights_of
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key
 

@@ -198,12 +198,7 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
     def numeric(i: int) -> list[Any]:
         scores = [float(other.values[i]) for _, other in against]
         own = [run.members[i].name, run.members[i].train]
-        return [
-            *own,
-            *scores,
-            float(run.values[i]),
-            *(float(a[i]) for g in pairs for a in (g.values, g.low, g.high)),
-        ]
+        return [*own, *scores, float(run.values[i]), *(float(a[i]) for g in pairs for a in (g.values, g.low, g.high))]
 
     columns = headings[: -len(pairs)]
     columns += [f"gain against {g.against}{end}" for g in pairs for end in ("", ": low", ": high")]
