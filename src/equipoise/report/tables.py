@@ -193,15 +193,15 @@ def scores(
     heads += ["gain", "gain\nworst 20%", "lose"] if gains else []
     rows = []
     for k, one in enumerate(everybody):
-        values = one.scores[main]
-        cells = [formats.number(numbers.mean(values)), formats.number(numbers.worst_fifth(values, up=False))]
+        losses = numbers.summarize(one.scores[main], False)
+        cells = [formats.number(losses["mean"]), formats.number(losses["worst20"])]
         for name in others:
             write = formats.percent if is_fraction(name) or name == "auroc" else formats.number
-            cells.append(write(numbers.mean(one.scores[name])) if name in one.scores else "")
+            cells.append(write(numbers.summarize(one.scores[name], True)["mean"]) if name in one.scores else "")
         if k < len(gains):
-            gain = gains[k]
-            cells += [formats.signed(numbers.mean(gain)), formats.signed(numbers.worst_fifth(gain, up=True))]
-            cells.append(formats.percent(numbers.share_below_zero(gain)))
+            gain, told = numbers.summarize(gains[k], True), gains[k][np.isfinite(gains[k])]
+            cells += [formats.signed(gain["mean"]), formats.signed(gain["worst20"])]
+            cells.append(formats.percent(float((told < 0).mean()) if told.size else math.nan))
         elif gains:
             cells += ["", "", ""]
         rows.append([one.title, *cells])
