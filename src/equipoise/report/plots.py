@@ -55,7 +55,7 @@ def _against(first: ReportedRun, drawn: Sequence[tuple[ReportedRun, float]], gro
     axes.append(svg.axis([v for span in spans for v in span if math.isfinite(v)], margin=0.06, steps=5))
     if first.is_fraction and first.measure != "skill":  # where all runs have 100%, the axis goes beyond it
         axes = [axis._replace(ticks=tuple(t for t in axis.ticks if 0 <= t <= 1)) for axis in axes]
-    frame = _frame(*axes)
+    frame = _frame(axes[0], axes[1])
     right, up = ("→", "↑") if first.higher_is_better else ("←", "↓")
     write = first.format_tick
     parts = frame.grid(write, write, f"{first.score_name} of {group} (better {right})")
