@@ -70,15 +70,9 @@ def save(
     arrays = dict(tensors.named((result.server, result.clients))) | result.tally._asdict()
     if best is not None:
         arrays |= {BEST: best.x}
-    header = Header(
-        rounds=result.rounds,
-        seconds=result.seconds,
-        compile_seconds=result.compile_seconds,
-        history=history,
-        origin=origin,
-        more=more or {},
-        best=None if best is None else (best.round, best.value),
-    )
+    counts: dict[str, Any] = {name: getattr(result, name) for name in ("rounds", "seconds", "compile_seconds")}
+    kept = None if best is None else (best.round, best.value)
+    header = Header(**counts, history=history, origin=origin, more=more or {}, best=kept)
     tensors.write(path, arrays, header.model_dump_json())
 
 

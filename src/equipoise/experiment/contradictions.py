@@ -84,7 +84,8 @@ def _of_model(config: "Config") -> Iterator[str]:
         if not _by_jax(config):
             yield "model.own is for models that JAX trains on rows; leave it out with PyTorch modules and quadratics"
         if config.privacy is not None:
-            yield "[privacy] counts releases of single rows' losses, and an own part joins them; give model.own = 'none'"
+            given = "[privacy] counts releases of single rows' losses, and an own part joins them"
+            yield f"{given}; give model.own = 'none'"
         if not isinstance(model.own, str) and convexify is not None:
             yield "model.own names columns, of which [convexify] makes features; give 'intercept'"
     if model.metric not in ("auto", "none"):

@@ -23,30 +23,7 @@ RECEIPTS = "receipts.json"  # over Flower: where the log of each site stood, sig
 BASELINES = "baselines.json"  # over Flower: of every site, the loss of its own model
 # The result first: without it, what a process that was killed has left counts as a run to start over.
 MADE: dict[Kind, tuple[str, ...]] = {
-    "run": (
-        records.RESULT,
-        records.CHECKPOINT,
-        records.HISTORY,
-        records.MODEL,
-        records.ROW_SCORES,
-        records.PERSONAL,
-        records.OWN_MODELS,
-        records.OWN_ROWS,
-        records.OWN_PARTS,
-        records.ALONE,
-        records.ALONE_ROWS,
-        records.FEDERATION,
-        records.ENVIRONMENT,
-        records.AGREEMENT,
-        records.STATUS,
-        records.LOG,
-        SERVER,
-        RECEIPTS,
-        BASELINES,
-        records.CHOSEN,
-        PAGE,
-        records.CONFIG,
-    ),
+    "run": (*records.FILES, SERVER, RECEIPTS, BASELINES, PAGE, records.CONFIG),
     "plan": (PAGE, TABLE),
 }
 EVENTS = "events.out.tfevents.*"  # below BOARD

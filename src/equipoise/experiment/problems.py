@@ -335,24 +335,15 @@ def _of_data(config: Config) -> Problem:
         "the data of [federation] is at its sites: `equipoise flower server` trains there; to run on this machine, "
         "give data.silos, a folder with a file per site",
     )
-    if config.data.name == "synthetic":
-        return _synthetic(config)
-    if config.data.name == "quadratics":
-        return _quadratics(config)
-    return _of_dataset(config)
+    return {"synthetic": _synthetic, "quadratics": _quadratics}.get(config.data.name, _of_dataset)(config)
 
 
 def _of_silos(config: Config) -> Problem:
-    settings = config.data
+    settings, folder = config.data, Path(str(config.data.silos))
+    how: dict[str, Any] = {"separator": settings.separator, "test": settings.test, "seed": config.run.seed}
     with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # they become notes
-        given = silos.read_with(
-            Path(str(settings.silos)),
-            settings.silo_options,
-            separator=settings.separator,
-            test=settings.test,
-            seed=config.run.seed,
-        )
-    what = f"{len(given.names)} silos of the folder {Path(str(settings.silos)).name}, predicting {settings.label}"
+        given = silos.read_with(folder, settings.silo_options, **how)
+    what = f"{len(given.names)} silos of the folder {folder.name}, predicting {settings.label}"
     problem = problem_of(config, what, given.names, given.train, given.test, given.encoding, given.warnings)
     return replace(problem, counted=given.counted, units=given.units)
 
@@ -422,15 +413,8 @@ def _of_dataset(config: Config) -> Problem:
     if config.model.name in ("linear", "mlp"):
         dataset = dataset.flat()
     divided, test_parts = divide(config, dataset)
-    train, test = pool.pools(
-        dataset,
-        divided.parts,
-        key=key,
-        test=settings.test,
-        test_parts=test_parts,
-        max_size=division.max_size,
-        thin=division.thin,
-    )
+    limits: dict[str, Any] = {"test": settings.test, "max_size": division.max_size, "thin": division.thin}
+    train, test = pool.pools(dataset, divided.parts, key=key, test_parts=test_parts, **limits)
     names = tuple(divided.summary.clients)
     names = names if division.kind == "natural" else tuple(f"client {name}" for name in names)
     by = {"natural": "its own owners", "dirichlet": f"Dirichlet({division.alpha:g})", "iid": "chance"}
@@ -476,14 +460,9 @@ def _encoding_of(dataset: Dataset) -> Encoding | None:
     if not dataset.classes or isinstance(dataset.scale, np.ndarray) or isinstance(dataset.offset, np.ndarray):
         return None
     scale = 1.0 if dataset.scale is None else float(dataset.scale)
-    inputs = Feature(
-        "inputs",
-        "array",
-        mean=-float(dataset.offset) / scale,
-        scale=1 / scale,
-        shape=tuple(dataset.inputs.shape[1:]),
-        dtype=str(dataset.inputs.dtype),
-    )
+    shape, dtype = tuple(dataset.inputs.shape[1:]), str(dataset.inputs.dtype)
+    mean = -float(dataset.offset) / scale
+    inputs = Feature("inputs", "array", mean=mean, scale=1 / scale, shape=shape, dtype=dtype)
     return Encoding("classification", Target("labels", dataset.classes), (inputs,), ())
 
 
@@ -554,13 +533,11 @@ def _columns(names: tuple[str, ...], problem: Problem) -> tuple[int, ...]:
         f"model.own names columns ({', '.join(names)}), and this data has none; give 'intercept'",
     )
     features = not_none(encoding).features
-    columns = [feature.name for feature in features]
-    for name in names:
-        require(
-            name in columns, f"model.own names '{name}', which is not a column of the model{nearest(name, columns)}"
-        )
     ends = np.cumsum([len(feature.inputs) for feature in features])
     ranges = {f.name: range(end - len(f.inputs), end) for f, end in zip(features, ends.tolist(), strict=True)}
+    for name in names:
+        wrong = f"model.own names '{name}', which is not a column of the model{nearest(name, ranges)}"
+        require(name in ranges, wrong)
     return tuple(j for name in names for j in ranges[name])
 
 

@@ -15,6 +15,7 @@ from jax import Array
 from jax.tree_util import Partial
 
 from equipoise import evaluation, files
+from equipoise.data import ClientData
 from equipoise.engines import kernel
 from equipoise.engines.checks import check_memory
 from equipoise.engines.simulator import Lost, Result, broken_replies, simulate
@@ -79,11 +80,11 @@ class ClientRows:
     """A problem's rows, in the shapes that the programs of a run are compiled for."""
 
     problem: Problem
-    train: Any
-    test: Any
+    train: ClientData
+    test: ClientData | None
 
     @property
-    def scored(self) -> Any:
+    def scored(self) -> ClientData:
         """The rows that models are scored on."""
         return self.train if self.test is None else self.test
 
@@ -169,11 +170,10 @@ def with_choices(spec: RunSpec, earlier: dict[str, settle.Found] | None = None) 
     if spec.asked is not None or not settle.is_open(spec.config):
         return spec
     there = None if spec.overwrite else settle.read(spec.folder)
-    outcome = (
-        settle.chosen_for(spec.config, {} if earlier is None else earlier, _lost(spec.config))
-        if there is None
-        else settle.Found(there)
-    )
+    if there is None:
+        outcome = settle.chosen_for(spec.config, {} if earlier is None else earlier, _lost(spec.config))
+    else:
+        outcome = settle.Found(there)
     config = settle.applied(spec.config, outcome.choices)
     return spec._replace(config=config, asked=spec.config, chosen=outcome.choices, fits=outcome.fits)
 
@@ -356,13 +356,8 @@ def complete(session: Session, result: Result) -> None:
     table = in_units(problem, session.data.scorer(x))
     name = "" if problem.score is None else problem.score.name
     if name in problem.scores:
-        resample = evaluation.evaluator(
-            problem.plain_task,
-            session.data.judged,
-            scores={name: problem.scores[name]},
-            draws=DRAWS,
-            key=config.run.seed,
-        )
+        task, rows, scores = problem.plain_task, session.data.judged, {name: problem.scores[name]}
+        resample = evaluation.evaluator(task, rows, scores=scores, draws=DRAWS, key=config.run.seed)
         table = table._replace(resampled=in_units(problem, resample(x)).resampled)
     write_row_scores(folder, problem, x, session.data.judged, problem.main_score(table).name)
     part, finite = None, bool(np.isfinite(np.asarray(x)).all())
@@ -381,9 +376,8 @@ def complete(session: Session, result: Result) -> None:
         of_them = None if part is None else own_parts.of_models(problem, models, session.data.train)
         personal.write(folder, problem, own, models, of_them)
     files.sync(folder / records.HISTORY)  # before there is a result that counts on it
-    best_round = None if best is None else best.round
-    curve = calibration_of(problem, x, session.data.judged) if finite else ()
-    more: dict[str, Any] = {"best_round": best_round, "part": part, "calibration": curve}
+    more: dict[str, Any] = {"best_round": None if best is None else best.round, "part": part}
+    more["calibration"] = calibration_of(problem, x, session.data.judged) if finite else ()
     write_result(config, folder, problem, x, result, table, label, events, **more)
 
 
@@ -394,6 +388,6 @@ def _lost(config: Config) -> Lost | None:
     return Partial(_gone, as_key(config.run.seed), jnp.asarray(config.run.lost))
 
 
-def _gone(key: RandomKey, fraction: Any, round: Any, exchange: int, ids: Array) -> Any:
+def _gone(key: RandomKey, fraction: Array, round: Array, exchange: int, ids: Array) -> Array:
     key = jax.random.fold_in(jax.random.fold_in(key, round), exchange)
     return jax.random.bernoulli(jax.random.fold_in(key, 1), fraction, jnp.shape(ids))

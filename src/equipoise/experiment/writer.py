@@ -92,23 +92,20 @@ def validator(problem: Problem, by: str = "worst fifth") -> Judge | None:
     """
     if problem.validation is None:
         return None
-    rows = problem.with_rows(problem.train, problem.validation)
+    rows, has_base = problem.with_rows(problem.train, problem.validation), problem.base is not None
     scorer = evaluation.evaluator(problem.plain_task, rows, scores=problem.scores)
-    bases = None
-    if problem.base is not None:
-        bases = skill.bases(problem.train, problem.validation, len(problem.classes))
+    bases = skill.bases(problem.train, problem.validation, len(problem.classes)) if has_base else None
 
     def judge(x: Vector) -> tuple[float, bool]:
         table = scorer(x)
-        if by == "loss":
-            losses = np.asarray(table.scores["loss"], np.float64)
-            return float(losses[np.isfinite(losses)].mean()) if np.isfinite(losses).any() else math.nan, False
         if bases is not None:
             table = evaluation.with_skill(table, bases.loss)
-        name, up, _ = problem.main_score(table)
+        name, up, _ = ("loss", False, None) if by == "loss" else problem.main_score(table)
         values = np.asarray(table.scores[name], np.float64)
         heard = values[np.isfinite(values)]
-        return (float(worst_mean(heard, up)) if heard.size else math.nan), up
+        if not heard.size:
+            return math.nan, up
+        return float(heard.mean() if by == "loss" else worst_mean(heard, up)), up
 
     return judge
 
@@ -161,10 +158,9 @@ class RunWriter:
     def begin(self) -> None:
         """A history with the first model only."""
         files.remove(self.folder / records.HISTORY)
-        exchanges = (0,) * len(self.algorithm.round)
-        counts = {"asked": exchanges, "answered": exchanges, "broken": 0}
-        sent = {"bytes_down": self.sent.down, "bytes_up": self.sent.up}
-        self.write(self.problem.x, None, round=0, seconds=0.0, **counts, **sent)
+        nobody = (0,) * len(self.algorithm.round)
+        counts = {"asked": nobody, "answered": nobody, "bytes_down": self.sent.down, "bytes_up": self.sent.up}
+        self.write(self.problem.x, None, round=0, seconds=0.0, broken=0, **counts)
 
     def save(self, result: Result, more: dict[str, Any] | None = None) -> None:
         """A checkpoint; what it counts on is on the disk before."""

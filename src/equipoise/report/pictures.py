@@ -54,10 +54,8 @@ def heatmap(summary: Summary) -> str:
     stops = [tag("stop", offset=str(end), stop_color=svg.COLOURS[0], stop_opacity=str(end)) for end in (0, 1)]
     key = tag("rect", x=float(left), y="10", width="80", height="10", style="fill:url(#shares)")
     axis = "clients" if each == 1 else f"clients, {each} to a row"
-    names += [
-        _turned(axis, 14, (top + bottom) / 2, "middle"),
-        _text("labels", (left + right) / 2, below + 12, "middle"),
-    ]
+    names.append(_turned(axis, 14, (top + bottom) / 2, "middle"))
+    names.append(_text("labels", (left + right) / 2, below + 12, "middle"))
     names += [_text("0 to 100% of a client's samples", left + 88, 19), _text("samples", right + 16, top - 6)]
     gradient = tag("defs", tag("linearGradient", *stops, id="shares"))
     groups = (tag("g", *map_, *bars, class_=svg.colour(0)), tag("g", *names))
@@ -74,11 +72,8 @@ def panels(title: str, charts: Mapping[str, Mapping[str, Sequence[float]]], *, c
         frame = svg.Frame(svg.axis((1, longest), margin=0), y_axis, 0.13, 0.965, 30, 240)
         points = {name: list(enumerate(map(float, values), 1)) for name, values in lines.items()}
         curves = [frame.curve(points[name], names.index(name), name) for name in lines]
-        inside = (
-            svg.label(0.13, 18, heading),
-            *frame.grid(formats.tick, formats.tick, x_name),
-            frame.stretched(*curves),
-        )
+        grid = frame.grid(formats.tick, formats.tick, x_name)
+        inside = (svg.label(0.13, 18, heading), *grid, frame.stretched(*curves))
         corner = {"x": width * (place % columns), "y": height * (place // columns)}
         parts.append(tag("svg", *inside, **corner, width=width, height=height))
     bottom = height * math.ceil(len(charts) / columns)
