@@ -240,23 +240,16 @@ def _trained(
 
 def run_outputs(run: records.Run, parsed: Config, label: str, split: Split, problem: Problem | None = None) -> Outputs:
     """What the model of a run folder says of the held-out rows, with every owner's own part."""
-    path = run.path / records.MODEL
-    require(
-        path.is_file(),
-        f"'{label}' has no model of {split.federation.name}: {' '.join(run.outcome.events) if run.outcome else ''}",
-    )
+    path, events = run.path / records.MODEL, run.outcome.events if run.outcome else ()
+    require(path.is_file(), f"'{label}' has no model of {split.federation.name}: {' '.join(events)}")
     parsed = settle.applied(parsed, settle.read(run.path) or ())
     with precision(parsed):
         problem = build_problem(parsed) if problem is None else problem
         x = problem.starting_from(artifact.load(path)).x
         padded = np.asarray(_predictor(problem.plain_task)(x, problem.with_rows(problem.train, problem.test)))
     k = len(problem.classes)
-    outputs = []
-    for i, (z, y) in enumerate(zip(padded, split.test_labels, strict=True)):
-        outputs.append(
-            entries.checked(z[: len(y)] if k else z[: len(y)].reshape(-1), len(y), k, label, problem.names[i])
-        )
-    return tuple(outputs)
+    rows = [z[: len(y)] if k else z[: len(y)].reshape(-1) for z, y in zip(padded, split.test_labels, strict=True)]
+    return tuple(entries.checked(z, len(z), k, label, name) for z, name in zip(rows, problem.names, strict=True))
 
 
 @lru_cache(maxsize=16)
