@@ -116,9 +116,8 @@ def evaluation(
 
         again = jax.lax.map(resampled, jax.random.split(key, draws)) if draws else {}
         moments = {name: squares(score).astype(x.dtype) for name, score in squared.items()}
-        return None, Reply(
-            each=(data.sizes, loss_told, _marked(scored(outputs, labels)), _marked(again), _marked(moments))
-        )
+        told = map(_marked, (scored(outputs, labels), again, moments))
+        return None, Reply(each=(data.sizes, loss_told, *told))
 
     def listen(server: Server, replies: Replies) -> Server:
         sizes, losses, *heard = replies.each
@@ -307,7 +306,6 @@ def of_rows(task: Task, x: Vector, data: ClientData, score: str) -> Float[np.nda
     numbers = OF_ROWS.get(score)
     if task.predict is None or numbers is None:
         return None
-
     values = np.asarray(_every_row(task.own or task.predict, numbers)(x, data))
     return values[np.arange(values.shape[1]) < np.asarray(scored_rows(task, data).sizes)[:, None]]
 
