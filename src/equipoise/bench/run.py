@@ -118,7 +118,8 @@ def _of_federation(
         labels = dict.fromkeys(job.method for job in missing if job.method != ALONE)
         for label in (label for label in labels if methods[label].fit is not None):
             watch(name, label)
-            fits = [_fit(job, methods[label], *computed[job.split][1:]) for job in missing if job.method == label]
+            jobs = [job for job in missing if job.method == label]
+            fits = [_fit(job, methods[label], *computed[job.split][1:])[0] for job in jobs]
             _enter(folder, fits, methods, check)
         trained = [label for label in labels if methods[label].settings is not None]
         ours = [label for label in trained if methods[label].kind != "entered"]
@@ -182,22 +183,17 @@ def _alone(folder: Path, name: str, split: int, rows: Split) -> Outputs:
         with np.load(path) as kept:
             if str(kept["rows"]) == rows.rows:
                 return tuple(np.split(kept["losses"], np.cumsum([len(y) for y in rows.test_labels])[:-1]))
-    outputs, seconds = _timed(job, method, rows)
+    entry, outputs = _fit(job, method, rows, None)
     losses = entries.losses_of(outputs, rows)
-    _enter(folder, [_entry(job, method, outputs, rows, None, seconds=seconds)], METHODS, lambda *_: None)
+    _enter(folder, [entry], METHODS, lambda *_: None)
     np.savez_compressed(path, rows=rows.rows, losses=np.concatenate(losses).astype(np.float32))
     return losses
 
 
-def _fit(job: Job, method: Method, split: Split, alone: Outputs) -> Entry:
-    outputs, seconds = _timed(job, method, split)
-    return _entry(job, method, outputs, split, alone, seconds=seconds)
-
-
-def _timed(job: Job, method: Method, split: Split) -> tuple[Outputs, float]:
+def _fit(job: Job, method: Method, split: Split, alone: Outputs | None) -> tuple[Entry, Outputs]:
     start = time.perf_counter()
     outputs = fitted_outputs(method, job.method, split)
-    return outputs, time.perf_counter() - start
+    return _entry(job, method, outputs, split, alone, seconds=time.perf_counter() - start), outputs
 
 
 def _trained(

@@ -95,9 +95,8 @@ class ReportedRun(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        if self.record.outcome is not None:
-            return self.record.outcome.seconds
-        return self.record.rows[-1].seconds if self.record.rows else math.nan
+        last = self.record.outcome or (self.record.rows[-1] if self.record.rows else None)
+        return math.nan if last is None else last.seconds
 
     @property
     def format(self) -> Callable[[float], str]:
@@ -192,14 +191,13 @@ def _reported(run: Run, label: str) -> ReportedRun:
     measure, higher = _main_measure(run)
     values = scores(run.final, measure, n) if run.rows else np.full(n, np.nan)
     summary = summarize(values, higher)
-    if run.outcome is None:
-        missing = np.full(n, np.nan)
-        return ReportedRun(run, label, measure, higher, values, missing, missing, summary, UNKNOWN, UNKNOWN)
-    out = run.outcome
-    keys = {"mean": "mean", "worst20": "worst20", "best20": "best20", "worst": "min" if higher else "max", "std": "std"}
-    summary |= {key: finite(out.summary[saved]) for key, saved in keys.items() if out.summary.get(saved) is not None}
-    low, high = array(out.low, n), array(out.high, n)
-    worst, mean = _worst(out, summary), _mean(out, summary, low, high)
+    low, high = np.full((2, n), np.nan)
+    worst = mean = UNKNOWN
+    if (out := run.outcome) is not None:
+        saved = out.summary | {"worst": out.summary.get("min" if higher else "max")}
+        summary |= {key: finite(saved[key]) for key in summary if saved.get(key) is not None}
+        low, high = array(out.low, n), array(out.high, n)
+        worst, mean = _worst(out, summary), _mean(out, summary, low, high)
     return ReportedRun(run, label, measure, higher, values, low, high, summary, worst, mean)
 
 
@@ -241,13 +239,9 @@ def summarize(values: np.ndarray, higher: bool) -> dict[str, float]:
     finite = values[np.isfinite(values)]
     if not finite.size:
         return dict.fromkeys(("mean", "worst20", "best20", "worst", "std"), math.nan)
-    return {
-        "mean": float(finite.mean()),
-        "worst20": float(worst_mean(finite, higher)),
-        "best20": float(worst_mean(finite, not higher)),
-        "worst": float(finite.min() if higher else finite.max()),
-        "std": float(finite.std()),
-    }
+    worst20, best20, worst = worst_mean(finite, higher), worst_mean(finite, not higher), (max, min)[higher](finite)
+    numbers = {"mean": finite.mean(), "worst20": worst20, "best20": best20, "worst": worst, "std": finite.std()}
+    return {name: float(value) for name, value in numbers.items()}
 
 
 class Paired(NamedTuple):
@@ -375,8 +369,8 @@ def gains(run: ReportedRun, other: "ReportedRun | Alone", against: str) -> Gains
     if pairs is not None:
         low, high = differences.each_difference(pairs)
     else:
-        sides = zip(other.low, other.values, other.high, run.low, run.values, run.high, strict=True)
-        bounds = [differences.difference(Bounds(a, b, c), Bounds(d, e, f), 0.0) for a, b, c, d, e, f in sides]
+        old, new = (map(Bounds, one.low, one.values, one.high) for one in (other, run))
+        bounds = [differences.difference(a, b, 0.0) for a, b in zip(old, new, strict=True)]
         low, high = np.array([bound.low for bound in bounds]), np.array([bound.high for bound in bounds])
     if not run.higher_is_better:
         low, value, high = -high, -value, -low
@@ -394,12 +388,9 @@ class Path(NamedTuple):
 def path(runs: Sequence[ReportedRun]) -> Path | None:
     """The path that the runs make; None: they make none."""
     tables = [records.flat(run.record.config) for run in runs]
-    differing = {key for table in tables for key in table if any(t.get(key) != table[key] for t in tables)}
-    if len(runs) < 3 or len(differing) != 1 or not next(iter(differing)).startswith("objective."):
-        return None
-    (key,) = differing
+    key, *more = {key for table in tables for key in table if any(t.get(key) != table[key] for t in tables)} or {""}
     values = [float(value) for table in tables if isinstance(value := table.get(key), int | float)]
-    if len(values) < len(runs):
+    if len(runs) < 3 or more or not key.startswith("objective.") or len(values) < len(runs):
         return None
     points = sorted(zip(values, runs, strict=True), key=lambda point: -point[0])
     return Path(key.partition(".")[2], points, _chosen([run for _, run in points if run.finished]))
@@ -445,7 +436,7 @@ def reached(run: ReportedRun, runs: Sequence[ReportedRun], share: float = SHOWN)
     first = Reached(math.inf, math.inf)
     for row in reversed(run.record.rows):
         if row.objective is None or row.objective - best > share * abs(best + base):
-            return first
+            break
         first = Reached(row.round, bytes_per_client(row, run.n))
     return first
 

@@ -64,7 +64,7 @@ def columns(runs: Sequence[ReportedRun]) -> list[Column]:
         return run.format(value).removesuffix("%")  # in points, not in per cent of something
 
     def bytes_to(_: ReportedRun, value: float) -> str:
-        return formats.byte_size(value) if math.isfinite(value) else formats.MISSING
+        return formats.byte_size(value)
 
     def amount(title: str, narrow: str, name: str, write: Callable[[float], str], best: Any = min) -> Column:
         return Column(title, narrow, lambda run: getattr(run, name), lambda _, value: write(value), best, WIDE)
@@ -281,10 +281,8 @@ def markdown(runs: Sequence[Run]) -> str:
     parts = []
     for group in _groups(runs):
         heads, grid = cells(group)
-        rows = [
-            [escaped(run.title), *(f"**{cell.text}**" if cell.best else cell.text for cell in row)]
-            for run, row in zip(group, grid, strict=True)
-        ]
+        texts = [[f"**{cell.text}**" if cell.best else cell.text for cell in row] for row in grid]
+        rows = ([escaped(run.title), *row] for run, row in zip(group, texts, strict=True))
         parts.append(_markdown(["method", *(head.title for head in heads)], rows, measured(group)))
     return "\n".join(parts)
 
@@ -331,33 +329,26 @@ def corrected_worst(run: ReportedRun) -> tuple[float, float, float]:
 def runs_csv(runs: Sequence[ReportedRun]) -> str:
     """All numbers of the comparison."""
     keys = ("mean", "worst20", "best20", "worst", "std")
-    amounts = ("rounds", "floats_per_client", "seconds")
     headings = ["method", *keys, "worst20_corrected", "worst20_low", "worst20_high"]
-    headings += ["rounds_to_1_percent", "bytes_to_1_percent", *amounts]
-
-    def numbers_of(run: ReportedRun) -> list[Any]:
-        near = numbers.reached(run, runs)
-        values = [*(run.summary[k] for k in keys), *corrected_worst(run), near.rounds, near.bytes]
-        return [run.title, *values, *(getattr(run, a) for a in amounts)]
-
-    return csv_link(headings, map(numbers_of, runs))
+    headings += ["rounds_to_1_percent", "bytes_to_1_percent", "rounds", "floats_per_client", "seconds"]
+    rows = []
+    for run in runs:
+        scores, near = [run.summary[key] for key in keys], numbers.reached(run, runs)
+        costs = [near.rounds, near.bytes, run.rounds, run.floats_per_client, run.seconds]
+        rows.append([run.title, *scores, *corrected_worst(run), *costs])
+    return csv_link(headings, rows)
 
 
 def clients_csv(runs: Sequence[ReportedRun]) -> str:
     """Every client with every run: score, bounds and, where it has one, its last weight."""
-    headings, columns = ["client", "train_rows", "test_rows"], []
+    columns: dict[str, np.ndarray] = {}
     for run in runs:
+        columns |= {run.title: run.values, f"{run.title}: low": run.low, f"{run.title}: high": run.high}
         lam = numbers.weights(run.record, limit=2)[1]
-        columns += [run.values, run.low, run.high]
-        headings += [run.title, f"{run.title}: low", f"{run.title}: high"]
-        if len(lam):
-            columns.append(lam[-1])
-            headings.append(f"{run.title}: weight")
-    rows = (
-        [member.name, member.train, member.test, *(float(column[i]) for column in columns)]
-        for i, member in enumerate(runs[0].members)
-    )
-    return csv_link(headings, rows)
+        columns |= {f"{run.title}: weight": lam[-1]} if len(lam) else {}
+    members = enumerate(runs[0].members)
+    rows = ([m.name, m.train, m.test, *(float(values[i]) for values in columns.values())] for i, m in members)
+    return csv_link(["client", "train_rows", "test_rows", *columns], rows)
 
 
 def escaped(text: str) -> str:
