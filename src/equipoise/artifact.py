@@ -105,15 +105,10 @@ def save(
     )
     if encoding is not None:
         _check_fit(model, encoding)
-    header = {
-        "version": 1 if own is None else 2,  # who knows 1 only would leave the own part out
-        "model": {"name": model.name, "arguments": dict(model.arguments)},
-        "encoding": None if encoding is None else json.loads(encoding.to_json()),
-        "loss": loss,
-        "metadata": dict(metadata or {}),
-    }
-    if own is not None:
-        header["own"] = list(own.inputs)
+    header: dict[str, Any] = {"model": {"name": model.name, "arguments": dict(model.arguments)}}
+    header["version"] = 1 if own is None else 2  # who knows 1 only would leave the own part out
+    header["encoding"] = None if encoding is None else json.loads(encoding.to_json())
+    header |= {"loss": loss, "metadata": dict(metadata or {})} | ({} if own is None else {"own": list(own.inputs)})
     try:
         text = json.dumps(header, allow_nan=False)
     except (TypeError, ValueError) as error:

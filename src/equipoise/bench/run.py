@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 import equipoise
 from equipoise import artifact, extensions
@@ -28,11 +29,13 @@ from equipoise.bench import entries, federations
 from equipoise.bench.entries import Entry, Outputs
 from equipoise.bench.federations import Split
 from equipoise.bench.methods import ALONE, FIXED, METHODS, Method
+from equipoise.data import ClientData
 from equipoise.errors import InputError, require
 from equipoise.experiment import config, folders, plan, records
 from equipoise.experiment.chosen import settle
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
+from equipoise.protocol import Vector
 from equipoise.tasks import Task
 
 RUNS = "runs"
@@ -249,10 +252,10 @@ def run_outputs(run: records.Run, parsed: Config, label: str, split: Split, prob
 
 
 @lru_cache(maxsize=16)
-def _predictor(task: Task) -> Callable[[Any, Any], Any]:
+def _predictor(task: Task) -> Callable[[Vector, ClientData], Array]:
     """Probabilities, or numbers, of every owner's padded held-out rows."""
 
-    def one(x: Any, rows: Any, i: Any) -> Any:
+    def one(x: Vector, rows: ClientData, i: Array) -> Array:
         shard, own = rows.client(i), task.own
         if own is None:
             assert task.predict is not None

@@ -160,7 +160,7 @@ def _marked(values: Scores) -> tuple[Scores, Scores]:
 def evaluate(
     task: Task | Predict,
     x: Float[ArrayLike, "... d"],
-    data: Any,
+    data: ClientData,
     *,
     scores: Mapping[str, Score] | None = None,
     draws: int = 0,
@@ -209,7 +209,7 @@ def evaluate(
 
 def evaluator(
     task: Task,
-    data: Any,
+    data: ClientData,
     *,
     scores: Mapping[str, Score] | None = None,
     draws: int = 0,
@@ -258,7 +258,7 @@ def evaluate_own(
 
 @cached_program
 def _judged_own(task: Task, scores: tuple) -> Callable:
-    def judged(models: Array, data: Any) -> PerClient:
+    def judged(models: Array, data: ClientData) -> PerClient:
         everybody, key = everyone(data.n), jax.random.key(0)
         algorithm = evaluation(task, everybody, None, scores=dict(scores))
         exchange = algorithm.round[0]
@@ -312,7 +312,7 @@ def of_rows(task: Task, x: Vector, data: ClientData, score: str) -> Float[np.nda
 
 @cached_program
 def _every_row(predict: Predict | Own, numbers: Callable[[Array, Array], Array]) -> Callable:
-    def every(x: Vector, data: Any) -> Array:
+    def every(x: Vector, data: ClientData) -> Array:
         def one(i: Array) -> Array:
             shard, model = data.client(i), x if x.ndim == 1 else x[i]
             if not isinstance(predict, Own):

@@ -121,7 +121,7 @@ def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> 
             clients_per_batch=config.run.clients_per_batch,
         )
     choice = problem.tried_steps[name]
-    made = method(choice.value)
+    made = method(float(choice.value))
     return made._replace(notes=(*made.notes, choice.sentence), chosen=(choice,))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from equipoise.errors import InputError, nearest, require
 
@@ -11,8 +12,8 @@ from equipoise.errors import InputError, nearest, require
 def mistake(
     source: str,
     error: ValidationError,
-    settings: object,
-    fields: Callable[[list[str], Any], list[str]],
+    settings: Mapping[str, Any],
+    fields: Callable[[list[str], Mapping[str, Any]], list[str]],
     within: tuple[str, ...] = (),
 ) -> InputError:
     """The first problem: the key, the value, what is allowed. `fields` knows the keys of a section.
@@ -39,7 +40,7 @@ def mistake(
     return InputError(f"{source}: {key} is {shown(given)}; give {allowed}{hint}")
 
 
-def _allowed(problem: Any) -> str:
+def _allowed(problem: ErrorDetails) -> str:
     bounds = {
         "greater_than": "above",
         "greater_than_equal": "at least",

@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 import equipoise
 from equipoise import extensions, files
@@ -105,7 +105,7 @@ def _digest(path: Path) -> str:
         raise FileError(f"{path} cannot be read ({files.reason(error)})") from error
 
 
-def digest_of_arrays(leaves: list[Any]) -> str:
+def digest_of_arrays(leaves: Sequence[ArrayLike]) -> str:
     digest = hashlib.sha256()
     for leaf in leaves:
         array = np.ascontiguousarray(leaf)

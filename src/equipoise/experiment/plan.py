@@ -53,6 +53,8 @@ WAY = {"rho": (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01), "alpha": (1.0, 0.7, 0.5, 0
 
 T = TypeVar("T")
 Settings = Mapping[str, Any]
+Point = dict[str, object]  # of a grid: values by "section.key"
+Chosen = Mapping[tuple[str, str], Point]  # by the place of a federation and the label of a method
 Watch = Callable[["PlannedRun", int, int, records.Row | None], None]
 
 
@@ -63,8 +65,8 @@ class Sweep(Section):
     tune: Annotated[tuple[Seed, ...], Field(min_length=1)] | None = None
     measure: str = "worst20"
     show: tuple[str, ...] = ("mean", "worst20", "best20", "min", "std")
-    over: dict[str, list[Any]] = Field({})
-    grid: dict[str, list[Any]] = Field({})
+    over: dict[str, list] = Field({})
+    grid: dict[str, list] = Field({})
 
 
 class PlannedRun(NamedTuple):
@@ -73,8 +75,8 @@ class PlannedRun(NamedTuple):
     label: str  # the method
     place: str  # its folder, below the plan's
     config: Config
-    over: dict[str, Any]  # where it is reported
-    chosen: dict[str, Any]  # the point of the grid
+    over: Point  # where it is reported
+    chosen: Point  # of the grid
     seed: int
 
 
@@ -82,8 +84,8 @@ class Cell(NamedTuple):
     """One line of a sweep's table: a method on a federation, with its best setting, over the seeds."""
 
     label: str
-    over: dict[str, Any]
-    chosen: dict[str, Any]
+    over: Point
+    chosen: Point
     tried: int  # settings that it was chosen from
     runs: list[records.Run]
 
@@ -129,7 +131,7 @@ def path(
         if first.run.until_gap is None:
             reading.put(mine, "run.until_gap", choice.CERTIFIED)
         parsed = config.parse(mine, source=source)
-        chosen = {f"objective.{name}": value}
+        chosen: Point = {f"objective.{name}": value}
         jobs.append(PlannedRun(f"{name} {value:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
     return _apart(jobs, source)
 
@@ -284,9 +286,9 @@ def sweep(settings: Settings, *, source: str = "the configuration") -> Study:
 
 
 def _jobs(
-    settings: Settings, plan: Sweep, seeds: Sequence[int], source: str, only: Mapping[Any, object] | None = None
+    settings: Settings, plan: Sweep, seeds: Sequence[int], source: str, only: Chosen | None = None
 ) -> Iterator[PlannedRun]:
-    """`only` maps (place of the federation, label) to the point of the grid to run."""
+    """`only` has the point of the grid to run."""
     first = {key: values[0] for key, values in {**plan.over, **plan.grid}.items()}
     planned = _on_the_same_rows(methods(settings, source, first))
     _check_taken(plan.grid, planned, source)
@@ -336,7 +338,7 @@ def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:
     # The runs that choose and those that are shown differ in how many share their data; in turn, one program is theirs.
     options["in_turn"] = plan.tune is not None and jax.default_backend() != "cpu"
     final = _by_setting(study.trials, run_all(study.trials, folder, **options))
-    tried: dict[tuple[str, str], list[tuple[dict, list[records.Run]]]] = {}
+    tried: dict[tuple[str, str], list[tuple[Point, list[records.Run]]]] = {}
     for job, runs in final:
         tried.setdefault((_place(job.over), job.label), []).append((job.chosen, runs))
     chosen = {key: _best(settings, plan.measure) for key, settings in tried.items()}
@@ -356,7 +358,7 @@ def _by_setting(jobs: Sequence[PlannedRun], done: Sequence[records.Run]) -> list
     return list(groups.values())
 
 
-def _best(tried_settings: list[tuple[dict, list[records.Run]]], measure: str) -> dict:
+def _best(tried_settings: list[tuple[Point, list[records.Run]]], measure: str) -> Point:
     """The point with the best mean, of equal ones that with the best average; one without a number only if all are."""
 
     def rank(read: Measure, runs: list[records.Run]) -> float:
@@ -386,11 +388,11 @@ def run_all(
         rows: dict[str, ClientRows] = {}  # neighbours often have the same data
         since_cleared = 0
         begin = cache(lambda: held.enter_context(folders.writing(folder, "plan")))  # once the first data makes sense
-        batches: dict[Any, list[RunSpec]] = {}
+        batches: dict[tuple[str, object], list[RunSpec]] = {}
         numbers = list(jobs)  # with what was chosen for what they leave open
         for where, stage in _networks(jobs, folder, watch, overwrite):
             batches.setdefault(("", where), []).append(stage)
-        earlier: dict[str, Any] = {}
+        earlier: dict[str, settle.Found] = {}
         for k, job in enumerate(jobs):
             seen = None if watch is None else partial(watch, job)
             spec = RunSpec(job.config, folder / job.place, job.label, seen, overwrite, _network(job.config, folder))
@@ -525,7 +527,7 @@ def check(jobs: Sequence[PlannedRun], folder: Path, overwrite: bool) -> None:
             require(not moved, f"{place} was trained on other files ({'; '.join(moved[:3])}); {remedy}")
 
 
-def _points(grid: Mapping[str, list]) -> Iterator[dict[str, Any]]:
+def _points(grid: Mapping[str, list]) -> Iterator[Point]:
     for values in itertools.product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
 

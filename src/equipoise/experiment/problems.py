@@ -31,6 +31,7 @@ from equipoise.evaluation.predictions import Score
 from equipoise.evaluation.rules import COMMON
 from equipoise.experiment.config import Config, DataSettings
 from equipoise.experiment.personal.baselines import OwnFit, own_fits
+from equipoise.experiment.records import Choice
 from equipoise.models import Model
 from equipoise.models.model import Params
 from equipoise.protocol import Data, Vector
@@ -56,8 +57,8 @@ class Sent(NamedTuple):
 class Network(NamedTuple):
     """What a convex problem was made of (`convexify.py`)."""
 
-    train: Any  # the rows themselves
-    test: Any
+    train: ClientData  # the rows themselves
+    test: ClientData | None
     fixed: Params  # of the model, what is not trained any more
     insert: Callable[[Vector], Params]  # x -> all parameters of the model
     extract: Callable[[Params], Vector]  # and back
@@ -101,14 +102,14 @@ class Problem:
     divided: bool = False  # by chance or by its labels, not among owners that exist
     conditioning: Conditioning | None = None  # None: trained in x as it is
     baselines_told: np.ndarray | None = None  # [n], baselines that sites have told, where the rows are elsewhere
-    filled_up: Any | None = None  # `train` in the shape of a plan's other divisions: what is measured has one program
+    filled_up: ClientData | None = None  # `train` in the shape of a plan's other divisions: one program
 
     @property
     def n(self) -> int:
         return self.train.n
 
     @property
-    def compiled_for(self) -> Any:
+    def compiled_for(self) -> ClientData:
         """The training rows, in the shape that a run's programs are compiled for."""
         return self.train if self.filled_up is None else self.filled_up
 
@@ -150,8 +151,8 @@ class Problem:
     @property
     def sent(self) -> Sent:
         """Before the first round."""
-        parts = [part.sent for part in (self.network, self.conditioning) if part is not None]
-        return Sent(sum(part.down for part in parts), sum(part.up for part in parts))
+        sent = [made.sent for made in (self.network, self.conditioning) if made is not None]
+        return Sent(sum(bytes.down for bytes in sent), sum(bytes.up for bytes in sent))
 
     @property
     def plain_task(self) -> Task:
@@ -196,7 +197,7 @@ class Problem:
         return cache(measured)
 
     @cached_property
-    def tried_steps(self) -> dict[str, Any]:
+    def tried_steps(self) -> dict[str, Choice]:
         """Step sizes of networks that were found by trial rounds (`chosen/step_sizes.py`), by the method."""
         return {}
 
@@ -255,8 +256,7 @@ class Problem:
         return started
 
 
-@dataclass(frozen=True, eq=False)
-class Envelope:
+class Envelope(NamedTuple):
     """The Moreau envelope that is trained instead of a task."""
 
     plain: Task
@@ -304,23 +304,17 @@ def with_main_score(config: Config, problem: Problem, scores: Iterable[str]) -> 
         return problem
     score, there = evaluation.main_score_named(config.run.score), list(dict.fromkeys([*scores, "loss"]))
     there += ["skill"] if problem.classes and problem.loss == "cross_entropy" else []
-    require(
-        score.own is not None or score.name in there,
-        f"run.score is '{score.name}', which this problem does not have; give {', '.join(there)}, or module:name",
-    )
-    require(
-        score.own is None or score.name not in there,
-        f"run.score is '{config.run.score}', but '{score.name}' is a score of the library; rename the function",
-    )
+    wrong = f"run.score is '{score.name}', which this problem does not have; give {', '.join(there)}, or module:name"
+    require(score.own is not None or score.name in there, wrong)
+    wrong = f"run.score is '{config.run.score}', but '{score.name}' is a score of the library; rename the function"
+    require(score.own is None or score.name not in there, wrong)
     return replace(problem, score=score)
 
 
 def _with_validation(config: Config, problem: Problem) -> Problem:
     """Some training rows are set aside, to choose a round by: no test row has a say in it."""
-    require(
-        isinstance(problem.train, Pool | Shards),
-        "run.keep_best needs examples to set aside, which this data has none of; leave it out",
-    )
+    examples = isinstance(problem.train, Pool | Shards)
+    require(examples, "run.keep_best needs examples to set aside, which this data has none of; leave it out")
     share = config.run.validation
     train, validation = pool.set_aside(problem.train, share=share, key=division_seed(config))
     note = f"{share:.0%} of every client's training rows are set aside, to choose the best round by"
@@ -348,13 +342,19 @@ def _of_silos(config: Config) -> Problem:
     return replace(problem, counted=given.counted, units=given.units)
 
 
-def _synthetic(config: Config) -> Problem:
-    n, settings = config.partition.clients, config.data.options
+@contextmanager
+def _options(wrong: str, remedy: str) -> Iterator[None]:
+    """Around a call with arguments from a file, which may be none of the function's."""
     try:
-        train = synthetic.regression(n=n, key=jax.random.key(division_seed(config)), **settings)
+        yield
     except TypeError as error:
-        options = "dim, samples, scale, shift"
-        raise InputError(f"data.options does not fit synthetic data ({error}); known: {options}") from None
+        raise InputError(f"{wrong} ({error}); {remedy}") from None
+
+
+def _synthetic(config: Config) -> Problem:
+    n, key = config.partition.clients, jax.random.key(division_seed(config))
+    with _options("data.options does not fit synthetic data", "known: dim, samples, scale, shift"):
+        train = synthetic.regression(n=n, key=key, **config.data.options)
     names = tuple(f"client {i}" for i in range(n))
     what = f"synthetic robust regression (SCAFF-PD, section 6.1) over {n} clients"
     return problem_of(config, what, names, train, None, shape=train.inputs.shape[2:])
@@ -362,25 +362,12 @@ def _synthetic(config: Config) -> Problem:
 
 def _quadratics(config: Config) -> Problem:
     require(config.model.l2 == 0, f"model.l2 is {config.model.l2}, but quadratics are given whole; set model.l2 = 0")
-    try:
+    with _options("data.options does not fit quadratics", "known: gradient, hessian, beta"):
         train = synthetic.quadratics(**config.data.options)
-    except TypeError as error:
-        options = "gradient, hessian, beta"
-        raise InputError(f"data.options does not fit quadratics ({error}); known: {options}") from None
     # Recorded as a line through the origin, whose slope is x. Zero is the solution, so it starts from one.
-    return Problem(
-        what="the two quadratics of SCAFFOLD, section 7.2",
-        names=("client 0", "client 1"),
-        train=train,
-        test=None,
-        classes=(),
-        model=models.linear(1, 1),
-        loss="squared_error",
-        encoding=None,
-        task=tasks.quadratic(1),
-        l2=0.0,
-        x=jnp.ones(1),
-    )
+    what, names = "the two quadratics of SCAFFOLD, section 7.2", ("client 0", "client 1")
+    model, task = models.linear(1, 1), tasks.quadratic(1)
+    return Problem(what, names, train, None, (), model, "squared_error", None, task, 0.0, jnp.ones(1))
 
 
 _kept: ContextVar[dict[str, Dataset] | None] = ContextVar("_kept", default=None)
@@ -415,8 +402,8 @@ def _of_dataset(config: Config) -> Problem:
     divided, test_parts = divide(config, dataset)
     limits: dict[str, Any] = {"test": settings.test, "max_size": division.max_size, "thin": division.thin}
     train, test = pool.pools(dataset, divided.parts, key=key, test_parts=test_parts, **limits)
-    names = tuple(divided.summary.clients)
-    names = names if division.kind == "natural" else tuple(f"client {name}" for name in names)
+    prefix = "" if division.kind == "natural" else "client "
+    names = tuple(f"{prefix}{name}" for name in divided.summary.clients)
     by = {"natural": "its own owners", "dirichlet": f"Dirichlet({division.alpha:g})", "iid": "chance"}
     by |= {"similarity": f"similarity {division.similarity:g}", "k_classes": f"{division.classes} classes each"}
     by |= {"one_class": "one class each", "quantity": f"quantities of Dirichlet({division.alpha:g})"}
@@ -443,10 +430,8 @@ def divide(config: Config, dataset: Dataset) -> tuple[partition.Partition, parti
         "one_class": lambda: partition.one_class(y, n, key),
         "quantity": lambda: partition.quantity(y, n, division.alpha, key, min_size=least),
     }
-    require(
-        y.ndim == 1 and (y.dtype.kind in "iu" or division.kind in ("iid", "quantity")),
-        f"the labels are numbers to predict, which {division.kind} cannot sort; use iid or quantity",
-    )
+    sortable = y.ndim == 1 and (y.dtype.kind in "iu" or division.kind in ("iid", "quantity"))
+    require(sortable, f"the labels are numbers to predict, which {division.kind} cannot sort; use iid or quantity")
     return ways[division.kind](), None
 
 
@@ -470,8 +455,8 @@ def problem_of(
     config: Config,
     what: str,
     names: tuple[str, ...],
-    train: object,
-    test: object,
+    train: ClientData,
+    test: ClientData | None,
     encoding: Encoding | None = None,
     notes: tuple[str, ...] = (),
     *,
@@ -483,13 +468,10 @@ def problem_of(
         classes, shape = not_none(encoding).target.classes, not_none(encoding).shape
     settings, outputs = config.model, len(classes) or 1
     loss = settings.loss if settings.loss != "auto" else "cross_entropy" if classes else "squared_error"
-    require(
-        (loss == "squared_error") == (not classes),
-        f"model.loss is '{loss}' but {'classes' if classes else 'numbers'} are to be predicted; "
-        f"give {'cross_entropy or squared' if classes else 'squared_error'}, or auto",
-    )
-    model = _model(config, shape, outputs, train)
-    features = math.prod(shape)
+    what, fits = ("classes", "cross_entropy or squared") if classes else ("numbers", "squared_error")
+    wrong = f"model.loss is '{loss}' but {what} are to be predicted; give {fits}, or auto"
+    require((loss == "squared_error") == (not classes), wrong)
+    model, features = _model(config, shape, outputs, train), math.prod(shape)
     line = settings.name == "linear" and loss == "squared_error" and config.data.name != "synthetic"
     l2: Convexity = settings.penalty
     # Owners' files: a penalty on the intercept would pull what is rare towards even odds.
@@ -554,7 +536,7 @@ def _cached(factory: Callable[..., Made], precision: object) -> Callable[..., Ma
     return lru_cache(maxsize=16)(factory)
 
 
-def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> Model:
+def _model(config: Config, shape: tuple[int, ...], outputs: int, train: ClientData) -> Model:
     settings = config.model
     arguments: tuple[Any, ...]
     match settings.name:
@@ -563,16 +545,13 @@ def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> 
         case "mlp":
             arguments = (math.prod(shape), settings.hidden, outputs)
         case "cnn" | "resnet" as name:
-            require(
-                len(shape) == 3, f"a {name} needs images [height, width, channels]; the examples have shape {shape}"
-            )
+            wrong = f"a {name} needs images [height, width, channels]; the examples have shape {shape}"
+            require(len(shape) == 3, wrong)
             arguments = (shape, outputs)
         case _:
             integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
             require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
             arguments = (outputs, settings.hidden[0])
     make = models.MODELS[settings.name]
-    try:
+    with _options(f"model.options does not fit a {settings.name}", "see equipoise.models"):
         return (cached(make) if settings.name == "linear" else make)(*arguments, **settings.options)
-    except TypeError as error:
-        raise InputError(f"model.options does not fit a {settings.name} ({error}); see equipoise.models") from None

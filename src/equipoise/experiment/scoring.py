@@ -57,7 +57,7 @@ class Server(NamedTuple):
     gradient: Vector  # sum_i lam_i grad f_i(x); NaN unless all were heard
     level: Float[Array, ""]  # m; near log sum exp(f_i/rho)
     base: Base | None = None  # what each site says of its labels; NaN: not heard, or no base rate to be better than
-    sums: Any = None  # a SumTable, where sites tell sums only
+    sums: "SumTable | None" = None  # where sites tell sums only
 
     @property
     def table(self) -> PerClient:

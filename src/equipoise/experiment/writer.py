@@ -5,15 +5,18 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import jax
 import numpy as np
+from jax import Array
 from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike, DTypeLike
 
 from equipoise import certificates, evaluation, files, tasks
 from equipoise._jax import cached_program, compiled
+from equipoise.certificates import Certificate
+from equipoise.data import ClientData
 from equipoise.data.shards import client_shapes
 from equipoise.engines.simulator import Result
 from equipoise.evaluation import PerClient, skill
@@ -37,19 +40,21 @@ ROWS = 100  # of a history, unless asked otherwise
 class Evaluation(NamedTuple):
     """How good a model is, for a row of the history."""
 
-    losses: Any  # [n], of training
-    objective: Any
-    gap: Any
+    losses: ArrayLike  # [n], of training
+    objective: SupportsFloat
+    gap: SupportsFloat
     table: PerClient
 
 
 # The mean over the worst fifth of the clients on validation rows, or their loss, and whether more is better.
 Judge = Callable[[Vector], tuple[float, bool]]
 # Of a model, and the clients' weights, if the method has those of the objective.
-Evaluate = Callable[[Vector, Any], Evaluation]
+Evaluate = Callable[[Vector, ArrayLike | None], Evaluation]
 
 
-def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callable[[Vector], PerClient]) -> Evaluate:
+def local_evaluator(
+    config: Config, problem: Problem, train: ClientData, scorer: Callable[[Vector], PerClient]
+) -> Evaluate:
     """Evaluates models where all rows are at hand."""
     dual = build_dual(config, problem)
     structure, operands = jax.tree.structure(dual), numbers_of(dual, problem.x.dtype)
@@ -72,8 +77,8 @@ def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callab
 def certifier(task: Task, dual: PyTreeDef) -> Callable:
     """Certificates of models for duals of that structure; compiled once for all their numbers."""
 
-    def certify(numbers: Any, data: Any, curvatures: Any, x: Vector, lam: Any) -> certificates.Certificate:
-        return certificates.certify(task, dual.unflatten(numbers), data, x, lam, curvatures=curvatures)
+    def certify(numbers: tuple, data: ClientData, bends: Array | None, x: Vector, lam: Array) -> Certificate:
+        return certificates.certify(task, dual.unflatten(numbers), data, x, lam, curvatures=bends)
 
     return compiled(certify)
 
@@ -195,7 +200,7 @@ class RunWriter:
         waited = patience is not None and self.best is not None and result.rounds - self.best.round >= patience
         return self.certified is not None or waited
 
-    def write(self, x: Vector, lam: Any, **counts: Any) -> None:
+    def write(self, x: Vector, lam: ArrayLike | None, **counts: Any) -> None:
         # Only weights of the run's own objective certify anything about it.
         evaluation = self.evaluate(x, lam if self.algorithm.dual is not None else None)
         row = Row(
@@ -261,6 +266,6 @@ def _wires(structure: PyTreeDef) -> dict[str, Sequence[Wire]]:
     return {}
 
 
-def _distance(x: Any, y: Any) -> float:
+def _distance(x: ArrayLike, y: np.ndarray) -> float:
     with np.errstate(over="ignore"):  # a run that diverges says so in its result
         return float(np.sum((np.asarray(x, np.float64) - y) ** 2))

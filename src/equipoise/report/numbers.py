@@ -239,7 +239,8 @@ def summarize(values: np.ndarray, higher: bool) -> dict[str, float]:
     finite = values[np.isfinite(values)]
     if not finite.size:
         return dict.fromkeys(("mean", "worst20", "best20", "worst", "std"), math.nan)
-    worst20, best20, worst = worst_mean(finite, higher), worst_mean(finite, not higher), (max, min)[higher](finite)
+    worst20, best20 = worst_mean(finite, higher), worst_mean(finite, not higher)
+    worst = finite.min() if higher else finite.max()
     numbers = {"mean": finite.mean(), "worst20": worst20, "best20": best20, "worst": worst, "std": finite.std()}
     return {name: float(value) for name, value in numbers.items()}
 

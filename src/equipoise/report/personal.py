@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from rich.table import Table
 from rich.text import Text
 
 from equipoise.errors import not_none
@@ -133,7 +133,7 @@ def sentence(shared: ReportedRun, own: ReportedRun) -> str:
     )
 
 
-def table(run: Run, limit: int = tables.MOST_CLIENTS) -> Any:
+def table(run: Run, limit: int = tables.MOST_CLIENTS) -> Table | None:
     """A rich table with a row for each owner, the worst served by the shared model first; None: no own models."""
     (reported,) = numbers.reported([run])
     own = with_own(reported)

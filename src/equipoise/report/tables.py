@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.evaluation.rules import is_fraction
-from equipoise.experiment.records import Run
+from equipoise.experiment.records import ClientRecord, Run
 from equipoise.report import formats, numbers, wording
 from equipoise.report.numbers import ReportedRun
 
@@ -29,6 +29,9 @@ TO_ONE_PERCENT = (
 )
 
 
+Best = Callable[[Sequence[float]], float]
+
+
 class Column(NamedTuple):
     """One number of each run."""
 
@@ -36,7 +39,7 @@ class Column(NamedTuple):
     narrow_title: str  # for terminals; empty: not shown there
     value: Callable[[ReportedRun], float]
     format: Callable[[ReportedRun, float], str]
-    best: Callable[[Sequence[float]], float] | None  # None: no value is better than another
+    best: Best | None  # None: no value is better than another
     needs: int = 0  # columns of a terminal, to be shown there
 
 
@@ -63,10 +66,10 @@ def columns(runs: Sequence[ReportedRun]) -> list[Column]:
     def spread(run: ReportedRun, value: float) -> str:
         return run.format(value).removesuffix("%")  # in points, not in per cent of something
 
-    def bytes_to(_: ReportedRun, value: float) -> str:
+    def byte_size(_: ReportedRun, value: float) -> str:
         return formats.byte_size(value)
 
-    def amount(title: str, narrow: str, name: str, write: Callable[[float], str], best: Any = min) -> Column:
+    def amount(title: str, narrow: str, name: str, write: Callable[[float], str], best: Best | None = min) -> Column:
         return Column(title, narrow, lambda run: getattr(run, name), lambda _, value: write(value), best, WIDE)
 
     return [
@@ -77,7 +80,9 @@ def columns(runs: Sequence[ReportedRun]) -> list[Column]:
         score("worst client", "worst"),
         Column("std", "std", lambda run: run.summary["std"], spread, min, WIDE),
         Column("rounds to 1%", "rounds\nto 1%", lambda run: near[run.series].rounds, numbers.rounds_text, min),
-        Column("bytes to 1%", "bytes\nto 1%", lambda run: near[run.series].bytes, bytes_to, min),
+        Column(
+            "bytes to 1%", "bytes\nto 1%", lambda run: near[run.series].bytes, lambda _, v: formats.byte_size(v), min
+        ),
         amount("rounds", "rounds", "rounds", formats.count, None),
         amount("floats per client", "floats", "floats_per_client", formats.with_unit),
         amount("bytes per client", "", "bytes_per_client", formats.byte_size),
@@ -126,7 +131,7 @@ def client_cells(runs: Sequence[ReportedRun], i: int, *, bounds: bool = True) ->
     return [member.name, size, *values]
 
 
-def comparison(runs: Sequence[Run], width: int = 80) -> Any:
+def comparison(runs: Sequence[Run], width: int = 80) -> Group:
     """A rich table with a row for each run; one table for each set of clients. `width`: of the terminal."""
     rows = []
     for group in _groups(runs):
@@ -216,7 +221,7 @@ SCORE_TITLES |= {"auroc": "AUC", "brier": "Brier", "r2": "R²", "skill": "skill"
 OTHER_SCORES = ("skill", "accuracy", "balanced_accuracy", "auroc", "brier", "r2")
 
 
-def scores_table(runs: Sequence[Run], width: int = 80, offered: Offered = lambda _: None) -> Any:
+def scores_table(runs: Sequence[Run], width: int = 80, offered: Offered = lambda _: None) -> Group | None:
     """`scores` as a rich table, one for each set of clients; None: there is nothing to show."""
     table_rows = []
     for group in _groups(runs):
@@ -238,7 +243,7 @@ def longest_word(texts: Iterable[str], most: int = 16) -> int:
     return min(most, max((len(word) for text in texts for word in text.split()), default=1))
 
 
-def worst_served(members: Sequence[Any], i: int, values: np.ndarray) -> str:
+def worst_served(members: Sequence[ClientRecord], i: int, values: np.ndarray) -> str:
     """The name of client i, if it has a score."""
     return members[i].name if math.isfinite(values[i]) else formats.MISSING
 
@@ -250,7 +255,7 @@ def alone_cells(run: ReportedRun, alone: numbers.Alone) -> dict[str, str]:
     return cells | {"std": run.format(alone.summary["std"]).removesuffix("%"), "floats per client": "0"}
 
 
-def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Any:
+def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Group:
     """A rich table with a row for each client, the worst served first; one table for each set of clients."""
     rows = []
     for group in _groups(runs):
@@ -272,8 +277,9 @@ def _groups(runs: Sequence[Run]) -> list[list[ReportedRun]]:
 
 def narrow_table(caption: str) -> Table:
     """A table for eighty columns, which folds long cells and cuts nothing off."""
-    look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 0, 0, 1)}
-    return Table(caption=Text(caption), caption_justify="left", **look)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
+    table.caption, table.caption_justify = Text(caption), "left"
+    return table
 
 
 def markdown(runs: Sequence[Run]) -> str:

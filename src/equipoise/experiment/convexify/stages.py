@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
+from jaxtyping import Float
 
 from equipoise import artifact, cohorts, models, tasks
 from equipoise._jax import compiled
@@ -70,6 +71,10 @@ def load_network(path: str | Path, model: Model) -> Params:
     return artifact_of_network.params
 
 
+Examples = TypeVar("Examples", Pool, Shards)
+Rows = Array | np.ndarray  # inputs
+
+
 class Trained(NamedTuple):
     """A network, and how it came about."""
 
@@ -99,8 +104,8 @@ def given_network(config: Config, model: Model, start: Callable[[], Params]) -> 
 class Scaling(NamedTuple):
     """Features are used as (phi - mean) * scale."""
 
-    mean: Any  # [p]
-    scale: Any
+    mean: Float[Array, " p"]
+    scale: Float[Array, " p"]
 
 
 def convexify(config: Config, problem: Problem, trained: Trained) -> Problem:
@@ -109,7 +114,7 @@ def convexify(config: Config, problem: Problem, trained: Trained) -> Problem:
     if not_none(config.convexify).kind == "linearised":
         return linearised_problem(config, problem, trained)
     make = feature_maker(config, problem.model, trained.theta)
-    train, *others = (None if d is None else make(d) for d in (problem.train, problem.test, problem.validation))
+    train, *others = make(problem.train), *(None if d is None else make(d) for d in (problem.test, problem.validation))
     agreed = Scaling(*(jnp.asarray(numbers, problem.x.dtype) for numbers in agreed_scaling(train)))
     train, test, validation = (None if data is None else scaled(data, agreed) for data in (train, *others))
     return replace(problem_on_features(config, problem, trained, agreed, train, test), validation=validation)
@@ -146,7 +151,7 @@ class FeatureSizes(NamedTuple):
 
     size: int  # p
     parameters: int  # P
-    with_random_layer: Callable[[Params, Any], Params]
+    with_random_layer: Callable[[Params, ArrayLike], Params]
     model: Model  # X (phi(a) - mean) * scale
 
 
@@ -170,7 +175,7 @@ def feature_seed(config: Config) -> int:
     return config.run.seed if seed is None else seed
 
 
-def feature_maker(config: Config, network: Model, theta: Params) -> Callable[[Any], Any]:
+def feature_maker(config: Config, network: Model, theta: Params) -> Callable[[Examples], Examples]:
     """From clients' data to the same with features for inputs, not yet scaled."""
     settings, seed = not_none(config.convexify), np.uint32(feature_seed(config))
     programs = _programs(json.dumps(saved(network)), kind=settings.kind, features=settings.features)
@@ -246,7 +251,7 @@ def _programs(network: str, **options: Any) -> Programs:
     return Programs(made, *parts, rows_at_once(made.parameters))
 
 
-def on_features(data: object, features: Callable[[Any], Any], at_once: int) -> Any:
+def on_features(data: Examples, features: Callable[[Any], Array], at_once: int) -> Examples:
     """The clients' data with `features(inputs)` for inputs, `at_once` rows at a time."""
     match data:
         case Pool():
@@ -259,7 +264,7 @@ def on_features(data: object, features: Callable[[Any], Any], at_once: int) -> A
     raise InputError("[convexify] makes features of examples with inputs, which this data has none of; leave it out")
 
 
-def _in_blocks(rows: Any, features: Callable[[Any], Any], at_once: int) -> Any:
+def _in_blocks(rows: Rows, features: Callable[[Any], Array], at_once: int) -> Array:
     """One compiled program for all blocks: the last is filled up."""
     blocks = []
     for start in range(0, len(rows), at_once):
@@ -271,7 +276,7 @@ def _in_blocks(rows: Any, features: Callable[[Any], Any], at_once: int) -> Any:
     return jnp.concatenate([*full, last]) if full else last
 
 
-def agreed_scaling(train: Any) -> tuple[np.ndarray, np.ndarray]:
+def agreed_scaling(train: ClientData) -> tuple[np.ndarray, np.ndarray]:
     """(mean, scale) of the features of all clients, by one exchange of sums."""
     like = client_shapes(train).inputs
     with jax.enable_x64(True):
@@ -281,11 +286,11 @@ def agreed_scaling(train: Any) -> tuple[np.ndarray, np.ndarray]:
         return scaling(jax.tree.map(np.asarray, sums))
 
 
-def scaled(data: Any, agreed: Scaling) -> Any:
+def scaled(data: Examples, agreed: Scaling) -> Examples:
     inputs = _shifted_and_scaled(data.inputs, *agreed)
     return data._replace(inputs=inputs) if isinstance(data, Shards) else replace(data, inputs=inputs)
 
 
 @jax.jit
-def _shifted_and_scaled(inputs: Any, mean: Array, scale: Array) -> Any:
+def _shifted_and_scaled(inputs: Array, mean: Array, scale: Array) -> Array:
     return (inputs - jnp.broadcast_to(mean, inputs.shape)) * jnp.broadcast_to(scale, inputs.shape)
