@@ -185,11 +185,8 @@ def _tree(params: Params, model: Model) -> Params:
     if isinstance(params, jax.Array | np.ndarray) and params.shape == (size,):
         return model.unravel(params)
     have, wanted = ({n: np.shape(a) for n, a in _named(t).items()} for t in (params, model.shapes))
-    require(
-        have == wanted,
-        f"the parameters are not those of the model {model.name!r}; give what its `init` makes, "
-        f"or a vector of its {size} parameters",
-    )
+    wrong = f"the parameters are not those of the model {model.name!r}"
+    require(have == wanted, f"{wrong}; give what its `init` makes, or a vector of its {size} parameters")
     return params
 
 

@@ -83,10 +83,9 @@ def settings(name: str, split: int, changes: Mapping[str, Any] | None = None) ->
     entry = catalogue.CATALOGUE.get(name)
     options = (entry.natural if entry is not None else None) or {}
     own: Sections = {"data": {"name": name, "options": options}, "run": {"seed": split}}
-    parts: list[Mapping[str, Any]] = [COMMON, FEDERATIONS.get(name, {}), own, changes or {}]
     chosen: dict[str, Any] = {"name": name.replace(":", "-")}
-    for part in parts:
-        for section, values in part.items():
+    for sections in (COMMON, FEDERATIONS.get(name, {}), own, changes or {}):
+        for section, values in sections.items():
             chosen[section] = {**chosen.get(section, {}), **values}
     return chosen
 

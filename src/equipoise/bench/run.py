@@ -173,9 +173,8 @@ def fitted_outputs(method: Method, name: str, split: Split) -> Outputs:
         raise
     except (Exception, SystemExit) as error:  # of somebody else's code
         said = " ".join(str(error).split())
-        raise InputError(
-            f"'{name}' fails on {split.federation.name}: {type(error).__name__}: {said}; correct it, or leave it out"
-        ) from error
+        failed = f"'{name}' fails on {split.federation.name}: {type(error).__name__}: {said}"
+        raise InputError(f"{failed}; correct it, or leave it out") from error
 
 
 def _alone(folder: Path, name: str, split: int, rows: Split) -> Outputs:

@@ -118,11 +118,8 @@ def how_long(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def tried_out(config: "Config") -> list[str]:
     """What is left to trial rounds of the work of a round, see `chosen/effort.py`."""
-    given = {
-        "algorithm.steps": getattr(config.algorithm, "steps", None),
-        "model.batch": config.model.batch,
-        "algorithm.cohort": config.algorithm.cohort,
-    }
+    steps, batch = getattr(config.algorithm, "steps", None), config.model.batch
+    given = {"algorithm.steps": steps, "model.batch": batch, "algorithm.cohort": config.algorithm.cohort}
     return [key for key, value in given.items() if value == "auto"]
 
 

@@ -138,10 +138,9 @@ class ModelSettings(Section):
     @property
     def penalty(self) -> float:
         """l2, once it is a number."""
-        if isinstance(self.l2, str):
-            raise InputError(
-                "model.l2 is 'auto', which `equipoise run`, `compare`, `sweep` and `path` choose; give a number here"
-            )
+        if self.l2 == "auto":
+            what = "model.l2 is 'auto', which `equipoise run`, `compare`, `sweep` and `path` choose"
+            raise InputError(f"{what}; give a number here")
         return self.l2
 
 
@@ -209,9 +208,7 @@ class RunSettings(Section):
     )
     validation: float = Field(0.2, gt=0, lt=1, description="keep_best: share of each client's training rows for that")
     patience: Count | None = Field(None, description="keep_best: stop when so many rounds have brought nothing better")
-    score: str | None = Field(
-        None, description="that sums a run up: accuracy, skill, auroc, loss, rmse, r2, module:name"
-    )
+    score: str | None = Field(None, description="to sum up a run: accuracy, skill, auroc, loss, rmse, r2, module:name")
     lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
     exchange_seconds: float = Field(
         1.0,
@@ -452,9 +449,8 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
     for key, value in given.items():
         if key not in KEYS:
             raise mistakes.no_key(source, "", key, KEYS)
-        if key == "name":
-            continue
-        require(isinstance(value, Mapping), f"{source}: {key} is {mistakes.shown(value)}; give a table, [{key}]")
+        table = key == "name" or isinstance(value, Mapping)
+        require(table, f"{source}: {key} is {mistakes.shown(value)}; give a table, [{key}]")
     best = choice.best_algorithm(given).name
     if best == "scaffpd_minibatch" and "name" not in given.get("algorithm", {}) and "convexify" not in given:
         given["model"] = {"batch": choice.BATCH, **given["model"]}
@@ -464,23 +460,17 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
         own[f"{key}.name"] = (given[key]["name"], ", ".join(NAMES[key]))
         if not is_reference(given[key]["name"]) and given[key]["name"] not in NAMES[key]:
             raise mistakes.no_value(source, f"{key}.name", given[key]["name"], NAMES[key])
-    require(
-        any(given["objective"].get(key) is None for key in ("rho", "price")),
-        f"{source}: objective.rho and objective.price are both given, and the price finds rho; give one of them",
-    )
+    both = f"{source}: objective.rho and objective.price are both given, and the price finds rho; give one of them"
+    require(any(given["objective"].get(key) is None for key in ("rho", "price")), both)
     for key, (name, instead) in own.items():
         if is_reference(name):
-            require(
-                own_code and "federation" not in given,
-                f"{source}: {key} is '{name}', which sites would have to import because a server says so; in a "
-                f"federation use one of {instead}",
-            )
+            imported = f"{source}: {key} is '{name}', which sites would have to import because a server says so"
+            require(own_code and "federation" not in given, f"{imported}; in a federation use one of {instead}")
             check_reference(source, key, name)
-    if given.get("run", {}).get("rounds", "auto") == "auto":
-        require(
-            "privacy" not in given or "rounds" not in given.get("run", {}),
-            f"{source}: run.rounds is 'auto', and the noise of [privacy] is made for a number of rounds; give one",
-        )
+    run = given.get("run", {})
+    if run.get("rounds", "auto") == "auto":
+        noise = f"{source}: run.rounds is 'auto', and noise of [privacy] is made for a number of rounds; give one"
+        require("privacy" not in given or "rounds" not in run, noise)
         given["run"] = choice.how_long(given)
     try:
         config = Config.model_validate(given)
@@ -502,10 +492,8 @@ def check_reference(source: str, key: str, name: str) -> None:
     except InputError as error:
         raise InputError(f"{source}: {key}: {error}") from error
     except PydanticSchemaGenerationError as error:
-        raise InputError(
-            f"{source}: {key}: '{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]}); "
-            "name a Record that has it in not_settings"
-        ) from error
+        wrong = f"'{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]})"
+        raise InputError(f"{source}: {key}: {wrong}; name a Record that has it in not_settings") from error
 
 
 def _fields(sections: list[str], settings: Any) -> list[str]:

@@ -60,17 +60,13 @@ def check(folder: Path, kind: Kind, *, overwrite: bool) -> None:
     if marked is None:
         _check_empty(folder)
         return
-    require(
-        marked.kind == kind, f"{folder} is a folder of {MAKERS[marked.kind]}, not of {MAKERS[kind]}; give another --out"
-    )
+    other = f"{folder} is a folder of {MAKERS[marked.kind]}, not of {MAKERS[kind]}; give another --out"
+    require(marked.kind == kind, other)
     if kind == "plan" or overwrite or not (folder / records.CONFIG).is_file():
         return
-    require(
-        not records.finished(folder), f"{folder} holds a finished run; give another --out, or --overwrite to replace it"
-    )
-    raise InputError(
-        f"{folder} holds a run that was stopped: `equipoise resume {folder}` resumes it, --overwrite starts over"
-    )
+    finished = f"{folder} holds a finished run; give another --out, or --overwrite to replace it"
+    stopped = f"{folder} holds a run that was stopped: `equipoise resume {folder}` resumes it, --overwrite starts over"
+    raise InputError(finished if records.finished(folder) else stopped)
 
 
 def _check_empty(folder: Path) -> None:

@@ -41,12 +41,8 @@ def mistake(
 
 
 def _allowed(problem: ErrorDetails) -> str:
-    bounds = {
-        "greater_than": "above",
-        "greater_than_equal": "at least",
-        "less_than": "below",
-        "less_than_equal": "up to",
-    }
+    bounds = {"greater_than": "above", "greater_than_equal": "at least"}
+    bounds |= {"less_than": "below", "less_than_equal": "up to"}
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in bounds:
         (bound,) = context.values()

@@ -155,10 +155,8 @@ def methods(settings: Settings, source: str, first: Mapping[str, object] | None 
     """By their labels. `first` is a point of the grids for all of them, which may decide on the algorithm."""
     base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     compared = settings.get("compare", {})
-    require(
-        isinstance(compared, Mapping),
-        f"{source}: compare is {shown(compared)}; give a table per method, [compare.LABEL]",
-    )
+    wrong = f"{source}: compare is {shown(compared)}; give a table per method, [compare.LABEL]"
+    require(isinstance(compared, Mapping), wrong)
     if not compared:
         full = reading.override(base, [])
         for key, value in (first or {}).items():
@@ -240,10 +238,8 @@ def _checked_grid(where: str, grid: Any) -> Mapping[str, list]:
         for value in _twice(map(exact, values)):
             raise InputError(f"{where}: {key} has {value} more than once; give each value once")
         head, _, rest = key.partition(".")
-        require(
-            not rest or head in (*config.SECTIONS, "algorithm", "objective"),
-            f"{where} has '{key}', which is not a setting of a run; give one, such as 'algorithm.local_lr'",
-        )
+        wrong = f"{where} has '{key}', which is not a setting of a run; give one, such as 'algorithm.local_lr'"
+        require(not rest or head in (*config.SECTIONS, "algorithm", "objective"), wrong)
         require(key != "run.seed", f"{where} has 'run.seed'; give the seeds as sweep.seeds")
     return grid
 
@@ -257,10 +253,8 @@ def _apart(jobs: list[PlannedRun], source: str) -> list[PlannedRun]:
     seen: dict[str, PlannedRun] = {}
     for job in jobs:
         other = seen.setdefault(job.place.casefold(), job)
-        require(
-            other is job,
-            f"{source}: '{other.label}' and '{job.label}' would share the folder {job.place}; rename one of them",
-        )
+        shared = f"{source}: '{other.label}' and '{job.label}' would share the folder {job.place}; rename one of them"
+        require(other is job, shared)
     return jobs
 
 
@@ -315,15 +309,11 @@ def _check_taken(grid: Mapping[str, list], methods: Mapping[str, PlannedMethod],
         if any(method.takes(key) for method in methods.values()):
             continue
         names = sorted({f"algorithm.{name}" for method in methods.values() for name in method.knows or ()})
-        require(
-            ".".join(key.split(".")[:2]) in names,
-            f"{source}: sweep.grid has '{key}', which no method of the file has{nearest(key, names)} "
-            f"(known: {', '.join(names)})",
-        )
-        raise InputError(
-            f"{source}: sweep.grid has '{key}', which every method that has it sets itself; leave it out of the grid, "
-            "or out of their tables"
-        )
+        wrong = f"{source}: sweep.grid has '{key}', which"
+        unknown = f"no method of the file has{nearest(key, names)} (known: {', '.join(names)})"
+        require(".".join(key.split(".")[:2]) in names, f"{wrong} {unknown}")
+        every = "every method that has it sets itself; leave it out of the grid, or out of their tables"
+        raise InputError(f"{wrong} {every}")
 
 
 def check_beside(settings: Settings, source: str) -> None:

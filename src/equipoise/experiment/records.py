@@ -333,9 +333,7 @@ def frame(path: str | Path) -> "pl.DataFrame":
         for row in run.rows:
             lam: PerClient = (None,) * len(members) if row.lam is None else row.lam
             lines = [(*about, row.round, *who, *told) for who, *told in zip(members, lam, row.loss, strict=True)]
-            table = pl.DataFrame(
-                lines, first, orient="row", schema_overrides={"weight": pl.Float64, "loss": pl.Float64}
-            )
+            table = pl.DataFrame(lines, first, orient="row", schema_overrides=dict.fromkeys(first[-2:], pl.Float64))
             # A score may be called "loss", which is that of the held-out rows then.
             scores = {"test_loss" if name == "loss" else name: values for name, values in row.scores.items()}
             tables.append(table.with_columns(pl.Series(n, v, dtype=pl.Float64) for n, v in scores.items()))

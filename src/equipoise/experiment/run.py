@@ -147,10 +147,9 @@ def resume(
 def _offer_convexified(session: Session) -> None:
     """Beside a network that has ended, the convex model made of it, where that may be better."""
     (config, folder, label, watch, *_), problem = session.spec, session.problem
-    best = session.writer.best
+    best, inside = session.writer.best, folder / records.CONVEXIFIED
     if best is None or not convexified.may_pay(config, problem) or not (folder / records.MODEL).is_file():
         return
-    inside = folder / records.CONVEXIFIED
     with begun(RunSpec(convexified.config_of(config, folder), inside, f"{label}, convexified", watch, True)) as convex:
         run_alone(convex)
         end = convex.writer.best
@@ -238,19 +237,15 @@ def resumed(
 ) -> Iterator[Session]:
     """A run that was stopped, with the settings of its folder, in its precision."""
     with folders.resuming(folder) as marker:
+        file, command = folder / records.CONFIG, "equipoise flower server"
         require(not records.finished(folder), f"{folder} is finished; there is nothing to resume")
-        require(
-            not (folder / records.AGREEMENT).is_file(),
-            f"the clients of {folder} are machines: resume it with `equipoise flower server "
-            f"{folder / records.CONFIG} --out {folder}`",
-        )
-        config = load_config(folder / records.CONFIG)
+        machines = f"the clients of {folder} are machines: resume it with `{command} {file} --out {folder}`"
+        require(not (folder / records.AGREEMENT).is_file(), machines)
+        config = load_config(file)
         # With a checkpoint what was changed is said in detail, see `checkpoint.load`.
-        require(
-            (folder / records.CHECKPOINT).is_file() or marker.settings == origin.digest_of_settings(config),
-            f"{folder / records.CONFIG} is not what the run was begun with: it was changed or is damaged; restore it, "
-            "or start over with --overwrite",
-        )
+        as_begun = (folder / records.CHECKPOINT).is_file() or marker.settings == origin.digest_of_settings(config)
+        changed = f"{file} is not what the run was begun with: it was changed or is damaged"
+        require(as_begun, f"{changed}; restore it, or start over with --overwrite")
         spec = with_choices(RunSpec(config, folder, label or config.name, watch))
         with precision(config), _session(spec, shared, lambda: None) as session:
             yield session

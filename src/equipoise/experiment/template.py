@@ -9,10 +9,8 @@ from equipoise.experiment.config import NAMES, SECTIONS, parse
 def template() -> str:
     """A file with every setting, its default and what it means."""
     start = parse({})
-    parts = [
-        "# Every setting and its default. Delete what you do not change.",
-        f'name = "{start.name}"  # of the run folder',
-    ]
+    parts = ["# Every setting and its default. Delete what you do not change."]
+    parts.append(f'name = "{start.name}"  # of the run folder')
     for key in ("data", "partition", "model", "objective", "algorithm", "run"):
         section = getattr(start, key)
         head = (inspect.getdoc(type(section)) or "").split("\n")[0] if key in SECTIONS else ""

@@ -357,9 +357,8 @@ def federation(runs: Sequence[ReportedRun]) -> list[str]:
     goal = "predicts a number"
     if record.task == "classification":
         goal = f"tells {len(record.classes)} classes apart"
-        goal += (
-            f" ({', '.join(record.classes[:6])}{', …' if len(record.classes) > 6 else ''})" if record.classes else ""
-        )
+        first = ", ".join(record.classes[:6]) + (", …" if len(record.classes) > 6 else "")
+        goal += f" ({first})" if record.classes else ""
     size = f"{record.parameters:,} parameters"
     models = f"One model of {size} was" if len(runs) == 1 else f"{len(runs)} models of {size} each were"
     for_whom = f"{n:,} clients together" if n > 1 else "one client"
@@ -457,9 +456,8 @@ def problems(run: ReportedRun) -> list[str]:
         planned = numbers.setting(record, "run", "rounds") or ""
         planned_rounds = f" of {int(planned):,}" if planned.isdigit() else ""
         command = f"`equipoise resume {record.path}`"
-        out.append(
-            f"It is not finished: its last record is of round {run.rounds:,}{planned_rounds}. {command} continues it."
-        )
+        where = f"its last record is of round {run.rounds:,}{planned_rounds}"
+        out.append(f"It is not finished: {where}. {command} continues it.")
     if record.rows:
         last = record.rows[-1]
         if last.broken:
