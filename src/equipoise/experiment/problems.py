@@ -468,8 +468,8 @@ def problem_of(
         classes, shape = not_none(encoding).target.classes, not_none(encoding).shape
     settings, outputs = config.model, len(classes) or 1
     loss = settings.loss if settings.loss != "auto" else "cross_entropy" if classes else "squared_error"
-    what, fits = ("classes", "cross_entropy or squared") if classes else ("numbers", "squared_error")
-    wrong = f"model.loss is '{loss}' but {what} are to be predicted; give {fits}, or auto"
+    predicted, fits = ("classes", "cross_entropy or squared") if classes else ("numbers", "squared_error")
+    wrong = f"model.loss is '{loss}' but {predicted} are to be predicted; give {fits}, or auto"
     require((loss == "squared_error") == (not classes), wrong)
     model, features = _model(config, shape, outputs, train), math.prod(shape)
     line = settings.name == "linear" and loss == "squared_error" and config.data.name != "synthetic"

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
@@ -11,11 +10,9 @@ from rich.text import Text
 
 from equipoise.evaluation.rules import is_fraction
 from equipoise.experiment.measures import Measure, measure
+from equipoise.experiment.plan import Cell
 from equipoise.report.numbers import bytes_per_client, bytes_per_float
 from equipoise.report.tables import escaped, longest_word, narrow_table
-
-if TYPE_CHECKING:
-    from equipoise.experiment.plan import Cell
 
 OTHER_UNITS = ("objective", "certificate", "distance", "jain")  # measures that are not in the unit of the score
 
