@@ -154,18 +154,14 @@ def _claim(path: Path, holder: str, until: float) -> int:
             if now < until or (not said and now < named):  # a holder without a name is about to write it
                 time.sleep(0.1 if said else 0.01)
                 continue
-            raise InputError(
-                f"{holder} is being written by {said or 'another process'}; wait until that has ended, or stop it"
-            ) from None
+            who = said or "another process"
+            raise InputError(f"{holder} is being written by {who}; wait until that has ended, or stop it") from None
         except OSError as error:
             if error.errno not in UNLOCKABLE:
                 os.close(descriptor)
                 raise FileError(f"{path} cannot be locked ({reason(error)})") from error
-            warnings.warn(
-                f"the file system of {path.parent} has no locks ({reason(error)}): do not start a second run there",
-                LockWarning,
-                stacklevel=4,
-            )
+            unlocked = f"the file system of {path.parent} has no locks ({reason(error)})"
+            warnings.warn(f"{unlocked}: do not start a second run there", LockWarning, stacklevel=4)
             current = True
         if current:
             break

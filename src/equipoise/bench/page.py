@@ -172,9 +172,9 @@ def _panel(rows: Mapping[str, Against], k: int, heading: str, left: float) -> It
     def x(value: float) -> float:
         return left + WIDTH * min(max(axis.fraction(100 * value), 0.0), 1.0)
 
-    def dot(name: str, of: Bounds, y: float, **look: object) -> Markup:
-        hint = tag("title", f"{name}: {_percent(of, signed=True)}")
-        return tag("circle", hint, cx=x(of.estimate), cy=y, **look)
+    def dot(name: str, number: Bounds, y: float, **look: object) -> Markup:
+        hint = tag("title", f"{name}: {_percent(number, signed=True)}")
+        return tag("circle", hint, cx=x(number.estimate), cy=y, **look)
 
     bottom = TOP + LINE * len(rows)
     yield text(heading, left + WIDTH / 2, TOP - 14, "middle", style="font-weight:bold")

@@ -116,8 +116,8 @@ def evaluation(
 
         again = jax.lax.map(resampled, jax.random.split(key, draws)) if draws else {}
         moments = {name: squares(score).astype(x.dtype) for name, score in squared.items()}
-        told = map(_marked, (scored(outputs, labels), again, moments))
-        return None, Reply(each=(data.sizes, loss_told, *told))
+        marked = map(_marked, (scored(outputs, labels), again, moments))
+        return None, Reply(each=(data.sizes, loss_told, *marked))
 
     def listen(server: Server, replies: Replies) -> Server:
         sizes, losses, *heard = replies.each

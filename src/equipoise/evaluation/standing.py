@@ -57,8 +57,8 @@ def standing(
     finite = np.flatnonzero(np.isfinite(values))
     require(finite.size, f"no client has a score '{score}'; evaluate again, or choose another")
     up = higher_is_better(score) if up is None else up
-    told = fairness.summary(values[finite], k, higher_is_better=up)
-    summary = {name: float(value) for name, value in told.items()}
+    numbers = fairness.summary(values[finite], k, higher_is_better=up)
+    summary = {name: float(value) for name, value in numbers.items()}
     low, high = np.full((2, len(values)), np.nan)
     mean = worst = UNKNOWN
     rows = np.asarray(sizes if counted is None else counted, np.float64)

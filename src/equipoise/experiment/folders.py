@@ -132,10 +132,8 @@ def check_begun(folder: Path) -> Marker:
         )
         raise InputError(f"{folder} is not a run folder; give one that `equipoise run` made")
     require(marked.kind == "run", f"{folder} holds several runs; give one of them, or the command that began them")
-    require(
-        (folder / records.CONFIG).is_file(),
-        f"{folder} has no {records.CONFIG}: it was stopped before it began; give the command that began it again",
-    )
+    early = f"{folder} has no {records.CONFIG}: it was stopped before it began"
+    require((folder / records.CONFIG).is_file(), f"{early}; give the command that began it again")
     return marked
 
 

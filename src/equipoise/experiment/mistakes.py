@@ -101,8 +101,6 @@ def checked(source: str, settings: object, key: str = "") -> Any:
         digits = int(abs(settings).bit_length() * 0.30103) + 1  # all of them could be too many to show
         require(abs(settings) < 2**63, f"{where} is a number of {digits} digits; give a number below 2^63")
     else:
-        require(
-            isinstance(settings, bool | float) or settings is None,
-            f"{where} is {settings}, a date or a time, which no setting is; give it as a text, in quotes",
-        )
+        time = f"{where} is {settings}, a date or a time, which no setting is; give it as a text, in quotes"
+        require(isinstance(settings, bool | float | None), time)
     return settings

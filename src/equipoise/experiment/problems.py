@@ -510,10 +510,8 @@ def with_own_parts(config: Config, problem: Problem) -> Problem:
 def _columns(names: tuple[str, ...], problem: Problem) -> tuple[int, ...]:
     """The inputs that columns become."""
     encoding = problem.encoding
-    require(
-        encoding is not None and encoding.features[0].kind != "array",
-        f"model.own names columns ({', '.join(names)}), and this data has none; give 'intercept'",
-    )
+    columns = encoding is not None and encoding.features[0].kind != "array"
+    require(columns, f"model.own names columns ({', '.join(names)}), and this data has none; give 'intercept'")
     features = not_none(encoding).features
     ends = np.cumsum([len(feature.inputs) for feature in features])
     ranges = {f.name: range(end - len(f.inputs), end) for f, end in zip(features, ends.tolist(), strict=True)}

@@ -248,11 +248,8 @@ def marker(folder: Path) -> Marker | None:
         saved = Marker.model_validate_json(files.read_text(path))
     except (ValidationError, InputError):
         raise InputError(f"{path} is damaged, so that {folder} is left as it is; restore the file") from None
-    require(
-        saved.format == FORMAT,
-        f"{folder} was written by Equipoise {saved.equipoise} in format {saved.format}, and this version knows format "
-        f"{FORMAT}; use that version",
-    )
+    written = f"{folder} was written by Equipoise {saved.equipoise} in format {saved.format}"
+    require(saved.format == FORMAT, f"{written}, and this version knows format {FORMAT}; use that version")
     return saved
 
 
@@ -332,7 +329,8 @@ def frame(path: str | Path) -> "pl.DataFrame":
         members = [(member.name, member.train) for member in run.federation.members]
         for row in run.rows:
             lam: PerClient = (None,) * len(members) if row.lam is None else row.lam
-            lines = [(*about, row.round, *who, *told) for who, *told in zip(members, lam, row.loss, strict=True)]
+            clients = zip(members, lam, row.loss, strict=True)
+            lines = [(*about, row.round, *member, weight, loss) for member, weight, loss in clients]
             table = pl.DataFrame(lines, first, orient="row", schema_overrides=dict.fromkeys(first[-2:], pl.Float64))
             # A score may be called "loss", which is that of the held-out rows then.
             scores = {"test_loss" if name == "loss" else name: values for name, values in row.scores.items()}
@@ -348,9 +346,8 @@ def write_record(path: Path, record: JsonRecord) -> None:
 
 def read_record(path: Path, kind: type[R]) -> R:
     """What `write_record` wrote, checked."""
-    require(
-        path.is_file(), f"{path.parent} has no {path.name}: it is not a run folder, or it was stopped before it began"
-    )
+    absent = f"{path.parent} has no {path.name}: it is not a run folder, or it was stopped before it began"
+    require(path.is_file(), absent)
     return _parsed(path, files.read_text(path), kind)
 
 

@@ -24,10 +24,10 @@ def table(cells: Sequence[Cell], show: Sequence[str]) -> Table:
     seeds = {len(cell.runs) for cell in cells}
     over = f"over {min(seeds)} seeds" if len(seeds) == 1 else "over the seeds"
     out = narrow_table(f"{score}{': ' if score else ''}mean ± standard deviation {over}")
-    groups = [
-        (federation, [[cell.label, *texts, *_last_columns(cell)] for cell, texts in _with_texts(rows, columns)])
-        for federation, rows in _by_federation(cells)
-    ]
+    groups = []
+    for federation, of_it in _by_federation(cells):
+        written = _with_texts(of_it, columns)
+        groups.append((federation, [[cell.label, *numbers, *_last_columns(cell)] for cell, numbers in written]))
     headings = _headings(columns)[: -1 if len(seeds) == 1 else None]  # one number of seeds stands in the caption
     for k, heading in enumerate(headings):
         words = [heading, *(row[k] for _, rows in groups for row in rows)]

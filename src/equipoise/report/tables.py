@@ -204,9 +204,9 @@ def scores(
             write = formats.percent if is_fraction(name) or name == "auroc" else formats.number
             cells.append(write(numbers.summarize(one.scores[name], True)["mean"]) if name in one.scores else "")
         if k < len(gains):
-            gain, told = numbers.summarize(gains[k], True), gains[k][np.isfinite(gains[k])]
+            gain, finite = numbers.summarize(gains[k], True), gains[k][np.isfinite(gains[k])]
             cells += [formats.signed(gain["mean"]), formats.signed(gain["worst20"])]
-            cells.append(formats.percent(float((told < 0).mean()) if told.size else math.nan))
+            cells.append(formats.percent(float((finite < 0).mean()) if finite.size else math.nan))
         elif gains:
             cells += ["", "", ""]
         rows.append([one.title, *cells])
