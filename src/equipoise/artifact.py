@@ -105,8 +105,8 @@ def save(
     )
     if encoding is not None:
         _check_fit(model, encoding)
-    header: dict[str, Any] = {"model": {"name": model.name, "arguments": dict(model.arguments)}}
-    header["version"] = 1 if own is None else 2  # who knows 1 only would leave the own part out
+    header: dict[str, Any] = {"version": 1 if own is None else 2}  # who knows 1 only would leave the own part out
+    header["model"] = {"name": model.name, "arguments": dict(model.arguments)}
     header["encoding"] = None if encoding is None else json.loads(encoding.to_json())
     header |= {"loss": loss, "metadata": dict(metadata or {})} | ({} if own is None else {"own": list(own.inputs)})
     try:
