@@ -152,7 +152,7 @@ class Problem:
     def sent(self) -> Sent:
         """Before the first round."""
         sent = [made.sent for made in (self.network, self.conditioning) if made is not None]
-        return Sent(sum(bytes.down for bytes in sent), sum(bytes.up for bytes in sent))
+        return Sent(sum(one.down for one in sent), sum(one.up for one in sent))
 
     @property
     def plain_task(self) -> Task:

@@ -17,6 +17,8 @@ COLUMNS = 400  # of a profile
 ZONES = 50  # of a profile, each with a hint of its own
 ROW, DOT_ROW = 28, 26
 NAME, BAR, END = 0.23, 0.24, 0.87  # fractions of the width: where names end, bars begin, and bars end
+Ends = list[tuple[float, list[int]]]  # of a profile: both ends of every column, and its clients
+Sides = Callable[[float], tuple[float, float]]  # of a column: a value -> from where to where its area goes
 
 
 def scale(runs: Sequence[ReportedRun]) -> svg.Axis:
@@ -133,16 +135,10 @@ def _zones(run: ReportedRun, frame: svg.Frame, order: list[int]) -> Markup:
     return tag("g", *out)
 
 
-Sides = Callable[[float], tuple[float, float]]
-
-
-def _columns(order: list[int]) -> tuple[int, "Ends"]:
+def _columns(order: list[int]) -> tuple[int, Ends]:
     """How many clients share a column of a profile, and the two ends of every column with its clients."""
     n, each = len(order), math.ceil(len(order) / COLUMNS)
     return each, [(x, order[k : k + each]) for k in range(0, n, each) for x in (float(k), float(min(k + each, n)))]
-
-
-Ends = list[tuple[float, list[int]]]  # both ends of every column, and its clients
 
 
 def _shape(
