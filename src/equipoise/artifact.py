@@ -105,25 +105,17 @@ def save(
     )
     if encoding is not None:
         _check_fit(model, encoding)
-    header = {
-        "version": 1 if own is None else 2,  # who knows 1 only would leave the own part out
-        "model": {"name": model.name, "arguments": dict(model.arguments)},
-        "encoding": None if encoding is None else json.loads(encoding.to_json()),
-        "loss": loss,
-        "metadata": dict(metadata or {}),
-    }
-    if own is not None:
-        header["own"] = list(own.inputs)
+    header: dict[str, Any] = {"version": 1 if own is None else 2}  # who knows 1 only would leave the own part out
+    header["model"] = {"name": model.name, "arguments": dict(model.arguments)}
+    header["encoding"] = None if encoding is None else json.loads(encoding.to_json())
+    header |= {"loss": loss, "metadata": dict(metadata or {})} | ({} if own is None else {"own": list(own.inputs)})
     try:
         text = json.dumps(header, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"the metadata cannot be written as JSON: {error}") from error
     weights = {name: np.asarray(value) for name, value in _named(_tree(params, model)).items()}
     for name, value in weights.items():
-        require(
-            np.isfinite(value).all(),
-            f"the weights {name!r} hold NaN or infinity; this model is not worth saving",
-        )
+        require(np.isfinite(value).all(), f"the weights {name!r} hold NaN or infinity; this model is not worth saving")
     tensors.write(path, weights if own is None else weights | {OWN: np.asarray(own.part)}, text)
 
 
@@ -153,10 +145,7 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Artifact:
         raise InputError(f"{path.name} is not a model that equipoise saved ({first_line(error)})") from error
     for name, want in _named(like).items():
         have = weights[name].shape if name in weights else "nothing"
-        require(
-            have == want.shape,
-            f"{path.name} has {have} for the weights {name!r}; the model needs {want.shape}",
-        )
+        require(have == want.shape, f"{path.name} has {have} for the weights {name!r}; the model needs {want.shape}")
         require(
             weights[name].dtype.kind == "f" and np.isfinite(weights[name]).all(),
             f"the weights {name!r} of {path.name} hold what is not a finite number; it is damaged, or its run diverged",
@@ -196,11 +185,8 @@ def _tree(params: Params, model: Model) -> Params:
     if isinstance(params, jax.Array | np.ndarray) and params.shape == (size,):
         return model.unravel(params)
     have, wanted = ({n: np.shape(a) for n, a in _named(t).items()} for t in (params, model.shapes))
-    require(
-        have == wanted,
-        f"the parameters are not those of the model {model.name!r}; give what its `init` makes, "
-        f"or a vector of its {size} parameters",
-    )
+    wrong = f"the parameters are not those of the model {model.name!r}"
+    require(have == wanted, f"{wrong}; give what its `init` makes, or a vector of its {size} parameters")
     return params
 
 

@@ -163,7 +163,5 @@ def certify(
         return total + lam[i] * task.grad(x, shard), task.loss(x, shard)
 
     gradient, each = jax.lax.scan(ask, jnp.zeros_like(x), jnp.arange(data.n))
-    value = each @ lam - dual.penalty(lam)
-    return Certificate(
-        each, dual.value(each), value, gap_bound(dual, each, lam, gradient, mu=mu, curvatures=curvatures)
-    )
+    gap = gap_bound(dual, each, lam, gradient, mu=mu, curvatures=curvatures)
+    return Certificate(each, dual.value(each), each @ lam - dual.penalty(lam), gap)

@@ -74,10 +74,9 @@ class Fitted(NamedTuple):
         return table.sort(result.measure, descending=not result.higher_is_better, nulls_last=True)
 
     def _predicted(self, table: Table, owner: str | None) -> "pl.DataFrame":
-        require(
-            owner is None or owner in self.owners,
-            f"owner is {owner!r}, of whom there was no table; give {_some(self.owners)}, or leave it out for a new one",
-        )
+        some = f"{', '.join(self.owners[:5])}{' and others' if len(self.owners) > 5 else ''}"
+        wrong = f"owner is {owner!r}, of whom there was no table; give {some}, or leave it out for a new one"
+        require(owner is None or owner in self.owners, wrong)
         model = self.model if owner is None else self.own.get(owner, self.model)
         return model.predict(_frame(table[0] if _is_pair(table) else table, "the table"))
 
@@ -104,10 +103,8 @@ def fit(
 
     given = tables if isinstance(tables, Mapping) else {f"owner {i}": table for i, table in enumerate(tables)}
     require(given, "there are no tables; give one for each owner")
-    require(
-        settings is None or isinstance(settings, Mapping),
-        f"settings is {settings!r}; give a mapping of sections, such as {{'objective': {{'name': 'cvar'}}}}",
-    )
+    wrong = f"settings is {settings!r}; give a mapping of sections, such as {{'objective': {{'name': 'cvar'}}}}"
+    require(isinstance(settings, Mapping | None), wrong)
     with tempfile.TemporaryDirectory() as place:
         silos = Path(place) / "silos"
         silos.mkdir()
@@ -115,11 +112,10 @@ def fit(
         for file, name, table in zip(_file_names(owners), owners, given.values(), strict=True):
             _with_label(name, table, label).write_parquet(silos / f"{file}.parquet")
         mine = {key: dict(value) if isinstance(value, Mapping) else value for key, value in (settings or {}).items()}
-        require(
-            isinstance(mine.get("data", {}), dict),
-            f"the settings say data is {mine.get('data')!r}; give a mapping, such as {{'decimal': ','}}",
-        )
-        mine["data"] = {**mine.get("data", {}), "silos": str(silos), "label": label}
+        data = mine.get("data", {})
+        wrong = f"the settings say data is {data!r}; give a mapping, such as {{'decimal': ','}}"
+        require(isinstance(data, dict), wrong)
+        mine["data"] = {**data, "silos": str(silos), "label": label}
         folder = Path(place) / "run" if out is None else Path(out)
         try:
             done = train(mine, folder)
@@ -128,18 +124,12 @@ def fit(
             for file, name in zip(_file_names(owners), owners, strict=True):
                 sentence = sentence.replace(f"{file}.parquet", name)
             raise InputError(sentence) from None
-        require(
-            (folder / records.MODEL).is_file(),
-            "the training did not end in a finite model; its step sizes are too large",
-        )
+        finite = (folder / records.MODEL).is_file()
+        require(finite, "the training did not end in a finite model; its step sizes are too large")
         there = any((folder / name).is_file() for name in (records.OWN_PARTS, records.OWN_MODELS))
         files = zip(owners, _file_names(owners), strict=True)
         own = {owner: personal.own_model(folder, file) for owner, file in files} if there else {}
         return Fitted(artifact.load(folder / records.MODEL), done, owners, own)
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    return f"{', '.join(names[:most])}{' and others' if len(names) > most else ''}"
 
 
 def _file_names(owners: Sequence[str]) -> list[str]:
@@ -162,22 +152,17 @@ def _is_pair(table: Table) -> bool:
 
 
 def _with_label(name: str, table: Table, label: str) -> "pl.DataFrame":
+    what = f"the table of {name}"
     if not _is_pair(table):
-        frame = _frame(table, f"the table of {name}")
-        require(
-            label in frame.columns, f"the table of {name} has no column '{label}', the label; it has {frame.columns}"
-        )
+        frame = _frame(table, what)
+        require(label in frame.columns, f"{what} has no column '{label}', the label; it has {frame.columns}")
         return frame
-    inputs, labels = _frame(table[0], f"the table of {name}"), np.asarray(table[1])
-    require(
-        label not in inputs.columns,
-        f"the label of {name} would be called '{label}' as one of its columns is; give the label another name",
-    )
-    require(
-        labels.shape == (len(inputs),),
-        f"{name} has {len(inputs)} rows and labels of shape {labels.shape}; give a label for each row",
-    )
-    return inputs.with_columns(_series(label, labels, f"the table of {name}"))
+    inputs, labels = _frame(table[0], what), np.asarray(table[1])
+    twice = f"the label of {name} would be called '{label}' as one of its columns is; give the label another name"
+    require(label not in inputs.columns, twice)
+    rows = f"{name} has {len(inputs)} rows and labels of shape {labels.shape}; give a label for each row"
+    require(labels.shape == (len(inputs),), rows)
+    return inputs.with_columns(_series(label, labels, what))
 
 
 def _frame(table: Table, what: str) -> "pl.DataFrame":
@@ -194,11 +179,9 @@ def _frame(table: Table, what: str) -> "pl.DataFrame":
         columns = [_series(str(name), table[name], what) for name in table.columns]
     else:
         array = np.asarray(table)
-        if array.ndim != 2 or array.dtype.kind not in "fiub":
-            raise InputError(
-                f"{what} is an array of shape {array.shape} and type {array.dtype}; give numbers [rows, columns], or a "
-                "polars or pandas table"
-            )
+        wrong = f"{what} is an array of shape {array.shape} and type {array.dtype}"
+        numbers = array.ndim == 2 and array.dtype.kind in "fiub"
+        require(numbers, f"{wrong}; give numbers [rows, columns], or a polars or pandas table")
         columns = [pl.Series(f"x{j}", array[:, j]) for j in range(array.shape[1])]
     rows = {column.name: len(column) for column in columns}
     require(len(set(rows.values())) < 2, f"the columns of {what} are of different lengths: {rows}")
@@ -218,18 +201,16 @@ def _series(name: str, column: object, what: str) -> "pl.Series":
             return pl.Series(name, values)
         missing = np.asarray(column.isna()) if hasattr(column, "isna") else np.zeros(len(values), bool)
         cells = values.tolist() if isinstance(values, np.ndarray) else values
-        clean = [
-            None if gone or value is None or (isinstance(value, float) and value != value) else value
-            for value, gone in zip(cells, missing, strict=True)
+        gone = [
+            lost or value is None or (isinstance(value, float) and value != value)
+            for value, lost in zip(cells, missing, strict=True)
         ]
-        whole = {type(value) for value in clean} - {type(None)}
-        made = pl.Series(name, [None if v is None else float(v) for v in clean] if whole == {int, float} else clean)
+        kinds = {type(value) for value, lost in zip(cells, gone, strict=True) if not lost}
+        as_kind = float if kinds == {int, float} else lambda value: value
+        made = pl.Series(name, [None if lost else as_kind(v) for v, lost in zip(cells, gone, strict=True)])
         if made.dtype == pl.Object:
-            raise TypeError(f"a {min(kind.__name__ for kind in whole)}")
+            raise TypeError(f"a {min(kind.__name__ for kind in kinds)}")
         return made
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"{what}, column '{name}' holds values of several kinds, or of one that no table has ({reason}); give "
-            "numbers, texts or dates"
-        ) from error
+        why = f"values of several kinds, or of one that no table has ({str(error).splitlines()[0]})"
+        raise InputError(f"{what}, column '{name}' holds {why}; give numbers, texts or dates") from error

@@ -25,19 +25,13 @@ def load(reference: str) -> Any:
         imported = importlib.import_module(module)
     except Exception as error:  # whatever the user's own code raises
         why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-        raise InputError(
-            f"'{reference}' cannot be imported ({why}); run from the folder that holds {module.split('.')[0]}.py, or "
-            "install it"
-        ) from error
-    where = getattr(imported, "__file__", "built in")
-    require(
-        hasattr(imported, name),
-        f"'{reference}' is not there: the module {module} ({where}) defines no '{name}'; correct the name",
-    )
-    require(
-        callable(getattr(imported, name)), f"'{reference}' is not a function; name one that makes what is asked for"
-    )
-    return getattr(imported, name)
+        remedy = f"run from the folder that holds {module.split('.')[0]}.py, or install it"
+        raise InputError(f"'{reference}' cannot be imported ({why}); {remedy}") from error
+    where, named = getattr(imported, "__file__", "built in"), getattr(imported, name, None)
+    absent = f"'{reference}' is not there: the module {module} ({where}) defines no '{name}'; correct the name"
+    require(hasattr(imported, name), absent)
+    require(callable(named), f"'{reference}' is not a function; name one that makes what is asked for")
+    return named
 
 
 def digest(reference: str) -> str:

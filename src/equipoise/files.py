@@ -40,7 +40,7 @@ def write_whole(path: Path, content: bytes | str, *, secret: bool = False) -> No
         odd = error.object[max(error.start - 20, 0) : error.end]
         raise InputError(f"{path} cannot hold {odd!r}, which is not a Unicode text; give another name") from None
     temporary = path.parent / f".{uuid4().hex}.part"
-    with _told(path):
+    with _in_sentences(path):
         try:
             if secret:
                 temporary.touch(mode=0o600, exist_ok=False)
@@ -56,22 +56,22 @@ def write_whole(path: Path, content: bytes | str, *, secret: bool = False) -> No
 
 def append(path: Path, content: str) -> None:
     """The content reaches the disk with the next `sync` of the file; a part of it may, where this process is killed."""
-    with _told(path), path.open("ab") as file:
+    with _in_sentences(path), path.open("ab") as file:
         file.write(content.encode())
 
 
 def sync(path: Path) -> None:
-    with _told(path), path.open("rb+") as file:
+    with _in_sentences(path), path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
 def remove(path: Path) -> None:
-    with _told(path):
+    with _in_sentences(path):
         path.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
-    with _told(path):
+    with _in_sentences(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
@@ -137,7 +137,7 @@ def check_unlocked(path: Path, holder: str) -> None:
 def _claim(path: Path, holder: str, until: float) -> int:
     named = time.monotonic() + 2.0
     while True:
-        with _told(path):
+        with _in_sentences(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             _lock(descriptor)
@@ -154,18 +154,14 @@ def _claim(path: Path, holder: str, until: float) -> int:
             if now < until or (not said and now < named):  # a holder without a name is about to write it
                 time.sleep(0.1 if said else 0.01)
                 continue
-            raise InputError(
-                f"{holder} is being written by {said or 'another process'}; wait until that has ended, or stop it"
-            ) from None
+            who = said or "another process"
+            raise InputError(f"{holder} is being written by {who}; wait until that has ended, or stop it") from None
         except OSError as error:
             if error.errno not in UNLOCKABLE:
                 os.close(descriptor)
                 raise FileError(f"{path} cannot be locked ({reason(error)})") from error
-            warnings.warn(
-                f"the file system of {path.parent} has no locks ({reason(error)}): do not start a second run there",
-                LockWarning,
-                stacklevel=4,
-            )
+            unlocked = f"the file system of {path.parent} has no locks ({reason(error)})"
+            warnings.warn(f"{unlocked}: do not start a second run there", LockWarning, stacklevel=4)
             current = True
         if current:
             break
@@ -190,7 +186,8 @@ else:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _in_sentences(path: Path) -> Iterator[None]:
+    """What the disk refuses, as errors that say what to do."""
     try:
         yield
     except FileError:

@@ -43,11 +43,7 @@ class _Estimator(BaseEstimator):
         self.settings = settings
 
     def _fit(self, X: Any, labels: np.ndarray, owners: Any) -> None:
-        owners = np.full(len(labels), ALL) if owners is None else np.asarray(owners)
-        require(
-            owners.shape == labels.shape,
-            f"there are {len(labels)} rows and owners of shape {owners.shape}; give the name of its owner for each row",
-        )
+        owners = _checked_owners(np.full(len(labels), ALL) if owners is None else owners, len(labels))
         settings = {name: dict(section) for name, section in (self.settings or {}).items()}
         for section, name, value in (("model", "l2", self.l2), ("run", "rounds", self.rounds)):
             if value is not None:
@@ -67,11 +63,7 @@ class _Estimator(BaseEstimator):
     def _by_owner(self, rows: Any, owners: Any, predict: Callable[..., np.ndarray]) -> np.ndarray:
         if owners is None:
             return predict(rows)
-        owners = np.asarray(owners)
-        require(
-            owners.shape == (len(rows),),
-            f"there are {len(rows)} rows and owners of shape {owners.shape}; give the name of its owner for each row",
-        )
+        owners = _checked_owners(owners, len(rows))
         predictions: np.ndarray | None = None
         for name in np.unique(owners):
             mine = owners == name
@@ -130,6 +122,13 @@ def _training_rows(estimator: BaseEstimator, X: Any, y: Any, **how: Any) -> tupl
     labels = np.asarray(y)
     require(len(X) == len(labels), f"there are {len(X)} rows and {len(labels)} labels; give a label for each row")
     return X, labels
+
+
+def _checked_owners(owners: Any, rows: int) -> np.ndarray:
+    owners = np.asarray(owners)
+    wrong = f"there are {rows} rows and owners of shape {owners.shape}; give the name of its owner for each row"
+    require(owners.shape == (rows,), wrong)
+    return owners
 
 
 def _is_table(X: Any) -> bool:

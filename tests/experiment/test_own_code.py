@@ -151,8 +151,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
-    for section in (config.algorithm_section, config.objective_section):
-        section.cache_clear()
+    config.section_of.cache_clear()
     for name in ("mymethod", "myobjective", "mydata", "myscore"):
         sys.modules.pop(name, None)
 

@@ -21,8 +21,8 @@ many = settings(
 
 KEYS = sorted({
     *(f"{name}.{key}" for name, section in config.SECTIONS.items() for key in section.model_fields),
-    *(f"algorithm.{key}" for name in config.ALGORITHMS for key in config.algorithm_section(name).model_fields),
-    *(f"objective.{key}" for name in config.OBJECTIVES for key in config.objective_section(name).model_fields),
+    *(f"algorithm.{key}" for name in config.ALGORITHMS for key in config.section_of("algorithm", name).model_fields),
+    *(f"objective.{key}" for name in config.OBJECTIVES for key in config.section_of("objective", name).model_fields),
     "name", "sweep", "compare", "sweep.seeds", "sweep.tune", "sweep.measure", "sweep.show", "sweep.over", "sweep.grid",
     "compare.A", "compare.A.name", "compare.A.objective", "compare.A.grid", "about", "algorithm.rule.sigma", "run..x",
 })  # fmt: skip
@@ -116,9 +116,9 @@ ANYTHING = [
 ]  # fmt: skip
 BASES = {
     **{f"algorithm.{key}": {"algorithm": {"name": name}} for name in config.ALGORITHMS
-       for key in config.algorithm_section(name).model_fields if key != "name"},
+       for key in config.section_of("algorithm", name).model_fields if key != "name"},
     **{f"objective.{key}": {"objective": {"name": name}} for name in config.OBJECTIVES
-       for key in config.objective_section(name).model_fields if key != "name"},
+       for key in config.section_of("objective", name).model_fields if key != "name"},
     **{f"federation.{key}": {"federation": {"sites": 2}} for key in config.SECTIONS["federation"].model_fields},
     **{f"compare.A.{key}": {"compare": {"A": {"name": "drfa"}}} for key in ("objective", "grid", "steps", "cohort")},
     "algorithm.rule.sigma": {"algorithm": {"name": "scaffpd", "rule": {}}},

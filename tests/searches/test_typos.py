@@ -17,14 +17,14 @@ def bases():
         yield section, {section: NEEDED.get(section, {})}, list(of.model_fields)
     for name in config.ALGORITHMS:
         algorithm = {"algorithm": {"name": name}}
-        yield "algorithm", algorithm, list(config.algorithm_section(name).model_fields)
+        yield "algorithm", algorithm, list(config.section_of("algorithm", name).model_fields)
     for name in config.OBJECTIVES:
         objective = {"objective": {"name": name}}
-        yield "objective", objective, list(config.objective_section(name).model_fields)
+        yield "objective", objective, list(config.section_of("objective", name).model_fields)
     yield "algorithm.rule", {"algorithm": {"name": "scaffpd"}}, list(config.RuleSettings.model_fields)
     yield "algorithm.optimizer", {"algorithm": {"name": "fedavg"}}, list(config.OptimizerSettings.model_fields)
-    for part, of in (("algorithm", config.algorithm_section), ("objective", config.objective_section)):
-        fields = list(of(config.STAGE_1_NAMES[part]).model_fields)
+    for part in ("algorithm", "objective"):
+        fields = list(config.section_of(part, config.STAGE_1_NAMES[part]).model_fields)
         yield f"convexify.{part}", {"model": {"name": "mlp"}, "convexify": {}}, fields
 
 
@@ -88,7 +88,7 @@ def test_in_the_tables_of_a_comparison_and_in_their_grids():
         for shared in (False, True):
             grid = {f"{section}.{typo}": [1, 2]}
             two = {"A": compared | ({} if shared else {"grid": grid}), "B": {**compared, "steps": 3}}
-            two = two if "steps" in config.algorithm_section(method["name"]).model_fields else {"A": two["A"]}
+            two = two if "steps" in config.section_of("algorithm", method["name"]).model_fields else {"A": two["A"]}
             settings = wide | {"compare": two} | ({"sweep": {"grid": grid}} if shared else {})
             refused(lambda s=settings: plan.sweep(s), typo, name)
 

@@ -49,7 +49,12 @@ def check(name: str, method: Method, federation: str) -> None:
     heart, and gives up where it sees that labels were shuffled, is found by people who read its file.
     """
     split, outputs = shuffled(name, method, federation)
-    share, rows = told_apart(outputs, split), sum(map(len, split.federation.labels))
+    level = tuple(np.broadcast_to(out.mean(0), out.shape) for out in outputs)
+    loss, level_loss = (np.concatenate(entries.losses_of(made, split)).mean() for made in (outputs, level))
+    share, rows = (
+        float(1 - loss / level_loss),
+        sum(map(len, split.federation.labels)),
+    )  # of what owners' means leave open
     require(
         share < MOST + BY_CHANCE / math.sqrt(rows),
         f"'{name}' predicts held-out labels of {federation} although it was given shuffled ones (it explains "
@@ -69,10 +74,3 @@ def shuffled(name: str, method: Method, federation: str) -> tuple[Split, Outputs
     with tempfile.TemporaryDirectory() as place:
         done = run.run(parsed, Path(place) / "run", problem=problem)
         return split, run_outputs(done, parsed, name, split, problem)
-
-
-def told_apart(outputs: Outputs, split: Split) -> float:
-    """By how much the outputs' losses are below those of their own means, owner by owner."""
-    level = tuple(np.broadcast_to(out.mean(0), out.shape) for out in outputs)
-    with_rows, without = (np.concatenate(entries.losses_of(predicted, split)).mean() for predicted in (outputs, level))
-    return float(1 - with_rows / without)

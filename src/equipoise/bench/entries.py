@@ -20,7 +20,7 @@ from scipy.stats import rankdata
 
 from equipoise.bench.federations import Split
 from equipoise.errors import InputError, require
-from equipoise.evaluation.evidence import of_errors
+from equipoise.evaluation.evidence import Evidence, of_errors
 from equipoise.evaluation.intervals import bounds_of
 from equipoise.evaluation.rules import worst_mean
 from equipoise.experiment import folders, records
@@ -91,22 +91,17 @@ def together(places: Sequence[Path]) -> list[Entry]:
     unique: dict[tuple[str, str, int], Entry] = {}
     for entry in entries:
         first = rows.setdefault((entry.federation, entry.split), entry)
-        where = f"split {entry.split} of {entry.federation}"
+        where, (one, other) = f"split {entry.split} of {entry.federation}", (first.base, entry.base)
+        base = np.allclose(np.array(one, np.float64), np.array(other, np.float64))
         require(
-            first.rows == entry.rows and first.tested == entry.tested and np.allclose(_base(first), _base(entry)),
+            first.rows == entry.rows and first.tested == entry.tested and base,
             f"{where} has other rows for '{entry.method}' than for '{first.method}': they are of different versions of "
             "the data; leave one of them out, and run it again into another --out",
         )
         same = unique.setdefault((entry.federation, entry.method, entry.split), entry)
-        require(
-            entry.kind != "entered" or same.source == entry.source,
-            f"two different methods are called '{entry.method}' ({where}); give one of their files another name",
-        )
+        wrong = f"two different methods are called '{entry.method}' ({where}); give one of their files another name"
+        require(entry.kind != "entered" or same.source == entry.source, wrong)
     return list(unique.values())
-
-
-def _base(entry: Entry) -> np.ndarray:
-    return np.array(entry.base, np.float64)
 
 
 Outputs = tuple[np.ndarray, ...]  # of every owner: probabilities [rows, classes], or numbers [rows]
@@ -115,16 +110,13 @@ Outputs = tuple[np.ndarray, ...]  # of every owner: probabilities [rows, classes
 def outputs_of(predict: Callable[[int, np.ndarray], np.ndarray], split: Split, method: str) -> Outputs:
     """What a fitted model says of the held-out rows, checked; an InputError says in a sentence what is wrong."""
     k = len(split.federation.classes)
-    vectors = []
-    for owner, inputs in enumerate(split.test_inputs):
-        outputs = checked(predict(owner, inputs.copy()), len(inputs), k, method, split.federation.owners[owner])
+    vectors, differs = [], f"'{method}' says something else of a row when other rows stand beside it"
+    for owner, (inputs, name) in enumerate(zip(split.test_inputs, split.federation.owners, strict=True)):
+        outputs = checked(predict(owner, inputs.copy()), len(inputs), k, method, name)
         half = (len(inputs) + 1) // 2
-        again = checked(predict(owner, inputs[:half].copy()), half, k, method, split.federation.owners[owner])
-        require(
-            np.allclose(outputs[:half], again, rtol=1e-4, atol=1e-5),
-            f"'{method}' says something else of a row when other rows stand beside it; a model has to predict every "
-            "row by itself",
-        )
+        again = checked(predict(owner, inputs[:half].copy()), half, k, method, name)
+        alike = np.allclose(outputs[:half], again, rtol=1e-4, atol=1e-5)
+        require(alike, f"{differs}; a model has to predict every row by itself")
         vectors.append(outputs)
     return tuple(vectors)
 
@@ -140,11 +132,9 @@ def checked(outputs: object, rows: int, k: int, method: str, owner: str) -> np.n
     wanted = (rows, k) if k else (rows,)
     what = "a probability per row and class" if k else "a number per row"
     require(array.shape == wanted, f"'{method}' predicts shape {array.shape} for {owner}, not {wanted}: give {what}")
-    require(
-        np.isfinite(array).all(),
-        f"'{method}' predicts {int((~np.isfinite(array)).sum())} numbers that are not finite for {owner}; a smaller "
-        "step size may help",
-    )
+    odd = int((~np.isfinite(array)).sum())
+    wrong = f"'{method}' predicts {odd} numbers that are not finite for {owner}; a smaller step size may help"
+    require(odd == 0, wrong)
     if k:
         fine = (array >= -1e-6).all() and np.allclose(array.sum(1), 1, atol=1e-3)
         require(fine, f"'{method}' predicts no probabilities for {owner}: give numbers from zero up that add up to one")
@@ -211,10 +201,11 @@ def _bounds(than: Outputs, losses: Outputs, unit: float) -> tuple[Three, Three]:
     if error.max() < 1e-9:  # the two say the same of every row
         middle, least = float(values.mean()), float(worst_mean(values, True))
         return (middle, middle, middle), (least, least, least)
-    bounds = bounds_of(
-        lambda some: of_errors(values[some], error[some], rows[some]), rows, higher_is_better=True, key=0
-    )
-    mean, worst = bounds.mean, bounds.worst
+
+    def evidence_of(some: np.ndarray) -> Evidence:
+        return of_errors(values[some], error[some], rows[some])
+
+    _, _, mean, worst = bounds_of(evidence_of, rows, higher_is_better=True, key=0)
     worst_of = min(worst.estimate, mean.estimate)  # of a few owners that are far off, the correction can say too much
     return (mean.low, mean.estimate, mean.high), (min(worst.low, worst_of), worst_of, worst.high)
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from equipoise.data.datasets import catalogue
-from equipoise.errors import one_of, require
+from equipoise.data.pool import Pool
+from equipoise.errors import not_none, one_of, require
 from equipoise.experiment import config
 from equipoise.experiment.problems import Problem, build_problem, precision
 from equipoise.extensions import is_reference
@@ -82,10 +83,9 @@ def settings(name: str, split: int, changes: Mapping[str, Any] | None = None) ->
     entry = catalogue.CATALOGUE.get(name)
     options = (entry.natural if entry is not None else None) or {}
     own: Sections = {"data": {"name": name, "options": options}, "run": {"seed": split}}
-    parts: list[Mapping[str, Any]] = [COMMON, FEDERATIONS.get(name, {}), own, changes or {}]
     chosen: dict[str, Any] = {"name": name.replace(":", "-")}
-    for part in parts:
-        for section, values in part.items():
+    for sections in (COMMON, FEDERATIONS.get(name, {}), own, changes or {}):
+        for section, values in sections.items():
             chosen[section] = {**chosen.get(section, {}), **values}
     return chosen
 
@@ -99,7 +99,7 @@ def problem_of(name: str, split: int) -> Problem:
 
 
 def split_of(name: str, problem: Problem) -> Split:
-    train, test = (_by_owner(pool) for pool in (problem.train, problem.test))
+    train, test = _by_owner(problem.train), _by_owner(not_none(problem.test))
     digest = hashlib.blake2b(digest_size=8)
     for array in (*train[0], *train[1], *test[0], *test[1]):
         digest.update(np.ascontiguousarray(array).data)
@@ -107,7 +107,7 @@ def split_of(name: str, problem: Problem) -> Split:
     return Split(federation, *test, digest.hexdigest())
 
 
-def _by_owner(pool: Any) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+def _by_owner(pool: Pool) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     inputs, labels = np.asarray(pool.inputs), np.asarray(pool.labels)
     rows = [slice(a, a + m) for a, m in zip(np.asarray(pool.starts), np.asarray(pool.sizes), strict=True)]
     return tuple(inputs[owned] for owned in rows), tuple(labels[owned] for owned in rows)

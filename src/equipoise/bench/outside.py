@@ -50,7 +50,7 @@ def _fitted(x: np.ndarray, y: np.ndarray, k: int, l2: float, start: np.ndarray |
     w = np.zeros((a.shape[1], k)) if start is None else start
     value = _objective(w, a, y, ridge)
     for _ in range(50):
-        p = _softmax(a @ w)
+        p = scipy.special.softmax(a @ w, axis=1)
         slope = a.T @ (p - came) / len(a) + ridge[:, None] * w
         if np.abs(slope).max() < 1e-7:
             break
@@ -76,11 +76,7 @@ def _objective(w: np.ndarray, a: np.ndarray, y: np.ndarray, ridge: np.ndarray) -
 
 def _outputs(w: np.ndarray, x: np.ndarray, k: int) -> np.ndarray:
     z = np.column_stack([x, np.ones(len(x))]) @ w
-    return _softmax(z) if k else z[:, 0]
-
-
-def _softmax(z: np.ndarray) -> np.ndarray:
-    return scipy.special.softmax(z, axis=1)
+    return scipy.special.softmax(z, axis=1) if k else z[:, 0]
 
 
 def _loss(outputs: np.ndarray, y: np.ndarray, k: int) -> np.ndarray:
@@ -92,12 +88,26 @@ def pooled_linear(federation: Federation) -> Predict:
     with needs("dev", "the models of scikit-learn"):
         from sklearn.linear_model import LogisticRegression, Ridge
     model = LogisticRegression(C=1.0, max_iter=2000) if federation.classes else Ridge(alpha=1.0)
-    return _pooled(model, federation, _with_owner)
+
+    def with_owner(owner: int, inputs: np.ndarray) -> np.ndarray:
+        return np.concatenate([inputs, np.repeat(np.eye(n)[[owner]], len(inputs), axis=0)], axis=1)
+
+    n = len(federation.owners)
+    return _pooled(model, federation, with_owner)
 
 
 def pooled_boosting(federation: Federation) -> Predict:
-    """scikit-learn's gradient boosting of all rows in one place, owners' base rates among the inputs."""
-    return _pooled(_boosting(federation), federation, _with_base_rate(federation))
+    """scikit-learn's gradient boosting of all rows in one place, owners' base rates among the inputs.
+
+    Boosting splits on a number better than on one of many names; the rate is that of the training rows.
+    """
+    k = len(federation.classes)
+    rates = [_rates(y, k) if k else np.array([y.mean()]) for y in federation.labels]
+
+    def with_rate(owner: int, inputs: np.ndarray) -> np.ndarray:
+        return np.concatenate([inputs, np.tile(rates[owner], (len(inputs), 1))], axis=1)
+
+    return _pooled(_boosting(federation), federation, with_rate)
 
 
 def boosting_alone(federation: Federation) -> Predict:
@@ -118,22 +128,11 @@ def _boosting(federation: Federation) -> Any:
     return kind(max_iter=60, learning_rate=0.1, early_stopping=False, random_state=0)
 
 
-def _pooled(model: Any, federation: Federation, seen: Callable[[int, np.ndarray, int], np.ndarray]) -> Predict:
-    n, k = len(federation.owners), len(federation.classes)
-    every = np.concatenate([seen(i, x, n) for i, x in enumerate(federation.inputs)])
+def _pooled(model: Any, federation: Federation, seen: Predict) -> Predict:
+    """`seen` is what the model sees of an owner's inputs."""
+    every = np.concatenate([seen(i, x) for i, x in enumerate(federation.inputs)])
     model.fit(every, np.concatenate(federation.labels))
-    return lambda owner, inputs: _predicted(model, seen(owner, inputs, n), k)
-
-
-def _with_owner(owner: int, inputs: np.ndarray, n: int) -> np.ndarray:
-    return np.concatenate([inputs, np.repeat(np.eye(n)[[owner]], len(inputs), axis=0)], axis=1)
-
-
-def _with_base_rate(federation: Federation) -> Callable[[int, np.ndarray, int], np.ndarray]:
-    """Boosting splits on a number better than on one of many names; the rate is that of the training rows."""
-    k = len(federation.classes)
-    rates = [_rates(y, k) if k else np.array([y.mean()]) for y in federation.labels]
-    return lambda owner, inputs, n: np.concatenate([inputs, np.tile(rates[owner], (len(inputs), 1))], axis=1)
+    return lambda owner, inputs: _predicted(model, seen(owner, inputs), len(federation.classes))
 
 
 def _rates(labels: np.ndarray, k: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Tables, a picture and a page of the standings. No number but a cost stands there without its bounds."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from markupsafe import Markup
@@ -17,7 +17,9 @@ from equipoise.evaluation.intervals import Bounds
 from equipoise.files import write_whole
 from equipoise.report import pictures, svg
 from equipoise.report.markup import printable, tag
+from equipoise.report.pictures import text
 
+LEFT, WIDTH, LINE, TOP = 170.0, 330.0, 24.0, 64.0  # of the picture: of names, of a panel, of a method, of the title
 TABLE, PICTURE, PAGE = "table.md", "picture.svg", "bench.html"
 OVERALL = (
     "method", "rank", "rank by the worst fifth", "average skill, less {}'s", "wins, ties, losses",
@@ -82,9 +84,9 @@ def overall(standings: Standings) -> tuple[list[str], Rows]:
 
 def _differences(against: Against | None) -> list[str]:
     if against is None:
-        return ["", "", "", ""]
-    counts = [", ".join(map(str, c)) for c in (against.counts, against.worst_counts)]
-    return [_percent(against.average, signed=True), counts[0], _percent(against.worst, signed=True), counts[1]]
+        return [""] * 4
+    pairs = (against.average, against.counts), (against.worst, against.worst_counts)
+    return [text for bounds, c in pairs for text in (_percent(bounds, signed=True), ", ".join(map(str, c)))]
 
 
 def one(standings: Standings, federation: str) -> tuple[list[str], Rows]:
@@ -97,10 +99,9 @@ def one(standings: Standings, federation: str) -> tuple[list[str], Rows]:
 def _row(method: str, on: OnFederation) -> list[str]:
     numbers = [_percent(on.mean), _percent(on.worst), _percent(on.worst_gain, signed=True), _percent(on.losers, 0)]
     calibration = "" if on.calibration is None else _percent(on.calibration)
-    cost = [
-        "" if v is None else f"{v:.{digits}f}" for v, digits in ((on.rounds, 0), (on.megabytes, 2), (on.seconds, 1))
-    ]
-    return [method, *numbers, _number(on.auroc, 3), calibration, *cost]
+    costs = ((on.rounds, 0), (on.megabytes, 2), (on.seconds, 1))
+    written = ["" if v is None else f"{v:.{digits}f}" for v, digits in costs]
+    return [method, *numbers, _number(on.auroc, 3), calibration, *written]
 
 
 def _number(bounds: Bounds | None, digits: int) -> str:
@@ -148,67 +149,47 @@ def picture(standings: Standings) -> str:
 
     The faint dots are federations.
     """
-    methods = [m for m in standings.methods if standings.overall[m].against_it is not None]
-    left, width, gap, line, top = 170.0, 330.0, 40.0, 24.0, 64.0
-    panels = []
-    for k, heading in enumerate(("average skill", "skill of the worst fifth")):
-        bounds = {m: _pair(standings.overall[m].against_it)[k] for m in methods}
-        inner = [v for b in bounds.values() for v in b]
-        axis = svg.axis([100 * v for v in inner] + [0.0], margin=0.08)
-        x = left + k * (width + gap)
-        panels += list(_panel(standings, methods, bounds, axis, k, x, width, line, top, heading))
-    names = [_text(m, left - 12, top + line * (row + 0.5) + 4, "end") for row, m in enumerate(methods)]
+    rows = {m: against for m in standings.methods if (against := standings.overall[m].against_it) is not None}
+    names = [text(m, LEFT - 12, TOP + LINE * (row + 0.5) + 4, "end") for row, m in enumerate(rows)]
+    panels = [*_panel(rows, 0, "average skill", LEFT), *_panel(rows, 1, "skill of the worst fifth", LEFT + WIDTH + 40)]
     title = f"Skill over {len(standings.federations)} federations, less that of {standings.against}"
-    bottom = top + line * len(methods) + 76
+    bottom = TOP + LINE * len(rows) + 76
     lines = (
         f"Points of skill; to the right is better than {standings.against}. Grey dots: federations; those beyond the "
         "edge stand on it.",
         "Bars: 95% bounds; orange, where they are all below zero, and green, where they are all above.",
     )
-    head = _text(title, 12, 22, "start", style="font-size:15px;font-weight:bold")
-    foot = [_text(text, 12, bottom - 28 + 17 * k) for k, text in enumerate(lines)]
-    return pictures.document(title, left + 2 * width + gap + 30, bottom, head, *names, *panels, *foot)
+    head = text(title, 12, 22, "start", style="font-size:15px;font-weight:bold")
+    foot = [text(line, 12, bottom - 28 + 17 * k) for k, line in enumerate(lines)]
+    return pictures.document(title, LEFT + 2 * WIDTH + 70, bottom, head, *names, *panels, *foot)
 
 
-def _pair(against: Against | None) -> tuple[Bounds, Bounds]:
-    assert against is not None
-    return against.average, against.worst
+def _panel(rows: Mapping[str, Against], k: int, heading: str, left: float) -> Iterator[Markup]:
+    """The k-th difference of every method, with those of the single federations."""
+    bounds = [(against.average, against.worst)[k] for against in rows.values()]
+    axis = svg.axis([100 * v for b in bounds for v in b] + [0.0], margin=0.08)
 
-
-def _panel(
-    standings: Standings, methods: Sequence[str], bounds: dict[str, Bounds], axis: svg.Axis, k: int, left: float,
-    width: float, line: float, top: float, heading: str,
-) -> Iterator[Markup]:  # fmt: skip
     def x(value: float) -> float:
-        return left + width * min(max(axis.fraction(100 * value), 0.0), 1.0)
+        return left + WIDTH * min(max(axis.fraction(100 * value), 0.0), 1.0)
 
-    bottom = top + line * len(methods)
-    yield _text(heading, left + width / 2, top - 14, "middle", style="font-weight:bold")
+    def dot(name: str, number: Bounds, y: float, **look: object) -> Markup:
+        hint = tag("title", f"{name}: {_percent(number, signed=True)}")
+        return tag("circle", hint, cx=x(number.estimate), cy=y, **look)
+
+    bottom = TOP + LINE * len(rows)
+    yield text(heading, left + WIDTH / 2, TOP - 14, "middle", style="font-weight:bold")
     for tick in axis.ticks:
-        yield _line(x(tick / 100), top, x(tick / 100), bottom, "base" if tick == 0 else "grid")
-        yield _text(f"{tick:+g}" if tick else "0", x(tick / 100), bottom + 18, "middle")
-    for row, method in enumerate(methods):
-        y = top + line * (row + 0.5)
-        against = standings.overall[method].against_it
-        assert against is not None
+        at_tick = x(tick / 100)
+        yield tag("line", x1=at_tick, y1=TOP, x2=at_tick, y2=bottom, class_="base" if tick == 0 else "grid")
+        yield text(f"{tick:+g}" if tick else "0", at_tick, bottom + 18, "middle")
+    for row, ((method, against), whole) in enumerate(zip(rows.items(), bounds, strict=True)):
+        y = TOP + LINE * (row + 0.5)
         for name, pair in against.by_federation.items():
-            hint = tag("title", f"{name}: {_percent(pair[k], signed=True)}")
-            yield tag(
-                "circle", hint, cx=x(pair[k].estimate), cy=y, r=2.5, class_="s6", fill="currentColor", opacity="0.35"
-            )
-        low, middle, high = bounds[method]
-        sure = "s1" if high < 0 else "s2" if low > 0 else "s0"
-        yield tag("line", x1=x(low), y1=y, x2=x(high), y2=y, class_=sure, stroke="currentColor", stroke_width="2.5")
-        hint = tag("title", f"{method}: {_percent(bounds[method], signed=True)}")
-        yield tag("circle", hint, cx=x(middle), cy=y, r=5.0, class_=sure, fill="currentColor")
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
-    return tag("line", x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2), class_=class_)
-
-
-def _text(text: str, x: float, y: float, anchor: str = "start", **attributes: object) -> Markup:
-    return tag("text", text, x=float(x), y=float(y), text_anchor=anchor, **attributes)
+            yield dot(name, pair[k], y, r=2.5, class_="s6", fill="currentColor", opacity="0.35")
+        sure = "s1" if whole.high < 0 else "s2" if whole.low > 0 else "s0"
+        ends = {"x1": x(whole.low), "y1": y, "x2": x(whole.high), "y2": y}
+        yield tag("line", **ends, class_=sure, stroke="currentColor", stroke_width="2.5")
+        yield dot(method, whole, y, r=5.0, class_=sure, fill="currentColor")
 
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1150px;margin:2rem auto;padding:0 1rem;color:#1b1d21}
@@ -225,15 +206,12 @@ def page(standings: Standings) -> str:
     parts += [tag("p", WORDS), _html(*overall(standings)), tag("h2", "The federations"), _html(*cards(standings))]
     for name in standings.federations:
         parts += [tag("h2", name), _html(*one(standings, name))]
-    head = tag(
-        "head", Markup('<meta charset="utf-8">'), tag("title", "Equipoise benchmark"), tag("style", Markup(STYLE))
-    )
+    title, style = tag("title", "Equipoise benchmark"), tag("style", Markup(STYLE))
+    head = tag("head", Markup('<meta charset="utf-8">'), title, style)
     return printable(f"<!doctype html>\n{tag('html', head, tag('body', *parts), lang='en')}\n")
 
 
 def _html(heads: Sequence[str], rows: Rows) -> Markup:
-    def cells(row: Sequence[str]) -> Iterator[Markup]:
-        return (tag("td", cell, class_="wide" if len(cell) > 60 else None) for cell in row)
-
     head = tag("tr", *(tag("th", head) for head in heads))
-    return tag("table", tag("thead", head), tag("tbody", *(tag("tr", *cells(row)) for row in rows)))
+    cells = [[tag("td", cell, class_="wide" if len(cell) > 60 else None) for cell in row] for row in rows]
+    return tag("table", tag("thead", head), tag("tbody", *(tag("tr", *row) for row in cells)))

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 import equipoise
 from equipoise import artifact, extensions
@@ -28,11 +29,13 @@ from equipoise.bench import entries, federations
 from equipoise.bench.entries import Entry, Outputs
 from equipoise.bench.federations import Split
 from equipoise.bench.methods import ALONE, FIXED, METHODS, Method
+from equipoise.data import ClientData
 from equipoise.errors import InputError, require
 from equipoise.experiment import config, folders, plan, records
 from equipoise.experiment.chosen import settle
 from equipoise.experiment.config import Config
 from equipoise.experiment.problems import Problem, build_problem, data_set_kept, precision
+from equipoise.protocol import Vector
 from equipoise.tasks import Task
 
 RUNS = "runs"
@@ -118,7 +121,8 @@ def _of_federation(
         labels = dict.fromkeys(job.method for job in missing if job.method != ALONE)
         for label in (label for label in labels if methods[label].fit is not None):
             watch(name, label)
-            fits = [_fit(job, methods[label], *computed[job.split][1:]) for job in missing if job.method == label]
+            jobs = [job for job in missing if job.method == label]
+            fits = [_fit(job, methods[label], *computed[job.split][1:])[0] for job in jobs]
             _enter(folder, fits, methods, check)
         trained = [label for label in labels if methods[label].settings is not None]
         ours = [label for label in trained if methods[label].kind != "entered"]
@@ -169,9 +173,8 @@ def fitted_outputs(method: Method, name: str, split: Split) -> Outputs:
         raise
     except (Exception, SystemExit) as error:  # of somebody else's code
         said = " ".join(str(error).split())
-        raise InputError(
-            f"'{name}' fails on {split.federation.name}: {type(error).__name__}: {said}; correct it, or leave it out"
-        ) from error
+        failed = f"'{name}' fails on {split.federation.name}: {type(error).__name__}: {said}"
+        raise InputError(f"{failed}; correct it, or leave it out") from error
 
 
 def _alone(folder: Path, name: str, split: int, rows: Split) -> Outputs:
@@ -182,22 +185,17 @@ def _alone(folder: Path, name: str, split: int, rows: Split) -> Outputs:
         with np.load(path) as kept:
             if str(kept["rows"]) == rows.rows:
                 return tuple(np.split(kept["losses"], np.cumsum([len(y) for y in rows.test_labels])[:-1]))
-    outputs, seconds = _timed(job, method, rows)
+    entry, outputs = _fit(job, method, rows, None)
     losses = entries.losses_of(outputs, rows)
-    _enter(folder, [_entry(job, method, outputs, rows, None, seconds=seconds)], METHODS, lambda *_: None)
+    _enter(folder, [entry], METHODS, lambda *_: None)
     np.savez_compressed(path, rows=rows.rows, losses=np.concatenate(losses).astype(np.float32))
     return losses
 
 
-def _fit(job: Job, method: Method, split: Split, alone: Outputs) -> Entry:
-    outputs, seconds = _timed(job, method, split)
-    return _entry(job, method, outputs, split, alone, seconds=seconds)
-
-
-def _timed(job: Job, method: Method, split: Split) -> tuple[Outputs, float]:
+def _fit(job: Job, method: Method, split: Split, alone: Outputs | None) -> tuple[Entry, Outputs]:
     start = time.perf_counter()
     outputs = fitted_outputs(method, job.method, split)
-    return outputs, time.perf_counter() - start
+    return _entry(job, method, outputs, split, alone, seconds=time.perf_counter() - start), outputs
 
 
 def _trained(
@@ -240,30 +238,23 @@ def _trained(
 
 def run_outputs(run: records.Run, parsed: Config, label: str, split: Split, problem: Problem | None = None) -> Outputs:
     """What the model of a run folder says of the held-out rows, with every owner's own part."""
-    path = run.path / records.MODEL
-    require(
-        path.is_file(),
-        f"'{label}' has no model of {split.federation.name}: {' '.join(run.outcome.events) if run.outcome else ''}",
-    )
+    path, events = run.path / records.MODEL, run.outcome.events if run.outcome else ()
+    require(path.is_file(), f"'{label}' has no model of {split.federation.name}: {' '.join(events)}")
     parsed = settle.applied(parsed, settle.read(run.path) or ())
     with precision(parsed):
         problem = build_problem(parsed) if problem is None else problem
         x = problem.starting_from(artifact.load(path)).x
         padded = np.asarray(_predictor(problem.plain_task)(x, problem.with_rows(problem.train, problem.test)))
     k = len(problem.classes)
-    outputs = []
-    for i, (z, y) in enumerate(zip(padded, split.test_labels, strict=True)):
-        outputs.append(
-            entries.checked(z[: len(y)] if k else z[: len(y)].reshape(-1), len(y), k, label, problem.names[i])
-        )
-    return tuple(outputs)
+    rows = [z[: len(y)] if k else z[: len(y)].reshape(-1) for z, y in zip(padded, split.test_labels, strict=True)]
+    return tuple(entries.checked(z, len(z), k, label, name) for z, name in zip(rows, problem.names, strict=True))
 
 
 @lru_cache(maxsize=16)
-def _predictor(task: Task) -> Callable[[Any, Any], Any]:
+def _predictor(task: Task) -> Callable[[Vector, ClientData], Array]:
     """Probabilities, or numbers, of every owner's padded held-out rows."""
 
-    def one(x: Any, rows: Any, i: Any) -> Any:
+    def one(x: Vector, rows: ClientData, i: Array) -> Array:
         shard, own = rows.client(i), task.own
         if own is None:
             assert task.predict is not None

@@ -39,14 +39,17 @@ class OnFederation(NamedTuple):
     splits: int
 
 
+Counts = tuple[int, int, int]  # wins, ties, losses
+
+
 class Against(NamedTuple):
     """A method against another one, on the federations that both have."""
 
     average: Bounds  # of the difference in average skill
     worst: Bounds  # in the worst fifth's
     by_federation: Mapping[str, tuple[Bounds, Bounds]]
-    counts: tuple[int, int, int]  # wins, ties, losses in the average
-    worst_counts: tuple[int, int, int]
+    counts: Counts  # in the average
+    worst_counts: Counts
 
 
 class Overall(NamedTuple):
@@ -142,31 +145,25 @@ def _on(method: str, entries: Sequence[Entry], drawn: Drawn) -> OnFederation:
 
     def over_splits(field: str) -> Bounds:
         """Splits share most rows: their bounds are averaged, and do not narrow."""
-        values = np.array([[np.nan if v is None else v for v in getattr(entry, field)] for entry in mine])
-        return Bounds(*np.mean(values, axis=0).tolist())
+        return Bounds(*np.mean([_array(getattr(entry, field)) for entry in mine], axis=0).tolist())
 
     def mean_of(field: str) -> float | None:
         values = [getattr(entry, field) for entry in mine if getattr(entry, field) is not None]
         return float(np.mean(values)) if values else None
 
-    areas = np.array([_array(entry.auroc) for entry in mine])
-    return OnFederation(
-        over_splits("mean"),
-        over_splits("worst"),
-        over_splits("worst_gain"),
-        _bounds(_losers(drawn, method), drawn.who.shape[1], 0, 1),
-        _of_owners(areas) if np.isfinite(areas).any() else None,
-        over_splits("calibration") if mine[0].calibration is not None else None,
-        mean_of("rounds"),
-        mean_of("megabytes"),
-        mean_of("seconds"),
-        len(mine),
-    )
+    losers = _bounds(_losers(drawn, method), drawn.who.shape[1], 0, 1)
+    calibration = over_splits("calibration") if mine[0].calibration is not None else None
+    mean, worst, gain = (over_splits(field) for field in ("mean", "worst", "worst_gain"))
+    rounds, megabytes, seconds = (mean_of(field) for field in ("rounds", "megabytes", "seconds"))
+    auroc = _of_owners(np.array([_array(entry.auroc) for entry in mine]))
+    return OnFederation(mean, worst, gain, losers, auroc, calibration, rounds, megabytes, seconds, len(mine))
 
 
-def _of_owners(values: np.ndarray) -> Bounds:
-    """[splits, owners]: of the mean over the owners that have the score in some split."""
+def _of_owners(values: np.ndarray) -> Bounds | None:
+    """[splits, owners]: of the mean over the owners that have the score in some split; None: nobody has."""
     some = np.isfinite(values).any(0)
+    if not some.any():
+        return None
     each = np.nanmean(values[:, some], axis=0)
     who = np.random.default_rng(len(each)).integers(len(each), size=(DRAWS, len(each)))
     return _bounds(np.append(each.mean(), each[who].mean(1)), len(each), 0, 1)
@@ -177,29 +174,22 @@ def _ranks(drawn: Mapping[str, Drawn], methods: Sequence[str]) -> dict[str, tupl
     if not methods:
         return {}
     ranks = []
-    which = _which(len(drawn))
     skills = [[_skills(d, m, _splits(d, *methods)) for m in methods] for d in drawn.values()]
     for part in np.moveaxis(np.array(skills), 2, 0):  # of each: federation, method, draw
         places = (part[:, None] > part[:, :, None] + STEADY).sum(2) + 1.0  # how many are better, and one
         ties = (np.abs(part[:, None] - part[:, :, None]) <= STEADY).sum(2) - 1
         places += ties / 2
-        sizes, last = _sizes(drawn), len(methods)
-        ranks.append([_over_federations(places[:, j], which, sizes, 1, last) for j in range(last)])
-    return {m: (ranks[0][j], ranks[1][j]) for j, m in enumerate(methods)}
+        ranks.append([_over_federations(places[:, j], _sizes(drawn), 1, len(methods)) for j in range(len(methods))])
+    return dict(zip(methods, zip(*ranks, strict=True), strict=True))
 
 
 def _overall(
     method: str, drawn: Mapping[str, Drawn], ranks: Mapping[str, tuple[Bounds, Bounds]], against: str
 ) -> Overall:
     here = {name: d for name, d in drawn.items() if method in d.skill}
-    losers = np.array([_losers(d, method) for d in here.values()])
-    return Overall(
-        len(here),
-        ranks[method][0] if method in ranks else None,
-        ranks[method][1] if method in ranks else None,
-        compared(method, against, drawn),
-        _over_federations(losers, _which(len(here)), _sizes(here), 0, 1),
-    )
+    losers = _over_federations(np.array([_losers(d, method) for d in here.values()]), _sizes(here), 0, 1)
+    rank, worst_rank = ranks.get(method, (None, None))
+    return Overall(len(here), rank, worst_rank, compared(method, against, drawn), losers)
 
 
 def compared(method: str, against: str, drawn: Mapping[str, Drawn]) -> Against | None:
@@ -211,39 +201,29 @@ def compared(method: str, against: str, drawn: Mapping[str, Drawn]) -> Against |
     pairs = [[_skills(d, m, _splits(d, method, against)) for m in (method, against)] for d in both.values()]
     average, worst = np.moveaxis(np.array([np.array(a) - np.array(b) for a, b in pairs]), 1, 0)  # federation, draw
     each = {name: (_bounds(a, n), _bounds(w, n)) for name, n, a, w in zip(both, sizes, average, worst, strict=True)}
-    counts = [tuple(_verdicts([pair[k] for pair in each.values()])) for k in (0, 1)]
-    return Against(
-        _over_federations(average, _which(len(both)), sizes),
-        _over_federations(worst, _which(len(both)), sizes),
-        each,
-        counts[0],  # type: ignore[arg-type]
-        counts[1],  # type: ignore[arg-type]
-    )
+    overall = [_over_federations(values, sizes) for values in (average, worst)]
+    counts = [_counted(side) for side in zip(*each.values(), strict=True)]
+    return Against(overall[0], overall[1], each, counts[0], counts[1])
 
 
-def _verdicts(bounds: Sequence[Bounds]) -> tuple[int, int, int]:
-    """Wins, ties, losses: a difference whose bounds leave zero out, and that is large enough to matter."""
+def _counted(bounds: Sequence[Bounds]) -> Counts:
+    """A win or a loss: a difference whose bounds leave zero out, and that is large enough to matter."""
     wins = sum(b.low > 0 and b.estimate > STEADY for b in bounds)
     losses = sum(b.high < 0 and b.estimate < -STEADY for b in bounds)
     return wins, len(bounds) - wins - losses, losses
-
-
-def _which(n: int) -> np.ndarray:
-    """[draws, n]: of federations, the same for all methods that are on as many."""
-    return np.random.default_rng(0).integers(n, size=(DRAWS, n))
 
 
 def _sizes(drawn: Mapping[str, Drawn]) -> list[int]:
     return [d.who.shape[1] for d in drawn.values()]
 
 
-def _over_federations(
-    values: np.ndarray, which: np.ndarray, sizes: Sequence[int], least: float = -np.inf, most: float = np.inf
-) -> Bounds:
-    """[federations, 1 + draws] of their owners: of the mean over federations, which are drawn too.
+def _over_federations(values: np.ndarray, sizes: Sequence[int], least: float = -np.inf, most: float = np.inf) -> Bounds:
+    """[federations, 1 + draws] of their owners: of the mean over federations, which are drawn too, the same for all
+    methods that are on as many.
 
     A single one is not drawn: what is said is said of its owners.
     """
-    draws = np.arange(1, values.shape[1])[:, None]
-    mean = np.append(values[:, 0].mean(), values[which, draws].mean(1))
-    return _bounds(mean, len(values) if len(values) > 1 else sizes[0], least, most)
+    n = len(values)
+    drawn = np.random.default_rng(0).integers(n, size=(DRAWS, n))
+    mean = np.append(values[:, 0].mean(), values[drawn, np.arange(1, values.shape[1])[:, None]].mean(1))
+    return _bounds(mean, n if n > 1 else sizes[0], least, most)

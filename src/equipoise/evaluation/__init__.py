@@ -9,24 +9,15 @@ skill        the log loss against that of each owner's base rate
 standing     all of it for one table
 """
 
-from equipoise.evaluation.exchange import PerClient as PerClient
-from equipoise.evaluation.exchange import evaluate as evaluate
-from equipoise.evaluation.exchange import evaluate_own as evaluate_own
-from equipoise.evaluation.exchange import evaluation as evaluation
-from equipoise.evaluation.exchange import evaluator as evaluator
-from equipoise.evaluation.exchange import of_rows as of_rows
-from equipoise.evaluation.intervals import Bounds as Bounds
-from equipoise.evaluation.predictions import MainScore as MainScore
-from equipoise.evaluation.predictions import ScoreRecord as ScoreRecord
-from equipoise.evaluation.predictions import accuracy as accuracy
-from equipoise.evaluation.predictions import auroc as auroc
-from equipoise.evaluation.predictions import main_score_named as main_score_named
-from equipoise.evaluation.predictions import r2 as r2
-from equipoise.evaluation.predictions import rmse as rmse
-from equipoise.evaluation.predictions import suited as suited
-from equipoise.evaluation.rules import higher_is_better as higher_is_better
-from equipoise.evaluation.rules import main_score as main_score
-from equipoise.evaluation.skill import with_skill as with_skill
-from equipoise.evaluation.standing import Standing as Standing
-from equipoise.evaluation.standing import chosen as chosen
-from equipoise.evaluation.standing import standing as standing
+from equipoise.evaluation.exchange import PerClient, evaluate, evaluate_own, evaluation, evaluator, of_rows
+from equipoise.evaluation.intervals import Bounds
+from equipoise.evaluation.predictions import MainScore, ScoreRecord, accuracy, auroc, main_score_named, r2, rmse, suited
+from equipoise.evaluation.rules import higher_is_better, main_score
+from equipoise.evaluation.skill import with_skill
+from equipoise.evaluation.standing import Standing, chosen, standing
+
+__all__ = [
+    "Bounds", "MainScore", "PerClient", "ScoreRecord", "Standing", "accuracy", "auroc", "chosen", "evaluate",
+    "evaluate_own", "evaluation", "evaluator", "higher_is_better", "main_score", "main_score_named", "of_rows", "r2",
+    "rmse", "standing", "suited", "with_skill",
+]  # fmt: skip

@@ -45,9 +45,8 @@ class SameRows(NamedTuple):
 
     def in_units(self, unit: float) -> "SameRows":
         """The same of scores in another unit: so many times as large."""
-        return self._replace(
-            old=unit * self.old, new=unit * self.new, moments=unit**2 * self.moments, bias=unit * self.bias
-        )
+        scaled = {name: unit * getattr(self, name) for name in ("old", "new", "bias")}
+        return self._replace(moments=unit**2 * self.moments, **scaled)
 
 
 def on_same_rows(
@@ -92,13 +91,13 @@ def mean_difference(pairs: SameRows, *, level: float = 0.95) -> Bounds:
         return UNKNOWN
     rows, n = pairs.rows[some], some.size
     if pairs.shares:
-        sides = [side[some] for side in (pairs.better, pairs.worse)]
-        bounds = [
-            Bounds(b[0], float(side.mean()), b[1])
-            for side in sides
-            for b in [bounds_of_mean_share(side * rows, rows, tail)]
-        ]
-        return difference(bounds[1], bounds[0], _correlation_of_shares(sides[0], sides[1], rows))
+        better, worse = (side[some] for side in (pairs.better, pairs.worse))
+
+        def bounds(side: np.ndarray) -> Bounds:
+            low, high = bounds_of_mean_share(side * rows, rows, tail)
+            return Bounds(low, float(side.mean()), high)
+
+        return difference(bounds(worse), bounds(better), _correlation_of_shares(better, worse, rows))
     change, variance = (pairs.new - pairs.old)[some], _variances(pairs)[some]
     if (rows < 1.5).any():  # one row does not say how far it is off
         return UNKNOWN
@@ -124,12 +123,9 @@ def each_difference(pairs: SameRows, *, level: float = 0.95) -> tuple[np.ndarray
         rows = pairs.rows[[i]]
         if pairs.shares:
             better, worse = (side[[i]] for side in (pairs.better, pairs.worse))
-            sides = [
-                Bounds(float(low[0]), float(side[0]), float(high[0]))
-                for side in (worse, better)
-                for low, high in [clopper_pearson(side * rows, rows, tail)]
-            ]
-            bounds = difference(sides[0], sides[1], _correlation_of_shares(better, worse, rows))
+            ends = [(side, *clopper_pearson(side * rows, rows, tail)) for side in (worse, better)]
+            old, new = (Bounds(float(low[0]), float(side[0]), float(high[0])) for side, low, high in ends)
+            bounds = difference(old, new, _correlation_of_shares(better, worse, rows))
             intervals[:, i] = bounds.low, bounds.high
         elif rows[0] >= LEAST_ROWS:
             half = -float(scipy.special.stdtrit(_degrees(rows[0]), tail)) * math.sqrt(variance[i])
@@ -148,10 +144,8 @@ def worst_correlation(pairs: SameRows, *, up: bool, k: float = SHARE, level: flo
     if pairs.shares:
         # The variance of the difference is at most that of the share of rows on which the models differ.
         rows = pairs.rows[both]
-        differ = (pairs.better + pairs.worse)[both] * rows
-        most = bounds_of_mean_share(np.minimum(differ, rows), rows, (1 - level) / 2, 1 / rows)[1] * float(
-            (1 / rows).sum()
-        )
+        differ = np.minimum((pairs.better + pairs.worse)[both] * rows, rows)
+        most = bounds_of_mean_share(differ, rows, (1 - level) / 2, 1 / rows)[1] * float((1 / rows).sum())
         covariance = min((float(pairs.moments[:2, both].sum()) - most) / 2, float(pairs.moments[2, both].sum()))
         return min(max(covariance / math.sqrt(first * second), -1.0), 1.0)
     correlation = min(max(float(pairs.moments[2, both].sum()) / math.sqrt(first * second), -1.0), 1 - 1e-9)

@@ -25,9 +25,7 @@ LEAST_PEERS = 4  # of fewer similar clients each follows its own rows
 NORMAL_SCATTER = 2.0
 PRIOR_ROWS = 8.0  # as if so many rows had shown the scatter of normal errors
 FEW_SCATTER = 3.0  # with it, gamma bounds of up to 20 rows hold for squares of Student's t with five degrees as well
-PEERS_WEIGH = (
-    32.0  # as many rows as similar clients count for beside a client's own: skewed rows show their scatter late
-)
+PEERS_WEIGH = 32.0  # rows that similar clients count for beside a client's own: skewed rows show their scatter late
 LEAST_DEGREES = 6.0  # degrees of freedom: no scatter is known worse than this
 MOST_ROWS = 0.9  # of all: what is beyond them, such as one client whose losses explode, is no measure for the others
 
@@ -198,6 +196,29 @@ def _own_scatter(mean: np.ndarray, variance: np.ndarray, rows: np.ndarray) -> np
     return np.maximum(variance, 0) * rows / np.maximum(rows - 1, 1) / mean**2
 
 
+def _gamma_shapes(
+    x: np.ndarray, variance: np.ndarray, m: np.ndarray, least_scatter: float, rare: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the gamma variables that means of `m` rows are taken for: their shapes, how many degrees of freedom say so,
+    and the shapes that bounds above rest on."""
+    spare = np.maximum(m - 1, 0)
+    own_scatter = _own_scatter(x, variance, m)
+    pooled = float(spare @ own_scatter + PRIOR_ROWS * NORMAL_SCATTER) / (spare.sum() + PRIOR_ROWS)
+    heavier = 1 + max(pooled - NORMAL_SCATTER, 0) / 2  # a heavy tail that shows is heavier than it shows
+    pooled = heavier * pooled * (1 + 2 * pooled / m.mean())  # the mean in the denominator errs too
+    pooled = max(pooled, least_scatter, 1e-12)
+
+    def with_peers(theirs: float) -> np.ndarray:
+        return (PEERS_WEIGH * theirs + spare * own_scatter) / (PEERS_WEIGH + spare)
+
+    scatter = np.maximum(with_peers(pooled), own_scatter * (1 + own_scatter / m))
+    degrees = np.maximum(np.minimum(spare.sum(), PEERS_WEIGH + spare) / (1 + 3 * scatter), LEAST_DEGREES)
+    # How bad a client may be follows from how small the mean of its rows may come out, on which its largest ones have
+    # no bearing: one outlier is no reason for more doubt on this side. But rows among which nothing rare is look alike.
+    shape_above = m / np.maximum(with_peers(max(pooled, FEW_SCATTER)), rare)
+    return np.clip(m / scatter, 0.05, 1e9), degrees, shape_above
+
+
 def of_means(
     mean: np.ndarray,
     squares: np.ndarray,
@@ -214,24 +235,8 @@ def of_means(
     `least_scatter`, `rare`: what `usual_scatter` and `rare_scatter` say of all clients, also of those of other sizes.
     """
     gammaln = scipy.special.gammaln
-    m = rows.astype(np.float64)
-    x = _above_zero(mean)
-    spare = np.maximum(m - 1, 0)
-    own_scatter = _own_scatter(x, squares - mean**2, m)
-    pooled = float(spare @ own_scatter + PRIOR_ROWS * NORMAL_SCATTER) / (spare.sum() + PRIOR_ROWS)
-    heavier = 1 + max(pooled - NORMAL_SCATTER, 0) / 2  # a heavy tail that shows is heavier than it shows
-    pooled = heavier * pooled * (1 + 2 * pooled / m.mean())  # the mean in the denominator errs too
-    pooled = max(pooled, least_scatter, 1e-12)
-
-    def with_peers(theirs: float) -> np.ndarray:
-        return (PEERS_WEIGH * theirs + spare * own_scatter) / (PEERS_WEIGH + spare)
-
-    scatter = np.maximum(with_peers(pooled), own_scatter * (1 + own_scatter / m))
-    shape = np.clip(m / scatter, 0.05, 1e9)
-    degrees = np.maximum(np.minimum(spare.sum(), PEERS_WEIGH + spare) / (1 + 3 * scatter), LEAST_DEGREES)
-    # How bad a client may be follows from how small the mean of its rows may come out, on which its largest ones have
-    # no bearing: one outlier is no reason for more doubt on this side. But rows among which nothing rare is look alike.
-    shape_above = m / np.maximum(with_peers(max(pooled, FEW_SCATTER)), rare)
+    m, x = rows.astype(np.float64), _above_zero(mean)
+    shape, degrees, shape_above = _gamma_shapes(x, squares - mean**2, m, least_scatter, rare)
     centre_of_all = float(np.exp(np.log(x).mean()))
     common = float(shape @ x / shape.sum())
     s, x_ = shape[:, None], x[:, None]
@@ -346,15 +351,12 @@ def of_errors(
     def reach(tail: float) -> np.ndarray:
         return np.where(blind, edges[1] - edges[0], -scipy.special.stdtrit(degrees, tail) * e)
 
-    def sum_error(tail: float) -> SumError:
-        return SumError(reach(tail), reach(tail), 0.0)
-
     return Evidence(
         value=value,
         edges=edges,
         low=lambda tail: within_edges(value - reach(tail)),
         high=lambda tail: within_edges(value + reach(tail)),
-        sum_error=sum_error,
+        sum_error=lambda tail: SumError(reach(tail), reach(tail), 0.0),
         counts=None,
         centres=lambda count: np.unique([*np.linspace(value.min(), value.max(), count), common]),
         scatters=(0.5, 0.2, 0.07, 0.02),

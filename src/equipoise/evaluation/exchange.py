@@ -116,9 +116,8 @@ def evaluation(
 
         again = jax.lax.map(resampled, jax.random.split(key, draws)) if draws else {}
         moments = {name: squares(score).astype(x.dtype) for name, score in squared.items()}
-        return None, Reply(
-            each=(data.sizes, loss_told, _marked(scored(outputs, labels)), _marked(again), _marked(moments))
-        )
+        marked = map(_marked, (scored(outputs, labels), again, moments))
+        return None, Reply(each=(data.sizes, loss_told, *marked))
 
     def listen(server: Server, replies: Replies) -> Server:
         sizes, losses, *heard = replies.each
@@ -161,7 +160,7 @@ def _marked(values: Scores) -> tuple[Scores, Scores]:
 def evaluate(
     task: Task | Predict,
     x: Float[ArrayLike, "... d"],
-    data: Any,
+    data: ClientData,
     *,
     scores: Mapping[str, Score] | None = None,
     draws: int = 0,
@@ -210,7 +209,7 @@ def evaluate(
 
 def evaluator(
     task: Task,
-    data: Any,
+    data: ClientData,
     *,
     scores: Mapping[str, Score] | None = None,
     draws: int = 0,
@@ -259,7 +258,7 @@ def evaluate_own(
 
 @cached_program
 def _judged_own(task: Task, scores: tuple) -> Callable:
-    def judged(models: Array, data: Any) -> PerClient:
+    def judged(models: Array, data: ClientData) -> PerClient:
         everybody, key = everyone(data.n), jax.random.key(0)
         algorithm = evaluation(task, everybody, None, scores=dict(scores))
         exchange = algorithm.round[0]
@@ -307,14 +306,13 @@ def of_rows(task: Task, x: Vector, data: ClientData, score: str) -> Float[np.nda
     numbers = OF_ROWS.get(score)
     if task.predict is None or numbers is None:
         return None
-
     values = np.asarray(_every_row(task.own or task.predict, numbers)(x, data))
     return values[np.arange(values.shape[1]) < np.asarray(scored_rows(task, data).sizes)[:, None]]
 
 
 @cached_program
 def _every_row(predict: Predict | Own, numbers: Callable[[Array, Array], Array]) -> Callable:
-    def every(x: Vector, data: Any) -> Array:
+    def every(x: Vector, data: ClientData) -> Array:
         def one(i: Array) -> Array:
             shard, model = data.client(i), x if x.ndim == 1 else x[i]
             if not isinstance(predict, Own):

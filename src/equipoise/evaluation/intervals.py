@@ -16,7 +16,7 @@ and both are heeded; with many they decide. `benchmarks/interval_coverage.py` sh
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -83,44 +83,43 @@ def bounds_of(
 ) -> Intervals:
     """Bounds at `level`. `evidence_of` has the evidence of some of the clients, by their indices."""
     require(0 < level < 1, f"the level is {level}; give one between 0 and 1, such as 0.95")
-    rng, tail, up, n = generator(key, "intervals"), (1 - level) / 2, higher_is_better, rows.size
-    classes = similar_sizes(rows)
-    parts = [evidence_of(some) for some in classes]
+    tail, n = (1 - level) / 2, rows.size
+    classes = [(some, evidence_of(some)) for some in similar_sizes(rows)]
     value, low, high = np.full((3, n), np.nan)
-    for some, part in zip(classes, parts, strict=True):
+    for some, part in classes:
         value[some], low[some], high[some] = part.value, part.low(tail / n), part.high(tail / n)
-    mean = bounds_of_mean(parts, CAUTION * tail)
-    worst = _worst(classes, parts, value, rng, up=up, k=k, tail=tail, draws=draws)
+    mean = bounds_of_mean([part for _, part in classes], CAUTION * tail)
+    worst = _worst(classes, value, generator(key, "intervals"), Asked(higher_is_better, k, tail, draws))
     middle = float(value.mean())
     return Intervals(low, high, Bounds(min(mean[0], middle), middle, max(mean[1], middle)), worst)
 
 
+Classes = list[tuple[np.ndarray, Evidence]]  # clients of similar size, and what their rows say
+
+
+class Asked(NamedTuple):
+    """Of which share of the clients, and how surely."""
+
+    up: bool  # higher is better
+    k: float
+    tail: float
+    draws: int
+
+
 def similar_sizes(rows: np.ndarray) -> list[np.ndarray]:
     """The clients in classes of similar numbers of rows, the small ones first."""
-    order = np.argsort(rows, kind="stable")
     groups: list[list[int]] = []
-    for i in order:
-        if groups and rows[i] <= SIMILAR * rows[groups[-1][0]]:
-            groups[-1].append(int(i))
-        else:
-            groups.append([int(i)])
+    for i in np.argsort(rows, kind="stable"):
+        if not groups or rows[i] > SIMILAR * rows[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(int(i))
     return [np.array(some) for some in groups]
 
 
-def _worst(
-    classes: list[np.ndarray],
-    parts: list[Evidence],
-    value: np.ndarray,
-    rng: np.random.Generator,
-    *,
-    up: bool,
-    k: float,
-    tail: float,
-    draws: int,
-) -> Bounds:
-    n = value.size
+def _worst(classes: Classes, value: np.ndarray, rng: np.random.Generator, asked: Asked) -> Bounds:
+    n, (up, k, tail, draws) = value.size, asked
     alone, drawn, guess = np.empty((2, draws, n)), np.empty((2, 2, draws, n)), np.empty((2, 2, draws, n))
-    for some, part in zip(classes, parts, strict=True):
+    for some, part in classes:
         alone[..., some] = own = part.draw_alone(rng, draws)
         for e, draw in enumerate((_draw_different, _draw_alike)):
             if some.size < LEAST_PEERS:
@@ -128,50 +127,38 @@ def _worst(
             else:
                 drawn[e][..., some] = guess[e][..., some] = draw(part, own, rng, draws)
     means = worst_mean(drawn, up, k)  # [explanation, erring downwards or upwards, draws]
-    least, most = (
-        float(np.quantile(means[:, 0], CAUTION * tail, axis=1).min()),
-        float(np.quantile(means[:, 1], 1 - CAUTION * tail, axis=1).max()),
-    )
+    least = float(np.quantile(means[:, 0], CAUTION * tail, axis=1).min())
+    most = float(np.quantile(means[:, 1], 1 - CAUTION * tail, axis=1).max())
     clients = worst_clients(value, up, k)
     if clients.size <= FEW_WORST:  # too few to learn from the others for certain: their own rows bound how bad they are
         own = alone[0 if up else 1][:, clients].mean(1)
         bad = float(np.quantile(own, CAUTION * tail if up else 1 - CAUTION * tail))
         least, most = (min(least, bad), most) if up else (least, max(most, bad))
-    first, last = parts[0].edges  # scores at the edge do not rule out that the truth lies there
+    first, last = classes[0][1].edges  # scores at the edge do not rule out that the truth lies there
     least = first if (value[clients] == first).all() else least
     most = last if (value[clients] == last).all() else most
     measured = float(worst_mean(value, up, k))
-    lucky = _alike_as_can_be(classes, parts, measured, rng, up=up, k=k, tail=tail, draws=draws)
+    lucky = _alike_as_can_be(classes, measured, rng, asked)
     least, most = (least, max(most, lucky)) if up else (min(least, lucky), most)
     middle = float(np.median(worst_mean(guess, up, k), axis=-1).mean())
     middle = max(middle, measured) if up else min(middle, measured)  # choosing the worst of noisy scores errs one way
     return Bounds(least, min(max(middle, least), most), most)
 
 
-def _alike_as_can_be(
-    classes: list[np.ndarray],
-    parts: list[Evidence],
-    measured: float,
-    rng: np.random.Generator,
-    *,
-    up: bool,
-    k: float,
-    tail: float,
-    draws: int,
-) -> float:
+def _alike_as_can_be(classes: Classes, measured: float, rng: np.random.Generator, asked: Asked) -> float:
     """The best worst share with which one as bad as this may still be measured, whatever size has to do with score.
 
     Choosing the worst is most misleading where the clients are alike, so they are taken to be, as far as the bounds of
     each allow; their rows are drawn again for one common score after the other.
     """
-    n = sum(some.size for some in classes)
+    n, (up, k, tail, draws) = sum(some.size for some, _ in classes), asked
     box = np.empty((2, n))
-    for some, part in zip(classes, parts, strict=True):
+    for some, part in classes:
         box[:, some] = part.low(BOX_TAIL * tail / n), part.high(BOX_TAIL * tail / n)
 
     def possible(truth: np.ndarray) -> bool:
         again = np.empty((draws, n))
-        for some, part in zip(classes, parts, strict=True):
+        for some, part in classes:
             again[:, some] = part.draw_measured(rng, truth[some], draws)
         means = worst_mean(again, up, k)
         return float(np.mean(means <= measured if up else means >= measured)) >= (1 - BOX_TAIL) * tail
@@ -254,8 +241,11 @@ def accuracy_intervals(
     require((a >= 0).all() and (a <= 1).all(), "an accuracy is not between 0 and 1; give shares, not percentages")
     worst_count(a.size, k)
     right = np.rint(a * m)
-    options: dict[str, Any] = {"key": key, "k": k, "level": level, "draws": draws}
-    return bounds_of(lambda i: of_shares(right[i], m[i]), m, higher_is_better=True, **options)
+
+    def evidence_of(i: np.ndarray) -> Evidence:
+        return of_shares(right[i], m[i])
+
+    return bounds_of(evidence_of, m, higher_is_better=True, key=key, k=k, level=level, draws=draws)
 
 
 def intervals(
@@ -271,8 +261,7 @@ def intervals(
     """From one number per example [n, m], such as a loss; client i's first sizes[i] are real."""
     x, m = np.asarray(values, np.float64), np.asarray(sizes, np.int64)
     require(
-        x.ndim == 2 and m.shape == x.shape[:1],
-        f"values have shape {x.shape}, sizes {m.shape}; give [n, m] and [n]",
+        x.ndim == 2 and m.shape == x.shape[:1], f"values have shape {x.shape}, sizes {m.shape}; give [n, m] and [n]"
     )
     require(m.size and m.min() >= 1 and m.max() <= x.shape[1], "a size is below 1 or beyond the values' columns")
     real = np.arange(x.shape[1]) < m[:, None]
@@ -288,5 +277,4 @@ def intervals(
             return of_means(mean[i], squares[i], m[i], least_scatter=usual, rare=rare)
         return of_errors(mean[i], np.sqrt(spread / m)[i], m[i])
 
-    options: dict[str, Any] = {"key": key, "k": k, "level": level, "draws": draws}
-    return bounds_of(evidence_of, m, higher_is_better=higher_is_better, **options)
+    return bounds_of(evidence_of, m, higher_is_better=higher_is_better, key=key, k=k, level=level, draws=draws)

@@ -118,13 +118,8 @@ def expectations(outputs: Array, labels: Array) -> tuple[Float[Array, " m"], Flo
     return jnp.max(chances, axis=1), hits(outputs, labels)
 
 
-PROBABILITIES: dict[str, Score] = {
-    "loss": log_loss,
-    "brier": brier,
-    "balanced_accuracy": balanced_accuracy,
-    "predicted": predicted,
-    "observed": observed,
-}
+PROBABILITIES: dict[str, Score] = {"loss": log_loss, "brier": brier, "balanced_accuracy": balanced_accuracy}
+PROBABILITIES |= {"predicted": predicted, "observed": observed}
 
 
 def rmse(outputs: Array, labels: Array, real: Bool[Array, " m"]) -> Array:

@@ -11,7 +11,7 @@ skill is not defined.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ from equipoise._jax import compiled
 from equipoise.data import ClientData
 from equipoise.evaluation.exchange import PerClient
 from equipoise.protocol import Data
+
+Numbers = TypeVar("Numbers", Array, np.ndarray)
 
 
 class Base(NamedTuple):
@@ -54,14 +56,14 @@ def bases(train: Data, rows: ClientData, classes: int) -> Base:
 
 
 @lru_cache(maxsize=16)
-def _of_all(classes: int) -> Callable[[Any, Any], Base]:
+def _of_all(classes: int) -> Callable[[Data, ClientData], Base]:
     def one(train: Data, rows: ClientData, i: Array) -> Base:
         return base_of(train.client(i), rows.client(i), classes)
 
     return compiled(lambda train, rows: jax.lax.map(lambda i: one(train, rows, i), jnp.arange(rows.n)))
 
 
-def skill_of(loss: Any, base: Any) -> Any:
+def skill_of(loss: Numbers, base: Numbers) -> Numbers:
     return 1 - loss / base
 
 

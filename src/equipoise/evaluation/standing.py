@@ -7,16 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from equipoise.errors import require, unknown
-from equipoise.evaluation import fairness, intervals
-from equipoise.evaluation.evidence import (
-    LEAST_ROWS,
-    Evidence,
-    of_errors,
-    of_means,
-    of_shares,
-    rare_scatter,
-    usual_scatter,
-)
+from equipoise.evaluation import evidence, fairness, intervals
+from equipoise.evaluation.evidence import Evidence
 from equipoise.evaluation.exchange import PerClient
 from equipoise.evaluation.intervals import UNKNOWN, Bounds
 from equipoise.evaluation.predictions import ROOTS
@@ -65,7 +57,8 @@ def standing(
     finite = np.flatnonzero(np.isfinite(values))
     require(finite.size, f"no client has a score '{score}'; evaluate again, or choose another")
     up = higher_is_better(score) if up is None else up
-    summary = _summary(values[finite], k, up)
+    numbers = fairness.summary(values[finite], k, higher_is_better=up)
+    summary = {name: float(value) for name, value in numbers.items()}
     low, high = np.full((2, len(values)), np.nan)
     mean = worst = UNKNOWN
     rows = np.asarray(sizes if counted is None else counted, np.float64)
@@ -79,7 +72,7 @@ def standing(
         if telling.size == finite.size:
             mean, worst = bounds.mean, bounds.worst
         if score in table.squares:
-            silent = (rows < LEAST_ROWS) | (high > BEYOND * np.abs(1 - values if short else values))
+            silent = (rows < evidence.LEAST_ROWS) | (high > BEYOND * np.abs(1 - values if short else values))
             low[silent], high[silent] = np.nan, np.nan
             mean, worst = (UNKNOWN if b.high > BEYOND * b.estimate else b for b in (mean, worst))
         if short:
@@ -90,10 +83,6 @@ def standing(
 
 def _from_one(bounds: Bounds) -> Bounds:
     return Bounds(1 - bounds.high, 1 - bounds.estimate, 1 - bounds.low)
-
-
-def _summary(values: np.ndarray, k: float, up: bool) -> dict[str, float]:
-    return {name: float(v) for name, v in fairness.summary(values, k, higher_is_better=up).items()}
 
 
 def _telling(table: PerClient, score: str, finite: np.ndarray, *, by_row: bool) -> np.ndarray:
@@ -123,17 +112,17 @@ def _evidence(table: PerClient, score: str, finite: np.ndarray, rows: np.ndarray
     values = np.asarray(table.scores[score], np.float64)[finite]
     if score == "accuracy":
         right = np.rint(values * np.asarray(table.sizes)[finite]) * (rows / np.asarray(table.sizes)[finite])
-        return lambda i: of_shares(right[i], rows[i])
+        return lambda i: evidence.of_shares(right[i], rows[i])
     if score in table.squares:
         root = score in ROOTS
         squares = np.asarray(table.squares[score], np.float64)[finite]
         means = values**2 if root else 1 - values if score in SHORTFALLS else values
-        usual, rare = usual_scatter(means, squares, rows), rare_scatter(means, squares, rows)
-        return lambda i: of_means(means[i], squares[i], rows[i], root=root, least_scatter=usual, rare=rare)
+        usual, rare = evidence.usual_scatter(means, squares, rows), evidence.rare_scatter(means, squares, rows)
+        return lambda i: evidence.of_means(means[i], squares[i], rows[i], root=root, least_scatter=usual, rare=rare)
     error = _spread(table, score, finite) * np.sqrt(rows / np.maximum(rows - 2, 1))
     error = np.where(_blind(table, score, finite), np.inf, error)
     edges = (0.0, 1.0) if score in BETWEEN_ZERO_AND_ONE else (-math.inf, math.inf)
-    return lambda i: of_errors(values[i], error[i], rows[i], edges=edges)
+    return lambda i: evidence.of_errors(values[i], error[i], rows[i], edges=edges)
 
 
 def chosen(table: PerClient, score: str | None) -> str:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import Any
 
 import jax
 
@@ -33,10 +32,10 @@ def is_done(spec: RunSpec) -> bool:
     return not spec.overwrite and records.finished(spec.folder)
 
 
-def data_of(spec: RunSpec) -> str:
+def data_of(config: Config) -> str:
     """All that `run.problem_of` looks at."""
-    settings = spec.config.model_dump(mode="json", include={"data", "partition", "model", "convexify", "personal"})
-    run = spec.config.run
+    settings = config.model_dump(mode="json", include={"data", "partition", "model", "convexify", "personal"})
+    run = config.run
     held = run.validation if run.keep_best else None
     return json.dumps([settings, run.seed, run.precision, run.score, held, run.lost])
 
@@ -57,29 +56,26 @@ def run_batch(
                 return
             for key in rows.keys() - divisions.keys():
                 del rows[key]
-            problems = {
-                key: rows[key].problem if key in rows else run.problem_of(spec, begin)
-                for key, spec in divisions.items()
-            }
-            rows.update(_of_one_shape(problems))
+            old = {key: data.problem for key, data in rows.items()}
+            rows.update(_of_one_shape({k: old.get(k) or run.problem_of(s, begin) for k, s in divisions.items()}))
 
-        key = data_of(specs[0])
+        key = data_of(specs[0].config)
         if key not in rows:
             keep_only({key: specs[0]})
         begin()
         first = rows[key].problem
         for part in _parts(specs, nbytes((first.train, first.test))):
             if not all(is_done(spec) for spec in part):
-                keep_only({data_of(spec): spec for spec in part})
+                keep_only({data_of(spec.config): spec for spec in part})
                 unshared += _run_part(part, rows, in_turn)
     return unshared
 
 
 def _parts(specs: Sequence[RunSpec], size: int) -> Iterator[Sequence[RunSpec]]:
     """At most MOST together; if their data, of about `size` bytes each, is too much for the memory, those with one."""
-    divisions = list(dict.fromkeys(data_of(spec) for spec in specs))
+    divisions = list(dict.fromkeys(data_of(spec.config) for spec in specs))
     fits = len(divisions) * size <= SHARE * total_memory()
-    for group in [specs] if fits else [[m for m in specs if data_of(m) == key] for key in divisions]:
+    for group in [specs] if fits else [[m for m in specs if data_of(m.config) == key] for key in divisions]:
         for k in range(0, len(group), MOST):
             yield group[k : k + MOST]
 
@@ -88,18 +84,19 @@ def _run_part(specs: Sequence[RunSpec], rows: dict[str, ClientRows], in_turn: bo
     git = git_commit()
 
     def opened(spec: RunSpec, method: BuiltMethod | None) -> AbstractContextManager[Session]:
-        shared = Shared(rows[data_of(spec)], git, method)
+        shared = Shared(rows[data_of(spec.config)], git, method)
         if not spec.overwrite and (spec.folder / records.CONFIG).is_file():
             return run.resumed(spec.folder, spec.label, spec.watch, shared)
         return run.begun(spec, shared)
 
-    families: dict[Any, list[tuple[RunSpec, BuiltMethod | None]]] = {}
+    families: dict[object, list[tuple[RunSpec, BuiltMethod | None]]] = {}
     for spec in specs:
-        method = build_method(spec.config, rows[data_of(spec)].problem) if _may_share(spec.config) else None
-        families.setdefault(_family(spec, method, len(families)), []).append((spec, method))
-    for family in families.values():
-        left = [(spec, method) for spec, method in family if not is_done(spec)]
-        width = _width(family, rows) if len(family) > 1 and not in_turn else 1
+        method = build_method(spec.config, rows[data_of(spec.config)].problem) if _may_share(spec.config) else None
+        family = len(families) if method is None else _family(spec, method)
+        families.setdefault(family, []).append((spec, method))
+    for runs in families.values():
+        left = [(spec, method) for spec, method in runs if not is_done(spec)]
+        width = _width(runs, rows) if len(runs) > 1 and not in_turn else 1
         if width == 1:
             for spec, method in left:
                 with opened(spec, method) as session:
@@ -107,7 +104,7 @@ def _run_part(specs: Sequence[RunSpec], rows: dict[str, ClientRows], in_turn: bo
         elif left:
             with ExitStack() as held:
                 run.run_together([held.enter_context(opened(*one)) for one in left], width)
-    return sum(len(family) == 1 for family in families.values())
+    return sum(len(runs) == 1 for runs in families.values())
 
 
 def _of_one_shape(problems: dict[str, Problem]) -> dict[str, ClientRows]:
@@ -131,22 +128,17 @@ def _may_share(config: Config) -> bool:
     return not ends_early and config.run.devices in (None, 1) and not measured
 
 
-def _family(spec: RunSpec, method: BuiltMethod | None, alone: int) -> Any:
+def _family(spec: RunSpec, method: BuiltMethod) -> tuple[object, ...]:
     """Equal for runs that one program serves."""
-    if method is None:
-        return alone
-    settings = spec.config.run
-    return (
-        jax.tree.structure(method.algorithm), settings.rounds, settings.evaluate_every, settings.clients_per_batch,
-        bool(settings.lost),
-    )  # fmt: skip
+    settings, structure = spec.config.run, jax.tree.structure(method.algorithm)
+    return structure, settings.rounds, settings.evaluate_every, settings.clients_per_batch, bool(settings.lost)
 
 
 def _width(family: Sequence[tuple[RunSpec, BuiltMethod | None]], rows: dict[str, ClientRows]) -> int:
     """How many of a family run side by side."""
     spec, method = family[0]
-    problem, train = rows[data_of(spec)].problem, rows[data_of(spec)].train
+    problem, train = rows[data_of(spec.config)].problem, rows[data_of(spec.config)].train
     data = training_rows(spec.config, problem, train)
     trial = Trial(not_none(method).algorithm, problem.x, data, spec.config.run.seed)
-    together = max(Counter(data_of(spec) for spec, _ in family).values())  # those with other data come after
+    together = max(Counter(data_of(spec.config) for spec, _ in family).values())  # those with other data come after
     return side_by_side(trial, together)

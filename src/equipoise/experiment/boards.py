@@ -27,12 +27,8 @@ class Board(NamedTuple):
 
 def boards(config: Config, folder: Path, names: tuple[str, ...]) -> list[Board]:
     """Those that the run asks for."""
-    open_boards = []
-    if config.run.tensorboard:
-        open_boards.append(_tensorboard(folder, names))
-    if config.run.mlflow:
-        open_boards.append(_mlflow(config, folder, names))
-    return open_boards
+    tensorboard = [_tensorboard(folder, names)] if config.run.tensorboard else []
+    return [*tensorboard, *([_mlflow(config, folder, names)] if config.run.mlflow else [])]
 
 
 def numbers_of(row: Row, names: tuple[str, ...]) -> Iterator[tuple[str, float]]:
@@ -82,10 +78,8 @@ def _mlflow(config: Config, folder: Path, names: tuple[str, ...]) -> Board:
         run = client.create_run(experiment, run_name=folder.name).info.run_id
         client.log_batch(run, params=[Param(key, str(value)[:500]) for key, value in flat(config.used()).items()])
     except (MlflowException, ImportError) as error:  # of a database, MLflow imports a package that it may not have
-        why = " ".join(str(error).split()).rstrip(".")
-        raise InputError(
-            f"MLflow does not take the run ({why}); set MLFLOW_TRACKING_URI to a server or to sqlite:///mlflow.db"
-        ) from None
+        wrong = f"MLflow does not take the run ({' '.join(str(error).split()).rstrip('.')})"
+        raise InputError(f"{wrong}; set MLFLOW_TRACKING_URI to a server or to sqlite:///mlflow.db") from None
     lost = False
 
     def add(row: Row) -> None:

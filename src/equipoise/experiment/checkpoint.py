@@ -70,15 +70,9 @@ def save(
     arrays = dict(tensors.named((result.server, result.clients))) | result.tally._asdict()
     if best is not None:
         arrays |= {BEST: best.x}
-    header = Header(
-        rounds=result.rounds,
-        seconds=result.seconds,
-        compile_seconds=result.compile_seconds,
-        history=history,
-        origin=origin,
-        more=more or {},
-        best=None if best is None else (best.round, best.value),
-    )
+    counts: dict[str, Any] = {name: getattr(result, name) for name in ("rounds", "seconds", "compile_seconds")}
+    kept = None if best is None else (best.round, best.value)
+    header = Header(**counts, history=history, origin=origin, more=more or {}, best=kept)
     tensors.write(path, arrays, header.model_dump_json())
 
 
@@ -90,10 +84,9 @@ def rounds(path: Path) -> int:
 def cut(path: Path, written: Written) -> bytes:
     """Leaves of the history at `path` what the checkpoint counts on, which is returned."""
     content = path.read_bytes()[: written.length] if path.is_file() else b""
-    require(
-        len(content) == written.length and hashlib.sha256(content).hexdigest() == written.digest,
-        f"{path} is not the history that the checkpoint goes on from: it was changed or is damaged; {ANEW}",
-    )
+    same = len(content) == written.length and hashlib.sha256(content).hexdigest() == written.digest
+    changed = f"{path} is not the history that the checkpoint goes on from: it was changed or is damaged"
+    require(same, f"{changed}; {ANEW}")
     files.write_whole(path, content)
     return content
 
@@ -111,18 +104,14 @@ def load(path: Path, algorithm: Algorithm, x: Vector, now: Origin, *, with_clien
     """What `save` wrote for this algorithm, started from x; or of a run whose clients keep their states themselves."""
     header, arrays = _read(path)
     changed = origin.differences(header.origin, now)
-    require(
-        not changed,
-        f"{path.parent} cannot be resumed, because since its checkpoint {'; '.join(changed)}. Restore that, or {ANEW}",
-    )
+    why = f"{path.parent} cannot be resumed, because since its checkpoint {'; '.join(changed)}"
+    require(not changed, f"{why}. Restore that, or {ANEW}")
 
     def state(x: Vector) -> tuple[Any, Any]:
         clients = jax.vmap(algorithm.init_client, in_axes=None, axis_size=algorithm.n)
         return algorithm.init(x), clients(x) if with_clients else None
 
-    like = jax.eval_shape(state, x)
-    model = arrays.pop(BEST, None)
-    best = None
+    like, model, best = jax.eval_shape(state, x), arrays.pop(BEST, None), None
     if header.best is not None and model is not None:
         round, value = header.best
         best = Best(round, math.nan if value is None else value, model)

@@ -1,7 +1,6 @@
 """What a run takes that names none: the algorithm, and why; how long; what owners keep and are judged by."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from equipoise import algorithms, objectives
@@ -21,75 +20,71 @@ CERTIFIED = 1e-3  # of the objective
 WAITED = 10  # rounds that have brought nothing better
 
 
-class Choice(NamedTuple):
+class Advised(NamedTuple):
     """An algorithm's name, and the reason in words."""
 
     name: str
     why: str
 
 
-def best_algorithm(settings: Mapping[str, object]) -> Choice:
-    """The algorithm for settings as they stand in a file, checked or not."""
-    chosen, record = _for_exact_gradients(settings), ALGORITHMS["scaffpd_minibatch"]
-    convexify, model, table = (settings.get(key) for key in ("convexify", "model", "algorithm"))
-    last = model if convexify is None else convexify  # what [algorithm] trains
-    batch = last.get("batch") if isinstance(last, Mapping) else None
-    own = {key for key, value in (table.items() if isinstance(table, Mapping) else ()) if value is not None}
-    taken = {argument.name for argument in record.settings} | {"name", "rule", "server_optimizer", "schedule"}
-    network = isinstance(model, Mapping) and model.get("name", "linear") not in ("linear", "torch") and last is model
-    if chosen.name != "scaffpd" or (batch is None and not network) or own - taken:
-        return chosen
-    return Choice(record.name, f"{chosen.why}, and with minibatches its control variates are means of local gradients")
-
-
-def _given(settings: Mapping[str, object], section: str, key: str, default: object = None) -> Any:
+def _table(settings: Mapping[str, object], section: str) -> Mapping[str, Any]:
+    """A section; empty where it is not there, or is a mistake that is found elsewhere."""
     table = settings.get(section)
-    return table.get(key, default) if isinstance(table, Mapping) else default
+    return table if isinstance(table, Mapping) else {}
 
 
-def _for_exact_gradients(settings: Mapping[str, object]) -> Choice:
-    given = partial(_given, settings)
-    table = settings.get("algorithm")
-    own = {key for key, value in (table.items() if isinstance(table, Mapping) else ()) if value is not None}
-    record = ALGORITHMS["scaffpd_model"]
-    foreign = sorted(own - {argument.name for argument in record.settings} - {"name", "cohort", "coin"})
-    objective, model = given("objective", "name", "chi2"), given("model", "name", "linear")
-    if given("federation", "secure") is True and (masked := _for_masks(objective, own)) is not None:
+def best_algorithm(settings: Mapping[str, object]) -> Advised:
+    """The algorithm for settings as they stand in a file, checked or not."""
+    set_here = {key for key, value in _table(settings, "algorithm").items() if value is not None}
+    name, why = _for_exact_gradients(settings, set_here)
+    record, whole = ALGORITHMS["scaffpd_minibatch"], settings.get("convexify") is None
+    batch = _table(settings, "model" if whole else "convexify").get("batch")  # of what [algorithm] trains
+    network = whole and _table(settings, "model").get("name", "linear") not in ("linear", "torch")
+    taken = {argument.name for argument in record.settings} | {"name", "rule", "server_optimizer", "schedule"}
+    if name != "scaffpd" or (batch is None and not network) or set_here - taken:
+        return Advised(name, why)
+    return Advised(record.name, f"{why}, and with minibatches its control variates are means of local gradients")
+
+
+def _for_exact_gradients(settings: Mapping[str, object], set_here: set[str]) -> Advised:
+    federation, objective = _table(settings, "federation"), _table(settings, "objective").get("name", "chi2")
+    model = _table(settings, "model").get("name", "linear")
+    arguments = {argument.name for argument in ALGORITHMS["scaffpd_model"].settings}
+    foreign = sorted(set_here - arguments - {"name", "cohort", "coin"})
+    if federation.get("secure") is True and (masked := _for_masks(objective, set_here)) is not None:
         return masked
     if foreign:
-        return Choice("scaffpd", f"{', '.join(foreign)} is given, which SCAFF-PD with a model does not need")
-    if model != "linear" and settings.get("convexify") is None:
-        return Choice("scaffpd", f"a {model} is not convex, which SCAFF-PD with a model counts on")
-    if is_reference(objective):
-        return Choice(
-            "scaffpd",
+        why = f"{', '.join(foreign)} is given, which SCAFF-PD with a model does not need"
+    elif model != "linear" and settings.get("convexify") is None:
+        why = f"a {model} is not convex, which SCAFF-PD with a model counts on"
+    elif is_reference(objective):
+        why = (
             f"'{objective}' is code of your own; algorithm.name = 'scaffpd_model' takes it too where its penalty is "
-            "smooth, and needs fewer rounds",
+            "smooth, and needs fewer rounds"
         )
-    if not _on_simplex(objective):
-        return Choice("scaffpd", f"the weights of '{objective}' need not be shares, which SCAFF-PD with a model needs")
-    if given("federation", "clip") is not None or given("federation", "clip_gradients") is not None:
-        return Choice(
-            "scaffpd",
-            "losses and gradients that are clipped do not fit each other, which SCAFF-PD with a model compares",
-        )
-    few = given("algorithm", "cohort") is not None
-    how = "a few clients in a round are enough for it, " if few else ""
-    return Choice("scaffpd_model", f"the model is linear, {how}it has nothing to tune and needs the fewest rounds")
+    elif not _on_simplex(objective):
+        why = f"the weights of '{objective}' need not be shares, which SCAFF-PD with a model needs"
+    elif federation.get("clip") is not None or federation.get("clip_gradients") is not None:
+        why = "losses and gradients that are clipped do not fit each other, which SCAFF-PD with a model compares"
+    else:
+        few = "a few clients in a round are enough for it, " if "cohort" in set_here else ""
+        return Advised("scaffpd_model", f"the model is linear, {few}it has nothing to tune and needs the fewest rounds")
+    return Advised("scaffpd", why)
 
 
-def _for_masks(objective: Any, own: set[str]) -> Choice | None:
+def _for_masks(objective: Any, set_here: set[str]) -> Advised | None:
     """Of what needs sums, which masks hide; None: the settings are of something else."""
     form = {"kl": "scaffpd_sums", "average": "scaffold"}.get(objective, "scaffpd_secure")
     taken = {"name", "rule", *(argument.name for argument in ALGORITHMS[form].settings)}
-    if own - taken or (form == "scaffpd_secure" and not _on_simplex(objective)):
+    if set_here - taken or (form == "scaffpd_secure" and not _on_simplex(objective)):
         return None
-    whole = "federation.secure masks sums, and it sends the server nothing else of a site"
-    part = (
+    if form != "scaffpd_secure":
+        return Advised(form, "federation.secure masks sums, and it sends the server nothing else of a site")
+    why = (
         f"federation.secure masks sums, and for '{objective}' it sends the server each site's loss beside them; set "
         "objective.name = 'kl', for which scaffpd_sums sends nothing but sums"
     )
-    return Choice(form, part if form == "scaffpd_secure" else whole)
+    return Advised(form, why)
 
 
 def _on_simplex(objective: object) -> bool:
@@ -106,28 +101,25 @@ def how_long(settings: Mapping[str, Any]) -> dict[str, Any]:
     A run that can be certified ends when it is; another one when validation rows say that nothing gets better, and
     where nobody may look at those, or noise is made for a number of rounds, after that number.
     """
-    given = partial(_given, settings)
     run = dict(settings.get("run") or {}) | {"rounds": ROUNDS}
-    last = "model" if settings.get("convexify") is None else "convexify"
-    convex = last == "convexify" or given("model", "name", "linear") == "linear"
-    curved = given(last, "l2", 1.0) != 0 and given("model", "l2_intercept", 1.0) != 0
-    record = ALGORITHMS.get(given("algorithm", "name"))
-    certain = convex and curved and settings.get("privacy") is None
+    model, data = _table(settings, "model"), _table(settings, "data")
+    convexify = settings.get("convexify") is not None
+    convex = convexify or model.get("name", "linear") == "linear"
+    l2 = _table(settings, "convexify" if convexify else "model").get("l2", 1.0)
+    record = ALGORITHMS.get(_table(settings, "algorithm").get("name", ""))
+    certain = convex and l2 != 0 and model.get("l2_intercept", 1.0) != 0 and settings.get("privacy") is None
     if certain and record is not None and record.takes_dual:
         return {"until_gap": CERTIFIED, **run}
     unseen = any(settings.get(section) is not None for section in ("federation", "privacy"))
-    unseen = unseen or given("data", "unit") is not None or given("data", "name") == "quadratics"
+    unseen = unseen or data.get("unit") is not None or data.get("name") == "quadratics"
     chosen = {"keep_best": True, "keep_by": "loss", "patience": WAITED}
     return run if unseen or not run.get("keep_best", True) else {**chosen, **run}
 
 
 def tried_out(config: "Config") -> list[str]:
     """What is left to trial rounds of the work of a round, see `chosen/effort.py`."""
-    given = {
-        "algorithm.steps": getattr(config.algorithm, "steps", None),
-        "model.batch": config.model.batch,
-        "algorithm.cohort": config.algorithm.cohort,
-    }
+    steps, batch = getattr(config.algorithm, "steps", None), config.model.batch
+    given = {"algorithm.steps": steps, "model.batch": batch, "algorithm.cohort": config.algorithm.cohort}
     return [key for key, value in given.items() if value == "auto"]
 
 
@@ -140,16 +132,11 @@ def network_rounds(config: "Config") -> dict[str, Any]:
 
 
 def left_open(settings: Mapping[str, object]) -> dict[str, Any]:
-    """With to be chosen what nothing is said of: of owners that exist the penalty and the price of fairness, of a
+    """The settings, with "auto" where nothing is said: of owners that exist the penalty and the price of fairness, of a
     network whether it is made convex.
     """
-
-    def table(section: str) -> Mapping[str, Any]:
-        given = settings.get(section)
-        return given if isinstance(given, Mapping) else {}
-
-    data, model, objective = table("data"), table("model"), table("objective")
-    owners = data.get("silos") is not None or table("partition").get("kind") == "natural"
+    data, model, objective = (_table(settings, section) for section in ("data", "model", "objective"))
+    owners = data.get("silos") is not None or _table(settings, "partition").get("kind") == "natural"
     others = any(settings.get(section) is not None for section in ("convexify", "privacy", "federation"))
     opened, name = dict(settings), model.get("name", "linear")
     if not others and name in NETWORKS:
@@ -158,7 +145,7 @@ def left_open(settings: Mapping[str, object]) -> dict[str, Any]:
         return opened
     if isinstance(settings.get("model", {}), Mapping):
         opened["model"] = {"l2": "auto", **model}
-    method = ALGORITHMS.get(table("algorithm").get("name", "scaffpd_model"))
+    method = ALGORITHMS.get(_table(settings, "algorithm").get("name", "scaffpd_model"))
     robust = method is not None and method.takes_dual and objective.get("name", "chi2") in PRICED
     if robust and isinstance(settings.get("objective", {}), Mapping) and not {"rho", "price"} & objective.keys():
         opened["objective"] = {**objective, "price": PRICE}

@@ -1,7 +1,6 @@
 """The metric of a run (`tasks/metric.py`): whether there is one, the exchange that makes it, what crosses for it."""
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
 from equipoise import metric, tasks
@@ -9,7 +8,7 @@ from equipoise.data.shards import client_shapes
 from equipoise.engines.kernel import Lost
 from equipoise.errors import InputError, require
 from equipoise.experiment.config import Config
-from equipoise.experiment.problems import Conditioning, Problem, Sent
+from equipoise.experiment.problems import Conditioning, Problem, Sent, cached
 from equipoise.tasks import Metric
 from equipoise.tasks.task import Linear, least
 
@@ -27,10 +26,8 @@ def planned(config: Config, problem: Problem) -> Plan | None:
     if wanted == "none" or (wanted == "auto" and (linear is None or config.privacy is not None)):
         return None  # "auto": not where noise hides every row
     if linear is None:
-        raise InputError(
-            f"model.metric is {wanted!r}, which is for models that are linear in their inputs, and this is a "
-            f"{problem.model.name}; leave it out"
-        )
+        what = f"model.metric is {wanted!r}, which is for models that are linear in their inputs"
+        raise InputError(f"{what}, and this is a {problem.model.name}; leave it out")
     if wanted == "auto":
         return Plan(linear, metric.chosen_rank(linear))
     if wanted == "full":
@@ -61,15 +58,7 @@ def conditioned(problem: Problem, plan: Plan, agreed: Metric, like: object) -> P
         "model itself"
     )
     if least(linear.l2) == 0:
-        note += (
-            "; as model.l2 is 0 the metric has a ridge, and where the rows leave the model open it is another one that "
-            "training ends at"
-        )
-    made = Conditioning(agreed, in_metric(problem.task), sent)
+        note += "; as model.l2 is 0 the metric has a ridge, and where the rows leave the model open training ends at "
+        note += "another one"
+    made = Conditioning(agreed, cached(tasks.in_metric)(problem.task), sent)
     return replace(problem, conditioning=made, notes=(*problem.notes, note))
-
-
-@lru_cache(maxsize=16)
-def in_metric(task: tasks.Task) -> tasks.Task:
-    """The same for the same task, so that what is compiled for it is compiled once."""
-    return tasks.in_metric(task)

@@ -5,9 +5,9 @@ soon as it is listed. [compare.LABEL] and [sweep] make several runs of one file,
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import (
@@ -19,7 +19,7 @@ from pydantic import (
     ValidationInfo,
     create_model,
     field_validator,
-)
+)  # fmt: skip
 from pydantic.errors import PydanticSchemaGenerationError
 
 from equipoise import algorithms, objectives
@@ -36,6 +36,9 @@ Auto = Literal["auto"]
 # JAX makes a key of the last 32 bits of a seed: two seeds that differ beyond them would give the same numbers.
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]  # rounds and clients are counted in 32 bits
+AtLeastOne = Annotated[int, Field(ge=1)]
+DateOrder = Literal["auto", "day-first", "month-first"]
+Division = Literal["iid", "dirichlet", "similarity", "k_classes", "one_class", "quantity", "natural"]
 # As `steps.tuned`; older files say "auto".
 Tuned = Annotated[Literal["tuned"], BeforeValidator(lambda value: "tuned" if value == "auto" else value)]
 
@@ -61,15 +64,10 @@ class DataSettings(Section):
     indicators: bool = Field(False, description="an input 'is missing' beside each number that is missing somewhere")
     scale_label: bool = Field(True, description="standardise the label of a regression; false: centre it only")
     separator: str = Field("auto", description="between the cells of a CSV; auto: found in each file")
-    decimal: Literal["auto", ".", ","] = Field(
-        "auto", description="of numbers in texts, '.' or ','; auto: found from the cells of all owners"
-    )
-    dates: Literal["auto", "day-first", "month-first"] = Field(
-        "auto", description="as 05/01/2024; auto: found from the cells of all owners"
-    )
+    decimal: Literal["auto", ".", ","] = Field("auto", description="of numbers in texts; auto: by all owners' cells")
+    dates: DateOrder = Field("auto", description="as 05/01/2024; auto: by the cells of all owners")
     percent: Literal["auto", "share", "number"] = Field(
-        "auto",
-        description="share: 12% is 0.12; number: it is 12; auto: a share, where all cells of a column have the sign",
+        "auto", description="share: 12% is 0.12; number: it is 12; auto: a share, if all of a column have the sign"
     )
     unit: str | None = Field(None, description="the column that says whose rows belong together, such as the patient")
     test: float = Field(0.2, ge=0, lt=1, description="share of each owner's rows held out, if there is no test set")
@@ -93,18 +91,14 @@ class DataSettings(Section):
 class PartitionSettings(Section):
     """How a data set is divided among clients; silo files and 'natural' owners are divided already."""
 
-    kind: Literal["iid", "dirichlet", "similarity", "k_classes", "one_class", "quantity", "natural"] = Field(
-        "dirichlet", description="iid, dirichlet, similarity, k_classes, one_class, quantity, natural"
-    )
+    kind: Division = Field("dirichlet", description=", ".join(get_args(Division)))
     clients: Count = Field(10, description="how many")
     alpha: float = Field(0.3, gt=0, description="dirichlet, quantity: small is uneven")
     similarity: float = Field(0.0, ge=0, le=1, description="similarity: the share that is dealt evenly")
     classes: int = Field(2, ge=1, description="k_classes: classes per client")
     min_size: int = Field(20, ge=1, description="dirichlet, quantity, natural: rows that every client has at least")
     max_size: int | None = Field(None, ge=1, description="training rows that every client has at most")
-    thin: tuple[float, float] | None = Field(
-        None, description="[0.3, 0.7]: a share of clients loses a share of its rows"
-    )
+    thin: tuple[float, float] | None = Field(None, description="[0.3, 0.7]: 30% of the clients lose 70% of their rows")
     seed: Seed | None = Field(None, description="of the division; default: the run's")
 
 
@@ -119,15 +113,12 @@ class ModelSettings(Section):
     )
     l2: Annotated[float, Field(ge=0)] | Auto = Field(
         0.01,
-        description="coefficient of |x|^2/2; above zero the gap is certified; auto: chosen by folds at the owners "
-        "(linear models)",
+        description="coefficient of |x|^2/2; above 0 the gap is certified; auto: linear models, by folds at the owners",
     )
     l2_intercept: float | None = Field(
-        None,
-        ge=0,
-        description="linear: of the intercept; default: l2 / 1000 in owners' files and for numbers, else l2",
+        None, ge=0, description="linear: of the intercept; default: l2 / 1000 in owners' files and for numbers, else l2"
     )
-    metric: Literal["auto", "full", "none"] | Annotated[int, Field(ge=1)] = Field(
+    metric: Literal["auto", "full", "none"] | AtLeastOne = Field(
         "auto",
         description="linear: trained where it is well conditioned, by one exchange of sums; full, none, how many "
         "directions, or auto: by the number of inputs",
@@ -137,24 +128,19 @@ class ModelSettings(Section):
         description="what owners keep for themselves: intercept, columns whose slopes are theirs too, or none; auto: "
         "intercept for owners' files and natural owners",
     )
-    batch: Annotated[int, Field(ge=1)] | Auto | None = Field(
-        None, description="examples of a local step; default: all; auto: as algorithm.steps"
-    )
+    batch: AtLeastOne | Auto | None = Field(None, description="examples of a local step; default: all; auto: as steps")
     hidden: tuple[int, ...] = Field((64,), min_length=1, description="mlp: widths; gru: its first is the state's")
     options: dict[str, Any] = Field({}, description="other arguments of the model's function, such as width = 16")
     convexified: Auto | Literal["none"] = Field(
-        "none",
-        description="networks: auto: the convex model of [convexify] is made of the trained one too, and offered where "
-        "validation rows say that it is better",
+        "none", description="auto: [convexify] a network too, and offer that model if validation rows like it better"
     )
 
     @property
     def penalty(self) -> float:
         """l2, once it is a number."""
-        if isinstance(self.l2, str):
-            raise InputError(
-                "model.l2 is 'auto', which `equipoise run`, `compare`, `sweep` and `path` choose; give a number here"
-            )
+        if self.l2 == "auto":
+            what = "model.l2 is 'auto', which `equipoise run`, `compare`, `sweep` and `path` choose"
+            raise InputError(f"{what}; give a number here")
         return self.l2
 
 
@@ -180,18 +166,14 @@ class ConvexifySettings(Section):
 
     @field_validator("algorithm", "objective", mode="before")
     @classmethod
-    def _known(cls, value: object, info: ValidationInfo) -> Any:
-        value = {} if value is None else value
-        if not isinstance(value, Mapping):
+    def _checked_section(cls, value: Mapping[str, object] | None, info: ValidationInfo) -> Section:
+        if not isinstance(value, Mapping | None):
             raise ValueError("a table")
-        section_of, registry = {
-            "algorithm": (algorithm_section, ALGORITHMS),
-            "objective": (objective_section, OBJECTIVES),
-        }[str(info.field_name)]
-        given = {"name": STAGE_1_NAMES[str(info.field_name)], **value}
-        if given["name"] not in tuple(registry):  # not code of the user's own: a server could name it to its sites
-            raise ValueError(f"the name of one of {', '.join(registry)}{nearest(given['name'], registry)}")
-        section = section_of(given["name"])
+        kind = str(info.field_name)
+        given = {"name": STAGE_1_NAMES[kind], **(value or {})}
+        if given["name"] not in NAMES[kind]:  # not code of the user's own: a server could name it to its sites
+            raise ValueError(f"the name of one of {', '.join(NAMES[kind])}{nearest(given['name'], NAMES[kind])}")
+        section = section_of(kind, str(given["name"]))
         start = {key: size for key, size in NETWORK_STEPS.items() if key in section.model_fields}
         return section.model_validate(start | given)
 
@@ -220,18 +202,13 @@ class RunSettings(Section):
     until_gap: float | None = Field(
         None, gt=0, description="stop when the objective is certified to be within this share of the best possible"
     )
-    keep_best: bool = Field(
-        False, description="the model is that of the evaluated round whose worst fifth of the clients was best"
-    )
+    keep_best: bool = Field(False, description="the model is that of the evaluated round whose worst fifth was best")
     keep_by: Literal["worst fifth", "loss"] = Field(
         "worst fifth", description="keep_best: or by the mean loss over the clients, as rounds = auto does"
     )
     validation: float = Field(0.2, gt=0, lt=1, description="keep_best: share of each client's training rows for that")
     patience: Count | None = Field(None, description="keep_best: stop when so many rounds have brought nothing better")
-    score: str | None = Field(
-        None,
-        description="what the run is summed up by: accuracy, skill, auroc, loss, rmse, r2, or module:name",
-    )
+    score: str | None = Field(None, description="to sum up a run: accuracy, skill, auroc, loss, rmse, r2, module:name")
     lost: float = Field(0.0, ge=0, lt=1, description="share of replies lost on the way, for studies of drop-out")
     exchange_seconds: float = Field(
         1.0,
@@ -250,9 +227,7 @@ class RunSettings(Section):
 class FederationSettings(Section):
     """Sites on machines of their own (`equipoise flower`); times are in seconds."""
 
-    sites: Annotated[int, Field(ge=1)] | tuple[str, ...] = Field(
-        description="their names, or how many: then the first that come"
-    )
+    sites: AtLeastOne | tuple[str, ...] = Field(description="their names, or how many: then the first that come")
     gather: float = Field(300.0, gt=0, description="wait for the sites at the start")
     hello: float = Field(60.0, gt=0, description="wait for a node to say its name")
     question: float = Field(300.0, gt=0, description="wait for statistics and curvatures, before the first round")
@@ -273,13 +248,9 @@ class FederationSettings(Section):
     compress: Literal["float32", "bfloat16"] | None = Field(
         None, description="gradients go up as differences of this type; the limit stays the same"
     )
-    compress_sums: bool = Field(
-        False, description="updates and other sums too; the server then sees and keeps a vector of every site"
-    )
+    compress_sums: bool = Field(False, description="updates and sums too; the server then keeps a vector of every site")
     clip: float | None = Field(None, ge=1, description="a loss counts for at most so many times the cohort's median")
-    clip_gradients: float | None = Field(
-        None, ge=1, description="a gradient counts for at most so many times the cohort's median length"
-    )
+    clip_gradients: float | None = Field(None, ge=1, description="a gradient's length, in the same way")
     project: bool | None = Field(
         None,
         description="updates of scaffpd that no honest site could have sent are moved to where one could; default: "
@@ -368,31 +339,27 @@ Steps = Annotated[OptimizerSettings, BeforeValidator(lambda v: {"name": v} if is
 
 
 @cache
-def algorithm_section(name: str) -> type[Section]:
-    """The settings of an algorithm: what its own function takes, and who takes part."""
-    record = algorithms.named(name)
-    fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=record.about))}
-    if record.takes_rule:
-        fields["rule"] = (Tuned | RuleSettings, Field("tuned", description=WORDS["rule"]))
-    fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
-    fields["cohort"] = (Annotated[int, Field(ge=1)] | Auto | None, Field(None, description=WORDS["cohort"]))
-    fields["coin"] = (float | None, Field(None, gt=0, le=1, description=WORDS["coin"]))
-    for key in ("optimizer", "server_optimizer"):
-        fields[key] = (Steps | None, Field(None, description=WORDS[key]))
-    fields["schedule"] = (Literal["linear", "cosine"] | None, Field(None, description=WORDS["schedule"]))
-    return create_model(f"algorithm.{name}", __base__=Section, **fields)
-
-
-@cache
-def objective_section(name: str) -> type[Section]:
-    """The settings of an objective; 'average' is that of equal weights."""
-    record = objectives.named(name)
-    fields: dict[str, Any] = {"name": (Literal[name], Field(name))}
-    fields |= {argument.name: _field(argument, record.defaults) for argument in record.settings}
-    fields["of"] = (Literal["auto", "losses", "gains"], Field("auto", description=WORDS["of"]))
-    if name in choice.PRICED:
-        fields["price"] = (float | None, Field(None, gt=0, lt=1, description=WORDS["price"]))
-    return create_model(f"objective.{name}", __base__=Section, **fields)
+def section_of(kind: str, name: str) -> type[Section]:
+    """The settings of an algorithm or objective: what its own function takes, and what is done around it."""
+    if kind == "algorithm":
+        algorithm = algorithms.named(name)
+        fields: dict[str, Any] = {"name": (Literal[name], Field(name, description=algorithm.about))}
+        if algorithm.takes_rule:
+            fields["rule"] = (Tuned | RuleSettings, Field("tuned", description=WORDS["rule"]))
+        fields |= {argument.name: _field(argument, algorithm.defaults) for argument in algorithm.settings}
+        fields["cohort"] = (AtLeastOne | Auto | None, Field(None, description=WORDS["cohort"]))
+        fields["coin"] = (float | None, Field(None, gt=0, le=1, description=WORDS["coin"]))
+        for key in ("optimizer", "server_optimizer"):
+            fields[key] = (Steps | None, Field(None, description=WORDS[key]))
+        fields["schedule"] = (Literal["linear", "cosine"] | None, Field(None, description=WORDS["schedule"]))
+    else:
+        objective = objectives.named(name)
+        fields = {"name": (Literal[name], Field(name))}
+        fields |= {argument.name: _field(argument, objective.defaults) for argument in objective.settings}
+        fields["of"] = (Literal["auto", "losses", "gains"], Field("auto", description=WORDS["of"]))
+        if name in choice.PRICED:
+            fields["price"] = (float | None, Field(None, gt=0, lt=1, description=WORDS["price"]))
+    return create_model(f"{kind}.{name}", __base__=Section, **fields)
 
 
 def _field(argument: inspect.Parameter, defaults: Mapping[str, object]) -> tuple[Any, Any]:
@@ -408,6 +375,7 @@ def _field(argument: inspect.Parameter, defaults: Mapping[str, object]) -> tuple
 
 
 OBJECTIVES = ("average", *DUALS)
+NAMES = {"algorithm": tuple(ALGORITHMS), "objective": OBJECTIVES}  # of sections that have the settings of a function
 SECTIONS: dict[str, type[Section]] = {
     "data": DataSettings,
     "partition": PartitionSettings,
@@ -441,9 +409,8 @@ class Config(BaseModel):
 
     @field_validator("objective", "algorithm", mode="before")
     @classmethod
-    def _known(cls, value: Any, info: ValidationInfo) -> Any:
-        section = {"objective": objective_section, "algorithm": algorithm_section}[str(info.field_name)]
-        return section(value["name"]).model_validate(value)
+    def _checked_section(cls, value: Mapping[str, Any], info: ValidationInfo) -> Section:
+        return section_of(str(info.field_name), value["name"]).model_validate(value)
 
     @property
     def batch(self) -> int | None:
@@ -482,36 +449,28 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
     for key, value in given.items():
         if key not in KEYS:
             raise mistakes.no_key(source, "", key, KEYS)
-        if key == "name":
-            continue
-        require(isinstance(value, Mapping), f"{source}: {key} is {mistakes.shown(value)}; give a table, [{key}]")
+        table = key == "name" or isinstance(value, Mapping)
+        require(table, f"{source}: {key} is {mistakes.shown(value)}; give a table, [{key}]")
     best = choice.best_algorithm(given).name
-    names = {"objective": ("chi2", OBJECTIVES), "algorithm": (best, tuple(ALGORITHMS))}
     if best == "scaffpd_minibatch" and "name" not in given.get("algorithm", {}) and "convexify" not in given:
         given["model"] = {"batch": choice.BATCH, **given["model"]}
     own = {"run.score": (given.get("run", {}).get("score"), SCORES)}
-    for key, (start, allowed) in names.items():
+    for key, start in (("objective", "chi2"), ("algorithm", best)):
         given[key] = {"name": start, **given.get(key, {})}
-        own[f"{key}.name"] = (given[key]["name"], ", ".join(allowed))
-        if not is_reference(given[key]["name"]) and given[key]["name"] not in allowed:
-            raise mistakes.no_value(source, f"{key}.name", given[key]["name"], allowed)
-    require(
-        any(given["objective"].get(key) is None for key in ("rho", "price")),
-        f"{source}: objective.rho and objective.price are both given, and the price finds rho; give one of them",
-    )
+        own[f"{key}.name"] = (given[key]["name"], ", ".join(NAMES[key]))
+        if not is_reference(given[key]["name"]) and given[key]["name"] not in NAMES[key]:
+            raise mistakes.no_value(source, f"{key}.name", given[key]["name"], NAMES[key])
+    both = f"{source}: objective.rho and objective.price are both given, and the price finds rho; give one of them"
+    require(any(given["objective"].get(key) is None for key in ("rho", "price")), both)
     for key, (name, instead) in own.items():
         if is_reference(name):
-            require(
-                own_code and "federation" not in given,
-                f"{source}: {key} is '{name}', which sites would have to import because a server says so; in a "
-                f"federation use one of {instead}",
-            )
+            imported = f"{source}: {key} is '{name}', which sites would have to import because a server says so"
+            require(own_code and "federation" not in given, f"{imported}; in a federation use one of {instead}")
             check_reference(source, key, name)
-    if given.get("run", {}).get("rounds", "auto") == "auto":
-        require(
-            "privacy" not in given or "rounds" not in given.get("run", {}),
-            f"{source}: run.rounds is 'auto', and the noise of [privacy] is made for a number of rounds; give one",
-        )
+    run = given.get("run", {})
+    if run.get("rounds", "auto") == "auto":
+        noise = f"{source}: run.rounds is 'auto', and noise of [privacy] is made for a number of rounds; give one"
+        require("privacy" not in given or "rounds" not in run, noise)
         given["run"] = choice.how_long(given)
     try:
         config = Config.model_validate(given)
@@ -528,27 +487,22 @@ def parse(settings: Mapping[str, Any], *, source: str = "the configuration", own
 
 def check_reference(source: str, key: str, name: str) -> None:
     """Code of the user's own can be imported, and called with what it will be given."""
-    readers: dict[str, Callable] = {"algorithm.name": algorithm_section, "objective.name": objective_section}
     try:
-        readers.get(key, load)(name)
+        load(name) if key == "run.score" else section_of(key.partition(".")[0], name)
     except InputError as error:
         raise InputError(f"{source}: {key}: {error}") from error
     except PydanticSchemaGenerationError as error:
-        raise InputError(
-            f"{source}: {key}: '{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]}); "
-            "name a Record that has it in not_settings"
-        ) from error
+        wrong = f"'{name}' takes an argument that a file cannot give ({str(error).splitlines()[0]})"
+        raise InputError(f"{source}: {key}: {wrong}; name a Record that has it in not_settings") from error
 
 
 def _fields(sections: list[str], settings: Any) -> list[str]:
     if not sections:
         return list(KEYS)
-    first = sections[0]
-    if first == "convexify" and len(sections) > 1:
-        return _fields(sections[1:], settings[first])
-    if first in SECTIONS:
-        return list(SECTIONS[first].model_fields)
-    if len(sections) > 1:
-        return list((RuleSettings if sections[1] == "rule" else OptimizerSettings).model_fields)
-    section_of = algorithm_section if first == "algorithm" else objective_section
-    return list(section_of(settings[first].get("name", STAGE_1_NAMES[first])).model_fields)
+    first, *below = sections
+    if first == "convexify" and below:
+        return _fields(below, settings[first])
+    if below:
+        return list((RuleSettings if below[0] == "rule" else OptimizerSettings).model_fields)
+    section = SECTIONS.get(first) or section_of(first, settings[first].get("name", STAGE_1_NAMES.get(first)))
+    return list(section.model_fields)

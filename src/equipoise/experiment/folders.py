@@ -23,30 +23,7 @@ RECEIPTS = "receipts.json"  # over Flower: where the log of each site stood, sig
 BASELINES = "baselines.json"  # over Flower: of every site, the loss of its own model
 # The result first: without it, what a process that was killed has left counts as a run to start over.
 MADE: dict[Kind, tuple[str, ...]] = {
-    "run": (
-        records.RESULT,
-        records.CHECKPOINT,
-        records.HISTORY,
-        records.MODEL,
-        records.ROW_SCORES,
-        records.PERSONAL,
-        records.OWN_MODELS,
-        records.OWN_ROWS,
-        records.OWN_PARTS,
-        records.ALONE,
-        records.ALONE_ROWS,
-        records.FEDERATION,
-        records.ENVIRONMENT,
-        records.AGREEMENT,
-        records.STATUS,
-        records.LOG,
-        SERVER,
-        RECEIPTS,
-        BASELINES,
-        records.CHOSEN,
-        PAGE,
-        records.CONFIG,
-    ),
+    "run": (*records.FILES, SERVER, RECEIPTS, BASELINES, PAGE, records.CONFIG),
     "plan": (PAGE, TABLE),
 }
 EVENTS = "events.out.tfevents.*"  # below BOARD
@@ -83,19 +60,13 @@ def check(folder: Path, kind: Kind, *, overwrite: bool) -> None:
     if marked is None:
         _check_empty(folder)
         return
-    require(
-        marked.kind == kind,
-        f"{folder} is a folder of {MAKERS[marked.kind]}, not of {MAKERS[kind]}; give another --out",
-    )
+    other = f"{folder} is a folder of {MAKERS[marked.kind]}, not of {MAKERS[kind]}; give another --out"
+    require(marked.kind == kind, other)
     if kind == "plan" or overwrite or not (folder / records.CONFIG).is_file():
         return
-    require(
-        not records.finished(folder),
-        f"{folder} holds a finished run; give another --out, or --overwrite to replace it",
-    )
-    raise InputError(
-        f"{folder} holds a run that was stopped: `equipoise resume {folder}` resumes it, --overwrite starts over"
-    )
+    finished = f"{folder} holds a finished run; give another --out, or --overwrite to replace it"
+    stopped = f"{folder} holds a run that was stopped: `equipoise resume {folder}` resumes it, --overwrite starts over"
+    raise InputError(finished if records.finished(folder) else stopped)
 
 
 def _check_empty(folder: Path) -> None:
@@ -161,10 +132,8 @@ def check_begun(folder: Path) -> Marker:
         )
         raise InputError(f"{folder} is not a run folder; give one that `equipoise run` made")
     require(marked.kind == "run", f"{folder} holds several runs; give one of them, or the command that began them")
-    require(
-        (folder / records.CONFIG).is_file(),
-        f"{folder} has no {records.CONFIG}: it was stopped before it began; give the command that began it again",
-    )
+    early = f"{folder} has no {records.CONFIG}: it was stopped before it began"
+    require((folder / records.CONFIG).is_file(), f"{early}; give the command that began it again")
     return marked
 
 

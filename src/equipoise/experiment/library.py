@@ -14,15 +14,12 @@ from equipoise.experiment import reading
 PACKAGE = Path(equipoise.__file__).parent
 
 
-def folder() -> Path:
+def files() -> dict[str, Path]:
     """Inside an installed package, or at the root of the source."""
     places = (PACKAGE / "experiments", PACKAGE.parents[1] / "experiments")
-    existing = next((place for place in places if place.is_dir()), None)
-    return not_none(existing, "the experiments are not installed; run this from the source")
-
-
-def files() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(folder().glob("*.toml"))}
+    folder = next((place for place in places if place.is_dir()), None)
+    existing = not_none(folder, "the experiments are not installed; run this from the source")
+    return {path.stem: path for path in sorted(existing.glob("*.toml"))}
 
 
 def about(name: str) -> dict[str, str]:

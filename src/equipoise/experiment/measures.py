@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.errors import InputError, not_none, one_of, require, unknown
+from equipoise.errors import InputError, one_of, require, unknown
 from equipoise.evaluation.rules import worst_mean
 from equipoise.experiment.records import Row, Run
 
@@ -41,9 +41,13 @@ class Measure(NamedTuple):
     def value(self, run: Run) -> float:
         """NaN: the run does not know it; infinity: it never got there."""
         if self.level is not None:
-            return self._rounds(run)
+            up = self._up(run) and self.name not in (*LAST, *SPREAD)
+            values = ((row.round, self._along(row, run)) for row in run.rows)
+            reached = (round for round, value in values if (value >= self.level if up else value <= self.level))
+            return next(reached, math.inf)
         if self.last is not None:
-            return self._late(run)
+            late = [row for row in run.rows if row.round > run.rows[-1].round - self.last]
+            return float(np.mean([self._along(row, run) for row in late]))
         if self.name in LAST:
             return _number(getattr(run.final, LAST[self.name]))
         summary = run.outcome.summary if run.outcome else {}
@@ -53,18 +57,6 @@ class Measure(NamedTuple):
         if self.level is not None or self.name in LAST or self.name in SPREAD:
             return False
         return self.name == "jain" or self._up(run)
-
-    def _rounds(self, run: Run) -> float:
-        level, up = not_none(self.level), self._up(run) and self.name not in (*LAST, *SPREAD)
-        for row in run.rows:
-            value = self._along(row, run)
-            if value >= level if up else value <= level:
-                return row.round
-        return math.inf
-
-    def _late(self, run: Run) -> float:
-        late = [row for row in run.rows if row.round > run.rows[-1].round - not_none(self.last)]
-        return float(np.mean([self._along(row, run) for row in late]))
 
     def _up(self, run: Run) -> bool:
         return run.outcome is None or run.outcome.higher_is_better
@@ -94,9 +86,8 @@ def measure(text: str) -> Measure:
     try:
         value = float(number)
     except ValueError:
-        raise InputError(
-            f"the number in {text!r} is {number!r}; give one, as in rounds:mean:0.5 or last:50:min"
-        ) from None
+        wrong = f"the number in {text!r} is {number!r}; give one, as in rounds:mean:0.5 or last:50:min"
+        raise InputError(wrong) from None
     if kind == "rounds":
         return Measure(name, level=value)
     require(value >= 1 and value.is_integer(), f"{text!r} is of {number} rounds; give a whole number from 1 up")

@@ -1,13 +1,12 @@
 """From settings to a method: an objective, step sizes, an algorithm."""
 
 import json
-from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from equipoise import algorithms, cohorts, objectives, steps
 from equipoise._jax import cached_program
@@ -24,7 +23,7 @@ from equipoise.experiment.chosen import step_sizes
 from equipoise.experiment.config import Config, RuleSettings
 from equipoise.experiment.optimizers import SCHEDULES, build_optimizer, with_own_steps
 from equipoise.experiment.private import noise_of, promise
-from equipoise.experiment.problems import Problem
+from equipoise.experiment.problems import Problem, cached
 from equipoise.experiment.records import Choice
 from equipoise.objectives import Dual
 from equipoise.protocol import Algorithm, Wire, wire
@@ -49,7 +48,7 @@ def build_dual(config: Config, problem: Problem) -> Dual:
 
 
 @cached_program
-def _first_made(structure: Any, numbers: tuple) -> Dual:
+def _first_made(structure: PyTreeDef, numbers: tuple[Any, ...]) -> Dual:
     """The same object for the same settings: its operators are compiled once."""
     return structure.unflatten(numbers)
 
@@ -60,11 +59,6 @@ def _dual_of_losses(config: Config, n: int) -> Dual:
     psi = objectives.named(name)(n, **settings)
     require(isinstance(psi, Dual), f"objective.name is '{name}', which makes no Dual; see docs/experiments.md")
     return psi if cap is None else objectives.cap_weights(psi, cap)
-
-
-@lru_cache(maxsize=16)
-def _less_baseline(task: Task) -> Task:
-    return less_baseline(task)
 
 
 def training_rows(config: Config, problem: Problem, train: ClientData) -> Any:
@@ -81,6 +75,20 @@ class BuiltMethod(NamedTuple):
     algorithm: Algorithm
     notes: tuple[str, ...]  # what was measured instead of chosen
     chosen: tuple[Choice, ...] = ()  # by trial rounds
+
+
+class Draft(NamedTuple):
+    """A method that is being built."""
+
+    config: Config
+    problem: Problem
+    record: algorithms.Record
+    settings: dict[str, Any]  # arguments of the algorithm's function; those that are measured are put in
+    around: dict[str, Any]  # what is done around it: AROUND
+    notes: list[str]  # grows
+
+
+AROUND = ("cohort", "coin", "optimizer", "server_optimizer", "schedule")  # settings that are no arguments of a function
 
 
 def build_method(config: Config, problem: Problem, draw: Draw = normal) -> BuiltMethod:
@@ -103,18 +111,17 @@ def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> 
     name = json.dumps([config.algorithm.model_dump(mode="json"), config.objective.model_dump(mode="json"), key])
     if name not in problem.tried_steps:
         steps = getattr(config.algorithm, "steps", None)
-        rows = training_rows(config, problem, problem.compiled_for)
         problem.tried_steps[name] = step_sizes.tried(
             f"algorithm.{key}",
             problem,
-            rows,
+            training_rows(config, problem, problem.compiled_for),
             lambda step, times: method(step, **({"steps": times * steps} if steps else {})).algorithm,
             has_steps=steps is not None,
             seed=config.run.seed,
             clients_per_batch=config.run.clients_per_batch,
         )
     choice = problem.tried_steps[name]
-    made = method(choice.value)
+    made = method(float(choice.value))
     return made._replace(notes=(*made.notes, choice.sentence), chosen=(choice,))
 
 
@@ -123,85 +130,91 @@ def _built(config: Config, problem: Problem, draw: Draw, *, guarded: bool = Fals
 
     `guarded`: step sizes are halved where the loss explodes.
     """
-    record = algorithms.named(config.algorithm.name)
-    settings = {name: value for name, value in config.algorithm if value is not None and name != "name"}
-    around = {name: settings.pop(name, None) for name in AROUND}
-    _check_until_gap(config, problem)
-    notes = _notes_of_choices(config, problem, record, around["cohort"])
-    dual, task = _objective(config, problem, record)
-    sample = _sample(record, problem.n, around["cohort"], around["coin"])
-    rule = _rule(problem, record, dual, around["cohort"], settings, notes)
-    _fill_in(config, problem, record, settings, notes)
-    task = _with_local_steps(task, record, settings, around)
+    draft = _draft(config, problem)
+    dual, task = _objective(draft)
+    sample, rule = _sample(draft), _rule(draft, dual)
+    _fill_in(draft)
+    task = _with_local_steps(draft, task)
     if config.privacy is not None:
         release = noisy_releases(task, noise_of(config), l2=problem.l2, draw=draw)
         task = private_task(task, noise_of(config), l2=problem.l2, draw=draw)
-        notes.append(promise(config))
+        draft.notes.append(promise(config))
 
     def build(**changes: Any) -> Algorithm:
-        given = settings | changes
-        made = record.build(task, dual, sample, _with_numbers(rule, given), **given)
-        require(
-            isinstance(made, Algorithm),
-            f"algorithm.name is '{record.name}', which makes no Algorithm; see docs/experiments.md",
-        )
-        if around["server_optimizer"] is not None:
-            optimizer = build_optimizer("algorithm.server_optimizer", around["server_optimizer"])
+        settings = draft.settings | changes
+        made = draft.record.build(task, dual, sample, _with_numbers(rule, settings), **settings)
+        wrong = f"algorithm.name is '{draft.record.name}', which makes no Algorithm; see docs/experiments.md"
+        require(isinstance(made, Algorithm), wrong)
+        if draft.around["server_optimizer"] is not None:
+            optimizer = build_optimizer("algorithm.server_optimizer", draft.around["server_optimizer"])
             made = algorithms.with_server_optimizer(made, optimizer)
         may = guarded and algorithms.may_be_guarded(task, made)
         return algorithms.with_guarded_steps(task, made) if may else made
 
-    if around["schedule"] is None:
+    if draft.around["schedule"] is None:
         algorithm = build()
     else:
-        falling = SCHEDULES[around["schedule"]](settings["local_lr"], config.run.rounds)
+        falling = SCHEDULES[draft.around["schedule"]](draft.settings["local_lr"], config.run.rounds)
         algorithm = algorithms.with_local_schedule(lambda local_lr: build(local_lr=local_lr), falling)
     if config.privacy is not None and algorithm.corrected:
-        algorithm = private_scaffpd(algorithm, release, steps=settings["steps"])
-    if around["optimizer"] is not None:
+        algorithm = private_scaffpd(algorithm, release, steps=draft.settings["steps"])
+    if draft.around["optimizer"] is not None:
         crossing(algorithm, problem)  # an optimizer where local steps are corrected is a mistake, found by tracing them
-    for wrap in (_projected, _clipped, _clipped_gradients, _compressed, _told_in_x):
-        algorithm = wrap(algorithm, config, problem, settings, notes)
-    return BuiltMethod(algorithm, tuple(notes))
+    for wrap in (_projected, _clipped, _compressed, _told_in_x):  # from the inside to the outside
+        algorithm = wrap(draft, algorithm)
+    return BuiltMethod(algorithm, tuple(draft.notes))
 
 
-AROUND = ("cohort", "coin", "optimizer", "server_optimizer", "schedule")  # settings that are no arguments of a factory
+def _draft(config: Config, problem: Problem) -> Draft:
+    # A gap that no row of the history could show would never end a run.
+    wanted, least_gap = config.run.until_gap, resolution(problem.x.dtype)
+    more = "or run.precision = 'float64'" if config.run.precision == "float32" else "which is as exact as it gets"
+    require(
+        wanted is None or wanted > least_gap,
+        f"run.until_gap is {wanted}, but numbers of {config.run.precision} show no gap below {least_gap:.1g} of the "
+        f"objective; give a larger one, {more}",
+    )
+    record = algorithms.named(config.algorithm.name)
+    settings = {name: value for name, value in config.algorithm if value is not None and name != "name"}
+    around = {name: settings.pop(name, None) for name in AROUND}
+    notes = [GAINS] if record.takes_dual and baselines_of(config, problem) is not None else []
+    best = choice.best_algorithm(config.model_dump(exclude_none=True) | {"algorithm": {"cohort": around["cohort"]}})
+    if best.name == record.name:
+        notes.append(f"{best.name} is the method of choice: {best.why}")
+    return Draft(config, problem, record, settings, around, notes)
 
 
-def _notes_of_choices(config: Config, problem: Problem, record: algorithms.Record, cohort: int | None) -> list[str]:
-    gains = baselines_of(config, problem) is not None and record.takes_dual
-    alone = config.model_dump(exclude_none=True) | {"algorithm": {"cohort": cohort}}  # whatever is set of it
-    best = choice.best_algorithm(alone)
-    chosen = [f"{best.name} is the method of choice: {best.why}"] if best.name == record.name else []
-    return [*([GAINS] if gains else []), *chosen]
-
-
-def _objective(config: Config, problem: Problem, record: algorithms.Record) -> tuple[Dual, Task]:
+def _objective(draft: Draft) -> tuple[Dual, Task]:
     """The dual and the task: one of them has the baselines, if there are any."""
-    if record.weighs_itself and baselines_of(config, problem) is not None:  # nobody else knows its loss
-        return _dual_of_losses(config, problem.n), _less_baseline(problem.trained_task)
+    config, problem = draft.config, draft.problem
+    if draft.record.weighs_itself and baselines_of(config, problem) is not None:  # nobody else knows its loss
+        return _dual_of_losses(config, problem.n), cached(less_baseline)(problem.trained_task)
     return build_dual(config, problem), problem.trained_task
 
 
-def _rule(
-    problem: Problem,
-    record: algorithms.Record,
-    dual: Dual,
-    cohort: int | None,
-    settings: dict[str, Any],
-    notes: list[str],
-) -> steps.Rule | RuleSettings | None:
+def _sample(draft: Draft) -> cohorts.Sample:
+    n, cohort = draft.problem.n, draft.around["cohort"]
+    if draft.around["coin"] is not None:
+        return cohorts.coin(n, draft.around["coin"])
+    if cohort is None:
+        return cohorts.everyone(n)
+    require(cohort <= n, f"algorithm.cohort is {cohort} of {n} clients; give at most {n}")
+    return cohorts.by_weight(cohort) if draft.record.cohorts == "by_weight" else cohorts.uniform(n, cohort)
+
+
+def _rule(draft: Draft, dual: Dual) -> steps.Rule | RuleSettings | None:
     """Takes the step sizes out of the settings; measured where they are not given, and then the local one too."""
+    _, problem, record, settings, around, notes = draft
     rule = settings.pop("rule", None)
     if rule != "tuned":
         return rule
-    network_rule = algorithms.named(record.minibatch_form or record.name).network_rule
+    form = record.minibatch_form
+    network_rule = algorithms.named(form or record.name).network_rule
     if network_rule is not None and not problem.convex:
         given = network_rule(problem.n)
         numbers = ", ".join(f"{name} {value:g}" for name, value in given.items())
         notes.append(f"the step sizes of the weights were not given: {numbers}, which serve on networks")
         return RuleSettings(**given)
-    form = record.minibatch_form
     alternative = "" if form is None else f", or model.batch, such as 32, for which {form} knows them"
     _must_be_convex(problem, "algorithm.rule is 'tuned'", "{ tau = .., sigma = .., theta = .. }" + alternative)
     constants, local_lr = problem.constants(settings["steps"])
@@ -210,10 +223,10 @@ def _rule(
     if settings["local_lr"] == "auto":
         settings["local_lr"] = float(local_lr)
         notes.append(f"local_lr was measured: {settings['local_lr']:.4g}")
-    return steps.rule_for(constants, dual, share=1.0 if cohort is None else cohort / problem.n)
+    return steps.rule_for(constants, dual, share=1.0 if around["cohort"] is None else around["cohort"] / problem.n)
 
 
-def _with_numbers(rule: Any, settings: Mapping[str, Any]) -> steps.Rule | None:
+def _with_numbers(rule: steps.Rule | RuleSettings | None, settings: dict[str, Any]) -> steps.Rule | None:
     """A rule of given numbers; the server takes the local steps as they are, unless it is told a tau."""
     if not isinstance(rule, RuleSettings):
         return rule
@@ -221,10 +234,9 @@ def _with_numbers(rule: Any, settings: Mapping[str, Any]) -> steps.Rule | None:
     return steps.constant(tau=tau, sigma=rule.sigma, theta=rule.theta)
 
 
-def _fill_in(
-    config: Config, problem: Problem, record: algorithms.Record, settings: dict[str, Any], notes: list[str]
-) -> None:
+def _fill_in(draft: Draft) -> None:
     """Measures the numbers that the settings leave to it."""
+    config, problem, record, settings, _, notes = draft
     for key in ("local_lr", "lr"):
         if settings.get(key) == "auto":
             _must_be_convex(problem, f"algorithm.{key} is 'auto'", "a number, such as 0.1")
@@ -238,70 +250,61 @@ def _fill_in(
         notes.append(f"{record.name} is made for exact gradients; for minibatches there is {record.minibatch_form}")
 
 
-def _with_local_steps(
-    task: Task, record: algorithms.Record, settings: Mapping[str, Any], around: Mapping[str, Any]
-) -> Task:
+def _must_be_convex(problem: Problem, given: str, instead: str) -> None:
+    require(
+        problem.convex,
+        f"{given}, which is tried out where all rows are at hand, and over Flower measured for linear models only, and "
+        f"this is a {problem.model.name}; give {instead}",
+    )
+
+
+def _with_local_steps(draft: Draft, task: Task) -> Task:
     for key in ("optimizer", "schedule"):
         require(
-            around[key] is None or "local_lr" in settings,
-            f"algorithm.{key} is for local steps, of which {record.name} takes none of its own; leave it out",
+            draft.around[key] is None or "local_lr" in draft.settings,
+            f"algorithm.{key} is for local steps, of which {draft.record.name} takes none of its own; leave it out",
         )
-    return task if around["optimizer"] is None else with_own_steps(task, around["optimizer"])
+    return task if draft.around["optimizer"] is None else with_own_steps(task, draft.around["optimizer"])
 
 
-# What an algorithm is wrapped in, each where it was asked for: from the inside to the outside.
+# What an algorithm is wrapped in, each where it was asked for.
 
 
-def _projected(
-    algorithm: Algorithm, config: Config, problem: Problem, settings: Mapping[str, object], notes: list[str]
-) -> Algorithm:
-    if not (config.federation and _projects(config, problem, settings)):
+def _projected(draft: Draft, algorithm: Algorithm) -> Algorithm:
+    if draft.config.federation is None or not _projects(draft):
         return algorithm
-    quadratic = problem.loss in QUADRATIC
-    notes.append(BOUNDED if quadratic else BOUNDED_CONVEX)
+    quadratic = draft.problem.loss in QUADRATIC
+    draft.notes.append(BOUNDED if quadratic else BOUNDED_CONVEX)
     return algorithms.project_updates(algorithm, quadratic=quadratic)
 
 
-def _clipped(algorithm: Algorithm, config: Config, *_: Any) -> Algorithm:
-    factor = config.federation.clip if config.federation else None
-    return algorithm if factor is None else algorithms.clip_losses(algorithm, factor=factor)
-
-
-def _clipped_gradients(algorithm: Algorithm, config: Config, problem: Problem, *_: Any) -> Algorithm:
-    factor = config.federation.clip_gradients if config.federation else None
-    if factor is None:
+def _clipped(draft: Draft, algorithm: Algorithm) -> Algorithm:
+    federation = draft.config.federation
+    if federation is not None and federation.clip is not None:
+        algorithm = algorithms.clip_losses(algorithm, factor=federation.clip)
+    if federation is None or federation.clip_gradients is None:
         return algorithm
     require(
-        any(has_field(w.reply.each, "gradient") for w in crossing(algorithm, problem)),
+        any(has_field(w.reply.each, "gradient") for w in crossing(algorithm, draft.problem)),
         f"federation.clip_gradients looks at every site's gradient, which {algorithm.name} does not show; leave it "
         "out, or take scaffpd",
     )
-    return algorithms.clip_gradients(algorithm, factor=factor)
+    return algorithms.clip_gradients(algorithm, factor=federation.clip_gradients)
 
 
-def _compressed(algorithm: Algorithm, config: Config, problem: Problem, *_: Any) -> Algorithm:
-    settings = config.federation
+def _compressed(draft: Draft, algorithm: Algorithm) -> Algorithm:
+    settings = draft.config.federation
     if settings is None or settings.compress is None:
         return algorithm
-    wires = crossing(algorithm, problem)
+    wires = crossing(algorithm, draft.problem)
     return algorithms.compress_replies(algorithm, wires, dtype=settings.compress, sums=settings.compress_sums)
 
 
-def _told_in_x(algorithm: Algorithm, config: Config, problem: Problem, *_: Any) -> Algorithm:
+def _told_in_x(draft: Draft, algorithm: Algorithm) -> Algorithm:
+    problem = draft.problem
     if problem.conditioning is None:
         return algorithm
     return algorithms.told_in_x(algorithm, problem.task, problem.conditioning.metric)
-
-
-def _check_until_gap(config: Config, problem: Problem) -> None:
-    """A gap that no row of the history could show would never end a run."""
-    wanted, least_gap = config.run.until_gap, resolution(problem.x.dtype)
-    more = "or run.precision = 'float64'" if config.run.precision == "float32" else "which is as exact as it gets"
-    require(
-        wanted is None or wanted > least_gap,
-        f"run.until_gap is {wanted}, but numbers of {config.run.precision} show no gap below {least_gap:.1g} of the "
-        f"objective; give a larger one, {more}",
-    )
 
 
 GAINS = (
@@ -338,34 +341,18 @@ def may_project(config: Config) -> bool:
     return algorithms.named(config.algorithm.name).corrected and exact and everybody and quadratic
 
 
-def _projects(config: Config, problem: Problem, settings: Mapping[str, Any]) -> bool:
+def _projects(draft: Draft) -> bool:
     """Whether updates are projected: where it was asked for, or where honest sites are not touched by it.
 
     Those are quadratic losses, whose curvature is the same everywhere, with steps that are no longer than 1/L.
     """
+    config, problem = draft.config, draft.problem
     wanted = not_none(config.federation).project
     if wanted or not may_project(config):
         return bool(wanted)
-    if problem.loss not in QUADRATIC:
+    if problem.loss not in QUADRATIC or problem.curvature is None:
         return False
-    return problem.curvature is not None and settings["local_lr"] * problem.curvature <= 1 + 1e-6
-
-
-def _sample(record: algorithms.Record, n: int, cohort: int | None, coin: float | None) -> cohorts.Sample:
-    if coin is not None:
-        return cohorts.coin(n, coin)
-    if cohort is None:
-        return cohorts.everyone(n)
-    require(cohort <= n, f"algorithm.cohort is {cohort} of {n} clients; give at most {n}")
-    return cohorts.by_weight(cohort) if record.cohorts == "by_weight" else cohorts.uniform(n, cohort)
-
-
-def _must_be_convex(problem: Problem, given: str, instead: str) -> None:
-    require(
-        problem.convex,
-        f"{given}, which is tried out where all rows are at hand, and over Flower measured for linear models only, and "
-        f"this is a {problem.model.name}; give {instead}",
-    )
+    return draft.settings["local_lr"] * problem.curvature <= 1 + 1e-6
 
 
 def known_saddle(config: Config, problem: Problem) -> np.ndarray | None:

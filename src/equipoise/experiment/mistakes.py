@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from equipoise.errors import InputError, nearest, require
 
@@ -11,8 +12,8 @@ from equipoise.errors import InputError, nearest, require
 def mistake(
     source: str,
     error: ValidationError,
-    settings: object,
-    fields: Callable[[list[str], Any], list[str]],
+    settings: Mapping[str, Any],
+    fields: Callable[[list[str], Mapping[str, Any]], list[str]],
     within: tuple[str, ...] = (),
 ) -> InputError:
     """The first problem: the key, the value, what is allowed. `fields` knows the keys of a section.
@@ -39,29 +40,19 @@ def mistake(
     return InputError(f"{source}: {key} is {shown(given)}; give {allowed}{hint}")
 
 
-def _allowed(problem: Any) -> str:
-    bounds = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below"}
+def _allowed(problem: ErrorDetails) -> str:
+    bounds = {"greater_than": "above", "greater_than_equal": "at least"}
+    bounds |= {"less_than": "below", "less_than_equal": "up to"}
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in bounds:
-        return f"a number {bounds[kind]} {_number(next(iter(context.values())))}"
-    if kind == "less_than_equal":
-        return f"a number up to {_number(context['le'])}"
-    if kind == "value_error":
-        return str(context["error"])
-    if kind == "literal_error":
-        return context["expected"]
+        (bound,) = context.values()
+        return f"a number {bounds[kind]} {bound if isinstance(bound, int) else f'{bound:g}'}"
+    if kind in ("value_error", "literal_error"):
+        return str(context["error" if kind == "value_error" else "expected"])
     if kind == "too_short":
         return f"at least {context['min_length']} values"
-    words = {
-        "int": "a whole number",
-        "float": "a number",
-        "bool": "true or false",
-        "string": "a text",
-        "tuple": "a list",
-        "list": "a list",
-        "model": "a table",
-        "dict": "a table",
-    }
+    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "a text"}
+    words |= {"tuple": "a list", "list": "a list", "model": "a table", "dict": "a table"}
     return next((word for key, word in words.items() if kind.startswith(key)), problem["msg"])
 
 
@@ -75,10 +66,6 @@ def shown(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(shown, value))}]"
     return repr(value)
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _every_name(settings: object) -> set[str]:
@@ -111,14 +98,9 @@ def checked(source: str, settings: object, key: str = "") -> Any:
         surrogates = any("\ud800" <= letter <= "\udfff" for letter in settings)  # bytes that are not UTF-8
         require(not surrogates, f"{where} is {settings!r}, which is not a Unicode text; give one")
     elif isinstance(settings, int) and not isinstance(settings, bool):
-        require(abs(settings) < 2**63, f"{where} is {_few(settings)}; give a number below 2^63")
+        digits = int(abs(settings).bit_length() * 0.30103) + 1  # all of them could be too many to show
+        require(abs(settings) < 2**63, f"{where} is a number of {digits} digits; give a number below 2^63")
     else:
-        require(
-            isinstance(settings, bool | float) or settings is None,
-            f"{where} is {settings}, a date or a time, which no setting is; give it as a text, in quotes",
-        )
+        time = f"{where} is {settings}, a date or a time, which no setting is; give it as a text, in quotes"
+        require(isinstance(settings, bool | float | None), time)
     return settings
-
-
-def _few(number: int) -> str:
-    return f"a number of {int(abs(number).bit_length() * 0.30103) + 1} digits"

@@ -1,11 +1,11 @@
 """The steps of optax in a configuration: of the clients, of the server, and how the clients' step size falls."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import InputError
 from equipoise.experiment.config import OptimizerSettings
+from equipoise.experiment.problems import cached
 from equipoise.tasks import Task, with_local_optimizer
 
 if TYPE_CHECKING:
@@ -36,11 +36,10 @@ def build_optimizer(key: str, settings: OptimizerSettings) -> "optax.GradientTra
 
 
 def with_own_steps(task: Task, settings: OptimizerSettings) -> Task:
-    """The task whose local steps are the optimizer's; the same object for the same settings, which compiles once."""
-    return _with_own_steps(task, settings.model_dump_json())
+    """The task whose local steps are the optimizer's."""
+    return cached(_with_own_steps)(task, settings.model_dump_json())
 
 
-@lru_cache(maxsize=16)
 def _with_own_steps(task: Task, settings: str) -> Task:
-    chosen: Any = OptimizerSettings.model_validate_json(settings)
+    chosen = OptimizerSettings.model_validate_json(settings)
     return with_local_optimizer(task, build_optimizer("algorithm.optimizer", chosen))

@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 import equipoise
 from equipoise import extensions, files
@@ -22,15 +22,8 @@ from equipoise.extensions import is_reference
 
 SOURCE = Path(equipoise.__file__).parent
 # What changes nothing in the numbers; where the silo files are is not what is in them.
-ANYWAY = (
-    "name",
-    "run.checkpoint_seconds",
-    "run.tensorboard",
-    "run.mlflow",
-    "data.data_dir",
-    "data.download",
-    "data.silos",
-)
+ANYWAY = {"name", "data.data_dir", "data.download", "data.silos"}
+ANYWAY |= {"run.checkpoint_seconds", "run.tensorboard", "run.mlflow"}
 SHOWN = 5  # differences in a sentence
 
 
@@ -58,8 +51,7 @@ _data: WeakKeyDictionary[Problem, tuple[str, dict[str, str]]] = WeakKeyDictionar
 
 def differences(before: Origin, now: Origin) -> list[str]:
     """What is not the same, most telling first."""
-    changes = [*of_settings(before.settings, now.settings, ANYWAY)]
-    changes += [*of_files(before.files, now.files)]
+    changes = [*of_settings(before.settings, now.settings, ANYWAY), *of_files(before.files, now.files)]
     if before.code != now.code:
         changes.append(f"the code was {before.code} and is {now.code}")
     if before.data != now.data and not changes:
@@ -67,7 +59,7 @@ def differences(before: Origin, now: Origin) -> list[str]:
     return changes[:SHOWN] + (["..."] if len(changes) > SHOWN else [])
 
 
-def of_settings(before: Mapping[str, str], now: Mapping[str, str], leave_out: tuple[str, ...] = ()) -> Iterator[str]:
+def of_settings(before: Mapping[str, str], now: Mapping[str, str], leave_out: Container[str] = ()) -> Iterator[str]:
     for key in dict.fromkeys((*before, *now)):
         a, b = before.get(key, "not set"), now.get(key, "not set")
         if a != b and key not in leave_out:
@@ -113,7 +105,7 @@ def _digest(path: Path) -> str:
         raise FileError(f"{path} cannot be read ({files.reason(error)})") from error
 
 
-def digest_of_arrays(leaves: list[Any]) -> str:
+def digest_of_arrays(leaves: Sequence[ArrayLike]) -> str:
     digest = hashlib.sha256()
     for leaf in leaves:
         array = np.ascontiguousarray(leaf)

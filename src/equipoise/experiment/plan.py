@@ -24,11 +24,11 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import jax
 from pydantic import Field, ValidationError
@@ -51,7 +51,10 @@ OWN_SECTIONS = ("model", "convexify", "privacy", "run")  # a method may have its
 ALONG = {"chi2": "rho", "kl": "rho", "cvar": "alpha"}
 WAY = {"rho": (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01), "alpha": (1.0, 0.7, 0.5, 0.3, 0.2, 0.1)}
 
+T = TypeVar("T")
 Settings = Mapping[str, Any]
+Point = dict[str, object]  # of a grid: values by "section.key"
+Chosen = Mapping[tuple[str, str], Point]  # by the place of a federation and the label of a method
 Watch = Callable[["PlannedRun", int, int, records.Row | None], None]
 
 
@@ -62,8 +65,8 @@ class Sweep(Section):
     tune: Annotated[tuple[Seed, ...], Field(min_length=1)] | None = None
     measure: str = "worst20"
     show: tuple[str, ...] = ("mean", "worst20", "best20", "min", "std")
-    over: dict[str, list[Any]] = Field({})
-    grid: dict[str, list[Any]] = Field({})
+    over: dict[str, list] = Field({})
+    grid: dict[str, list] = Field({})
 
 
 class PlannedRun(NamedTuple):
@@ -72,8 +75,8 @@ class PlannedRun(NamedTuple):
     label: str  # the method
     place: str  # its folder, below the plan's
     config: Config
-    over: dict[str, Any]  # where it is reported
-    chosen: dict[str, Any]  # the point of the grid
+    over: Point  # where it is reported
+    chosen: Point  # of the grid
     seed: int
 
 
@@ -81,8 +84,8 @@ class Cell(NamedTuple):
     """One line of a sweep's table: a method on a federation, with its best setting, over the seeds."""
 
     label: str
-    over: dict[str, Any]
-    chosen: dict[str, Any]
+    over: Point
+    chosen: Point
     tried: int  # settings that it was chosen from
     runs: list[records.Run]
 
@@ -111,17 +114,14 @@ def path(
     """
     base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     first = config.parse(base, source=source)
-    name = ALONG.get(first.objective.name, "")
-    require(
-        name,
-        f"{source}: the objective '{first.objective.name}' has no rho to go along; give {' or '.join(ALONG)}",
-    )
+    objective = first.objective.name
+    wrong = f"{source}: the objective '{objective}' has no rho to go along; give {' or '.join(ALONG)}"
+    require(objective in ALONG, wrong)
+    name = ALONG[objective]
     values = WAY[name] if values is None else values
-    require(
-        len(values) >= 2,
-        f"a path of {len(values)} value of {name} leads nowhere; give two or more, as --{name} 1 --{name} 0.1",
-    )
-    twice = [value for value, times in Counter(values).items() if times > 1]
+    few = f"a path of {len(values)} value of {name} leads nowhere; give two or more, as --{name} 1 --{name} 0.1"
+    require(len(values) >= 2, few)
+    twice = _twice(values)
     require(not twice, f"{name} {twice[:1]} is given more than once; give each value once")
     jobs = []
     for value in sorted(values, reverse=True):
@@ -131,7 +131,7 @@ def path(
         if first.run.until_gap is None:
             reading.put(mine, "run.until_gap", choice.CERTIFIED)
         parsed = config.parse(mine, source=source)
-        chosen = {f"objective.{name}": value}
+        chosen: Point = {f"objective.{name}": value}
         jobs.append(PlannedRun(f"{name} {value:g}", _place(chosen), parsed, {}, chosen, parsed.run.seed))
     return _apart(jobs, source)
 
@@ -155,10 +155,8 @@ def methods(settings: Settings, source: str, first: Mapping[str, object] | None 
     """By their labels. `first` is a point of the grids for all of them, which may decide on the algorithm."""
     base = {key: value for key, value in settings.items() if key not in ("compare", "sweep")}
     compared = settings.get("compare", {})
-    require(
-        isinstance(compared, Mapping),
-        f"{source}: compare is {shown(compared)}; give a table per method, [compare.LABEL]",
-    )
+    wrong = f"{source}: compare is {shown(compared)}; give a table per method, [compare.LABEL]"
+    require(isinstance(compared, Mapping), wrong)
     if not compared:
         full = reading.override(base, [])
         for key, value in (first or {}).items():
@@ -174,12 +172,9 @@ def methods(settings: Settings, source: str, first: Mapping[str, object] | None 
         reading.put(mine, "algorithm.name", method["name"])
         mine["algorithm"] |= own
         if "objective" in method:
-            given = method["objective"]
-            require(
-                isinstance(given, Mapping),
-                f"{where}.objective is {shown(given)}; give a table, such as objective = {{ name = 'kl' }}",
-            )
-            of_all = mine.get("objective")
+            given, of_all = method["objective"], mine.get("objective")
+            wrong = f"{where}.objective is {shown(given)}; give a table, such as objective = {{ name = 'kl' }}"
+            require(isinstance(given, Mapping), wrong)
             inherited = {"of": of_all["of"]} if isinstance(of_all, Mapping) and "of" in of_all else {}
             mine["objective"] = {**inherited, **given}
         for section in OWN_SECTIONS:
@@ -198,16 +193,15 @@ def methods(settings: Settings, source: str, first: Mapping[str, object] | None 
 def _on_the_same_rows(methods: dict[str, PlannedMethod]) -> dict[str, PlannedMethod]:
     """Where one method needs no validation rows to end by itself, those that would set some aside run for longest."""
 
-    def ends(method: PlannedMethod) -> dict[str, Any]:
+    def sets_aside(method: PlannedMethod) -> bool:
         given = method.settings.get("run", {})
-        return choice.how_long(method.settings) if given.get("rounds", "auto") == "auto" else given
+        ends = choice.how_long(method.settings) if given.get("rounds", "auto") == "auto" else given
+        return bool(ends.get("keep_best"))
 
-    aside = {label for label, method in methods.items() if ends(method).get("keep_best")}
-    chosen = {label for label in aside if "keep_best" in methods[label].settings.get("run", {})}
-    if len(aside) == len(methods) or not aside - chosen:
-        return methods
-    for label in aside - chosen:
-        reading.put(methods[label].settings, "run.rounds", choice.ROUNDS)
+    if not all(map(sets_aside, methods.values())):
+        for method in filter(sets_aside, list(methods.values())):
+            if "keep_best" not in method.settings.get("run", {}):
+                reading.put(method.settings, "run.rounds", choice.ROUNDS)
     return methods
 
 
@@ -231,8 +225,7 @@ def sweep_of(settings: Settings, source: str) -> Sweep:
         keys = list(Sweep.model_fields)
         raise mistakes.mistake(source, error, {"sweep": given}, lambda *_: keys, within=("sweep",)) from None
     for key, seeds in (("seeds", sweep.seeds), ("tune", sweep.tune or ())):
-        twice = [seed for seed, times in Counter(seeds).items() if times > 1]
-        require(not twice, f"{source}: sweep.{key} has {twice[:1]} more than once; give each seed once")
+        require(not _twice(seeds), f"{source}: sweep.{key} has {_twice(seeds)[:1]} more than once; give each seed once")
     _checked_grid(f"{source}: sweep.over", sweep.over)
     _checked_grid(f"{source}: sweep.grid", sweep.grid)
     return sweep
@@ -242,15 +235,17 @@ def _checked_grid(where: str, grid: Any) -> Mapping[str, list]:
     require(isinstance(grid, Mapping), f"{where} is {shown(grid)}; give a list of values per setting")
     for key, values in grid.items():
         require(isinstance(values, list) and values, f"{where}: {key} is {shown(values)}; give a list of values")
-        twice = [value for value, times in Counter(map(exact, values)).items() if times > 1]
-        require(not twice, f"{where}: {key} has {', '.join(twice[:1])} more than once; give each value once")
+        for value in _twice(map(exact, values)):
+            raise InputError(f"{where}: {key} has {value} more than once; give each value once")
         head, _, rest = key.partition(".")
-        require(
-            not rest or head in (*config.SECTIONS, "algorithm", "objective"),
-            f"{where} has '{key}', which is not a setting of a run; give one, such as 'algorithm.local_lr'",
-        )
+        wrong = f"{where} has '{key}', which is not a setting of a run; give one, such as 'algorithm.local_lr'"
+        require(not rest or head in (*config.SECTIONS, "algorithm", "objective"), wrong)
         require(key != "run.seed", f"{where} has 'run.seed'; give the seeds as sweep.seeds")
     return grid
+
+
+def _twice(values: Iterable[T]) -> list[T]:
+    return [value for value, times in Counter(values).items() if times > 1]
 
 
 def _apart(jobs: list[PlannedRun], source: str) -> list[PlannedRun]:
@@ -258,54 +253,44 @@ def _apart(jobs: list[PlannedRun], source: str) -> list[PlannedRun]:
     seen: dict[str, PlannedRun] = {}
     for job in jobs:
         other = seen.setdefault(job.place.casefold(), job)
-        require(
-            other is job,
-            f"{source}: '{other.label}' and '{job.label}' would share the folder {job.place}; rename one of them",
-        )
+        shared = f"{source}: '{other.label}' and '{job.label}' would share the folder {job.place}; rename one of them"
+        require(other is job, shared)
     return jobs
 
 
 class Study(NamedTuple):
-    """A sweep: what is run to choose, and what with what was chosen."""
+    """A sweep: the runs that choose, and what those with what was chosen are made of."""
 
     sweep: Sweep
     trials: list[PlannedRun]
     source: str
     settings: Settings
 
-    @property
-    def tuned_apart(self) -> bool:
-        return self.sweep.tune is not None
-
 
 def sweep(settings: Settings, *, source: str = "the configuration") -> Study:
     """All combinations are checked before the first run begins."""
     plan = sweep_of(settings, source)
-    for key, names in (("measure", (plan.measure,)), ("show", plan.show)):
-        for name in names:  # before the first run, not after the last
-            try:
-                measures.measure(name)
-            except InputError as error:
-                raise InputError(f"{source}: sweep.{key}: {error}") from None
+    for key, name in (("measure", plan.measure), *(("show", name) for name in plan.show)):
+        try:  # before the first run, not after the last
+            measures.measure(name)
+        except InputError as error:
+            raise InputError(f"{source}: sweep.{key}: {error}") from None
     seeds = plan.seeds if plan.tune is None else plan.tune
     return Study(plan, _apart(list(_jobs(settings, plan, seeds, source)), source), source, settings)
 
 
 def _jobs(
-    settings: Settings, plan: Sweep, seeds: Sequence[int], source: str, only: Mapping[Any, object] | None = None
+    settings: Settings, plan: Sweep, seeds: Sequence[int], source: str, only: Chosen | None = None
 ) -> Iterator[PlannedRun]:
-    """`only` maps (place of the federation, label) to the point of the grid to run."""
+    """`only` has the point of the grid to run."""
     first = {key: values[0] for key, values in {**plan.over, **plan.grid}.items()}
     planned = _on_the_same_rows(methods(settings, source, first))
     _check_taken(plan.grid, planned, source)
     for over in _points(plan.over):
         for label, method in planned.items():
             grid = {key: values for key, values in plan.grid.items() if method.takes(key)} | method.grid
-            both = [key for key in grid if key in over]
-            require(
-                not both,
-                f"{_named(source, label)}: {', '.join(both)} is in sweep.over and in a grid; leave it out of one",
-            )
+            both, where = [key for key in grid if key in over], _named(source, label)
+            require(not both, f"{where}: {', '.join(both)} is in sweep.over and in a grid; leave it out of one")
             for point in _points(grid):
                 if only is not None and only.get((_place(over), label)) != point:
                     continue
@@ -313,8 +298,8 @@ def _jobs(
                     full = reading.override(method.settings, [])
                     for key, value in {**over, **point, "run.seed": seed}.items():
                         reading.put(full, key, value)
-                    parsed = config.parse(full, source=_named(source, label))
-                    place = "/".join(part for part in (_place(over), folders.name(label), _place(point)) if part)
+                    parsed = config.parse(full, source=where)
+                    place = "/".join(filter(None, (_place(over), folders.name(label), _place(point))))
                     yield PlannedRun(label, f"{place}/seed-{seed}", parsed, over, point, seed)
 
 
@@ -324,15 +309,11 @@ def _check_taken(grid: Mapping[str, list], methods: Mapping[str, PlannedMethod],
         if any(method.takes(key) for method in methods.values()):
             continue
         names = sorted({f"algorithm.{name}" for method in methods.values() for name in method.knows or ()})
-        require(
-            ".".join(key.split(".")[:2]) in names,
-            f"{source}: sweep.grid has '{key}', which no method of the file has{nearest(key, names)} "
-            f"(known: {', '.join(names)})",
-        )
-        raise InputError(
-            f"{source}: sweep.grid has '{key}', which every method that has it sets itself; leave it out of the grid, "
-            "or out of their tables"
-        )
+        wrong = f"{source}: sweep.grid has '{key}', which"
+        unknown = f"no method of the file has{nearest(key, names)} (known: {', '.join(names)})"
+        require(".".join(key.split(".")[:2]) in names, f"{wrong} {unknown}")
+        every = "every method that has it sets itself; leave it out of the grid, or out of their tables"
+        raise InputError(f"{wrong} {every}")
 
 
 def check_beside(settings: Settings, source: str) -> None:
@@ -345,34 +326,29 @@ def run_study(study: Study, folder: Path, **options: Any) -> list[Cell]:
     """Runs what is not there yet, chooses, and runs the chosen settings on the seeds."""
     plan = study.sweep
     # The runs that choose and those that are shown differ in how many share their data; in turn, one program is theirs.
-    options["in_turn"] = study.tuned_apart and jax.default_backend() != "cpu"
-    done = run_all(study.trials, folder, **options)
-    points: dict[tuple[str, str], list[tuple[dict, list[records.Run]]]] = {}
-    for job, runs in _grouped(zip(study.trials, done, strict=True)):
-        points.setdefault((_place(job.over), job.label), []).append((job.chosen, runs))
-    chosen = {key: _best(tried_settings, plan.measure) for key, tried_settings in points.items()}
-    if study.tuned_apart:
+    options["in_turn"] = plan.tune is not None and jax.default_backend() != "cpu"
+    final = _by_setting(study.trials, run_all(study.trials, folder, **options))
+    tried: dict[tuple[str, str], list[tuple[Point, list[records.Run]]]] = {}
+    for job, runs in final:
+        tried.setdefault((_place(job.over), job.label), []).append((job.chosen, runs))
+    chosen = {key: _best(settings, plan.measure) for key, settings in tried.items()}
+    if plan.tune is not None:
         jobs = list(_jobs(study.settings, plan, plan.seeds, study.source, chosen))
-        final = _grouped(zip(jobs, run_all(jobs, folder, **options), strict=True))
-    else:
-        final = [
-            (job, runs)
-            for job, runs in _grouped(zip(study.trials, done, strict=True))
-            if chosen[_place(job.over), job.label] == job.chosen
-        ]
-    tried = {key: len(tried_settings) for key, tried_settings in points.items()}
-    return [Cell(job.label, job.over, job.chosen, tried[_place(job.over), job.label], runs) for job, runs in final]
+        final = _by_setting(jobs, run_all(jobs, folder, **options))
+    keyed = [((_place(job.over), job.label), job, runs) for job, runs in final]
+    best = [(key, job, runs) for key, job, runs in keyed if chosen[key] == job.chosen]
+    return [Cell(job.label, job.over, job.chosen, len(tried[key]), runs) for key, job, runs in best]
 
 
-def _grouped(pairs: Any) -> list[tuple[PlannedRun, list[records.Run]]]:
+def _by_setting(jobs: Sequence[PlannedRun], done: Sequence[records.Run]) -> list[tuple[PlannedRun, list[records.Run]]]:
     """The seeds of one setting together."""
     groups: dict[str, tuple[PlannedRun, list[records.Run]]] = {}
-    for job, done in pairs:
-        groups.setdefault(job.place.rpartition("/")[0], (job, []))[1].append(done)
+    for job, one in zip(jobs, done, strict=True):
+        groups.setdefault(job.place.rpartition("/")[0], (job, []))[1].append(one)
     return list(groups.values())
 
 
-def _best(tried_settings: list[tuple[dict, list[records.Run]]], measure: str) -> dict:
+def _best(tried_settings: list[tuple[Point, list[records.Run]]], measure: str) -> Point:
     """The point with the best mean, of equal ones that with the best average; one without a number only if all are."""
 
     def rank(read: Measure, runs: list[records.Run]) -> float:
@@ -402,11 +378,11 @@ def run_all(
         rows: dict[str, ClientRows] = {}  # neighbours often have the same data
         since_cleared = 0
         begin = cache(lambda: held.enter_context(folders.writing(folder, "plan")))  # once the first data makes sense
-        batches: dict[Any, list[RunSpec]] = {}
+        batches: dict[tuple[str, object], list[RunSpec]] = {}
         numbers = list(jobs)  # with what was chosen for what they leave open
         for where, stage in _networks(jobs, folder, watch, overwrite):
             batches.setdefault(("", where), []).append(stage)
-        earlier: dict[str, Any] = {}
+        earlier: dict[str, settle.Found] = {}
         for k, job in enumerate(jobs):
             seen = None if watch is None else partial(watch, job)
             spec = RunSpec(job.config, folder / job.place, job.label, seen, overwrite, _network(job.config, folder))
@@ -434,10 +410,9 @@ def _beside_alone(
     missing: dict[str, list[PlannedRun]] = {}
     for job in plain:
         if not (folder / job.place / records.ALONE).is_file():
-            missing.setdefault(data_of(RunSpec(job.config, folder / job.place, job.label)), []).append(job)
+            missing.setdefault(data_of(job.config), []).append(job)
     for data, runs_on_it in missing.items():
-        config = runs_on_it[0].config
-        shown = runs_on_it[0]._replace(label="each alone")
+        config, shown = runs_on_it[0].config, runs_on_it[0]._replace(label="each alone")
         seen = None if watch is None else lambda done, total, _, job=shown: watch(job, done, total, None)
         with precision(config):
             problem = problems.get(data) or build_problem(config)
@@ -457,8 +432,7 @@ def _networks(
     """The runs that train the networks of [convexify], each once; those of one federation compile once."""
     networks: dict[Path, tuple[str, RunSpec]] = {}
     for job in jobs:
-        place = _network(job.config, folder)
-        if place is not None and place not in networks:
+        if (place := _network(job.config, folder)) is not None and place not in networks:
             seen = None if watch is None else partial(watch, job)
             stage = RunSpec(network_config(job.config), place, "network", seen, overwrite)
             networks[place] = (_apart_on_this_device(job), stage)
@@ -511,15 +485,14 @@ def run_path(
                     begin()
                 model = done[-1].path / records.MODEL if done else None
                 problem = first if model is None or not model.is_file() else first.starting_from(artifact.load(model))
-            options: dict[str, Any] = {"label": job.label, "problem": problem}
-            options["watch"] = None if watch is None else partial(watch, job)
+            seen = None if watch is None else partial(watch, job)
+            options: dict[str, Any] = {"label": job.label, "problem": problem, "watch": seen}
             if not overwrite and (place / records.CONFIG).is_file():
                 done.append(run.resume(place, **options))
             else:
                 done.append(run.run(given, place, overwrite=overwrite, chosen=chosen, **options))
         begin()
-        built = {} if first is None else {data_of(RunSpec(jobs[0].config, folder, jobs[0].label)): first}
-        _beside_alone(jobs, folder, built, watch)
+        _beside_alone(jobs, folder, {} if first is None else {data_of(jobs[0].config): first}, watch)
     return done
 
 
@@ -544,7 +517,7 @@ def check(jobs: Sequence[PlannedRun], folder: Path, overwrite: bool) -> None:
             require(not moved, f"{place} was trained on other files ({'; '.join(moved[:3])}); {remedy}")
 
 
-def _points(grid: Mapping[str, list]) -> Iterator[dict[str, Any]]:
+def _points(grid: Mapping[str, list]) -> Iterator[Point]:
     for values in itertools.product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
 

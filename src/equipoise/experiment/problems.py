@@ -31,6 +31,7 @@ from equipoise.evaluation.predictions import Score
 from equipoise.evaluation.rules import COMMON
 from equipoise.experiment.config import Config, DataSettings
 from equipoise.experiment.personal.baselines import OwnFit, own_fits
+from equipoise.experiment.records import Choice
 from equipoise.models import Model
 from equipoise.models.model import Params
 from equipoise.protocol import Data, Vector
@@ -56,8 +57,8 @@ class Sent(NamedTuple):
 class Network(NamedTuple):
     """What a convex problem was made of (`convexify.py`)."""
 
-    train: Any  # the rows themselves
-    test: Any
+    train: ClientData  # the rows themselves
+    test: ClientData | None
     fixed: Params  # of the model, what is not trained any more
     insert: Callable[[Vector], Params]  # x -> all parameters of the model
     extract: Callable[[Params], Vector]  # and back
@@ -101,14 +102,14 @@ class Problem:
     divided: bool = False  # by chance or by its labels, not among owners that exist
     conditioning: Conditioning | None = None  # None: trained in x as it is
     baselines_told: np.ndarray | None = None  # [n], baselines that sites have told, where the rows are elsewhere
-    filled_up: Any | None = None  # `train` in the shape of a plan's other divisions: what is measured has one program
+    filled_up: ClientData | None = None  # `train` in the shape of a plan's other divisions: one program
 
     @property
     def n(self) -> int:
         return self.train.n
 
     @property
-    def compiled_for(self) -> Any:
+    def compiled_for(self) -> ClientData:
         """The training rows, in the shape that a run's programs are compiled for."""
         return self.train if self.filled_up is None else self.filled_up
 
@@ -150,8 +151,8 @@ class Problem:
     @property
     def sent(self) -> Sent:
         """Before the first round."""
-        parts = [part.sent for part in (self.network, self.conditioning) if part is not None]
-        return Sent(sum(part.down for part in parts), sum(part.up for part in parts))
+        sent = [made.sent for made in (self.network, self.conditioning) if made is not None]
+        return Sent(sum(one.down for one in sent), sum(one.up for one in sent))
 
     @property
     def plain_task(self) -> Task:
@@ -196,7 +197,7 @@ class Problem:
         return cache(measured)
 
     @cached_property
-    def tried_steps(self) -> dict[str, Any]:
+    def tried_steps(self) -> dict[str, Choice]:
         """Step sizes of networks that were found by trial rounds (`chosen/step_sizes.py`), by the method."""
         return {}
 
@@ -255,8 +256,7 @@ class Problem:
         return started
 
 
-@dataclass(frozen=True, eq=False)
-class Envelope:
+class Envelope(NamedTuple):
     """The Moreau envelope that is trained instead of a task."""
 
     plain: Task
@@ -304,23 +304,17 @@ def with_main_score(config: Config, problem: Problem, scores: Iterable[str]) -> 
         return problem
     score, there = evaluation.main_score_named(config.run.score), list(dict.fromkeys([*scores, "loss"]))
     there += ["skill"] if problem.classes and problem.loss == "cross_entropy" else []
-    require(
-        score.own is not None or score.name in there,
-        f"run.score is '{score.name}', which this problem does not have; give {', '.join(there)}, or module:name",
-    )
-    require(
-        score.own is None or score.name not in there,
-        f"run.score is '{config.run.score}', but '{score.name}' is a score of the library; rename the function",
-    )
+    wrong = f"run.score is '{score.name}', which this problem does not have; give {', '.join(there)}, or module:name"
+    require(score.own is not None or score.name in there, wrong)
+    wrong = f"run.score is '{config.run.score}', but '{score.name}' is a score of the library; rename the function"
+    require(score.own is None or score.name not in there, wrong)
     return replace(problem, score=score)
 
 
 def _with_validation(config: Config, problem: Problem) -> Problem:
     """Some training rows are set aside, to choose a round by: no test row has a say in it."""
-    require(
-        isinstance(problem.train, Pool | Shards),
-        "run.keep_best needs examples to set aside, which this data has none of; leave it out",
-    )
+    examples = isinstance(problem.train, Pool | Shards)
+    require(examples, "run.keep_best needs examples to set aside, which this data has none of; leave it out")
     share = config.run.validation
     train, validation = pool.set_aside(problem.train, share=share, key=division_seed(config))
     note = f"{share:.0%} of every client's training rows are set aside, to choose the best round by"
@@ -335,35 +329,32 @@ def _of_data(config: Config) -> Problem:
         "the data of [federation] is at its sites: `equipoise flower server` trains there; to run on this machine, "
         "give data.silos, a folder with a file per site",
     )
-    if config.data.name == "synthetic":
-        return _synthetic(config)
-    if config.data.name == "quadratics":
-        return _quadratics(config)
-    return _of_dataset(config)
+    return {"synthetic": _synthetic, "quadratics": _quadratics}.get(config.data.name, _of_dataset)(config)
 
 
 def _of_silos(config: Config) -> Problem:
-    settings = config.data
+    settings, folder = config.data, Path(str(config.data.silos))
+    how: dict[str, Any] = {"separator": settings.separator, "test": settings.test, "seed": config.run.seed}
     with warnings.catch_warnings(action="ignore", category=silos.SiloWarning):  # they become notes
-        given = silos.read_with(
-            Path(str(settings.silos)),
-            settings.silo_options,
-            separator=settings.separator,
-            test=settings.test,
-            seed=config.run.seed,
-        )
-    what = f"{len(given.names)} silos of the folder {Path(str(settings.silos)).name}, predicting {settings.label}"
+        given = silos.read_with(folder, settings.silo_options, **how)
+    what = f"{len(given.names)} silos of the folder {folder.name}, predicting {settings.label}"
     problem = problem_of(config, what, given.names, given.train, given.test, given.encoding, given.warnings)
     return replace(problem, counted=given.counted, units=given.units)
 
 
-def _synthetic(config: Config) -> Problem:
-    n, settings = config.partition.clients, config.data.options
+@contextmanager
+def _options(wrong: str, remedy: str) -> Iterator[None]:
+    """Around a call with arguments from a file, which may be none of the function's."""
     try:
-        train = synthetic.regression(n=n, key=jax.random.key(division_seed(config)), **settings)
+        yield
     except TypeError as error:
-        options = "dim, samples, scale, shift"
-        raise InputError(f"data.options does not fit synthetic data ({error}); known: {options}") from None
+        raise InputError(f"{wrong} ({error}); {remedy}") from None
+
+
+def _synthetic(config: Config) -> Problem:
+    n, key = config.partition.clients, jax.random.key(division_seed(config))
+    with _options("data.options does not fit synthetic data", "known: dim, samples, scale, shift"):
+        train = synthetic.regression(n=n, key=key, **config.data.options)
     names = tuple(f"client {i}" for i in range(n))
     what = f"synthetic robust regression (SCAFF-PD, section 6.1) over {n} clients"
     return problem_of(config, what, names, train, None, shape=train.inputs.shape[2:])
@@ -371,25 +362,12 @@ def _synthetic(config: Config) -> Problem:
 
 def _quadratics(config: Config) -> Problem:
     require(config.model.l2 == 0, f"model.l2 is {config.model.l2}, but quadratics are given whole; set model.l2 = 0")
-    try:
+    with _options("data.options does not fit quadratics", "known: gradient, hessian, beta"):
         train = synthetic.quadratics(**config.data.options)
-    except TypeError as error:
-        options = "gradient, hessian, beta"
-        raise InputError(f"data.options does not fit quadratics ({error}); known: {options}") from None
     # Recorded as a line through the origin, whose slope is x. Zero is the solution, so it starts from one.
-    return Problem(
-        what="the two quadratics of SCAFFOLD, section 7.2",
-        names=("client 0", "client 1"),
-        train=train,
-        test=None,
-        classes=(),
-        model=models.linear(1, 1),
-        loss="squared_error",
-        encoding=None,
-        task=tasks.quadratic(1),
-        l2=0.0,
-        x=jnp.ones(1),
-    )
+    what, names = "the two quadratics of SCAFFOLD, section 7.2", ("client 0", "client 1")
+    model, task = models.linear(1, 1), tasks.quadratic(1)
+    return Problem(what, names, train, None, (), model, "squared_error", None, task, 0.0, jnp.ones(1))
 
 
 _kept: ContextVar[dict[str, Dataset] | None] = ContextVar("_kept", default=None)
@@ -422,17 +400,10 @@ def _of_dataset(config: Config) -> Problem:
     if config.model.name in ("linear", "mlp"):
         dataset = dataset.flat()
     divided, test_parts = divide(config, dataset)
-    train, test = pool.pools(
-        dataset,
-        divided.parts,
-        key=key,
-        test=settings.test,
-        test_parts=test_parts,
-        max_size=division.max_size,
-        thin=division.thin,
-    )
-    names = tuple(divided.summary.clients)
-    names = names if division.kind == "natural" else tuple(f"client {name}" for name in names)
+    limits: dict[str, Any] = {"test": settings.test, "max_size": division.max_size, "thin": division.thin}
+    train, test = pool.pools(dataset, divided.parts, key=key, test_parts=test_parts, **limits)
+    prefix = "" if division.kind == "natural" else "client "
+    names = tuple(f"{prefix}{name}" for name in divided.summary.clients)
     by = {"natural": "its own owners", "dirichlet": f"Dirichlet({division.alpha:g})", "iid": "chance"}
     by |= {"similarity": f"similarity {division.similarity:g}", "k_classes": f"{division.classes} classes each"}
     by |= {"one_class": "one class each", "quantity": f"quantities of Dirichlet({division.alpha:g})"}
@@ -459,10 +430,8 @@ def divide(config: Config, dataset: Dataset) -> tuple[partition.Partition, parti
         "one_class": lambda: partition.one_class(y, n, key),
         "quantity": lambda: partition.quantity(y, n, division.alpha, key, min_size=least),
     }
-    require(
-        y.ndim == 1 and (y.dtype.kind in "iu" or division.kind in ("iid", "quantity")),
-        f"the labels are numbers to predict, which {division.kind} cannot sort; use iid or quantity",
-    )
+    sortable = y.ndim == 1 and (y.dtype.kind in "iu" or division.kind in ("iid", "quantity"))
+    require(sortable, f"the labels are numbers to predict, which {division.kind} cannot sort; use iid or quantity")
     return ways[division.kind](), None
 
 
@@ -476,14 +445,9 @@ def _encoding_of(dataset: Dataset) -> Encoding | None:
     if not dataset.classes or isinstance(dataset.scale, np.ndarray) or isinstance(dataset.offset, np.ndarray):
         return None
     scale = 1.0 if dataset.scale is None else float(dataset.scale)
-    inputs = Feature(
-        "inputs",
-        "array",
-        mean=-float(dataset.offset) / scale,
-        scale=1 / scale,
-        shape=tuple(dataset.inputs.shape[1:]),
-        dtype=str(dataset.inputs.dtype),
-    )
+    shape, dtype = tuple(dataset.inputs.shape[1:]), str(dataset.inputs.dtype)
+    mean = -float(dataset.offset) / scale
+    inputs = Feature("inputs", "array", mean=mean, scale=1 / scale, shape=shape, dtype=dtype)
     return Encoding("classification", Target("labels", dataset.classes), (inputs,), ())
 
 
@@ -491,8 +455,8 @@ def problem_of(
     config: Config,
     what: str,
     names: tuple[str, ...],
-    train: object,
-    test: object,
+    train: ClientData,
+    test: ClientData | None,
     encoding: Encoding | None = None,
     notes: tuple[str, ...] = (),
     *,
@@ -504,13 +468,10 @@ def problem_of(
         classes, shape = not_none(encoding).target.classes, not_none(encoding).shape
     settings, outputs = config.model, len(classes) or 1
     loss = settings.loss if settings.loss != "auto" else "cross_entropy" if classes else "squared_error"
-    require(
-        (loss == "squared_error") == (not classes),
-        f"model.loss is '{loss}' but {'classes' if classes else 'numbers'} are to be predicted; "
-        f"give {'cross_entropy or squared' if classes else 'squared_error'}, or auto",
-    )
-    model = _model(config, shape, outputs, train)
-    features = math.prod(shape)
+    predicted, fits = ("classes", "cross_entropy or squared") if classes else ("numbers", "squared_error")
+    wrong = f"model.loss is '{loss}' but {predicted} are to be predicted; give {fits}, or auto"
+    require((loss == "squared_error") == (not classes), wrong)
+    model, features = _model(config, shape, outputs, train), math.prod(shape)
     line = settings.name == "linear" and loss == "squared_error" and config.data.name != "synthetic"
     l2: Convexity = settings.penalty
     # Owners' files: a penalty on the intercept would pull what is rare towards even odds.
@@ -542,29 +503,21 @@ def with_own_parts(config: Config, problem: Problem) -> Problem:
     own = config.model.own
     if own == "none":
         return problem
-    return replace(problem, task=_with_part(problem.task, () if isinstance(own, str) else _columns(own, problem)))
-
-
-@lru_cache(maxsize=16)
-def _with_part(task: Task, inputs: tuple[int, ...]) -> Task:
-    return tasks.own_part(task, inputs)
+    inputs = () if isinstance(own, str) else _columns(own, problem)
+    return replace(problem, task=cached(tasks.own_part)(problem.task, inputs))
 
 
 def _columns(names: tuple[str, ...], problem: Problem) -> tuple[int, ...]:
     """The inputs that columns become."""
     encoding = problem.encoding
-    require(
-        encoding is not None and encoding.features[0].kind != "array",
-        f"model.own names columns ({', '.join(names)}), and this data has none; give 'intercept'",
-    )
+    columns = encoding is not None and encoding.features[0].kind != "array"
+    require(columns, f"model.own names columns ({', '.join(names)}), and this data has none; give 'intercept'")
     features = not_none(encoding).features
-    columns = [feature.name for feature in features]
-    for name in names:
-        require(
-            name in columns, f"model.own names '{name}', which is not a column of the model{nearest(name, columns)}"
-        )
     ends = np.cumsum([len(feature.inputs) for feature in features])
     ranges = {f.name: range(end - len(f.inputs), end) for f, end in zip(features, ends.tolist(), strict=True)}
+    for name in names:
+        wrong = f"model.own names '{name}', which is not a column of the model{nearest(name, ranges)}"
+        require(name in ranges, wrong)
     return tuple(j for name in names for j in ranges[name])
 
 
@@ -581,7 +534,7 @@ def _cached(factory: Callable[..., Made], precision: object) -> Callable[..., Ma
     return lru_cache(maxsize=16)(factory)
 
 
-def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> Model:
+def _model(config: Config, shape: tuple[int, ...], outputs: int, train: ClientData) -> Model:
     settings = config.model
     arguments: tuple[Any, ...]
     match settings.name:
@@ -590,16 +543,13 @@ def _model(config: Config, shape: tuple[int, ...], outputs: int, train: Any) -> 
         case "mlp":
             arguments = (math.prod(shape), settings.hidden, outputs)
         case "cnn" | "resnet" as name:
-            require(
-                len(shape) == 3, f"a {name} needs images [height, width, channels]; the examples have shape {shape}"
-            )
+            wrong = f"a {name} needs images [height, width, channels]; the examples have shape {shape}"
+            require(len(shape) == 3, wrong)
             arguments = (shape, outputs)
         case _:
             integers = np.issubdtype(train.client(0).inputs.dtype, np.integer)
             require(integers and len(shape) == 1, "a gru needs sequences of characters, such as shakespeare")
             arguments = (outputs, settings.hidden[0])
     make = models.MODELS[settings.name]
-    try:
+    with _options(f"model.options does not fit a {settings.name}", "see equipoise.models"):
         return (cached(make) if settings.name == "linear" else make)(*arguments, **settings.options)
-    except TypeError as error:
-        raise InputError(f"model.options does not fit a {settings.name} ({error}); see equipoise.models") from None

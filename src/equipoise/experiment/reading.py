@@ -6,10 +6,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from equipoise.algorithms import ALGORITHMS
 from equipoise.errors import require
 from equipoise.experiment import records
-from equipoise.experiment.config import OBJECTIVES, Config, algorithm_section, objective_section, parse
+from equipoise.experiment.config import NAMES, Config, parse, section_of
 from equipoise.experiment.mistakes import checked
 from equipoise.extensions import is_reference
 
@@ -49,8 +48,7 @@ def put(settings: dict[str, Any], key: str, value: object) -> None:
         table = table.setdefault(section, {})
         require(isinstance(table, dict), f"{key} cannot be set: {section} is not a table")
     table[last] = value
-    sections_of = {"algorithm.name": (algorithm_section, ALGORITHMS), "objective.name": (objective_section, OBJECTIVES)}
-    if key in sections_of:
-        section_of, names = sections_of[key]
-        if isinstance(value, str) and (value in names or is_reference(value)):
-            settings[sections[0]] = {k: v for k, v in table.items() if k in section_of(value).model_fields}
+    if key in ("algorithm.name", "objective.name"):
+        kind = sections[0]
+        if isinstance(value, str) and (value in NAMES[kind] or is_reference(value)):
+            settings[kind] = {k: v for k, v in table.items() if k in section_of(kind, value).model_fields}

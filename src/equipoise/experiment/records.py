@@ -49,6 +49,10 @@ PERSONAL, OWN_MODELS, OWN_ROWS = "personal.json", "personal.safetensors", "perso
 OWN_PARTS = "own.safetensors"
 ALONE, ALONE_ROWS = "alone.json", "alone.safetensors"
 CHOSEN = "chosen.json"
+FILES = (
+    RESULT, CHECKPOINT, HISTORY, MODEL, ROW_SCORES, PERSONAL, OWN_MODELS, OWN_ROWS, OWN_PARTS, ALONE, ALONE_ROWS,
+    FEDERATION, ENVIRONMENT, AGREEMENT, STATUS, LOG, CHOSEN,
+)  # fmt: skip
 STAGE_1, CONVEXIFIED = "stage.1", "convex.1"  # folders; no label of a run is called so (`folders.name`)
 
 
@@ -244,11 +248,8 @@ def marker(folder: Path) -> Marker | None:
         saved = Marker.model_validate_json(files.read_text(path))
     except (ValidationError, InputError):
         raise InputError(f"{path} is damaged, so that {folder} is left as it is; restore the file") from None
-    require(
-        saved.format == FORMAT,
-        f"{folder} was written by Equipoise {saved.equipoise} in format {saved.format}, and this version knows format "
-        f"{FORMAT}; use that version",
-    )
+    written = f"{folder} was written by Equipoise {saved.equipoise} in format {saved.format}"
+    require(saved.format == FORMAT, f"{written}, and this version knows format {FORMAT}; use that version")
     return saved
 
 
@@ -273,34 +274,28 @@ def read(path: str | Path) -> Run:
 
 def _check_fit(read: Run) -> None:
     """Files of different runs are told apart here, not by a report that fails."""
-    n, path = len(read.federation.members), read.path / HISTORY
+    n, path, outcome, own = len(read.federation.members), read.path / HISTORY, read.outcome, read.personal
+    others = f"is not of the {n} clients of {FEDERATION}; one of the files is of another run"
     require(n > 0, f"{read.path / FEDERATION} names no clients; it is damaged")
     for row in read.rows:
         per_client = (row.loss, *row.scores.values(), *(() if row.lam is None else (row.lam,)))
-        require(
+        fits = (
             all(len(values) == n for values in per_client)
             and len(row.asked) == len(row.answered) == len(read.rows[0].asked)
-            and row.scores.keys() == read.rows[0].scores.keys(),
-            f"{path}, round {row.round}, is not of the {n} clients of {FEDERATION}; one of the files is of another run",
+            and row.scores.keys() == read.rows[0].scores.keys()
         )
+        require(fits, f"{path}, round {row.round}, {others}")
     rounds = [row.round for row in read.rows]
-    require(
-        all(a < b for a, b in pairwise(rounds)),
-        f"{path} does not go from round to round; it is damaged",
-    )
-    if read.outcome is None:
+    require(all(a < b for a, b in pairwise(rounds)), f"{path} does not go from round to round; it is damaged")
+    if outcome is None:
         return
+    fits = own is None or len(own.shared) == len(own.own) == len(own.pull or own.own) == n
+    require(fits, f"{read.path / PERSONAL} {others}")
     fits = (
-        len(read.outcome.low) == len(read.outcome.high) == n
-        and rounds
-        and rounds[-1] == read.outcome.rounds
-        and read.outcome.best_round in (None, *rounds)
-        and read.outcome.measure in read.rows[-1].scores
-    )
-    own = read.personal
-    require(
-        own is None or len(own.shared) == len(own.own) == len(own.pull or own.own) == n,
-        f"{read.path / PERSONAL} is not of the {n} clients of {FEDERATION}; one of the files is of another run",
+        len(outcome.low) == len(outcome.high) == n
+        and rounds[-1:] == [outcome.rounds]
+        and outcome.best_round in (None, *rounds)
+        and outcome.measure in read.rows[-1].scores
     )
     require(fits, f"{read.path / RESULT} does not fit {HISTORY}; one of them is damaged or of another run")
 
@@ -327,24 +322,21 @@ def frame(path: str | Path) -> "pl.DataFrame":
     """Every run below a folder as one table: a row for each run, evaluated round and client."""
     import polars as pl
 
-    tables = []
+    first, tables = ["run", "label", "round", "client", "train_rows", "weight", "loss"], []
     for folder in find(path):
         run = read(folder)
-        names, sizes = [m.name for m in run.federation.members], [m.train for m in run.federation.members]
-        about = {"run": str(folder), "label": run.outcome.label if run.outcome else folder.name}
+        about = (str(folder), run.outcome.label if run.outcome else folder.name)
+        members = [(member.name, member.train) for member in run.federation.members]
         for row in run.rows:
-            lam: PerClient = (None,) * len(names) if row.lam is None else row.lam
-            # A score may be called "loss", which is that of the held-out rows then; the training loss comes last.
-            numbers = {"weight": lam, **{f"test_{n}" if n == "loss" else n: v for n, v in row.scores.items()}}
-            columns = {name: pl.Series(values, dtype=pl.Float64) for name, values in numbers.items()}
-            columns["loss"] = pl.Series(row.loss, dtype=pl.Float64)
-            tables.append(pl.DataFrame({"client": names, "train_rows": sizes, **columns}).with_columns(
-                **{key: pl.lit(value) for key, value in about.items()}, round=pl.lit(row.round)
-            ))  # fmt: skip
+            lam: PerClient = (None,) * len(members) if row.lam is None else row.lam
+            clients = zip(members, lam, row.loss, strict=True)
+            lines = [(*about, row.round, *member, weight, loss) for member, weight, loss in clients]
+            table = pl.DataFrame(lines, first, orient="row", schema_overrides=dict.fromkeys(first[-2:], pl.Float64))
+            # A score may be called "loss", which is that of the held-out rows then.
+            scores = {"test_loss" if name == "loss" else name: values for name, values in row.scores.items()}
+            tables.append(table.with_columns(pl.Series(n, v, dtype=pl.Float64) for n, v in scores.items()))
     require(tables, f"{path}: nothing was trained there yet")
-    table = pl.concat(tables, how="diagonal")
-    first = ["run", "label", "round", "client", "train_rows", "weight", "loss"]
-    return table.select(*first, pl.exclude(first))
+    return pl.concat(tables, how="diagonal")
 
 
 def write_record(path: Path, record: JsonRecord) -> None:
@@ -354,9 +346,8 @@ def write_record(path: Path, record: JsonRecord) -> None:
 
 def read_record(path: Path, kind: type[R]) -> R:
     """What `write_record` wrote, checked."""
-    require(
-        path.is_file(), f"{path.parent} has no {path.name}: it is not a run folder, or it was stopped before it began"
-    )
+    absent = f"{path.parent} has no {path.name}: it is not a run folder, or it was stopped before it began"
+    require(path.is_file(), absent)
     return _parsed(path, files.read_text(path), kind)
 
 
@@ -418,6 +409,5 @@ def _parsed(path: Path, text: str, kind: type[R]) -> R:
         return kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        why = f"{where}: {first['msg']}"
+        why = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
         raise InputError(f"{path} cannot be read ({why}); it is damaged or of another version") from None

@@ -18,6 +18,7 @@ from equipoise.data.shards import OwnerRows
 from equipoise.engines.simulator import Result
 from equipoise.errors import FileError, not_none
 from equipoise.evaluation import PerClient, standing, with_skill
+from equipoise.evaluation.intervals import UNKNOWN
 from equipoise.evaluation.skill import skill_of
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
@@ -112,8 +113,11 @@ def write_result(
             events.append("no client could score the model at the end")
     else:
         events.append("the model is not finite: the step sizes are too large")
-    nothing: tuple[None, ...] = (None,) * problem.n
-    bounds = standing(table, measure, up=up, counted=problem.counted) if any_finite else None
+    nothing = np.full(problem.n, np.nan)
+    summary: dict[str, float] = {}
+    low, high, worst, mean = nothing, nothing, UNKNOWN, UNKNOWN
+    if any_finite:
+        _, summary, low, high, mean, worst, _ = standing(table, measure, up=up, counted=problem.counted)
     outcome = records.RunResult(
         label=label,
         rounds=result.rounds,
@@ -121,14 +125,14 @@ def write_result(
         compile_seconds=result.compile_seconds,
         measure=measure,
         higher_is_better=up,
-        summary=dict(bounds.summary) if bounds else {},
-        low=floats(bounds.low) if bounds else nothing,
-        high=floats(bounds.high) if bounds else nothing,
-        worst_low=bounds.worst.low if bounds else None,
-        worst_high=bounds.worst.high if bounds else None,
-        worst_estimate=bounds.worst.estimate if bounds else None,
-        mean_low=bounds.mean.low if bounds else None,
-        mean_high=bounds.mean.high if bounds else None,
+        summary=dict(summary),
+        low=floats(low),
+        high=floats(high),
+        worst_low=worst.low,
+        worst_high=worst.high,
+        worst_estimate=worst.estimate,
+        mean_low=mean.low,
+        mean_high=mean.high,
         calibration=calibration,
         best_round=best_round,
         events=tuple(events),

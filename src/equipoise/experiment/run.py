@@ -15,6 +15,7 @@ from jax import Array
 from jax.tree_util import Partial
 
 from equipoise import evaluation, files
+from equipoise.data import ClientData
 from equipoise.engines import kernel
 from equipoise.engines.checks import check_memory
 from equipoise.engines.simulator import Lost, Result, broken_replies, simulate
@@ -41,14 +42,7 @@ from equipoise.experiment.results import (
     write_result,
     write_row_scores,
 )
-from equipoise.experiment.writer import (
-    RunWriter,
-    Watch,
-    crossing_of,
-    local_evaluator,
-    validator,
-    weights_of,
-)
+from equipoise.experiment.writer import RunWriter, Watch, crossing_of, local_evaluator, validator, weights_of
 from equipoise.files import write_whole
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key
 
@@ -86,11 +80,11 @@ class ClientRows:
     """A problem's rows, in the shapes that the programs of a run are compiled for."""
 
     problem: Problem
-    train: Any
-    test: Any
+    train: ClientData
+    test: ClientData | None
 
     @property
-    def scored(self) -> Any:
+    def scored(self) -> ClientData:
         """The rows that models are scored on."""
         return self.train if self.test is None else self.test
 
@@ -153,10 +147,9 @@ def resume(
 def _offer_convexified(session: Session) -> None:
     """Beside a network that has ended, the convex model made of it, where that may be better."""
     (config, folder, label, watch, *_), problem = session.spec, session.problem
-    best = session.writer.best
+    best, inside = session.writer.best, folder / records.CONVEXIFIED
     if best is None or not convexified.may_pay(config, problem) or not (folder / records.MODEL).is_file():
         return
-    inside = folder / records.CONVEXIFIED
     with begun(RunSpec(convexified.config_of(config, folder), inside, f"{label}, convexified", watch, True)) as convex:
         run_alone(convex)
         end = convex.writer.best
@@ -176,11 +169,10 @@ def with_choices(spec: RunSpec, earlier: dict[str, settle.Found] | None = None) 
     if spec.asked is not None or not settle.is_open(spec.config):
         return spec
     there = None if spec.overwrite else settle.read(spec.folder)
-    outcome = (
-        settle.chosen_for(spec.config, {} if earlier is None else earlier, _lost(spec.config))
-        if there is None
-        else settle.Found(there)
-    )
+    if there is None:
+        outcome = settle.chosen_for(spec.config, {} if earlier is None else earlier, _lost(spec.config))
+    else:
+        outcome = settle.Found(there)
     config = settle.applied(spec.config, outcome.choices)
     return spec._replace(config=config, asked=spec.config, chosen=outcome.choices, fits=outcome.fits)
 
@@ -245,19 +237,15 @@ def resumed(
 ) -> Iterator[Session]:
     """A run that was stopped, with the settings of its folder, in its precision."""
     with folders.resuming(folder) as marker:
+        file, command = folder / records.CONFIG, "equipoise flower server"
         require(not records.finished(folder), f"{folder} is finished; there is nothing to resume")
-        require(
-            not (folder / records.AGREEMENT).is_file(),
-            f"the clients of {folder} are machines: resume it with `equipoise flower server "
-            f"{folder / records.CONFIG} --out {folder}`",
-        )
-        config = load_config(folder / records.CONFIG)
+        machines = f"the clients of {folder} are machines: resume it with `{command} {file} --out {folder}`"
+        require(not (folder / records.AGREEMENT).is_file(), machines)
+        config = load_config(file)
         # With a checkpoint what was changed is said in detail, see `checkpoint.load`.
-        require(
-            (folder / records.CHECKPOINT).is_file() or marker.settings == origin.digest_of_settings(config),
-            f"{folder / records.CONFIG} is not what the run was begun with: it was changed or is damaged; restore it, "
-            "or start over with --overwrite",
-        )
+        as_begun = (folder / records.CHECKPOINT).is_file() or marker.settings == origin.digest_of_settings(config)
+        changed = f"{file} is not what the run was begun with: it was changed or is damaged"
+        require(as_begun, f"{changed}; restore it, or start over with --overwrite")
         spec = with_choices(RunSpec(config, folder, label or config.name, watch))
         with precision(config), _session(spec, shared, lambda: None) as session:
             yield session
@@ -363,13 +351,8 @@ def complete(session: Session, result: Result) -> None:
     table = in_units(problem, session.data.scorer(x))
     name = "" if problem.score is None else problem.score.name
     if name in problem.scores:
-        resample = evaluation.evaluator(
-            problem.plain_task,
-            session.data.judged,
-            scores={name: problem.scores[name]},
-            draws=DRAWS,
-            key=config.run.seed,
-        )
+        task, rows, scores = problem.plain_task, session.data.judged, {name: problem.scores[name]}
+        resample = evaluation.evaluator(task, rows, scores=scores, draws=DRAWS, key=config.run.seed)
         table = table._replace(resampled=in_units(problem, resample(x)).resampled)
     write_row_scores(folder, problem, x, session.data.judged, problem.main_score(table).name)
     part, finite = None, bool(np.isfinite(np.asarray(x)).all())
@@ -388,9 +371,8 @@ def complete(session: Session, result: Result) -> None:
         of_them = None if part is None else own_parts.of_models(problem, models, session.data.train)
         personal.write(folder, problem, own, models, of_them)
     files.sync(folder / records.HISTORY)  # before there is a result that counts on it
-    best_round = None if best is None else best.round
-    curve = calibration_of(problem, x, session.data.judged) if finite else ()
-    more: dict[str, Any] = {"best_round": best_round, "part": part, "calibration": curve}
+    more: dict[str, Any] = {"best_round": None if best is None else best.round, "part": part}
+    more["calibration"] = calibration_of(problem, x, session.data.judged) if finite else ()
     write_result(config, folder, problem, x, result, table, label, events, **more)
 
 
@@ -401,6 +383,6 @@ def _lost(config: Config) -> Lost | None:
     return Partial(_gone, as_key(config.run.seed), jnp.asarray(config.run.lost))
 
 
-def _gone(key: RandomKey, fraction: Any, round: Any, exchange: int, ids: Array) -> Any:
+def _gone(key: RandomKey, fraction: Array, round: Array, exchange: int, ids: Array) -> Array:
     key = jax.random.fold_in(jax.random.fold_in(key, round), exchange)
     return jax.random.bernoulli(jax.random.fold_in(key, 1), fraction, jnp.shape(ids))

@@ -57,7 +57,7 @@ class Server(NamedTuple):
     gradient: Vector  # sum_i lam_i grad f_i(x); NaN unless all were heard
     level: Float[Array, ""]  # m; near log sum exp(f_i/rho)
     base: Base | None = None  # what each site says of its labels; NaN: not heard, or no base rate to be better than
-    sums: Any = None  # a SumTable, where sites tell sums only
+    sums: "SumTable | None" = None  # where sites tell sums only
 
     @property
     def table(self) -> PerClient:
@@ -105,7 +105,7 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
         return server._replace(inner=opened), cohort
 
     def send(server: Server, i: Int[Array, ""]) -> tuple[Vector, Array]:
-        return evaluate.send(server.inner, i), server.weights[i]
+        return evaluate.send(server.inner, i), server.weights[i] if sums is None else server.level
 
     def work(message: tuple[Vector, Array], _: None, rows: OwnerRows, key: RandomKey) -> tuple[None, Reply]:
         x, lam_i = message
@@ -126,9 +126,6 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
             base = put._replace(loss=jnp.where(put.loss > 0, put.loss, jnp.nan))
         return server._replace(inner=inner_server, losses=heard, gradient=gradient, base=base)
 
-    def send_level(server: Server, i: Int[Array, ""]) -> tuple[Vector, Array]:
-        return evaluate.send(server.inner, i), server.level
-
     def work_in_sums(message: tuple[Vector, Array], _: None, rows: OwnerRows, key: RandomKey) -> tuple[None, Reply]:
         x, level = message
         _, reply = evaluate.work(x, None, rows.test, key)
@@ -148,10 +145,8 @@ def scoring(problem: Problem, method: Algorithm, *, sums: Tilt | None = None) ->
     def close_sums(server: Server, replies: Replies) -> Server:
         return server._replace(sums=replies.total)
 
-    if sums is None:
-        exchange = Exchange("evaluate", choose, send, work, close)
-    else:
-        exchange = Exchange("evaluate", choose, send_level, work_in_sums, close_sums)
+    work_of, close_of = (work, close) if sums is None else (work_in_sums, close_sums)
+    exchange = Exchange("evaluate", choose, send, work_of, close_of)
     model = lambda server: inner.model(server.inner)  # noqa: E731
     return measurement("scoring", n, task.size, exchange, init=init, model=model, prepare=prepare)
 

@@ -3,24 +3,20 @@
 import inspect
 import json
 
-from equipoise.algorithms import ALGORITHMS
-from equipoise.experiment.config import OBJECTIVES, SECTIONS, parse
+from equipoise.experiment.config import NAMES, SECTIONS, parse
 
 
 def template() -> str:
     """A file with every setting, its default and what it means."""
     start = parse({})
-    parts = [
-        "# Every setting and its default. Delete what you do not change.",
-        f'name = "{start.name}"  # of the run folder',
-    ]
+    parts = ["# Every setting and its default. Delete what you do not change."]
+    parts.append(f'name = "{start.name}"  # of the run folder')
     for key in ("data", "partition", "model", "objective", "algorithm", "run"):
         section = getattr(start, key)
         head = (inspect.getdoc(type(section)) or "").split("\n")[0] if key in SECTIONS else ""
-        others = {"objective": OBJECTIVES, "algorithm": tuple(ALGORITHMS)}.get(key)
         parts.append(f"\n[{key}]" + (f"  # {head}" if head else ""))
-        if others:
-            parts.append(f"# one of {', '.join(others)}")
+        if key in NAMES:
+            parts.append(f"# one of {', '.join(NAMES[key])}")
         for name, field in type(section).model_fields.items():
             value = "auto" if field.default == "auto" else getattr(section, name)
             line = f"# {name} = ..." if value is None else f"{name} = {json.dumps(value)}"  # of such values, TOML too

@@ -5,15 +5,18 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import jax
 import numpy as np
+from jax import Array
 from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike, DTypeLike
 
 from equipoise import certificates, evaluation, files, tasks
 from equipoise._jax import cached_program, compiled
+from equipoise.certificates import Certificate
+from equipoise.data import ClientData
 from equipoise.data.shards import client_shapes
 from equipoise.engines.simulator import Result
 from equipoise.evaluation import PerClient, skill
@@ -37,19 +40,21 @@ ROWS = 100  # of a history, unless asked otherwise
 class Evaluation(NamedTuple):
     """How good a model is, for a row of the history."""
 
-    losses: Any  # [n], of training
-    objective: Any
-    gap: Any
+    losses: ArrayLike  # [n], of training
+    objective: SupportsFloat
+    gap: SupportsFloat
     table: PerClient
 
 
 # The mean over the worst fifth of the clients on validation rows, or their loss, and whether more is better.
 Judge = Callable[[Vector], tuple[float, bool]]
 # Of a model, and the clients' weights, if the method has those of the objective.
-Evaluate = Callable[[Vector, Any], Evaluation]
+Evaluate = Callable[[Vector, ArrayLike | None], Evaluation]
 
 
-def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callable[[Vector], PerClient]) -> Evaluate:
+def local_evaluator(
+    config: Config, problem: Problem, train: ClientData, scorer: Callable[[Vector], PerClient]
+) -> Evaluate:
     """Evaluates models where all rows are at hand."""
     dual = build_dual(config, problem)
     structure, operands = jax.tree.structure(dual), numbers_of(dual, problem.x.dtype)
@@ -72,8 +77,8 @@ def local_evaluator(config: Config, problem: Problem, train: Any, scorer: Callab
 def certifier(task: Task, dual: PyTreeDef) -> Callable:
     """Certificates of models for duals of that structure; compiled once for all their numbers."""
 
-    def certify(numbers: Any, data: Any, curvatures: Any, x: Vector, lam: Any) -> certificates.Certificate:
-        return certificates.certify(task, dual.unflatten(numbers), data, x, lam, curvatures=curvatures)
+    def certify(numbers: tuple, data: ClientData, bends: Array | None, x: Vector, lam: Array) -> Certificate:
+        return certificates.certify(task, dual.unflatten(numbers), data, x, lam, curvatures=bends)
 
     return compiled(certify)
 
@@ -92,23 +97,20 @@ def validator(problem: Problem, by: str = "worst fifth") -> Judge | None:
     """
     if problem.validation is None:
         return None
-    rows = problem.with_rows(problem.train, problem.validation)
+    rows, has_base = problem.with_rows(problem.train, problem.validation), problem.base is not None
     scorer = evaluation.evaluator(problem.plain_task, rows, scores=problem.scores)
-    bases = None
-    if problem.base is not None:
-        bases = skill.bases(problem.train, problem.validation, len(problem.classes))
+    bases = skill.bases(problem.train, problem.validation, len(problem.classes)) if has_base else None
 
     def judge(x: Vector) -> tuple[float, bool]:
         table = scorer(x)
-        if by == "loss":
-            losses = np.asarray(table.scores["loss"], np.float64)
-            return float(losses[np.isfinite(losses)].mean()) if np.isfinite(losses).any() else math.nan, False
         if bases is not None:
             table = evaluation.with_skill(table, bases.loss)
-        name, up, _ = problem.main_score(table)
+        name, up, _ = ("loss", False, None) if by == "loss" else problem.main_score(table)
         values = np.asarray(table.scores[name], np.float64)
         heard = values[np.isfinite(values)]
-        return (float(worst_mean(heard, up)) if heard.size else math.nan), up
+        if not heard.size:
+            return math.nan, up
+        return float(heard.mean() if by == "loss" else worst_mean(heard, up)), up
 
     return judge
 
@@ -161,10 +163,9 @@ class RunWriter:
     def begin(self) -> None:
         """A history with the first model only."""
         files.remove(self.folder / records.HISTORY)
-        exchanges = (0,) * len(self.algorithm.round)
-        counts = {"asked": exchanges, "answered": exchanges, "broken": 0}
-        sent = {"bytes_down": self.sent.down, "bytes_up": self.sent.up}
-        self.write(self.problem.x, None, round=0, seconds=0.0, **counts, **sent)
+        nobody = (0,) * len(self.algorithm.round)
+        counts = {"asked": nobody, "answered": nobody, "bytes_down": self.sent.down, "bytes_up": self.sent.up}
+        self.write(self.problem.x, None, round=0, seconds=0.0, broken=0, **counts)
 
     def save(self, result: Result, more: dict[str, Any] | None = None) -> None:
         """A checkpoint; what it counts on is on the disk before."""
@@ -199,7 +200,7 @@ class RunWriter:
         waited = patience is not None and self.best is not None and result.rounds - self.best.round >= patience
         return self.certified is not None or waited
 
-    def write(self, x: Vector, lam: Any, **counts: Any) -> None:
+    def write(self, x: Vector, lam: ArrayLike | None, **counts: Any) -> None:
         # Only weights of the run's own objective certify anything about it.
         evaluation = self.evaluate(x, lam if self.algorithm.dual is not None else None)
         row = Row(
@@ -265,6 +266,6 @@ def _wires(structure: PyTreeDef) -> dict[str, Sequence[Wire]]:
     return {}
 
 
-def _distance(x: Any, y: Any) -> float:
+def _distance(x: ArrayLike, y: np.ndarray) -> float:
     with np.errstate(over="ignore"):  # a run that diverges says so in its result
         return float(np.sum((np.asarray(x, np.float64) - y) ** 2))

@@ -17,6 +17,8 @@ COLUMNS = 400  # of a profile
 ZONES = 50  # of a profile, each with a hint of its own
 ROW, DOT_ROW = 28, 26
 NAME, BAR, END = 0.23, 0.24, 0.87  # fractions of the width: where names end, bars begin, and bars end
+Ends = list[tuple[float, list[int]]]  # of a profile: both ends of every column, and its clients
+Sides = Callable[[float], tuple[float, float]]  # of a column: a value -> from where to where its area goes
 
 
 def scale(runs: Sequence[ReportedRun]) -> svg.Axis:
@@ -51,11 +53,11 @@ def _rows(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Markup
             inside.append(svg.marker(frame.x_at(float(other.values[i])), middle, other.series))
         inside.append(svg.label(1, middle + 4.5, run.format(value), "end", "value"))
         parts.append(_row(i, member.name, top, ROW, tag("title", hint), inside))
-    return svg.chart(f"How each client is served by {run.label}", frame.bottom + 30, *parts, class_=_class(run))
+    return _chart(run, f"How each client is served by {run.label}", frame.bottom + 30, parts)
 
 
-def _class(run: ReportedRun) -> str:
-    return f"chart bars {svg.colour(run.series)}"
+def _chart(run: ReportedRun, title: str, height: float, parts: Sequence[object]) -> Markup:
+    return svg.chart(title, height, *parts, class_=f"chart bars {svg.colour(run.series)}")
 
 
 def _vertical_grid(frame: svg.Frame, write: Callable[[float], str]) -> Markup:
@@ -68,11 +70,15 @@ def _vertical_grid(frame: svg.Frame, write: Callable[[float], str]) -> Markup:
 
 
 def _row(client: int, name: str, top: float, height: float, title: str, children: Sequence[object]) -> Markup:
-    """A client's row; the name is cut off where the bars begin, and the hint shows it whole."""
+    """A client's row; the hint shows its whole name."""
     background = tag("rect", x="0", y=float(top), width="100%", height=float(height), class_="hit")
+    return tag("g", title, background, _name(name, top, height), *children, class_="row", data_client=client)
+
+
+def _name(name: str, top: float, height: float) -> Markup:
+    """Cut off where the bars begin."""
     text = tag("text", name, x="0", y=height / 2 + 4.5, class_="name")
-    cut = tag("svg", text, x="0", y=float(top), width=svg.percent(NAME), height=float(height), overflow="hidden")
-    return tag("g", title, background, cut, *children, class_="row", data_client=client)
+    return tag("svg", text, x="0", y=float(top), width=svg.percent(NAME), height=float(height), overflow="hidden")
 
 
 def _bar(frame: svg.Frame, value: float, top: float, height: float) -> Markup:
@@ -85,10 +91,8 @@ def _whisker(frame: svg.Frame, low: float, high: float, y: float) -> Markup:
     if not (math.isfinite(low) and math.isfinite(high)):
         return Markup()
     a, b = (frame.x_at(min(max(v, frame.x.low), frame.x.high)) for v in (low, high))
-    ends = (
-        svg.line(x, y - 4, x, y + 4, "whisker") for x, v in ((a, low), (b, high)) if frame.x.low <= v <= frame.x.high
-    )
-    return tag("g", svg.line(a, y, b, y, "whisker"), *ends)
+    inside = [x for x, v in ((a, low), (b, high)) if frame.x.low <= v <= frame.x.high]
+    return tag("g", svg.line(a, y, b, y, "whisker"), *(svg.line(x, y - 4, x, y + 4, "whisker") for x in inside))
 
 
 def _profile(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Markup:
@@ -98,13 +102,10 @@ def _profile(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Mar
     frame = svg.Frame(svg.Axis(0, max(count, 1), ()), axis, 0.07, 1.0, 12, 272)
     parts = frame.grid(str, run.format_tick, "clients, the worst served first")
     if not count:
-        return svg.chart(f"How the clients are served by {run.label}", 320, *parts, class_=_class(run))
+        return _chart(run, f"How the clients are served by {run.label}", 320, parts)
     each, ends = _columns(order)
-    tops = [(x, _mean(run.values, part)) for x, part in ends]
-    area = frame.band([(x, 0.0 if axis.low <= 0 else axis.low, y) for x, y in tops])
-    spans = frame.band(_spans(run.low, run.high, axis, ends))
-    drawn: list[object] = [tag("path", d=area, class_="area"), tag("path", d=spans, class_="span")]
-    drawn.append(tag("path", d=frame.path(tops), class_="edge"))
+    floor = 0.0 if axis.low <= 0 else axis.low
+    drawn = _shape(frame, ends, run.values, run.low, run.high, lambda y: (floor, y))
     if other is not None:
         scores = np.sort(other.values[np.isfinite(other.values)])[:: 1 if other.higher_is_better else -1]
         width = count / max(len(scores), 1)  # in the other run's own order: the same rank, not the same client
@@ -116,7 +117,7 @@ def _profile(run: ReportedRun, axis: svg.Axis, other: ReportedRun | None) -> Mar
     parts.append(svg.line(frame.x_at(fifth), frame.top, frame.x_at(fifth), frame.bottom, "mark-line"))
     parts.append(svg.label(frame.x_at(fifth) + 0.01, frame.top + 10, "← the worst-served fifth", "start", "label"))
     parts.append(_zones(run, frame, order))
-    return svg.chart(f"How the {count} clients are served by {run.label}", 320, *parts, class_=_class(run))
+    return _chart(run, f"How the {count} clients are served by {run.label}", 320, parts)
 
 
 def _zones(run: ReportedRun, frame: svg.Frame, order: list[int]) -> Markup:
@@ -134,22 +135,26 @@ def _zones(run: ReportedRun, frame: svg.Frame, order: list[int]) -> Markup:
     return tag("g", *out)
 
 
-def _columns(order: list[int]) -> tuple[int, list[tuple[float, list[int]]]]:
+def _columns(order: list[int]) -> tuple[int, Ends]:
     """How many clients share a column of a profile, and the two ends of every column with its clients."""
     n, each = len(order), math.ceil(len(order) / COLUMNS)
     return each, [(x, order[k : k + each]) for k in range(0, n, each) for x in (float(k), float(min(k + each, n)))]
 
 
-def _spans(
-    low: np.ndarray, high: np.ndarray, axis: svg.Axis, ends: list[tuple[float, list[int]]]
-) -> list[tuple[float, float, float]]:
-    """The bounds at the ends of every column, as far as the axis goes."""
-    seen = [np.clip(bounds, axis.low, axis.high) for bounds in (low, high)]
-    return [(x, _mean(seen[0], part), _mean(seen[1], part)) for x, part in ends]
+def _shape(
+    frame: svg.Frame, ends: Ends, values: np.ndarray, low: np.ndarray, high: np.ndarray, sides: Sides
+) -> list[object]:
+    """The means of every column as an area between the `sides` of each, and its bounds as far as the axis goes."""
 
+    def means(numbers: np.ndarray) -> list[float]:
+        return [float(np.mean(numbers[clients])) for _, clients in ends]
 
-def _mean(values: np.ndarray, clients: list[int]) -> float:
-    return float(np.mean(values[clients])) if clients else math.nan
+    places, tops = [x for x, _ in ends], means(values)
+    seen = (means(np.clip(bounds, frame.y.low, frame.y.high)) for bounds in (low, high))
+    area, spans = [(x, *sides(y)) for x, y in zip(places, tops, strict=True)], list(zip(places, *seen, strict=True))
+    edge = frame.path(list(zip(places, tops, strict=True)))
+    shapes = (frame.band(area), "area"), (frame.band(spans), "span"), (edge, "edge")
+    return [tag("path", d=d, class_=class_) for d, class_ in shapes]
 
 
 def dots(runs: Sequence[ReportedRun], order: Sequence[int]) -> Markup:
@@ -182,26 +187,25 @@ def gains(run: ReportedRun, main: Gains, other: Gains | None) -> Markup:
         return _gains_profile(run, main, other, order, svg.axis([*values, 0.0], margin=0.05))
     axis = svg.axis([*values, 0.0, *(float(v) for v in (*main.low, *main.high) if math.isfinite(v))], margin=0.02)
     frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * len(order))
-    parts = [_vertical_grid(frame, run.signed_tick)]
     zero = frame.x_at(0.0)
-    parts.append(svg.line(zero, frame.top, zero, frame.bottom, "base"))
+    parts = [_vertical_grid(frame, run.signed_tick), svg.line(zero, frame.top, zero, frame.bottom, "base")]
     for row, i in enumerate(order):
-        top, value = 8 + ROW * row, float(main.values[i])
-        text = run.signed(value)
-        low, high = float(main.low[i]), float(main.high[i])
-        bounds = run.signed_interval(low, high)
+        top = 8 + ROW * row
+        value, low, high = (float(numbers[i]) for numbers in (main.values, main.low, main.high))
+        text, bounds = run.signed(value), run.signed_interval(low, high)
         hint = f"{run.members[i].name}: {text}{f' ({bounds})' if bounds else ''} against {main.against}"
         inside: list[object] = [_bar(frame, value, top + 6, ROW - 12), _whisker(frame, low, high, top + ROW / 2)]
         if other is not None and math.isfinite(other.values[i]):
             far = float(other.values[i])
             hint += f"; {run.signed(far)} against {other.against}"
             inside.append(svg.marker(frame.x_at(far), top + ROW / 2, 6))
-        inside.append(
-            svg.label(1, top + ROW / 2 + 4.5, text.replace(" points", "").replace(" point", ""), "end", "value")
-        )
+        inside.append(svg.label(1, top + ROW / 2 + 4.5, _without_unit(text), "end", "value"))
         parts.append(_row(i, run.members[i].name, top, ROW, tag("title", hint), inside))
-    title = f"What each client gains with {run.label} against {main.against}"
-    return svg.chart(title, frame.bottom + 30, *parts, class_=_class(run))
+    return _chart(run, f"What each client gains with {run.label} against {main.against}", frame.bottom + 30, parts)
+
+
+def _without_unit(text: str) -> str:
+    return text.replace(" points", "").replace(" point", "")
 
 
 def by_method(pairs: Sequence[tuple[ReportedRun, Gains]]) -> Markup:
@@ -209,9 +213,8 @@ def by_method(pairs: Sequence[tuple[ReportedRun, Gains]]) -> Markup:
     values = [float(v) for _, g in pairs for v in g.values if math.isfinite(v)]
     axis = svg.axis([*values, 0.0], margin=0.04)
     frame = svg.Frame(axis, axis, BAR, END, 8, 8 + ROW * len(pairs))
-    first = pairs[0][0]
     zero = frame.x_at(0.0)
-    parts = [_vertical_grid(frame, first.signed_tick), svg.line(zero, frame.top, zero, frame.bottom, "base")]
+    parts = [_vertical_grid(frame, pairs[0][0].signed_tick), svg.line(zero, frame.top, zero, frame.bottom, "base")]
     for row, (run, g) in enumerate(pairs):
         top = 8 + ROW * row
         middle = top + ROW / 2
@@ -221,14 +224,11 @@ def by_method(pairs: Sequence[tuple[ReportedRun, Gains]]) -> Markup:
             hint = f"{run.members[i].name}: {run.signed(float(g.values[i]))} with {run.label}"
             marks.append(svg.marker(frame.x_at(float(g.values[i])), middle, run.series, hint, scale=0.7, data_client=i))
         mean = float(np.mean(g.values[each])) if each else math.nan
-        middle_x = frame.x_at(mean) if each else zero
-        line = svg.line(middle_x, top + 3, middle_x, top + ROW - 3, "mark-line")
-        text = run.signed(mean).replace(" points", "").replace(" point", "")
+        x = frame.x_at(mean) if each else zero
+        marks.append(svg.line(x, top + 3, x, top + ROW - 3, "mark-line"))
+        marks.append(svg.label(1, middle + 4.5, _without_unit(run.signed(mean)), "end", "value"))
         title = tag("title", f"{run.label}: {run.signed(mean)} on average")
-        name = tag("text", run.label, x="0", y=ROW / 2 + 4.5, class_="name")
-        cut = tag("svg", name, x="0", y=float(top), width=svg.percent(NAME), height=float(ROW), overflow="hidden")
-        value = svg.label(1, middle + 4.5, text, "end", "value")
-        parts.append(tag("g", title, cut, *marks, line, value, data_run=run.series))
+        parts.append(tag("g", title, _name(run.label, top, ROW), *marks, data_run=run.series))
     return svg.chart("What each client gains over its own model, by method", frame.bottom + 30, *parts, class_="chart")
 
 
@@ -237,20 +237,14 @@ def _gains_profile(run: ReportedRun, main: Gains, other: Gains | None, order: li
     frame = svg.Frame(svg.Axis(0, count, ()), axis, 0.07, 1.0, 12, 272)
     parts = frame.grid(str, run.signed_tick, "clients, the largest loss first")
     ends = _columns(order)[1]
-    tops = [(x, _mean(main.values, part)) for x, part in ends]
-    drawn: list[object] = [
-        tag("path", d=frame.band([(x, min(y, 0.0), max(y, 0.0)) for x, y in tops]), class_="area"),
-        tag("path", d=frame.band(_spans(main.low, main.high, axis, ends)), class_="span"),
-        tag("path", d=frame.path(tops), class_="edge"),
-    ]
+    drawn = _shape(frame, ends, main.values, main.low, main.high, lambda y: (min(y, 0.0), max(y, 0.0)))
     if other is not None:
         own = np.sort(other.values[np.isfinite(other.values)])
         line = [((k + 0.5) * count / len(own), float(v)) for k, v in enumerate(own)][:: max(1, len(own) // COLUMNS)]
         drawn.append(tag("path", d=frame.path(line), stroke_dasharray="5 4", class_=f"line {svg.colour(6)}"))
     parts.append(frame.stretched(*drawn))
     parts.append(svg.line(frame.left, frame.y_at(0.0), frame.right, frame.y_at(0.0), "base"))
-    title = f"What {count} clients gain with {run.label} against {main.against}"
-    return svg.chart(title, 320, *parts, class_=_class(run))
+    return _chart(run, f"What {count} clients gain with {run.label} against {main.against}", 320, parts)
 
 
 def sizes(members: Sequence[ClientRecord]) -> Markup:

@@ -1,7 +1,6 @@
 """One evaluated model, client by client, for a terminal."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from rich.console import Group
@@ -24,7 +23,7 @@ def report(
     key: RandomKey | int = 0,
     rows: int = 50,
     title: str | None = None,
-) -> Any:
+) -> Group:
     """What to print (with rich): a row per client, the worst ones beyond `rows` clients; then the summary."""
     ranges = standing(table, score, k=k, level=level, key=key)
     n = len(table.sizes)

@@ -11,11 +11,8 @@ FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\
 
 def tag(name: str, /, *children: object, **attributes: Any) -> Markup:
     """An element; class_="a" is class="a", data_x=1 is data-x="1"; attributes that are None are left out."""
-    written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_short(value))}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
+    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    written = "".join(f' {key}="{escape(_short(value))}"' for key, value in given.items())
     if name in VOID and not children:
         return Markup(f"<{name}{written}/>")
     return Markup(f"<{name}{written}>{Markup().join(map(escape, children))}</{name}>")

@@ -3,7 +3,7 @@
 import json
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
@@ -95,9 +95,8 @@ class ReportedRun(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        if self.record.outcome is not None:
-            return self.record.outcome.seconds
-        return self.record.rows[-1].seconds if self.record.rows else math.nan
+        last = self.record.outcome or (self.record.rows[-1] if self.record.rows else None)
+        return math.nan if last is None else last.seconds
 
     @property
     def format(self) -> Callable[[float], str]:
@@ -166,26 +165,19 @@ def comparable(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """What each run is called; runs of the same name get the settings in which they differ, then a number."""
-    names = [run.outcome.label if run.outcome else _folder_label(run) for run in runs]
-    full = [
-        ", ".join((name, *_distinct_settings(run, [r for r, other in zip(runs, names, strict=True) if other == name])))
-        for run, name in zip(runs, names, strict=True)
-    ]
+    names = [run.outcome.label if run.outcome else _folder_label(run.path.resolve()) for run in runs]
+    tables = [records.flat(run.config) for run in runs]
+    full = []
+    for name, settings in zip(names, tables, strict=True):
+        others = [table for table, other in zip(tables, names, strict=True) if other == name]
+        differing = [key for key in settings if any(table.get(key) != settings[key] for table in others)]
+        full.append(", ".join((name, *(f"{key.rpartition('.')[2]} {settings[key]}" for key in differing))))
     return [f"{name} #{full[: i + 1].count(name)}" if full.count(name) > 1 else name for i, name in enumerate(full)]
 
 
-def _distinct_settings(run: Run, others: Sequence[Run]) -> list[str]:
-    """`rho 0.1`: the settings in which the configurations differ."""
-    tables = [records.flat(other.config) for other in others]
-    settings = records.flat(run.config)
-    differing = [key for key in settings if any(table.get(key) != settings[key] for table in tables)]
-    return [f"{key.rpartition('.')[2]} {settings[key]}" for key in differing]
-
-
-def _folder_label(run: Run) -> str:
-    """The folder's name; where that is only a seed, with the folder above it."""
-    name = run.path.resolve().name
-    return f"{run.path.resolve().parent.name}/{name}" if name.startswith("seed-") else name
+def _folder_label(folder: pathlib.Path) -> str:
+    """Its name; where that is only a seed, with the folder above it."""
+    return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("seed-") else folder.name
 
 
 def setting(run: Run, section: str, key: str) -> str | None:
@@ -199,14 +191,13 @@ def _reported(run: Run, label: str) -> ReportedRun:
     measure, higher = _main_measure(run)
     values = scores(run.final, measure, n) if run.rows else np.full(n, np.nan)
     summary = summarize(values, higher)
-    if run.outcome is None:
-        missing = np.full(n, np.nan)
-        return ReportedRun(run, label, measure, higher, values, missing, missing, summary, UNKNOWN, UNKNOWN)
-    out = run.outcome
-    keys = {"mean": "mean", "worst20": "worst20", "best20": "best20", "worst": "min" if higher else "max", "std": "std"}
-    summary |= {key: finite(out.summary[saved]) for key, saved in keys.items() if out.summary.get(saved) is not None}
-    low, high = array(out.low, n), array(out.high, n)
-    worst, mean = _worst(out, summary), _mean(out, summary, low, high)
+    low, high = np.full((2, n), np.nan)
+    worst = mean = UNKNOWN
+    if (out := run.outcome) is not None:
+        saved = out.summary | {"worst": out.summary.get("min" if higher else "max")}
+        summary |= {key: finite(saved[key]) for key in summary if saved.get(key) is not None}
+        low, high = array(out.low, n), array(out.high, n)
+        worst, mean = _worst(out, summary), _mean(out, summary, low, high)
     return ReportedRun(run, label, measure, higher, values, low, high, summary, worst, mean)
 
 
@@ -248,13 +239,10 @@ def summarize(values: np.ndarray, higher: bool) -> dict[str, float]:
     finite = values[np.isfinite(values)]
     if not finite.size:
         return dict.fromkeys(("mean", "worst20", "best20", "worst", "std"), math.nan)
-    return {
-        "mean": float(finite.mean()),
-        "worst20": float(worst_mean(finite, higher)),
-        "best20": float(worst_mean(finite, not higher)),
-        "worst": float(finite.min() if higher else finite.max()),
-        "std": float(finite.std()),
-    }
+    worst20, best20 = worst_mean(finite, higher), worst_mean(finite, not higher)
+    worst = finite.min() if higher else finite.max()
+    numbers = {"mean": finite.mean(), "worst20": worst20, "best20": best20, "worst": worst, "std": finite.std()}
+    return {name: float(value) for name, value in numbers.items()}
 
 
 class Paired(NamedTuple):
@@ -275,11 +263,15 @@ def paired(old: ReportedRun, new: ReportedRun) -> Paired | None:
 
 def _pairs(run: ReportedRun, other: pathlib.Path) -> SameRows | None:
     """Another model and the run's on the same rows; None unless both kept what each row adds to the score."""
-    kept = _same_rows(run, other)
-    if kept is None:
+    old, new = (records.read_row_scores(path) for path in (other, run.record.path / run.rows))
+    if old is None or new is None or old.rows != new.rows or {old.score, new.score} != {run.measure}:
         return None
-    root, shares, sizes = run.measure in ROOTS, run.measure == "accuracy", np.array(_scored_rows(run))
-    pairs = differences.on_same_rows(*kept, sizes, shares=shares, root=root, counted=counted(run))
+    sizes = _scored_rows(run)
+    if {old.values.size, new.values.size} != {sum(sizes)}:
+        return None
+    root, shares, counts = run.measure in ROOTS, run.measure == "accuracy", [m.counted for m in run.members]
+    counted = None if None in counts else np.array(counts, np.float64)
+    pairs = differences.on_same_rows(old.values, new.values, np.array(sizes), shares=shares, root=root, counted=counted)
     if not root:
         return pairs
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -288,23 +280,8 @@ def _pairs(run: ReportedRun, other: pathlib.Path) -> SameRows | None:
     return pairs.in_units(float(np.median(finite))) if finite.size else pairs
 
 
-def counted(run: ReportedRun) -> np.ndarray | None:
-    """As how many independent rows each client's scored ones count; None: each of them does."""
-    counts = [member.counted for member in run.members]
-    return None if None in counts else np.array(counts, np.float64)
-
-
 def _scored_rows(run: ReportedRun) -> list[int]:
     return [m.test if run.record.federation.held_out else m.train for m in run.members]
-
-
-def _same_rows(run: ReportedRun, other: pathlib.Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """What each row adds to the score, of another model and of the run's; None unless both kept it of the same rows."""
-    old, new = (records.read_row_scores(path) for path in (other, run.record.path / run.rows))
-    if old is None or new is None or old.rows != new.rows or {old.score, new.score} != {run.measure}:
-        return None
-    whole = {old.values.size, new.values.size} == {sum(_scored_rows(run))}
-    return (old.values, new.values) if whole else None
 
 
 class Alone(NamedTuple):
@@ -321,16 +298,22 @@ class Alone(NamedTuple):
         return int(np.nanargmin(self.values if higher else -self.values))
 
 
-def alone(runs: Sequence[ReportedRun]) -> Alone | None:
-    """Of the first of comparable runs that has it; None: they were not part of a comparison."""
+def _told_alone(runs: Sequence[ReportedRun]) -> Iterator[tuple[ReportedRun, records.AloneRecord]]:
+    """What runs say of models of each client's own rows: nothing, where they were not part of a comparison."""
     for run in runs:
         record = records.read_alone(run.record.path)
-        if record is not None and record.measure == run.measure and len(record.low) == run.n:
-            values = array(record.scores.get(record.measure, ()), run.n)
-            if np.isfinite(values).any():
-                low, high = array(record.low, run.n), array(record.high, run.n)
-                rows = run.record.path / records.ALONE_ROWS
-                return Alone(values, low, high, summarize(values, run.higher_is_better), rows)
+        if record is not None and len(record.low) == run.n:
+            yield run, record
+
+
+def alone(runs: Sequence[ReportedRun]) -> Alone | None:
+    """Of the first of comparable runs that has it."""
+    for run, record in _told_alone(runs):
+        values = array(record.scores.get(run.measure, ()), run.n)
+        if record.measure == run.measure and np.isfinite(values).any():
+            low, high = array(record.low, run.n), array(record.high, run.n)
+            summary = summarize(values, run.higher_is_better)
+            return Alone(values, low, high, summary, run.record.path / records.ALONE_ROWS)
     return None
 
 
@@ -353,10 +336,8 @@ def scored(run: ReportedRun) -> Scored:
 
 def scored_alone(runs: Sequence[ReportedRun]) -> Scored | None:
     """Of the first of comparable runs that has it."""
-    for run in runs:
-        record = records.read_alone(run.record.path)
-        if record is not None and len(record.low) == run.n:
-            return Scored("each alone", {name: array(values, run.n) for name, values in record.scores.items()})
+    for run, record in _told_alone(runs):
+        return Scored("each alone", {name: array(values, run.n) for name, values in record.scores.items()})
     return None
 
 
@@ -364,21 +345,6 @@ def gain_over(one: Scored, alone: Scored) -> np.ndarray:
     """[n], of a score of which less is better; above zero: better than alone."""
     main = one.main or "loss"
     return alone.scores[main] - one.scores[main] if main in alone.scores else np.full_like(one.scores[main], np.nan)
-
-
-def mean(values: np.ndarray) -> float:
-    finite_values = values[np.isfinite(values)]
-    return float(finite_values.mean()) if finite_values.size else math.nan
-
-
-def worst_fifth(values: np.ndarray, *, up: bool) -> float:
-    finite = values[np.isfinite(values)]
-    return float(worst_mean(finite, up)) if finite.size else math.nan
-
-
-def share_below_zero(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return float((finite < 0).mean()) if finite.size else math.nan
 
 
 class Gains(NamedTuple):
@@ -404,8 +370,8 @@ def gains(run: ReportedRun, other: "ReportedRun | Alone", against: str) -> Gains
     if pairs is not None:
         low, high = differences.each_difference(pairs)
     else:
-        sides = zip(other.low, other.values, other.high, run.low, run.values, run.high, strict=True)
-        bounds = [differences.difference(Bounds(a, b, c), Bounds(d, e, f), 0.0) for a, b, c, d, e, f in sides]
+        old, new = (map(Bounds, one.low, one.values, one.high) for one in (other, run))
+        bounds = [differences.difference(a, b, 0.0) for a, b in zip(old, new, strict=True)]
         low, high = np.array([bound.low for bound in bounds]), np.array([bound.high for bound in bounds])
     if not run.higher_is_better:
         low, value, high = -high, -value, -low
@@ -423,12 +389,9 @@ class Path(NamedTuple):
 def path(runs: Sequence[ReportedRun]) -> Path | None:
     """The path that the runs make; None: they make none."""
     tables = [records.flat(run.record.config) for run in runs]
-    differing = {key for table in tables for key in table if any(t.get(key) != table[key] for t in tables)}
-    if len(runs) < 3 or len(differing) != 1 or not next(iter(differing)).startswith("objective."):
-        return None
-    (key,) = differing
+    key, *more = {key for table in tables for key in table if any(t.get(key) != table[key] for t in tables)} or {""}
     values = [float(value) for table in tables if isinstance(value := table.get(key), int | float)]
-    if len(values) < len(runs):
+    if len(runs) < 3 or more or not key.startswith("objective.") or len(values) < len(runs):
         return None
     points = sorted(zip(values, runs, strict=True), key=lambda point: -point[0])
     return Path(key.partition(".")[2], points, _chosen([run for _, run in points if run.finished]))
@@ -474,7 +437,7 @@ def reached(run: ReportedRun, runs: Sequence[ReportedRun], share: float = SHOWN)
     first = Reached(math.inf, math.inf)
     for row in reversed(run.record.rows):
         if row.objective is None or row.objective - best > share * abs(best + base):
-            return first
+            break
         first = Reached(row.round, bytes_per_client(row, run.n))
     return first
 

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from rich.table import Table
 from rich.text import Text
 
 from equipoise.errors import not_none
@@ -42,11 +42,10 @@ def offered(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ReportedRun] | No
 
 def scores_offered(runs: Sequence[ReportedRun]) -> numbers.Scored | None:
     """Of the models that each owner should use, for a table of scores."""
-    chosen = offered(runs)
-    kept = {} if chosen is None else not_none(chosen[0].record.personal).scores
-    if chosen is None or not kept:
+    run, own = offered(runs) or (None, None)
+    if run is None or own is None or not (kept := not_none(run.record.personal).scores):
         return None
-    return numbers.Scored(chosen[1].label, {name: numbers.array(values, chosen[0].n) for name, values in kept.items()})
+    return numbers.Scored(own.label, {name: numbers.array(values, run.n) for name, values in kept.items()})
 
 
 def used(run: ReportedRun, i: int) -> str:
@@ -70,10 +69,9 @@ def offer(runs: Sequence[ReportedRun]) -> str:
     if with_offer is None:
         return ""
     run, own = with_offer
-    uses = [used(run, i) for i in range(run.n)]
     parts = []
     for what in (SHARED, TUNED, ALONE):
-        who = [run.members[i].name for i in range(run.n) if uses[i] == what]
+        who = [member.name for i, member in enumerate(run.members) if used(run, i) == what]
         names = f" ({', '.join(who)})" if what == ALONE and 0 < len(who) <= MOST_NAMES else ""
         parts.append(f"{what} for {len(who):,}{names}")
     own_part = numbers.setting(run.record, "model", "own") not in (None, "none")
@@ -82,18 +80,14 @@ def offer(runs: Sequence[ReportedRun]) -> str:
         f"{'; each with its own part' if own_part else ''}."
     )
     alone = numbers.alone(runs)
-    if alone is None:
-        return first
-    gains = numbers.gains(own, alone, wording.OWN_ROWS)
-    finite = np.isfinite(gains.values)
-    if not finite.any():
+    gains = None if alone is None else numbers.gains(own, alone, wording.OWN_ROWS)
+    if gains is None or not np.isfinite(gains.values).any():
         return first
     rows = "held-out" if run.record.federation.held_out else "training"
-    mean = float(gains.values[finite].mean())
-    lose = int((gains.values[finite] < 0).sum())
+    finite = gains.values[np.isfinite(gains.values)]
     second = (
-        f"On {rows} rows that is {own.signed(mean)} for the average client against {wording.OWN_ROWS}, and as measured "
-        f"{lose:,} of {int(finite.sum()):,} lose by it."
+        f"On {rows} rows that is {own.signed(float(finite.mean()))} for the average client against {wording.OWN_ROWS}, "
+        f"and as measured {int((finite < 0).sum()):,} of {finite.size:,} lose by it."
     )
     return f"{first} {second} {wording.sure_of(own, gains)}"
 
@@ -114,18 +108,12 @@ def cells(shared: ReportedRun, own: ReportedRun, i: int) -> list[str]:
     """Name, training rows, both scores, the change, and the pull."""
     record, member = not_none(shared.record.personal), shared.members[i]
     before, after = float(shared.values[i]), float(own.values[i])
-    row = [member.name, f"{member.train:,}", shared.format(before), own.format(after), _change(shared, before, after)]
-    if record.pull is None:
-        return row
-    return [*row, used(shared, i)]
-
-
-def _change(run: ReportedRun, before: float, after: float) -> str:
-    if not math.isfinite(before + after):
-        return formats.MISSING
-    difference = run.rounded(after) - run.rounded(before)
-    sign = "+" if difference > 0 else "−" if difference < 0 else "±"
-    return sign + run.format_difference(difference)
+    change = formats.MISSING
+    if math.isfinite(before + after):
+        difference = shared.rounded(after) - shared.rounded(before)
+        change = ("+" if difference > 0 else "−" if difference < 0 else "±") + shared.format_difference(difference)
+    row = [member.name, f"{member.train:,}", shared.format(before), own.format(after), change]
+    return row if record.pull is None else [*row, used(shared, i)]
 
 
 def sentence(shared: ReportedRun, own: ReportedRun) -> str:
@@ -145,7 +133,7 @@ def sentence(shared: ReportedRun, own: ReportedRun) -> str:
     )
 
 
-def table(run: Run, limit: int = tables.MOST_CLIENTS) -> Any:
+def table(run: Run, limit: int = tables.MOST_CLIENTS) -> Table | None:
     """A rich table with a row for each owner, the worst served by the shared model first; None: no own models."""
     (reported,) = numbers.reported([run])
     own = with_own(reported)

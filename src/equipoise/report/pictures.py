@@ -46,19 +46,17 @@ def heatmap(summary: Summary) -> str:
         hint = tag("title", f"{client}: {size:,}")
         bars.append(_rect(right + 16, y, 120 * size / max(1, sizes.max()), 0.85 * height, hint))
         if clients:
-            names.append(_text(clients[row], left - 6, y + height / 2 + 4, "end"))
-            names.append(_text(f"{size:,}", right + 142, y + height / 2 + 4))
+            names.append(text(clients[row], left - 6, y + height / 2 + 4, "end"))
+            names.append(text(f"{size:,}", right + 142, y + height / 2 + 4))
     for column, name in enumerate(labels):
         x = left + width * (column + 0.5)
-        names.append(_turned(name, x + 4, bottom + 8, "end") if turned else _text(name, x, bottom + 16, "middle"))
+        names.append(_turned(name, x + 4, bottom + 8, "end") if turned else text(name, x, bottom + 16, "middle"))
     stops = [tag("stop", offset=str(end), stop_color=svg.COLOURS[0], stop_opacity=str(end)) for end in (0, 1)]
     key = tag("rect", x=float(left), y="10", width="80", height="10", style="fill:url(#shares)")
     axis = "clients" if each == 1 else f"clients, {each} to a row"
-    names += [
-        _turned(axis, 14, (top + bottom) / 2, "middle"),
-        _text("labels", (left + right) / 2, below + 12, "middle"),
-    ]
-    names += [_text("0 to 100% of a client's samples", left + 88, 19), _text("samples", right + 16, top - 6)]
+    names.append(_turned(axis, 14, (top + bottom) / 2, "middle"))
+    names.append(text("labels", (left + right) / 2, below + 12, "middle"))
+    names += [text("0 to 100% of a client's samples", left + 88, 19), text("samples", right + 16, top - 6)]
     gradient = tag("defs", tag("linearGradient", *stops, id="shares"))
     groups = (tag("g", *map_, *bars, class_=svg.colour(0)), tag("g", *names))
     return document(HEATMAP_TITLE, right + 210, below + 24, gradient, key, *groups)
@@ -74,17 +72,14 @@ def panels(title: str, charts: Mapping[str, Mapping[str, Sequence[float]]], *, c
         frame = svg.Frame(svg.axis((1, longest), margin=0), y_axis, 0.13, 0.965, 30, 240)
         points = {name: list(enumerate(map(float, values), 1)) for name, values in lines.items()}
         curves = [frame.curve(points[name], names.index(name), name) for name in lines]
-        inside = (
-            svg.label(0.13, 18, heading),
-            *frame.grid(formats.tick, formats.tick, x_name),
-            frame.stretched(*curves),
-        )
+        grid = frame.grid(formats.tick, formats.tick, x_name)
+        inside = (svg.label(0.13, 18, heading), *grid, frame.stretched(*curves))
         corner = {"x": width * (place % columns), "y": height * (place // columns)}
         parts.append(tag("svg", *inside, **corner, width=width, height=height))
     bottom = height * math.ceil(len(charts) / columns)
     for place, name in enumerate(names):
         x, y = 40 + width * (place % columns), bottom + 22 * (place // columns)
-        parts += [tag("svg", svg.legend_key(place), x=x, y=y), _text(name, x + 34, y + 11)]
+        parts += [tag("svg", svg.legend_key(place), x=x, y=y), text(name, x + 34, y + 11)]
     return document(title, width * columns, bottom + 22 * math.ceil(len(names) / columns) + 12, *parts)
 
 
@@ -97,12 +92,12 @@ def _rect(x: float, y: float, width: float, height: float, *children: object, **
     return tag("rect", *children, x=float(x), y=float(y), **size, **attributes)
 
 
-def _text(text: str, x: float, y: float, anchor: str = "start", **attributes: object) -> Markup:
-    return tag("text", text, x=float(x), y=float(y), text_anchor=anchor, **attributes)
+def text(words: str, x: float, y: float, anchor: str = "start", **attributes: object) -> Markup:
+    return tag("text", words, x=float(x), y=float(y), text_anchor=anchor, **attributes)
 
 
-def _turned(text: str, x: float, y: float, anchor: str) -> Markup:
-    return _text(text, x, y, anchor, transform=f"rotate(-90 {x:.1f} {y:.1f})")
+def _turned(words: str, x: float, y: float, anchor: str) -> Markup:
+    return text(words, x, y, anchor, transform=f"rotate(-90 {x:.1f} {y:.1f})")
 
 
 def document(title: str, width: float, height: float, *children: object) -> str:

@@ -1,7 +1,7 @@
 """Drawings of runs: average against worst-served, how they converged, and how the weights moved."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from markupsafe import Markup
@@ -12,6 +12,7 @@ from equipoise.report import formats, numbers, svg
 from equipoise.report.markup import tag
 from equipoise.report.numbers import ReportedRun, XAxis
 
+Taken = tuple[float, float, float]  # a label or marker: across and down in pixels, and how wide
 QUANTITIES = {
     "mean": "Average client",
     "worst20": "Worst-served fifth",
@@ -33,7 +34,7 @@ def tradeoff(runs: Sequence[ReportedRun], other: str) -> Markup:
     drawn = [(run, x, y) for run, x, y in points if math.isfinite(x) and math.isfinite(y)]
     group = "the average client" if other == "mean" else "the best-served fifth"
     frame, parts = _against(runs[0], [(run, x) for run, x, _ in drawn], group)
-    taken: list[tuple[float, float, float]] = [(frame.x_at(x) * TYPICAL_WIDTH, frame.y_at(y), 10) for _, x, y in drawn]
+    taken = _markers_of(frame, [(x, y) for _, x, y in drawn])
     for run, x, y in drawn[::-1]:  # the first run on top
         x_at, y_at = frame.x_at(x), frame.y_at(y)
         hint = f"{run.label}: {group} {run.format(x)}, worst-served fifth {run.format(y)}"
@@ -50,23 +51,16 @@ def tradeoff(runs: Sequence[ReportedRun], other: str) -> Markup:
 def _against(first: ReportedRun, drawn: Sequence[tuple[ReportedRun, float]], group: str) -> tuple[svg.Frame, list]:
     """The frame of a chart of the worst-served fifth, with its bounds, against a number of each run; and its axes."""
     spans = [(run.corrected_worst, run.worst.low, run.worst.high) for run, _ in drawn]
-    down = svg.axis([v for span in spans for v in span if math.isfinite(v)], margin=0.06, steps=5)
-    across = svg.axis((x for _, x in drawn), margin=0.12)
-    frame = _frame(_possible(first, across), _possible(first, down))
+    axes = [svg.axis((x for _, x in drawn), margin=0.12)]
+    axes.append(svg.axis([v for span in spans for v in span if math.isfinite(v)], margin=0.06, steps=5))
+    if first.is_fraction and first.measure != "skill":  # where all runs have 100%, the axis goes beyond it
+        axes = [axis._replace(ticks=tuple(t for t in axis.ticks if 0 <= t <= 1)) for axis in axes]
+    frame = _frame(axes[0], axes[1])
     right, up = ("→", "↑") if first.higher_is_better else ("←", "↓")
     write = first.format_tick
     parts = frame.grid(write, write, f"{first.score_name} of {group} (better {right})")
     parts.append(svg.label(frame.left, frame.top - 14, f"worst-served fifth (better {up})", "start", "axis"))
     return frame, parts
-
-
-def _possible(run: ReportedRun, axis: svg.Axis) -> svg.Axis:
-    """Without ticks that a fraction cannot reach: where all runs have 100%, the axis goes beyond it."""
-    return (
-        axis._replace(ticks=tuple(t for t in axis.ticks if 0 <= t <= 1))
-        if run.is_fraction and run.measure != "skill"
-        else axis
-    )
 
 
 def calibration(runs: Sequence[ReportedRun]) -> Markup:
@@ -82,11 +76,8 @@ def calibration(runs: Sequence[ReportedRun]) -> Markup:
     parts.append(svg.label(frame.left, frame.top - 2, "came", "start", "axis"))
     ends = (max(axis.low, 0.0), min(axis.high, 1.0))
     same = tag("path", d=frame.path([(v, v) for v in ends]), class_="line faint")
-    lines = [
-        frame.curve(curve, run.series, run.label, data_run=run.series)
-        for run, curve in zip(runs, curves, strict=True)
-        if curve
-    ]
+    shown = [(run, curve) for run, curve in zip(runs, curves, strict=True) if curve]
+    lines = [frame.curve(curve, run.series, run.label, data_run=run.series) for run, curve in shown]
     parts.append(frame.stretched(same, *lines))
     for member, (x, y) in zip(runs[0].members, points, strict=False):
         if math.isfinite(x) and math.isfinite(y):
@@ -97,27 +88,19 @@ def calibration(runs: Sequence[ReportedRun]) -> Markup:
 
 def path(swept: numbers.Path) -> Markup:
     """Fairness against average along a path of objectives; the chosen point has a ring."""
-    drawn = [
-        (value, run)
-        for value, run in swept.points
-        if math.isfinite(run.summary["mean"]) and math.isfinite(run.corrected_worst)
-    ]
-    averages = [(run, run.summary["mean"]) for _, run in drawn]
-    frame, parts = _against(swept.points[0][1], averages, "the average client")
-    line = [(run.summary["mean"], run.corrected_worst) for _, run in drawn]
+    points = [(value, run, run.summary["mean"], run.corrected_worst) for value, run in swept.points]
+    drawn = [point for point in points if math.isfinite(point[2]) and math.isfinite(point[3])]
+    frame, parts = _against(swept.points[0][1], [(run, x) for _, run, x, _ in drawn], "the average client")
+    line = [(x, y) for _, _, x, y in drawn]
     name = f"from {swept.setting} {drawn[0][0]:g} to {drawn[-1][0]:g}" if drawn else ""
     parts.append(frame.stretched(frame.curve(line, 0, name)))
-    taken: list[tuple[float, float, float]] = [(frame.x_at(x) * TYPICAL_WIDTH, frame.y_at(y), 10) for x, y in line]
-    for value, run in drawn:
-        x_at, y_at = frame.x_at(run.summary["mean"]), frame.y_at(run.corrected_worst)
+    taken = _markers_of(frame, line)
+    for value, run, x, y in drawn:
         text = f"{swept.setting} {value:g}"
-        hint = f"{text}: the average client {run.format(run.summary['mean'])}, worst-served fifth "
-        hint += formats.with_interval(run.corrected_worst, run.worst.low, run.worst.high, run.format)
-        if run is swept.chosen:
-            parts.append(_ring(x_at, y_at))
-            text, hint = f"{text}, chosen", f"{hint}; chosen"
-        parts.append(svg.marker(x_at, y_at, 0, hint, scale=1.2, data_run=run.series))
-        parts.append(_label(text, x_at, y_at, taken, run.series, OFF_THE_LINE))
+        hint = f"{text}: the average client {run.format(x)}, worst-served fifth "
+        hint += formats.with_interval(y, run.worst.low, run.worst.high, run.format)
+        place, chosen = (frame.x_at(x), frame.y_at(y)), run is swept.chosen
+        parts += _on_the_line(text, hint, place, taken, run.series, chosen, data_run=run.series)
     return svg.chart(f"Worst-served fifth against the average client, along {swept.setting}", HEIGHT, *parts)
 
 
@@ -128,42 +111,44 @@ def price(choice: Choice) -> Markup:
     drawn = [(row["value"], *(row[name] for name in names)) for row in rows if {"value", *names} <= row.keys()]
     if not drawn:
         return Markup()
-    frame = _frame(
-        svg.axis((x for _, x, *_ in drawn), margin=0.12), svg.axis([v for _, _, *y in drawn for v in y], margin=0.06)
-    )
+    down = svg.axis([v for _, _, *y in drawn for v in y], margin=0.06)
+    frame, line = _frame(svg.axis((x for _, x, *_ in drawn), margin=0.12), down), [(x, y) for _, x, y, *_ in drawn]
     parts = frame.grid("{:.1%}".format, formats.tick, "average skill of rows left out (better →)")
     parts.append(svg.label(frame.left, frame.top - 14, "gain over own models, worst fifth (better ↑)", "start", "axis"))
-    parts.append(frame.stretched(frame.curve([(x, y) for _, x, y, *_ in drawn], 0, "from the average to the worst")))
-    taken = [(frame.x_at(x) * TYPICAL_WIDTH, frame.y_at(y), 10.0) for _, x, y, *_ in drawn]
+    parts.append(frame.stretched(frame.curve(line, 0, "from the average to the worst")))
+    taken = _markers_of(frame, line)
     for value, x, y, low, high in drawn:
-        x_at, y_at, text = frame.x_at(x), frame.y_at(y), f"rho {value:g}"
+        x_at, text = frame.x_at(x), f"rho {value:g}"
         hint = f"{text}: average skill {x:.2%}, gain in the worst fifth {y:+.4f} ({low:+.4f} to {high:+.4f})"
         parts.append(svg.line(x_at, frame.y_at(low), x_at, frame.y_at(high), f"whisker {svg.colour(0)}"))
-        if value == choice.value:
-            parts.append(_ring(x_at, y_at))
-            text, hint = f"{text}, chosen", f"{hint}; chosen"
-        parts.append(svg.marker(x_at, y_at, 0, hint, scale=1.2))
-        parts.append(_label(text, x_at, y_at, taken, 0, OFF_THE_LINE))
+        parts += _on_the_line(text, hint, (x_at, frame.y_at(y)), taken, 0, value == choice.value)
     return svg.chart("What fairness costs along rho, by rows left out", HEIGHT, *parts)
 
 
-def _ring(x_at: float, y_at: float) -> Markup:
-    ring = tag("circle", r="11", cx="0", cy="0", class_="ring")
-    return tag("svg", ring, x=svg.percent(x_at), y=float(y_at), overflow="visible", class_="chosen-point")
+def _on_the_line(
+    text: str, hint: str, place: tuple[float, float], taken: list[Taken], series: int, chosen: bool, **marks: int
+) -> Iterator[Markup]:
+    """A point of a line: its marker, its label, and a ring if it was chosen."""
+    if chosen:
+        ring = tag("circle", r="11", cx="0", cy="0", class_="ring")
+        yield tag("svg", ring, x=svg.percent(place[0]), y=float(place[1]), overflow="visible", class_="chosen-point")
+        text, hint = f"{text}, chosen", f"{hint}; chosen"
+    yield svg.marker(*place, 0, hint, scale=1.2, **marks)
+    yield _label(text, *place, taken, series, OFF_THE_LINE)
 
 
 BESIDE = ((10, 4, "start"), (-10, 4, "end"), (0, -11, "middle"), (0, 20, "middle"))
 OFF_THE_LINE = ((0, -15, "middle"), (0, 24, "middle"), *BESIDE)
 
 
+def _markers_of(frame: svg.Frame, points: Sequence[tuple[float, float]]) -> list[Taken]:
+    return [(frame.x_at(x) * TYPICAL_WIDTH, frame.y_at(y), 10) for x, y in points]
+
+
 def _label(
-    text: str,
-    x_at: float,
-    y_at: float,
-    taken: list[tuple[float, float, float]],
-    series: int,
+    text: str, x_at: float, y_at: float, taken: list[Taken], series: int,
     places: Sequence[tuple[int, int, str]] = BESIDE,
-) -> Markup:
+) -> Markup:  # fmt: skip
     """At its marker where there is room; otherwise the legend has to do."""
     shown = text if len(text) <= 22 else text[:21] + "…"
     width, x = 6.8 * len(shown), x_at * TYPICAL_WIDTH

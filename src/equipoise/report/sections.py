@@ -99,18 +99,12 @@ def who(runs: Sequence[ReportedRun]) -> Content:
 
 def chosen(runs: Sequence[ReportedRun]) -> Content | None:
     """What nobody has told a run, with all that was tried; runs that chose the same show it once."""
-    keys = list(dict.fromkeys((choice.key, choice.value, choice.why) for run in runs for choice in run.record.chosen))
     by = {(choice.key, choice.value, choice.why): choice for run in runs for choice in run.record.chosen}
     shown = []
-    for choice in (by[key] for key in keys):
+    for choice in by.values():
         headings = [choice.key, *(name for name in choice.tried[0] if name != "value")]
-        rows = [
-            (
-                row["value"] == choice.value,
-                [cell if isinstance(cell, str) else formats.shortest(cell) for cell in row.values()],
-            )
-            for row in choice.tried
-        ]
+        texts = [[v if isinstance(v, str) else formats.shortest(v) for v in row.values()] for row in choice.tried]
+        rows = [(row["value"] == choice.value, cells) for row, cells in zip(choice.tried, texts, strict=True)]
         curve = plots.price(choice) if choice.key == "objective.rho" else ""
         shown.append((choice.sentence, curve, headings, rows))
     return {"choices": shown} if shown else None
@@ -148,28 +142,19 @@ def tradeoff(runs: Sequence[ReportedRun]) -> Content | None:
     if len(runs) < 2 or not any(math.isfinite(run.summary["worst20"]) for run in runs):
         return None
     path = numbers.path(runs)
-    return {"path": None if path is None else _path(path)}
-
-
-def _path(path: numbers.Path) -> Content:
-    headings = [path.setting, "average", "worst 20%", "corrected (bounds)", "rounds"]
-    rows = []
+    if path is None:
+        return {"path": None}
+    rows, numeric = [], []
     for value, run in path.points:
         bounds = formats.with_interval(run.worst.estimate, run.worst.low, run.worst.high, run.format)
-        mean, worst = (run.format(run.summary[key]) for key in ("mean", "worst20"))
-        rows.append((run is path.chosen, [f"{value:g}", mean, worst, bounds, f"{run.rounds:,}"]))
-    numeric = (
-        [value, run.summary["mean"], run.summary["worst20"], *tables.corrected_worst(run), run.rounds]
-        for value, run in path.points
-    )
+        mean, worst = run.summary["mean"], run.summary["worst20"]
+        texts = [f"{value:g}", run.format(mean), run.format(worst), bounds, f"{run.rounds:,}"]
+        rows.append((run is path.chosen, texts))
+        numeric.append([value, mean, worst, *tables.corrected_worst(run), run.rounds])
     columns = [path.setting, "mean", "worst20", "worst20_corrected", "worst20_low", "worst20_high", "rounds"]
-    return {
-        "found": path,
-        "note": wording.chosen_of(path),
-        "headings": headings,
-        "rows": rows,
-        "csv": tables.csv_link(columns, numeric),
-    }
+    headings = [path.setting, "average", "worst 20%", "corrected (bounds)", "rounds"]
+    content = {"drawn": path, "note": wording.chosen_of(path), "headings": headings, "rows": rows}
+    return {"path": content | {"csv": tables.csv_link(columns, numeric)}}
 
 
 def joining(runs: Sequence[ReportedRun]) -> Content | None:
@@ -190,20 +175,15 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
     headings = ["client", "rows", *(f"with {name}" for name, _ in against), f"with {run.label}"]
     headings += [f"gain against {gains.against}" for gains in pairs]
 
+    models = [*(other for _, other in against), run]
+
     def cells(i: int) -> list[str]:
         own = [run.members[i].name, f"{run.members[i].train:,}"]
-        scores = [run.format(float(one.values[i])) for one in (*(other for _, other in against), run)]
-        return [*own, *scores, *(_with_bounds(run, g, i) for g in pairs)]
+        return [*own, *(run.format(float(one.values[i])) for one in models), *(_with_bounds(run, g, i) for g in pairs)]
 
     def numeric(i: int) -> list[Any]:
-        scores = [float(other.values[i]) for _, other in against]
-        own = [run.members[i].name, run.members[i].train]
-        return [
-            *own,
-            *scores,
-            float(run.values[i]),
-            *(float(a[i]) for g in pairs for a in (g.values, g.low, g.high)),
-        ]
+        values = [one.values for one in models] + [values for g in pairs for values in (g.values, g.low, g.high)]
+        return [run.members[i].name, run.members[i].train, *(float(of_all[i]) for of_all in values)]
 
     columns = headings[: -len(pairs)]
     columns += [f"gain against {g.against}{end}" for g in pairs for end in ("", ": low", ": high")]
@@ -214,11 +194,8 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
     every = []
     if alone is not None:
         every = [(other, numbers.gains(other, alone, wording.OWN_ROWS)) for other in runs if other.finished]
-        charts += [
-            (other, bars.gains(other, gains, None), _gains_caption(other, [gains]))
-            for other, gains in every
-            if other is not run
-        ]
+        others = [(other, gains) for other, gains in every if other is not run]
+        charts += [(other, bars.gains(other, gains, None), _gains_caption(other, [gains])) for other, gains in others]
     return {
         "sentences": sentences,
         "by_method": bars.by_method(every) if len(every) > 1 else "",
@@ -237,15 +214,14 @@ def _with_bounds(run: ReportedRun, gains: numbers.Gains, i: int) -> str:
 
 def _gains_caption(run: ReportedRun, pairs: Sequence[numbers.Gains]) -> str:
     text = f"What each client gains with {run.label} against {pairs[0].against}, the largest loss first."
-    if any(math.isfinite(v) for v in pairs[0].low):
-        text += (
-            " Thin lines are the bounds that its rows allow: a line that does not cross zero is more than chance."
-            if run.n <= bars.NAMED
-            else " The shade is the bounds that each client's rows allow, as far as the picture goes: where it does "
-            "not reach zero, the gain or the loss is more than chance."
-        )
+    named, bounded = run.n <= bars.NAMED, any(math.isfinite(v) for v in pairs[0].low)
+    if bounded and named:
+        text += " Thin lines are the bounds that its rows allow: a line that does not cross zero is more than chance."
+    elif bounded:
+        text += " The shade is the bounds that each client's rows allow, as far as the picture goes: where it does not "
+        text += "reach zero, the gain or the loss is more than chance."
     if len(pairs) > 1:
-        sign = "sign" if run.n <= bars.NAMED else "dashed line, in its own order,"
+        sign = "sign" if named else "dashed line, in its own order,"
         text += f" The {sign} is the gain against {pairs[1].against}."
     return text
 
@@ -259,15 +235,12 @@ def clients(runs: Sequence[ReportedRun]) -> Content:
     if len(order) > bars.NAMED:
         order = order[:CLIENTS_ACROSS]
         across = f"The {CLIENTS_ACROSS} clients of {lead.n:,} that {lead.label} serves worst, with every method."
-    columns = _leading_first(runs)
+    columns, pairs = _leading_first(runs), list(zip(runs, others, strict=True))
     listed, note = tables.clients_shown(columns)
     return {
         "leading": lead,
         "note": wording.NO_SCORES if any(wording.masked(run) for run in runs) else "",
-        "charts": [
-            (bars.clients(run, scale, other), _bars_caption(run, other))
-            for run, other in zip(runs, others, strict=True)
-        ],
+        "charts": [(bars.clients(run, scale, other), _bars_caption(run, other)) for run, other in pairs],
         "across": (bars.dots(runs, order), across),
         "table_title": f"{capitalized(note) or f'All {lead.n:,} clients'}, as a table",
         "headings": ["client", "rows", *(run.title for run in columns)],
@@ -313,16 +286,12 @@ def own_models(runs: Sequence[ReportedRun]) -> Content | None:
         listed = shared.worst_first()[: tables.MOST_CLIENTS]
         caption = f"{capitalized(run.score_name)} of each client with its own model, the worst served first. "
         sign = "The sign is" if run.n <= bars.NAMED else "The dashed line is, in its own order,"
-        parts.append(
-            {
-                "sentence": personal.sentence(shared, own),
-                "chart": bars.clients(own, bars.scale([shared, own]), shared),
-                "caption": f"{caption}{sign} the shared model.",
-                "table_title": f"{len(listed):,} of {run.n:,} owners as a table, the worst served first",
-                "headings": personal.headings(run.record.personal),
-                "rows": [(i, personal.cells(shared, own, i)) for i in listed],
-            }
-        )
+        one: Content = {"sentence": personal.sentence(shared, own), "caption": f"{caption}{sign} the shared model."}
+        one["chart"] = bars.clients(own, bars.scale([shared, own]), shared)
+        one["table_title"] = f"{len(listed):,} of {run.n:,} owners as a table, the worst served first"
+        one["headings"] = personal.headings(run.record.personal)
+        one["rows"] = [(i, personal.cells(shared, own, i)) for i in listed]
+        parts.append(one)
     return {"parts": parts} if parts else None
 
 

@@ -137,17 +137,10 @@ class Frame(NamedTuple):
 
     def stretched(self, *children: object) -> Markup:
         """Paths of this frame, stretched to the width of the chart."""
-        return tag(
-            "svg",
-            *children,
-            x=percent(self.left),
-            y=self.top,
-            width=percent(self.right - self.left),
-            height=self.bottom - self.top,
-            viewBox=f"0 0 {ACROSS} {self.bottom - self.top:g}",
-            preserveAspectRatio="none",
-            class_="lines",
-        )
+        height, width = self.bottom - self.top, percent(self.right - self.left)
+        size = {"x": percent(self.left), "y": self.top, "width": width, "height": height}
+        view = f"0 0 {ACROSS} {height:g}"
+        return tag("svg", *children, **size, viewBox=view, preserveAspectRatio="none", class_="lines")
 
     def grid(self, x: Callable[[float], str], y: Callable[[float], str], x_name: str) -> list[Markup]:
         """Horizontal lines at the ticks of y, numbers at both axes, and the name of the x axis."""

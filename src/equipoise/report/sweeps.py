@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -11,23 +10,24 @@ from rich.text import Text
 
 from equipoise.evaluation.rules import is_fraction
 from equipoise.experiment.measures import Measure, measure
+from equipoise.experiment.plan import Cell
 from equipoise.report.numbers import bytes_per_client, bytes_per_float
 from equipoise.report.tables import escaped, longest_word, narrow_table
 
 OTHER_UNITS = ("objective", "certificate", "distance", "jain")  # measures that are not in the unit of the score
 
 
-def table(cells: Sequence[Any], show: Sequence[str]) -> Table:
-    """`cells` are those of `experiment.plan`; the best of each federation and column is bold."""
+def table(cells: Sequence[Cell], show: Sequence[str]) -> Table:
+    """The best of each federation and column is bold."""
     columns = [measure(name) for name in show]
     score = _measure(cells[0])
     seeds = {len(cell.runs) for cell in cells}
     over = f"over {min(seeds)} seeds" if len(seeds) == 1 else "over the seeds"
     out = narrow_table(f"{score}{': ' if score else ''}mean ± standard deviation {over}")
-    groups = [
-        (federation, [[cell.label, *texts, *_last_columns(cell)] for cell, texts in _with_texts(rows, columns)])
-        for federation, rows in _by_federation(cells)
-    ]
+    groups = []
+    for federation, of_it in _by_federation(cells):
+        written = _with_texts(of_it, columns)
+        groups.append((federation, [[cell.label, *numbers, *_last_columns(cell)] for cell, numbers in written]))
     headings = _headings(columns)[: -1 if len(seeds) == 1 else None]  # one number of seeds stands in the caption
     for k, heading in enumerate(headings):
         words = [heading, *(row[k] for _, rows in groups for row in rows)]
@@ -45,7 +45,7 @@ def table(cells: Sequence[Any], show: Sequence[str]) -> Table:
     return out
 
 
-def markdown(cells: Sequence[object], show: Sequence[str]) -> str:
+def markdown(cells: Sequence[Cell], show: Sequence[str]) -> str:
     columns = [measure(name) for name in show]
     lines = []
     for federation, rows in _by_federation(cells):
@@ -65,32 +65,30 @@ def _headings(columns: Sequence[Measure]) -> list[str]:
     return ["method", *(column.heading for column in columns), "floats per client", "chosen", "seeds"]
 
 
-def _by_federation(cells: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    groups: dict[str, list[Any]] = {}
+def _by_federation(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
+    groups: dict[str, list[Cell]] = {}
     for cell in cells:
         federation = ", ".join(f"{key.rpartition('.')[2]} = {_value(value)}" for key, value in cell.over.items())
         groups.setdefault(federation, []).append(cell)
     return list(groups.items())
 
 
-def _with_texts(rows: Sequence[object], columns: Sequence[Measure]) -> list[tuple[Any, list[str]]]:
+def _with_texts(rows: Sequence[Cell], columns: Sequence[Measure]) -> list[tuple[Cell, list[str]]]:
     """A federation's cells and their numbers."""
     return [(cell, [_text(cell, column) for column in columns]) for cell in rows]
 
 
-def _best(rows: Sequence[object], columns: Sequence[Measure]) -> list[Any]:
+def _best(rows: Sequence[Cell], columns: Sequence[Measure]) -> list[Cell]:
     """The best cell of each column."""
-    return [max(rows, key=partial(_rank, column)) for column in columns]
+
+    def rank(cell: Cell, column: Measure) -> float:
+        value = cell.over_seeds(column)[0]
+        return -math.inf if math.isnan(value) else value if column.more_is_better(cell.runs[0]) else -value
+
+    return [max(rows, key=partial(rank, column=column)) for column in columns]
 
 
-def _rank(column: Measure, cell: Any) -> float:
-    value = cell.over_seeds(column)[0]
-    if math.isnan(value):
-        return -math.inf
-    return value if column.more_is_better(cell.runs[0]) else -value
-
-
-def _text(cell: Any, column: Measure) -> str:
+def _text(cell: Cell, column: Measure) -> str:
     mean, deviation = cell.over_seeds(column)
     if math.isnan(mean):
         return "diverged"
@@ -104,7 +102,7 @@ def _text(cell: Any, column: Measure) -> str:
     return f"{mean:.4g} ± {deviation:.2g}" if several else f"{mean:.4g}"
 
 
-def _last_columns(cell: Any) -> list[str]:
+def _last_columns(cell: Cell) -> list[str]:
     chosen = ", ".join(f"{key.rpartition('.')[2]} {_value(v)}" for key, v in cell.chosen.items())
     count = f" (of {cell.tried})" if cell.tried > 1 else ""
     first = cell.runs[0]
@@ -112,7 +110,7 @@ def _last_columns(cell: Any) -> list[str]:
     return [f"{sent / bytes_per_float(first):,.0f}", chosen + count, str(len(cell.runs))]
 
 
-def _measure(cell: Any) -> str:
+def _measure(cell: Cell) -> str:
     outcome = cell.runs[0].outcome
     return "" if outcome is None else outcome.measure
 

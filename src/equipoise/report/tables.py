@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.evaluation.rules import is_fraction
-from equipoise.experiment.records import Run
+from equipoise.experiment.records import ClientRecord, Run
 from equipoise.report import formats, numbers, wording
 from equipoise.report.numbers import ReportedRun
 
@@ -29,6 +29,9 @@ TO_ONE_PERCENT = (
 )
 
 
+Best = Callable[[Sequence[float]], float]
+
+
 class Column(NamedTuple):
     """One number of each run."""
 
@@ -36,7 +39,7 @@ class Column(NamedTuple):
     narrow_title: str  # for terminals; empty: not shown there
     value: Callable[[ReportedRun], float]
     format: Callable[[ReportedRun, float], str]
-    best: Callable[[Sequence[float]], float] | None  # None: no value is better than another
+    best: Best | None  # None: no value is better than another
     needs: int = 0  # columns of a terminal, to be shown there
 
 
@@ -63,10 +66,10 @@ def columns(runs: Sequence[ReportedRun]) -> list[Column]:
     def spread(run: ReportedRun, value: float) -> str:
         return run.format(value).removesuffix("%")  # in points, not in per cent of something
 
-    def bytes_to(_: ReportedRun, value: float) -> str:
-        return formats.byte_size(value) if math.isfinite(value) else formats.MISSING
+    def byte_size(_: ReportedRun, value: float) -> str:
+        return formats.byte_size(value)
 
-    def amount(title: str, narrow: str, name: str, write: Callable[[float], str], best: Any = min) -> Column:
+    def amount(title: str, narrow: str, name: str, write: Callable[[float], str], best: Best | None = min) -> Column:
         return Column(title, narrow, lambda run: getattr(run, name), lambda _, value: write(value), best, WIDE)
 
     return [
@@ -77,7 +80,9 @@ def columns(runs: Sequence[ReportedRun]) -> list[Column]:
         score("worst client", "worst"),
         Column("std", "std", lambda run: run.summary["std"], spread, min, WIDE),
         Column("rounds to 1%", "rounds\nto 1%", lambda run: near[run.series].rounds, numbers.rounds_text, min),
-        Column("bytes to 1%", "bytes\nto 1%", lambda run: near[run.series].bytes, bytes_to, min),
+        Column(
+            "bytes to 1%", "bytes\nto 1%", lambda run: near[run.series].bytes, lambda _, v: formats.byte_size(v), min
+        ),
         amount("rounds", "rounds", "rounds", formats.count, None),
         amount("floats per client", "floats", "floats_per_client", formats.with_unit),
         amount("bytes per client", "", "bytes_per_client", formats.byte_size),
@@ -126,7 +131,7 @@ def client_cells(runs: Sequence[ReportedRun], i: int, *, bounds: bool = True) ->
     return [member.name, size, *values]
 
 
-def comparison(runs: Sequence[Run], width: int = 80) -> Any:
+def comparison(runs: Sequence[Run], width: int = 80) -> Group:
     """A rich table with a row for each run; one table for each set of clients. `width`: of the terminal."""
     rows = []
     for group in _groups(runs):
@@ -193,15 +198,15 @@ def scores(
     heads += ["gain", "gain\nworst 20%", "lose"] if gains else []
     rows = []
     for k, one in enumerate(everybody):
-        values = one.scores[main]
-        cells = [formats.number(numbers.mean(values)), formats.number(numbers.worst_fifth(values, up=False))]
+        losses = numbers.summarize(one.scores[main], False)
+        cells = [formats.number(losses["mean"]), formats.number(losses["worst20"])]
         for name in others:
             write = formats.percent if is_fraction(name) or name == "auroc" else formats.number
-            cells.append(write(numbers.mean(one.scores[name])) if name in one.scores else "")
+            cells.append(write(numbers.summarize(one.scores[name], True)["mean"]) if name in one.scores else "")
         if k < len(gains):
-            gain = gains[k]
-            cells += [formats.signed(numbers.mean(gain)), formats.signed(numbers.worst_fifth(gain, up=True))]
-            cells.append(formats.percent(numbers.share_below_zero(gain)))
+            gain, finite = numbers.summarize(gains[k], True), gains[k][np.isfinite(gains[k])]
+            cells += [formats.signed(gain["mean"]), formats.signed(gain["worst20"])]
+            cells.append(formats.percent(float((finite < 0).mean()) if finite.size else math.nan))
         elif gains:
             cells += ["", "", ""]
         rows.append([one.title, *cells])
@@ -216,7 +221,7 @@ SCORE_TITLES |= {"auroc": "AUC", "brier": "Brier", "r2": "R²", "skill": "skill"
 OTHER_SCORES = ("skill", "accuracy", "balanced_accuracy", "auroc", "brier", "r2")
 
 
-def scores_table(runs: Sequence[Run], width: int = 80, offered: Offered = lambda _: None) -> Any:
+def scores_table(runs: Sequence[Run], width: int = 80, offered: Offered = lambda _: None) -> Group | None:
     """`scores` as a rich table, one for each set of clients; None: there is nothing to show."""
     table_rows = []
     for group in _groups(runs):
@@ -238,7 +243,7 @@ def longest_word(texts: Iterable[str], most: int = 16) -> int:
     return min(most, max((len(word) for text in texts for word in text.split()), default=1))
 
 
-def worst_served(members: Sequence[Any], i: int, values: np.ndarray) -> str:
+def worst_served(members: Sequence[ClientRecord], i: int, values: np.ndarray) -> str:
     """The name of client i, if it has a score."""
     return members[i].name if math.isfinite(values[i]) else formats.MISSING
 
@@ -250,7 +255,7 @@ def alone_cells(run: ReportedRun, alone: numbers.Alone) -> dict[str, str]:
     return cells | {"std": run.format(alone.summary["std"]).removesuffix("%"), "floats per client": "0"}
 
 
-def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Any:
+def per_client(*runs: Run, limit: int = MOST_CLIENTS) -> Group:
     """A rich table with a row for each client, the worst served first; one table for each set of clients."""
     rows = []
     for group in _groups(runs):
@@ -272,8 +277,9 @@ def _groups(runs: Sequence[Run]) -> list[list[ReportedRun]]:
 
 def narrow_table(caption: str) -> Table:
     """A table for eighty columns, which folds long cells and cuts nothing off."""
-    look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 0, 0, 1)}
-    return Table(caption=Text(caption), caption_justify="left", **look)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
+    table.caption, table.caption_justify = Text(caption), "left"
+    return table
 
 
 def markdown(runs: Sequence[Run]) -> str:
@@ -281,10 +287,8 @@ def markdown(runs: Sequence[Run]) -> str:
     parts = []
     for group in _groups(runs):
         heads, grid = cells(group)
-        rows = [
-            [escaped(run.title), *(f"**{cell.text}**" if cell.best else cell.text for cell in row)]
-            for run, row in zip(group, grid, strict=True)
-        ]
+        texts = [[f"**{cell.text}**" if cell.best else cell.text for cell in row] for row in grid]
+        rows = ([escaped(run.title), *row] for run, row in zip(group, texts, strict=True))
         parts.append(_markdown(["method", *(head.title for head in heads)], rows, measured(group)))
     return "\n".join(parts)
 
@@ -331,33 +335,26 @@ def corrected_worst(run: ReportedRun) -> tuple[float, float, float]:
 def runs_csv(runs: Sequence[ReportedRun]) -> str:
     """All numbers of the comparison."""
     keys = ("mean", "worst20", "best20", "worst", "std")
-    amounts = ("rounds", "floats_per_client", "seconds")
     headings = ["method", *keys, "worst20_corrected", "worst20_low", "worst20_high"]
-    headings += ["rounds_to_1_percent", "bytes_to_1_percent", *amounts]
-
-    def numbers_of(run: ReportedRun) -> list[Any]:
-        near = numbers.reached(run, runs)
-        values = [*(run.summary[k] for k in keys), *corrected_worst(run), near.rounds, near.bytes]
-        return [run.title, *values, *(getattr(run, a) for a in amounts)]
-
-    return csv_link(headings, map(numbers_of, runs))
+    headings += ["rounds_to_1_percent", "bytes_to_1_percent", "rounds", "floats_per_client", "seconds"]
+    rows = []
+    for run in runs:
+        scores, near = [run.summary[key] for key in keys], numbers.reached(run, runs)
+        costs = [near.rounds, near.bytes, run.rounds, run.floats_per_client, run.seconds]
+        rows.append([run.title, *scores, *corrected_worst(run), *costs])
+    return csv_link(headings, rows)
 
 
 def clients_csv(runs: Sequence[ReportedRun]) -> str:
     """Every client with every run: score, bounds and, where it has one, its last weight."""
-    headings, columns = ["client", "train_rows", "test_rows"], []
+    columns: dict[str, np.ndarray] = {}
     for run in runs:
+        columns |= {run.title: run.values, f"{run.title}: low": run.low, f"{run.title}: high": run.high}
         lam = numbers.weights(run.record, limit=2)[1]
-        columns += [run.values, run.low, run.high]
-        headings += [run.title, f"{run.title}: low", f"{run.title}: high"]
-        if len(lam):
-            columns.append(lam[-1])
-            headings.append(f"{run.title}: weight")
-    rows = (
-        [member.name, member.train, member.test, *(float(column[i]) for column in columns)]
-        for i, member in enumerate(runs[0].members)
-    )
-    return csv_link(headings, rows)
+        columns |= {f"{run.title}: weight": lam[-1]} if len(lam) else {}
+    members = enumerate(runs[0].members)
+    rows = ([m.name, m.train, m.test, *(float(values[i]) for values in columns.values())] for i, m in members)
+    return csv_link(["client", "train_rows", "test_rows", *columns], rows)
 
 
 def escaped(text: str) -> str:

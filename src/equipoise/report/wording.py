@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.evaluation import Bounds
 from equipoise.evaluation.differences import difference
 from equipoise.experiment.records import Run
 from equipoise.report import numbers
@@ -135,12 +134,9 @@ def changes(old: ReportedRun, new: ReportedRun, paired: Paired | None) -> tuple[
     mean = difference(old.mean, new.mean, 0.0)
     if paired is not None and math.isfinite(paired.mean.low):
         mean = paired.mean
-    return _towards_better(worst, new.higher_is_better), _towards_better(mean, new.higher_is_better)
-
-
-def _towards_better(change: Bounds, higher_is_better: bool) -> Change:
-    low, middle, high = change
-    return Change(middle, low, high) if higher_is_better else Change(-middle, -high, -low)
+    if new.higher_is_better:
+        return Change(worst.estimate, worst.low, worst.high), Change(mean.estimate, mean.low, mean.high)
+    return Change(-worst.estimate, -worst.high, -worst.low), Change(-mean.estimate, -mean.high, -mean.low)
 
 
 class Cost(NamedTuple):
@@ -157,9 +153,7 @@ def cost_of_fairness(runs: Sequence[ReportedRun]) -> Cost:
         return _no_comparison(runs, new)
     paired = numbers.paired(old, new)
     worst, mean = changes(old, new, paired)
-    first = _change("the worst-served fifth", old, new, "worst20", "loses")
-    second = _change("the average client", old, new, "mean", "gives up")
-    text = f"With {new.label} instead of {old.label}, {first}; {second}; {_price(old, new)}."
+    text = f"With {new.label} instead of {old.label}, {'; '.join(_both_changes(old, new))}; {_price(old, new)}."
     doubt = (_doubt(worst, mean), _basis(worst, mean, paired is not None, new))
     return Cost(text, tuple(filter(None, (*doubt, _chosen(runs, old, new)))))
 
@@ -182,22 +176,29 @@ def conclusion(runs: Sequence[ReportedRun]) -> str:
         verdict = f"{new.label} instead of {old.label} is a trade"
     else:
         verdict = f"Take {new.label} instead of {old.label}"
-    parts = [
-        _bounded_change("the worst-served fifth", old, new, "worst20", "loses", worst),
-        _bounded_change("the average client", old, new, "mean", "gives up", mean),
-    ]
     sure = "" if math.isnan(worst.low + worst.high) else ", 19 times in 20"
-    return f"{verdict}: {parts[0]}; {parts[1]}{sure}; {_price(old, new)}."
+    return f"{verdict}: {'; '.join(_both_changes(old, new, (worst, mean)))}{sure}; {_price(old, new)}."
 
 
-def _bounded_change(who: str, old: ReportedRun, new: ReportedRun, key: str, down: str, change: Change) -> str:
-    """As `_change`, with the bounds of the difference instead of the two numbers, which the table has."""
-    before, after = (run.rounded(run.summary[key]) for run in (old, new))
-    verb = "gains" if (after > before) == new.higher_is_better else down
-    text = f"{who} stays" if before == after else f"{who} {verb} {new.format_difference(after - before)}"
-    if math.isnan(change.low + change.high):
-        return text
-    return f"{text} (corrected for chance {_between(change, new)})"
+def _both_changes(old: ReportedRun, new: ReportedRun, bounds: tuple[Change, Change] | None = None) -> list[str]:
+    """For the worst-served fifth and the average client, by how much the number changed, as it is written.
+
+    Without bounds of the differences, from what to what.
+    """
+    texts = []
+    groups = ("the worst-served fifth", "worst20", "loses"), ("the average client", "mean", "gives up")
+    for k, (who, key, down) in enumerate(groups):
+        before, after = (run.rounded(run.summary[key]) for run in (old, new))
+        verb = "gains" if (after > before) == new.higher_is_better else down
+        text = f"{who} stays" if before == after else f"{who} {verb} {new.format_difference(after - before)}"
+        if bounds is None and before == after:
+            text += f" at {new.format(after)}"
+        elif bounds is None:
+            text += f" (from {old.format(before)} to {new.format(after)})"
+        elif not math.isnan(bounds[k].low + bounds[k].high):
+            text += f" (corrected for chance {_between(bounds[k], new)})"
+        texts.append(text)
+    return texts
 
 
 JOINING = (
@@ -216,6 +217,9 @@ def chosen_of(path: numbers.Path) -> str:
     return f"Chosen: {path.setting} = {value:g}; {reason}. Another price of fairness is another point of the curve."
 
 
+OWN_ROWS = "a model of its own rows"
+
+
 def who_gains(runs: Sequence[ReportedRun]) -> str:
     """Whether joining pays for each client, and how sure that is; empty where it is not known what they get alone."""
     run, alone = fairest(runs) or leading(runs), numbers.alone(runs)
@@ -223,9 +227,6 @@ def who_gains(runs: Sequence[ReportedRun]) -> str:
         return ""
     gains = numbers.gains(run, alone, OWN_ROWS)
     return f"{joining(run, gains)} {sure_of(run, gains)}"
-
-
-OWN_ROWS = "a model of its own rows"
 
 
 def joining(run: ReportedRun, against_alone: numbers.Gains) -> str:
@@ -271,15 +272,6 @@ def _clients(count: int) -> str:
     return {0: "no client", 1: "1 client"}.get(count, f"{count:,} clients")
 
 
-def _change(who: str, old: ReportedRun, new: ReportedRun, key: str, down: str) -> str:
-    """By how much a number changed; the difference is that of the numbers as they are written."""
-    before, after = (run.rounded(run.summary[key]) for run in (old, new))
-    if before == after:
-        return f"{who} stays at {new.format(after)}"
-    verb = "gains" if (after > before) == new.higher_is_better else down
-    return f"{who} {verb} {new.format_difference(after - before)} (from {old.format(before)} to {new.format(after)})"
-
-
 def _price(old: ReportedRun, new: ReportedRun) -> str:
     ratio = new.bytes_per_client / old.bytes_per_client if old.bytes_per_client > 0 else math.nan
     if not math.isfinite(ratio):
@@ -289,18 +281,18 @@ def _price(old: ReportedRun, new: ReportedRun) -> str:
 
 def _doubt(worst: Change, mean: Change) -> str:
     """Which differences may be chance."""
+    open_range = "within what the scored rows leave open"
     if math.isnan(worst.low + worst.high):
         return "How much of this is chance is not known: the runs have no bounds."
     if worst.gain <= 0 and worst.clear:
         return "Fairness did not help here: the worst-served clients are no better off."
     if not worst.clear and not mean.clear:
-        return "Both differences lie within what the scored rows leave open: they may be chance."
+        return f"Both differences lie {open_range}: they may be chance."
     if not worst.clear:
-        who = "for the worst-served fifth"
-        return f"The difference {who} lies within what the scored rows leave open: it may be chance."
+        return f"The difference for the worst-served fifth lies {open_range}: it may be chance."
     if math.isnan(mean.low + mean.high):
         return "How much of the difference of the averages is chance is not known."
-    return "" if mean.clear else "The difference of the averages lies within what the scored rows leave open."
+    return "" if mean.clear else f"The difference of the averages lies {open_range}."
 
 
 def _basis(worst: Change, mean: Change, paired: bool, run: ReportedRun) -> str:
@@ -364,16 +356,18 @@ def federation(runs: Sequence[ReportedRun]) -> list[str]:
     out = [sentence(record.what)] if record.what.strip() else []
     goal = "predicts a number"
     if record.task == "classification":
-        goal = f"tells {len(record.classes)} classes apart{_listed(record.classes)}"
+        goal = f"tells {len(record.classes)} classes apart"
+        first = ", ".join(record.classes[:6]) + (", …" if len(record.classes) > 6 else "")
+        goal += f" ({first})" if record.classes else ""
     size = f"{record.parameters:,} parameters"
     models = f"One model of {size} was" if len(runs) == 1 else f"{len(runs)} models of {size} each were"
     for_whom = f"{n:,} clients together" if n > 1 else "one client"
     model = "it" if len(runs) == 1 else "the model"
     out.append(f"{models} trained for {for_whom}, each of whom keeps its rows to itself; {model} {goal}.")
     out.append(f"They hold {sum(train):,} training rows{_spread(train)}." if n > 1 else f"It holds {train[0]:,} rows.")
-    held_out = f"All scores here are of {test:,} held-out rows, which no training saw."
-    seen = "No rows were held out: the scores are of the training rows, and flatter the model."
-    return [*out, held_out if record.held_out else seen]
+    if record.held_out:
+        return [*out, f"All scores here are of {test:,} held-out rows, which no training saw."]
+    return [*out, "No rows were held out: the scores are of the training rows, and flatter the model."]
 
 
 def _spread(rows: Sequence[int]) -> str:
@@ -382,27 +376,19 @@ def _spread(rows: Sequence[int]) -> str:
     return f"; the smallest has {rows[0]:,}, the largest {rows[-1]:,}, the median {round(float(np.median(rows))):,}"
 
 
-def _listed(classes: Sequence[str], most: int = 6) -> str:
-    if not classes:
-        return ""
-    return f" ({', '.join(classes[:most])}{', …' if len(classes) > most else ''})"
-
-
 def notes(runs: Sequence[ReportedRun]) -> list[str]:
     """What the records say was left out or measured, each once, and of which runs if not of all."""
     said: dict[str, list[str]] = {}
     for run in runs:
         for note in run.record.federation.notes:
             said.setdefault(note, []).append(run.label)
-    sentences = [note if len(labels) == len(runs) else f"{_some(labels)}: {note}" for note, labels in said.items()]
+    sentences = []
+    for note, labels in said.items():
+        more = f" and {len(labels) - 4:,} more" if len(labels) > 4 else ""
+        sentences.append(note if len(labels) == len(runs) else f"{', '.join(labels[:4])}{more}: {note}")
     sentences += [note for run in runs for note in kept(run.record)]
     sentences += [price_of_privacy(run, runs) for run in runs if run.record.config.get("privacy")]
     return list(dict.fromkeys(sentence(note) for note in sentences))
-
-
-def _some(names: Sequence[str], most: int = 4) -> str:
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def price_of_privacy(private: ReportedRun, runs: Sequence[ReportedRun]) -> str:
@@ -419,17 +405,16 @@ def price_of_privacy(private: ReportedRun, runs: Sequence[ReportedRun]) -> str:
             f"what {what} costs {private.label} in accuracy is not known: nothing here is the same without noise; "
             "privacy = false in a [compare] method is"
         )
-    first = _change("the average client", plain, private, "mean", "gives up")
-    second = _change("the worst-served fifth", plain, private, "worst20", "loses")
-    return f"the price of {what}, {private.label} instead of {plain.label}: {first}; {second}"
+    worst, mean = _both_changes(plain, private)
+    return f"the price of {what}, {private.label} instead of {plain.label}: {mean}; {worst}"
 
 
 def kept(run: Run) -> tuple[str, ...]:
     """Which round the model is of, where it need not be the last."""
     if run.outcome is None or run.outcome.best_round is None:
         return ()
-    which = f"round {run.outcome.best_round:,} of {run.outcome.rounds:,}"
-    return (f"the model of {run.outcome.label} is that of {which}, the best on validation rows",)
+    label, best, rounds = run.outcome.label, run.outcome.best_round, run.outcome.rounds
+    return (f"the model of {label} is that of round {best:,} of {rounds:,}, the best on validation rows",)
 
 
 def certified(run: ReportedRun) -> str:
@@ -471,9 +456,8 @@ def problems(run: ReportedRun) -> list[str]:
         planned = numbers.setting(record, "run", "rounds") or ""
         planned_rounds = f" of {int(planned):,}" if planned.isdigit() else ""
         command = f"`equipoise resume {record.path}`"
-        out.append(
-            f"It is not finished: its last record is of round {run.rounds:,}{planned_rounds}. {command} continues it."
-        )
+        where = f"its last record is of round {run.rounds:,}{planned_rounds}"
+        out.append(f"It is not finished: {where}. {command} continues it.")
     if record.rows:
         last = record.rows[-1]
         if last.broken:

@@ -16,7 +16,7 @@ from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards
 from equipoise.errors import not_none
 from equipoise.evaluation.rules import higher_is_better, worst_mean
-from equipoise.experiment.config import Config, ConvexifySettings, algorithm_section
+from equipoise.experiment.config import Config, ConvexifySettings, section_of
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Choice, Row
 
@@ -37,7 +37,7 @@ def may_pay(config: Config, problem: Problem) -> bool:
 def config_of(config: Config, network: Path) -> Config:
     """The run of the convex model, on the same rows."""
     cohort = config.algorithm.cohort
-    method = algorithm_section("scaffpd_model").model_validate({"name": "scaffpd_model", "cohort": cohort})
+    method = section_of("algorithm", "scaffpd_model").model_validate({"name": "scaffpd_model", "cohort": cohort})
     model = config.model.model_copy(update={"convexified": "none"})
     convexify = ConvexifySettings(network=str(network))
     return config.model_copy(

@@ -11,7 +11,7 @@ from equipoise.experiment import choice as default
 from equipoise.experiment import records
 from equipoise.experiment.chosen import effort, penalty, price
 from equipoise.experiment.chosen.folds import Walk
-from equipoise.experiment.config import Config, algorithm_section
+from equipoise.experiment.config import Config, section_of
 from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.problems import build_problem, precision
 from equipoise.experiment.records import Choice
@@ -56,7 +56,7 @@ def read(folder: Path) -> tuple[Choice, ...] | None:
 
 def robust(config: Config) -> Config:
     """As of the method that the path is walked by: of methods with other objectives the same penalty is chosen."""
-    section = algorithm_section("scaffpd_model")
+    section = section_of("algorithm", "scaffpd_model")
     method = config.model_copy(update={"algorithm": section.model_validate({"name": "scaffpd_model"})})
     if algorithms.named(config.algorithm.name).takes_dual:
         return method

@@ -27,7 +27,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Float, Int
 
-from equipoise.errors import InputError, one_of, positive, require
+from equipoise.errors import not_none, one_of, positive, require
 from equipoise.models.model import Model, Params
 
 Kind = Literal["sketch", "coordinates", "last"]
@@ -57,19 +57,13 @@ def gradient_features(network: Model, *, kind: Kind = "sketch", features: int = 
     """`features` is p, cut to P; `last` has the width of the last layer instead. All clients use one seed."""
     one_of("kind of features", kind, KINDS)
     positive("features", features)
-    last = network.last
-    if last is None:
-        raise InputError(
-            f"the model '{network.name}' does not say where its last layer is; build it as Model(..., last=...)"
-        )
+    why = f"the model '{network.name}' does not say where its last layer is; build it as Model(..., last=...)"
+    last = not_none(network.last, why)
     shapes = jax.eval_shape(network.init, jax.random.key(0))
     layer = last(shapes)
-    require(
-        isinstance(layer, eqx.nn.Linear),
-        f"the last layer of the model '{network.name}' is {type(layer).__name__}; only an equinox.nn.Linear is known",
-    )
-    fan_in = layer.weight.shape[1]
-    biased = layer.bias is not None
+    wrong = f"the last layer of the model '{network.name}' is {type(layer).__name__}"
+    require(isinstance(layer, eqx.nn.Linear), f"{wrong}; only an equinox.nn.Linear is known")
+    fan_in, biased = layer.weight.shape[1], layer.bias is not None
     everything = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     parameters = everything - (layer.weight.shape[0] - 1) * (fan_in + biased)
     p = feature_count(kind, features, parameters, fan_in)

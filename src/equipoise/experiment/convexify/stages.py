@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
+from jaxtyping import Float
 
 from equipoise import artifact, cohorts, models, tasks
 from equipoise._jax import compiled
@@ -28,7 +29,7 @@ from equipoise.data import ClientData
 from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards, client_shapes
 from equipoise.engines.simulator import simulate
-from equipoise.errors import InputError, require
+from equipoise.errors import InputError, not_none, require
 from equipoise.experiment import choice, records
 from equipoise.experiment.config import Config
 from equipoise.experiment.convexify import models as made
@@ -36,28 +37,21 @@ from equipoise.experiment.convexify import torch_features
 from equipoise.experiment.convexify.features import GradientFeatures, gradient_features, rows_at_once
 from equipoise.experiment.problems import Network, Problem, Sent, cached, with_own_parts
 from equipoise.models.model import Model, Params, saved
+from equipoise.protocol import Vector
 
 
 def network_config(config: Config) -> Config:
     """Stage 1 as a run of its own: [convexify]'s algorithm on the network."""
-    assert config.convexify is not None
-    settings, federation = config.convexify, config.federation
+    settings, federation = not_none(config.convexify), config.federation
     own = {"rounds": max(settings.rounds, 1)} if isinstance(settings.rounds, int) else None
     length = choice.network_rounds(config) if own is None else own
     if federation is not None:  # defences that only SCAFF-PD on a convex model has
         federation = federation.model_copy(update={"project": False, "clip_gradients": None})
-    stage = config.model_copy(
-        update={
-            "name": "network",
-            "model": config.model.model_copy(update={"metric": "none"}),
-            "convexify": None,
-            "algorithm": settings.algorithm,
-            "objective": settings.objective,
-            "run": config.run.model_copy(update={**length, "until_gap": None}),
-            "federation": federation,
-        }
-    )
-    return choice.settled(stage)
+    stage: dict[str, Any] = {"name": "network", "convexify": None, "federation": federation}
+    stage |= {"algorithm": settings.algorithm, "objective": settings.objective}
+    stage["model"] = config.model.model_copy(update={"metric": "none"})
+    stage["run"] = config.run.model_copy(update={**length, "until_gap": None})
+    return choice.settled(config.model_copy(update=stage))
 
 
 def load_network(path: str | Path, model: Model) -> Params:
@@ -66,16 +60,19 @@ def load_network(path: str | Path, model: Model) -> Params:
     file = path / records.MODEL if path.is_dir() else path
     require(file.is_file(), f"there is no model {file}; give the folder of a finished run, or a model.safetensors")
     artifact_of_network = artifact.load(file)
-    given, wanted = saved(artifact_of_network.model), saved(model)
-    require(
-        json.dumps(given, sort_keys=True) == json.dumps(wanted, sort_keys=True),
-        f"{file} is a {_words(given)}, and [model] is a {_words(wanted)}; give the same [model] as that run had",
+    models_saved = saved(artifact_of_network.model), saved(model)
+    given, wanted = (json.dumps(one, sort_keys=True) for one in models_saved)
+    what, asked = (
+        f"{one['name']} of {', '.join(f'{key} {value}' for key, value in one['arguments'].items())}"
+        for one in models_saved
     )
+    wrong = f"{file} is a {what}, and [model] is a {asked}; give the same [model] as that run had"
+    require(given == wanted, wrong)
     return artifact_of_network.params
 
 
-def _words(model: dict) -> str:
-    return f"{model['name']} of {', '.join(f'{key} {value}' for key, value in model['arguments'].items())}"
+Examples = TypeVar("Examples", Pool, Shards)
+Rows = Array | np.ndarray  # inputs
 
 
 class Trained(NamedTuple):
@@ -89,19 +86,16 @@ class Trained(NamedTuple):
 def trained_network(folder: Path, stage: Config, model: Model) -> Trained:
     """What stage 1 has left in its folder."""
     done = records.read(folder)
-    assert done.outcome is not None
-    require(
-        (folder / records.MODEL).is_file(),
-        f"the network of [convexify] did not end with a model: {'; '.join(done.outcome.events)}; see {folder}",
-    )
-    how = f"trained by {done.outcome.rounds} rounds of {stage.algorithm.name}"
+    outcome = not_none(done.outcome)
+    why = f"the network of [convexify] did not end with a model: {'; '.join(outcome.events)}; see {folder}"
+    require((folder / records.MODEL).is_file(), why)
+    how = f"trained by {outcome.rounds} rounds of {stage.algorithm.name}"
     return Trained(load_network(folder, model), how, Sent(done.rows[-1].bytes_down, done.rows[-1].bytes_up))
 
 
 def given_network(config: Config, model: Model, start: Callable[[], Params]) -> Trained | None:
     """A network that stage 1 does not have to train; None: it has to. `start` makes its first parameters."""
-    settings = config.convexify
-    assert settings is not None
+    settings = not_none(config.convexify)
     if settings.network is not None:
         return Trained(load_network(settings.network, model), f"from {Path(settings.network).name}")
     return Trained(start(), "that is not trained") if settings.rounds == 0 else None
@@ -110,30 +104,25 @@ def given_network(config: Config, model: Model, start: Callable[[], Params]) -> 
 class Scaling(NamedTuple):
     """Features are used as (phi - mean) * scale."""
 
-    mean: Any  # [p]
-    scale: Any
+    mean: Float[Array, " p"]
+    scale: Float[Array, " p"]
 
 
 def convexify(config: Config, problem: Problem, trained: Trained) -> Problem:
     """The convex problem at the network that `problem` is about; its rows are at hand."""
-    assert config.convexify is not None
     trained = trained._replace(theta=jax.tree.map(lambda a: jnp.asarray(a, problem.x.dtype), trained.theta))
-    if config.convexify.kind == "linearised":
+    if not_none(config.convexify).kind == "linearised":
         return linearised_problem(config, problem, trained)
     make = feature_maker(config, problem.model, trained.theta)
-    sets = problem.train, problem.test, problem.validation
-    train, test, validation = (None if data is None else make(data) for data in sets)
-    agreed = Scaling(*(jnp.asarray(part, problem.x.dtype) for part in agreed_scaling(train)))
-    sets = train, test, validation
-    train, test, validation = (None if data is None else scaled(data, agreed) for data in sets)
+    train, *others = make(problem.train), *(None if d is None else make(d) for d in (problem.test, problem.validation))
+    agreed = Scaling(*(jnp.asarray(numbers, problem.x.dtype) for numbers in agreed_scaling(train)))
+    train, test, validation = (None if data is None else scaled(data, agreed) for data in (train, *others))
     return replace(problem_on_features(config, problem, trained, agreed, train, test), validation=validation)
 
 
 def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Problem:
     """On the rows as they are."""
-    settings = config.convexify
-    assert settings is not None
-    network, (theta, how, sent) = problem.model, trained
+    settings, network, (theta, how, sent) = not_none(config.convexify), problem.model, trained
     options: dict[str, Any] = {"l2": settings.l2, "batch": settings.batch, "bend": models.BENDS[problem.loss]}
     task = tasks.linearised(theta, network.apply, models.LOSSES[problem.loss], **options)
     _, unravel = ravel_pytree(theta)
@@ -141,6 +130,10 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
     def insert(x: ArrayLike) -> Params:
         return {"network": theta, "change": unravel(jnp.asarray(x))}
 
+    def extract(params: Params) -> Vector:
+        return ravel_pytree(params["change"])[0]
+
+    sent = _sent_since(sent, problem, numbers=task.size)
     convex = replace(
         problem,
         model=made.linearised(network),
@@ -148,14 +141,7 @@ def linearised_problem(config: Config, problem: Problem, trained: Trained) -> Pr
         l2=settings.l2,
         x=jnp.zeros(task.size, problem.x.dtype),
         notes=(*problem.notes, f"the model is the first-order expansion of a {network.name} {how}"),
-        network=Network(
-            problem.train,
-            problem.test,
-            theta,
-            insert,
-            lambda params: ravel_pytree(params["change"])[0],
-            _sent_since(sent, problem, numbers=task.size),
-        ),
+        network=Network(problem.train, problem.test, theta, insert, extract, sent),
     )
     return with_own_parts(config, convex)
 
@@ -165,42 +151,34 @@ class FeatureSizes(NamedTuple):
 
     size: int  # p
     parameters: int  # P
-    with_random_layer: Callable[[Params, Any], Params]
+    with_random_layer: Callable[[Params, ArrayLike], Params]
     model: Model  # X (phi(a) - mean) * scale
 
 
 def feature_sizes(config: Config, network: Model, outputs: int) -> FeatureSizes:
     """`network` may be a PyTorch module, of which only its site can make features."""
-    settings = config.convexify
-    assert settings is not None
-    assert settings.kind != "linearised"
+    settings, seed = not_none(config.convexify), feature_seed(config)
     options: dict[str, Any] = {"kind": settings.kind, "features": settings.features}
     if network.name == "torch":
-        assert settings.last is not None
-        parameters = network.arguments["parameters"]
-        module = torch_features.module_features(parameters, settings.last, **options)
-        model = torch_features.torch_convexified(
-            parameters, settings.last, outputs, seed=feature_seed(config), **options
-        )
+        parameters, last = network.arguments["parameters"], not_none(settings.last)
+        module = torch_features.module_features(parameters, last, **options)
+        model = torch_features.torch_convexified(parameters, last, outputs, seed=seed, **options)
         return FeatureSizes(module.size, module.parameters, module.with_random_layer, model)
-    programs = _programs(json.dumps(saved(network)), settings.kind, settings.features)
-    model = made.convexified(network, outputs, seed=feature_seed(config), **options)
+    programs = _programs(json.dumps(saved(network)), **options)
+    model = made.convexified(network, outputs, seed=seed, **options)
     return FeatureSizes(programs.features.size, programs.features.parameters, programs.with_random_layer, model)
 
 
 def feature_seed(config: Config) -> int:
     """All clients draw the random layer and the projection by it."""
-    assert config.convexify is not None
-    return config.run.seed if config.convexify.seed is None else config.convexify.seed
+    seed = not_none(config.convexify).seed
+    return config.run.seed if seed is None else seed
 
 
-def feature_maker(config: Config, network: Model, theta: Params) -> Callable[[Any], Any]:
+def feature_maker(config: Config, network: Model, theta: Params) -> Callable[[Examples], Examples]:
     """From clients' data to the same with features for inputs, not yet scaled."""
-    settings = config.convexify
-    assert settings is not None
-    assert settings.kind != "linearised"
-    seed = np.uint32(feature_seed(config))
-    programs = _programs(json.dumps(saved(network)), settings.kind, settings.features)
+    settings, seed = not_none(config.convexify), np.uint32(feature_seed(config))
+    programs = _programs(json.dumps(saved(network)), kind=settings.kind, features=settings.features)
     params, projection = programs.with_random_layer(theta, seed), programs.projection(seed)
     return lambda data: on_features(data, lambda rows: programs.apply(params, projection, rows), programs.at_once)
 
@@ -214,9 +192,7 @@ def problem_on_features(
     test: ClientData | None,
 ) -> Problem:
     """Least squares on scaled features `train` and `test`, which may be elsewhere; `problem` is the network's."""
-    settings, dtype, (theta, how, sent) = config.convexify, problem.x.dtype, trained
-    assert settings is not None
-    outputs = len(problem.classes) or 1
+    settings, outputs, (theta, how, sent) = not_none(config.convexify), len(problem.classes) or 1, trained
     sizes = feature_sizes(config, problem.model, outputs)
     p = sizes.size
     options = {"l2": settings.l2, "batch": settings.batch}
@@ -232,6 +208,11 @@ def problem_on_features(
         f"the model is linear in {p:,} features of a {name} {how}: {full}{about}, standardised by one exchange of "
         "sums; what crossed for both is counted"
     )
+    sent = _sent_since(sent, problem, numbers=problem.x.size + 2 * p, sums=2 * p + 1)
+
+    def insert(x: ArrayLike) -> Params:
+        return {**fixed, "head": jnp.asarray(x).reshape(outputs, p)}
+
     convex = replace(
         problem,
         train=train,
@@ -240,16 +221,9 @@ def problem_on_features(
         loss="squared" if problem.classes else "squared_error",
         task=task,
         l2=settings.l2,
-        x=jnp.zeros(task.size, dtype),
+        x=jnp.zeros(task.size, problem.x.dtype),
         notes=(*problem.notes, note),
-        network=Network(
-            problem.train,
-            problem.test,
-            fixed,
-            lambda x: {**fixed, "head": jnp.asarray(x).reshape(outputs, p)},
-            lambda params: params["head"].ravel(),
-            _sent_since(sent, problem, numbers=problem.x.size + 2 * p, sums=2 * p + 1),
-        ),
+        network=Network(problem.train, problem.test, fixed, insert, lambda params: params["head"].ravel(), sent),
     )
     return with_own_parts(config, convex)
 
@@ -271,14 +245,13 @@ class Programs(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _programs(network: str, kind: Any, features: int) -> Programs:
-    features_of = gradient_features(models.build(**json.loads(network)), kind=kind, features=features)
-    with_random_layer, projection = compiled(features_of.with_random_layer), compiled(features_of.projection)
-    at_once = rows_at_once(features_of.parameters)
-    return Programs(features_of, with_random_layer, projection, compiled(features_of.apply), at_once)
+def _programs(network: str, **options: Any) -> Programs:
+    made = gradient_features(models.build(**json.loads(network)), **options)
+    parts = compiled(made.with_random_layer), compiled(made.projection), compiled(made.apply)
+    return Programs(made, *parts, rows_at_once(made.parameters))
 
 
-def on_features(data: object, features: Callable[[Any], Any], at_once: int) -> Any:
+def on_features(data: Examples, features: Callable[[Any], Array], at_once: int) -> Examples:
     """The clients' data with `features(inputs)` for inputs, `at_once` rows at a time."""
     match data:
         case Pool():
@@ -291,7 +264,7 @@ def on_features(data: object, features: Callable[[Any], Any], at_once: int) -> A
     raise InputError("[convexify] makes features of examples with inputs, which this data has none of; leave it out")
 
 
-def _in_blocks(rows: Any, features: Callable[[Any], Any], at_once: int) -> Any:
+def _in_blocks(rows: Rows, features: Callable[[Any], Array], at_once: int) -> Array:
     """One compiled program for all blocks: the last is filled up."""
     blocks = []
     for start in range(0, len(rows), at_once):
@@ -303,7 +276,7 @@ def _in_blocks(rows: Any, features: Callable[[Any], Any], at_once: int) -> Any:
     return jnp.concatenate([*full, last]) if full else last
 
 
-def agreed_scaling(train: Any) -> tuple[np.ndarray, np.ndarray]:
+def agreed_scaling(train: ClientData) -> tuple[np.ndarray, np.ndarray]:
     """(mean, scale) of the features of all clients, by one exchange of sums."""
     like = client_shapes(train).inputs
     with jax.enable_x64(True):
@@ -313,11 +286,11 @@ def agreed_scaling(train: Any) -> tuple[np.ndarray, np.ndarray]:
         return scaling(jax.tree.map(np.asarray, sums))
 
 
-def scaled(data: Any, agreed: Scaling) -> Any:
+def scaled(data: Examples, agreed: Scaling) -> Examples:
     inputs = _shifted_and_scaled(data.inputs, *agreed)
     return data._replace(inputs=inputs) if isinstance(data, Shards) else replace(data, inputs=inputs)
 
 
 @jax.jit
-def _shifted_and_scaled(inputs: Any, mean: Array, scale: Array) -> Any:
+def _shifted_and_scaled(inputs: Array, mean: Array, scale: Array) -> Array:
     return (inputs - jnp.broadcast_to(mean, inputs.shape)) * jnp.broadcast_to(scale, inputs.shape)
