@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.lax import stop_gradient
 from jax.typing import DTypeLike
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from equipoise import local
 from equipoise.data.shards import Shards
@@ -101,13 +101,19 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
         drawn = draw(key, shard, (examples.batch,)), jax.random.fold_in(key, 1) if examples.random else None
         return jax.grad(on_rows)(x, fit(x, shard), shard, drawn)
 
-    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **options: Any) -> Any:
-        start = fit(x, shard)  # near that of every local step
+    def draws(shard: Shards, key: RandomKey, steps: int) -> PyTree:
         keys = jax.random.split(jax.random.fold_in(key, 1), steps) if examples.random else None
-        if examples.batch is None:
-            return local.descend(lambda u, k: slope(u, shard, k, start), x, keys, steps=steps, **options)
-        drawn = draw(key, shard, (steps, examples.batch)), keys
-        return local.descend(lambda u, d: jax.grad(on_rows)(u, start, shard, d), x, drawn, steps=steps, **options)
+        return keys if examples.batch is None else (draw(key, shard, (steps, examples.batch)), keys)
+
+    def descend(x: Vector, shard: Shards, key: RandomKey, **options: Any) -> Any:
+        start = fit(x, shard)  # near that of every local step
+
+        def along(u: Vector, shard: Shards, drawn: PyTree) -> Vector:
+            if examples.batch is None:
+                return slope(u, shard, drawn, start)
+            return jax.grad(on_rows)(u, start, shard, drawn)
+
+        return local.descent(along, draws)(x, shard, key, **options)
 
     parts = _parts(task, inputs, fit)
     return task._replace(name=f"{task.name}_own", loss=loss, grad=grad, descend=descend, own=parts)

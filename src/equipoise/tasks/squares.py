@@ -137,12 +137,14 @@ def squares(
                 return ((errors * data.rates[:, None]).T @ data.inputs).ravel() + l2 * x
         return plain.grad(x, data)
 
-    def descend(x: Vector, data: Data, key: RandomKey | None, *, steps: int, **options: Any) -> Any:
+    def descend(x: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> Any:
         if isinstance(data, Kernel) and options.get("optimizer") is None:
             m, p = data.inputs.shape
             if 3 * p + steps * m < 2 * p * steps:  # products with A: 3 in all, or 2 in every step
                 return descend_on_coefficients(x, data, steps=steps, **options)
-        return local.descend(lambda u, _: grad(u, data), x, None, steps=steps, **options)
+        return along_gradients(x, data, key, steps=steps, **options)
+
+    along_gradients = local.descent(lambda u, data, _: grad(u, data))
 
     def descend_on_coefficients(
         x: Vector,
