@@ -41,7 +41,7 @@ class Layout(NamedTuple):
 
     def place(self, tree: Tree) -> Tree:
         """`tree` on every device of the mesh."""
-        return jax.device_put(tree) if self.mesh is None else put(tree, self.whole)
+        return on_device(tree) if self.mesh is None else put(tree, self.whole)
 
     def place_shared(self, tree: Tree) -> Tree:
         """As `place`, for what is only read: the devices of a CPU, its cores, share one copy in memory."""
@@ -74,6 +74,11 @@ class Layout(NamedTuple):
 
 
 SIDE_BY_SIDE = Layout(None, sys.maxsize)  # all clients of a cohort at once, on one device
+
+
+def on_device(tree: Tree) -> Tree:
+    """`jax.device_put` of what is not there yet: to ask it for arrays that are takes as long as some small rounds."""
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf), tree)
 
 
 def put(tree: Tree, sharding: NamedSharding | None) -> Tree:

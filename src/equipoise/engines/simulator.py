@@ -39,7 +39,7 @@ from equipoise.engines.client_data import (
     prepare,
 )
 from equipoise.engines.kernel import Lost, State, Tally
-from equipoise.engines.layout import Layout, lay_out
+from equipoise.engines.layout import Layout, lay_out, on_device
 from equipoise.engines.made_from import MadeFrom, differs, made_from
 from equipoise.errors import LostReplies, Stopped, one_of, require
 from equipoise.leaves import numbers_of
@@ -205,7 +205,7 @@ def begin(
         state, source, finite = apart(*layout.place((numbers, x)), layout.of_clients(by_client(data)))
         require_finite(finite)
         return state, source
-    data = jax.device_put(data)
+    data = on_device(data)
     state = in_precision(products, starting(structure))(numbers, x)
     prepare = preparing(shared, quickly) if shared else partial(preparing_with(structure, quickly), numbers)
     source, finite = in_precision(products, prepare)(data)
