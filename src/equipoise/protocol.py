@@ -145,6 +145,15 @@ def client_program(exchange: Exchange) -> Callable:
     return compiled(partial(run_client, exchange))
 
 
+def keeps_nothing(x: Vector) -> None:
+    """`init_client` of clients without a state."""
+
+
+def its_x(server: Any) -> Vector:
+    """`model` of a server whose state has one by that name."""
+    return server.x
+
+
 def no_weights(server: object) -> None:
     """Of a method that does not weigh clients."""
 
@@ -158,9 +167,9 @@ class Algorithm(NamedTuple, Generic[Server, Client]):
     size: int  # length of the model vector
     prepare: Callable[[Data], Data]  # what each client does with its shard once, before round 0
     init: Callable[[Vector], Server]
-    init_client: Callable[[Vector], Client]
-    round: tuple[Exchange[Server, Client], ...]
-    model: Callable[[Server], Vector]  # the parameters to evaluate and ship
+    init_client: Callable[[Vector], Client] = keeps_nothing  # type: ignore[assignment]  # of clients with a state
+    round: tuple[Exchange[Server, Client], ...] = ()
+    model: Callable[[Server], Vector] = its_x  # the parameters to evaluate and ship
     weights: Callable[[Server], Float[Array, " n"] | None] = no_weights  # what each client's loss counts
     # Two exchanges with everybody: losses and gradients in the clear, then updates that the weighted gradient corrects.
     corrected: bool = False

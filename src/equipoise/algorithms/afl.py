@@ -137,7 +137,6 @@ def afl(
         size=task.size,
         prepare=task.prepare,
         init=init,
-        init_client=lambda x: None,
         round=(Exchange("train", sample.open, send, train, move),),
         model=lambda server: server.x_bar if averaged else server.x,
         weights=lambda server: server.lam_bar if averaged else server.lam,

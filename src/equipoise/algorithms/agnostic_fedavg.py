@@ -165,13 +165,11 @@ def agnostic_fedavg(
         size=task.size,
         prepare=prepare,
         init=lambda x: Server(x, jnp.full(p, 1 / p, x.dtype), jnp.ones((p, window), x.dtype)),
-        init_client=lambda x: None,
         round=(
             Exchange(
                 "train", sample.open, send, train, update, weights=None if domain_of else lambda message: message.alpha
             ),
         ),
-        model=lambda server: server.x,
         weights=(lambda server: server.lam) if domain_of is None else no_weights,  # else they are the domains'
     )
 

@@ -21,13 +21,5 @@ def alone(task: Task, n: int, *, steps: int, local_lr: ArrayLike) -> Algorithm[S
     def learn(server: Server, replies: Replies) -> Server:
         return server
 
-    return Algorithm(
-        name="alone",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=Server,
-        init_client=lambda x: x,
-        round=(Exchange("train", everyone(n).open, send_nothing, train, learn, writes=True),),
-        model=lambda server: server.x,
-    )
+    exchange = Exchange("train", everyone(n).open, send_nothing, train, learn, writes=True)
+    return Algorithm("alone", n, task.size, task.prepare, Server, lambda x: x, round=(exchange,))

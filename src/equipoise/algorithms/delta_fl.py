@@ -107,12 +107,10 @@ def delta_fl(
         size=task.size,
         prepare=task.prepare,
         init=lambda x: Server(x, jnp.zeros(n, x.dtype)),
-        init_client=lambda x: None,
         round=(
             Exchange("probe", sample.open, send_model, probe, select),
             Exchange("train", those_selected, send_weight, train, average),
         ),
-        model=lambda server: server.x,
     )
 
 

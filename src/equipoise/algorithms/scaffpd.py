@@ -178,7 +178,6 @@ def scaffpd(
         init=init,
         init_client=lambda x: Client(jnp.zeros_like(x), jnp.zeros_like(x)),
         round=(first, middle, last) if secure else (first, last),
-        model=lambda server: server.x,
         weights=lambda server: server.lam,
         corrected=not secure,
         dual=dual,

@@ -135,7 +135,6 @@ def scaffpd_partial(
             Exchange("collect", start_round, send_model, collect, update_dual, writes=True),
             Exchange("improve", choose_by_weight, send_correction, improve, update_primal),
         ),
-        model=lambda server: server.x,
         weights=lambda server: server.lam,
         dual=dual,
     )

@@ -228,7 +228,6 @@ def scaffpd_sums(
                 counts=lambda reply: reply.total.weight,
             ),
         ),
-        model=lambda server: server.x,
     )
 
 
