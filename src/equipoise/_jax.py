@@ -13,10 +13,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from equipoise.files import cache_folder
 
+if TYPE_CHECKING:
+    from jax.stages import Wrapped
+
+Key = ParamSpec("Key")
+Program = TypeVar("Program")
 DEVICES = 16  # at most; more of them cost more to keep in step than they bring
 # XLA kills a process in which a device has waited a minute for another, as one may on a busy machine. A process dies
 # of a flag that XLA does not know, too, so: where it is known to.
@@ -99,7 +104,7 @@ def keep_programs(folder: Path | str | None = None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def compiled(function: Callable, *, quickly: bool | None = None, **options: Any) -> Callable:
+def compiled(function: Callable, *, quickly: bool | None = None, **options: Any) -> "Wrapped":
     """`jax.jit` for programs that are called from outside of any other, once the device is known.
 
     `quickly` is for those that run a few times over little: on a CPU they compile sooner and run slower. None: where
@@ -118,10 +123,10 @@ def compiled(function: Callable, *, quickly: bool | None = None, **options: Any)
         return (quick if numbers_in((args, named)) <= LITTLE else usual)(*args, **named)
 
     by_size.trace = usual.trace  # type: ignore[attr-defined]  # which has no settings yet, and is kept for both
-    return by_size
+    return by_size  # type: ignore[return-value]
 
 
-def numbers_in(tree: Any) -> int:
+def numbers_in(tree: object) -> int:
     """How many there are in all arrays of a tree, without their values."""
     import jax
     import numpy as np
@@ -129,16 +134,16 @@ def numbers_in(tree: Any) -> int:
     return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(tree))
 
 
-def cached_program(build: Callable[..., Any]) -> Callable[..., Any]:
+def cached_program(build: Callable[Key, Program]) -> Callable[Key, Program]:
     """`build`, whose compiled programs are kept for the algorithms that were used last."""
     kept = lru_cache(maxsize=ALGORITHMS_KEPT)(build)
 
-    def program_of(*key: Any) -> Any:
+    def program_of(*key: Key.args, **named: Key.kwargs) -> Program:
         try:
             hash(key)
         except TypeError:  # an algorithm with a function that has no hash
-            return build(*key)
-        return kept(*key)
+            return build(*key, **named)
+        return kept(*key, **named)  # type: ignore[arg-type]
 
     return program_of
 

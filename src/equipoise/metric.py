@@ -22,7 +22,7 @@ from equipoise.data.shards import ClientData, client_shapes
 from equipoise.engines.kernel import Lost
 from equipoise.engines.simulator import simulate
 from equipoise.errors import require
-from equipoise.protocol import Algorithm, RandomKey, wire
+from equipoise.protocol import Algorithm, Data, RandomKey, wire
 from equipoise.tasks import in_metric as task_in_metric
 from equipoise.tasks.metric import LowRank, Metric, Triangular, WithMetric, linear_of
 from equipoise.tasks.task import Linear, Task
@@ -96,7 +96,7 @@ def chosen_rank(linear: Linear) -> int | None:
     return None if d <= least + more * linear.outputs else max(1, min(RANK, d // SHARE))
 
 
-def bytes_of_agreement(linear: Linear, n: int, rank: int | None, like: Any, dtype: DTypeLike) -> tuple[int, int]:
+def bytes_of_agreement(linear: Linear, n: int, rank: int | None, like: Data, dtype: DTypeLike) -> tuple[int, int]:
     """Down and up, over all n clients: the sums, and the metric that everybody is told. `like`: a client's shard."""
     with jax.enable_x64(True):
         algorithm = second_moments(linear, everyone(n), rank=rank)

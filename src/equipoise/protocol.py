@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int, Key, PyTree
 
 from equipoise._jax import cached_program, compiled
 from equipoise.errors import InputError, is_concrete, require
-from equipoise.leaves import tree_of_numbers
+from equipoise.leaves import Recipe, tree_of_numbers
 
 Server = TypeVar("Server")  # an algorithm's own NamedTuple of arrays
 Client = TypeVar("Client")  # the same, one per client; None when clients keep nothing
@@ -118,9 +118,9 @@ class Exchange(NamedTuple, Generic[Server, Client]):
     close: Callable[[Server, Replies], Server]
     writes: bool = False  # whether `work` changes the client's state; if not, it hands it back as it was
     # What a reply counts for, where the client itself says it and no message: near 1 over all clients together.
-    counts: Callable[[Reply], Any] | None = None
+    counts: Callable[[Reply], Float[Array, ""]] | None = None
     # What all clients count for, where every message says it.
-    weights: Callable[[Message], Any] | None = None
+    weights: Callable[[Message], Float[Array, " n"]] | None = None
     unit: bool = False  # every reply has the weight 1
 
 
@@ -140,7 +140,7 @@ def run_client(
 
 
 @cached_program
-def client_program(exchange: Exchange) -> Callable:
+def client_program(exchange: Exchange) -> jax.stages.Wrapped:
     """`run_client` of an exchange by itself: traced once for its shapes, whether they are asked for or it is run."""
     return compiled(partial(run_client, exchange))
 
@@ -174,7 +174,7 @@ class Algorithm(NamedTuple, Generic[Server, Client]):
     # Two exchanges with everybody: losses and gradients in the clear, then updates that the weighted gradient corrects.
     corrected: bool = False
     dual: Any = None  # the Dual it was built for, whose weights these are; None: they are not of a dual that was given
-    recipe: Any = None  # set by `numbers_are_leaves`
+    recipe: Recipe | None = None  # set by `numbers_are_leaves`
 
 
 class Wire(NamedTuple):

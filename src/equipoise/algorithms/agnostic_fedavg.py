@@ -24,7 +24,7 @@ zeros would make its next alpha infinite.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,7 @@ class Sums(NamedTuple):
 class Parts(NamedTuple):
     """A client's examples, domain by domain, each prepared by the task as if it were a client."""
 
-    data: Any  # leading axis: domains
+    data: Data  # leading axis: domains
     counts: Int[Array, " p"]
     sizes: Int[Array, ""]
 

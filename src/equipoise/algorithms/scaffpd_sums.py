@@ -26,7 +26,7 @@ Totals are sums by what the algorithm needs; whether the server is kept from sin
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -50,7 +50,7 @@ from equipoise.protocol import (
     tree_where,
     weighted,
 )
-from equipoise.steps import Rule, constant
+from equipoise.steps import Rule, RuleState, constant
 from equipoise.tasks import Task
 
 MOST = 2.0**10  # p_i above which a client does not answer
@@ -78,7 +78,7 @@ class Server(NamedTuple):
     begun: Bool[Array, ""]  # whether anybody was ever heard
     answered: Bool[Array, " n"]  # who answered in this round so far
     evidence: Evidence
-    steps: Any  # the rule's state
+    steps: RuleState
 
 
 class Client(NamedTuple):

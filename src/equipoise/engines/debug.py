@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ from equipoise.protocol import (
     run_client,
     slot_key,
 )
+
+Made = TypeVar("Made")
 
 
 class ExchangeError(EquipoiseError):
@@ -57,14 +59,12 @@ def debug(
     check_start(algorithm, flat, rounds)
     check_data(algorithm, flat, data)
     require_finite(all_finite(data))
-    compiled: Any = jax.jit if jit else lambda function: function
+    compiled: Callable = jax.jit if jit else lambda function: function
     source = compiled(partial(prepare_data, algorithm))(data).source
     if isinstance(source, StackedData):
         source = jax.tree.map(np.asarray, source)  # whose rows cost no compilation
     n, keep = algorithm.n, compiled(record or (lambda server: ()))
-    steps = [
-        ExchangeFunctions(*map(compiled, (e.open, e.send, partial(run_client, e), e.close))) for e in algorithm.round
-    ]
+    steps = [[*map(compiled, (e.open, e.send, partial(run_client, e), e.close))] for e in algorithm.round]
     server = algorithm.init(flat)
     clients = [algorithm.init_client(flat) for _ in range(n)]
     history, tally = [], Tally.nothing(algorithm)
@@ -107,22 +107,13 @@ def debug(
     return result
 
 
-class ExchangeFunctions(NamedTuple):
-    """The functions of an exchange, compiled or not."""
-
-    open: Callable
-    send: Callable
-    work: Callable
-    close: Callable
-
-
 def finite(reply: Reply) -> bool:
     """As `is_finite`, without compiling anything."""
     floats = [np.asarray(a) for a in jax.tree.leaves(reply) if jnp.issubdtype(a.dtype, jnp.inexact)]
     return all(np.isfinite(a).all() for a in floats)
 
 
-def named(where: str, call: Callable, *args: Any) -> Any:
+def named(where: str, call: Callable[..., Made], *args: PyTree) -> Made:
     """call(*args), whose errors say where they happened."""
     try:
         return call(*args)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +47,10 @@ from equipoise.protocol import Algorithm, Client, Data, RandomKey, Server, Vecto
 
 Products = Literal["float32", "tf32", "bf16"]
 PRODUCTS = {"float32": "float32", "tf32": "tensorfloat32", "bf16": "bfloat16"}  # JAX's names
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 Model = TypeVar("Model")  # a flat vector, or a tree
-Progress = Callable[[int, int, Any], None]
+Progress = Callable[[int, int, PyTree], None]
 CHUNK_SECONDS = 0.25  # how long the device runs between two looks at the clock and at Ctrl-C
 RECORDED = 1 << 22  # bytes of records that stay on the device before they are fetched
 MOST_RECORDED = 1024  # rounds of them
@@ -288,10 +290,10 @@ def products_in(products: Products | None) -> AbstractContextManager[None]:
     return jax.default_matmul_precision(PRODUCTS[products or "float32"])
 
 
-def in_precision(products: Products | None, program: Callable) -> Callable:
+def in_precision(products: Products | None, program: Callable[Given, Made]) -> Callable[Given, Made]:
     """`program` with matrix products of that precision."""
 
-    def call(*args: Any, **options: Any) -> Any:
+    def call(*args: Given.args, **options: Given.kwargs) -> Made:
         with products_in(products):
             return program(*args, **options)
 
@@ -339,7 +341,7 @@ def beginning_apart(structure: PyTreeDef, layout: Layout, quickly: bool) -> Call
     return compiled(begin, quickly=quickly, out_shardings=(states_apart(layout), layout.by_client, layout.whole))
 
 
-def states_apart(layout: Layout) -> Any:
+def states_apart(layout: Layout) -> State:
     return State(layout.whole, layout.whole, layout.by_client, layout.whole)  # type: ignore[arg-type]
 
 
@@ -488,7 +490,7 @@ def interrupts_deferred() -> Iterator[list]:
     """Ctrl-C in here fills the list instead of breaking off a step; a second one breaks off after all."""
     seen: list = []
 
-    def remember(*signal_and_frame: Any) -> None:
+    def remember(*signal_and_frame: object) -> None:
         if seen:
             raise KeyboardInterrupt
         seen.append(signal_and_frame)

@@ -8,7 +8,7 @@ result is always that of data in memory.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ def programs(structure: PyTreeDef) -> tuple[Callable, Callable]:
         algorithm = structure.unflatten(numbers)
         r, server, clients, tally = state
         gone = None if lose is None else partial(lose, r, k)
-        data: Any = Gathered(jax.vmap(algorithm.prepare)(shards))
+        data: PyTree = Gathered(jax.vmap(algorithm.prepare)(shards))
         keys = round_keys(key, r, len(algorithm.round))[k]
         server, clients, seen = kernel.exchange_once(algorithm.round[k], server, clients, data, keys, gone=gone)
         tally = kernel.Tally(

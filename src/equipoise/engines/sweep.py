@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,8 @@ from equipoise.leaves import numbers_of
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key, nbytes
 
 KEEP_NOTHING = as_operand(nothing_recorded)
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 SHARE = 0.25  # of the memory there is, for runs side by side
 
 
@@ -90,7 +92,7 @@ def sweep(
     trials: Sequence[Trial],
     *,
     rounds: int,
-    record: Callable[[Any], PyTree] | None = None,
+    record: Callable[[PyTree], PyTree] | None = None,
     at_once: int | None = None,
     clients_per_batch: int | None = None,
     progress: Callable[[int, int, int], None] | None = None,
@@ -176,9 +178,9 @@ class Program(NamedTuple):
     width: int  # how many run side by side
 
 
-def _grouped(keys: Sequence[object], values: Sequence[object]) -> Iterable[tuple[Any, list[Any]]]:
+def _grouped(keys: Sequence[Key], values: Sequence[Value]) -> Iterable[tuple[Key, list[Value]]]:
     """The values of each key, keys in the order in which they first come."""
-    groups: dict[Any, list[Any]] = {}
+    groups: dict[Key, list[Value]] = {}
     for key, value in zip(keys, values, strict=True):
         groups.setdefault(key, []).append(value)
     return groups.items()
@@ -323,7 +325,7 @@ def with_data_alike(trials: Sequence[Trial]) -> list[Trial]:
     """The trials with data of one shape; those that share data share it still."""
     from equipoise.data.alike import alike  # which imports what reads files
 
-    distinct: dict[int, Any] = {id(t.data): t.data for t in trials}
+    distinct = {id(t.data): t.data for t in trials}
     padded = dict(zip(distinct, alike([*distinct.values()]), strict=True))
     return [t._replace(data=padded[id(t.data)]) for t in trials]
 

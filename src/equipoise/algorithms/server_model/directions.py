@@ -11,13 +11,13 @@ arrays of double precision.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, PyTree
 
 from equipoise.algorithms.server_model import constants
 
@@ -48,7 +48,7 @@ class Difference(NamedTuple):
     U: Float[Array, "n 1+k 1+k"]  # the uncertainty of (H_i s/|s|, Y_i)
 
 
-def for_each(function: Callable[..., Any], *arrays: Array) -> Any:
+def for_each(function: Callable[..., PyTree], *arrays: Array) -> PyTree:
     """`function`, a routine of linear algebra, of each client's matrices.
 
     On a CPU one after the other: JAX hands a batch to the threads that its devices run on and waits for them there, so
