@@ -114,6 +114,6 @@ def beside_client(exchange: Exchange[Server, Client]) -> Exchange[Server, Beside
     return _of_other_states(exchange, work=work)
 
 
-def _of_other_states(made: Algorithm[Any, Any] | Exchange[Any, Any], **changes: Callable | tuple) -> Any:
+def _of_other_states(made: Any, **changes: Callable | tuple) -> Any:
     """`made._replace`, which by its type keeps the states as they are."""
-    return made._replace(**changes)  # type: ignore[arg-type]
+    return made._replace(**changes)

@@ -19,12 +19,12 @@ Conditions and equations are those of SCAFF-PD (Yu, Karimireddy, Ma and Jordan):
 
 import math
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from equipoise.errors import all_positive, positive, require, within
 from equipoise.leaves import Recipe, numbers_are_leaves, tree_of_numbers
@@ -49,18 +49,15 @@ class RuleState(Protocol):
         """Those of the open round."""
 
 
-State = TypeVar("State", bound=RuleState)
-
-
 @tree_of_numbers
-class Rule(NamedTuple, Generic[State]):
-    """Step sizes as pure functions over a state of its own."""
+class Rule(NamedTuple):
+    """Step sizes as pure functions over a tree of its own, a `RuleState`."""
 
-    init: Callable[[DTypeLike], State]  # before the first round
-    next: Callable[[State], State]  # when a round opens
+    init: Callable[[DTypeLike], PyTree]  # before the first round
+    next: Callable[[PyTree], PyTree]  # when a round opens
     # When the losses of the open round are known: |P (f(x_r) - f(x_{r-1}))|^2 / |x_r - x_{r-1}|^2, in the norm of the
     # local steps; 0 where nothing moved.
-    guard: Callable[[State, Scalar], State] = lambda state, coupling: state
+    guard: Callable[[PyTree, Scalar], PyTree] = lambda state, coupling: state
     recipe: Recipe | None = None  # set by `numbers_are_leaves`
 
 

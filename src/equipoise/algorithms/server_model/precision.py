@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from equipoise.algorithms.server_model.state import Server
@@ -28,7 +29,7 @@ def in_double(step: Callable[[Server, Replies, float], Server]) -> Callable[[Ser
     def wrapped(server: Server, replies: Replies) -> Server:
         dtype = server.centre.x.dtype
 
-        def wide(a: Array) -> Array:
+        def wide(a: Array | np.ndarray) -> Array | np.ndarray:
             return a.astype(jnp.float64) if jnp.issubdtype(jnp.result_type(a), jnp.floating) else a
 
         def narrow(a: Array) -> Array:
