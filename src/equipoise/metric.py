@@ -1,8 +1,8 @@
 """The metric of a federation: one exchange of sums, after which every method needs several times fewer rounds.
 
-    found = eq.metric.in_metric(lambda task: eq.algorithms.scaffpd_model(task, dual, sample, steps=10), task, shards)
-    result = eq.simulate(found.algorithm, x, found.data, key, rounds=10)
-    x = found.algorithm.model(result.server)
+    method = eq.metric.in_metric(lambda task: eq.algorithms.scaffpd_model(task, dual, sample, steps=10), task, shards)
+    result = eq.simulate(method.algorithm, x, method.data, key, rounds=10)
+    x = method.algorithm.model(result.server)
 
 `tasks/metric.py` says what it is; the same saddle point, told in the same x.
 """

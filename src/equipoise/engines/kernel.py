@@ -158,21 +158,21 @@ def block_of(exchange: Exchange[Server, Client], layout: Layout) -> Callable[...
     # Jitted, so that it is traced once even where its shapes are asked for first.
     @partial(jax.jit, inline=True)
     def on_slice(
-        slots: Array, part: Cohort, rows: Array, table: Client, data: Data, server: Server, working: RandomKey
+        slots: Array, members: Cohort, rows: Array, table: Client, data: Data, server: Server, working: RandomKey
     ) -> tuple:
         """Runs the clients `part`, whose states stand in the rows `rows` of `table`."""
         mine = jax.tree.map(lambda t: t[rows], table)
-        new, reply, finite = on_clients(slots, part.ids, mine, data, server, working)
-        here = jnp.asarray(part.present)
+        new, reply, finite = on_clients(slots, members.ids, mine, data, server, working)
+        here = jnp.asarray(members.present)
         arrived = here & finite
         if exchange.writes:
             table = jax.tree.map(Cohort(rows, arrived).put, table, new)
-        total, each, _ = fold(reply, part, arrived)
+        total, each, _ = fold(reply, members, arrived)
         return table, total, (each, arrived, here & ~finite)
 
     def on_block(
         slots: Array,
-        part: Cohort,
+        members: Cohort,
         rows: Array | np.ndarray,
         table: Client,
         places: Array | np.ndarray,
@@ -183,12 +183,12 @@ def block_of(exchange: Exchange[Server, Client], layout: Layout) -> Callable[...
         size = slots.shape[0]
         lanes = layout.lanes(size)
         if lanes == size:
-            return on_slice(slots, part, rows, table, federation.rows(places), *rest)
-        pieces = jax.tree.map(lambda a: in_slices(a, lanes), (slots, part, rows, places))
+            return on_slice(slots, members, rows, table, federation.rows(places), *rest)
+        pieces = jax.tree.map(lambda a: in_slices(a, lanes), (slots, members, rows, places))
 
         def one(piece: tuple, table: Client) -> tuple:
-            slots, part, rows, places = piece
-            return on_slice(slots, part, rows, table, federation.rows(places), *rest)
+            slots, members, rows, places = piece
+            return on_slice(slots, members, rows, table, federation.rows(places), *rest)
 
         shape = jax.eval_shape(one, jax.tree.map(lambda a: a[0], pieces), table)[1]
 
@@ -218,20 +218,20 @@ def on_devices(
     assert layout.mesh is not None
     on_block = block_of(exchange, layout)
     m, devices = cohort.ids.shape[0], layout.mesh.size
-    slots, part = jax.tree.map(lambda a: in_slices(a, devices).ravel(), (jnp.arange(m), cohort))
+    slots, members = jax.tree.map(lambda a: in_slices(a, devices).ravel(), (jnp.arange(m), cohort))
     spread, whole = PartitionSpec("clients"), PartitionSpec()
     mine, at_hand = clients, federation
     apart = isinstance(federation.source, SpreadData)
     if not (apart and isinstance(cohort.ids, np.ndarray) and federation.source.in_order(cohort.ids, layout.rows(m))):
-        mine = jax.tree.map(lambda table: table[part.ids], clients)
+        mine = jax.tree.map(lambda table: table[members.ids], clients)
         if apart:  # the devices hand each other the rows of those who are asked
-            at_hand = jax.tree.map(lambda table: table[part.ids], federation)
+            at_hand = jax.tree.map(lambda table: table[members.ids], federation)
             mine, at_hand = jax.lax.with_sharding_constraint((mine, at_hand), layout.by_client)
 
-    def on_device(slots: Array, part: Cohort, mine: Client, at_hand: PreparedData, *rest: PyTree) -> tuple:
+    def on_device(slots: Array, members: Cohort, mine: Client, at_hand: PreparedData, *rest: PyTree) -> tuple:
         places = np.arange(slots.shape[0], dtype=np.int32)
         own = PreparedData(StackedData(at_hand.source.tree)) if apart else at_hand
-        mine, total, rows = on_block(slots, part, places, mine, places if apart else part.ids, own, *rest)
+        mine, total, rows = on_block(slots, members, places, mine, places if apart else members.ids, own, *rest)
         return mine, jax.lax.psum(total, "clients"), rows
 
     new, total, heard = jax.shard_map(
@@ -240,7 +240,7 @@ def on_devices(
         in_specs=(spread, spread, spread, spread if apart else whole, whole, whole),
         out_specs=(spread, whole, spread),
         check_vma=False,
-    )(slots, part, mine, at_hand, server, working)
+    )(slots, members, mine, at_hand, server, working)
     each, arrived, broken = jax.tree.map(lambda a: a[:m], heard)
     if exchange.writes:
         put = Cohort(cohort.ids, arrived).put

@@ -141,8 +141,8 @@ def _sums(array: object) -> Iterator[float]:
     if values is None or values.dtype.kind not in "fiub" or not values.size:
         return
     for block in np.array_split(values.reshape(-1), min(BLOCKS, len(values))):
-        part = block.astype(np.float64)
-        weighted = part * (0.5 + np.modf(np.arange(1, part.size + 1) * 0.6180339887498949)[0])
+        numbers = block.astype(np.float64)
+        weighted = numbers * (0.5 + np.modf(np.arange(1, numbers.size + 1) * 0.6180339887498949)[0])
         yield float(np.sum(weighted) + 4 * np.sum(np.abs(weighted)))  # positive: relative differences mean something
 
 

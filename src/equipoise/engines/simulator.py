@@ -325,14 +325,14 @@ def beginning_apart(structure: PyTreeDef, layout: Layout, quickly: bool) -> Call
     """As `starting` and `preparing`, where every device holds and prepares its share of the clients."""
 
     def begin(numbers: list[Array], x: Vector, data: ClientData) -> tuple[State, PreparedData, dict[str, Array]]:
-        algorithm, share = structure.unflatten(numbers), PartitionSpec("clients")
+        algorithm, spread = structure.unflatten(numbers), PartitionSpec("clients")
         state = kernel.init(algorithm, x)
 
-        def prepared_here(part: ClientData) -> Data:
-            prepared = prepare(algorithm.prepare, StackedData(part))
-            return part if prepared is None else prepared.source.tree
+        def prepared_here(local: ClientData) -> Data:
+            prepared = prepare(algorithm.prepare, StackedData(local))
+            return local if prepared is None else prepared.source.tree
 
-        prepared = jax.shard_map(prepared_here, mesh=layout.mesh, in_specs=share, out_specs=share, check_vma=False)(
+        prepared = jax.shard_map(prepared_here, mesh=layout.mesh, in_specs=spread, out_specs=spread, check_vma=False)(
             data
         )
         state = state._replace(clients=jax.tree.map(layout.filled, state.clients))

@@ -204,8 +204,8 @@ def _slices(
     for (structure, _, _), places in _grouped(kinds, range(len(trials))):
         width = programs[structure].width
         for k in range(0, len(places), width):
-            part = places[k : k + width]
-            yield structure, part + part[-1:] * (width - len(part))
+            chosen = places[k : k + width]
+            yield structure, chosen + chosen[-1:] * (width - len(chosen))
 
 
 def _run(
@@ -236,7 +236,7 @@ def _run(
     if old:
         for one, word, origin in zip(old, words, origins, strict=True):
             check_resume(one, algorithm.name, word, outline, rounds, origin)
-        server, clients, tally = (_stacked([getattr(r, part) for r in old]) for part in ("server", "clients", "tally"))
+        server, clients, tally = (_stacked([getattr(r, name) for r in old]) for name in ("server", "clients", "tally"))
         done = jax.device_put(np.full(len(trials), old[0].rounds, np.int32))
         states = jax.device_put(states._replace(round=done, server=server, clients=clients))
         rows = [] if old[0].history is None else [_stacked([r.history for r in old], axis=1)]
