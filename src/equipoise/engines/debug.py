@@ -101,7 +101,8 @@ def debug(
     table = jax.tree.map(lambda *rows: jnp.stack(rows), *clients)
     origin = made_from(algorithm, data)
     model, took = as_given_start(algorithm.model(server)), (float("nan"), 0.0)
-    result = Result(server, table, stacked(history), rounds, tally, *took, algorithm.name, origin=origin, model=model)
+    kept = jax.tree.map(lambda *rows: np.stack(rows), *history) if history else ()
+    result = Result(server, table, kept, rounds, tally, *took, algorithm.name, origin=origin, model=model)
     if sentence := broken_replies(result.tally):
         warnings.warn(sentence, LostReplies, stacklevel=2)
     return result
@@ -109,8 +110,7 @@ def debug(
 
 def finite(reply: Reply) -> bool:
     """As `is_finite`, without compiling anything."""
-    floats = [np.asarray(a) for a in jax.tree.leaves(reply) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    return all(np.isfinite(a).all() for a in floats)
+    return all(np.isfinite(a).all() for a in jax.tree.leaves(reply) if jnp.issubdtype(a.dtype, jnp.inexact))
 
 
 def named(where: str, call: Callable[..., Made], *args: PyTree) -> Made:
@@ -119,7 +119,3 @@ def named(where: str, call: Callable[..., Made], *args: PyTree) -> Made:
         return call(*args)
     except Exception as error:
         raise ExchangeError(f"{where}: {error}") from error
-
-
-def stacked(history: list) -> PyTree[np.ndarray]:
-    return jax.tree.map(lambda *rows: np.stack(rows), *history) if history else ()

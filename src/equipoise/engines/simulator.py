@@ -18,17 +18,7 @@ from jaxtyping import PyTree
 
 from equipoise._jax import cached_program, compiled, compiles_quickly, numbers_in
 from equipoise.data.shards import ClientData
-from equipoise.engines import kernel, stream
-from equipoise.engines.checks import (
-    all_finite,
-    as_vector,
-    check_data,
-    check_every,
-    check_memory,
-    check_outside,
-    check_start,
-    require_finite,
-)
+from equipoise.engines import checks, kernel, stream
 from equipoise.engines.client_data import (
     PreparedData,
     SpreadData,
@@ -128,17 +118,17 @@ def simulate(
     number of rounds, the numbers in `data` and `resume` do not matter. `record` and `lost` may be a
     jax.tree_util.Partial, whose arrays do not matter either.
     """
-    check_outside("simulate", algorithm, x, data, key)
-    key, (flat, as_given_start) = as_key(key), as_vector(x)
-    check_start(algorithm, flat, rounds)
-    check_data(algorithm, flat, data)
-    check_every(every)
+    checks.check_outside("simulate", algorithm, x, data, key)
+    key, (flat, as_given_start) = as_key(key), checks.as_vector(x)
+    checks.check_start(algorithm, flat, rounds)
+    checks.check_data(algorithm, flat, data)
+    checks.check_every(every)
     origin = made_from(algorithm, data)
-    check_outside("simulate", origin.settings)  # numbers in closures are no leaves
+    checks.check_outside("simulate", origin.settings)  # numbers in closures are no leaves
     numbers, structure = numbers_of(algorithm, flat.dtype), jax.tree.structure(algorithm)
     keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
     outline = jax.eval_shape(outline_of(structure), numbers, flat, data, key, keep)
-    check_memory(outline.state, algorithm)
+    checks.check_memory(outline.state, algorithm)
     quick = 0 if stream.is_mapped(data) else quick_rounds(data, flat.size, algorithm.n)
     layout = lay_out(outline.shard, len(outline.largest), devices, clients_per_batch, padding=padding(data))
     # What a method leaves to its task does not depend on the numbers: one program for all such methods.
@@ -205,13 +195,13 @@ def begin(
     if layout.spread:
         apart = in_precision(products, beginning_apart(structure, layout, quickly))
         state, source, finite = apart(*layout.place((numbers, x)), layout.of_clients(by_client(data)))
-        require_finite(finite)
+        checks.require_finite(finite)
         return state, source
     data = on_device(data)
     state = in_precision(products, starting(structure))(numbers, x)
     prepare = preparing(shared, quickly) if shared else partial(preparing_with(structure, quickly), numbers)
     source, finite = in_precision(products, prepare)(data)
-    require_finite(finite)
+    checks.require_finite(finite)
     return state, layout.place_shared(as_given(data) if source is None else source)
 
 
@@ -309,14 +299,15 @@ def starting(structure: PyTreeDef) -> Callable:
 @cached_program
 def preparing(preparation: Callable[[Data], Data], quickly: bool) -> Callable:
     """Every client's data, prepared before the first round, and which arrays are finite."""
-    return compiled(lambda data: (prepare(preparation, data), all_finite(data)), quickly=quickly)
+    return compiled(lambda data: (prepare(preparation, data), checks.all_finite(data)), quickly=quickly)
 
 
 @cached_program
 def preparing_with(structure: PyTreeDef, quickly: bool) -> Callable:
     """The same, where what clients prepare depends on the numbers."""
     return compiled(
-        lambda numbers, data: (prepare(structure.unflatten(numbers).prepare, data), all_finite(data)), quickly=quickly
+        lambda numbers, data: (prepare(structure.unflatten(numbers).prepare, data), checks.all_finite(data)),
+        quickly=quickly,
     )
 
 
@@ -336,7 +327,7 @@ def beginning_apart(structure: PyTreeDef, layout: Layout, quickly: bool) -> Call
             data
         )
         state = state._replace(clients=jax.tree.map(layout.filled, state.clients))
-        return state, PreparedData(SpreadData(prepared)), all_finite(data)
+        return state, PreparedData(SpreadData(prepared)), checks.all_finite(data)
 
     return compiled(begin, quickly=quickly, out_shardings=(states_apart(layout), layout.by_client, layout.whole))
 

@@ -15,44 +15,17 @@ from jaxtyping import PyTree
 
 from equipoise._jax import cached_program, compiled
 from equipoise.data.shards import ClientData
-from equipoise.engines import kernel
-from equipoise.engines.checks import (
-    all_finite,
-    as_vector,
-    check_data,
-    check_every,
-    check_memory,
-    check_outside,
-    check_start,
-    require_finite,
-    total_memory,
-)
+from equipoise.engines import checks, kernel, simulator
 from equipoise.engines.client_data import PreparedData, as_given, prepare
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import SMALL, Layout, lay_out
 from equipoise.engines.made_from import made_from
-from equipoise.engines.simulator import (
-    Outline,
-    Products,
-    Result,
-    Run,
-    all_rounds,
-    as_operand,
-    check_resume,
-    history_of,
-    in_chunks,
-    in_precision,
-    interrupts_deferred,
-    longest_history,
-    nothing_recorded,
-    outline_of,
-    words_of,
-)
+from equipoise.engines.simulator import Outline, Products, Result, Run, in_precision
 from equipoise.errors import InputError, Stopped, require
 from equipoise.leaves import numbers_of
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key, nbytes
 
-KEEP_NOTHING = as_operand(nothing_recorded)
+KEEP_NOTHING = simulator.as_operand(simulator.nothing_recorded)
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 SHARE = 0.25  # of the memory there is, for runs side by side
@@ -121,25 +94,27 @@ def sweep(
     every trial that has begun.
     """
     require(len(trials) > 0, "there are no trials; give at least one")
-    check_every(every)
+    checks.check_every(every)
     for trial in trials:
-        check_outside("sweep", trial.algorithm, made_from(trial.algorithm).settings, trial.x, trial.data, trial.key)
-    forms = [as_vector(t.x) for t in trials]
+        checks.check_outside(
+            "sweep", trial.algorithm, made_from(trial.algorithm).settings, trial.x, trial.data, trial.key
+        )
+    forms = [checks.as_vector(t.x) for t in trials]
     trials = [
         t._replace(x=x, key=as_key(t.key), lost=_operand(t.lost)) for t, (x, _) in zip(trials, forms, strict=True)
     ]
     trials = with_data_alike(trials)
     for trial in trials:
-        check_start(trial.algorithm, trial.x, rounds)
+        checks.check_start(trial.algorithm, trial.x, rounds)
     structures = [jax.tree.structure(t.algorithm) for t in trials]
     programs: dict[PyTreeDef, Program] = {}
-    keep = as_operand(record or nothing_recorded)
+    keep = simulator.as_operand(record or simulator.nothing_recorded)
     for structure, of_it in _grouped(structures, trials):
         first = of_it[0]
         for data in {id(t.data): t.data for t in of_it}.values():
-            check_data(first.algorithm, first.x, data)
+            checks.check_data(first.algorithm, first.x, data)
         outline = _outline(first, keep)
-        check_memory(outline.state, first.algorithm)
+        checks.check_memory(outline.state, first.algorithm)
         layout = lay_out(outline.shard, len(outline.largest), 1, clients_per_batch)
         together = max(Counter(id(trial.data) for trial in of_it).values())  # those with other data come after
         width = at_once or side_by_side(first, together)
@@ -147,7 +122,7 @@ def sweep(
     before = [None] * len(trials) if resume is None else list(resume)
     results: list[Result | None] = list(before)
     done = 0
-    with interrupts_deferred() as interrupted:
+    with simulator.interrupts_deferred() as interrupted:
         for structure, slice_ in _slices(structures, trials, before, programs):
             if interrupted:
                 break
@@ -187,7 +162,7 @@ def _grouped(keys: Sequence[Key], values: Sequence[Value]) -> Iterable[tuple[Key
 
 
 def _operand(lost: Lost | None) -> Partial | None:
-    return None if lost is None else as_operand(lost)
+    return None if lost is None else simulator.as_operand(lost)
 
 
 def _slices(
@@ -226,23 +201,23 @@ def _run(
     lose = None if first.lost is None else jax.tree.map(lambda *a: jnp.stack(a), *[t.lost for t in trials])
     data = jax.device_put(first.data)
     states, source, finite = in_precision(products, beginnings(structure))(xs, numbers, data)
-    require_finite(finite)
+    checks.require_finite(finite)
     source = as_given(data) if source is None else source
     outline = _outline(first, keep)
-    words = [words_of(as_key(t.key)) for t in trials]
+    words = [simulator.words_of(as_key(t.key)) for t in trials]
     origins = [made_from(t.algorithm, t.data) for t in trials]
     start = Run(states, _stacked([Tally.nothing(algorithm)] * len(trials)), [])
     old = [result for result in before if result is not None]
     if old:
         for one, word, origin in zip(old, words, origins, strict=True):
-            check_resume(one, algorithm.name, word, outline, rounds, origin)
+            simulator.check_resume(one, algorithm.name, word, outline, rounds, origin)
         server, clients, tally = (_stacked([getattr(r, name) for r in old]) for name in ("server", "clients", "tally"))
         done = jax.device_put(np.full(len(trials), old[0].rounds, np.int32))
         states = jax.device_put(states._replace(round=done, server=server, clients=clients))
         rows = [] if old[0].history is None else [_stacked([r.history for r in old], axis=1)]
         took = sum(r.seconds for r in old[:real]), sum(r.compile_seconds for r in old[:real])
         start = Run(states, tally, rows, old[0].rounds, *took)
-    most = longest_history(outline.row)
+    most = simulator.longest_history(outline.row)
     many = in_precision(products, partial(rounds_of_many(structure, layout), length=most))
 
     def advance(states: State, stop: np.int32) -> tuple[State, PyTree]:
@@ -255,13 +230,13 @@ def _run(
         return Result(server, clients, history, run.reached, tally, *took, algorithm.name, words[t], origins[t], model)
 
     run, halts = start, None if callback is None else every
-    for run in in_chunks([(lambda: advance, rounds)], start, rounds, most, halts, interrupted):
+    for run in simulator.in_chunks([(lambda: advance, rounds)], start, rounds, most, halts, interrupted):
         if callback is not None and run.halted:
             for t in range(real):
                 callback(places[t], result(run, t))
         watch(run.reached)
     row = jax.tree.map(lambda s: jax.ShapeDtypeStruct((len(trials), *s.shape), s.dtype), outline.row)
-    history = history_of(run.rows, row)
+    history = simulator.history_of(run.rows, row)
     return [result(run, t, jax.tree.map(lambda a, t=t: np.array(a[:, t]), history)) for t in range(real)]
 
 
@@ -281,7 +256,7 @@ def beginnings(structure: PyTreeDef) -> Callable:
     def begin(xs: Array, numbers: list[Array], data: ClientData) -> tuple[State, PreparedData | None, dict[str, Array]]:
         states = jax.vmap(lambda x, numbers: kernel.init(structure.unflatten(numbers), x))(xs, numbers)
         if not numbers:  # the trials differ in their seeds only
-            return states, prepare(structure.unflatten([]).prepare, data), all_finite(data)
+            return states, prepare(structure.unflatten([]).prepare, data), checks.all_finite(data)
         try:
             source = jax.vmap(lambda numbers: prepare(structure.unflatten(numbers).prepare, data), out_axes=None)(
                 numbers
@@ -290,7 +265,7 @@ def beginnings(structure: PyTreeDef) -> Callable:
             raise InputError(
                 "what clients prepare depends on a setting, so the trials cannot share it; run them one by one"
             ) from error
-        return states, source, all_finite(data)
+        return states, source, checks.all_finite(data)
 
     return compiled(begin)
 
@@ -316,7 +291,7 @@ def rounds_of_many(structure: PyTreeDef, layout: Layout) -> Callable:
         def step(states: State) -> State:
             return jax.vmap(one)(states, keys, numbers, lose)
 
-        return all_rounds(step, jax.vmap(keep), states, states.round[0], stop, length)
+        return simulator.all_rounds(step, jax.vmap(keep), states, states.round[0], stop, length)
 
     return compiled(advance, quickly=False, donate_argnums=0, static_argnames="length")
 
@@ -338,9 +313,9 @@ def side_by_side(trial: Trial, trials: int) -> int:
     # A state and its successor; of every client in the cohort its rows, and a few vectors of the model's size.
     state = outline.state.server, outline.state.clients
     each = 2 * nbytes(state) + len(outline.largest) * (nbytes(outline.shard) + 6 * nbytes(trial.x))
-    return max(1, min(trials, int(SHARE * total_memory() / max(each, 1))))
+    return max(1, min(trials, int(SHARE * checks.total_memory() / max(each, 1))))
 
 
 def _outline(trial: Trial, keep: Partial = KEEP_NOTHING) -> Outline:
     structure, numbers = jax.tree.structure(trial.algorithm), numbers_of(trial.algorithm, trial.x.dtype)
-    return jax.eval_shape(outline_of(structure), numbers, trial.x, trial.data, as_key(trial.key), keep)
+    return jax.eval_shape(simulator.outline_of(structure), numbers, trial.x, trial.data, as_key(trial.key), keep)

@@ -51,8 +51,7 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
     if examples.linear and examples.batch is None:
         return _of_squares(task, inputs)
 
-    def basis(rows: Array, dtype: DTypeLike) -> Float[Array, "q m"]:
-        return _basis(inputs, rows, dtype)
+    basis = partial(_basis, inputs)
 
     def outputs(x: Vector, rows: Array, key: RandomKey | None = None) -> Float[Array, "k m"]:
         """Examples last, as on a CPU it is faster."""
@@ -78,10 +77,12 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
         each = losses(z + B @ basis(a, z.dtype), shard.labels[rows])
         return jnp.mean(each) + penalty(examples.l2, x) + ridge(B, shard)
 
+    def drawn_with(key: RandomKey, shard: Shards, batch: int) -> tuple[Array, RandomKey | None]:
+        return draw(key, shard, (batch,)), jax.random.fold_in(key, 1) if examples.random else None
+
     def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
         if key is not None and examples.batch is not None:
-            drawn = draw(key, shard, (examples.batch,)), jax.random.fold_in(key, 1) if examples.random else None
-            return on_rows(x, fit(x, shard), shard, drawn)
+            return on_rows(x, fit(x, shard), shard, drawn_with(key, shard, examples.batch))
         z = outputs(x, shard.inputs, key if examples.random else None)
         B = solved(outputs(x, shard.inputs) if examples.random else z, shard)
         each = losses(z + B @ basis(shard.inputs, z.dtype), shard.labels)
@@ -98,8 +99,7 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
         if key is None or examples.batch is None:
             return slope(x, shard, key)
-        drawn = draw(key, shard, (examples.batch,)), jax.random.fold_in(key, 1) if examples.random else None
-        return jax.grad(on_rows)(x, fit(x, shard), shard, drawn)
+        return jax.grad(on_rows)(x, fit(x, shard), shard, drawn_with(key, shard, examples.batch))
 
     def draws(shard: Shards, key: RandomKey, steps: int) -> PyTree:
         keys = jax.random.split(jax.random.fold_in(key, 1), steps) if examples.random else None
