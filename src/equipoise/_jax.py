@@ -35,10 +35,10 @@ QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_co
 QUICK_TRIED_WITH = ((0, 10),)
 # Else XLA tries hundreds of Triton kernels for products in float32, which takes ten times as long as all else it does,
 # and what it ends with makes rounds of the library's own models at best 15% faster (docs/benchmarks.md).
-ON_GPUS = {"xla_gpu_enable_triton_gemm": False}
+ON_GPUS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
 # For a CPU: a third of the compilation, and rounds of small arrays that take three times as long (docs/benchmarks.md).
 # The first is for what runs a few times over little data.
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+QUICKLY: dict[str, bool | int] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 LITTLE = 1 << 17  # numbers in the arguments of such a program
 ALGORITHMS_KEPT = 64  # whose compiled programs stay in memory
 BYTES = 1 << 30  # of programs; beyond, the ones that were used longest ago are removed
@@ -157,13 +157,13 @@ def compiles_quickly() -> bool:
 
 
 @cache
-def compiler_options(backend: str, quickly: bool = False) -> dict[str, Any] | None:
+def compiler_options(backend: str, quickly: bool = False) -> dict[str, bool | int] | None:
     """XLA's settings for this kind of device, as far as it knows them; None: as they are."""
     options = {"gpu": ON_GPUS, "cpu": QUICKLY if quickly else {}}.get(backend, {})
     return {name: value for name, value in options.items() if _is_known(name, value)} or None
 
 
-def _is_known(name: str, value: Any) -> bool:
+def _is_known(name: str, value: object) -> bool:
     """To this version of XLA."""
     import jax
 
