@@ -4,7 +4,7 @@
     result = eq.simulate(method.algorithm, x, method.data, key, rounds=10)
     x = method.algorithm.model(result.server)
 
-`tasks/metric.py` says what it is; the same saddle point, told in the same x.
+`tasks/metric.py` says what it is. The saddle point stays where it is, and models are still x.
 """
 
 from collections.abc import Callable

@@ -130,7 +130,7 @@ def scaffpd_sums(
     """
     n, rho, sample = dual.n, dual.modulus, sample.among(dual.n)
     require(
-        dual.name == "kl" and uniform_reference(dual),
+        is_relative_entropy(dual),
         f"the objective is {dual.name}, and only for kl with equal reference weights can each client keep its own "
         "weight; give kl(n, rho), or use scaffpd_secure, which shows the server every loss",
     )
@@ -239,7 +239,11 @@ def gap_from_sums(server: Server, *, mu: float) -> Scalar:
     return jnp.where(complete, jnp.maximum(gap, 0), jnp.inf)  # below zero it is rounding
 
 
-def uniform_reference(dual: Dual) -> bool:
+def is_relative_entropy(dual: Dual) -> bool:
+    """To equal weights, and nothing else."""
+    parts = dual.interior
+    if parts is None or parts.entropy is None or not (parts.cap >= 1).all():
+        return False
     calm = dual.best_response(jnp.zeros(dual.n))
     return not is_concrete(calm) or bool(jnp.allclose(calm, 1 / dual.n))
 

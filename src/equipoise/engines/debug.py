@@ -55,7 +55,7 @@ def debug(
         strict: a reply that is not finite is an error that names its client, instead of a lost reply.
         jit: compile the algorithm's functions; faster, but no breakpoint or print in there sees numbers.
     """
-    key, (flat, as_given_start) = as_key(key), as_vector(x)
+    key, (flat, in_given_form) = as_key(key), as_vector(x)
     check_start(algorithm, flat, rounds)
     check_data(algorithm, flat, data)
     require_finite(all_finite(data))
@@ -100,7 +100,7 @@ def debug(
         history.append(keep(server))
     table = jax.tree.map(lambda *rows: jnp.stack(rows), *clients)
     origin = made_from(algorithm, data)
-    model, took = as_given_start(algorithm.model(server)), (float("nan"), 0.0)
+    model, took = in_given_form(algorithm.model(server)), (float("nan"), 0.0)
     kept = jax.tree.map(lambda *rows: np.stack(rows), *history) if history else ()
     result = Result(server, table, kept, rounds, tally, *took, algorithm.name, origin=origin, model=model)
     if sentence := broken_replies(result.tally):

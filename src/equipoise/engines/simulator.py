@@ -119,7 +119,7 @@ def simulate(
     jax.tree_util.Partial, whose arrays do not matter either.
     """
     checks.check_outside("simulate", algorithm, x, data, key)
-    key, (flat, as_given_start) = as_key(key), checks.as_vector(x)
+    key, (flat, in_given_form) = as_key(key), checks.as_vector(x)
     checks.check_start(algorithm, flat, rounds)
     checks.check_data(algorithm, flat, data)
     checks.check_every(every)
@@ -148,7 +148,7 @@ def simulate(
     def result(run: Run, history: PyTree = None) -> Result:
         clients = layout.gathered(run.state.clients, algorithm.n)
         took = (run.seconds, run.compile_seconds)
-        model = as_given_start(algorithm.model(run.state.server))
+        model = in_given_form(algorithm.model(run.state.server))
         return Result(
             run.state.server, clients, history, run.reached, run.tally, *took, algorithm.name, words, origin, model
         )
@@ -363,8 +363,8 @@ def rounds_of(structure: PyTreeDef, layout: Layout, quickly: bool) -> Callable:
 
         return all_rounds(step, keep, state, state.round, stop, length)
 
-    lie = (states_apart(layout), layout.whole) if layout.spread else layout.whole
-    return compiled(advance, quickly=quickly, donate_argnums=1, static_argnames="length", out_shardings=lie)
+    shardings = (states_apart(layout), layout.whole) if layout.spread else layout.whole
+    return compiled(advance, quickly=quickly, donate_argnums=1, static_argnames="length", out_shardings=shardings)
 
 
 def all_rounds(
