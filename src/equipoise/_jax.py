@@ -75,7 +75,7 @@ def compile_quickly() -> None:
 
 
 def number_of_cores() -> int:
-    """That this process may use."""
+    """Cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS, Windows
@@ -127,7 +127,7 @@ def compiled(function: Callable, *, quickly: bool | None = None, **options: Any)
 
 
 def numbers_in(tree: object) -> int:
-    """How many there are in all arrays of a tree, without their values."""
+    """How many numbers a tree of arrays has; their values are not read."""
     import jax
     import numpy as np
 

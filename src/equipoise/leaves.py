@@ -26,7 +26,7 @@ Kind = TypeVar("Kind", bound=type)
 
 
 class Recipe:
-    """What something was made from: a field of it, and of nothing that it was changed into."""
+    """The arguments that something was made from. Of a copy changed by `_replace` it is none: see `is_of`."""
 
     def __init__(self, numbers: tuple, structure: "Structure", made: tuple):
         self.numbers, self.structure, self.made = numbers, structure, made[:-1]
@@ -38,7 +38,7 @@ class Recipe:
 class Structure:
     """A factory and all of its arguments but the numbers.
 
-    What has no numbers is kept `whole` and not made again; without a factory it is known by nothing else.
+    Something without numbers is kept as it is (`whole`) and never made again; without a factory, that is all there is.
     """
 
     def __init__(self, factory: Callable | None, tree: object, fixed: tuple, shapes: tuple = (), whole: object = None):

@@ -117,9 +117,9 @@ class Exchange(NamedTuple, Generic[Server, Client]):
     work: Callable[[Message, Client, Data, RandomKey], tuple[Client, Reply]]
     close: Callable[[Server, Replies], Server]
     writes: bool = False  # whether `work` changes the client's state; if not, it hands it back as it was
-    # What a reply counts for, where the client itself says it and no message: near 1 over all clients together.
+    # The weight of a reply, where the client chooses it: near 1, summed over all clients.
     counts: Callable[[Reply], Float[Array, ""]] | None = None
-    # What all clients count for, where every message says it.
+    # The weights of all clients, where every message tells them.
     weights: Callable[[Message], Float[Array, " n"]] | None = None
     unit: bool = False  # every reply has the weight 1
 
@@ -155,7 +155,7 @@ def its_x(server: Any) -> Vector:
 
 
 def no_weights(server: object) -> None:
-    """Of a method that does not weigh clients."""
+    """`weights` of an algorithm that does not weigh clients."""
 
 
 @tree_of_numbers
@@ -173,7 +173,7 @@ class Algorithm(NamedTuple, Generic[Server, Client]):
     weights: Callable[[Server], Float[Array, " n"] | None] = no_weights  # what each client's loss counts
     # Two exchanges with everybody: losses and gradients in the clear, then updates that the weighted gradient corrects.
     corrected: bool = False
-    dual: Any = None  # the Dual it was built for, whose weights these are; None: they are not of a dual that was given
+    dual: Any = None  # the Dual that `weights` are of; None: of none that it was given
     recipe: Recipe | None = None  # set by `numbers_are_leaves`
 
 
@@ -196,7 +196,7 @@ class Wire(NamedTuple):
 
 
 def nbytes(tree: PyTree) -> int:
-    """Of all arrays of a message."""
+    """Bytes of all arrays of a tree."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

@@ -1,6 +1,6 @@
 """Every client goes on with its own model, which is its state; nothing is sent in either direction.
 
-The server has the start, of which nobody is told anything.
+The server keeps the start, and sends it to nobody.
 """
 
 from jax.typing import ArrayLike
@@ -13,7 +13,7 @@ from equipoise.tasks import Task
 
 
 def alone(task: Task, n: int, *, steps: int, local_lr: ArrayLike) -> Algorithm[Server, Vector]:
-    """Local steps, and no word of them."""
+    """Local steps on every client."""
 
     def train(message: Nothing, own: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
         return task.descend(own, data, key, steps=steps, lr=local_lr), Reply()

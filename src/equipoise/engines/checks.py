@@ -44,7 +44,7 @@ def as_vector(x: object) -> tuple[Vector, Callable[[Vector], PyTree]]:
 
 
 def check_memory(state: PyTree, algorithm: Algorithm) -> None:
-    """A state that no memory holds is a mistake in a setting."""
+    """A state larger than the device's memory comes from a mistake in a setting."""
     needed, there = nbytes(state), total_memory()
     require(
         needed <= there,

@@ -26,12 +26,12 @@ class Layout(NamedTuple):
 
     @property
     def whole(self) -> NamedSharding | None:
-        """A copy on every device: how all that is not the clients' lies between rounds."""
+        """A copy on every device: for everything but the clients' own data and states."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def by_client(self) -> NamedSharding | None:
-        """How the clients' own data and states lie between rounds."""
+        """How the clients' own data and states are spread over the devices."""
         return (
             NamedSharding(self.mesh, PartitionSpec("clients")) if self.mesh is not None and self.spread else self.whole
         )

@@ -57,7 +57,7 @@ def level(b: Array, cap: ArrayLike, low: ArrayLike) -> Array:
 
 
 def with_unit_sum(lam: Array, cap: ArrayLike) -> Array:
-    """lam with what its sum lacks of one, a matter of rounding, spread over weights inside the bounds."""
+    """lam, whose sum is one up to rounding, corrected by its weights that are strictly inside their bounds."""
     for _ in range(2):
         free = (lam > 0) & (lam < cap)
         surplus = (jnp.sum(lam) - 1) / jnp.maximum(jnp.sum(free, dtype=lam.dtype), 1)

@@ -2,7 +2,7 @@
 
     x = W z,  W'HW = I,     H = curvature * mean_i X_i'X_i/m_i + l2
 
-What is left of the rounds of a good method is conditioning, and the Hessians of all f_i are, up to the factor p(1-p) of
+How many rounds a good method needs depends on conditioning, and the Hessians of all f_i are, up to the factor p(1-p) of
 a softmax, the second moments of the inputs. Their mean over the clients is one exchange of sums
 (`algorithms/second_moments.py`). In z the same losses are minimised, l2 |x|^2 included, so the saddle point is the same
 one; no algorithm knows of it. Weights of an intercept: x = W z, b = z_b - c'x with c the mean input, so that

@@ -32,7 +32,7 @@ class Linear(NamedTuple):
     intercept: bool
     curvature: float  # what the second moments of the inputs are multiplied by in a Hessian, about
     l2: Convexity
-    loss: Callable[..., Scalar]  # of a task with another one, such as an envelope, this says how x lies and no more
+    loss: Callable[..., Scalar]  # a task with another loss, such as an envelope, only has the layout of x from here
 
 
 class Examples(NamedTuple):
