@@ -13,10 +13,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from equipoise.files import cache_folder
 
+if TYPE_CHECKING:
+    from jax.stages import Wrapped
+
+Key = ParamSpec("Key")
+Program = TypeVar("Program")
 DEVICES = 16  # at most; more of them cost more to keep in step than they bring
 # XLA kills a process in which a device has waited a minute for another, as one may on a busy machine. A process dies
 # of a flag that XLA does not know, too, so: where it is known to.
@@ -30,10 +35,10 @@ QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_co
 QUICK_TRIED_WITH = ((0, 10),)
 # Else XLA tries hundreds of Triton kernels for products in float32, which takes ten times as long as all else it does,
 # and what it ends with makes rounds of the library's own models at best 15% faster (docs/benchmarks.md).
-ON_GPUS = {"xla_gpu_enable_triton_gemm": False}
+ON_GPUS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
 # For a CPU: a third of the compilation, and rounds of small arrays that take three times as long (docs/benchmarks.md).
 # The first is for what runs a few times over little data.
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+QUICKLY: dict[str, bool | int] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 LITTLE = 1 << 17  # numbers in the arguments of such a program
 ALGORITHMS_KEPT = 64  # whose compiled programs stay in memory
 BYTES = 1 << 30  # of programs; beyond, the ones that were used longest ago are removed
@@ -70,7 +75,7 @@ def compile_quickly() -> None:
 
 
 def number_of_cores() -> int:
-    """That this process may use."""
+    """Cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS, Windows
@@ -99,7 +104,7 @@ def keep_programs(folder: Path | str | None = None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def compiled(function: Callable, *, quickly: bool | None = None, **options: Any) -> Callable:
+def compiled(function: Callable, *, quickly: bool | None = None, **options: Any) -> "Wrapped":
     """`jax.jit` for programs that are called from outside of any other, once the device is known.
 
     `quickly` is for those that run a few times over little: on a CPU they compile sooner and run slower. None: where
@@ -118,27 +123,27 @@ def compiled(function: Callable, *, quickly: bool | None = None, **options: Any)
         return (quick if numbers_in((args, named)) <= LITTLE else usual)(*args, **named)
 
     by_size.trace = usual.trace  # type: ignore[attr-defined]  # which has no settings yet, and is kept for both
-    return by_size
+    return by_size  # type: ignore[return-value]
 
 
-def numbers_in(tree: Any) -> int:
-    """How many there are in all arrays of a tree, without their values."""
+def numbers_in(tree: object) -> int:
+    """How many numbers a tree of arrays has; their values are not read."""
     import jax
     import numpy as np
 
     return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(tree))
 
 
-def cached_program(build: Callable[..., Any]) -> Callable[..., Any]:
+def cached_program(build: Callable[Key, Program]) -> Callable[Key, Program]:
     """`build`, whose compiled programs are kept for the algorithms that were used last."""
     kept = lru_cache(maxsize=ALGORITHMS_KEPT)(build)
 
-    def program_of(*key: Any) -> Any:
+    def program_of(*key: Key.args, **named: Key.kwargs) -> Program:
         try:
             hash(key)
         except TypeError:  # an algorithm with a function that has no hash
-            return build(*key)
-        return kept(*key)
+            return build(*key, **named)
+        return kept(*key, **named)  # type: ignore[arg-type]
 
     return program_of
 
@@ -152,14 +157,14 @@ def compiles_quickly() -> bool:
 
 
 @cache
-def compiler_options(backend: str, quickly: bool = False) -> dict[str, Any] | None:
+def compiler_options(backend: str, quickly: bool = False) -> dict[str, bool | int] | None:
     """XLA's settings for this kind of device, as far as it knows them; None: as they are."""
     every: dict[str, dict[str, Any]] = {"gpu": ON_GPUS, "cpu": QUICKLY if quickly else {}}
     options = every.get(backend, {})
     return {name: value for name, value in options.items() if _is_known(name, value)} or None
 
 
-def _is_known(name: str, value: Any) -> bool:
+def _is_known(name: str, value: object) -> bool:
     """To this version of XLA."""
     import jax
 

@@ -6,7 +6,7 @@ to read n weights, reads n numbers.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from equipoise.errors import InputError, require
-from equipoise.leaves import numbers_are_leaves, tree_of_numbers
+from equipoise.leaves import Recipe, numbers_are_leaves, tree_of_numbers
 from equipoise.protocol import Cohort, RandomKey, Server
 
 Weights = Float[Array, " n"]
@@ -33,7 +33,7 @@ class Sample(NamedTuple):
     m: int  # slots of a cohort
     distinct: bool  # no client stands twice in a cohort
     draw: Callable[[RandomKey, Weights | None], Cohort]
-    recipe: Any = None  # set by `numbers_are_leaves`
+    recipe: Recipe | None = None  # set by `numbers_are_leaves`
 
     def __call__(self, key: RandomKey, weights: Weights | None = None) -> Cohort:
         return self.draw(key, weights)

@@ -19,14 +19,14 @@ from typing import Any, TypeVar, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 Kind = TypeVar("Kind", bound=type)
 
 
 class Recipe:
-    """What something was made from: a field of it, and of nothing that it was changed into."""
+    """The arguments that something was made from. Of a copy changed by `_replace` it is none: see `is_of`."""
 
     def __init__(self, numbers: tuple, structure: "Structure", made: tuple):
         self.numbers, self.structure, self.made = numbers, structure, made[:-1]
@@ -38,10 +38,10 @@ class Recipe:
 class Structure:
     """A factory and all of its arguments but the numbers.
 
-    What has no numbers is kept `whole` and not made again; without a factory it is known by nothing else.
+    Something without numbers is kept as it is (`whole`) and never made again; without a factory, that is all there is.
     """
 
-    def __init__(self, factory: Callable | None, tree: Any, fixed: tuple, shapes: tuple = (), whole: Any = None):
+    def __init__(self, factory: Callable | None, tree: object, fixed: tuple, shapes: tuple = (), whole: object = None):
         self.factory, self.tree, self.fixed, self.shapes, self.whole = factory, tree, fixed, shapes, whole
         self.key = (factory, tree, tuple(map(_compared, fixed)), shapes)
         self.hash = hash(self.key)
@@ -56,7 +56,7 @@ class Structure:
 class _Itself:
     """Equal for the same object only."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -66,7 +66,7 @@ class _Itself:
         return id(self.value)
 
 
-def _compared(value: Any) -> Any:
+def _compared(value: object) -> object:
     try:
         hash(value)
     except TypeError:
@@ -77,12 +77,13 @@ def _compared(value: Any) -> Any:
 _NUMBER = object()  # stands where a number was, among what is fixed
 
 
-def _is_number(value: Any) -> bool:
-    array = isinstance(value, jax.Array | np.ndarray | np.floating)
-    return isinstance(value, float) or (array and jnp.issubdtype(value.dtype, jnp.inexact))
+def _is_number(value: object) -> bool:
+    if isinstance(value, jax.Array | np.ndarray | np.floating):
+        return jnp.issubdtype(value.dtype, jnp.inexact)
+    return isinstance(value, float)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     """A record of functions that is not known as a pytree of numbers, such as a task or an optimizer."""
     return isinstance(value, tuple) and type(value) not in _KINDS and any(map(callable, value))
 
@@ -164,7 +165,7 @@ def numbers_are_leaves(factory: Any = None, *, static: tuple[str, ...] = ()) -> 
     return make
 
 
-def _argument(value: Any, parameter: inspect.Parameter, static: bool) -> Any:
+def _argument(value: object, parameter: inspect.Parameter, static: bool) -> object:
     if static:
         return _Fixed(value)
     return float(value) if type(value) is int and parameter.annotation is float else value
@@ -173,7 +174,7 @@ def _argument(value: Any, parameter: inspect.Parameter, static: bool) -> Any:
 class _Fixed:
     """A number, or a vector of them, that is part of the structure."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value, self.key = value, (type(value), value)
         if isinstance(value, jax.Array | np.ndarray | list):
             array = np.asarray(value)
@@ -186,7 +187,7 @@ class _Fixed:
         return hash(self.key)
 
 
-def scaled(made: Any, names: tuple[str, ...], factor: Any) -> Any:
+def scaled(made: Any, names: tuple[str, ...], factor: ArrayLike) -> Any:
     """What is made where all numbers that are arguments of these names, of its factory and of those of its arguments,
     are `factor` times what they were."""
     structure, leaves = made.recipe.structure, iter(made.recipe.numbers)
@@ -201,6 +202,6 @@ def scaled(made: Any, names: tuple[str, ...], factor: Any) -> Any:
     return structure.factory(**given)
 
 
-def numbers_of(value: Any, dtype: DTypeLike) -> list[jax.Array | np.ndarray]:
+def numbers_of(value: object, dtype: DTypeLike) -> list[jax.Array | np.ndarray]:
     """Its leaves, as operands of a program."""
     return [(jnp if isinstance(leaf, jax.Array) else np).asarray(leaf, dtype) for leaf in jax.tree.leaves(value)]

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from equipoise.errors import is_concrete, require
-from equipoise.protocol import Vector
+from equipoise.protocol import Data, RandomKey, Vector
 
 
 @runtime_checkable
@@ -18,14 +18,38 @@ class Optimizer(Protocol):
     """What optax calls a GradientTransformation. optax itself is imported only by those who use one of its own."""
 
     @property
-    def init(self) -> Callable[..., Any]: ...
+    def init(self) -> Callable[..., PyTree]: ...
 
     @property
-    def update(self) -> Callable[..., Any]: ...
+    def update(self) -> Callable[..., tuple[PyTree, PyTree]]: ...
+
+
+# A client's local steps: descend(x, data, key, *, steps, lr, ...) gives what `descend` below does, u or (u, snapshot).
+Descend = Callable[..., Any]
+
+
+def nothing_drawn(data: Data, key: RandomKey, steps: int) -> None:
+    """Of local steps that leave nothing to chance."""
+
+
+def a_key_each(data: Data, key: RandomKey, steps: int) -> RandomKey:
+    return jax.random.split(key, steps)
+
+
+def descent(
+    gradient: Callable[[Vector, Data, PyTree], Vector],
+    draws: Callable[[Data, RandomKey, int], PyTree] = nothing_drawn,
+) -> Descend:
+    """`descend` of a task: along gradient(u, data, draw), the draws of all steps being draws(data, key, steps)."""
+
+    def descend_along(x: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> Any:
+        return descend(lambda u, d: gradient(u, data, d), x, draws(data, key, steps), steps=steps, **options)
+
+    return descend_along
 
 
 def descend(
-    grad: Callable[[Vector, Any], Vector],
+    grad: Callable[[Vector, PyTree], Vector],
     x: Vector,
     draws: PyTree,
     *,
@@ -55,7 +79,7 @@ def descend(
             g = g + shift
         return g if is_concrete(pull) and not pull else g + pull * (u - x)
 
-    def step(carry: tuple[Vector, object], draw: PyTree) -> tuple[tuple[Vector, Any], None]:
+    def step(carry: tuple[Vector, PyTree], draw: PyTree) -> tuple[tuple[Vector, PyTree], None]:
         u, state = carry
         if optimizer is None:
             return (u - lr * direction(u, draw), None), None
@@ -74,13 +98,13 @@ def descend(
     return carried[0], seen
 
 
-def optimizer_step(optimizer: Optimizer, gradient: Vector, state: PyTree, u: Vector) -> tuple[Vector, Any]:
+def optimizer_step(optimizer: Optimizer, gradient: Vector, state: PyTree, u: Vector) -> tuple[Vector, PyTree]:
     """The optimizer's update of u, in the precision of u; optax mixes its counts with floats."""
     with jax.numpy_dtype_promotion("standard"):
         updates, state = optimizer.update(gradient, state, u)
     return updates.astype(u.dtype), state
 
 
-def fixed(descend: Callable) -> Mapping[str, Any]:
+def fixed(descend: Callable) -> Mapping[str, object]:
     """What a task has fixed of its `descend` (a pull, an optimizer), for a loop that takes its place."""
     return descend.keywords if isinstance(descend, partial) else {}

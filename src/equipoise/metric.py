@@ -1,10 +1,10 @@
 """The metric of a federation: one exchange of sums, after which every method needs several times fewer rounds.
 
-    found = eq.metric.in_metric(lambda task: eq.algorithms.scaffpd_model(task, dual, sample, steps=10), task, shards)
-    result = eq.simulate(found.algorithm, x, found.data, key, rounds=10)
-    x = found.algorithm.model(result.server)
+    method = eq.metric.in_metric(lambda task: eq.algorithms.scaffpd_model(task, dual, sample, steps=10), task, shards)
+    result = eq.simulate(method.algorithm, x, method.data, key, rounds=10)
+    x = method.algorithm.model(result.server)
 
-`tasks/metric.py` says what it is; the same saddle point, told in the same x.
+`tasks/metric.py` says what it is. The saddle point stays where it is, and models are still x.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from equipoise.data.shards import ClientData, client_shapes
 from equipoise.engines.kernel import Lost
 from equipoise.engines.simulator import simulate
 from equipoise.errors import require
-from equipoise.protocol import Algorithm, RandomKey, wire
+from equipoise.protocol import Algorithm, Data, RandomKey, wire
 from equipoise.tasks import in_metric as task_in_metric
 from equipoise.tasks.metric import LowRank, Metric, Triangular, WithMetric, linear_of
 from equipoise.tasks.task import Linear, Task
@@ -96,7 +96,7 @@ def chosen_rank(linear: Linear) -> int | None:
     return None if d <= least + more * linear.outputs else max(1, min(RANK, d // SHARE))
 
 
-def bytes_of_agreement(linear: Linear, n: int, rank: int | None, like: Any, dtype: DTypeLike) -> tuple[int, int]:
+def bytes_of_agreement(linear: Linear, n: int, rank: int | None, like: Data, dtype: DTypeLike) -> tuple[int, int]:
     """Down and up, over all n clients: the sums, and the metric that everybody is told. `like`: a client's shard."""
     with jax.enable_x64(True):
         algorithm = second_moments(linear, everyone(n), rank=rank)

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int, Key, PyTree
 
 from equipoise._jax import cached_program, compiled
 from equipoise.errors import InputError, is_concrete, require
-from equipoise.leaves import tree_of_numbers
+from equipoise.leaves import Recipe, tree_of_numbers
 
 Server = TypeVar("Server")  # an algorithm's own NamedTuple of arrays
 Client = TypeVar("Client")  # the same, one per client; None when clients keep nothing
@@ -117,10 +117,10 @@ class Exchange(NamedTuple, Generic[Server, Client]):
     work: Callable[[Message, Client, Data, RandomKey], tuple[Client, Reply]]
     close: Callable[[Server, Replies], Server]
     writes: bool = False  # whether `work` changes the client's state; if not, it hands it back as it was
-    # What a reply counts for, where the client itself says it and no message: near 1 over all clients together.
-    counts: Callable[[Reply], Any] | None = None
-    # What all clients count for, where every message says it.
-    weights: Callable[[Message], Any] | None = None
+    # The weight of a reply, where the client chooses it: near 1, summed over all clients.
+    counts: Callable[[Reply], Float[Array, ""]] | None = None
+    # The weights of all clients, where every message tells them.
+    weights: Callable[[Message], Float[Array, " n"]] | None = None
     unit: bool = False  # every reply has the weight 1
 
 
@@ -140,13 +140,22 @@ def run_client(
 
 
 @cached_program
-def client_program(exchange: Exchange) -> Callable:
+def client_program(exchange: Exchange) -> jax.stages.Wrapped:
     """`run_client` of an exchange by itself: traced once for its shapes, whether they are asked for or it is run."""
     return compiled(partial(run_client, exchange))
 
 
+def keeps_nothing(x: Vector) -> None:
+    """`init_client` of clients without a state."""
+
+
+def its_x(server: Any) -> Vector:
+    """`model` of a server whose state has one by that name."""
+    return server.x
+
+
 def no_weights(server: object) -> None:
-    """Of a method that does not weigh clients."""
+    """`weights` of an algorithm that does not weigh clients."""
 
 
 @tree_of_numbers
@@ -158,14 +167,14 @@ class Algorithm(NamedTuple, Generic[Server, Client]):
     size: int  # length of the model vector
     prepare: Callable[[Data], Data]  # what each client does with its shard once, before round 0
     init: Callable[[Vector], Server]
-    init_client: Callable[[Vector], Client]
-    round: tuple[Exchange[Server, Client], ...]
-    model: Callable[[Server], Vector]  # the parameters to evaluate and ship
+    init_client: Callable[[Vector], Client] = keeps_nothing  # type: ignore[assignment]  # of clients with a state
+    round: tuple[Exchange[Server, Client], ...] = ()
+    model: Callable[[Server], Vector] = its_x  # the parameters to evaluate and ship
     weights: Callable[[Server], Float[Array, " n"] | None] = no_weights  # what each client's loss counts
     # Two exchanges with everybody: losses and gradients in the clear, then updates that the weighted gradient corrects.
     corrected: bool = False
-    dual: Any = None  # the Dual it was built for, whose weights these are; None: they are not of a dual that was given
-    recipe: Any = None  # set by `numbers_are_leaves`
+    dual: Any = None  # the Dual that `weights` are of; None: of none that it was given
+    recipe: Recipe | None = None  # set by `numbers_are_leaves`
 
 
 class Wire(NamedTuple):
@@ -187,7 +196,7 @@ class Wire(NamedTuple):
 
 
 def nbytes(tree: PyTree) -> int:
-    """Of all arrays of a message."""
+    """Bytes of all arrays of a tree."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -46,7 +46,7 @@ def read(path: Path) -> Tensors:
         raise Unreadable(str(error) or type(error).__name__) from error
 
 
-def named(tree: PyTree) -> Iterator[tuple[str, Any]]:
+def named(tree: PyTree) -> Iterator[tuple[str, jax.Array | np.ndarray]]:
     """The leaves of a tree with a name each."""
     for path, leaf in jax.tree.flatten_with_path(tree)[0]:
         yield jax.tree_util.keystr(path) or ".", leaf

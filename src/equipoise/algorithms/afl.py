@@ -123,8 +123,8 @@ def afl(
         else:
             dx = replies.cohort.share(lam) @ replies.each.dy
         x, rounds = server.x + server_lr * dx, server.rounds + 1
-        part = 1 / rounds.astype(x.dtype)
-        x_bar, lam_bar = (bar + part * (now - bar) for bar, now in ((server.x_bar, x), (server.lam_bar, lam)))
+        step = 1 / rounds.astype(x.dtype)
+        x_bar, lam_bar = (bar + step * (now - bar) for bar, now in ((server.x_bar, x), (server.lam_bar, lam)))
         return Server(x, lam, x_bar, lam_bar, rounds)
 
     def init(x: Vector) -> Server:
@@ -137,7 +137,6 @@ def afl(
         size=task.size,
         prepare=task.prepare,
         init=init,
-        init_client=lambda x: None,
         round=(Exchange("train", sample.open, send, train, move),),
         model=lambda server: server.x_bar if averaged else server.x,
         weights=lambda server: server.lam_bar if averaged else server.lam,

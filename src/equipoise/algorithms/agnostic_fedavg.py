@@ -24,7 +24,7 @@ zeros would make its next alpha infinite.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,7 @@ class Sums(NamedTuple):
 class Parts(NamedTuple):
     """A client's examples, domain by domain, each prepared by the task as if it were a client."""
 
-    data: Any  # leading axis: domains
+    data: Data  # leading axis: domains
     counts: Int[Array, " p"]
     sizes: Int[Array, ""]
 
@@ -165,13 +165,11 @@ def agnostic_fedavg(
         size=task.size,
         prepare=prepare,
         init=lambda x: Server(x, jnp.full(p, 1 / p, x.dtype), jnp.ones((p, window), x.dtype)),
-        init_client=lambda x: None,
         round=(
             Exchange(
                 "train", sample.open, send, train, update, weights=None if domain_of else lambda message: message.alpha
             ),
         ),
-        model=lambda server: server.x,
         weights=(lambda server: server.lam) if domain_of is None else no_weights,  # else they are the domains'
     )
 

@@ -1,6 +1,6 @@
 """Every client goes on with its own model, which is its state; nothing is sent in either direction.
 
-The server has the start, of which nobody is told anything.
+The server keeps the start, and sends it to nobody.
 """
 
 from jax.typing import ArrayLike
@@ -13,7 +13,7 @@ from equipoise.tasks import Task
 
 
 def alone(task: Task, n: int, *, steps: int, local_lr: ArrayLike) -> Algorithm[Server, Vector]:
-    """Local steps, and no word of them."""
+    """Local steps on every client."""
 
     def train(message: Nothing, own: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
         return task.descend(own, data, key, steps=steps, lr=local_lr), Reply()
@@ -21,13 +21,5 @@ def alone(task: Task, n: int, *, steps: int, local_lr: ArrayLike) -> Algorithm[S
     def learn(server: Server, replies: Replies) -> Server:
         return server
 
-    return Algorithm(
-        name="alone",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=Server,
-        init_client=lambda x: x,
-        round=(Exchange("train", everyone(n).open, send_nothing, train, learn, writes=True),),
-        model=lambda server: server.x,
-    )
+    exchange = Exchange("train", everyone(n).open, send_nothing, train, learn, writes=True)
+    return Algorithm("alone", n, task.size, task.prepare, Server, lambda x: x, round=(exchange,))

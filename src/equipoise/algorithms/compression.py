@@ -87,12 +87,12 @@ def compress_replies(
     require(dtype in TYPES, f"the type is {dtype!r}; give one of {', '.join(TYPES)}")
     short = jnp.dtype(dtype)
 
-    def chosen(part: PyTree, wanted: bool = True) -> list[bool]:
-        return [wanted and _is_vector(leaf, algorithm.size, short) for leaf in jax.tree.leaves(part)]
+    def chosen(tree: PyTree, wanted: bool = True) -> list[bool]:
+        return [wanted and _is_vector(leaf, algorithm.size, short) for leaf in jax.tree.leaves(tree)]
 
     vectors = [Chosen(chosen(w.reply.each), chosen(w.reply.total, sums)) for w in crossing]
     require(
-        any(any(part) for blocks in vectors for part in blocks),
+        any(any(leaves) for blocks in vectors for leaves in blocks),
         f"{algorithm.name} sends no vectors of a type longer than {dtype}"
         + (";" if sums else " that the server sees by themselves; set compress_sums = true to compress sums too, or")
         + " leave compression out",

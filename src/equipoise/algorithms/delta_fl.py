@@ -107,26 +107,24 @@ def delta_fl(
         size=task.size,
         prepare=task.prepare,
         init=lambda x: Server(x, jnp.zeros(n, x.dtype)),
-        init_client=lambda x: None,
         round=(
             Exchange("probe", sample.open, send_model, probe, select),
             Exchange("train", those_selected, send_weight, train, average),
         ),
-        model=lambda server: server.x,
     )
 
 
 def tail(sizes: Float[Array, " m"], losses: Float[Array, " m"], theta: float, exact: bool) -> Float[Array, " m"]:
     """What each client counts: n_i from the quantile upwards, less below. A client of size zero is not there."""
-    part = theta * jnp.sum(sizes) * (1 + 4 * jnp.finfo(sizes.dtype).eps)  # 0.29 * 100 comes out below 29
+    budget = theta * jnp.sum(sizes) * (1 + 4 * jnp.finfo(sizes.dtype).eps)  # 0.29 * 100 comes out below 29
     order = jnp.argsort(losses)
     after = jnp.sum(sizes) - jnp.cumsum(sizes[order])
-    q = losses[order][jnp.argmax(after <= part)]  # the least loss with at most theta of the samples above it
+    q = losses[order][jnp.argmax(after <= budget)]  # the least loss with at most theta of the samples above it
     if not exact:
         return jnp.where(losses >= q, sizes, 0)
     above, level = (jnp.sum(jnp.where(where, sizes, 0)) for where in (losses > q, losses == q))
-    share = jnp.clip(mean((level, part - above)), 0, 1)
-    return jnp.where(losses > q, sizes, jnp.where(losses == q, share * sizes, 0))
+    fraction = jnp.clip(mean((level, budget - above)), 0, 1)
+    return jnp.where(losses > q, sizes, jnp.where(losses == q, fraction * sizes, 0))
 
 
 DELTA_FL = Record(

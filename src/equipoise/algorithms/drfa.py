@@ -113,7 +113,6 @@ def drfa(
         size=task.size,
         prepare=task.prepare,
         init=lambda w: Server(w, jnp.full(n, 1 / n, w.dtype), jnp.int32(1), w),
-        init_client=lambda w: None,
         round=(
             Exchange("train", choose_by_weight, send_model, train, average),
             Exchange("probe", choose_uniformly, send_snapshot, probe, ascend),

@@ -104,7 +104,6 @@ def drfa_alternative(
         size=task.size,
         prepare=task.prepare,
         init=init,
-        init_client=lambda w: None,
         round=(
             Exchange("probe", everybody.open, send_model, probe, decide),
             Exchange("train", choose_by_weight, send_start, train, average),

@@ -56,16 +56,8 @@ def fedavg(
     def average(server: Server, replies: Replies) -> Server:
         return Server(server.x + server_lr * mean(replies.total))
 
-    return Algorithm(
-        name="fedavg",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=Server,
-        init_client=lambda x: None,
-        round=(Exchange("train", sample.open, send_model, train, average, unit=weights == "uniform"),),
-        model=lambda server: server.x,
-    )
+    exchange = Exchange("train", sample.open, send_model, train, average, unit=weights == "uniform")
+    return Algorithm("fedavg", n, task.size, task.prepare, Server, round=(exchange,))
 
 
 FEDAVG = Record(

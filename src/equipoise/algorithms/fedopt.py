@@ -21,9 +21,10 @@ classification": m = beta m + Delta, x += eta m.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from equipoise.algorithms.fedavg import Server, fedavg
 from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
@@ -39,8 +40,8 @@ from equipoise.tasks import Task
 class Adaptive(NamedTuple):
     """A server step, in the form of an optax transformation."""
 
-    init: Callable[[Vector], Any]
-    update: Callable[..., tuple[Vector, Any]]
+    init: Callable[[Vector], PyTree]
+    update: Callable[..., tuple[Vector, PyTree]]
 
 
 class Moments(NamedTuple):
@@ -80,7 +81,7 @@ def fedadam(
     b2: float = 0.99,
     tau: float = 1e-3,
     weights: Literal["uniform", "samples"] = "uniform",
-) -> Algorithm[Beside[Server, Any], None]:
+) -> Algorithm[Beside[Server, PyTree], None]:
     """FedAdam; `tau` is the degree of adaptivity, the smaller the more."""
     plain = fedavg(task, sample, steps=steps, local_lr=local_lr, weights=weights)
     return with_server_optimizer(plain, adaptive(server_lr, b1, b2, tau, yogi=False))._replace(name="fedadam")
@@ -98,7 +99,7 @@ def fedyogi(
     b2: float = 0.99,
     tau: float = 1e-3,
     weights: Literal["uniform", "samples"] = "uniform",
-) -> Algorithm[Beside[Server, Any], None]:
+) -> Algorithm[Beside[Server, PyTree], None]:
     """FedYogi; where updates shrink, its step sizes grow more slowly than FedAdam's."""
     plain = fedavg(task, sample, steps=steps, local_lr=local_lr, weights=weights)
     return with_server_optimizer(plain, adaptive(server_lr, b1, b2, tau, yogi=True))._replace(name="fedyogi")
@@ -114,7 +115,7 @@ def fedavgm(
     server_lr: float = 1.0,
     momentum: float = 0.9,
     weights: Literal["uniform", "samples"] = "uniform",
-) -> Algorithm[Beside[Server, Any], None]:
+) -> Algorithm[Beside[Server, PyTree], None]:
     """FedAvgM; `momentum` is beta, 0 is FedAvg."""
     import optax  # takes as long to import as all algorithms together
 

@@ -5,7 +5,7 @@ pull it chose. The own model stays at the client, as its state.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,8 @@ from equipoise.tasks import Task
 class Split(NamedTuple):
     """The clients' rows to tune on and to choose by; each is Shards, or a tree like them."""
 
-    train: Any
-    validation: Any
+    train: Data
+    validation: Data
 
     @property
     def n(self) -> int:
@@ -78,7 +78,7 @@ def fine_tuning(
         # Parts of the owners' own are fitted to the rows that are tuned on, not to those that judge.
         return Split(task.prepare(data.train), OwnerRows(data.train, data.validation))
 
-    def judged(v: Vector, rows: Any) -> Array:
+    def judged(v: Vector, rows: Data) -> Array:
         return task.loss(v, rows) if own is None else own.loss(v, own.fit(v, rows.train), rows.test)
 
     def tune(message: ModelMessage, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:

@@ -1,4 +1,4 @@
-"""One exchange, in which the first client tells the weights that it begins with."""
+"""One exchange, in which the first client sends the model that it starts from."""
 
 import jax.numpy as jnp
 
@@ -8,7 +8,7 @@ from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Rep
 
 
 def first_model(n: int, x: Vector) -> Algorithm[Vector, None]:
-    """The server ends with the x of client 0, each of whom calls this with its own."""
+    """The server ends with the x of client 0; every client calls this with an x of its own."""
 
     def choose(server: Vector, key: RandomKey) -> tuple[Vector, Cohort]:
         return server, Cohort(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))

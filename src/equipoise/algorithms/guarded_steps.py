@@ -13,12 +13,12 @@ states; a client that was not there learns of it by the era that stands on the n
 what crosses anyway, and two go down.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, PyTree
 
 from equipoise.algorithms.wrapping import Beside, beside_server, wrap_server
 from equipoise.leaves import numbers_are_leaves, scaled
@@ -67,12 +67,12 @@ class Scaled(NamedTuple):
 class WithLoss(NamedTuple):
     """The algorithm's own total, and the loss."""
 
-    total: Any
+    total: PyTree[Array]
     loss: Weighted
 
 
 @numbers_are_leaves
-def with_guarded_steps(task: Task, algorithm: Algorithm[Server, Client]) -> Algorithm[Beside[Server, Guard], Any]:
+def with_guarded_steps(task: Task, algorithm: Algorithm[Server, Client]) -> Algorithm[Beside[Server, Guard], PyTree]:
     """`algorithm`, whose step sizes (STEP_SIZES, of it and of what it was made from) are halved as long as it explodes.
 
     For algorithms whose clients are sent the model first, as `x` or `w`, and train on what `task.prepare` made.
@@ -83,7 +83,7 @@ def with_guarded_steps(task: Task, algorithm: Algorithm[Server, Client]) -> Algo
     def now(scale: Array, k: int) -> Exchange:
         return beside_server(scaled(plain, STEP_SIZES, scale).round[k])
 
-    def own(client: Any, message: Scaled, data: Data) -> Any:
+    def own(client: PyTree, message: Scaled) -> PyTree:
         if not keeps:
             return client
         x = model_in(message.message)
@@ -101,8 +101,8 @@ def with_guarded_steps(task: Task, algorithm: Algorithm[Server, Client]) -> Algo
         def send(server: Beside, i: Int[Array, ""]) -> Scaled:
             return Scaled(now(server.own.scale, k).send(server, i), server.own.scale, server.own.era)
 
-        def work(message: Scaled, client: object, data: Data, key: RandomKey) -> tuple[Any, Reply]:
-            before = own(client, message, data)
+        def work(message: Scaled, client: PyTree, data: Data, key: RandomKey) -> tuple[PyTree, Reply]:
+            before = own(client, message)
             after, reply = now(message.scale, k).work(message.message, before, data, key)
             if k == 0:
                 loss = task.loss(model_in(message.message), data)
@@ -120,12 +120,13 @@ def with_guarded_steps(task: Task, algorithm: Algorithm[Server, Client]) -> Algo
             server = now(server.own.scale, k).close(server, replies)
             return ended(server) if last else server
 
-        more: dict[str, Any] = {}
-        if exchange.counts is not None and k == 0:
-            more["counts"] = lambda reply: exchange.counts(reply._replace(total=reply.total.total))
-        if exchange.weights is not None:
-            more["weights"] = lambda message: exchange.weights(message.message)
-        return exchange._replace(open=open, send=send, work=work, close=close, **more)
+        counts, weights = exchange.counts, exchange.weights
+        changed = exchange._replace(open=open, send=send, work=work, close=close)
+        if counts is not None and k == 0:
+            changed = changed._replace(counts=lambda reply: counts(reply._replace(total=reply.total.total)))
+        if weights is not None:
+            changed = changed._replace(weights=lambda message: weights(message.message))
+        return changed
 
     def ended(server: Beside) -> Beside:
         guard = server.own
@@ -148,7 +149,7 @@ def may_be_guarded(task: Task, algorithm: Algorithm) -> bool:
     return algorithm.prepare is task.prepare and bool(jax.tree.leaves(algorithm)) and model_in(message) is not None
 
 
-def model_in(message: Message) -> Any:
+def model_in(message: Message) -> Vector | None:
     """The model that a message tells; None: it tells none."""
     return next((getattr(message, name) for name in ("x", "w") if hasattr(message, name)), None)
 

@@ -1,23 +1,13 @@
 """Exchanges that train nothing, in the form that engines run: an evaluation, sums over clients, models of their own."""
 
 from collections.abc import Callable
-from typing import Any
 
-from equipoise.protocol import Algorithm, Client, Data, Exchange, Server, Vector
+from equipoise.protocol import Algorithm, Client, Data, Exchange, Server, Vector, its_x, keeps_nothing
 
 
 def as_it_is(shard: Data) -> Data:
     """`prepare` where the clients' rows are what is asked about."""
     return shard
-
-
-def keeps_nothing(x: Vector) -> Any:
-    """`init_client` of clients without a state."""
-
-
-def its_x(server: Any) -> Vector:
-    """`model` where the server's state has one."""
-    return server.x
 
 
 def measurement(
@@ -28,7 +18,7 @@ def measurement(
     init: Callable[[Vector], Server],
     model: Callable[[Server], Vector] = its_x,
     prepare: Callable[[Data], Data] = as_it_is,
-    init_client: Callable[[Vector], Client] = keeps_nothing,
+    init_client: Callable[[Vector], Client] = keeps_nothing,  # type: ignore[assignment]
 ) -> Algorithm[Server, Client]:
     """One round of `exchanges` with n clients, about models of `size` numbers."""
     return Algorithm(name, n, size, prepare, init, init_client, exchanges, model)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Float
 
 from equipoise.algorithms.measurement import measurement
 from equipoise.algorithms.messages import Nothing, send_nothing
@@ -20,8 +22,8 @@ class Moments(NamedTuple):
     """Sums over examples, in double precision: all that the clients have to tell about their features."""
 
     count: Any
-    total: Any  # [p]
-    squares: Any  # [p]
+    total: Float[Array, " p"]
+    squares: Float[Array, " p"]
 
 
 @numbers_are_leaves

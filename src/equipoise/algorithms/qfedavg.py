@@ -96,16 +96,8 @@ def fair(
     def step(server: Server, replies: Replies) -> Server:
         return Server(server.x - mean(replies.total))  # sum of Delta_k over the sum of h_k
 
-    return Algorithm(
-        name=name,
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=Server,
-        init_client=lambda x: None,
-        round=(Exchange("train", choose, send_model, train, step),),
-        model=lambda server: server.x,
-    )
+    exchange = Exchange("train", choose, send_model, train, step)
+    return Algorithm(name, n, task.size, task.prepare, Server, round=(exchange,))
 
 
 def drawn_from(sample: Sample, p: ArrayLike | None) -> tuple[int, Float[np.ndarray, " n"] | None]:

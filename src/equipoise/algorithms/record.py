@@ -17,8 +17,8 @@ from equipoise.tasks import Task
 
 PARTS = ("task", "dual", "sample", "rule")  # what a factory may take, by these names; the rest are settings
 SADDLE = "max_λ Σλ_i f_i − ψ(λ)"
-LOCAL_DEFAULTS: Mapping[str, Any] = {"steps": 10, "local_lr": "auto"}
-LOCAL_EXAMPLE: Mapping[str, Any] = {"steps": 5, "local_lr": 0.02}
+LOCAL_DEFAULTS: Mapping[str, object] = {"steps": 10, "local_lr": "auto"}
+LOCAL_EXAMPLE: Mapping[str, object] = {"steps": 5, "local_lr": 0.02}
 
 
 class Record(NamedTuple):
@@ -94,7 +94,7 @@ class Record(NamedTuple):
         return self.build(task, dual, sample, **{**self.example, **changes})
 
 
-def record_of(factory: Any, name: str) -> Record:
+def record_of(factory: Callable[..., Algorithm] | Record, name: str) -> Record:
     """The record of a factory that comes without one."""
     if isinstance(factory, Record):
         return factory._replace(name=name)

@@ -73,16 +73,11 @@ def scaffold(
         heard = replies.total.weight
         return Server(server.x + server_lr * change.y, server.c + heard / n * change.c)  # lines 16-17
 
-    return Algorithm(
-        name="scaffold",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=lambda x: Server(x, jnp.zeros_like(x)),
-        init_client=jnp.zeros_like,
-        round=(Exchange("train", sample.open, send, train, average, writes=True, unit=True),),  # sample.open: line 3
-        model=lambda server: server.x,
-    )
+    def init(x: Vector) -> Server:
+        return Server(x, jnp.zeros_like(x))
+
+    exchange = Exchange("train", sample.open, send, train, average, writes=True, unit=True)  # sample.open: line 3
+    return Algorithm("scaffold", n, task.size, task.prepare, init, jnp.zeros_like, round=(exchange,))
 
 
 SCAFFOLD = Record(

@@ -59,7 +59,7 @@ from equipoise.protocol import (
     neutral,
     weighted,
 )
-from equipoise.steps import Rule, constant
+from equipoise.steps import Rule, RuleState, constant
 from equipoise.tasks import Task
 
 
@@ -73,7 +73,7 @@ class Server(NamedTuple):
     answered: Bool[Array, " n"]  # who answered in this round so far
     c: Vector
     moved: Float[Array, ""]  # |x^r - x^{r-1}|^2 in the norm of the local steps, for the rule's guard
-    steps: Any  # the rule's state
+    steps: RuleState
 
 
 class Client(NamedTuple):
@@ -178,7 +178,6 @@ def scaffpd(
         init=init,
         init_client=lambda x: Client(jnp.zeros_like(x), jnp.zeros_like(x)),
         round=(first, middle, last) if secure else (first, last),
-        model=lambda server: server.x,
         weights=lambda server: server.lam,
         corrected=not secure,
         dual=dual,

@@ -38,7 +38,7 @@ client may stay away for good, use `scaffpd`.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -132,7 +132,7 @@ def scaffpd_ls(
     check_everyone(sample, n, "SCAFF-PD with a line search")
     all_positive(steps=steps, local_lr=local_lr, mu=mu, tau=tau)
     kept = 1 - local_lr * mu
-    mu_local: Any = (1 - (max(kept, 0) if is_concrete(kept) else jnp.maximum(kept, 0)) ** steps) / (steps * local_lr)
+    mu_local = (1 - (max(kept, 0) if is_concrete(kept) else jnp.maximum(kept, 0)) ** steps) / (steps * local_lr)
     mu_lam = dual.modulus
     limit = math.inf if is_concrete(mu_lam) and mu_lam == 0 else mu_local / mu_lam
 

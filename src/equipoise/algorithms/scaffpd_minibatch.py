@@ -28,12 +28,12 @@ noise vanishes at the saddle point, so no step size has to fall.
 `secure = true` takes three exchanges: c and the step come as weighted sums, and the server keeps no table.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, PyTree
 
 from equipoise import local
 from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage, send_model
@@ -56,7 +56,7 @@ from equipoise.protocol import (
     neutral,
     weighted,
 )
-from equipoise.steps import Rule, constant
+from equipoise.steps import Rule, RuleState, constant
 from equipoise.tasks import Task
 
 
@@ -69,8 +69,8 @@ class Server(NamedTuple):
     heard: Bool[Array, " n"]  # whose loss was ever heard
     answered: Bool[Array, " n"]  # who answered in this round so far
     c: Vector  # holds from `collect` (secure: `weigh`) to `improve`
-    table: Any  # C [n, d]; None where the server sees sums only, or where gradients are collected in every round
-    steps: Any  # the rule's state
+    table: PyTree[Array]  # C [n, d]; None where the server sees sums only, or where every round collects gradients
+    steps: RuleState
 
 
 class Update(NamedTuple):
@@ -180,7 +180,6 @@ def scaffpd_minibatch(
         init=init,
         init_client=lambda x: Client(jnp.zeros_like(x), jnp.zeros_like(x)),
         round=(first, middle, last) if secure else (first, last),
-        model=lambda server: server.x,
         weights=lambda server: server.lam,
         dual=dual,
     )

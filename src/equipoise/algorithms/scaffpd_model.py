@@ -51,7 +51,7 @@ The server sees every c_i, so there is no secure form. The losses should be conv
 nothing is promised.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +111,7 @@ class Place(NamedTuple):
 class Correction(NamedTuple):
     """Where to start, c, and what the client counts."""
 
-    where: Any  # the centre's label; where clients say things again the centre itself
+    where: Array  # the centre's label; where clients say things again the centre itself
     c: Vector
     lam_i: Float[Array, ""]
 

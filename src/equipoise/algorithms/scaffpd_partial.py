@@ -20,7 +20,7 @@ Clients never heard from hold no row: they are left out of c and S2, and their l
 server sees every c_i: a table cannot be kept from sums.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -45,7 +45,7 @@ from equipoise.protocol import (
     mean,
     neutral,
 )
-from equipoise.steps import Rule, constant
+from equipoise.steps import Rule, RuleState, constant
 from equipoise.tasks import Task
 
 
@@ -58,7 +58,7 @@ class Server(NamedTuple):
     table: Float[Array, "n d"]
     heard: Bool[Array, " n"]  # who has a row
     c: Vector  # holds from `collect` to `improve`
-    steps: Any  # the rule's state
+    steps: RuleState
 
 
 class Correction(NamedTuple):
@@ -135,7 +135,6 @@ def scaffpd_partial(
             Exchange("collect", start_round, send_model, collect, update_dual, writes=True),
             Exchange("improve", choose_by_weight, send_correction, improve, update_primal),
         ),
-        model=lambda server: server.x,
         weights=lambda server: server.lam,
         dual=dual,
     )

@@ -26,7 +26,7 @@ Totals are sums by what the algorithm needs; whether the server is kept from sin
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -50,7 +50,7 @@ from equipoise.protocol import (
     tree_where,
     weighted,
 )
-from equipoise.steps import Rule, constant
+from equipoise.steps import Rule, RuleState, constant
 from equipoise.tasks import Task
 
 MOST = 2.0**10  # p_i above which a client does not answer
@@ -78,7 +78,7 @@ class Server(NamedTuple):
     begun: Bool[Array, ""]  # whether anybody was ever heard
     answered: Bool[Array, " n"]  # who answered in this round so far
     evidence: Evidence
-    steps: Any  # the rule's state
+    steps: RuleState
 
 
 class Client(NamedTuple):
@@ -130,7 +130,7 @@ def scaffpd_sums(
     """
     n, rho, sample = dual.n, dual.modulus, sample.among(dual.n)
     require(
-        dual.name == "kl" and uniform_reference(dual),
+        is_relative_entropy(dual),
         f"the objective is {dual.name}, and only for kl with equal reference weights can each client keep its own "
         "weight; give kl(n, rho), or use scaffpd_secure, which shows the server every loss",
     )
@@ -228,7 +228,6 @@ def scaffpd_sums(
                 counts=lambda reply: reply.total.weight,
             ),
         ),
-        model=lambda server: server.x,
     )
 
 
@@ -240,7 +239,11 @@ def gap_from_sums(server: Server, *, mu: float) -> Scalar:
     return jnp.where(complete, jnp.maximum(gap, 0), jnp.inf)  # below zero it is rounding
 
 
-def uniform_reference(dual: Dual) -> bool:
+def is_relative_entropy(dual: Dual) -> bool:
+    """To equal weights, and nothing else."""
+    parts = dual.interior
+    if parts is None or parts.entropy is None or not (parts.cap >= 1).all():
+        return False
     calm = dual.best_response(jnp.zeros(dual.n))
     return not is_concrete(calm) or bool(jnp.allclose(calm, 1 / dual.n))
 

@@ -8,7 +8,8 @@ client's own; they are in double precision: run it under jax.enable_x64(True). O
 key. With an intercept the moments are about the pooled mean, which the server takes out.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +57,7 @@ class InputMoments(NamedTuple):
     """A client's own."""
 
     mean: Float[Array, " d"]
-    moments: Any
+    moments: Float[Array, "..."]
 
 
 class Images(NamedTuple):
@@ -66,7 +67,7 @@ class Images(NamedTuple):
 
 
 @numbers_are_leaves
-def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -> Algorithm[Any, None]:
+def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -> Algorithm[Moments | Sketch, None]:
     """Of inputs with `linear.features`; the server's state after a round is `Moments`, or a `Sketch` with a rank."""
     n, d = check_distinct(sample, "its rows would be counted twice"), linear.features
     if rank is not None:
@@ -80,11 +81,13 @@ def second_moments(linear: Linear, sample: Sample, *, rank: int | None = None) -
         real = (jnp.arange(a.shape[0], dtype=data.sizes.dtype) < data.sizes)[:, None]
         return jnp.where(real, a, 0), data.sizes.astype(jnp.float64)
 
-    def moments_of(data: Data, products: Any) -> Reply:
+    def moments_of(data: Data, products: Callable[[Array], Array]) -> Reply:
         a, m = rows(data)
         return Reply(total=weighted(jnp.ones(()), InputMoments(jnp.sum(a, axis=0) / m, products(a) / m)))
 
-    def about_mean(images: Float[Array, "d k"], centre: Float[Array, " d"], directions: Any) -> Float[Array, "d k"]:
+    def about_mean(
+        images: Float[Array, "d k"], centre: Float[Array, " d"], directions: Float[Array, "d k"]
+    ) -> Float[Array, "d k"]:
         return images - jnp.outer(centre, centre @ directions) if linear.intercept else images
 
     def tell_moments(message: Nothing, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:

@@ -8,10 +8,9 @@ federated optimization"), and the transformation decides where x goes instead:
 optax.sgd(1.0) changes nothing.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from equipoise.algorithms.wrapping import Beside, wrap_server
 from equipoise.errors import InputError
@@ -23,7 +22,7 @@ from equipoise.protocol import Algorithm, Client, Exchange, Replies, Server, tre
 @numbers_are_leaves
 def with_server_optimizer(
     algorithm: Algorithm[Server, Client], optimizer: Optimizer
-) -> Algorithm[Beside[Server, Any], Client]:
+) -> Algorithm[Beside[Server, PyTree], Client]:
     """`algorithm`, whose model moves by `optimizer` on the pseudo-gradient of each round; its state stands beside.
 
     Schedules count rounds. A round in which nobody answered moves neither the model nor the state of the optimizer.

@@ -29,16 +29,8 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm[Server, None]:
     def step(server: Server, replies: Replies) -> Server:
         return Server(server.x - lr * mean(replies.total))
 
-    return Algorithm(
-        name="sgd",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=Server,
-        init_client=lambda x: None,
-        round=(Exchange("gradient", sample.open, send_model, gradient, step, unit=True),),
-        model=lambda server: server.x,
-    )
+    exchange = Exchange("gradient", sample.open, send_model, gradient, step, unit=True)
+    return Algorithm("sgd", n, task.size, task.prepare, Server, round=(exchange,))
 
 
 SGD = Record(

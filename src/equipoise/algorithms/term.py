@@ -83,9 +83,7 @@ def term(
         size=task.size,
         prepare=task.prepare,
         init=lambda x: Server(x, jnp.full(n, 1 / n, x.dtype)),
-        init_client=lambda x: None,
         round=(Exchange("train", sample.open, send_model, train, tilt),),
-        model=lambda server: server.x,
         weights=lambda server: server.lam,
     )
 

@@ -67,8 +67,8 @@ def wrap_server(
     change: Callable[[int, Exchange[Beside[Server, Own], Client]], Exchange[Beside[Server, Own], Client]],
 ) -> Algorithm[Beside[Server, Own], Client]:
     """`algorithm`, whose server keeps something of the wrapper's, from init(x) on."""
-    made: Any = algorithm  # `_replace` does not know of other states
-    return made._replace(
+    return _of_other_states(
+        algorithm,
         init=lambda x: Beside(algorithm.init(x), init(x)),
         round=tuple(change(k, beside_server(exchange)) for k, exchange in enumerate(algorithm.round)),
         model=lambda server: algorithm.model(server.inner),
@@ -82,14 +82,14 @@ def wrap_client(
     change: Callable[[int, Exchange[Server, Beside[Client, Own]]], Exchange[Server, Beside[Client, Own]]],
 ) -> Algorithm[Server, Beside[Client, Own]]:
     """`algorithm`, whose clients keep something of the wrapper's, from init(x) on."""
-    made: Any = algorithm
-    return made._replace(
+    return _of_other_states(
+        algorithm,
         init_client=lambda x: Beside(algorithm.init_client(x), init(x)),
         round=tuple(change(k, beside_client(exchange)) for k, exchange in enumerate(algorithm.round)),
     )
 
 
-def beside_server(exchange: Exchange[Server, Client]) -> Exchange[Beside[Server, Any], Client]:
+def beside_server(exchange: Exchange[Server, Client]) -> Exchange[Beside[Server, Own], Client]:
     """The same exchange over states with something beside them at the server."""
 
     def open(server: Beside[Server, Own], key: RandomKey) -> tuple[Beside[Server, Own], Cohort]:
@@ -99,11 +99,10 @@ def beside_server(exchange: Exchange[Server, Client]) -> Exchange[Beside[Server,
     def close(server: Beside[Server, Own], replies: Replies) -> Beside[Server, Own]:
         return Beside(exchange.close(server.inner, replies), server.own)
 
-    made: Any = exchange
-    return made._replace(open=open, send=lambda server, i: exchange.send(server.inner, i), close=close)
+    return _of_other_states(exchange, open=open, send=lambda server, i: exchange.send(server.inner, i), close=close)
 
 
-def beside_client(exchange: Exchange[Server, Client]) -> Exchange[Server, Beside[Client, Any]]:
+def beside_client(exchange: Exchange[Server, Client]) -> Exchange[Server, Beside[Client, Own]]:
     """The same exchange over states with something beside them at the clients."""
 
     def work(
@@ -112,5 +111,9 @@ def beside_client(exchange: Exchange[Server, Client]) -> Exchange[Server, Beside
         inner, reply = exchange.work(message, client.inner, data, key)
         return Beside(inner, client.own), reply
 
-    made: Any = exchange
-    return made._replace(work=work)
+    return _of_other_states(exchange, work=work)
+
+
+def _of_other_states(made: Any, **changes: Callable | tuple) -> Any:
+    """`made._replace`, which by its type keeps the states as they are."""
+    return made._replace(**changes)

@@ -2,21 +2,21 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from equipoise.data.shards import ClientData, client_shapes
 from equipoise.engines.made_from import TRACED
 from equipoise.errors import is_concrete, require
-from equipoise.protocol import Algorithm, Vector, nbytes
+from equipoise.protocol import Algorithm, Data, Vector, nbytes
 
 
-def check_outside(engine: str, *operands: Any) -> None:
+def check_outside(engine: str, *operands: object) -> None:
     """An engine compiles and runs programs of its own, which it cannot do inside of another one."""
     leaves = jax.tree.leaves(operands)
     require(
@@ -44,7 +44,7 @@ def as_vector(x: object) -> tuple[Vector, Callable[[Vector], PyTree]]:
 
 
 def check_memory(state: PyTree, algorithm: Algorithm) -> None:
-    """A state that no memory holds is a mistake in a setting."""
+    """A state larger than the device's memory comes from a mistake in a setting."""
     needed, there = nbytes(state), total_memory()
     require(
         needed <= there,
@@ -84,7 +84,7 @@ def check_every(every: int) -> None:
     require(every >= 1, f"every is {every}; give how many rounds lie between two calls of the callback, at least 1")
 
 
-def check_data(algorithm: Algorithm, x: Vector, data: Any) -> None:
+def check_data(algorithm: Algorithm, x: Vector, data: Data) -> None:
     """All but the numbers in `data`, which `all_finite` looks at."""
     require(
         isinstance(data, ClientData),
@@ -115,19 +115,19 @@ def check_data(algorithm: Algorithm, x: Vector, data: Any) -> None:
         )
 
 
-def named(tree: PyTree) -> dict[str, Any]:
+def named(tree: PyTree) -> dict[str, Array]:
     """The arrays of a tree by their names, such as "inputs"."""
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
 
 
-def all_finite(tree: PyTree) -> dict[str, jax.Array]:
+def all_finite(tree: PyTree) -> dict[str, Array]:
     """Of every array by its name, whether all its numbers are finite."""
     floats = {name: a for name, a in named(tree).items() if jnp.issubdtype(a.dtype, jnp.floating)}
     # One sum tells for nearly all data, and reads it once; one that overflows is looked at again.
     return {name: jnp.isfinite(jnp.sum(jnp.abs(a))) | jnp.all(jnp.isfinite(a)) for name, a in floats.items()}
 
 
-def require_finite(sums: dict[str, jax.Array]) -> None:
+def require_finite(sums: dict[str, Array]) -> None:
     for name, finite in sums.items():
         require(bool(finite), f"the {name} have NaN or infinite entries; clean them or leave those rows out")

@@ -75,7 +75,7 @@ def padding(data: ClientData) -> float | None:
     return data.padding if isinstance(data, Pool) else 1.0 if isinstance(data, Shards) else None
 
 
-def by_client(data: ClientData) -> Any:
+def by_client(data: ClientData) -> PyTree[Array]:
     """The data with a row per client in every array."""
     return data.apart() if isinstance(data, Pool) else data
 

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ from equipoise.protocol import (
     slot_key,
 )
 
+Made = TypeVar("Made")
+
 
 class ExchangeError(EquipoiseError):
     """Something failed in one exchange; the cause is attached."""
@@ -53,18 +55,16 @@ def debug(
         strict: a reply that is not finite is an error that names its client, instead of a lost reply.
         jit: compile the algorithm's functions; faster, but no breakpoint or print in there sees numbers.
     """
-    key, (flat, as_given_start) = as_key(key), as_vector(x)
+    key, (flat, in_given_form) = as_key(key), as_vector(x)
     check_start(algorithm, flat, rounds)
     check_data(algorithm, flat, data)
     require_finite(all_finite(data))
-    compiled: Any = jax.jit if jit else lambda function: function
+    compiled: Callable = jax.jit if jit else lambda function: function
     source = compiled(partial(prepare_data, algorithm))(data).source
     if isinstance(source, StackedData):
         source = jax.tree.map(np.asarray, source)  # whose rows cost no compilation
     n, keep = algorithm.n, compiled(record or (lambda server: ()))
-    steps = [
-        ExchangeFunctions(*map(compiled, (e.open, e.send, partial(run_client, e), e.close))) for e in algorithm.round
-    ]
+    steps = [[*map(compiled, (e.open, e.send, partial(run_client, e), e.close))] for e in algorithm.round]
     server = algorithm.init(flat)
     clients = [algorithm.init_client(flat) for _ in range(n)]
     history, tally = [], Tally.nothing(algorithm)
@@ -100,35 +100,22 @@ def debug(
         history.append(keep(server))
     table = jax.tree.map(lambda *rows: jnp.stack(rows), *clients)
     origin = made_from(algorithm, data)
-    model, took = as_given_start(algorithm.model(server)), (float("nan"), 0.0)
-    result = Result(server, table, stacked(history), rounds, tally, *took, algorithm.name, origin=origin, model=model)
+    model, took = in_given_form(algorithm.model(server)), (float("nan"), 0.0)
+    kept = jax.tree.map(lambda *rows: np.stack(rows), *history) if history else ()
+    result = Result(server, table, kept, rounds, tally, *took, algorithm.name, origin=origin, model=model)
     if sentence := broken_replies(result.tally):
         warnings.warn(sentence, LostReplies, stacklevel=2)
     return result
 
 
-class ExchangeFunctions(NamedTuple):
-    """The functions of an exchange, compiled or not."""
-
-    open: Callable
-    send: Callable
-    work: Callable
-    close: Callable
-
-
 def finite(reply: Reply) -> bool:
     """As `is_finite`, without compiling anything."""
-    floats = [np.asarray(a) for a in jax.tree.leaves(reply) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    return all(np.isfinite(a).all() for a in floats)
+    return all(np.isfinite(a).all() for a in jax.tree.leaves(reply) if jnp.issubdtype(a.dtype, jnp.inexact))
 
 
-def named(where: str, call: Callable, *args: Any) -> Any:
+def named(where: str, call: Callable[..., Made], *args: PyTree) -> Made:
     """call(*args), whose errors say where they happened."""
     try:
         return call(*args)
     except Exception as error:
         raise ExchangeError(f"{where}: {error}") from error
-
-
-def stacked(history: list) -> PyTree[np.ndarray]:
-    return jax.tree.map(lambda *rows: np.stack(rows), *history) if history else ()

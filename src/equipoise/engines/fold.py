@@ -1,7 +1,6 @@
 """What the server may see of a cohort's replies, in every engine: a sum, some rows, and who answered."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +14,10 @@ from equipoise.protocol import Cohort, Replies, Reply
 def fold(replies: Reply, cohort: Cohort, arrived: Bool[jax.Array | np.ndarray, " m"]) -> Replies:
     """Of replies with a row per slot: `total` summed, `each` row by row, zeros for what did not arrive."""
 
-    where: Any = np.where if all(isinstance(a, np.ndarray) for a in jax.tree.leaves(replies)) else jnp.where
+    numpy = np if all(isinstance(a, np.ndarray) for a in jax.tree.leaves(replies)) else jnp
 
-    def kept(a: Any) -> Any:
-        return where(arrived.reshape(-1, *[1] * (a.ndim - 1)), a, a.dtype.type(0))
+    def kept(a: jax.Array) -> jax.Array:
+        return numpy.where(arrived.reshape(-1, *[1] * (a.ndim - 1)), a, a.dtype.type(0))
 
     total, each = jax.tree.map(kept, replies)
     return Replies(jax.tree.map(lambda a: a.sum(axis=0, dtype=a.dtype), total), each, Cohort(cohort.ids, arrived))

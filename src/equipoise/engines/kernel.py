@@ -13,7 +13,7 @@ run's, the same for all rounds: the number of the round is folded into it, and i
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, NamedTuple
+from typing import Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, PyTree
 
 from equipoise.engines.client_data import PreparedData, SpreadData, StackedData
 from equipoise.engines.client_data import prepare_data as prepare
@@ -121,21 +121,33 @@ def exchange_once(
     federation: PreparedData,
     keys: tuple[RandomKey, RandomKey],
     layout: Layout = SIDE_BY_SIDE,
-    gone: Callable[[Any], Any] | None = None,
+    gone: Callable[[Int[ArrayLike, " m"]], Bool[Array, " m"]] | None = None,
 ) -> tuple[Server, Client, ExchangeCounts]:
     """One trip server -> clients -> server; `gone` says of ids whose replies get lost."""
     opening, working = keys
     server, cohort = exchange.open(server, opening)
-    m = cohort.ids.shape[0]
     asked = cohort.present
     if gone is not None:
         cohort = cohort._replace(present=cohort.present & ~gone(cohort.ids))
+    if layout.mesh is None:
+        slots, rows = jnp.arange(cohort.ids.shape[0]), jnp.asarray(cohort.ids)
+        on_block = block_of(exchange, layout)
+        clients, total, heard = on_block(slots, cohort, rows, clients, cohort.ids, federation, server, working)
+    else:
+        clients, total, heard = on_devices(exchange, layout, cohort, clients, federation, server, working)
+    each, arrived, broken = heard
+    server = exchange.close(server, Replies(total, each, Cohort(cohort.ids, arrived)))
+    return server, clients, ExchangeCounts(count(asked), count(arrived), cohort.ids, broken)
+
+
+def block_of(exchange: Exchange[Server, Client], layout: Layout) -> Callable[..., tuple[Client, PyTree, tuple]]:
+    """What runs a device's clients: their states, the sum of their replies, and what is known of each of them."""
 
     def on_client(slot: Array, i: Array, mine: Client, shard: Data, server: Server, working: RandomKey) -> tuple:
         new, reply = run_client(exchange, exchange.send(server, i), mine, shard, slot_key(working, slot))
         return new, reply, is_finite(reply)
 
-    def on_clients(slots: Array, *rows_and_rest: Any) -> tuple:
+    def on_clients(slots: Array, *rows_and_rest: PyTree) -> tuple:
         if slots.shape[0] > 1:
             return jax.vmap(on_client, in_axes=(0, 0, 0, 0, None, None))(slots, *rows_and_rest)
         # Not as a stack of one: XLA would reorder the examples of a stack for every product with them.
@@ -146,37 +158,37 @@ def exchange_once(
     # Jitted, so that it is traced once even where its shapes are asked for first.
     @partial(jax.jit, inline=True)
     def on_slice(
-        slots: Array, part: Cohort, rows: Array, table: Client, data: Data, server: Server, working: RandomKey
+        slots: Array, members: Cohort, rows: Array, table: Client, data: Data, server: Server, working: RandomKey
     ) -> tuple:
         """Runs the clients `part`, whose states stand in the rows `rows` of `table`."""
         mine = jax.tree.map(lambda t: t[rows], table)
-        new, reply, finite = on_clients(slots, part.ids, mine, data, server, working)
-        here = jnp.asarray(part.present)
+        new, reply, finite = on_clients(slots, members.ids, mine, data, server, working)
+        here = jnp.asarray(members.present)
         arrived = here & finite
         if exchange.writes:
             table = jax.tree.map(Cohort(rows, arrived).put, table, new)
-        total, each, _ = fold(reply, part, arrived)
+        total, each, _ = fold(reply, members, arrived)
         return table, total, (each, arrived, here & ~finite)
 
     def on_block(
         slots: Array,
-        part: Cohort,
+        members: Cohort,
         rows: Array | np.ndarray,
         table: Client,
         places: Array | np.ndarray,
         federation: PreparedData,
-        *rest: Any,
+        *rest: PyTree,
     ) -> tuple:
         """Runs a device's share of the cohort, a slice at a time; the data of its clients stands at `places`."""
         size = slots.shape[0]
         lanes = layout.lanes(size)
         if lanes == size:
-            return on_slice(slots, part, rows, table, federation.rows(places), *rest)
-        pieces = jax.tree.map(lambda a: in_slices(a, lanes), (slots, part, rows, places))
+            return on_slice(slots, members, rows, table, federation.rows(places), *rest)
+        pieces = jax.tree.map(lambda a: in_slices(a, lanes), (slots, members, rows, places))
 
         def one(piece: tuple, table: Client) -> tuple:
-            slots, part, rows, places = piece
-            return on_slice(slots, part, rows, table, federation.rows(places), *rest)
+            slots, members, rows, places = piece
+            return on_slice(slots, members, rows, table, federation.rows(places), *rest)
 
         shape = jax.eval_shape(one, jax.tree.map(lambda a: a[0], pieces), table)[1]
 
@@ -186,48 +198,54 @@ def exchange_once(
             return (table, jax.tree.map(jnp.add, total, more)), rows
 
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
-        sliced: Any
+        sliced: PyTree
         (table, total), sliced = jax.lax.scan(forward, (table, nothing), pieces)
         return table, total, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:size], sliced)
 
-    if layout.mesh is None:
-        rows = jnp.asarray(cohort.ids)
-        clients, total, (each, arrived, broken) = on_block(
-            jnp.arange(m), cohort, rows, clients, cohort.ids, federation, server, working
-        )
-    else:
-        devices = layout.mesh.size
-        slots, part = jax.tree.map(lambda a: in_slices(a, devices).ravel(), (jnp.arange(m), cohort))
-        spread, whole = PartitionSpec("clients"), PartitionSpec()
-        mine, at_hand = clients, federation
-        apart = isinstance(federation.source, SpreadData)
-        if not (
-            apart and isinstance(cohort.ids, np.ndarray) and federation.source.in_order(cohort.ids, layout.rows(m))
-        ):
-            mine = jax.tree.map(lambda table: table[part.ids], clients)
-            if apart:  # the devices hand each other the rows of those who are asked
-                at_hand = jax.tree.map(lambda table: table[part.ids], federation)
-                mine, at_hand = jax.lax.with_sharding_constraint((mine, at_hand), layout.by_client)
+    return on_block
 
-        def on_device(slots: Array, part: Cohort, mine: Client, at_hand: PreparedData, *rest: Any) -> tuple:
-            places = np.arange(slots.shape[0], dtype=np.int32)
-            own = PreparedData(StackedData(at_hand.source.tree)) if apart else at_hand
-            mine, total, rows = on_block(slots, part, places, mine, places if apart else part.ids, own, *rest)
-            return mine, jax.lax.psum(total, "clients"), rows
 
-        new, total, heard = jax.shard_map(
-            on_device,
-            mesh=layout.mesh,
-            in_specs=(spread, spread, spread, spread if apart else whole, whole, whole),
-            out_specs=(spread, whole, spread),
-            check_vma=False,
-        )(slots, part, mine, at_hand, server, working)
-        each, arrived, broken = jax.tree.map(lambda a: a[:m], heard)
-        if exchange.writes:
-            put = Cohort(cohort.ids, arrived).put
-            clients = jax.tree.map(lambda table, rows: put(table, rows[:m]), clients, new)
-    server = exchange.close(server, Replies(total, each, Cohort(cohort.ids, arrived)))
-    return server, clients, ExchangeCounts(count(asked), count(arrived), cohort.ids, broken)
+def on_devices(
+    exchange: Exchange[Server, Client],
+    layout: Layout,
+    cohort: Cohort,
+    clients: Client,
+    federation: PreparedData,
+    server: Server,
+    working: RandomKey,
+) -> tuple[Client, PyTree, tuple]:
+    """The same with the cohort spread over the devices of a mesh."""
+    assert layout.mesh is not None
+    on_block = block_of(exchange, layout)
+    m, devices = cohort.ids.shape[0], layout.mesh.size
+    slots, members = jax.tree.map(lambda a: in_slices(a, devices).ravel(), (jnp.arange(m), cohort))
+    spread, whole = PartitionSpec("clients"), PartitionSpec()
+    mine, at_hand = clients, federation
+    apart = isinstance(federation.source, SpreadData)
+    if not (apart and isinstance(cohort.ids, np.ndarray) and federation.source.in_order(cohort.ids, layout.rows(m))):
+        mine = jax.tree.map(lambda table: table[members.ids], clients)
+        if apart:  # the devices hand each other the rows of those who are asked
+            at_hand = jax.tree.map(lambda table: table[members.ids], federation)
+            mine, at_hand = jax.lax.with_sharding_constraint((mine, at_hand), layout.by_client)
+
+    def on_device(slots: Array, members: Cohort, mine: Client, at_hand: PreparedData, *rest: PyTree) -> tuple:
+        places = np.arange(slots.shape[0], dtype=np.int32)
+        own = PreparedData(StackedData(at_hand.source.tree)) if apart else at_hand
+        mine, total, rows = on_block(slots, members, places, mine, places if apart else members.ids, own, *rest)
+        return mine, jax.lax.psum(total, "clients"), rows
+
+    new, total, heard = jax.shard_map(
+        on_device,
+        mesh=layout.mesh,
+        in_specs=(spread, spread, spread, spread if apart else whole, whole, whole),
+        out_specs=(spread, whole, spread),
+        check_vma=False,
+    )(slots, members, mine, at_hand, server, working)
+    each, arrived, broken = jax.tree.map(lambda a: a[:m], heard)
+    if exchange.writes:
+        put = Cohort(cohort.ids, arrived).put
+        clients = jax.tree.map(lambda table, rows: put(table, rows[:m]), clients, new)
+    return clients, total, (each, arrived, broken)
 
 
 def in_slices(a: ArrayLike, size: int) -> Array:

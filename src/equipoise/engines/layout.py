@@ -1,11 +1,12 @@
 """Where the clients of a cohort run: over which devices, and how many side by side on each."""
 
 import sys
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -25,12 +26,12 @@ class Layout(NamedTuple):
 
     @property
     def whole(self) -> NamedSharding | None:
-        """A copy on every device: how all that is not the clients' lies between rounds."""
+        """A copy on every device: for everything but the clients' own data and states."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def by_client(self) -> NamedSharding | None:
-        """How the clients' own data and states lie between rounds."""
+        """How the clients' own data and states are spread over the devices."""
         return (
             NamedSharding(self.mesh, PartitionSpec("clients")) if self.mesh is not None and self.spread else self.whole
         )
@@ -41,7 +42,7 @@ class Layout(NamedTuple):
 
     def place(self, tree: Tree) -> Tree:
         """`tree` on every device of the mesh."""
-        return jax.device_put(tree) if self.mesh is None else put(tree, self.whole)
+        return on_device(tree) if self.mesh is None else put(tree, self.whole)
 
     def place_shared(self, tree: Tree) -> Tree:
         """As `place`, for what is only read: the devices of a CPU, its cores, share one copy in memory."""
@@ -53,7 +54,7 @@ class Layout(NamedTuple):
         """Of a table with a row per client: as many for every device."""
         return n + -n % self.mesh.size if self.mesh is not None and self.spread else n
 
-    def filled(self, table: Any) -> Any:
+    def filled(self, table: Array | np.ndarray) -> Array | np.ndarray:
         """A table with a row per client, filled up with copies of the last; nobody asks for those."""
         more = self.rows(table.shape[0]) - table.shape[0]
         fill = np.pad if isinstance(table, np.ndarray) else jnp.pad
@@ -76,15 +77,22 @@ class Layout(NamedTuple):
 SIDE_BY_SIDE = Layout(None, sys.maxsize)  # all clients of a cohort at once, on one device
 
 
+def on_device(tree: Tree) -> Tree:
+    """`jax.device_put` of what is not there yet: to ask it for arrays that are takes as long as some small rounds."""
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, Array) else jax.device_put(leaf), tree)
+
+
 def put(tree: Tree, sharding: NamedSharding | None) -> Tree:
     """`jax.device_put`, also over the devices of several processes that all have the same `tree`."""
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
 
-    def from_here(leaf: object) -> Any:  # what lies on a device of this process cannot be sent to another's
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+    def from_here(
+        leaf: Array | np.ndarray,
+    ) -> Array:  # what lies on a device of this process cannot be sent to another's
+        if isinstance(leaf, Array) and not leaf.is_fully_addressable:
             return jax.device_put(leaf, sharding)
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             words = jax.device_put(np.asarray(jax.random.key_data(leaf)), sharding)
             return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
         return jax.device_put(np.asarray(leaf), sharding)

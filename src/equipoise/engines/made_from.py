@@ -9,10 +9,13 @@ round or measure differently.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax import Array
+
+from equipoise.protocol import Data
 
 CLIENTS, NUMBERS = 16, 64  # that are looked at: clients, and numbers of an array
 MOST = 5000  # things in an algorithm
@@ -32,7 +35,7 @@ class MadeFrom(NamedTuple):
     sums: tuple[float, ...] = ()  # over the rows of all of them
 
 
-def made_from(algorithm: object, data: Any = None) -> MadeFrom:
+def made_from(algorithm: object, data: Data | None = None) -> MadeFrom:
     """Of an algorithm, and of the data that it is given."""
     parts: list[str | float] = []
     _add_parts(algorithm, parts, {})
@@ -65,7 +68,7 @@ def _alike(one: tuple, other: tuple, relative: float) -> bool:
     return bool(close.all()) and all(a == b for a, b in pairs if isinstance(a, str))
 
 
-def _add_parts(value: object, parts: list[str | float], seen: dict[int, Any]) -> None:
+def _add_parts(value: object, parts: list[str | float], seen: dict[int, object]) -> None:
     """Words and numbers in `value`, in an order that is the same whenever it is made in the same way."""
     if value is None or isinstance(value, str):
         parts.append(str(value))
@@ -80,7 +83,7 @@ def _add_parts(value: object, parts: list[str | float], seen: dict[int, Any]) ->
             _add_parts(inner, parts, seen)
 
 
-def _inside(value: object) -> Iterator[Any]:
+def _inside(value: object) -> Iterator[object]:
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, tuple | list):
@@ -103,7 +106,7 @@ def _inside(value: object) -> Iterator[Any]:
         yield type(value).__name__
 
 
-def _function(value: Any) -> Callable:
+def _function(value: Callable) -> Callable:
     """What jit, custom derivatives, caches and methods are wrapped around."""
     for name in ("__wrapped__", "__func__", "fun"):
         if callable(inner := getattr(value, name, None)):
@@ -111,7 +114,7 @@ def _function(value: Any) -> Callable:
     return value
 
 
-def _rows(data: Any) -> Iterator[float]:
+def _rows(data: Data) -> Iterator[float]:
     """Numbers in the first and last rows of some clients; of data of other kinds, numbers of every array."""
     if not all(hasattr(data, name) for name in ("inputs", "labels")):
         for leaf in jax.tree.leaves(data):
@@ -121,11 +124,11 @@ def _rows(data: Any) -> Iterator[float]:
     if sizes is None:
         return
     starts = _host(data.starts) if hasattr(data, "starts") else None  # of a Pool
-    for i in np.unique(np.linspace(0, len(sizes) - 1, CLIENTS).astype(int)):
+    tables = [_at_hand(table) for table in (data.inputs, data.labels)]
+    for i in _spaced(len(sizes), CLIENTS):
         for row in (0, int(sizes[i]) - 1):
-            for table in (data.inputs, data.labels):
-                place = (i, row) if starts is None else (int(starts[i]) + row,)
-                yield from _some(table, place)
+            for table in tables:
+                yield from _some(table, (i, row) if starts is None else (int(starts[i]) + row,))
 
 
 def _sums(array: object) -> Iterator[float]:
@@ -138,27 +141,39 @@ def _sums(array: object) -> Iterator[float]:
     if values is None or values.dtype.kind not in "fiub" or not values.size:
         return
     for block in np.array_split(values.reshape(-1), min(BLOCKS, len(values))):
-        part = block.astype(np.float64)
-        weighted = part * (0.5 + np.modf(np.arange(1, part.size + 1) * 0.6180339887498949)[0])
+        numbers = block.astype(np.float64)
+        weighted = numbers * (0.5 + np.modf(np.arange(1, numbers.size + 1) * 0.6180339887498949)[0])
         yield float(np.sum(weighted) + 4 * np.sum(np.abs(weighted)))  # positive: relative differences mean something
 
 
-def _some(array: object, place: tuple = ()) -> Iterator[float]:
+def _some(array: Array | np.ndarray, place: tuple = ()) -> Iterator[float]:
     """Shape and some numbers of an array, or of what is at a place in it."""
     values = _host(array, place)
     if values is None or values.dtype.kind not in "fiub":
         return
     yield from map(float, values.shape)
-    flat = values.reshape(-1)
-    yield from map(float, flat[np.unique(np.linspace(0, max(flat.size - 1, 0), min(NUMBERS, flat.size)).astype(int))])
+    numbers = values.reshape(-1)
+    if numbers.size > NUMBERS:
+        numbers = numbers[_spaced(numbers.size, NUMBERS)]
+    yield from numbers.astype(np.float64).tolist()
 
 
-def _host(array: Any, place: tuple = ()) -> np.ndarray | None:
+def _spaced(count: int, most: int) -> np.ndarray:
+    """At most so many places, from the first to the last."""
+    return np.linspace(0, count - 1, min(count, most)).astype(int)
+
+
+def _at_hand(array: Array | np.ndarray) -> Array | np.ndarray:
+    """In NumPy, where that takes no copy."""
+    if not isinstance(array, jax.Array) or not array.is_fully_addressable:
+        return array
+    return np.asarray(array) if all(device.platform == "cpu" for device in array.devices()) else array
+
+
+def _host(array: Array | np.ndarray, place: tuple = ()) -> np.ndarray | None:
     """An array or a part of it in NumPy, without a copy of all that a device holds; None: it is in other processes."""
-    if not isinstance(array, jax.Array):
-        return np.asarray(array[place] if place else array)
-    if not array.is_fully_addressable or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        return None
-    if all(device.platform == "cpu" for device in array.devices()):
-        return np.asarray(array)[place]
+    if isinstance(array, jax.Array):
+        if not array.is_fully_addressable or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+            return None
+        array = _at_hand(array)
     return np.asarray(array[place] if place else array)

@@ -3,10 +3,10 @@
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +18,7 @@ from jaxtyping import PyTree
 
 from equipoise._jax import cached_program, compiled, compiles_quickly, numbers_in
 from equipoise.data.shards import ClientData
-from equipoise.engines import kernel, stream
-from equipoise.engines.checks import (
-    all_finite,
-    as_vector,
-    check_data,
-    check_every,
-    check_memory,
-    check_outside,
-    check_start,
-    require_finite,
-)
+from equipoise.engines import checks, kernel, stream
 from equipoise.engines.client_data import (
     PreparedData,
     SpreadData,
@@ -39,7 +29,7 @@ from equipoise.engines.client_data import (
     prepare,
 )
 from equipoise.engines.kernel import Lost, State, Tally
-from equipoise.engines.layout import Layout, lay_out
+from equipoise.engines.layout import Layout, lay_out, on_device
 from equipoise.engines.made_from import MadeFrom, differs, made_from
 from equipoise.errors import LostReplies, Stopped, one_of, require
 from equipoise.leaves import numbers_of
@@ -47,8 +37,10 @@ from equipoise.protocol import Algorithm, Client, Data, RandomKey, Server, Vecto
 
 Products = Literal["float32", "tf32", "bf16"]
 PRODUCTS = {"float32": "float32", "tf32": "tensorfloat32", "bf16": "bfloat16"}  # JAX's names
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 Model = TypeVar("Model")  # a flat vector, or a tree
-Progress = Callable[[int, int, Any], None]
+Progress = Callable[[int, int, PyTree], None]
 CHUNK_SECONDS = 0.25  # how long the device runs between two looks at the clock and at Ctrl-C
 RECORDED = 1 << 22  # bytes of records that stay on the device before they are fetched
 MOST_RECORDED = 1024  # rounds of them
@@ -126,104 +118,58 @@ def simulate(
     number of rounds, the numbers in `data` and `resume` do not matter. `record` and `lost` may be a
     jax.tree_util.Partial, whose arrays do not matter either.
     """
-    check_outside("simulate", algorithm, x, data, key)
-    key, (flat, as_given_start) = as_key(key), as_vector(x)
-    check_start(algorithm, flat, rounds)
-    check_data(algorithm, flat, data)
-    check_every(every)
+    checks.check_outside("simulate", algorithm, x, data, key)
+    key, (flat, in_given_form) = as_key(key), checks.as_vector(x)
+    checks.check_start(algorithm, flat, rounds)
+    checks.check_data(algorithm, flat, data)
+    checks.check_every(every)
     origin = made_from(algorithm, data)
-    check_outside("simulate", origin.settings)  # numbers in closures are no leaves
+    checks.check_outside("simulate", origin.settings)  # numbers in closures are no leaves
     numbers, structure = numbers_of(algorithm, flat.dtype), jax.tree.structure(algorithm)
-    check_memory(jax.eval_shape(starting(structure), numbers, flat), algorithm)
-    quick = 0 if stream.is_mapped(data) else quick_rounds(data, flat.size, algorithm.n)
-    shard, largest = jax.eval_shape(outline_of(structure), numbers, flat, data, key)
-    layout = lay_out(shard, len(largest), devices, clients_per_batch, padding=padding(data))
     keep, lose = as_operand(record or nothing_recorded), None if lost is None else as_operand(lost)
-
-    if stream.is_mapped(data):
-        state, source = in_precision(products, starting(structure))(numbers, flat), None
-        asked, exchange = streaming(structure)
-        rounds_in_files = stream.rounds(structure, asked, exchange, data)
-
-        def programs(quickly: bool) -> Callable:
-            return rounds_in_files
-    elif layout.spread:
-        begin = in_precision(products, beginning_apart(structure, layout, quick > 0))
-        state, source, finite = begin(*layout.place((numbers, flat)), layout.of_clients(by_client(data)))
-        require_finite(finite)
-        programs = partial(rounds_of, structure, layout)
-    else:
-        data = jax.device_put(data)
-        state = in_precision(products, starting(structure))(numbers, flat)
-        # What a method leaves to its task does not depend on the numbers: one program for all such methods.
-        shared = jax.eval_shape(preparation_of(structure), numbers).func is algorithm.prepare
-        prepared = (
-            preparing(algorithm.prepare, quick > 0)
-            if shared
-            else partial(preparing_with(structure, quick > 0), numbers)
-        )
-        source, finite = in_precision(products, prepared)(data)
-        require_finite(finite)
-        source = layout.place_shared(as_given(data) if source is None else source)
-        programs = partial(rounds_of, structure, layout)
+    outline = jax.eval_shape(outline_of(structure), numbers, flat, data, key, keep)
+    checks.check_memory(outline.state, algorithm)
+    quick = 0 if stream.is_mapped(data) else quick_rounds(data, flat.size, algorithm.n)
+    layout = lay_out(outline.shard, len(outline.largest), devices, clients_per_batch, padding=padding(data))
+    # What a method leaves to its task does not depend on the numbers: one program for all such methods.
+    shared = algorithm.prepare if outline.preparation.func is algorithm.prepare else None
+    state, source = begin(structure, numbers, flat, data, shared, layout, products, quickly=quick > 0)
+    mapped = stream.rounds(structure, data) if stream.is_mapped(data) else None
     del data
-    row = jax.eval_shape(recorded, keep, state.server)
-    tally, past, seconds, compile_seconds = Tally.nothing(algorithm), None, 0.0, 0.0
-    words = words_of(key)
+    start, words = Run(state, Tally.nothing(algorithm), []), words_of(key)
     if resume is not None:
-        n = algorithm.n
-        begun = state._replace(clients=jax.eval_shape(lambda clients: layout.cut(clients, n), state.clients))
-        check_resume(resume, algorithm.name, words, begun, row, rounds, origin)
-        # A copy, because the loop takes over the buffers that it is given.
-        server, clients = jax.tree.map(np.array, (resume.server, resume.clients))
-        at_round: Any = np.int32(resume.rounds)
-        state = State(at_round, server, clients, state.tally)
-        past, tally, seconds, compile_seconds = resume.history, resume.tally, resume.seconds, resume.compile_seconds
-    done = 0 if resume is None else resume.rounds
+        check_resume(resume, algorithm.name, words, outline, rounds, origin)
+        start = resumed(resume, state)
     key, keep, lose, numbers = layout.place((key, keep, lose, numbers))
-    state = state if layout.spread and resume is None else placed(state, layout)
-    most = longest_history(row)
-    reached, rows = done, [] if past is None else [past]
+    if not layout.spread or resume is not None:
+        start = start._replace(state=placed(start.state, layout))
+    most = longest_history(outline.row)
 
-    def result(history: PyTree = None) -> Result:
-        clients = layout.gathered(state.clients, algorithm.n)
-        counted = tally._replace(broken=tally.broken + np.asarray(state.tally.broken))
-        took = (seconds, compile_seconds)
-        model = as_given_start(algorithm.model(state.server))
-        return Result(state.server, clients, history, reached, counted, *took, algorithm.name, words, origin, model)
+    def result(run: Run, history: PyTree = None) -> Result:
+        clients = layout.gathered(run.state.clients, algorithm.n)
+        took = (run.seconds, run.compile_seconds)
+        model = in_given_form(algorithm.model(run.state.server))
+        return Result(
+            run.state.server, clients, history, run.reached, run.tally, *took, algorithm.name, words, origin, model
+        )
 
-    def chunks(interrupted: list) -> Iterator[Chunk]:
-        """All that is left to run, in one program or two; each is compiled before its rounds are timed."""
-        nonlocal state, compile_seconds
-        for quickly, end in ((True, min(quick, rounds)), (False, rounds)):
-            if interrupted or reached >= end:
-                continue
-            many = in_precision(products, partial(programs(quickly), numbers, length=most))
+    def program(quickly: bool) -> Advance:
+        many = in_precision(products, partial(mapped or rounds_of(structure, layout, quickly), numbers, length=most))
+        return lambda state, stop: many(state, source, key, stop, keep, lose)
 
-            def advance(state: State, stop: np.int32, many: Callable = many) -> tuple[State, PyTree]:
-                return many(state, source, key, stop, keep, lose)
-
-            clock = time.perf_counter()
-            state, _ = jax.block_until_ready(advance(state, np.int32(reached)))
-            compile_seconds += time.perf_counter() - clock
-            yield from in_chunks(advance, state, reached, rounds, most, halts, interrupted, end)
-
+    stages = ((partial(program, True), min(quick, rounds)), (partial(program, False), rounds))
     halts = every if callback is not None or until is not None else None
+    run = start
     with interrupts_deferred() as interrupted:
-        for chunk in chunks(interrupted):
-            state, reached = chunk.state, chunk.reached
-            tally = tally._replace(asked=tally.asked + chunk.asked, answered=tally.answered + chunk.answered)
-            seconds += chunk.seconds
-            rows.append(chunk.records)
-            if callback is not None and chunk.halted:
-                callback(result())
-            ended = until is not None and chunk.halted and bool(until(result()))
+        for run in in_chunks(stages, start, rounds, most, halts, interrupted):
+            if callback is not None and run.halted:
+                callback(result(run))
+            ended = until is not None and run.halted and bool(until(result(run)))
             if progress is not None:
-                progress(reached, rounds, jax.tree.map(lambda a: a[-1], rows[-1]))
+                progress(run.reached, rounds, jax.tree.map(lambda a: a[-1], run.rows[-1]))
             if ended:
                 break
-    blank = jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), row)
-    final = result(jax.tree.map(lambda *a: np.concatenate(a), blank, *rows))
+    final = result(run, history_of(run.rows, outline.row))
     if interrupted:
         raise Stopped(final)
     if sentence := broken_replies(final.tally):
@@ -231,44 +177,92 @@ def simulate(
     return final
 
 
-class Chunk(NamedTuple):
-    """Some rounds of a run."""
+def begin(
+    structure: PyTreeDef,
+    numbers: list[Array | np.ndarray],
+    x: Vector,
+    data: ClientData,
+    shared: Callable[[Data], Data] | None,
+    layout: Layout,
+    products: Products | None,
+    *,
+    quickly: bool,
+) -> tuple[State, PreparedData | None]:
+    """The state before the first round, and the clients' data prepared, by `shared` unless that depends on the numbers;
+    rows in files are prepared as they are read."""
+    if stream.is_mapped(data):
+        return in_precision(products, starting(structure))(numbers, x), None
+    if layout.spread:
+        apart = in_precision(products, beginning_apart(structure, layout, quickly))
+        state, source, finite = apart(*layout.place((numbers, x)), layout.of_clients(by_client(data)))
+        checks.require_finite(finite)
+        return state, source
+    data = on_device(data)
+    state = in_precision(products, starting(structure))(numbers, x)
+    prepare = preparing(shared, quickly) if shared else partial(preparing_with(structure, quickly), numbers)
+    source, finite = in_precision(products, prepare)(data)
+    checks.require_finite(finite)
+    return state, layout.place_shared(as_given(data) if source is None else source)
 
-    state: State  # after them
-    asked: np.ndarray
-    answered: np.ndarray
-    records: PyTree[np.ndarray]
-    reached: int  # rounds done
-    halted: bool  # at a multiple of `every`, or at the end
-    seconds: float
+
+class Run(NamedTuple):
+    """How far a run is, or several side by side, whose arrays then have an axis for them."""
+
+    state: State
+    tally: Tally
+    rows: list[PyTree[np.ndarray]]  # what was recorded, in as many pieces
+    reached: int = 0  # rounds done
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+    halted: bool = False  # at a multiple of `every`, or at the end
+
+
+Advance = Callable[[State, np.int32], tuple[State, PyTree]]  # to a round, and what was recorded on the way
 
 
 def in_chunks(
-    advance: Callable[[State, np.int32], tuple[State, PyTree]],
-    state: State,
-    reached: int,
+    stages: Iterable[tuple[Callable[[], Advance], int]],
+    run: Run,
     rounds: int,
     most: int,
     every: int | None,
     interrupted: list,
-    end: int | None = None,
-) -> Iterator[Chunk]:
-    """The loop of every driver: from round `reached` to `rounds` by advance(state, stop), in chunks of CHUNK_SECONDS.
+) -> Iterator[Run]:
+    """The loop of every driver: all that is left of `rounds`, in chunks of CHUNK_SECONDS.
 
-    A chunk has at most `most` rounds, and none goes beyond a multiple of `every`. With an `end` before `rounds`,
-    something else goes on from there.
+    Each of `stages` is a program and the round up to which it runs; it is compiled before its rounds are timed. A chunk
+    has at most `most` rounds, and none goes beyond a multiple of `every`.
     """
-    some, end = 1, rounds if end is None else end
-    while reached < end and not interrupted:
-        halt = rounds if every is None else min(rounds, reached - reached % every + every)
-        stop, clock = min(reached + min(some, most), halt, end), time.perf_counter()
-        state, seen = advance(state, np.int32(stop))
-        asked, answered = (np.asarray(count) for count in state.tally[:2])  # waits for the device
-        elapsed = time.perf_counter() - clock
-        records = jax.tree.map(lambda a, fresh=stop - reached: np.array(np.asarray(a)[:fresh]), seen)
-        some = max(1, min(10 * some, int((stop - reached) / max(elapsed, 1e-9) * CHUNK_SECONDS)))
-        reached = stop
-        yield Chunk(state, asked, answered, records, reached, reached == halt, elapsed)
+    for program, end in stages:
+        if interrupted or run.reached >= end:
+            continue
+        advance, clock = program(), time.perf_counter()
+        state, _ = jax.block_until_ready(advance(run.state, np.int32(run.reached)))
+        run = run._replace(state=state, compile_seconds=run.compile_seconds + time.perf_counter() - clock)
+        chunk, begun = 1, False
+        while run.reached < end and not (interrupted and begun):
+            halt = rounds if every is None else min(rounds, run.reached - run.reached % every + every)
+            stop, clock = min(run.reached + min(chunk, most), halt, end), time.perf_counter()
+            state, seen = advance(run.state, np.int32(stop))
+            counts = jax.tree.map(np.asarray, state.tally)  # waits for the device
+            elapsed, done = time.perf_counter() - clock, stop - run.reached
+            records = jax.tree.map(lambda a, done=done: np.array(np.asarray(a)[:done]), seen)
+            chunk, begun = max(1, min(10 * chunk, int(done / max(elapsed, 1e-9) * CHUNK_SECONDS))), True
+            run.rows.append(records)
+            run = run._replace(
+                state=state,
+                tally=jax.tree.map(np.add, run.tally, counts),
+                reached=stop,
+                seconds=run.seconds + elapsed,
+                halted=stop == halt,
+            )
+            yield run
+
+
+def history_of(rows: list[PyTree[np.ndarray]], row: PyTree[jax.ShapeDtypeStruct]) -> PyTree[np.ndarray]:
+    """All that was recorded, of shapes like `row`."""
+    blank = jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), row)
+    return jax.tree.map(lambda *a: np.concatenate(a), blank, *rows)
 
 
 def quick_rounds(data: ClientData, parameters: int, n: int) -> int:
@@ -286,17 +280,14 @@ def products_in(products: Products | None) -> AbstractContextManager[None]:
     return jax.default_matmul_precision(PRODUCTS[products or "float32"])
 
 
-def in_precision(products: Products | None, program: Callable) -> Callable:
+def in_precision(products: Products | None, program: Callable[Given, Made]) -> Callable[Given, Made]:
     """`program` with matrix products of that precision."""
 
-    def call(*args: Any, **options: Any) -> Any:
+    def call(*args: Given.args, **options: Given.kwargs) -> Made:
         with products_in(products):
             return program(*args, **options)
 
     return call
-
-
-streaming = cached_program(stream.programs)
 
 
 @cached_program
@@ -308,20 +299,15 @@ def starting(structure: PyTreeDef) -> Callable:
 @cached_program
 def preparing(preparation: Callable[[Data], Data], quickly: bool) -> Callable:
     """Every client's data, prepared before the first round, and which arrays are finite."""
-    return compiled(lambda data: (prepare(preparation, data), all_finite(data)), quickly=quickly)
-
-
-@cached_program
-def preparation_of(structure: PyTreeDef) -> Callable:
-    """How algorithms of that structure prepare data; the function itself is in the form of what comes back."""
-    return jax.jit(lambda numbers: Partial(structure.unflatten(numbers).prepare))
+    return compiled(lambda data: (prepare(preparation, data), checks.all_finite(data)), quickly=quickly)
 
 
 @cached_program
 def preparing_with(structure: PyTreeDef, quickly: bool) -> Callable:
     """The same, where what clients prepare depends on the numbers."""
     return compiled(
-        lambda numbers, data: (prepare(structure.unflatten(numbers).prepare, data), all_finite(data)), quickly=quickly
+        lambda numbers, data: (prepare(structure.unflatten(numbers).prepare, data), checks.all_finite(data)),
+        quickly=quickly,
     )
 
 
@@ -330,23 +316,23 @@ def beginning_apart(structure: PyTreeDef, layout: Layout, quickly: bool) -> Call
     """As `starting` and `preparing`, where every device holds and prepares its share of the clients."""
 
     def begin(numbers: list[Array], x: Vector, data: ClientData) -> tuple[State, PreparedData, dict[str, Array]]:
-        algorithm, share = structure.unflatten(numbers), PartitionSpec("clients")
+        algorithm, spread = structure.unflatten(numbers), PartitionSpec("clients")
         state = kernel.init(algorithm, x)
 
-        def prepared_here(part: ClientData) -> Data:
-            prepared = prepare(algorithm.prepare, StackedData(part))
-            return part if prepared is None else prepared.source.tree
+        def prepared_here(local: ClientData) -> Data:
+            prepared = prepare(algorithm.prepare, StackedData(local))
+            return local if prepared is None else prepared.source.tree
 
-        prepared = jax.shard_map(prepared_here, mesh=layout.mesh, in_specs=share, out_specs=share, check_vma=False)(
+        prepared = jax.shard_map(prepared_here, mesh=layout.mesh, in_specs=spread, out_specs=spread, check_vma=False)(
             data
         )
         state = state._replace(clients=jax.tree.map(layout.filled, state.clients))
-        return state, PreparedData(SpreadData(prepared)), all_finite(data)
+        return state, PreparedData(SpreadData(prepared)), checks.all_finite(data)
 
     return compiled(begin, quickly=quickly, out_shardings=(states_apart(layout), layout.by_client, layout.whole))
 
 
-def states_apart(layout: Layout) -> Any:
+def states_apart(layout: Layout) -> State:
     return State(layout.whole, layout.whole, layout.by_client, layout.whole)  # type: ignore[arg-type]
 
 
@@ -357,10 +343,7 @@ def placed(state: State, layout: Layout) -> State:
 
 @cached_program
 def rounds_of(structure: PyTreeDef, layout: Layout, quickly: bool) -> Callable:
-    """The program of rounds: up to `stop`, at most `length` of them, and a row of each.
-
-    Who was asked and answered is counted from zero; broken replies, a number for each client, go on.
-    """
+    """The program of rounds: up to `stop`, at most `length` of them, and a row of each. It counts from zero."""
 
     def advance(
         numbers: list[Array],
@@ -373,32 +356,58 @@ def rounds_of(structure: PyTreeDef, layout: Layout, quickly: bool) -> Callable:
         *,
         length: int,
     ) -> tuple[State, PyTree]:
-        start, algorithm = state.round, structure.unflatten(numbers)
-        blank = jax.eval_shape(keep, state.server)
-        rows = jax.tree.map(lambda s: jnp.zeros((length, *s.shape), s.dtype), blank)
+        algorithm = structure.unflatten(numbers)
 
-        def body(r: Array, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
-            state, rows = carry
-            state = kernel.step(algorithm, state, source, key, lost=lose, layout=layout)
-            rows = jax.tree.map(lambda table, row: table.at[r - start].set(row), rows, keep(state.server))
-            return state, rows
+        def step(state: State) -> State:
+            return kernel.step(algorithm, state, source, key, lost=lose, layout=layout)
 
-        state = state._replace(tally=kernel.no_counts(algorithm)._replace(broken=state.tally.broken))
-        return jax.lax.fori_loop(start, stop, body, (state, rows))
+        return all_rounds(step, keep, state, state.round, stop, length)
 
-    lie = (states_apart(layout), layout.whole) if layout.spread else layout.whole
-    return compiled(advance, quickly=quickly, donate_argnums=1, static_argnames="length", out_shardings=lie)
+    shardings = (states_apart(layout), layout.whole) if layout.spread else layout.whole
+    return compiled(advance, quickly=quickly, donate_argnums=1, static_argnames="length", out_shardings=shardings)
+
+
+def all_rounds(
+    step: Callable[[State], State],
+    keep: Callable[[Server], PyTree],
+    state: State,
+    start: Array,
+    stop: Array,
+    length: int,
+) -> tuple[State, PyTree]:
+    """The state after the rounds from `start` to `stop`, whose tally is of these, and `length` rows of records."""
+    rows = jax.tree.map(lambda s: jnp.zeros((length, *s.shape), s.dtype), jax.eval_shape(keep, state.server))
+
+    def body(r: Array, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
+        state, rows = carry
+        state = step(state)
+        rows = jax.tree.map(lambda table, row: table.at[r - start].set(row), rows, keep(state.server))
+        return state, rows
+
+    state = state._replace(tally=jax.tree.map(jnp.zeros_like, state.tally))
+    return jax.lax.fori_loop(start, stop, body, (state, rows))
+
+
+class Outline(NamedTuple):
+    """The shapes of a run."""
+
+    state: State
+    shard: Data  # of one client, prepared
+    largest: Array  # the ids of the largest cohort
+    row: PyTree  # what is kept of a round
+    preparation: Partial  # how it prepares data
 
 
 @cached_program
-def outline_of(structure: PyTreeDef) -> Callable:
-    """A client's prepared data and the ids of the largest cohort, for their shapes; traced once, never run."""
+def outline_of(structure: PyTreeDef) -> Callable[..., Outline]:
+    """Traced once for its shapes, never run."""
 
-    def outline(numbers: list[Array], x: Vector, data: ClientData, key: RandomKey) -> tuple:
+    def outline(numbers: list[Array], x: Vector, data: ClientData, key: RandomKey, keep: Partial) -> Outline:
         algorithm = structure.unflatten(numbers)
-        server = algorithm.init(x)
-        cohorts = [exchange.open(server, key)[1].ids for exchange in algorithm.round]
-        return algorithm.prepare(data.client(0)), max(cohorts, key=len)
+        state = kernel.init(algorithm, x)
+        cohorts = [exchange.open(state.server, key)[1].ids for exchange in algorithm.round]
+        shard, row = algorithm.prepare(data.client(0)), keep(state.server)
+        return Outline(state, shard, max(cohorts, key=len), row, Partial(algorithm.prepare))
 
     return jax.jit(outline)
 
@@ -412,12 +421,6 @@ def as_operand(function: Callable) -> Partial:
     except TypeError:
         return Partial(lambda *args: function(*args))
     return Partial(function)
-
-
-@jax.jit
-def recorded(keep: Partial, server: Server) -> PyTree:
-    """What is kept of a round, for its shapes."""
-    return keep(server)
 
 
 def nothing_recorded(server: Server) -> tuple:
@@ -434,13 +437,13 @@ def longest_history(row: PyTree) -> int:
 
 
 def check_resume(
-    resume: Result, name: str, words: tuple[int, ...], state: State, row: PyTree, rounds: int, origin: MadeFrom
+    resume: Result, name: str, words: tuple[int, ...], outline: Outline, rounds: int, origin: MadeFrom
 ) -> None:
     """`resume` is of this run: the same algorithm, data, record and key, and not beyond its end."""
     require(resume.rounds <= rounds, f"the result to resume has {resume.rounds} rounds already; ask for more than that")
     require(
         resume.algorithm in ("", name)
-        and _shapes((resume.server, resume.clients)) == _shapes((state.server, state.clients)),
+        and _shapes((resume.server, resume.clients)) == _shapes((outline.state.server, outline.state.clients)),
         f"the result to resume is of {resume.algorithm or 'another algorithm'} or of another model, and this is "
         f"{name}; resume with the algorithm, start and data that it came from",
     )
@@ -452,10 +455,20 @@ def check_resume(
     require(
         other is None, f"the result to resume was made with other {other}; resume with the same ones, or start over"
     )
+    row = jax.tree.map(lambda rows: rows[:0], resume.history)
     require(
-        resume.history is None or _shapes(jax.tree.map(_one, resume.history)) == _shapes(row),
+        row is None or _shapes(row) == _shapes(jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), outline.row)),
         "the result to resume has another history than `record` makes; resume with the same record",
     )
+
+
+def resumed(before: Result, state: State) -> Run:
+    """From where a result ended."""
+    # A copy, because the loop takes over the buffers that it is given.
+    server, clients = jax.tree.map(np.array, (before.server, before.clients))
+    rows = [] if before.history is None else [before.history]
+    state = state._replace(round=jax.device_put(np.int32(before.rounds)), server=server, clients=clients)
+    return Run(state, before.tally, rows, before.rounds, before.seconds, before.compile_seconds)
 
 
 def _shapes(tree: PyTree) -> tuple:
@@ -463,16 +476,12 @@ def _shapes(tree: PyTree) -> tuple:
     return structure, [(a.shape, a.dtype) for a in leaves]
 
 
-def _one(rows: np.ndarray) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
-
-
 @contextmanager
 def interrupts_deferred() -> Iterator[list]:
     """Ctrl-C in here fills the list instead of breaking off a step; a second one breaks off after all."""
     seen: list = []
 
-    def remember(*signal_and_frame: Any) -> None:
+    def remember(*signal_and_frame: object) -> None:
         if seen:
             raise KeyboardInterrupt
         seen.append(signal_and_frame)

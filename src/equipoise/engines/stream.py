@@ -8,7 +8,7 @@ result is always that of data in memory.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax.tree_util import Partial, PyTreeDef
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
-from equipoise._jax import compiled
+from equipoise._jax import cached_program, compiled
 from equipoise.data.shards import Shards
 from equipoise.engines import kernel
 from equipoise.engines.kernel import State
@@ -42,6 +42,7 @@ class Gathered(NamedTuple):
         return self.tree
 
 
+@cached_program
 def programs(structure: PyTreeDef) -> tuple[Callable, Callable]:
     """Who is asked in an exchange, and the exchange itself on their rows."""
 
@@ -56,7 +57,7 @@ def programs(structure: PyTreeDef) -> tuple[Callable, Callable]:
         algorithm = structure.unflatten(numbers)
         r, server, clients, tally = state
         gone = None if lose is None else partial(lose, r, k)
-        data: Any = Gathered(jax.vmap(algorithm.prepare)(shards))
+        data: PyTree = Gathered(jax.vmap(algorithm.prepare)(shards))
         keys = round_keys(key, r, len(algorithm.round))[k]
         server, clients, seen = kernel.exchange_once(algorithm.round[k], server, clients, data, keys, gone=gone)
         tally = kernel.Tally(
@@ -69,8 +70,9 @@ def programs(structure: PyTreeDef) -> tuple[Callable, Callable]:
     return compiled(asked, static_argnames="k"), compiled(exchange, static_argnames="k", donate_argnums=1)
 
 
-def rounds(structure: PyTreeDef, asked: Callable, exchange: Callable, data: object) -> Callable:
+def rounds(structure: PyTreeDef, data: object) -> Callable:
     """As `simulator.rounds_of`, with rows from files."""
+    asked, exchange = programs(structure)
     reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="equipoise-rows")
 
     def read(ids: np.ndarray) -> tuple[np.ndarray, Shards]:
@@ -94,7 +96,7 @@ def rounds(structure: PyTreeDef, asked: Callable, exchange: Callable, data: obje
     ) -> tuple[State, PyTree]:
         algorithm = structure.unflatten(numbers)
         exchanges = len(algorithm.round)
-        state = state._replace(tally=kernel.no_counts(algorithm)._replace(broken=state.tally.broken))
+        state = state._replace(tally=kernel.no_counts(algorithm))
         seen: list[PyTree] = []
         ahead: Future | None = None
         for r in range(int(state.round), int(stop)):

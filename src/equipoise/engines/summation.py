@@ -4,7 +4,7 @@ The only place where a reply's `total` is touched: a masked sum would take its p
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,9 +14,9 @@ from jaxtyping import PyTree
 class Summation(NamedTuple):
     """How the totals of the clients that answered become one."""
 
-    start: Callable[[PyTree], Any]  # from shapes like a total's
-    add: Callable[[Any, PyTree], Any]  # one more total
-    finish: Callable[[Any], PyTree]
+    start: Callable[[PyTree], PyTree]  # from shapes like a total's
+    add: Callable[[PyTree, PyTree], PyTree]  # one more total
+    finish: Callable[[PyTree], PyTree]
 
 
 class Sum(NamedTuple):

@@ -1,10 +1,9 @@
 """Many runs, settings or seeds or both: one compiled program for all algorithms of one structure."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,40 +15,19 @@ from jaxtyping import PyTree
 
 from equipoise._jax import cached_program, compiled
 from equipoise.data.shards import ClientData
-from equipoise.engines import kernel
-from equipoise.engines.checks import (
-    all_finite,
-    as_vector,
-    check_data,
-    check_every,
-    check_memory,
-    check_outside,
-    check_start,
-    require_finite,
-    total_memory,
-)
+from equipoise.engines import checks, kernel, simulator
 from equipoise.engines.client_data import PreparedData, as_given, prepare
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import SMALL, Layout, lay_out
 from equipoise.engines.made_from import made_from
-from equipoise.engines.simulator import (
-    Products,
-    Result,
-    as_operand,
-    check_resume,
-    in_chunks,
-    in_precision,
-    interrupts_deferred,
-    longest_history,
-    nothing_recorded,
-    outline_of,
-    recorded,
-    words_of,
-)
+from equipoise.engines.simulator import Outline, Products, Result, Run, in_precision
 from equipoise.errors import InputError, Stopped, require
 from equipoise.leaves import numbers_of
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key, nbytes
 
+KEEP_NOTHING = simulator.as_operand(simulator.nothing_recorded)
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 SHARE = 0.25  # of the memory there is, for runs side by side
 
 
@@ -87,7 +65,7 @@ def sweep(
     trials: Sequence[Trial],
     *,
     rounds: int,
-    record: Callable[[Any], PyTree] | None = None,
+    record: Callable[[PyTree], PyTree] | None = None,
     at_once: int | None = None,
     clients_per_batch: int | None = None,
     progress: Callable[[int, int, int], None] | None = None,
@@ -116,33 +94,35 @@ def sweep(
     every trial that has begun.
     """
     require(len(trials) > 0, "there are no trials; give at least one")
-    check_every(every)
+    checks.check_every(every)
     for trial in trials:
-        check_outside("sweep", trial.algorithm, made_from(trial.algorithm).settings, trial.x, trial.data, trial.key)
-    forms = [as_vector(t.x) for t in trials]
+        checks.check_outside(
+            "sweep", trial.algorithm, made_from(trial.algorithm).settings, trial.x, trial.data, trial.key
+        )
+    forms = [checks.as_vector(t.x) for t in trials]
     trials = [
         t._replace(x=x, key=as_key(t.key), lost=_operand(t.lost)) for t, (x, _) in zip(trials, forms, strict=True)
     ]
     trials = with_data_alike(trials)
     for trial in trials:
-        check_start(trial.algorithm, trial.x, rounds)
+        checks.check_start(trial.algorithm, trial.x, rounds)
     structures = [jax.tree.structure(t.algorithm) for t in trials]
     programs: dict[PyTreeDef, Program] = {}
-    keep = as_operand(record or nothing_recorded)
+    keep = simulator.as_operand(record or simulator.nothing_recorded)
     for structure, of_it in _grouped(structures, trials):
         first = of_it[0]
         for data in {id(t.data): t.data for t in of_it}.values():
-            check_data(first.algorithm, first.x, data)
-        check_memory(jax.eval_shape(partial(kernel.init, first.algorithm), first.x), first.algorithm)
-        shard, largest = _outline(first)
-        layout = lay_out(shard, len(largest), 1, clients_per_batch)
+            checks.check_data(first.algorithm, first.x, data)
+        outline = _outline(first, keep)
+        checks.check_memory(outline.state, first.algorithm)
+        layout = lay_out(outline.shard, len(outline.largest), 1, clients_per_batch)
         together = max(Counter(id(trial.data) for trial in of_it).values())  # those with other data come after
         width = at_once or side_by_side(first, together)
         programs[structure] = Program(structure, layout, keep, rounds, every, products, width)
     before = [None] * len(trials) if resume is None else list(resume)
     results: list[Result | None] = list(before)
     done = 0
-    with interrupts_deferred() as interrupted:
+    with simulator.interrupts_deferred() as interrupted:
         for structure, slice_ in _slices(structures, trials, before, programs):
             if interrupted:
                 break
@@ -173,16 +153,16 @@ class Program(NamedTuple):
     width: int  # how many run side by side
 
 
-def _grouped(keys: Sequence[object], values: Sequence[object]) -> Iterable[tuple[Any, list[Any]]]:
+def _grouped(keys: Sequence[Key], values: Sequence[Value]) -> Iterable[tuple[Key, list[Value]]]:
     """The values of each key, keys in the order in which they first come."""
-    groups: dict[Any, list[Any]] = {}
+    groups: dict[Key, list[Value]] = {}
     for key, value in zip(keys, values, strict=True):
         groups.setdefault(key, []).append(value)
     return groups.items()
 
 
 def _operand(lost: Lost | None) -> Partial | None:
-    return None if lost is None else as_operand(lost)
+    return None if lost is None else simulator.as_operand(lost)
 
 
 def _slices(
@@ -199,8 +179,8 @@ def _slices(
     for (structure, _, _), places in _grouped(kinds, range(len(trials))):
         width = programs[structure].width
         for k in range(0, len(places), width):
-            part = places[k : k + width]
-            yield structure, part + part[-1:] * (width - len(part))
+            chosen = places[k : k + width]
+            yield structure, chosen + chosen[-1:] * (width - len(chosen))
 
 
 def _run(
@@ -214,76 +194,54 @@ def _run(
 ) -> list[Result]:
     structure, layout, keep, rounds, every, products, _ = program
     first, real = trials[0], len({*places})
-    dtype = first.x.dtype
+    algorithm, dtype = first.algorithm, first.x.dtype
     columns = zip(*(jax.tree.leaves(t.algorithm) for t in trials), strict=True)
     numbers = [jnp.asarray(np.array([np.asarray(v) for v in column]), dtype) for column in columns]
     xs, keys = jnp.stack([t.x for t in trials]), jnp.stack([t.key for t in trials])
     lose = None if first.lost is None else jax.tree.map(lambda *a: jnp.stack(a), *[t.lost for t in trials])
     data = jax.device_put(first.data)
     states, source, finite = in_precision(products, beginnings(structure))(xs, numbers, data)
-    require_finite(finite)
+    checks.require_finite(finite)
     source = as_given(data) if source is None else source
-    algorithm = first.algorithm
-    single = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), states)
-    row = jax.eval_shape(recorded, keep, single.server)
-    words = [words_of(as_key(t.key)) for t in trials]
+    outline = _outline(first, keep)
+    words = [simulator.words_of(as_key(t.key)) for t in trials]
     origins = [made_from(t.algorithm, t.data) for t in trials]
-    tallies, pasts, seconds, compiling = [Tally.nothing(algorithm)] * len(trials), [None] * len(trials), 0.0, 0.0
-    done = 0
-    if before[0] is not None:
-        old: list[Any] = list(before)
+    start = Run(states, _stacked([Tally.nothing(algorithm)] * len(trials)), [])
+    old = [result for result in before if result is not None]
+    if old:
         for one, word, origin in zip(old, words, origins, strict=True):
-            check_resume(one, algorithm.name, word, single, row, rounds, origin)
-        server, clients = (
-            jax.tree.map(lambda *a: np.stack([np.asarray(v) for v in a]), *[getattr(r, part) for r in old])
-            for part in ("server", "clients")
-        )
-        done, tallies, pasts = old[0].rounds, [r.tally for r in old], [r.history for r in old]
-        seconds, compiling = sum(r.seconds for r in old[:real]), sum(r.compile_seconds for r in old[:real])
-        at_round: Any = np.full(len(trials), done, np.int32)
-        states = jax.device_put(State(at_round, server, clients, states.tally))
-    most = longest_history(row)
+            simulator.check_resume(one, algorithm.name, word, outline, rounds, origin)
+        server, clients, tally = (_stacked([getattr(r, name) for r in old]) for name in ("server", "clients", "tally"))
+        done = jax.device_put(np.full(len(trials), old[0].rounds, np.int32))
+        states = jax.device_put(states._replace(round=done, server=server, clients=clients))
+        rows = [] if old[0].history is None else [_stacked([r.history for r in old], axis=1)]
+        took = sum(r.seconds for r in old[:real]), sum(r.compile_seconds for r in old[:real])
+        start = Run(states, tally, rows, old[0].rounds, *took)
+    most = simulator.longest_history(outline.row)
     many = in_precision(products, partial(rounds_of_many(structure, layout), length=most))
 
     def advance(states: State, stop: np.int32) -> tuple[State, PyTree]:
         return many(states, source, keys, numbers, stop, keep, lose)
 
-    clock = time.perf_counter()
-    states, _ = jax.block_until_ready(advance(states, np.int32(done)))
-    compiling += time.perf_counter() - clock
-    reached = done
-    rows: list[list[PyTree]] = [[] if past is None else [past] for past in pasts]
+    def result(run: Run, t: int, history: PyTree = None) -> Result:
+        server, clients = one_of((run.state.server, run.state.clients), t)
+        tally, took = jax.tree.map(lambda a: a[t], run.tally), (run.seconds / real, run.compile_seconds / real)
+        model = trials[t].algorithm.model(server)
+        return Result(server, clients, history, run.reached, tally, *took, algorithm.name, words[t], origins[t], model)
 
-    def result(t: int, history: PyTree = None) -> Result:
-        server, clients = one_of((states.server, states.clients), t)
-        return Result(
-            server,
-            clients,
-            history,
-            reached,
-            tallies[t],
-            seconds / real,
-            compiling / real,
-            algorithm.name,
-            words[t],
-            origins[t],
-            trials[t].algorithm.model(server),
-        )
-
-    halts = None if callback is None else every
-    for chunk in in_chunks(advance, states, done, rounds, most, halts, interrupted):
-        states, reached = chunk.state, chunk.reached
-        counts = jax.tree.map(np.asarray, states.tally)
-        tallies = [jax.tree.map(lambda old, new, t=t: old + new[t], tally, counts) for t, tally in enumerate(tallies)]
-        seconds += chunk.seconds
-        for t in range(real):
-            rows[t].append(jax.tree.map(lambda a, t=t: np.array(a[:, t]), chunk.records))
-        if callback is not None and chunk.halted:
+    run, halts = start, None if callback is None else every
+    for run in simulator.in_chunks([(lambda: advance, rounds)], start, rounds, most, halts, interrupted):
+        if callback is not None and run.halted:
             for t in range(real):
-                callback(places[t], result(t))
-        watch(reached)
-    blank = jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), row)
-    return [result(t, jax.tree.map(lambda *a: np.concatenate(a), blank, *rows[t])) for t in range(real)]
+                callback(places[t], result(run, t))
+        watch(run.reached)
+    row = jax.tree.map(lambda s: jax.ShapeDtypeStruct((len(trials), *s.shape), s.dtype), outline.row)
+    history = simulator.history_of(run.rows, row)
+    return [result(run, t, jax.tree.map(lambda a, t=t: np.array(a[:, t]), history)) for t in range(real)]
+
+
+def _stacked(trees: Sequence[PyTree], axis: int = 0) -> PyTree:
+    return jax.tree.map(lambda *a: np.stack([np.asarray(v) for v in a], axis), *trees)
 
 
 @jax.jit
@@ -298,7 +256,7 @@ def beginnings(structure: PyTreeDef) -> Callable:
     def begin(xs: Array, numbers: list[Array], data: ClientData) -> tuple[State, PreparedData | None, dict[str, Array]]:
         states = jax.vmap(lambda x, numbers: kernel.init(structure.unflatten(numbers), x))(xs, numbers)
         if not numbers:  # the trials differ in their seeds only
-            return states, prepare(structure.unflatten([]).prepare, data), all_finite(data)
+            return states, prepare(structure.unflatten([]).prepare, data), checks.all_finite(data)
         try:
             source = jax.vmap(lambda numbers: prepare(structure.unflatten(numbers).prepare, data), out_axes=None)(
                 numbers
@@ -307,7 +265,7 @@ def beginnings(structure: PyTreeDef) -> Callable:
             raise InputError(
                 "what clients prepare depends on a setting, so the trials cannot share it; run them one by one"
             ) from error
-        return states, source, all_finite(data)
+        return states, source, checks.all_finite(data)
 
     return compiled(begin)
 
@@ -327,21 +285,13 @@ def rounds_of_many(structure: PyTreeDef, layout: Layout) -> Callable:
         *,
         length: int,
     ) -> tuple[State, PyTree]:
-        start = states.round[0]
-        blank = jax.eval_shape(jax.vmap(keep), states.server)
-        rows = jax.tree.map(lambda s: jnp.zeros((length, *s.shape), s.dtype), blank)
-
         def one(state: State, key: RandomKey, numbers: list[Array], lose: Partial | None) -> State:
             return kernel.step(structure.unflatten(numbers), state, source, key, lost=lose, layout=layout)
 
-        def body(r: Array, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
-            states, rows = carry
-            states = jax.vmap(one)(states, keys, numbers, lose)
-            rows = jax.tree.map(lambda table, row: table.at[r - start].set(row), rows, jax.vmap(keep)(states.server))
-            return states, rows
+        def step(states: State) -> State:
+            return jax.vmap(one)(states, keys, numbers, lose)
 
-        states = states._replace(tally=jax.tree.map(jnp.zeros_like, states.tally))
-        return jax.lax.fori_loop(start, stop, body, (states, rows))
+        return simulator.all_rounds(step, jax.vmap(keep), states, states.round[0], stop, length)
 
     return compiled(advance, quickly=False, donate_argnums=0, static_argnames="length")
 
@@ -350,22 +300,22 @@ def with_data_alike(trials: Sequence[Trial]) -> list[Trial]:
     """The trials with data of one shape; those that share data share it still."""
     from equipoise.data.alike import alike  # which imports what reads files
 
-    distinct: dict[int, Any] = {id(t.data): t.data for t in trials}
+    distinct = {id(t.data): t.data for t in trials}
     padded = dict(zip(distinct, alike([*distinct.values()]), strict=True))
     return [t._replace(data=padded[id(t.data)]) for t in trials]
 
 
 def side_by_side(trial: Trial, trials: int) -> int:
     """How many of `trials` like this one fit into memory together; one where a CPU is busy enough with one."""
-    shard, largest = _outline(trial)
-    if jax.default_backend() == "cpu" and nbytes(shard) > SMALL:
+    outline = _outline(trial)
+    if jax.default_backend() == "cpu" and nbytes(outline.shard) > SMALL:
         return 1
-    state = jax.eval_shape(partial(kernel.init, trial.algorithm), trial.x)
     # A state and its successor; of every client in the cohort its rows, and a few vectors of the model's size.
-    each = 2 * nbytes((state.server, state.clients)) + len(largest) * (nbytes(shard) + 6 * nbytes(trial.x))
-    return max(1, min(trials, int(SHARE * total_memory() / max(each, 1))))
+    state = outline.state.server, outline.state.clients
+    each = 2 * nbytes(state) + len(outline.largest) * (nbytes(outline.shard) + 6 * nbytes(trial.x))
+    return max(1, min(trials, int(SHARE * checks.total_memory() / max(each, 1))))
 
 
-def _outline(trial: Trial) -> tuple:
+def _outline(trial: Trial, keep: Partial = KEEP_NOTHING) -> Outline:
     structure, numbers = jax.tree.structure(trial.algorithm), numbers_of(trial.algorithm, trial.x.dtype)
-    return jax.eval_shape(outline_of(structure), numbers, trial.x, trial.data, as_key(trial.key))
+    return jax.eval_shape(simulator.outline_of(structure), numbers, trial.x, trial.data, as_key(trial.key), keep)

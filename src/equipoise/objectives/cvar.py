@@ -40,8 +40,8 @@ def cvar(n: int, alpha: float) -> Dual:
         q = quantile(losses)
         worse, ties = losses > q, losses == q
         left = 1 - cap * jnp.sum(worse, dtype=losses.dtype)
-        share = jnp.clip(left / jnp.sum(ties, dtype=losses.dtype), 0, cap)
-        return jnp.where(worse, jnp.asarray(cap, losses.dtype), jnp.where(ties, share, 0))
+        each = jnp.clip(left / jnp.sum(ties, dtype=losses.dtype), 0, cap)
+        return jnp.where(worse, jnp.asarray(cap, losses.dtype), jnp.where(ties, each, 0))
 
     def value(losses: Array) -> Array:
         return jnp.sum(losses * best_response(losses))

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from equipoise.leaves import tree_of_numbers
+from equipoise.leaves import Recipe, tree_of_numbers
 from equipoise.objectives.projections import SearchStart
 from equipoise.protocol import Cohort
 
@@ -35,12 +35,12 @@ class Interior:
     """
 
     owner: np.ndarray
-    cost: Any  # these may be traced: [m], and the three numbers below
+    cost: Array | np.ndarray  # these may be traced: [m], and the three numbers below
     cap: np.ndarray  # infinity: none
     p: np.ndarray
-    quadratic: Any = None
-    entropy: Any = None
-    radius: Any = None
+    quadratic: Scalar | float | None = None
+    entropy: Scalar | float | None = None
+    radius: Scalar | float | None = None
     smooth: Callable[[Array], Array] | None = None
 
     @property
@@ -81,7 +81,7 @@ class Dual(NamedTuple):
     interior: Interior | None = None  # both for `algorithms.scaffpd_model`; None: found from `penalty`, if it can be
     # The same as prox, where the search for it has a start; replace both or neither. None: a start is of no use.
     prox_given: Callable[[Weights, Scalar | float, SearchStart], Weights] | None = None
-    recipe: Any = None  # set by `numbers_are_leaves`
+    recipe: Recipe | None = None  # set by `numbers_are_leaves`
 
     def ascend(self, lam: Weights, cohort: Cohort, change: Float[Array, " m"], step: Scalar | float) -> Weights:
         """prox(lam + change, step), from weights lam of which only those of the cohort change."""

@@ -57,7 +57,7 @@ def level(b: Array, cap: ArrayLike, low: ArrayLike) -> Array:
 
 
 def with_unit_sum(lam: Array, cap: ArrayLike) -> Array:
-    """lam with what its sum lacks of one, a matter of rounding, spread over weights inside the bounds."""
+    """lam, whose sum is one up to rounding, corrected by its weights that are strictly inside their bounds."""
     for _ in range(2):
         free = (lam > 0) & (lam < cap)
         surplus = (jnp.sum(lam) - 1) / jnp.maximum(jnp.sum(free, dtype=lam.dtype), 1)
@@ -88,7 +88,7 @@ def simplex(v: Array, scale: Array | float = 1.0, start: SearchStart | None = No
     def rise(v: Array, nu: tuple[Array, Array]) -> tuple[Array, Array]:
         def newton(state: tuple) -> tuple:
             nu, before, _, i = state
-            total, count = sum_above_zero(lambda part: weights(part, nu), v)
+            total, count = sum_above_zero(lambda v: weights(v, nu), v)
             settled = (count == before) | (jnp.abs(total - 1) <= 32 * info.eps)
             # nu is the sum of two numbers: one does not hold the digits of weights far below the largest.
             base, rest = nu[0], nu[1] + scale * ((total - 1) / jnp.maximum(count, 1))
@@ -98,7 +98,7 @@ def simplex(v: Array, scale: Array | float = 1.0, start: SearchStart | None = No
         state = nu, jnp.zeros_like(scale), jnp.array(False), jnp.int32(0)
         return lax.while_loop(lambda state: ~state[2] & (state[3] < 64), newton, state)[0]
 
-    few = start.candidates if start else folded(lambda part: part, lambda a, b: jnp.where(a > b, a, b), v)
+    few = start.candidates if start else folded(lambda v: v, lambda a, b: jnp.where(a > b, a, b), v)
     top = jnp.max(few)
     base = jnp.maximum(top - scale, info.min)
     nu = base, (top - base) - scale
@@ -114,11 +114,11 @@ def simplex(v: Array, scale: Array | float = 1.0, start: SearchStart | None = No
 def sum_above_zero(f: Callable[[Array], Array], v: Array) -> tuple[Array, Array]:
     """The sum of those f(v_i) that are above zero, and how many they are: as one complex number, in one pass."""
 
-    def sum_and_count(part: Array) -> Array:
-        a = f(part)
+    def sum_and_count(v: Array) -> Array:
+        a = f(v)
         return lax.complex(jnp.where(a > 0, a, 0), jnp.where(a > 0, jnp.ones_like(a), 0))
 
-    both = jnp.sum(folded(lambda part: part, jnp.add, folded(sum_and_count, jnp.add, v)))
+    both = jnp.sum(folded(lambda v: v, jnp.add, folded(sum_and_count, jnp.add, v)))
     return both.real, both.imag
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from equipoise.objectives.dual import Dual
 
@@ -12,12 +12,12 @@ class Record(NamedTuple):
 
     name: str
     factory: Callable[..., Dual]
-    example: Mapping[str, Any] = {}  # settings with which the laws build it
-    defaults: Mapping[str, Any] = {}  # in a configuration, of settings without a default of their own
+    example: Mapping[str, object] = {}  # settings with which the laws build it
+    defaults: Mapping[str, object] = {}  # in a configuration, of settings without a default of their own
     not_settings: tuple[str, ...] = ()  # arguments that a configuration cannot give
     average: bool = False  # its weights are always equal: training for it is training for the average client
 
-    def __call__(self, *args: Any, **settings: Any) -> Dual:
+    def __call__(self, *args: object, **settings: object) -> Dual:
         return self.factory(*args, **settings)
 
     @property
@@ -27,6 +27,6 @@ class Record(NamedTuple):
         return tuple(a for a in arguments[1:] if a.name not in self.not_settings)
 
 
-def record_of(factory: Any, name: str) -> Record:
+def record_of(factory: Callable[..., Dual] | Record, name: str) -> Record:
     """The record of a factory that comes without one."""
     return factory._replace(name=name) if isinstance(factory, Record) else Record(name, factory)

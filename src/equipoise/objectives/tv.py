@@ -34,8 +34,8 @@ def tv(n: int, rho: float, *, p: ArrayLike | None = None) -> Dual:
         w = jnp.maximum(w - jnp.max(w), -jnp.finfo(v.dtype).max)
         b = jnp.maximum(jnp.concatenate([w, p + jnp.minimum(w + 2 * a, 0)]), -1)
         cap = jnp.concatenate([jnp.ones_like(p), p])
-        share = with_unit_sum(jnp.clip(b - level(b, cap, -1.0), 0, cap), cap)
-        return share[:n] + share[n:]
+        weights_of_parts = with_unit_sum(jnp.clip(b - level(b, cap, -1.0), 0, cap), cap)
+        return weights_of_parts[:n] + weights_of_parts[n:]
 
     def best_response(losses: Array) -> Array:
         p = jnp.asarray(weights, losses.dtype)

@@ -12,6 +12,7 @@ from equipoise.steps.measure import tuned as tuned
 from equipoise.steps.rules import Coefficients as Coefficients
 from equipoise.steps.rules import Constants as Constants
 from equipoise.steps.rules import Rule as Rule
+from equipoise.steps.rules import RuleState as RuleState
 from equipoise.steps.rules import StepSizes as StepSizes
 from equipoise.steps.rules import accelerated as accelerated
 from equipoise.steps.rules import auto as auto

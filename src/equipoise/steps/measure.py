@@ -13,7 +13,7 @@ from jax import Array
 from jaxtyping import Float, PyTree
 
 from equipoise import local
-from equipoise._jax import compiled
+from equipoise._jax import cached_program, compiled
 from equipoise.data import ClientData
 from equipoise.data.shards import Shards
 from equipoise.errors import all_positive, positive, require
@@ -201,7 +201,7 @@ def _unprepared(shard: Data) -> Data:
     return shard
 
 
-@functools.lru_cache(maxsize=16)
+@cached_program
 def _one_by_one(prepare: Callable) -> Callable:
     return compiled(lambda shards: jax.lax.map(lambda i: prepare(shards.client(i)), jnp.arange(shards.n)))
 

@@ -19,15 +19,15 @@ Conditions and equations are those of SCAFF-PD (Yu, Karimireddy, Ma and Jordan):
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from equipoise.errors import all_positive, positive, require, within
-from equipoise.leaves import numbers_are_leaves, tree_of_numbers
+from equipoise.leaves import Recipe, numbers_are_leaves, tree_of_numbers
 from equipoise.objectives.dual import Dual
 
 Scalar = Float[Array, ""]
@@ -41,23 +41,31 @@ class StepSizes(NamedTuple):
     theta: Scalar
 
 
-class RuleState(NamedTuple):
+class RuleState(Protocol):
     """A rule's state."""
 
-    now: StepSizes  # of the open round
-    following: StepSizes  # of the round after it
+    @property
+    def now(self) -> StepSizes:
+        """Those of the open round."""
 
 
 @tree_of_numbers
 class Rule(NamedTuple):
-    """Step sizes as pure functions over a state of its own, whose `now` are those of the open round."""
+    """Step sizes as pure functions over a tree of its own, a `RuleState`."""
 
-    init: Callable[[DTypeLike], Any]  # before the first round
-    next: Callable[[Any], Any]  # when a round opens
+    init: Callable[[DTypeLike], PyTree]  # before the first round
+    next: Callable[[PyTree], PyTree]  # when a round opens
     # When the losses of the open round are known: |P (f(x_r) - f(x_{r-1}))|^2 / |x_r - x_{r-1}|^2, in the norm of the
     # local steps; 0 where nothing moved.
-    guard: Callable[[Any, Scalar], Any] = lambda state, coupling: state
-    recipe: Any = None  # set by `numbers_are_leaves`
+    guard: Callable[[PyTree, Scalar], PyTree] = lambda state, coupling: state
+    recipe: Recipe | None = None  # set by `numbers_are_leaves`
+
+
+class Planned(NamedTuple):
+    """The state of rules that know the next round's step sizes beforehand."""
+
+    now: StepSizes
+    following: StepSizes
 
 
 class Constants(NamedTuple):
@@ -100,10 +108,10 @@ def accelerated(*, tau: float, sigma: float, mu: float) -> Rule:
     all_positive(tau=tau, sigma=sigma)
     require(mu >= 0, f"mu is {mu}; give a number from zero up")
 
-    def advance(steps: RuleState) -> RuleState:
+    def advance(steps: Planned) -> Planned:
         now = steps.following
         theta = 1 / jnp.sqrt(1 + mu * now.tau)
-        return RuleState(now, StepSizes(theta * now.tau, now.sigma / theta, theta))
+        return Planned(now, StepSizes(theta * now.tau, now.sigma / theta, theta))
 
     return Rule(_starting_from(tau, sigma, 1.0), advance)
 
@@ -292,7 +300,7 @@ def restarted(constants: Constants, dual: Dual, *, length: float = 4.0) -> Rule:
     half = L_xx / mu_x / 2
     first = max(half + math.sqrt(half**2 + L_lx**2 / (mu_x * mu_lam)), 1.001)
 
-    def stage(omega: Any) -> Stage:
+    def stage(omega: Scalar) -> Stage:
         now = StepSizes(1 / (mu_x * omega), 1 / (mu_lam * (omega - 1)), 1 - 1 / omega)
         return Stage(now, jnp.ceil(length * omega))
 
@@ -325,9 +333,9 @@ def _checked(constants: Constants, dual: Dual | None = None) -> tuple[float, flo
     return L_xx, mu_x, L_lx, dual.modulus
 
 
-def _starting_from(tau: float, sigma: float, theta: float) -> Callable[[DTypeLike], RuleState]:
-    def init(dtype: DTypeLike) -> RuleState:
+def _starting_from(tau: float, sigma: float, theta: float) -> Callable[[DTypeLike], Planned]:
+    def init(dtype: DTypeLike) -> Planned:
         first = StepSizes(*(jnp.asarray(value, dtype) for value in (tau, sigma, theta)))
-        return RuleState(first, first)
+        return Planned(first, first)
 
     return init

@@ -1,6 +1,6 @@
 """Losses less a constant of each client's own, which stays with its rows: for clients that weigh themselves."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax import Array
 from jax.typing import ArrayLike
@@ -13,7 +13,7 @@ from equipoise.tasks.task import Scalar, Task
 class WithBaseline(NamedTuple):
     """Clients' data with a constant each; or one client's."""
 
-    data: Any
+    data: Data
     baseline: Float[Array, "*n"]
 
     @property

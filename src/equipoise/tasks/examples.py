@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxtyping import Float, PyTree
 from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, is_concrete, require
-from equipoise.protocol import Data, RandomKey, Vector, as_key
+from equipoise.protocol import RandomKey, Vector, as_key
 from equipoise.tasks.task import Convexity, Examples, Linear, Params, Scalar, Task, least, penalty
 
 SOFTMAX = 0.1  # of p (1 - p), which is between 0 and 1/4 and moves while a model is trained
@@ -69,12 +69,9 @@ def over_examples(
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
         return jax.grad(loss)(x, shard, key)
 
-    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **options: Any) -> Any:
+    def draws(shard: Shards, key: RandomKey, steps: int) -> PyTree:
         keys = jax.random.split(jax.random.fold_in(key, 1), steps) if random else None
-        if batch is None:
-            return local.descend(lambda u, k: jax.grad(on_all)(u, shard, k), x, keys, steps=steps, **options)
-        draws = (draw(key, shard, (steps, batch)), keys)
-        return local.descend(lambda u, d: jax.grad(on_rows)(u, shard, d), x, draws, steps=steps, **options)
+        return keys if batch is None else (draw(key, shard, (steps, batch)), keys)
 
     def prepare(shard: Shards) -> Shards:
         if expects is not None:
@@ -83,6 +80,7 @@ def over_examples(
 
     promised = l2 if isinstance(l2, tuple) else float(l2)
     modulus, start = promised if convex and least(l2) > 0 else None, init or (lambda key: jnp.zeros(size))
+    descend = local.descent(jax.grad(on_all if batch is None else on_rows), draws)
     return Task(name, size, loss, grad, descend, start, predict, prepare, modulus)
 
 
@@ -92,10 +90,10 @@ def draw(key: RandomKey, shard: Shards, shape: tuple[int, ...]) -> Array:
     return (jax.random.bits(key, shape, jnp.uint32) % shard.sizes.astype(jnp.uint32)).astype(jnp.int32)
 
 
-def features_of(features: int) -> Callable[[Any], None]:
+def features_of(features: int) -> Callable[[Shards], None]:
     """A check that a shard's examples have that many features."""
 
-    def check(shard: Data) -> None:
+    def check(shard: Shards) -> None:
         given = shard.inputs.shape[1:]
         require(
             given == (features,),

@@ -2,7 +2,7 @@
 
     x = W z,  W'HW = I,     H = curvature * mean_i X_i'X_i/m_i + l2
 
-What is left of the rounds of a good method is conditioning, and the Hessians of all f_i are, up to the factor p(1-p) of
+How many rounds a good method needs depends on conditioning, and the Hessians of all f_i are, up to the factor p(1-p) of
 a softmax, the second moments of the inputs. Their mean over the clients is one exchange of sums
 (`algorithms/second_moments.py`). In z the same losses are minimised, l2 |x|^2 included, so the saddle point is the same
 one; no algorithm knows of it. Weights of an intercept: x = W z, b = z_b - c'x with c the mean input, so that
@@ -15,6 +15,7 @@ k leading directions V down to the next value and leaves the rest alone, W = gai
 A wrapper whose loss is no longer a function of the outputs alone (an envelope, own parts) is computed at x = W z.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -59,7 +60,7 @@ class Metric(NamedTuple):
 class ShardInMetric(NamedTuple):
     """A client's shard, and the metric that all clients were told."""
 
-    shard: Any
+    shard: Data
     metric: Metric
 
     @property
@@ -81,7 +82,7 @@ class WithMetric(NamedTuple):
     def sizes(self) -> Array:
         return self.data.sizes
 
-    def client(self, i: Any) -> ShardInMetric:
+    def client(self, i: ArrayLike) -> ShardInMetric:
         return ShardInMetric(self.data.client(i), self.metric)
 
 
@@ -244,8 +245,8 @@ def in_metric(task: Task) -> Task:
             return task.descend(z, data, key, steps=steps, **options)
         if isinstance(data, Moved) and not penalised:
             return task.descend(z, data.data, key, steps=steps, **options)
-        keys = jax.random.split(key, steps) if isinstance(data, Moved) else None
-        return local.descend(lambda u, k: grad(u, data, k), z, keys, steps=steps, **options)
+        draws = local.a_key_each if isinstance(data, Moved) else local.nothing_drawn
+        return local.descent(grad, draws)(z, data, key, steps=steps, **options)
 
     penalised = isinstance(l2, tuple) or l2 != 0
     return _over_z(task, loss, grad, descend, prepare)
@@ -280,7 +281,7 @@ def _at_the_model(task: Task, linear: Linear) -> Task:
         shard, metric = _located(located)
         return Moved(task.prepare(shard), metric)
 
-    def opened(z: Vector, data: Data) -> tuple[Vector, Any, Any]:
+    def opened(z: Vector, data: Data) -> tuple[Vector, Callable[[Vector], tuple[Vector]], Data]:
         data, metric = prepare(data) if isinstance(data, ShardInMetric) else data
         x, back = jax.vjp(lambda z: model_of(linear, metric, z), z)
         return x, back, data
@@ -293,21 +294,20 @@ def _at_the_model(task: Task, linear: Linear) -> Task:
         x, back, data = opened(z, data)
         return back(task.grad(x, data, key))[0]
 
-    def descend(z: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> Any:
-        data = prepare(data) if isinstance(data, ShardInMetric) else data
-        keys = jax.random.split(key, steps)
-        return local.descend(lambda u, k: grad(u, data, k), z, keys, steps=steps, **options)
-
-    return _over_z(task, loss, grad, descend, prepare)
+    return _over_z(task, loss, grad, local.descent(grad, local.a_key_each), prepare)
 
 
-def _over_z(task: Task, loss: Any, grad: Any, descend: Any, prepare: Any) -> Task:
-    def init(key: RandomKey | int) -> Vector:
-        return jnp.zeros(task.size)
-
+def _over_z(
+    task: Task,
+    loss: Callable[..., Scalar],
+    grad: Callable[..., Vector],
+    descend: local.Descend,
+    prepare: Callable[[Data], Data],
+) -> Task:
     l2 = _ridges(linear_of(task))[0].mean()
     curves = float(l2) if l2 > 0 else None  # in the directions of x that are as curved as a unit of z
-    return Task(f"{task.name}_in_metric", task.size, loss, grad, descend, init, None, prepare, curves=curves)
+    name, init = f"{task.name}_in_metric", lambda key: jnp.zeros(task.size)
+    return Task(name, task.size, loss, grad, descend, init, None, prepare, curves=curves)
 
 
 def _located(data: Data) -> ShardInMetric:

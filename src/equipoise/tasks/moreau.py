@@ -35,7 +35,7 @@ class Personal(NamedTuple):
 class Solved(NamedTuple):
     """A client's data, and (H + mu I)^-1 of its quadratic loss; None where it is found by conjugate gradients."""
 
-    data: Any
+    data: Data
     inverse: Float[Array, "p p"] | None
     sizes: Int[Array, ""]
 
@@ -87,14 +87,11 @@ def _exact(task: Task, mu: float) -> Personal:
     def grad(x: Vector, solved: Data, key: RandomKey | None = None) -> Vector:
         return mu * (x - model(x, solved))
 
-    def descend(x: Vector, solved: Data, key: RandomKey | None, *, steps: int, **options: Any) -> Any:
-        return local.descend(lambda u, _: grad(u, solved), x, None, steps=steps, **options)
-
     envelope = task._replace(
         name=f"{task.name}_envelope",
         loss=loss,
         grad=grad,
-        descend=descend,
+        descend=local.descent(lambda u, data, _: grad(u, data)),
         prepare=prepare,
         strong_convexity=mu * l2 / (mu + l2) if l2 else None,
     )

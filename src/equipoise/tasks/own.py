@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.lax import stop_gradient
 from jax.typing import DTypeLike
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from equipoise import local
 from equipoise.data.shards import Shards
@@ -52,8 +52,7 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
     if examples.linear and examples.batch is None:
         return _of_squares(task, inputs)
 
-    def basis(rows: Array, dtype: DTypeLike) -> Float[Array, "q m"]:
-        return _basis(inputs, rows, dtype)
+    basis = partial(_basis, inputs)
 
     def outputs(x: Vector, rows: Array, key: RandomKey | None = None) -> Float[Array, "k m"]:
         """Examples last, as on a CPU it is faster."""
@@ -69,46 +68,53 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
     def fit(x: Vector, shard: Shards) -> Part:
         return solved(outputs(x, shard.inputs), shard)
 
-    def ridge(part: Part, shard: Shards) -> Scalar:
-        return ridge_of(examples.bend) * jnp.sum(part**2) / (2 * shard.sizes.astype(part.dtype))
+    def ridge(B: Part, shard: Shards) -> Scalar:
+        return ridge_of(examples.bend) * jnp.sum(B**2) / (2 * shard.sizes.astype(B.dtype))
 
-    def on_rows(x: Vector, part: Part, shard: Shards, drawn: tuple[Array, RandomKey | None]) -> Scalar:
+    def on_rows(x: Vector, B: Part, shard: Shards, drawn: tuple[Array, RandomKey | None]) -> Scalar:
         rows, key = drawn
         a = shard.inputs[rows]
         z = outputs(x, a, key)
-        each = losses(z + part @ basis(a, z.dtype), shard.labels[rows])
-        return jnp.mean(each) + penalty(examples.l2, x) + ridge(part, shard)
+        each = losses(z + B @ basis(a, z.dtype), shard.labels[rows])
+        return jnp.mean(each) + penalty(examples.l2, x) + ridge(B, shard)
+
+    def drawn_with(key: RandomKey, shard: Shards, batch: int) -> tuple[Array, RandomKey | None]:
+        return draw(key, shard, (batch,)), jax.random.fold_in(key, 1) if examples.random else None
 
     def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
         if key is not None and examples.batch is not None:
-            drawn = draw(key, shard, (examples.batch,)), jax.random.fold_in(key, 1) if examples.random else None
-            return on_rows(x, fit(x, shard), shard, drawn)
+            return on_rows(x, fit(x, shard), shard, drawn_with(key, shard, examples.batch))
         z = outputs(x, shard.inputs, key if examples.random else None)
-        part = solved(outputs(x, shard.inputs) if examples.random else z, shard)
-        each = losses(z + part @ basis(shard.inputs, z.dtype), shard.labels)
-        return _mean(each, shard) + penalty(examples.l2, x) + ridge(part, shard)
+        B = solved(outputs(x, shard.inputs) if examples.random else z, shard)
+        each = losses(z + B @ basis(shard.inputs, z.dtype), shard.labels)
+        return _mean(each, shard) + penalty(examples.l2, x) + ridge(B, shard)
 
     def slope(x: Vector, shard: Shards, key: RandomKey | None, start: Part | None = None) -> Vector:
         """The gradient over all rows: with B held where it is, in one pass forward and one back."""
         z, back = jax.vjp(lambda u: outputs(u, shard.inputs, key if examples.random else None), x)
-        part = solved(outputs(x, shard.inputs) if examples.random else z, shard, start)
-        v = z + part @ basis(shard.inputs, z.dtype)
+        B = solved(outputs(x, shard.inputs) if examples.random else z, shard, start)
+        v = z + B @ basis(shard.inputs, z.dtype)
         pulled = jax.grad(lambda v: _mean(losses(v, shard.labels), shard))(v)
         return back(pulled)[0] + shrink(examples.l2, x)
 
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
         if key is None or examples.batch is None:
             return slope(x, shard, key)
-        drawn = draw(key, shard, (examples.batch,)), jax.random.fold_in(key, 1) if examples.random else None
-        return jax.grad(on_rows)(x, fit(x, shard), shard, drawn)
+        return jax.grad(on_rows)(x, fit(x, shard), shard, drawn_with(key, shard, examples.batch))
 
-    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **options: Any) -> Any:
-        start = fit(x, shard)  # near that of every local step
+    def draws(shard: Shards, key: RandomKey, steps: int) -> PyTree:
         keys = jax.random.split(jax.random.fold_in(key, 1), steps) if examples.random else None
-        if examples.batch is None:
-            return local.descend(lambda u, k: slope(u, shard, k, start), x, keys, steps=steps, **options)
-        drawn = draw(key, shard, (steps, examples.batch)), keys
-        return local.descend(lambda u, d: jax.grad(on_rows)(u, start, shard, d), x, drawn, steps=steps, **options)
+        return keys if examples.batch is None else (draw(key, shard, (steps, examples.batch)), keys)
+
+    def descend(x: Vector, shard: Shards, key: RandomKey, **options: Any) -> Any:
+        start = fit(x, shard)  # near that of every local step
+
+        def along(u: Vector, shard: Shards, drawn: PyTree) -> Vector:
+            if examples.batch is None:
+                return slope(u, shard, drawn, start)
+            return jax.grad(on_rows)(u, start, shard, drawn)
+
+        return local.descent(along, draws)(x, shard, key, **options)
 
     parts = _parts(task, inputs, fit)
     return task._replace(name=f"{task.name}_own", loss=loss, grad=grad, descend=descend, own=parts)
@@ -134,12 +140,12 @@ def base_rate(task: Task, x: Vector, shard: Shards) -> Part:
 def _parts(task: Task, inputs: tuple[int, ...], fit: Callable[[Vector, Shards], Part]) -> Own:
     examples = not_none(task.examples)
 
-    def outputs(x: Vector, part: Part, rows: Array) -> Array:
+    def outputs(x: Vector, B: Part, rows: Array) -> Array:
         z = examples.outputs(x, rows, None)
-        return z + (part @ _basis(inputs, rows, z.dtype)).T.reshape(z.shape)
+        return z + (B @ _basis(inputs, rows, z.dtype)).T.reshape(z.shape)
 
-    def loss(x: Vector, part: Part, shard: Shards) -> Scalar:
-        return _mean(examples.losses(outputs(x, part, shard.inputs), shard.labels), shard) + penalty(examples.l2, x)
+    def loss(x: Vector, B: Part, shard: Shards) -> Scalar:
+        return _mean(examples.losses(outputs(x, B, shard.inputs), shard.labels), shard) + penalty(examples.l2, x)
 
     return Own(inputs, fit, outputs, loss)
 
@@ -183,12 +189,12 @@ def _minimised(
     ridge = ridge_of(bend)
     eye, phi_real = ridge * jnp.eye(k * q, dtype=z.dtype), jnp.where(real[None], phi, 0)
 
-    def value(part: Part, z: Array) -> Scalar:
-        return _mean(losses(z + part @ phi, shard.labels), shard) + ridge * jnp.sum(part**2) / (2 * size)
+    def value(B: Part, z: Array) -> Scalar:
+        return _mean(losses(z + B @ phi, shard.labels), shard) + ridge * jnp.sum(B**2) / (2 * size)
 
-    def hessian(part: Part, z: Array) -> Float[Array, "kq kq"]:
+    def hessian(B: Part, z: Array) -> Float[Array, "kq kq"]:
         if bend == "softmax":
-            p = jax.nn.softmax(z + part @ phi, axis=0)
+            p = jax.nn.softmax(z + B @ phi, axis=0)
             if q == 1:
                 seen = jnp.where(real[None], p, 0)
                 return (jnp.diag(jnp.sum(seen, axis=1)) - seen @ p.T + eye) / size
@@ -198,23 +204,23 @@ def _minimised(
             return (blocks.reshape(k * q, k * q) - both @ both.T + eye) / size
         if bend is not None:
             return (jnp.kron(jnp.eye(k, dtype=z.dtype), bend * (phi_real @ phi.T)) + eye) / size
-        along = jax.linearize(jax.grad(lambda b: value(b.reshape(k, q), z)), part.ravel())[1]
+        along = jax.linearize(jax.grad(lambda b: value(b.reshape(k, q), z)), B.ravel())[1]
         return jax.lax.map(along, eye / ridge, batch_size=max(1, min(k * q, AT_ONCE // z.size)))
 
-    def newton(part: Part, z: Array) -> tuple[Part, Part]:
-        slope = jax.grad(value)(part, z)
-        return slope, solve_positive(hessian(part, z), slope.ravel()).reshape(k, q)
+    def newton(B: Part, z: Array) -> tuple[Part, Part]:
+        slope = jax.grad(value)(B, z)
+        return slope, solve_positive(hessian(B, z), slope.ravel()).reshape(k, q)
 
     def step(state: tuple[Part, Array, Array]) -> tuple[Part, Array, Array]:
-        part, t, _ = state
-        slope, d = newton(part, fixed)
+        B, t, _ = state
+        slope, d = newton(B, fixed)
         fall = jnp.sum(slope * d)
-        now = value(part, fixed)
+        now = value(B, fixed)
         spread = jnp.where(real[None], d @ phi, 0)
         r = jnp.max(jnp.max(spread, axis=0) - jnp.min(spread, axis=0) if k > 1 else jnp.abs(spread))
         shorter = jnp.log1p(r) / jnp.where(r > 0, r, 1)
-        full = value(part - d, fixed) <= now - fall / 10 + 4 * eps * jnp.abs(now)
-        there = tree_where(full, part - d, part - shorter * d)
+        full = value(B - d, fixed) <= now - fall / 10 + 4 * eps * jnp.abs(now)
+        there = tree_where(full, B - d, B - shorter * d)
         return there, t + 1, (fall <= eps * jnp.maximum(now, eps)) & full
 
     def unfinished(state: tuple[Part, Array, Array]) -> Array:
@@ -227,13 +233,13 @@ def _minimised(
         expected = jnp.sum(jnp.where(real[None], jax.nn.softmax(fixed, axis=0), 0), axis=1)
         counts = jnp.sum(jax.nn.one_hot(shard.labels, k, dtype=z.dtype) * real[:, None].astype(z.dtype), axis=0)
         begin = begin.at[:, 0].set(jnp.log((counts + 0.5) / (expected + 0.5)))
-    part = begin
+    B = begin
     if not isinstance(bend, float):  # of squares, the step below is all
-        part, _, _ = jax.lax.while_loop(unfinished, step, (begin, jnp.int32(0), jnp.array(False)))
+        B, _, _ = jax.lax.while_loop(unfinished, step, (begin, jnp.int32(0), jnp.array(False)))
     # One more step, through which derivatives flow: they are those of the argmin, by the implicit function theorem.
-    part = stop_gradient(part)
-    slope = jax.grad(value)(part, z)
-    return part - solve_positive(hessian(part, fixed), slope.ravel()).reshape(k, q)
+    B = stop_gradient(B)
+    slope = jax.grad(value)(B, z)
+    return B - solve_positive(hessian(B, fixed), slope.ravel()).reshape(k, q)
 
 
 def _of_squares(task: Task, inputs: tuple[int, ...]) -> Task:

@@ -8,7 +8,7 @@ first sum by at most C, the second by at most B, so these are Gaussian mechanism
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from equipoise.protocol import RandomKey, Vector
 from equipoise.tasks.task import Convexity, Scalar, Task, least, penalty, shrink
 
 AT_ONCE, NUMBERS = 256, 1 << 24  # rows whose gradients are in memory at a time, or fewer with so many numbers
-Draw = Callable[[Any, tuple[int, ...], Any], Array]  # normal numbers, as jax.random.normal
+Draw = Callable[[RandomKey, tuple[int, ...], DTypeLike], Array]  # normal numbers, as jax.random.normal
 
 
 class Noise(NamedTuple):
@@ -99,10 +99,7 @@ def private_task(task: Task, noise: Noise, *, l2: Convexity, draw: Draw = normal
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
         return released(x, shard, key)[1]
 
-    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **options: Any) -> Any:
-        keys = jax.random.split(key, steps)
-        return local.descend(lambda u, k: grad(u, shard, k), x, keys, steps=steps, **options)
-
+    descend = local.descent(grad, local.a_key_each)
     return task._replace(
         name=f"private_{task.name}", loss=loss, grad=grad, descend=descend, prepare=lambda shard: shard
     )

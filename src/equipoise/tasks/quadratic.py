@@ -1,7 +1,5 @@
 """Losses that are given by their Hessian, as in the SCAFFOLD paper's simulations."""
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from equipoise import local
@@ -20,9 +18,6 @@ def quadratic(dim: int) -> Task:
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
         return shard.inputs[0] @ x - shard.labels[0]
 
-    def descend(x: Vector, shard: Shards, key: RandomKey, *, steps: int, **options: Any) -> Any:
-        return local.descend(lambda u, _: grad(u, shard), x, None, steps=steps, **options)
-
     def prepare(shard: Shards) -> Shards:
         require(
             shard.inputs.shape[1:] == (dim, dim),
@@ -30,4 +25,4 @@ def quadratic(dim: int) -> Task:
         )
         return shard
 
-    return Task("quadratic", dim, loss, grad, descend, lambda key: jnp.zeros(dim), None, prepare)
+    return Task("quadratic", dim, loss, grad, local.descent(grad), lambda key: jnp.zeros(dim), None, prepare)

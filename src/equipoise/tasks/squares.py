@@ -137,48 +137,53 @@ def squares(
                 return ((errors * data.rates[:, None]).T @ data.inputs).ravel() + l2 * x
         return plain.grad(x, data)
 
-    def descend(x: Vector, data: Data, key: RandomKey | None, *, steps: int, **options: Any) -> Any:
+    def descend(x: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> Any:
         if isinstance(data, Kernel) and options.get("optimizer") is None:
             m, p = data.inputs.shape
             if 3 * p + steps * m < 2 * p * steps:  # products with A: 3 in all, or 2 in every step
-                return descend_on_coefficients(x, data, steps=steps, **options)
-        return local.descend(lambda u, _: grad(u, data), x, None, steps=steps, **options)
+                return descend_on_coefficients(x, data, l2=l2, steps=steps, **options)
+        return along_gradients(x, data, key, steps=steps, **options)
 
-    def descend_on_coefficients(
-        x: Vector,
-        data: Kernel,
-        *,
-        steps: int,
-        lr: ArrayLike,
-        shift: Vector | None = None,
-        pull: float = 0.0,
-        snapshot: Any = None,
-        optimizer: None = None,
-    ) -> Any:
-        """u = alpha x + beta shift + Z A throughout, with Z [k, m]."""
-        shift = jnp.zeros_like(x) if shift is None else shift
-        x_a, s_a = ((v.reshape(outputs, features) @ data.inputs.T) for v in (x, shift))
-        keep = 1 - lr * (l2 + pull)
-
-        def step(_: object, state: tuple) -> tuple:
-            alpha, beta, z = state
-            errors = alpha * x_a + beta * s_a + z @ data.kernel - data.targets.T
-            return (keep * alpha + lr * pull, keep * beta - lr, keep * z - lr * data.rates[None] * errors)
-
-        def watch(carry: tuple, t: Array) -> tuple[tuple, None]:
-            state, seen = carry
-            state = step(None, state)
-            return (state, tree_where(t == snapshot, state, seen)), None
-
-        def vector(state: tuple) -> Vector:
-            alpha, beta, z = state
-            return alpha * x + beta * shift + (z @ data.inputs).ravel()
-
-        start = (jnp.ones((), x.dtype), jnp.zeros((), x.dtype), jnp.zeros_like(x_a))
-        if snapshot is None:
-            return vector(jax.lax.fori_loop(0, steps, step, start))
-        (last, seen), _ = jax.lax.scan(watch, (start, start), jnp.arange(1, steps + 1, dtype=jnp.int32))
-        return vector(last), vector(seen)
+    along_gradients = local.descent(lambda u, data, _: grad(u, data))
 
     linear = Linear(features, outputs, False, 2 * scale, l2, loss)
     return plain._replace(loss=loss, grad=grad, descend=descend, prepare=prepare, linear=linear)
+
+
+def descend_on_coefficients(
+    x: Vector,
+    data: Kernel,
+    *,
+    l2: float,
+    steps: int,
+    lr: ArrayLike,
+    shift: Vector | None = None,
+    pull: float = 0.0,
+    snapshot: Any = None,
+    optimizer: None = None,
+) -> Any:
+    """The local steps with u = alpha x + beta shift + Z A throughout, Z [k, m]."""
+    shift = jnp.zeros_like(x) if shift is None else shift
+    shape = data.targets.shape[1], data.inputs.shape[1]
+    x_a, s_a = ((v.reshape(shape) @ data.inputs.T) for v in (x, shift))
+    keep = 1 - lr * (l2 + pull)
+
+    def step(_: object, state: tuple) -> tuple:
+        alpha, beta, z = state
+        errors = alpha * x_a + beta * s_a + z @ data.kernel - data.targets.T
+        return (keep * alpha + lr * pull, keep * beta - lr, keep * z - lr * data.rates[None] * errors)
+
+    def watch(carry: tuple, t: Array) -> tuple[tuple, None]:
+        state, seen = carry
+        state = step(None, state)
+        return (state, tree_where(t == snapshot, state, seen)), None
+
+    def vector(state: tuple) -> Vector:
+        alpha, beta, z = state
+        return alpha * x + beta * shift + (z @ data.inputs).ravel()
+
+    start = (jnp.ones((), x.dtype), jnp.zeros((), x.dtype), jnp.zeros_like(x_a))
+    if snapshot is None:
+        return vector(jax.lax.fori_loop(0, steps, step, start))
+    (last, seen), _ = jax.lax.scan(watch, (start, start), jnp.arange(1, steps + 1, dtype=jnp.int32))
+    return vector(last), vector(seen)

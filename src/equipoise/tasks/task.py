@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxtyping import Float
 from equipoise import tensors
 from equipoise.data import ClientData
 from equipoise.errors import InputError, require
+from equipoise.local import Descend
 from equipoise.protocol import Data, RandomKey, Vector
 
 Scalar = Float[Array, ""]
@@ -31,7 +32,7 @@ class Linear(NamedTuple):
     intercept: bool
     curvature: float  # what the second moments of the inputs are multiplied by in a Hessian, about
     l2: Convexity
-    loss: Callable[..., Scalar]  # of a task with another one, such as an envelope, this says how x lies and no more
+    loss: Callable[..., Scalar]  # a task with another loss, such as an envelope, only has the layout of x from here
 
 
 class Examples(NamedTuple):
@@ -54,9 +55,9 @@ class Own(NamedTuple):
     """
 
     inputs: tuple[int, ...]  # phi(a) = (1, a[inputs])
-    fit: Callable[[Vector, Any], Array]  # fit(x, shard) = B, of an owner's rows as they are
+    fit: Callable[[Vector, Data], Array]  # fit(x, shard) = B, of an owner's rows as they are
     outputs: Callable[[Vector, Array, Array], Array]  # outputs(x, B, inputs)
-    loss: Callable[[Vector, Array, Any], Scalar]  # loss(x, B, shard), of any rows, l2 included
+    loss: Callable[[Vector, Array, Data], Scalar]  # loss(x, B, shard), of any rows, l2 included
 
 
 class Task(NamedTuple, Generic[Params]):
@@ -70,7 +71,7 @@ class Task(NamedTuple, Generic[Params]):
     size: int
     loss: Callable[..., Scalar]  # loss(x, shard, key=None) = f_i(x)
     grad: Callable[..., Vector]  # grad(x, shard, key=None) = g_i(x)
-    descend: Callable[..., Any]  # descend(x, shard, key, *, steps, lr, shift, pull, snapshot), see local.py
+    descend: Descend  # descend(x, shard, key, *, steps, lr, shift, pull, snapshot), see local.py
     init: Callable[[RandomKey | int], Vector]  # a start
     predict: Callable[[Vector, Array], Array] | None  # model outputs [b, ...] of inputs [b, ...]
     prepare: Callable[[Data], Data]  # run once per client, on its own data

@@ -18,11 +18,11 @@ def interior_of(dual: Dual) -> Interior:
 
     Whether it is one is tried: the weights that are found have to be worth what `dual.value` says.
     """
-    return _found(dual) if dual.interior is None else dual.interior
+    return _of_smooth_penalty(dual) if dual.interior is None else dual.interior
 
 
 @cached_program  # numbers of a dual may be traced, which have no hash
-def _found(dual: Dual) -> Interior:
+def _of_smooth_penalty(dual: Dual) -> Interior:
     require(
         dual.simplex,
         f"the weights of '{dual.name}' are not shares, which SCAFF-PD with a model needs; "

@@ -3,10 +3,11 @@
 Numbers that must keep it between exchanges are pairs of the run's precision that sum to them.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from equipoise.algorithms.server_model.state import Server
@@ -22,13 +23,13 @@ def joined(two: Array) -> Array:
     return jnp.sum(two, axis=-1)
 
 
-def in_double(step: Any) -> Any:
+def in_double(step: Callable[[Server, Replies, float], Server]) -> Callable[[Server, Replies], Server]:
     """`step(server, replies, eps)` in double precision, between states of the run's own, whose rounding is `eps`."""
 
     def wrapped(server: Server, replies: Replies) -> Server:
         dtype = server.centre.x.dtype
 
-        def wide(a: Any) -> Any:
+        def wide(a: Array | np.ndarray) -> Array | np.ndarray:
             return a.astype(jnp.float64) if jnp.issubdtype(jnp.result_type(a), jnp.floating) else a
 
         def narrow(a: Array) -> Array:

@@ -12,12 +12,13 @@ Double precision throughout, whatever the run uses: callers trace it under `jax.
 program that otherwise has single precision only; it is then compiled like everything else.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import Float
 
 from equipoise import linear_algebra
@@ -115,7 +116,7 @@ def solve(
         """The second derivative of `smooth`, and Q."""
         return Q if dual.smooth is None else Q + jax.hessian(dual.smooth)(w) / scale
 
-    def slacks(w: Array, caps: Any, of_ball: Any) -> Array:
+    def slacks(w: Array, caps: ArrayLike, of_ball: ArrayLike) -> Array:
         """All constraints as one vector: w, then caps - w, then the ball."""
         parts = [w, caps - w[capped]] if capped.size else [w]
         return jnp.concatenate([*parts, jnp.atleast_1d(of_ball)] if ball else parts)

@@ -1,10 +1,9 @@
 """Whom `scaffpd_model` hears in a round of few clients."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int
 
 from equipoise.algorithms.server_model import constants, directions, judge
@@ -31,7 +30,7 @@ def clients_to_hear(server: Server, key: RandomKey, m: int) -> Bool[Array, " n"]
     return picked | first(jnp.where(picked, -jnp.inf, luck), m - jnp.sum(picked))
 
 
-def first(score: Float[Array, " n"], count: Any) -> Bool[Array, " n"]:
+def first(score: Float[Array, " n"], count: ArrayLike) -> Bool[Array, " n"]:
     """Which `count` entries are the largest."""
     rank = (
         jnp.zeros(score.size, jnp.int32)

@@ -3,8 +3,6 @@
 All in double precision.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -15,13 +13,13 @@ from equipoise.algorithms.server_model.directions import TINY
 from equipoise.algorithms.server_model.precision import joined, pairs
 from equipoise.algorithms.server_model.state import Server, Trial
 from equipoise.linear_algebra import solve
-from equipoise.objectives.dual import Dual
+from equipoise.objectives.dual import Dual, Interior
 from equipoise.protocol import Vector
 
 ROUNDING = np.finfo(np.float64).eps
 
 
-def update_dual(server: Server, dual: Dual, interior: Any) -> Server:
+def update_dual(server: Server, dual: Dual, interior: Interior) -> Server:
     """The weights, and the gradient of their sum at the best point of span(D)."""
     centre, memory = server.centre, server.memory
     f, G, A = joined(centre.f), centre.C @ memory.D.T, inside(server)
@@ -34,7 +32,7 @@ def update_dual(server: Server, dual: Dual, interior: Any) -> Server:
     return server._replace(lam=lam, a=a, c=c)
 
 
-def next_trial(server: Server, dual: Dual, interior: Any, d: Vector) -> Server:
+def next_trial(server: Server, dual: Dual, interior: Interior, d: Vector) -> Server:
     """Where the model over span(D, d, C) has its saddle point."""
     centre, memory, shape, L, lam, a, c = (*server[:1], *server[2:5], server.lam, server.a, server.c)
     f, A, G = joined(centre.f), inside(server), centre.C @ memory.D.T
