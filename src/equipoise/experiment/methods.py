@@ -96,20 +96,19 @@ def tried_step(config: Config, problem: Problem) -> str | None:
 
 
 def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> BuiltMethod:
-    def method(step: float, **more: Any) -> BuiltMethod:
-        given = config.algorithm.model_copy(update={key: step, **more})
+    def method(step: float) -> BuiltMethod:
+        given = config.algorithm.model_copy(update={key: step})
         return _built(config.model_copy(update={"algorithm": given}), problem, draw, guarded=True)
 
-    name = json.dumps([config.algorithm.model_dump(mode="json"), config.objective.model_dump(mode="json"), key])
+    settings = [config.algorithm.model_dump(mode="json"), config.objective.model_dump(mode="json")]
+    name = json.dumps([*settings, key, step_sizes.length(config.run.rounds)])
     if name not in problem.tried_steps:
-        steps = getattr(config.algorithm, "steps", None)
-        rows = training_rows(config, problem, problem.compiled_for)
-        problem.tried_steps[name] = step_sizes.tried(
+        problem.tried_steps[name] = step_sizes.raced(
             f"algorithm.{key}",
             problem,
-            rows,
-            lambda step, times: method(step, **({"steps": times * steps} if steps else {})).algorithm,
-            has_steps=steps is not None,
+            training_rows(config, problem, problem.compiled_for),
+            lambda step: method(step).algorithm,
+            rounds=config.run.rounds,
             seed=config.run.seed,
             clients_per_batch=config.run.clients_per_batch,
         )
