@@ -17,6 +17,7 @@ from equipoise._jax import compiled
 from equipoise.data import ClientData
 from equipoise.data.shards import Shards
 from equipoise.errors import all_positive, positive, require
+from equipoise.linear_algebra import eigh, eigvalsh
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Data, Vector
 from equipoise.steps.rules import Constants, Rule, auto, sampled
@@ -156,7 +157,7 @@ def client_smoothness(task: Task, x: Vector, shard: Data, iterations: int = 16) 
 
     first = (jnp.zeros_like(x), start / jnp.linalg.norm(start), jnp.zeros((), x.dtype))
     _, (alpha, beta) = jax.lax.scan(step, first, length=k)
-    ritz, vectors = jnp.linalg.eigh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
+    ritz, vectors = eigh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
     return ritz[-1] + beta[-1] * jnp.abs(vectors[-1, -1])
 
 
@@ -266,7 +267,7 @@ def _extremes(
     v, m_v, _ = unit(start, jnp.zeros((), like.dtype))
     state = (zeros.at[0].set(v), zeros.at[0].set(m_v), zeros[:k, 0], zeros[:k, 0])
     _, _, alpha, beta = jax.lax.fori_loop(0, k, step, state)
-    ritz, vectors = jnp.linalg.eigh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
+    ritz, vectors = eigh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
     residual = beta[-1] * jnp.abs(vectors[-1])
     return ritz[0] - residual[0], ritz[-1] + residual[-1]
 
@@ -301,7 +302,7 @@ def _coupling(task: Task, steps: int, data: PyTree, few: PyTree, x: Vector, eta:
         largest = _extremes(lambda w: c @ metric(w @ c), c[:, 0], LANCZOS)[1]
         return jnp.array([0, 0, largest], x.dtype)
     gram = c @ jax.lax.map(metric, c).T
-    return jnp.linalg.eigvalsh((gram + gram.T) / 2)
+    return eigvalsh((gram + gram.T) / 2)
 
 
 def _smoothness(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar) -> Scalar:
