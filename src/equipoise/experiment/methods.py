@@ -80,7 +80,7 @@ class BuiltMethod(NamedTuple):
 
     algorithm: Algorithm
     notes: tuple[str, ...]  # what was measured instead of chosen
-    chosen: tuple[Choice, ...] = ()  # by trial rounds
+    chosen: tuple[Choice, ...] = ()  # by a race
 
 
 def build_method(config: Config, problem: Problem, draw: Draw = normal) -> BuiltMethod:
@@ -90,7 +90,7 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Built
 
 
 def tried_step(config: Config, problem: Problem) -> str | None:
-    """The step size that is found by trial rounds: of networks, whose rows are at hand; None: there is none."""
+    """The step size that a race finds: of networks, whose rows are at hand; None: there is none."""
     auto = [key for key in ("local_lr", "lr") if getattr(config.algorithm, key, None) == "auto"]
     return auto[0] if auto and not problem.convex and step_sizes.at_hand(problem) else None
 
@@ -101,7 +101,7 @@ def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> 
         return _built(config.model_copy(update={"algorithm": given}), problem, draw, guarded=True)
 
     settings = [config.algorithm.model_dump(mode="json"), config.objective.model_dump(mode="json")]
-    name = json.dumps([*settings, key, step_sizes.length(config.run.rounds)])
+    name = json.dumps([*settings, key, step_sizes.race_rounds(config.run.rounds)])
     if name not in problem.tried_steps:
         problem.tried_steps[name] = step_sizes.raced(
             f"algorithm.{key}",

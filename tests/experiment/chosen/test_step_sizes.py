@@ -1,10 +1,11 @@
-"""Networks without a step size: `local_lr` and `lr` are tried out."""
+"""Networks without a step size: candidates of `local_lr` and `lr` race."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError
 from equipoise.experiment import config, run
 from equipoise.experiment.chosen import step_sizes
@@ -59,7 +60,7 @@ def test_the_longest_of_the_good_ones_after_a_race(problem):
 
 
 def test_a_race_takes_a_fifth_of_the_rounds(problem):
-    assert [step_sizes.length(rounds) for rounds in (1, 20, 60, 80, 1000)] == [4, 4, 12, 16, 16]
+    assert [step_sizes.race_rounds(rounds) for rounds in (1, 20, 60, 80, 1000)] == [4, 4, 12, 16, 16]
     found = choice_of(problem, algorithm={"name": "fedavg", "steps": 5}, run={"rounds": 60})
     assert {row["rounds"] for row in found.tried} == {3, 6, 12}
 
@@ -76,15 +77,28 @@ def test_on_a_plateau_the_race_finds_who_leaves_it(problem):
 def test_a_race_that_keeps_no_states_has_the_same_end(problem, monkeypatch):
     algorithm = {"name": "scaffpd_minibatch", "steps": 5}
     expected = choice_of(replace(problem), algorithm=algorithm)
-    monkeypatch.setattr(step_sizes, "KEPT", 0.0)
+    monkeypatch.setattr(step_sizes, "MEMORY", 0.0)
     assert choice_of(replace(problem), algorithm=algorithm) == expected
+
+
+def test_where_all_that_go_on_fail_the_choice_is_among_those_that_dropped_out(problem, monkeypatch):
+    def failing_later(*args, rounds, **settings):
+        done = simulate(*args, rounds=rounds, **settings)
+        return done._replace(tally=done.tally._replace(broken=done.tally.broken + (rounds > 1)))
+
+    monkeypatch.setattr(step_sizes, "simulate", failing_later)
+    found = choice_of(replace(problem), algorithm={"name": "fedavg", "steps": 5})
+    rounds = {row["value"]: row["rounds"] for row in found.tried if row["loss"] is not None}
+    assert set(rounds.values()) == {1}
+    assert found.value in rounds
+    assert found.runner_up in rounds
 
 
 def test_candidates_are_added_where_the_best_is_the_longest(problem):
     """A round of one step of descent can take long ones."""
     found = choice_of(problem, algorithm={"name": "sgd"})
     assert {row["value"] for row in found.tried} > {*step_sizes.CANDIDATES}
-    assert found.rounds > step_sizes.length(4)
+    assert found.rounds > step_sizes.race_rounds(4)
 
 
 def test_the_same_choice_again_and_once_for_a_problem(problem):
@@ -98,7 +112,7 @@ def test_a_run_of_the_default_method_says_what_it_chose_and_can_be_resumed(tmp_p
     assert (told.algorithm.name, told.model.batch) == ("scaffpd_minibatch", 8)
     done = run.run(told, tmp_path / "run")
     assert any("local_lr was chosen: " in note for note in done.federation.notes)
-    assert done.rows[0].bytes_up > 0  # of the trial
+    assert done.rows[0].bytes_up > 0  # of the race
     assert done.outcome.summary["mean"] > 0.3
 
     def stop(at, of, row):

@@ -2,9 +2,12 @@
 
 Powers of two all train from the first model, side by side. After a quarter of the race the five with the least mean
 loss of the clients go on from where they are, after half of it four, and at its end the longest is kept whose loss is
-within 15% of the least: short horizons like short steps, and a run is at least five times as long as its race. For the
-same reason nothing is judged anew later. One round says little: a network may begin on a plateau of a dozen rounds,
-where every step size looks alike, and the best of a run often falls behind at first.
+within 15% of the least: short horizons like short steps, and a run of 20 rounds or more is at least five times as long
+as its race. For the same reason nothing is judged anew later. One round says little: a network may begin on a plateau
+of a dozen rounds, where every step size looks alike, and the best of a run often falls behind at first.
+
+A candidate whose loss is not finite, or of whose replies one was not, comes last. Where all that go on end so, the
+choice is among those that were finite when they dropped out.
 
 docs/algorithms.md has what was measured.
 """
@@ -30,10 +33,13 @@ from equipoise.protocol import Algorithm, as_key, exchange_keys, nbytes, wire
 
 CANDIDATES = tuple(2.0**k for k in range(-6, 2))
 SHORTEST, LONGEST = 2.0**-25, 2.0**8  # of those that are added while the best one is the shortest or the longest
-RACE, LEAST_RACE = 16, 4  # rounds: a fifth of those of the run, at most and at least
+# Of the rounds of a race, of who goes on and of what is close, others were tried on runs whose losses were recorded for
+# every step size: 12 rounds chose too short ones, and with 3 at the end, or 1.2 for 1.15, a network chose badly.
+SHARE = 5  # of the run's rounds a race takes one in so many,
+MOST_ROUNDS, LEAST_ROUNDS = 16, 4  # but at most and at least these
 STAY = (5, 4)  # candidates after a quarter and after half of it
 CLOSE = 1.15  # times the least loss: no more is as good
-KEPT = 0.25  # of the memory there is, for the states of candidates; beyond, they begin again to go on
+MEMORY = 0.25  # of what there is, for the states of candidates; where they do not fit, one begins again to go on
 
 
 def at_hand(problem: Problem) -> bool:
@@ -41,9 +47,9 @@ def at_hand(problem: Problem) -> bool:
     return isinstance(problem.train, Pool | Shards)
 
 
-def length(rounds: int) -> int:
-    """Of the race before a run of so many rounds."""
-    return max(LEAST_RACE, min(RACE, rounds // 5))
+def race_rounds(rounds: int) -> int:
+    """How long the race before a run of so many rounds is."""
+    return max(LEAST_ROUNDS, min(MOST_ROUNDS, rounds // SHARE))
 
 
 def raced(
@@ -57,24 +63,29 @@ def raced(
     clients_per_batch: int | None,
 ) -> Choice:
     """The choice of `key` for a run of `rounds`; method(step) has that step size."""
-    end = length(rounds)
+    end = race_rounds(rounds)
     quarter, half = -(-end // 4), -(-end // 2)
     runs: dict[float, Result] = {}
     losses: dict[float, float] = {}
-    reached: dict[float, int] = {}
-    trained = judged = added = 0
+    reached: dict[float, int] = {}  # round, by each candidate
     algorithm_with = cache(method)
     asked = _asked(algorithm_with(CANDIDATES[0]), problem, seed)
 
-    def go_on(step: float, to: int) -> None:
+    def train(step: float, to: int) -> None:
         """Until round `to`, from where it is."""
-        nonlocal trained, judged
-        algorithm, begun = algorithm_with(step), runs.pop(step, None)
-        run = simulate(algorithm, problem.x, rows, seed, rounds=to, clients_per_batch=clients_per_batch, resume=begun)
-        own = np.asarray(tasks.losses(problem.trained_task, run.model, rows), np.float64)[asked].mean()
-        losses[step] = float(own) if np.isfinite(own) and not run.tally.broken.any() else np.inf
-        trained, judged, reached[step] = trained + to - reached.get(step, 0), judged + 1, to
-        if len(CANDIDATES) * nbytes((run.server, run.clients)) <= KEPT * total_memory():
+        run = simulate(
+            algorithm_with(step),
+            problem.x,
+            rows,
+            seed,
+            rounds=to,
+            clients_per_batch=clients_per_batch,
+            resume=runs.pop(step, None),
+        )
+        loss = float(np.asarray(tasks.losses(problem.trained_task, run.model, rows), np.float64)[asked].mean())
+        losses[step] = loss if np.isfinite(loss) and not run.tally.broken.any() else np.inf
+        reached[step] = to
+        if (len(runs) + 1) * nbytes((run.server, run.clients)) <= MEMORY * total_memory():
             runs[step] = run
 
     def by_loss(steps: Iterable[float]) -> list[float]:
@@ -82,17 +93,16 @@ def raced(
 
     with warnings.catch_warnings(action="ignore", category=LostReplies):
         for step in CANDIDATES:
-            go_on(step, quarter)
+            train(step, quarter)
         while beyond := _beyond(by_loss(losses)[0], losses):
-            added += 1
             for step in beyond:
-                go_on(step, quarter)
+                train(step, quarter)
         ahead = list(losses)
         for stay, to in zip(STAY, (half, end), strict=True):
             ahead = by_loss(ahead)[:stay]
             runs = {step: run for step, run in runs.items() if step in ahead}
-            for step in ahead if to > max(reached.values()) else ():
-                go_on(step, to)
+            for step in ahead:
+                train(step, to)
     finite = [step for step in by_loss(losses) if np.isfinite(losses[step])]
     require(
         finite,
@@ -112,7 +122,9 @@ def raced(
         f"of {len(losses)} step sizes that raced over {end} rounds, {how}; half of it is used from "
         "where the loss explodes"
     )
-    down, up, model, real = _bytes(algorithm_with(chosen), problem, rows)
+    down, up, model, number = _bytes(algorithm_with(chosen), problem, rows)
+    trained, judged = sum(reached.values()), len(losses) + sum(STAY)  # rounds, and models
+    added = (len(losses) - len(CANDIDATES)) // 2  # so often
     return Choice(
         key=key,
         value=chosen,
@@ -124,7 +136,7 @@ def raced(
         ),
         rounds=end + added * quarter,
         bytes_down=asked.size * (trained * down + judged * model),
-        bytes_up=asked.size * (trained * up + judged * real),
+        bytes_up=asked.size * (trained * up + judged * number),
     )
 
 
