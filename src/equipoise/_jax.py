@@ -154,7 +154,8 @@ def compiles_quickly() -> bool:
 @cache
 def compiler_options(backend: str, quickly: bool = False) -> dict[str, Any] | None:
     """XLA's settings for this kind of device, as far as it knows them; None: as they are."""
-    options = {"gpu": ON_GPUS, "cpu": QUICKLY if quickly else {}}.get(backend, {})
+    every: dict[str, dict[str, Any]] = {"gpu": ON_GPUS, "cpu": QUICKLY if quickly else {}}
+    options = every.get(backend, {})
     return {name: value for name, value in options.items() if _is_known(name, value)} or None
 
 

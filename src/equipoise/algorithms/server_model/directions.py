@@ -123,7 +123,7 @@ def difference(
         ],
         1,
     )
-    reach, beyond = _span(D, since)
+    reach, beyond = span(D, since)
     reach = jnp.where(clean[:, None], 0, reach)
     beyond = jnp.where(clean, 0, beyond) + noise
     direction = jnp.concatenate([jnp.full((len(here), 1), 1.0) * size, reach], axis=1)
@@ -154,7 +154,7 @@ def corrected(
 ) -> Memory:
     """The images after clients `back` were heard at the very point where they had been estimated: `surprise` off."""
     D, Y, U = memory
-    reach, beyond = _span(D, since)
+    reach, beyond = span(D, since)
     spread = jnp.einsum("nij,nj->ni", U, reach)
     variance = jnp.sum(spread * reach, axis=1)
     divisor = variance + beyond + noise + TINY
@@ -163,7 +163,7 @@ def corrected(
     return Memory(D, Y + gain[:, :, None] * surprise[:, None, :], U - jnp.einsum("ni,nj->nij", gain, spread))
 
 
-def _span(D: Float[Array, "k d"], since: Float[Array, "n d"]) -> tuple[Array, Array]:
+def span(D: Float[Array, "k d"], since: Float[Array, "n d"]) -> tuple[Array, Array]:
     """Coordinates of a displacement in D, and the square of what lies across; of an infinite one 0 and infinity."""
     finite = jnp.isfinite(since[:, :1])
     since = jnp.where(finite, since, 0)
