@@ -1,6 +1,6 @@
 """Step sizes that are halved when a model's loss explodes, for any algorithm: training goes on from the best model.
 
-Of no paper; for networks, whose step sizes are found by trial rounds and may turn out too long.
+Of no paper; for networks, whose step sizes are found in their first rounds and may turn out too long.
 
     first exchange   up, in the sum: the client's loss at the model that it was sent
     close            F_r = their mean; it has exploded if it is not finite, if no reply of an exchange is, or

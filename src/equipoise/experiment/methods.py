@@ -74,7 +74,7 @@ class BuiltMethod(NamedTuple):
 
     algorithm: Algorithm
     notes: tuple[str, ...]  # what was measured instead of chosen
-    chosen: tuple[Choice, ...] = ()  # by trial rounds
+    chosen: tuple[Choice, ...] = ()  # by a race
 
 
 class Draft(NamedTuple):
@@ -98,25 +98,25 @@ def build_method(config: Config, problem: Problem, draw: Draw = normal) -> Built
 
 
 def tried_step(config: Config, problem: Problem) -> str | None:
-    """The step size that is found by trial rounds: of networks, whose rows are at hand; None: there is none."""
+    """The step size that a race finds: of networks, whose rows are at hand; None: there is none."""
     auto = [key for key in ("local_lr", "lr") if getattr(config.algorithm, key, None) == "auto"]
     return auto[0] if auto and not problem.convex and step_sizes.at_hand(problem) else None
 
 
 def _with_tried_step(config: Config, problem: Problem, draw: Draw, key: str) -> BuiltMethod:
-    def method(step: float, **more: Any) -> BuiltMethod:
-        given = config.algorithm.model_copy(update={key: step, **more})
+    def method(step: float) -> BuiltMethod:
+        given = config.algorithm.model_copy(update={key: step})
         return _built(config.model_copy(update={"algorithm": given}), problem, draw, guarded=True)
 
-    name = json.dumps([config.algorithm.model_dump(mode="json"), config.objective.model_dump(mode="json"), key])
+    settings = [config.algorithm.model_dump(mode="json"), config.objective.model_dump(mode="json")]
+    name = json.dumps([*settings, key, step_sizes.race_rounds(config.run.rounds)])
     if name not in problem.tried_steps:
-        steps = getattr(config.algorithm, "steps", None)
-        problem.tried_steps[name] = step_sizes.tried(
+        problem.tried_steps[name] = step_sizes.raced(
             f"algorithm.{key}",
             problem,
             training_rows(config, problem, problem.compiled_for),
-            lambda step, times: method(step, **({"steps": times * steps} if steps else {})).algorithm,
-            has_steps=steps is not None,
+            lambda step: method(step).algorithm,
+            rounds=config.run.rounds,
             seed=config.run.seed,
             clients_per_batch=config.run.clients_per_batch,
         )

@@ -198,7 +198,7 @@ class Problem:
 
     @cached_property
     def tried_steps(self) -> dict[str, Choice]:
-        """Step sizes of networks that were found by trial rounds (`chosen/step_sizes.py`), by the method."""
+        """Step sizes of networks that a race found (`chosen/step_sizes.py`), by the method."""
         return {}
 
     @cached_property

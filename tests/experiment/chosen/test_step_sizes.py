@@ -1,12 +1,14 @@
-"""Networks without a step size: `local_lr` and `lr` are tried out."""
+"""Networks without a step size: candidates of `local_lr` and `lr` race."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from equipoise.engines.simulator import simulate
 from equipoise.errors import InputError
 from equipoise.experiment import config, run
+from equipoise.experiment.chosen import step_sizes
 from equipoise.experiment.methods import build_method
 from equipoise.experiment.problems import build_problem, precision
 
@@ -38,28 +40,65 @@ def choice_of(problem, **sections):
         return found
 
 
-def test_about_twice_the_step_of_the_least_loss_after_a_round(problem):
-    found = choice_of(problem, algorithm={"name": "fedavg", "steps": 5})
+def test_the_longest_of_the_good_ones_after_a_race(problem):
+    found = choice_of(problem, algorithm={"name": "fedavg", "steps": 5}, run={"rounds": 80})
     assert found.key == "algorithm.local_lr"
-    rows = [(row["value"], row["loss after a round"]) for row in found.tried]
-    steps, losses = np.array([row for row in rows if row[1] is not None]).T
-    assert (np.diff(steps) > 0).all()
-    least = steps[losses.argmin()]
-    assert found.value in [least * 2.0**k for k in (1, 0, -1, -2, -3)]
-    assert found.runner_up > 0
-    assert found.rounds >= len(found.tried) + 4
-    model = 4 * problem.x.size  # bytes; beside it a loss
-    assert found.bytes_down == found.rounds * 3 * (model + 8 + model)  # a scale and an era with the model
-    assert found.bytes_up == found.rounds * 3 * (4 + model + 8 + 4)
+    steps, rounds, losses = zip(*((row["value"], row["rounds"], row["loss"]) for row in found.tried), strict=True)
+    assert list(steps) == sorted(steps)
+    assert {*step_sizes.CANDIDATES} <= {*steps}
+    assert sorted(rounds, reverse=True)[:6] == [16, 16, 16, 16, 8, 4]  # the better ones go on
+    at_the_end = {step: loss for step, at, loss in zip(steps, rounds, losses, strict=True) if at == 16}
+    close = [step for step, loss in at_the_end.items() if loss <= step_sizes.CLOSE * min(at_the_end.values())]
+    assert found.value == max(close)
+    assert found.runner_up in at_the_end
+    assert found.runner_up != found.value
+    added = len(steps) - len(step_sizes.CANDIDATES)
+    assert found.rounds == 16 + 4 * added / 2
+    model, judged = 4 * problem.x.size, len(steps) + 5 + 4  # bytes; how many models
+    assert found.bytes_down == 3 * (sum(rounds) * (model + 8) + judged * model)  # a scale and an era with the model
+    assert found.bytes_up == 3 * (sum(rounds) * (4 + model + 8) + judged * 4)
 
 
-def test_on_a_plateau_candidates_have_rounds_that_teach_something(problem):
-    """All weights are nearly zero: a round of a few local steps leaves the loss where it was."""
-    flat = replace(problem, x=problem.x * 1e-6)
-    found = choice_of(flat, algorithm={"name": "fedavg", "steps": 2})
-    assert "8 times the local steps, as shorter ones taught nothing here" in found.why
-    assert found.value == min(found.tried, key=lambda row: row["loss after a round"] or np.inf)["value"]
-    assert found.rounds < 24  # the better half goes on
+def test_a_race_takes_a_fifth_of_the_rounds(problem):
+    assert [step_sizes.race_rounds(rounds) for rounds in (1, 20, 60, 80, 1000)] == [4, 4, 12, 16, 16]
+    found = choice_of(problem, algorithm={"name": "fedavg", "steps": 5}, run={"rounds": 60})
+    assert {row["rounds"] for row in found.tried} == {3, 6, 12}
+
+
+def test_on_a_plateau_the_race_finds_who_leaves_it(problem):
+    """All weights are nearly zero: the first rounds leave the loss where it was, with any step size."""
+    flat = replace(problem, x=problem.x * 1e-3)
+    found = choice_of(flat, algorithm={"name": "fedavg", "steps": 5}, run={"rounds": 80})
+    losses = {row["value"]: row["loss"] for row in found.tried}
+    assert max(loss for loss in losses.values() if loss is not None) > 2.2
+    assert losses[found.value] < 0.9 * np.log(10)
+
+
+def test_a_race_that_keeps_no_states_has_the_same_end(problem, monkeypatch):
+    algorithm = {"name": "scaffpd_minibatch", "steps": 5}
+    expected = choice_of(replace(problem), algorithm=algorithm)
+    monkeypatch.setattr(step_sizes, "MEMORY", 0.0)
+    assert choice_of(replace(problem), algorithm=algorithm) == expected
+
+
+def test_where_all_that_go_on_fail_the_choice_is_among_those_that_dropped_out(problem, monkeypatch):
+    def failing_later(*args, rounds, **settings):
+        done = simulate(*args, rounds=rounds, **settings)
+        return done._replace(tally=done.tally._replace(broken=done.tally.broken + (rounds > 1)))
+
+    monkeypatch.setattr(step_sizes, "simulate", failing_later)
+    found = choice_of(replace(problem), algorithm={"name": "fedavg", "steps": 5})
+    rounds = {row["value"]: row["rounds"] for row in found.tried if row["loss"] is not None}
+    assert set(rounds.values()) == {1}
+    assert found.value in rounds
+    assert found.runner_up in rounds
+
+
+def test_candidates_are_added_where_the_best_is_the_longest(problem):
+    """A round of one step of descent can take long ones."""
+    found = choice_of(problem, algorithm={"name": "sgd"})
+    assert {row["value"] for row in found.tried} > {*step_sizes.CANDIDATES}
+    assert found.rounds > step_sizes.race_rounds(4)
 
 
 def test_the_same_choice_again_and_once_for_a_problem(problem):
@@ -73,7 +112,7 @@ def test_a_run_of_the_default_method_says_what_it_chose_and_can_be_resumed(tmp_p
     assert (told.algorithm.name, told.model.batch) == ("scaffpd_minibatch", 8)
     done = run.run(told, tmp_path / "run")
     assert any("local_lr was chosen: " in note for note in done.federation.notes)
-    assert done.rows[0].bytes_up > 0  # of the trial
+    assert done.rows[0].bytes_up > 0  # of the race
     assert done.outcome.summary["mean"] > 0.3
 
     def stop(at, of, row):
@@ -99,7 +138,7 @@ def test_a_problem_that_no_step_solves_is_a_sentence(problem):
         choice_of(broken, algorithm={"name": "fedavg", "steps": 5})
 
 
-@pytest.mark.thorough(witness="::test_about_twice_the_step_of_the_least_loss_after_a_round")
+@pytest.mark.thorough(witness="::test_the_longest_of_the_good_ones_after_a_race")
 @pytest.mark.parametrize("name", ["sgd", "scaffold", "drfa", "fedprox", "scaffpd", "afl", "qfedavg", "fedavgm"])
 def test_every_method_trains_a_network_without_a_step_size(name, problem, tmp_path):
     done = run.run(parsed(algorithm={"name": name}), tmp_path / "run", problem=problem)

@@ -1,18 +1,20 @@
-"""The step size of a network: every candidate makes its model of one round, and about twice the best one is kept.
+"""The step size of a network: candidates race over the first rounds, and the longest of the good ones is kept.
 
-A candidate's model is that of the whole federation after one round from the first model, and its loss the mean of the
-clients' losses. Candidates are powers of two, every second one first and then the neighbours of the best. Twice the
-best, because one round likes shorter steps than a hundred do, unless the model of a few rounds is clearly worse for it;
-where a few rounds do worse than one, half of it, and so on. It is not judged anew later: short horizons like short
-steps.
+Powers of two all train from the first model, side by side. After a quarter of the race the five with the least mean
+loss of the clients go on from where they are, after half of it four, and at its end the longest is kept whose loss is
+within 15% of the least: short horizons like short steps, and a run of 20 rounds or more is at least five times as long
+as its race. For the same reason nothing is judged anew later. One round says little: a network may begin on a plateau
+of a dozen rounds, where every step size looks alike, and the best of a run often falls behind at first.
 
-A network may begin on a plateau, where a round teaches nothing and steps look good that explode once it has left. There
-the better half of the candidates has a round of four times as many local steps, and if that teaches nothing either the
-better half of these one of eight times; and only of a round that taught something twice the best is kept.
+A candidate whose loss is not finite, or of whose replies one was not, comes last. Where all that go on end so, the
+choice is among those that were finite when they dropped out.
+
+docs/algorithms.md has what was measured.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import jax
@@ -22,19 +24,22 @@ import numpy as np
 from equipoise import tasks
 from equipoise.data.pool import Pool
 from equipoise.data.shards import Shards
-from equipoise.engines.simulator import simulate
+from equipoise.engines.checks import total_memory
+from equipoise.engines.simulator import Result, simulate
 from equipoise.errors import LostReplies, require
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Choice
-from equipoise.protocol import Algorithm, Vector, as_key, exchange_keys, wire
+from equipoise.protocol import Algorithm, as_key, exchange_keys, nbytes, wire
 
-COARSE = tuple(2.0**k for k in range(-9, 2, 2))
-SHORTEST = 2.0**-25
-LONGER = 2.0  # than the best after one round
-WATCHED = 4  # rounds in which a longer one must not do harm
-WORSE = 1.1  # times the loss: more is harm
-NOTHING = 0.95  # of the first model's loss: a round that leaves more has taught nothing
-LONG = (4, 8)  # times the local steps, for a round that teaches something
+CANDIDATES = tuple(2.0**k for k in range(-6, 2))
+SHORTEST, LONGEST = 2.0**-25, 2.0**8  # of those that are added while the best one is the shortest or the longest
+# Of the rounds of a race, of who goes on and of what is close, others were tried on runs whose losses were recorded for
+# every step size: 12 rounds chose too short ones, and with 3 at the end, or 1.2 for 1.15, a network chose badly.
+SHARE = 5  # of the run's rounds a race takes one in so many,
+MOST_ROUNDS, LEAST_ROUNDS = 16, 4  # but at most and at least these
+STAY = (5, 4)  # candidates after a quarter and after half of it
+CLOSE = 1.15  # times the least loss: no more is as good
+MEMORY = 0.25  # of what there is, for the states of candidates; where they do not fit, one begins again to go on
 
 
 def at_hand(problem: Problem) -> bool:
@@ -42,97 +47,119 @@ def at_hand(problem: Problem) -> bool:
     return isinstance(problem.train, Pool | Shards)
 
 
-def tried(
+def race_rounds(rounds: int) -> int:
+    """How long the race before a run of so many rounds is."""
+    return max(LEAST_ROUNDS, min(MOST_ROUNDS, rounds // SHARE))
+
+
+def raced(
     key: str,
     problem: Problem,
     rows: Any,
-    method: Callable[[float, int], Algorithm],
+    method: Callable[[float], Algorithm],
     *,
-    has_steps: bool,
+    rounds: int,
     seed: int,
     clients_per_batch: int | None,
 ) -> Choice:
-    """The choice of `key`; method(step, times) has that step size, and so many times its local steps, if it has any."""
+    """The choice of `key` for a run of `rounds`; method(step) has that step size."""
+    end = race_rounds(rounds)
+    quarter, half = -(-end // 4), -(-end // 2)
+    runs: dict[float, Result] = {}
     losses: dict[float, float] = {}
-    played = 0
-    algorithm = method(COARSE[0], 1)
-    asked = _asked(algorithm, problem, seed)
+    reached: dict[float, int] = {}  # round, by each candidate
+    algorithm_with = cache(method)
+    asked = _asked(algorithm_with(CANDIDATES[0]), problem, seed)
 
-    def loss_at(x: Vector) -> float:
-        return float(np.asarray(tasks.losses(problem.trained_task, x, rows), np.float64)[asked].mean())
+    def train(step: float, to: int) -> None:
+        """Until round `to`, from where it is."""
+        run = simulate(
+            algorithm_with(step),
+            problem.x,
+            rows,
+            seed,
+            rounds=to,
+            clients_per_batch=clients_per_batch,
+            resume=runs.pop(step, None),
+        )
+        loss = float(np.asarray(tasks.losses(problem.trained_task, run.model, rows), np.float64)[asked].mean())
+        losses[step] = loss if np.isfinite(loss) and not run.tally.broken.any() else np.inf
+        reached[step] = to
+        if (len(runs) + 1) * nbytes((run.server, run.clients)) <= MEMORY * total_memory():
+            runs[step] = run
 
-    def loss_after(rounds: int, step: float, times: int = 1) -> float:
-        nonlocal played
-        played += rounds
-        end = simulate(method(step, times), problem.x, rows, seed, rounds=rounds, clients_per_batch=clients_per_batch)
-        value = loss_at(end.model)
-        return value if np.isfinite(value) and not end.tally.broken.any() else np.inf
-
-    def best() -> float:
-        return min(losses, key=lambda step: (losses[step], step))
+    def by_loss(steps: Iterable[float]) -> list[float]:
+        return sorted(steps, key=lambda step: (losses[step], step))
 
     with warnings.catch_warnings(action="ignore", category=LostReplies):
-        for step in COARSE:
-            losses[step] = loss_after(1, step)
-        while best() == min(losses) and best() > SHORTEST:
-            losses[best() / 4] = loss_after(1, best() / 4)
-        centre = best()
-        for step in (centre / 2, centre * 2):
-            losses[step] = loss_after(1, step)
-        least = best()
-        require(
-            np.isfinite(losses[least]),
-            f"{key} is 'auto', but no step size from {min(losses):.2g} to {max(losses):.2g} makes a model of a finite "
-            f"loss in one round; check the data, or give {key}",
-        )
-        taught, times = NOTHING * loss_at(problem.x), 1
-        for longer_round in LONG if has_steps else ():
-            if losses[least] <= taught:
-                break
-            times = longer_round
-            better = sorted(losses, key=lambda step: (losses[step], step))[: len(losses) // 2]
-            losses = {step: loss_after(1, step, times) for step in better}
-            centre = best()
-            for step in sorted({centre / 2, centre * 2} - losses.keys()):
-                losses[step] = loss_after(1, step, times)
-            least = best()
-        if times > 1:
-            chosen = LONGER * least if losses[least] <= taught else least
-        else:
-            longer, kept = (loss_after(WATCHED, step) for step in (LONGER * least, least))
-            chosen = LONGER * least if longer <= WORSE * kept else least
-            while chosen > least / 8 and min(longer, kept) > losses[least]:  # a few rounds do worse than one
-                chosen /= 2
-                kept = loss_after(WATCHED, chosen)
-    usable = sorted((value, step) for step, value in losses.items() if np.isfinite(value))
-    runner_up = chosen * usable[1][1] / least if len(usable) > 1 else None
-    how = "twice that is" if chosen == LONGER * least else f"{chosen / least:g} times that is"
-    plateau = f" of {times} times the local steps, as shorter ones taught nothing here" if times > 1 else ""
-    watched = f", as the trial of {WATCHED} rounds says" if times == 1 else ""
+        for step in CANDIDATES:
+            train(step, quarter)
+        while beyond := _beyond(by_loss(losses)[0], losses):
+            for step in beyond:
+                train(step, quarter)
+        ahead = list(losses)
+        for stay, to in zip(STAY, (half, end), strict=True):
+            ahead = by_loss(ahead)[:stay]
+            runs = {step: run for step, run in runs.items() if step in ahead}
+            for step in ahead:
+                train(step, to)
+    finite = [step for step in by_loss(losses) if np.isfinite(losses[step])]
+    require(
+        finite,
+        f"{key} is 'auto', but no step size from {min(losses):.2g} to {max(losses):.2g} makes models of finite losses "
+        f"in {end} rounds; check the data, or give {key}",
+    )
+    ahead = [step for step in finite if step in ahead] or finite
+    least = ahead[0]
+    chosen = max(step for step in ahead if losses[step] <= CLOSE * losses[least])
+    how = (
+        f"it has the least mean loss ({losses[least]:.3g}) and no longer one is close"
+        if chosen == least
+        else f"it is the longest whose mean loss ({losses[chosen]:.3g}) is at most {CLOSE:g} times the least "
+        f"({losses[least]:.3g}, with {least:g})"
+    )
     why = (
-        f"of {len(losses)} step sizes that were tried for one round each{plateau}, {least:g} made the model with the "
-        f"least loss ({losses[least]:.3g}); {how} used{watched}, and half of it from where the loss explodes"
+        f"of {len(losses)} step sizes that raced over {end} rounds, {how}; half of it is used from "
+        "where the loss explodes"
     )
-    down, up = _bytes(algorithm, problem, rows)
-    table = tuple(
-        {"value": step, "loss after a round": value if np.isfinite(value) else None}
-        for step, value in sorted(losses.items())
+    down, up, model, number = _bytes(algorithm_with(chosen), problem, rows)
+    trained, judged = sum(reached.values()), len(losses) + sum(STAY)  # rounds, and models
+    added = (len(losses) - len(CANDIDATES)) // 2  # so often
+    return Choice(
+        key=key,
+        value=chosen,
+        why=why,
+        runner_up=next((step for step in ahead if step != chosen), None),
+        tried=tuple(
+            {"value": step, "rounds": reached[step], "loss": loss if np.isfinite(loss) else None}
+            for step, loss in sorted(losses.items())
+        ),
+        rounds=end + added * quarter,
+        bytes_down=asked.size * (trained * down + judged * model),
+        bytes_up=asked.size * (trained * up + judged * number),
     )
-    crossed = {"bytes_down": played * asked.size * down, "bytes_up": played * asked.size * up}
-    return Choice(key=key, value=chosen, why=why, runner_up=runner_up, tried=table, rounds=played, **crossed)
+
+
+def _beyond(best: float, steps: Iterable[float]) -> tuple[float, ...]:
+    """Two more candidates where the best one is the shortest or the longest."""
+    if best == min(steps) and best > SHORTEST:
+        return best / 4, best / 2
+    if best == max(steps) and best < LONGEST:
+        return 2 * best, 4 * best
+    return ()
 
 
 def _asked(algorithm: Algorithm, problem: Problem, seed: int) -> np.ndarray:
-    """The clients of the trial: those of its first exchange."""
+    """The clients that judge: those of the first exchange."""
     opening, _ = exchange_keys(as_key(seed), jnp.uint32(0), 0)
     _, cohort = algorithm.round[0].open(algorithm.init(problem.x), opening)
     ids = np.unique(np.asarray(cohort.ids)[np.asarray(cohort.present)])
     return ids if ids.size else np.arange(problem.n)
 
 
-def _bytes(algorithm: Algorithm, problem: Problem, rows: Any) -> tuple[int, int]:
-    """Down to and up from a client in a round of a trial, with a model to be judged and its loss."""
+def _bytes(algorithm: Algorithm, problem: Problem, rows: Any) -> tuple[int, int, int, int]:
+    """Down to and up from a client in a round, and those of a model and of its loss."""
     shard = jax.eval_shape(lambda: algorithm.prepare(jax.tree.map(jnp.asarray, rows.client(0))))
     wires = wire(algorithm, problem.x, shard)
     real = problem.x.dtype.itemsize
-    return sum(w.down for w in wires) + real * problem.x.size, sum(w.up for w in wires) + real
+    return sum(w.down for w in wires), sum(w.up for w in wires), real * problem.x.size, real
