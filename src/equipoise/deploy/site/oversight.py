@@ -39,7 +39,7 @@ from equipoise.privacy.disclosure import disclosed, fields
 from equipoise.privacy.ledger import Budget, spend
 from equipoise.privacy.policy import Plan, Policy
 from equipoise.privacy.site_masks import MOST_MEMBERS
-from equipoise.protocol import Wire, wire
+from equipoise.protocol import Wire, wire_of_rows
 
 Guard = Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict]
 WAITING = 50  # configurations that wait for approval, at most
@@ -94,13 +94,13 @@ def crossing(config: Config) -> list[Wire]:
         like = shard_like((3,), x.dtype, (), x.dtype)
         if may_project(config):
             algorithm = algorithms.project_updates(algorithm, quadratic=True)
-        wires = wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
+        wires = wire_of_rows(algorithm, x, like)
         if federation.compress is None:
             return wires
         algorithm = algorithms.compress_replies(
             algorithm, wires, dtype=federation.compress, sums=federation.compress_sums
         )
-        return wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
+        return wire_of_rows(algorithm, x, like)
 
 
 def would_reveal(config: Config) -> tuple[str, ...]:

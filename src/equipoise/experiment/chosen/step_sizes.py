@@ -26,7 +26,7 @@ from equipoise.engines.simulator import simulate
 from equipoise.errors import LostReplies, require
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Choice
-from equipoise.protocol import Algorithm, Vector, as_key, exchange_keys, wire
+from equipoise.protocol import Algorithm, Vector, as_key, exchange_keys, wire_of_rows
 
 COARSE = tuple(2.0**k for k in range(-9, 2, 2))
 SHORTEST = 2.0**-25
@@ -132,7 +132,7 @@ def _asked(algorithm: Algorithm, problem: Problem, seed: int) -> np.ndarray:
 
 def _bytes(algorithm: Algorithm, problem: Problem, rows: Any) -> tuple[int, int]:
     """Down to and up from a client in a round of a trial, with a model to be judged and its loss."""
-    shard = jax.eval_shape(lambda: algorithm.prepare(jax.tree.map(jnp.asarray, rows.client(0))))
-    wires = wire(algorithm, problem.x, shard)
+    shard = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, rows.client(0)))
+    wires = wire_of_rows(algorithm, problem.x, shard)
     real = problem.x.dtype.itemsize
     return sum(w.down for w in wires) + real * problem.x.size, sum(w.up for w in wires) + real
