@@ -78,6 +78,12 @@ def plan_of(config: Config) -> Plan:
     )
 
 
+@cache
+def small_task() -> tasks.Task:
+    """The same for all configurations, so that what crosses with an algorithm is traced once."""
+    return tasks.ridge(3, 0.1)
+
+
 def crossing(config: Config) -> list[Wire]:
     """What the algorithm of a configuration sends, by name: of a small problem, as the sizes are not known yet.
 
@@ -85,7 +91,7 @@ def crossing(config: Config) -> list[Wire]:
     """
     federation = not_none(config.federation)
     n = min(max(sites_of(config), FEW), MOST_MEMBERS)  # whatever the server says: names do not depend on it
-    record, task = algorithms.named(config.algorithm.name), tasks.ridge(3, 0.1)
+    record, task = algorithms.named(config.algorithm.name), small_task()
     settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
     dual = objectives.named(settings.pop("name"))(n, **settings)
     with precision(config):
