@@ -173,6 +173,7 @@ def main() -> None:
     eq.use_all_cores()
     eq.keep_programs()
     for name in given.data_sets:
+        jax.clear_caches()  # of the one before, whose shapes were others
         told = federation(name)
         print(f"\n| {name} ({len(told.owners)}) | log loss | accuracy | AUC | gain | lose |\n|---|---|---|---|---|---|")
         for row, numbers in averaged(told, given.splits).items():

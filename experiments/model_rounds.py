@@ -16,13 +16,14 @@ import gzip
 import os
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 
 import equipoise as eq
 from equipoise.algorithms.in_metric import told_in_x
@@ -216,60 +217,77 @@ def grid(problem: Problem, shards: Any, dual: Any, rounds: int, size: int) -> np
     return np.asarray(jax.jit(lambda: jax.lax.map(run, settings))())
 
 
-def values(
-    algorithm: Any, problem: Problem, shards: Any, exact: Any, dual: Any, rounds: int, lost: float, seed: int = 0
-) -> np.ndarray:
-    """P after r rounds on `shards`, r = 0 first, in double precision on `exact`.
+def is_lost(seed: Any, share: Any, r: Any, exchange: int, ids: Any) -> Any:
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), r), exchange)
+    return jax.random.bernoulli(key, share, jnp.shape(ids))
 
-    A method that collects first shows x_0 in its first round.
-    """
+
+def judge_of(problem: Problem, exact: Any, dual: Any) -> Callable[[Any], Any]:
+    """P of a model, in double precision on `exact`."""
+    data = jax.jit(jax.vmap(problem.task.prepare))(exact)
+    return jax.jit(lambda x: robust(problem.task, dual, data, x.astype(exact.inputs.dtype)))
+
+
+def values(
+    algorithm: Any, problem: Problem, shards: Any, judge: Callable, rounds: int, lost: float, seed: int = 0
+) -> np.ndarray:
+    """P after r rounds on `shards`, r = 0 first; a method that collects first shows x_0 in its first round."""
     task = problem.task
-    data = jax.jit(jax.vmap(task.prepare))(exact)
     x = jnp.zeros(task.size, jax.tree.leaves(shards)[0].dtype)
 
-    def gone(r: Any, exchange: int, ids: Any) -> Any:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), r), exchange)
-        return jax.random.bernoulli(key, lost, jnp.shape(ids))
-
     run = eq.simulate(
-        algorithm, x, shards, seed, rounds=rounds + 1, record=algorithm.model, lost=gone if lost else None
+        algorithm,
+        x,
+        shards,
+        seed,
+        rounds=rounds + 1,
+        record=algorithm.model,
+        lost=Partial(is_lost, seed, lost) if lost else None,
     )
-    judge = jax.jit(lambda x: robust(task, dual, data, x.astype(exact.inputs.dtype)))
     late = algorithm.name in ("scaffpd_model", "scaffpd_ls")
     found = [float(judge(x)) for x in (x, *run.history[1 if late else 0 :])]
     return np.array(found[: rounds + 1])
 
 
-def cells(history: np.ndarray, start: float, best: float) -> str:
-    error = np.where(np.isfinite(history), (history - best) / (start - best), np.inf)
-    hits = [str(int(np.argmax(error <= level))) if (error <= level).any() else "-" for level in LEVELS]
-    return f"{'/'.join(hits)} | {max(error[-1], 0):.0e}"
+def cells(histories: list[np.ndarray], start: float, best: float) -> str:
+    """Rounds to every level, of several seeds their medians (the lower) and all that lies between least and most."""
+    errors = [np.where(np.isfinite(history), (history - best) / (start - best), np.inf) for history in histories]
+    rounds = np.array([[np.argmax(e <= level) if (e <= level).any() else np.inf for level in LEVELS] for e in errors])
+
+    def words(row: np.ndarray) -> str:
+        return "/".join(f"{count:g}" if np.isfinite(count) else "-" for count in row)
+
+    hits = words(np.sort(rounds, axis=0)[(len(rounds) - 1) // 2])
+    if len(rounds) > 1:
+        hits += f" ({words(rounds.min(axis=0))} to {words(rounds.max(axis=0))})"
+    return f"{hits} | {max(np.median([e[-1] for e in errors]), 0):.0e}"
 
 
-def methods(problem: Problem, dual: Any, shards: Any, exact: Any, given: argparse.Namespace) -> Any:
-    """Every method's name and the function that runs it."""
+def methods(problem: Problem, dual: Any, shards: Any, exact: Any, judge: Callable, given: argparse.Namespace) -> Any:
+    """Every method's name and the function that runs it with a seed."""
     task, everyone = problem.task, eq.cohorts.everyone(dual.n)
 
-    def run(algorithm: Any, data: Any = exact, lost: float = 0.0) -> np.ndarray:
-        return values(algorithm, problem, data, exact, dual, given.rounds, lost, given.seed)
+    def run(seed: int, algorithm: Any, data: Any = exact, lost: float = 0.0) -> np.ndarray:
+        return values(algorithm, problem, data, judge, given.rounds, lost, seed)
 
-    def measured() -> np.ndarray:
+    def measured(seed: int) -> np.ndarray:
         found = eq.steps.tuned(task, exact, jnp.zeros(task.size), dual, steps=STEPS, mu=task.strong_convexity)
-        return run(eq.algorithms.scaffpd(task, dual, everyone, found.rule, steps=STEPS, local_lr=found.local_lr))
+        return run(seed, eq.algorithms.scaffpd(task, dual, everyone, found.rule, steps=STEPS, local_lr=found.local_lr))
 
-    def searched() -> np.ndarray:
+    def searched(seed: int) -> np.ndarray:
         lr = 1 / eq.steps.smoothness(task, exact, jnp.zeros(task.size))
         mu = task.strong_convexity
-        return run(eq.algorithms.scaffpd_ls(task, dual, everyone, steps=STEPS, local_lr=lr, mu=mu))
+        return run(seed, eq.algorithms.scaffpd_ls(task, dual, everyone, steps=STEPS, local_lr=lr, mu=mu))
 
-    def with_a_model() -> np.ndarray:
-        sample = eq.cohorts.uniform(dual.n, given.cohort) if given.cohort else everyone
-        algorithm = eq.algorithms.scaffpd_model(task, dual, sample, steps=STEPS, memory=given.memory)
-        return run(algorithm, shards, given.lost)
+    sample = eq.cohorts.uniform(dual.n, given.cohort) if given.cohort else everyone
 
-    def in_metric(rank: int | None) -> np.ndarray:
-        sample = eq.cohorts.uniform(dual.n, given.cohort) if given.cohort else everyone
-        found = eq.metric.in_metric(
+    @cache
+    def model_form() -> Any:
+        return eq.algorithms.scaffpd_model(task, dual, sample, steps=STEPS, memory=given.memory)
+
+    @cache
+    def metric_form(rank: int | None) -> Any:
+        return eq.metric.in_metric(
             lambda task: eq.algorithms.scaffpd_model(
                 task, dual, sample, steps=given.steps, memory=given.memory, repeat=given.lost > 0
             ),
@@ -277,7 +295,13 @@ def methods(problem: Problem, dual: Any, shards: Any, exact: Any, given: argpars
             shards,
             rank=rank,
         )
-        return run(found.algorithm, found.data, given.lost)
+
+    def with_a_model(seed: int) -> np.ndarray:
+        return run(seed, model_form(), shards, given.lost)
+
+    def in_metric(rank: int | None, seed: int) -> np.ndarray:
+        found = metric_form(rank)
+        return run(seed, found.algorithm, found.data, given.lost)
 
     if given.sums:  # the forms whose server sees nothing but sums, as they are and in the metric
         agreed = eq.metric.agree(task, exact)
@@ -296,7 +320,7 @@ def methods(problem: Problem, dual: Any, shards: Any, exact: Any, given: argpars
             for form, make in forms.items():
                 algorithm = make(its_task, *of_steps, **how)
                 algorithm = told_in_x(algorithm, task, agreed) if words else algorithm
-                yield form + words, partial(run, algorithm, its_data)
+                yield form + words, partial(run, algorithm=algorithm, data=its_data)
         return
     for words in given.metric:
         if words == "full" or int(words) < task.linear.features:
@@ -309,7 +333,7 @@ def methods(problem: Problem, dual: Any, shards: Any, exact: Any, given: argpars
         yield "line search", searched
         if given.grid:
             best = f"best of {given.grid} constants"
-            yield best, lambda: np.nanmin(grid(problem, exact, dual, given.rounds, given.grid), axis=0)
+            yield best, lambda seed: np.nanmin(grid(problem, exact, dual, given.rounds, given.grid), axis=0)
     yield "with a model", with_a_model
 
 
@@ -329,6 +353,7 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, help="clients in a round of the new form, which then runs alone")
     parser.add_argument("--lost", type=float, default=0.0, help="share of replies lost; the new form alone")
     parser.add_argument("--seed", type=int, default=0, help="of what is lost and who is asked")
+    parser.add_argument("--seeds", type=int, default=1, help="so many seeds from --seed on: the median, least and most")
     parser.add_argument("--single", action="store_true", help="clients in single precision; the new form alone")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
@@ -348,17 +373,24 @@ def main() -> None:
         for words in duals if given.objectives is None else given.objectives:
             objective, *number = words.split()
             dual = eq.objectives.DUALS[objective](n, *map(float, number))
+            judge = judge_of(problem, exact, dual)
             if problem.squared:
                 best = best_possible(problem, exact, dual)
             else:
                 long = eq.algorithms.scaffpd_model(task, dual, eq.cohorts.everyone(n), steps=STEPS, memory=10)
-                best = values(long, problem, exact, exact, dual, 600, 0.0).min()
+                best = values(long, problem, exact, judge, 600, 0.0).min()
             start = float(robust(task, dual, jax.vmap(task.prepare)(exact), jnp.zeros(task.size)))
-            for method, run in methods(problem, dual, shards, exact, given):
+            for method, run in methods(problem, dual, shards, exact, judge, given):
                 clock = time.perf_counter()
-                history = run()
-                history = history if len(history) > given.rounds else np.concatenate([[start], history])
-                row = (problem.words, words, method, cells(history, start, best), f"{time.perf_counter() - clock:.0f}")
+                histories = [run(seed) for seed in range(given.seed, given.seed + given.seeds)]
+                histories = [h if len(h) > given.rounds else np.concatenate([[start], h]) for h in histories]
+                row = (
+                    problem.words,
+                    words,
+                    method,
+                    cells(histories, start, best),
+                    f"{time.perf_counter() - clock:.0f}",
+                )
                 print(f"| {' | '.join(row)} |", flush=True)
 
 

@@ -13,7 +13,7 @@ from equipoise.errors import not_none
 
 ROOT = Path(equipoise.__file__).parent
 LEVELS = [
-    {"_jax", "errors", "extensions", "files", "leaves", "tensors"},
+    {"_jax", "errors", "extensions", "files", "leaves", "linear_algebra", "tensors"},
     {"protocol"},
     {"data"},
     {"cohorts", "tasks", "objectives", "steps", "local", "models"},
@@ -99,6 +99,19 @@ def test_algorithms_are_built_where_one_looks_for_them():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Algorithm"
     ]
     assert {path.split("/")[0] for path in calls} == {"algorithms"}
+
+
+FACTORS = {"cholesky", "eigh", "eigvalsh", "inv", "solve", "svd", "cho_factor", "lu_factor"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_jax_factors_matrices_in_one_file_only(path):
+    """Elsewhere a batch of them could make a program stand still (`linear_algebra.py`)."""
+    if path.name == "linear_algebra.py":
+        return
+    calls = [ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+    jax_s = [call for call in calls if call.startswith(("jnp.linalg.", "jax.")) and ".linalg." in call]
+    assert [call for call in jax_s if call.rsplit(".", 1)[1] in FACTORS] == []
 
 
 DEPLOY = ROOT / "deploy"

@@ -153,17 +153,21 @@ def compiles_quickly() -> bool:
 
 @cache
 def compiler_options(backend: str, quickly: bool = False) -> dict[str, Any] | None:
-    """XLA's settings for this kind of device; None: as they are."""
+    """XLA's settings for this kind of device, as far as it knows them; None: as they are."""
+    every: dict[str, dict[str, Any]] = {"gpu": ON_GPUS, "cpu": QUICKLY if quickly else {}}
+    options = every.get(backend, {})
+    return {name: value for name, value in options.items() if _is_known(name, value)} or None
+
+
+def _is_known(name: str, value: Any) -> bool:
+    """To this version of XLA."""
     import jax
 
-    options = {"gpu": ON_GPUS, "cpu": QUICKLY if quickly else None}.get(backend)
-    if options is None:
-        return None
     try:
-        jax.jit(lambda: 0, compiler_options=options)()
-    except jax.errors.JaxRuntimeError:  # another version of XLA may no longer know them
-        return None
-    return options
+        jax.jit(lambda: 0, compiler_options={name: value})()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def _remove_oldest(folder: Path) -> None:

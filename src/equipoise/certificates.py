@@ -25,6 +25,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from equipoise.data import ClientData
+from equipoise.linear_algebra import eigh
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Data, Vector
 from equipoise.tasks import Convexity, Task, losses
@@ -88,7 +89,7 @@ def _bent(gradient: Vector, lam: Float[Array, " n"], curvatures: Curvatures, pen
     moments, least = jnp.tensordot(lam, curvatures, 1), jnp.min(penalties.reshape(-1, p), axis=0)
     H = (moments + moments.T) / 2 + jnp.diag(least)
     scale = 1 / jnp.sqrt(jnp.diag(H))  # of correlations, whose rounding is small whatever the units of the inputs
-    w, V = jnp.linalg.eigh(H * jnp.outer(scale, scale))
+    w, V = eigh(H * jnp.outer(scale, scale))
     wrong = p * (n + 8) * jnp.finfo(H.dtype).eps  # of V w V', at most
     floor = jnp.min(least * scale**2)  # what the penalties alone prove
     # Correlations are at least V (w - wrong) V' and at least the floor, and so at least any mean of the two.

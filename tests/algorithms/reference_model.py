@@ -89,6 +89,18 @@ def to_hear(m, lam, trial_lam, known, age, luck):
     return picked | most(np.where(picked, -np.inf, luck + 2 * np.log(old)), m - picked.sum())
 
 
+def to_correct(m, rho, lam, f, L, D, U, gone, known):
+    """Whom an `improve` of m clients asks: the largest weights, and whose loss, were it larger, robust would feel."""
+    reach = gone @ D.T
+    across = np.maximum((gone**2).sum(1) - (reach**2).sum(1), 0)
+    width = np.where(known, 0, L * np.maximum(np.einsum("ni,nij,nj->n", reach, U, reach) + across, 0) / 2)
+    least = 64 * 2.2e-16 * np.abs(f).max() + 1e-300
+    risk = np.array([robust(rho, f + width * (np.arange(len(f)) == i)) - robust(rho, f) for i in range(len(f))])
+    risk = np.round(np.log(np.maximum(risk, least) / least), 3)
+    risk[most(lam, m - round(0.5 * m))] = np.inf
+    return np.isin(np.arange(len(f)), np.lexsort((-np.round(lam, 6), -risk))[:m])
+
+
 def most(score, count):
     """Which `count` entries are the largest; scores equal to six places are ties, and the first of them wins."""
     chosen = np.zeros(len(score), bool)
@@ -222,8 +234,8 @@ def model_rounds(
 
         here = answers(r, 1)
         w = lam * has_centre * (1 if here is None else here)
-        if cohort is not None:  # the heaviest, who say again what they have to say of the centre
-            here = most(lam, cohort)
+        if cohort is not None:  # they say again what they have to say of the centre
+            here = to_correct(cohort, rho, lam, f, L, D, U, x - anchor, known)
             w, age, back = lam * here, np.where(here, 0, age), here & ~known
             true_f, true_C = ask(x)
             Y, U = Y.copy(), U.copy()

@@ -5,6 +5,7 @@ from equipoise.steps.measure import bounded as bounded
 from equipoise.steps.measure import client_smoothness as client_smoothness
 from equipoise.steps.measure import estimate_constants as estimate_constants
 from equipoise.steps.measure import near_solution as near_solution
+from equipoise.steps.measure import rough_smoothness as rough_smoothness
 from equipoise.steps.measure import rule_for as rule_for
 from equipoise.steps.measure import smoothness as smoothness
 from equipoise.steps.measure import tuned as tuned

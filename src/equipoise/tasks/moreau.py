@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 
 from equipoise import local
 from equipoise.errors import all_positive, is_concrete, positive, require
+from equipoise.linear_algebra import inverse
 from equipoise.protocol import Data, RandomKey, Vector
 from equipoise.tasks.squares import Gram, Kernel
 from equipoise.tasks.task import Scalar, Task, least
@@ -67,7 +68,7 @@ def _exact(task: Task, mu: float) -> Personal:
         if isinstance(data, Kernel):
             return Solved(data, None, data.sizes)
         eye = jnp.eye(data.gram.shape[0], dtype=data.gram.dtype)
-        return Solved(data, jnp.linalg.inv(data.gram + (l2 + mu) * eye), data.sizes)
+        return Solved(data, inverse(data.gram + (l2 + mu) * eye), data.sizes)
 
     def model(x: Vector, solved: Solved, key: RandomKey | None = None) -> Vector:
         solved = solved if isinstance(solved, Solved) else prepare(solved)

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, not_none, require
+from equipoise.linear_algebra import eigh, solve_positive
 from equipoise.protocol import Data, RandomKey, Vector, tree_where
 from equipoise.tasks.examples import draw
 from equipoise.tasks.task import Own, Scalar, Task, penalty, shrink
@@ -202,7 +203,7 @@ def _minimised(
 
     def newton(part: Part, z: Array) -> tuple[Part, Part]:
         slope = jax.grad(value)(part, z)
-        return slope, (jax.scipy.linalg.solve(hessian(part, z), slope.ravel(), assume_a="pos")).reshape(k, q)
+        return slope, solve_positive(hessian(part, z), slope.ravel()).reshape(k, q)
 
     def step(state: tuple[Part, Array, Array]) -> tuple[Part, Array, Array]:
         part, t, _ = state
@@ -232,8 +233,7 @@ def _minimised(
     # One more step, through which derivatives flow: they are those of the argmin, by the implicit function theorem.
     part = stop_gradient(part)
     slope = jax.grad(value)(part, z)
-    bent = stop_gradient(hessian(part, fixed))
-    return part - jax.scipy.linalg.solve(bent, slope.ravel(), assume_a="pos").reshape(k, q)
+    return part - solve_positive(hessian(part, fixed), slope.ravel()).reshape(k, q)
 
 
 def _of_squares(task: Task, inputs: tuple[int, ...]) -> Task:
@@ -252,7 +252,7 @@ def _of_squares(task: Task, inputs: tuple[int, ...]) -> Task:
         targets = -jax.grad(lambda z: jnp.sum(examples.losses(z, shard.labels)))(none) / bend
         real = _real(shard)[:, None]
         u = jnp.where(real, _basis(inputs, shard.inputs, none.dtype).T, 0)
-        squares, turned = jnp.linalg.eigh(u.T @ u)
+        squares, turned = eigh(u.T @ u)
         r = jnp.sqrt(1 + bend * jnp.maximum(squares, 0))
         inner = (turned * (bend / (r * (r + 1)))[None]) @ turned.T
 

@@ -1,15 +1,11 @@
 """The memory of directions on quadratics, where every image is known: H_i D."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from equipoise.algorithms.server_model import directions
-from equipoise.engines import kernel
-from tests.problems import build, start, unequal
 
 N, K, D = 3, 3, 6
 HEARD = np.ones(N, bool)
@@ -90,39 +86,3 @@ def test_a_move_along_old_directions_adds_none():
     _, after = moved(memory, s, coordinates, H @ s, HEARD, HEARD, np.full((N, D), np.inf))
     assert after.used.tolist() == [True, True, False]
     np.testing.assert_allclose(after.Y, after.D @ H, atol=1e-10)
-
-
-# No batch of matrices goes to LAPACK on a CPU: with a device per core JAX's threads would wait for each other, which
-# was found with 1,000 clients on two cores.
-
-
-def test_a_routine_for_each_client_is_that_of_the_batch():
-    a, b = jnp.asarray(MATRICES @ MATRICES.swapaxes(1, 2)), jnp.asarray(MATRICES[:, 0])
-    values, vectors = directions.for_each(jnp.linalg.eigh, a)
-    np.testing.assert_allclose(values, np.linalg.eigh(a)[0], atol=1e-12)
-    np.testing.assert_allclose(jnp.einsum("nij,nj,nkj->nik", vectors, values, vectors), a, atol=1e-12)
-    np.testing.assert_allclose(
-        directions.for_each(jnp.linalg.solve, a, b), np.linalg.solve(a, b[..., None])[..., 0], rtol=1e-9
-    )
-
-
-def batches(program):
-    """The calls of LAPACK whose arrays have more than two axes with more than one entry."""
-    calls = [line for line in program.as_text().splitlines() if "lapack" in line]
-    found = [shape for line in calls for shape in re.findall(r"tensor<([\dx]+)xf64>", line)]
-    shapes = [[int(n) for n in shape.split("x")] for shape in found]
-    return len(calls), [shape for shape in shapes if sum(n > 1 for n in shape) > 2]
-
-
-def test_no_batch_goes_to_lapack():
-    calls, found = batches(jax.jit(jnp.linalg.eigh).lower(jnp.asarray(MATRICES)))
-    assert calls
-    assert found  # so that a batch would be seen
-    algorithm, data = build("scaffpd_model"), unequal()
-
-    def round(state, data):
-        return kernel.step(algorithm, state, kernel.prepare(algorithm, data), jax.random.key(0))
-
-    calls, found = batches(jax.jit(round).lower(kernel.init(algorithm, start()), data))
-    assert calls
-    assert found == []

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from equipoise.algorithms.server_model import state
-from equipoise.algorithms.server_model.sampling import clients_to_hear, heaviest
+from equipoise.algorithms.server_model.sampling import clients_to_hear, to_correct
+from equipoise.objectives import chi2
 
 N = 12
 
@@ -37,5 +38,26 @@ def test_who_has_not_been_heard_for_long_is_drawn_more_often():
     assert drawn[3] > 0.7 > 0.3 > others.max()
 
 
+def corrected(m, **changes):
+    """Whom an `improve` of m asks; clients 0, 1 and 2 were heard at the centre, all of them somewhere."""
+    whole = server()
+    centre = whole.centre._replace(heard=jnp.ones(N, bool))._replace(**changes)
+    whole = whole._replace(centre=centre)
+    return sorted(np.asarray(jax.jit(lambda: to_correct(whole, chi2(N, 0.1), m))()).tolist())
+
+
 def test_the_heaviest_take_local_steps():
-    assert np.asarray(heaviest(server(), 3)).tolist() == [11, 10, 9]
+    assert corrected(3) == [9, 10, 11]
+
+
+def test_and_those_whose_estimates_could_be_most_wrong():
+    """Client 4 was last heard far from the centre, client 1 as far, but it was heard at the centre since."""
+    anchor = np.zeros((N, 3))
+    anchor[[1, 4]] = 5.0
+    assert corrected(4, anchor=jnp.asarray(anchor)) == [4, 9, 10, 11]
+    assert corrected(1, anchor=jnp.asarray(anchor)) == [11]
+
+
+def test_and_those_never_heard():
+    heard = np.arange(N) != 3
+    assert corrected(4, heard=jnp.asarray(heard)) == [3, 9, 10, 11]

@@ -10,8 +10,7 @@ what it says later corrects the estimate with the gain of a Kalman filter, whose
 arrays of double precision.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from equipoise.algorithms.server_model import constants
+from equipoise.linear_algebra import eigh, eigvalsh
 
 TINY = 1e-300  # where a quotient of two zeros must be zero
 
@@ -48,17 +48,6 @@ class Difference(NamedTuple):
     U: Float[Array, "n 1+k 1+k"]  # the uncertainty of (H_i s/|s|, Y_i)
 
 
-def for_each(function: Callable[..., Any], *arrays: Array) -> Any:
-    """`function`, a routine of linear algebra, of each client's matrices.
-
-    On a CPU one after the other: JAX hands a batch to the threads that its devices run on and waits for them there, so
-    with a device per core all of them may come to wait for each other, for ever.
-    """
-    return jax.lax.platform_dependent(
-        *arrays, cpu=lambda *a: jax.lax.map(lambda each: function(*each), a), default=jax.vmap(function)
-    )
-
-
 def empty(n: int, k: int, d: int, dtype: DTypeLike) -> Memory:
     return Memory(jnp.zeros((k, d), dtype), jnp.zeros((n, k, d), dtype), jnp.zeros((n, k, k), dtype))
 
@@ -73,7 +62,7 @@ def within(memory: Memory, floor: Float[Array, ""]) -> Float[Array, "n k k"]:
     used = memory.used
     count = jnp.maximum(jnp.sum(used, dtype=A.dtype), 1)
     floor = jnp.maximum(floor, constants.FLAT_BESIDE * jnp.max(traces) / count)
-    values, vectors = for_each(jnp.linalg.eigh, (A + A.mT) / 2)
+    values, vectors = eigh((A + A.mT) / 2)
     raised = jnp.einsum("nij,nj,nkj->nik", vectors, jnp.maximum(values, floor), vectors)
     both = used[:, None] & used[None, :]
     spare = jnp.where(used, 0, jnp.maximum(jnp.mean(traces) / count, floor))
@@ -83,7 +72,7 @@ def within(memory: Memory, floor: Float[Array, ""]) -> Float[Array, "n k k"]:
 def cautious(memory: Memory, A: Float[Array, "n k k"]) -> Float[Array, "n k k"]:
     """`A` with the largest curvature added where the images are uncertain."""
     both = jnp.einsum("j,k->jk", memory.used.astype(A.dtype), memory.used.astype(A.dtype))
-    top = for_each(jnp.linalg.eigvalsh, A * both[None])[:, -1]
+    top = eigvalsh(A * both[None])[:, -1]
     return A + top[:, None, None] * memory.U
 
 
@@ -134,7 +123,7 @@ def difference(
         ],
         1,
     )
-    reach, beyond = _span(D, since)
+    reach, beyond = span(D, since)
     reach = jnp.where(clean[:, None], 0, reach)
     beyond = jnp.where(clean, 0, beyond) + noise
     direction = jnp.concatenate([jnp.full((len(here), 1), 1.0) * size, reach], axis=1)
@@ -165,7 +154,7 @@ def corrected(
 ) -> Memory:
     """The images after clients `back` were heard at the very point where they had been estimated: `surprise` off."""
     D, Y, U = memory
-    reach, beyond = _span(D, since)
+    reach, beyond = span(D, since)
     spread = jnp.einsum("nij,nj->ni", U, reach)
     variance = jnp.sum(spread * reach, axis=1)
     divisor = variance + beyond + noise + TINY
@@ -174,7 +163,7 @@ def corrected(
     return Memory(D, Y + gain[:, :, None] * surprise[:, None, :], U - jnp.einsum("ni,nj->nij", gain, spread))
 
 
-def _span(D: Float[Array, "k d"], since: Float[Array, "n d"]) -> tuple[Array, Array]:
+def span(D: Float[Array, "k d"], since: Float[Array, "n d"]) -> tuple[Array, Array]:
     """Coordinates of a displacement in D, and the square of what lies across; of an infinite one 0 and infinity."""
     finite = jnp.isfinite(since[:, :1])
     since = jnp.where(finite, since, 0)

@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from equipoise import linear_algebra
 from equipoise.algorithms.server_model import constants
 from equipoise.objectives.dual import Interior
 from equipoise.protocol import tree_where
@@ -53,11 +54,6 @@ class Residuals(NamedTuple):
     products: Float[Array, ""]  # mean of slack times price
 
 
-def lower(H: Float[Array, "m m"]) -> Float[Array, "m m"]:
-    """The Cholesky factor."""
-    return jax.lax.linalg.cholesky(H, symmetrize_input=False)
-
-
 def below(root: Float[Array, "m m"], right: Float[Array, "m j"], *, transpose: bool = False) -> Float[Array, "m j"]:
     """The factor's inverse, or its transpose's, times `right`."""
     return jax.lax.linalg.triangular_solve(root, right, left_side=True, lower=True, transpose_a=transpose)
@@ -74,7 +70,7 @@ def solve(
     n, k = G.shape
     if dual.only is not None:  # Lam is one point
         lam = jnp.asarray(dual.only)
-        a = jnp.linalg.solve(jnp.tensordot(lam, A, 1), -(lam @ G))
+        a = linear_algebra.solve(jnp.tensordot(lam, A, 1), -(lam @ G))
         return Solution(lam, a, jnp.zeros(()))
     m, owner, p = len(dual.owner), dual.owner, jnp.asarray(dual.p)
     capped = np.flatnonzero(np.isfinite(dual.cap))
@@ -173,11 +169,13 @@ def solve(
     def advance(state: tuple) -> tuple:
         iterate, r, best, best_size, i, _ = state
         dense, bend, B, R = system(iterate, r)
-        root = lower(dense + jnp.diag(bend + constants.CHOLESKY * jnp.max(jnp.diagonal(dense))))
+        root = linear_algebra.cholesky(dense + jnp.diag(bend + constants.CHOLESKY * jnp.max(jnp.diagonal(dense))))
         V = below(root, B)
         small = R + V.T @ V
         sizes = jnp.sqrt(jnp.diagonal(small))  # of the unknowns beside w, which are of all kinds
-        small_root = lower(small / (sizes[:, None] * sizes[None, :]) + constants.CHOLESKY * jnp.eye(len(sizes)))
+        small_root = linear_algebra.cholesky(
+            small / (sizes[:, None] * sizes[None, :]) + constants.CHOLESKY * jnp.eye(len(sizes))
+        )
 
         def solved(one: Array, two: Array) -> tuple[Array, Array]:
             u = below(root, one[:, None])

@@ -11,9 +11,10 @@ from jax import Array
 from jaxtyping import Float
 
 from equipoise.algorithms.server_model import constants, directions, saddle
-from equipoise.algorithms.server_model.directions import TINY, for_each
+from equipoise.algorithms.server_model.directions import TINY
 from equipoise.algorithms.server_model.precision import joined, pairs
 from equipoise.algorithms.server_model.state import Server, Trial
+from equipoise.linear_algebra import solve
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Vector
 
@@ -46,7 +47,7 @@ def next_trial(server: Server, dual: Dual, interior: Any, d: Vector) -> Server:
     slope = jnp.maximum(-(c @ d), TINY)
 
     cross = memory.Y @ d
-    explained = jnp.einsum("ni,ni->n", cross, for_each(jnp.linalg.solve, A, cross))
+    explained = jnp.einsum("ni,ni->n", cross, solve(A, cross))
     along = jnp.maximum(shape.kappa * slope, explained + constants.UNEXPLAINED * shape.kappa * slope) * (1 + shape.nu)
     E = jnp.concatenate(
         [jnp.concatenate([A, cross[:, :, None]], 2), jnp.concatenate([cross, along[:, None]], 1)[:, None, :]], 1

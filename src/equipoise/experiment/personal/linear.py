@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax.scipy.linalg as linalg
 from jax import Array
 from jaxtyping import Float
 
 from equipoise.data.shards import Shards
 from equipoise.errors import not_none
+from equipoise.linear_algebra import cholesky, solve_factored
 from equipoise.protocol import Vector
 from equipoise.tasks import Task
 from equipoise.tasks.own import ridge_of
@@ -195,8 +195,8 @@ class _Rows:
 
         def solved(factor: Any, grads: Models) -> Models:
             if self.constant:
-                return jax.vmap(lambda f, g: linalg.cho_solve((f, True), g.T).T)(factor, grads)
-            return jax.vmap(lambda f, g: linalg.cho_solve((f, True), g.ravel()).reshape(g.shape))(factor, grads)
+                return jax.vmap(solve_factored, in_axes=(None, 1), out_axes=1)(factor, grads)
+            return solve_factored(factor, grads.reshape(models, -1)).reshape(grads.shape)
 
         def stepped(factor: Any, state: State) -> State:
             grads, now = state.grads + ridge * state.u, values(state)
@@ -223,7 +223,7 @@ class _Rows:
             bent = self.curvature(state.u)
             side = bent.shape[-1]
             weights = jnp.tile(ridge[:, 0], (1, side // ridge.shape[-1]))
-            factor = jnp.linalg.cholesky(bent + jax.vmap(jnp.diag)(weights))
+            factor = cholesky(bent + jax.vmap(jnp.diag)(weights))
             state = state._replace(left=jnp.full_like(state.left, jnp.inf), serves=jnp.array(True))
             return jax.lax.while_loop(lambda s: s.serves & unfinished(s), lambda s: stepped(factor, s), state), t + 1
 

@@ -40,7 +40,6 @@ def best_of_each(task: Task, x: Vector, train: Any, alone: OwnFit) -> Offer:
     choose, alone = _of_one(task), jax.tree.map(np.asarray, alone)
     offers = []
     for i, shard in enumerate(each_owner(train)):
-        # One at a time: XLA has stood still where it compiled for another shape while one of these was running.
         offers.append(jax.tree.map(np.asarray, choose(x, shard, OwnFit(*(a[i] for a in alone)))))
     return jax.tree.map(lambda *each: jnp.asarray(np.stack(each)), *offers)
 
