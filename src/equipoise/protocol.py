@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Key, PyTree
 
 from equipoise._jax import cached_program, compiled
 from equipoise.errors import InputError, is_concrete, require
-from equipoise.leaves import Recipe, tree_of_numbers
+from equipoise.leaves import Recipe, numbers_of, tree_of_numbers
 
 Server = TypeVar("Server")  # an algorithm's own NamedTuple of arrays
 Client = TypeVar("Client")  # the same, one per client; None when clients keep nothing
@@ -202,15 +203,36 @@ def nbytes(tree: PyTree) -> int:
 
 def wire(algorithm: Algorithm, x: Vector, shard: Data) -> list[Wire]:
     """What crosses in each exchange, from the algorithm's own functions; `shard` is one client's, prepared."""
-    server = jax.eval_shape(algorithm.init, x)
-    client = jax.eval_shape(algorithm.init_client, x)
-    i, key = jax.eval_shape(lambda: (jnp.int32(0), jax.random.key(0)))
-    rows = []
-    for exchange in algorithm.round:  # `open` and `close` leave the shapes of the server's state as they are
-        message = jax.eval_shape(exchange.send, server, i)
-        client, reply = client_program(exchange).trace(message, client, shard, key).out_info
-        rows.append(Wire(exchange.name, message, reply))
-    return rows
+    return _wires(algorithm, x, shard, prepares=False)
+
+
+def wire_of_rows(algorithm: Algorithm, x: Vector, shard: Data) -> list[Wire]:
+    """The same from a client's shard, or shapes like one, before it is prepared."""
+    return _wires(algorithm, x, shard, prepares=True)
+
+
+def _wires(algorithm: Algorithm, x: Vector, shard: Data, *, prepares: bool) -> list[Wire]:
+    shapes = crossing_of(jax.tree.structure(algorithm), prepares)
+    crossed = jax.eval_shape(shapes, numbers_of(algorithm, x.dtype), x, shard)
+    return [Wire(e.name, message, reply) for e, (message, reply) in zip(algorithm.round, crossed, strict=True)]
+
+
+@cached_program
+def crossing_of(structure: PyTreeDef, prepares: bool) -> Callable:
+    """Messages and replies of algorithms of that structure, for their shapes; traced once, never run."""
+
+    def crossing(numbers: list[Array], x: Vector, shard: Data) -> list[tuple[Message, Reply]]:
+        algorithm = structure.unflatten(numbers)
+        server, client = algorithm.init(x), algorithm.init_client(x)
+        mine = algorithm.prepare(shard) if prepares else shard
+        i, key = jnp.int32(0), jax.random.key(0)
+        crossed = []
+        for exchange in algorithm.round:  # `open` and `close` leave the shapes of the server's state as they are
+            message = exchange.send(server, i)
+            crossed.append((message, run_client(exchange, message, client, mine, key)[1]))
+        return crossed
+
+    return jax.jit(crossing)
 
 
 # Every engine derives its keys from these coordinates, so all of them draw the same numbers.

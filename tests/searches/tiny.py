@@ -15,7 +15,7 @@ from equipoise.experiment.chosen import convexified, settle
 from equipoise.experiment.personal import alone, offers, own_parts
 from equipoise.experiment.personal.baselines import OwnFit
 from equipoise.experiment.results import in_units
-from equipoise.protocol import wire
+from equipoise.protocol import wire_of_rows
 
 # How many times longer the searches look than in `make test`.
 LONGER = int(os.environ.get("EQUIPOISE_SEARCH", "1"))
@@ -132,16 +132,16 @@ def use(monkeypatch):
     monkeypatch.setattr(own_parts, "made", lambda problem, x, train, seed: (p := parts(problem, train), p[0]))
     monkeypatch.setattr(own_parts, "of_models", lambda problem, models, train: parts(problem, train))
     # What JAX would trace anew for every run, and no file depends on; and two processes for each.
-    monkeypatch.setattr(methods, "wire", crossing)
+    monkeypatch.setattr(methods, "wire_of_rows", crossing)
     for module in (batch, run):
         monkeypatch.setattr(module, "git_commit", lambda: None)
 
 
 def crossing(algorithm, x, shard):
-    """`protocol.wire`, traced once for algorithms of a name, of a federation and a model of the same sizes."""
+    """`protocol.wire_of_rows`, traced once for algorithms of a name, of a federation and a model of the same sizes."""
     key = (algorithm.name, algorithm.n, x.shape, x.dtype)
     if key not in known_crossings:
-        known_crossings[key] = wire(algorithm, x, shard)
+        known_crossings[key] = wire_of_rows(algorithm, x, shard)
     return known_crossings[key]
 
 

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from equipoise import objectives, tasks
 from equipoise.algorithms import ALGORITHMS, Record
 from equipoise.data.shards import stack
-from equipoise.protocol import wire
+from equipoise.protocol import wire_of_rows
 
 
 class AlgorithmSummary(NamedTuple):
@@ -72,8 +72,7 @@ def measure(record: Record, d: int, n: int) -> tuple[int, ...]:
     algorithm = record.build_example(tasks.ridge(d), objectives.agnostic(n))
     x = jax.eval_shape(lambda: jnp.zeros(d))
     data = stack([(np.ones((d, d), x.dtype), np.ones(d, x.dtype))])
-    shard = jax.eval_shape(lambda: algorithm.prepare(data.client(0)))
-    exchanges = wire(algorithm, x, shard)
+    exchanges = wire_of_rows(algorithm, x, data.client(0))
     return (
         sum(numbers(e.message) for e in exchanges),
         sum(numbers(e.reply) for e in exchanges),

@@ -26,7 +26,7 @@ from equipoise.experiment.private import noise_of, promise
 from equipoise.experiment.problems import Problem, cached
 from equipoise.experiment.records import Choice
 from equipoise.objectives import Dual
-from equipoise.protocol import Algorithm, Wire, wire
+from equipoise.protocol import Algorithm, Wire, wire_of_rows
 from equipoise.tasks import Task, WithBaseline, less_baseline
 from equipoise.tasks.private import Draw, noisy_releases, normal, private_task
 from equipoise.tasks.task import least
@@ -325,7 +325,7 @@ BOUNDED_CONVEX = (
 def crossing(algorithm: Algorithm, problem: Problem) -> list[Wire]:
     """What crosses in a round."""
     rows = client_shapes(problem.in_metric(problem.compiled_for))
-    return wire(algorithm, problem.x, jax.eval_shape(algorithm.prepare, rows))
+    return wire_of_rows(algorithm, problem.x, rows)
 
 
 def may_project(config: Config) -> bool:

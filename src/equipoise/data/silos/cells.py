@@ -1,6 +1,7 @@
 """A table's cells read as names, numbers and dates: one reading for training and for prediction."""
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -80,39 +81,79 @@ def open_table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[
     require(not twice, f"{file} has the column {listing(twice)} more than once; rename or remove one")
     columns = {name: (str(i), dtype) for i, (name, dtype) in enumerate(zip(names, schema.dtypes(), strict=True))}
     safe = lazy.rename(dict(zip(schema, (i for i, _ in columns.values()), strict=True)))
-    return Table(file, _read(safe, columns.values(), missing, percent), columns)
+    absent = tuple(m.lower() for m in missing)
+    try:
+        if safe.select(pl.len()).collect().item() * len(columns) <= AT_ONCE:
+            return Table(file, _read_at_once(safe.collect(), columns.values(), absent, percent).lazy(), columns)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InputError(f"{file} cannot be read: {first_line(error)}") from error
+    return Table(file, _read(safe, columns.values(), absent, percent), columns)
+
+
+# Cells, at most, of a table that is read as it is opened: a plan of all readings, made anew for every question, takes
+# far longer than the answer.
+AT_ONCE = 100_000
+
+
+def _read_at_once(
+    frame: pl.DataFrame, columns: Collection[tuple[str, pl.DataType]], absent: tuple[str, ...], percent: str
+) -> pl.DataFrame:
+    """All readings of a table, step by step; dates, which take longest, of columns that have any."""
+    cleaned, *steps = _steps(columns, absent, percent)
+    frame = frame.with_row_index("row", offset=1).with_columns(cleaned)
+    for step in steps:
+        frame = frame.with_columns(step)
+    texts = [i for i, dtype in columns if dtype in TEXTS]
+    seen = frame.select(written.has_dates(i).alias(i) for i in texts).row(0) if texts else ()
+    for step in _together(written.dates(i) for i, dated in zip(texts, seen, strict=True) if dated):
+        frame = frame.with_columns(step)
+    without = [i for i, dated in zip(texts, seen, strict=True) if not dated]
+    return frame.with_columns(NOTHING.alias(f"{i} {what}") for i in without for what in ("date", "month"))
 
 
 def _read(
-    frame: pl.LazyFrame, columns: Collection[tuple[str, pl.DataType]], missing: Iterable[str], percent: str
+    frame: pl.LazyFrame, columns: Collection[tuple[str, pl.DataType]], absent: tuple[str, ...], percent: str
 ) -> pl.LazyFrame:
-    absent = [m.lower() for m in missing]
-    texts = [i for i, dtype in columns if dtype in TEXTS]
-    cells = [pl.col(i) for i in texts]
-    clean = [pl.when(~cell.str.to_lowercase().is_in(absent)).then(cell) for cell in cells]  # null stays null
-    frame = (
-        frame.with_row_index("row", offset=1)
-        .with_columns(cell.cast(pl.String).str.strip_chars() for cell in cells)
-        .with_columns(clean)
-        .with_columns(e.alias(f"{i} {what}") for i, dtype in columns for what, e in _readings(i, dtype).items())
-    )
-    for step in zip(*(written.steps(i, percent) for i in texts), strict=True):
-        frame = frame.with_columns(e.alias(name) for made in step for name, e in made.items())
+    """The same as a plan, for tables of any size."""
+    frame = frame.with_row_index("row", offset=1)
+    dates = _together(written.dates(i) for i, dtype in columns if dtype in TEXTS)
+    for step in (*_steps(columns, absent, percent), *dates):
+        frame = frame.with_columns(step)
     return frame
+
+
+def _steps(
+    columns: Collection[tuple[str, pl.DataType]], absent: tuple[str, ...], percent: str
+) -> tuple[list[pl.Expr], ...]:
+    """Clean cells and all readings but dates, each step from the columns of those before."""
+    texts = [i for i, dtype in columns if dtype in TEXTS]
+    return (
+        [pl.col(i).cast(pl.String).str.strip_chars() for i in texts],
+        [pl.when(~pl.col(i).str.to_lowercase().is_in(absent)).then(pl.col(i)) for i in texts],  # null stays null
+        [e.alias(f"{i} {what}") for i, dtype in columns for what, e in _readings(i, dtype).items()],
+        *_together(written.numbers(i, percent) for i in texts),
+    )
+
+
+def _together(steps: Iterable[tuple[dict[str, pl.Expr], ...]]) -> list[list[pl.Expr]]:
+    """The first steps of all columns, then the second ones, and so on."""
+    return [[e.alias(name) for made in step for name, e in made.items()] for step in zip(*steps, strict=True)]
 
 
 TEXTS = (pl.String, pl.Boolean, pl.Categorical, pl.Enum, pl.Null)
 DATES = (pl.Date, pl.Datetime)
+NOTHING = pl.lit(None, pl.Float64)
 
 
+@lru_cache(maxsize=written.COLUMNS)
 def _readings(i: str, dtype: pl.DataType) -> dict[str, pl.Expr]:
-    cell, nothing = pl.col(i), pl.lit(None, pl.Float64)
+    cell = pl.col(i)
     if dtype in DATES:
-        return {"text": cell.cast(pl.String), "number": nothing, "date": _days(cell)}
+        return {"text": cell.cast(pl.String), "number": NOTHING, "date": _days(cell)}
     if dtype.is_numeric():
         number = cell.cast(pl.Float64).fill_nan(None)
         text = pl.when(number.is_not_null()).then(cell).cast(pl.String)
-        return {"text": _name(text), "number": number, "date": nothing}
+        return {"text": _name(text), "number": number, "date": NOTHING}
     return {"text": _name(cell)} if dtype in TEXTS else {}
 
 

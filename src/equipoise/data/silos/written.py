@@ -4,7 +4,11 @@ A cell that cannot be read in a way is null there. Whether `1,500` is a number b
 hundred is not for a cell to say; `conventions.py` asks all cells of all owners.
 """
 
+from functools import lru_cache
+
 import polars as pl
+
+COLUMNS = 4096  # whose expressions are kept: they are the same in every table, and to build them takes milliseconds
 
 GROUPS = r"(?:\d+|[1-9]\d{{0,2}}(?:(?:{0}\d{{3}})+|(?: \d{{3}})+|(?:'\d{{3}})+))"  # 1234, 1,234, 1 234, 1'234
 POINT = rf"^[+-]?(?:{GROUPS.format(',')}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$"
@@ -33,14 +37,14 @@ MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", 
 DAY = 86_400_000_000  # microseconds
 
 
-def steps(i: str, percent: str) -> list[dict[str, pl.Expr]]:
-    """The readings of the texts in column `i`, as columns of their own.
+@lru_cache(maxsize=COLUMNS)
+def numbers(i: str, percent: str) -> tuple[dict[str, pl.Expr], ...]:
+    """The texts in column `i` as numbers, in columns of their own: "i number" has a decimal point, "i comma" a comma.
 
     Step by step, each from the columns of those before: within one expression each would run many times.
-    "i number" has a decimal point, "i comma" a decimal comma, "i date" the day first, "i month" the month.
     """
     cell, plain, odd, bare = (pl.col(name) for name in (i, f"{i} plain", f"{i} odd", f"{i} bare"))
-    signed, parts = pl.col(f"{i} signed"), pl.col(f"{i} parts")
+    signed = pl.col(f"{i} signed")
     share = 1.0 if percent == "number" else 100.0
     value = {
         "number": pl.coalesce(plain, _grouped(bare, POINT, "[,' ]") / pl.when(signed).then(share).otherwise(1.0)),
@@ -50,8 +54,7 @@ def steps(i: str, percent: str) -> list[dict[str, pl.Expr]]:
             / pl.when(signed).then(share).otherwise(1.0),
         ),
     }
-    days = {"date": _days(parts, "two", "one"), "month": _days(parts, "one", "two")}
-    return [
+    return (
         {f"{i} plain": cell.cast(pl.Float64, strict=False).fill_nan(None)},
         {
             f"{i} odd": pl.when(plain.is_null())
@@ -63,10 +66,23 @@ def steps(i: str, percent: str) -> list[dict[str, pl.Expr]]:
         {
             f"{i} signed": odd.str.ends_with("%").fill_null(False),
             f"{i} bare": odd.str.strip_suffix("%").str.strip_chars_end(),
-            f"{i} parts": odd.str.extract_groups(DATE),
         },
-        {f"{i} {what}": e for what, e in (value | days).items()},
-    ]
+        {f"{i} {what}": e for what, e in value.items()},
+    )
+
+
+@lru_cache(maxsize=COLUMNS)
+def dates(i: str) -> tuple[dict[str, pl.Expr], ...]:
+    """The same as dates, after the steps of `numbers`: "i date" has the day first, "i month" the month."""
+    parts = pl.col(f"{i} parts")
+    return (
+        {f"{i} parts": pl.col(f"{i} odd").str.extract_groups(DATE)},
+        {f"{i} date": _days(parts, "two", "one"), f"{i} month": _days(parts, "one", "two")},
+    )
+
+
+def has_dates(i: str) -> pl.Expr:
+    return pl.col(f"{i} odd").str.contains(DATE).any()
 
 
 def _grouped(text: pl.Expr, pattern: str, marks: str) -> pl.Expr:

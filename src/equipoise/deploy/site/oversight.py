@@ -41,7 +41,7 @@ from equipoise.privacy.disclosure import fields
 from equipoise.privacy.ledger import Budget, spend
 from equipoise.privacy.policy import Plan, Policy
 from equipoise.privacy.site_masks import MOST_MEMBERS
-from equipoise.protocol import Wire, wire
+from equipoise.protocol import Wire, wire_of_rows
 
 Guard = Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict]
 WAITING = 50  # configurations that wait for approval, at most
@@ -80,6 +80,12 @@ def plan_of(config: Config) -> Plan:
     )
 
 
+@cache
+def small_task() -> tasks.Task:
+    """The same for all configurations, so that what crosses with an algorithm is traced once."""
+    return tasks.ridge(3, 0.1)
+
+
 def crossing(config: Config) -> list[Wire]:
     """What the algorithm of a configuration sends, by name: of a small problem, as the sizes are not known yet.
 
@@ -87,7 +93,7 @@ def crossing(config: Config) -> list[Wire]:
     """
     federation = not_none(config.federation)
     n = min(max(sites_of(config), FEW), MOST_MEMBERS)  # whatever the server says: names do not depend on it
-    record, task = algorithms.named(config.algorithm.name), tasks.ridge(3, 0.1)
+    record, task = algorithms.named(config.algorithm.name), small_task()
     settings = config.objective.model_dump(exclude_none=True, exclude={"of"})
     dual = objectives.named(settings.pop("name"))(n, **settings)
     with precision(config):
@@ -96,13 +102,13 @@ def crossing(config: Config) -> list[Wire]:
         like = shard_like((3,), x.dtype, (), x.dtype)
         if may_project(config):
             algorithm = algorithms.project_updates(algorithm, quadratic=True)
-        wires = wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
+        wires = wire_of_rows(algorithm, x, like)
         if federation.compress is None:
             return wires
         algorithm = algorithms.compress_replies(
             algorithm, wires, dtype=federation.compress, sums=federation.compress_sums
         )
-        return wire(algorithm, x, jax.eval_shape(algorithm.prepare, like))
+        return wire_of_rows(algorithm, x, like)
 
 
 def would_reveal(config: Config) -> tuple[str, ...]:

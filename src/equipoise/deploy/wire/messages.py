@@ -58,7 +58,7 @@ def unpack(record: object, like: PyTree) -> PyTree[np.ndarray]:
     return jax.tree.unflatten(jax.tree.structure(like), [read(name, record[name], w) for name, w in wanted.items()])
 
 
-def read(name: str, array: Array, want: jax.ShapeDtypeStruct) -> np.ndarray:
+def read(name: str, array: Array, want: jax.ShapeDtypeStruct | jax.Array | np.ndarray) -> np.ndarray:
     dtype = np.dtype(want.dtype)
     given = (array.stype, array.dtype, list(array.shape) if isinstance(array.shape, list | tuple) else array.shape)
     refuse_unless(

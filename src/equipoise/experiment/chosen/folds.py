@@ -39,7 +39,7 @@ from equipoise.experiment.methods import build_dual
 from equipoise.experiment.personal.paths import Parts, mean
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.writer import weights_of
-from equipoise.protocol import Algorithm, RandomKey, Vector, wire
+from equipoise.protocol import Algorithm, RandomKey, Vector, wire_of_rows
 from equipoise.tasks import Task
 from equipoise.tasks.metric import Metric, Spectrum, model_of, spectrum
 from equipoise.tasks.task import Linear, Scalar
@@ -127,8 +127,7 @@ class Walk:
     def _count(self, algorithm: Algorithm, rows: OnPath, rounds: int) -> None:
         """The rounds, and for the judgement a curvature and a loss up and the mean of the curvatures down."""
         n, real = self.problem.n, self.problem.x.dtype.itemsize
-        shard = jax.eval_shape(lambda: algorithm.prepare(rows.client(0)))
-        wires = wire(algorithm, self.problem.x, shard)
+        wires = wire_of_rows(algorithm, self.problem.x, jax.eval_shape(lambda: rows.client(0)))
         self.rounds += rounds
         self.down += n * (rounds * sum(w.down for w in wires) + real)
         self.up += n * (rounds * sum(w.up for w in wires) + 2 * real)

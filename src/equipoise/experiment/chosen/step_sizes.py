@@ -29,7 +29,7 @@ from equipoise.engines.simulator import Result, simulate
 from equipoise.errors import LostReplies, require
 from equipoise.experiment.problems import Problem
 from equipoise.experiment.records import Choice
-from equipoise.protocol import Algorithm, as_key, exchange_keys, nbytes, wire
+from equipoise.protocol import Algorithm, as_key, exchange_keys, nbytes, wire_of_rows
 
 CANDIDATES = tuple(2.0**k for k in range(-6, 2))
 SHORTEST, LONGEST = 2.0**-25, 2.0**8  # of those that are added while the best one is the shortest or the longest
@@ -159,7 +159,7 @@ def _asked(algorithm: Algorithm, problem: Problem, seed: int) -> np.ndarray:
 
 def _bytes(algorithm: Algorithm, problem: Problem, rows: Any) -> tuple[int, int, int, int]:
     """Down to and up from a client in a round, and those of a model and of its loss."""
-    shard = jax.eval_shape(lambda: algorithm.prepare(jax.tree.map(jnp.asarray, rows.client(0))))
-    wires = wire(algorithm, problem.x, shard)
+    shard = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, rows.client(0)))
+    wires = wire_of_rows(algorithm, problem.x, shard)
     real = problem.x.dtype.itemsize
     return sum(w.down for w in wires), sum(w.up for w in wires), real * problem.x.size, real
