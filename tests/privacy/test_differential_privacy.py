@@ -193,7 +193,7 @@ def test_the_ledger_counts_every_reply_and_refuses_the_one_too_many(tmp_path):
     ("told", "sentence"),
     [
         ({"algorithm": {"name": "drfa"}}, "is for fedavg and scaffpd, not for drfa"),
-        ({"algorithm": {**SCAFFPD, "cohort": 2}}, "takes everybody in every round"),
+        ({"algorithm": {**SCAFFPD, "cohort": 2}}, "asks everybody in every round"),
         ({"algorithm": {"name": "fedavg"}}, "algorithm.local_lr would be measured on the rows"),
         ({"algorithm": SCAFFPD, "model": {"batch": 5}}, "leave out model.batch"),
     ],
