@@ -167,7 +167,7 @@ def test_what_cannot_be_is_said_at_the_site_before_the_first_round(function, las
     ("convexify", "sentence"),
     [
         ({"last": None}, "name it: convexify.last = 'fc'"),
-        ({"kind": "linearised"}, "with a PyTorch module give 'sketch', 'coordinates' or 'last'"),
+        ({"kind": "linearised"}, "which is for networks of JAX; give 'sketch', 'coordinates' or 'last'"),
         ({"algorithm": {"optimizer": "adam"}}, "convexify.algorithm.optimizer is of optax"),
     ],
 )
