@@ -26,8 +26,9 @@ def clients_to_hear(server: Server, key: RandomKey, m: int) -> Bool[Array, " n"]
     weight = (jnp.maximum(server.lam, server.trial.lam) + constants.WEIGHT_OF_NONE / n) * old
     count = jnp.sum(picked, dtype=jnp.int32)
     picked = picked | first(jnp.where(picked, -1, weight), m - by_chance - count)
-    luck = jax.random.gumbel(key, (n,), old.dtype) + constants.CHANCE_OF_AGE * jnp.log(old)
-    return picked | first(jnp.where(picked, -jnp.inf, luck), m - jnp.sum(picked))
+    with jax.enable_x64(True):  # the same draws in any precision
+        luck = jax.random.gumbel(key, (n,), jnp.float64) + constants.CHANCE_OF_AGE * jnp.log(old.astype(jnp.float64))
+        return picked | first(jnp.where(picked, -jnp.inf, luck), m - jnp.sum(picked))
 
 
 def first(score: Float[Array, " n"], count: ArrayLike) -> Bool[Array, " n"]:
