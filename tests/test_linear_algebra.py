@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
+import equipoise as eq
 from equipoise import linear_algebra
 from equipoise.engines import kernel
-from tests.problems import build, start, unequal
 
 ROUTINES = {
     "cholesky": (linear_algebra.cholesky, np.linalg.cholesky),
@@ -87,12 +87,16 @@ def test_no_large_batch_goes_to_lapack():
 
 
 def test_a_round_of_the_model_gives_lapack_no_large_batch():
-    algorithm, data = build("scaffpd_model"), unequal()
+    n, d = 300, 6  # so many clients that their curvatures, 5 x 5 each, are more than is given at once
+    data = eq.data.Shards(jnp.ones((n, 2, d)), jnp.ones((n, 2)), jnp.full(n, 2))
+    algorithm = eq.algorithms.scaffpd_model(
+        eq.tasks.ridge(d, mu=0.1), eq.objectives.chi2(n, 0.1), eq.cohorts.everyone(n), steps=2
+    )
 
     def round(state, data):
         return kernel.step(algorithm, state, kernel.prepare(algorithm, data), jax.random.key(0))
 
-    calls, large = batches(jax.jit(round).lower(kernel.init(algorithm, start()), data))
+    calls, large = batches(jax.jit(round).lower(kernel.init(algorithm, jnp.zeros(d)), data))
     assert calls
     assert large == []
 

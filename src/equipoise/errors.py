@@ -123,7 +123,7 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
 
 
 def one_of(kind: str, name: str, allowed: Collection[str]) -> None:
-    """Raises `unknown` where the name is none of those."""
+    """Raises `unknown` where the name is not among the allowed ones."""
     if name not in allowed:
         raise unknown(kind, name, allowed)
 

@@ -1,9 +1,9 @@
 """Routines of linear algebra on matrices [..., n, n], by themselves or under `vmap`, that never make a program stop.
 
-Up to JAX 0.11.1 a CPU cuts a batch of matrices into pieces, hands them to the threads that programs run on, and waits
-for them on such a thread. Where a program has as many batches at the same time as there are threads, all threads wait
-and none is left that works: it stands still for ever, on two cores often. So only batches too small to be cut are given
-at once, larger ones in pieces of that size, one after the other.
+On a CPU JAX 0.10 cuts a batch of matrices into pieces, hands them to the threads that programs run on, and waits for
+them on such a thread. Where a program has as many batches at the same time as there are threads, all threads wait and
+none is left that works: it stands still for ever, on two cores often. (JAX 0.11.2 does not cut them.) So only batches
+too small to be cut are given at once, larger ones in pieces of that size, one after the other.
 """
 
 import math
@@ -51,6 +51,7 @@ _cholesky = _in_pieces(lambda H: jax.lax.linalg.cholesky(H, symmetrize_input=Fal
 _eigh = _in_pieces(lambda H: tuple(jnp.linalg.eigh(H)))
 _eigvalsh = _in_pieces(jnp.linalg.eigvalsh)
 _solve = _in_pieces(jnp.linalg.solve)
+_inverse = _in_pieces(jnp.linalg.inv)
 
 
 def cholesky(H: Matrices) -> Matrices:
@@ -87,6 +88,3 @@ def solve_factored(root: Matrices, b: Float[Array, "*batch n"]) -> Float[Array, 
 def inverse(A: Matrices) -> Matrices:
     """A^-1."""
     return _inverse(A)
-
-
-_inverse = _in_pieces(jnp.linalg.inv)

@@ -57,7 +57,14 @@ def fedavg(
         return Server(server.x + server_lr * mean(replies.total))
 
     exchange = Exchange("train", sample.open, send_model, train, average, unit=weights == "uniform")
-    return Algorithm("fedavg", n, task.size, task.prepare, Server, round=(exchange,))
+    return Algorithm(
+        name="fedavg",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=Server,
+        round=(exchange,),
+    )
 
 
 FEDAVG = Record(

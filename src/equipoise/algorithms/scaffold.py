@@ -77,7 +77,15 @@ def scaffold(
         return Server(x, jnp.zeros_like(x))
 
     exchange = Exchange("train", sample.open, send, train, average, writes=True, unit=True)  # sample.open: line 3
-    return Algorithm("scaffold", n, task.size, task.prepare, init, jnp.zeros_like, round=(exchange,))
+    return Algorithm(
+        name="scaffold",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=init,
+        init_client=jnp.zeros_like,
+        round=(exchange,),
+    )
 
 
 SCAFFOLD = Record(

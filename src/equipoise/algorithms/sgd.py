@@ -30,7 +30,14 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm[Server, None]:
         return Server(server.x - lr * mean(replies.total))
 
     exchange = Exchange("gradient", sample.open, send_model, gradient, step, unit=True)
-    return Algorithm("sgd", n, task.size, task.prepare, Server, round=(exchange,))
+    return Algorithm(
+        name="sgd",
+        n=n,
+        size=task.size,
+        prepare=task.prepare,
+        init=Server,
+        round=(exchange,),
+    )
 
 
 SGD = Record(

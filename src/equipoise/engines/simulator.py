@@ -103,8 +103,8 @@ def simulate(
         devices: over how many devices to spread a cohort (None: all, where that pays); the cores of a CPU count.
         progress: called now and then with (rounds done, rounds in all, the last record).
         lost: which clients' replies get lost: lost(round, exchange, ids) -> [m]; for studies of drop-out.
-        resume: an earlier result to continue, bit for bit as if it had never stopped. One of another algorithm, other
-            numbers of it, another key or other data is refused; data is compared by its sizes and a few rows of it.
+        resume: an earlier result to continue; the end is that of an uninterrupted run, bit for bit. A result of another
+            algorithm, other numbers, another key or other data (its sizes and a few rows are compared) is refused.
         callback: called after every `every` rounds and after the last with the result so far (without its history),
             whose arrays are gone when it returns: for evaluation and checkpoints.
         until: asked at the same times, with the same result; once it says True, the run ends there, with its history.

@@ -26,7 +26,7 @@ def is_fraction(score: str) -> bool:
 
 
 def main_score(names: Iterable[str]) -> str | None:
-    """The score that says most; None where there is none."""
+    """The first of MAIN that is among the names, else the first name; None without names."""
     scores = list(names)
     return next((name for name in (*MAIN, *scores) if name in scores), None)
 

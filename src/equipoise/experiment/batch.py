@@ -1,7 +1,7 @@
 """Runs of one method with other settings and seeds: their programs are compiled once, and run side by side if it pays.
 
-What they share depends on the plan alone, not on how many of them are finished: a plan that was stopped and is begun
-again ends bit for bit as if it had never stopped.
+What they share depends on the plan alone, not on how many of them are finished, so that a plan that was stopped and
+resumed ends bit for bit like one that was not.
 """
 
 import json

@@ -49,7 +49,7 @@ AGAIN = 0.25  # of a cohort is heard at the centre too, which measures the newes
 BY_CHANCE = 0.3  # of a cohort, so that nobody is forgotten
 CHANCE_OF_AGE = 2.0  # a client's chance grows with this power of the rounds since it was heard
 BY_RISK = 0.5  # of those who take local steps: not the largest weights, but who could be most wrong
-RISK_ROUNDING = 64 * 2.2e-16  # of the losses: a rise of the robust value below it is none
+RISK_ROUNDING = 64 * 2.2e-16  # of the losses: rounding alone can raise the robust value by this much
 WEIGHT_OF_NONE = 1e-3  # of an equal weight: what a client of weight zero has beside the others
 
 # A client: scaffpd_model.py

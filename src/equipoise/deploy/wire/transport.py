@@ -138,7 +138,7 @@ def direct(grid: Any) -> Transport:
         return list(map(received, reply.messages_list, reply.message_object_trees))
 
     def received(proto: flower.MessageProto, tree: flower.ObjectTree) -> Message:
-        if not tree.children:  # the content is inside, or there is none because of an error
+        if not tree.children:  # the message holds its content itself, or an error in its place
             return flower.message_from_proto(proto)
         number, calls = proto.metadata.message_id, (client.PullObject, client.ConfirmMessageReceived)
         try:
