@@ -6,7 +6,7 @@ to read n weights, reads n numbers.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -178,6 +178,11 @@ def _first_above(u: Float[Array, " m"], weights: Float[Array, "*m k"]) -> Int[Ar
     return jnp.min(jnp.where(above, jnp.arange(weights.shape[1], dtype=jnp.int32)[None], weights.shape[1] - 1), axis=1)
 
 
+def those_who_answered(sample: Sample) -> Callable[[Any, RandomKey], tuple[Any, Cohort]]:
+    """`open` of an exchange after the first: only who answered in that one, which `server.answered` says."""
+    return lambda server, key: (server, sample(key)._replace(present=server.answered))
+
+
 def check_clients(n: int) -> None:
     """A federation has at least one."""
     require(n >= 1, f"{n} clients cannot make a federation; give at least one")
@@ -193,6 +198,23 @@ def check_distinct(sample: Sample, why: str) -> int:
             "use everyone(n), uniform(n, m) or coin(n, p)"
         )
     return sample.n
+
+
+def check_same_clients(sample: Sample, n: int, why: str) -> int:
+    """`check_distinct` of an algorithm with a dual over n clients."""
+    require(
+        check_distinct(sample, why) == n,
+        f"the cohorts are drawn from {sample.n} clients but the dual is for {n}; build both for the same",
+    )
+    return n
+
+
+def check_by_weight(sample: Sample, n: int, who: str) -> None:
+    """Drawn by the clients' weights, or all of them."""
+    require(
+        sample.n is None or (sample.n == n and sample.m == n),
+        f"{who} draws its clients by their weights: give by_weight(m), or everyone({n}), not {sample.name}",
+    )
 
 
 def check_everyone(sample: Sample, n: int, who: str) -> None:

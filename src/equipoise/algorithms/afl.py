@@ -31,9 +31,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from equipoise.algorithms.record import LOCAL_EXAMPLE, SADDLE, Record
-from equipoise.cohorts import Sample, check_distinct
-from equipoise.errors import all_positive, require
+from equipoise.algorithms.record import SADDLE, Record
+from equipoise.cohorts import Sample, check_same_clients
+from equipoise.errors import all_positive
 from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean
@@ -87,20 +87,15 @@ def afl(
 
     Args:
         task: the clients' losses f_i and (stochastic) gradients g_i.
-        dual: the set Lam and penalty psi.
         sample: everyone(n), the paper's setting, or uniform(n, m) or coin(n, p).
-        local_lr: the model's step size, gamma_w (eta_l with local steps).
-        dual_lr: the weights' step size.
         steps: J; 1 is the paper's method.
-        server_lr: eta_g.
         simultaneous: whether the model moves by lam, as printed, or by lam^+. None: as printed for one step, lam^+
             for more. By lam the server needs only the weighted sum of the updates; by lam^+ it sees each of them.
         averaged: ship x_bar, which Mohri's guarantee is about, not the last x, which is what converges to the last
             digit where there is curvature.
     """
     sample = sample.among(dual.n)
-    n = check_distinct(sample, "AFL would count it twice")
-    require(n == dual.n, f"the dual is over {dual.n} clients and {sample.name} draws from {n}; give both the same")
+    n = check_same_clients(sample, dual.n, "AFL would count it twice")
     all_positive(local_lr=local_lr, dual_lr=dual_lr, steps=steps, server_lr=server_lr)
     at_once = steps == 1 if simultaneous is None else simultaneous
 
@@ -132,11 +127,11 @@ def afl(
         return Server(x, lam, x, lam, jnp.int32(0))
 
     return Algorithm(
-        name="afl",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=init,
+        "afl",
+        n,
+        task.size,
+        task.prepare,
+        init,
         round=(Exchange("train", sample.open, send, train, move),),
         model=lambda server: server.x_bar if averaged else server.x,
         weights=lambda server: server.lam_bar if averaged else server.lam,
@@ -153,11 +148,4 @@ def ascend(
     return jnp.where(heard > 0, dual.ascend(lam, cohort, step * v, step), lam)
 
 
-AFL = Record(
-    "afl",
-    afl,
-    objective=SADDLE,
-    paper="Mohri et al. 2019",
-    example={**LOCAL_EXAMPLE, "dual_lr": 0.05},
-    defaults={"local_lr": "auto", "dual_lr": 0.01},
-)
+AFL = Record.of(afl, SADDLE, "Mohri et al. 2019", example={"dual_lr": 0.05}, defaults={"dual_lr": 0.01})

@@ -32,24 +32,13 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from equipoise import local
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
+from equipoise.algorithms.messages import its_lam
+from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, all_positive, require
 from equipoise.leaves import numbers_are_leaves
-from equipoise.protocol import (
-    Algorithm,
-    Data,
-    Exchange,
-    RandomKey,
-    Replies,
-    Reply,
-    Vector,
-    Weighted,
-    mean,
-    no_weights,
-    weighted,
-)
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean, weighted
 from equipoise.tasks import Task
 
 
@@ -102,11 +91,6 @@ def agnostic_fedavg(
 
     Args:
         task: the loss of an example, as a mean over a client's.
-        sample: everyone(n), uniform(n, m) or coin(n, p).
-        steps: J, local steps.
-        local_lr: local step size.
-        dual_lr: gamma_lambda.
-        server_lr: of the average of the clients' updates.
         window: W.
         domains: p, with `domain_of` only.
         domain_of: the domain 0..p-1 of each row of a client's raw shard, found by the client itself, such as
@@ -153,25 +137,16 @@ def agnostic_fedavg(
         losses = sums / jnp.maximum(counts, 1)
         lam = jax.nn.softmax(jnp.log(server.lam) + dual_lr * losses)
         rolled = jnp.concatenate([server.window[:, 1:], counts[:, None]], axis=1)
-        return Server(
-            server.x + server_lr * mean(update),
-            lam,
-            jnp.where(counts[:, None] > 0, rolled, server.window),
-        )
+        window = jnp.where(counts[:, None] > 0, rolled, server.window)
+        return Server(server.x + server_lr * mean(update), lam, window)
 
-    return Algorithm(
-        name="agnostic_fedavg",
-        n=n,
-        size=task.size,
-        prepare=prepare,
-        init=lambda x: Server(x, jnp.full(p, 1 / p, x.dtype), jnp.ones((p, window), x.dtype)),
-        round=(
-            Exchange(
-                "train", sample.open, send, train, update, weights=None if domain_of else lambda message: message.alpha
-            ),
-        ),
-        weights=(lambda server: server.lam) if domain_of is None else no_weights,  # else they are the domains'
-    )
+    def init(x: Vector) -> Server:
+        return Server(x, jnp.full(p, 1 / p, x.dtype), jnp.ones((p, window), x.dtype))
+
+    told = None if domain_of else lambda message: message.alpha
+    exchange = Exchange("train", sample.open, send, train, update, weights=told)
+    made = Algorithm("agnostic_fedavg", n, task.size, prepare, init, round=(exchange,))
+    return made._replace(weights=its_lam) if domain_of is None else made  # else the weights are the domains'
 
 
 def split(task: Task, shard: Data, domain_of: Callable[[Shards], Int[Array, " m"]], p: int) -> Parts:
@@ -200,12 +175,11 @@ def split(task: Task, shard: Data, domain_of: Callable[[Shards], Int[Array, " m"
     return Parts(data, counts, shard.sizes)
 
 
-AGNOSTIC_FEDAVG = Record(
-    "agnostic_fedavg",
+AGNOSTIC_FEDAVG = Record.of(
     agnostic_fedavg,
-    objective="max_λ Σλ_i f_i",
-    paper="Ro et al. 2021",
-    example={**LOCAL_EXAMPLE, "dual_lr": 0.1},
-    defaults={**LOCAL_DEFAULTS, "dual_lr": 0.01},
+    "max_λ Σλ_i f_i",
+    "Ro et al. 2021",
+    example={"dual_lr": 0.1},
+    defaults={"dual_lr": 0.01},
     not_settings=("domains", "domain_of"),
 )

@@ -22,12 +22,4 @@ def alone(task: Task, n: int, *, steps: int, local_lr: ArrayLike) -> Algorithm[S
         return server
 
     exchange = Exchange("train", everyone(n).open, send_nothing, train, learn, writes=True)
-    return Algorithm(
-        name="alone",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=Server,
-        init_client=lambda x: x,
-        round=(exchange,),
-    )
+    return Algorithm("alone", n, task.size, task.prepare, Server, lambda x: x, (exchange,))

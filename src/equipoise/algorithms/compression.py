@@ -20,12 +20,10 @@ too, unless `sums` is asked for: then it sees the differences of every client, a
 """
 
 from collections.abc import Sequence
-from itertools import compress
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float, PyTree
 
@@ -49,7 +47,7 @@ from equipoise.protocol import (
 TYPES = ("float32", "bfloat16")
 
 
-Vectors = tuple[tuple[Float[Array, "..."], ...], ...]  # by exchange, by vector
+Vectors = tuple[tuple[Float[Array, "..."], ...], ...]  # by exchange, by vector: those of `each` before those of `total`
 
 
 class Sent(NamedTuple):
@@ -63,14 +61,7 @@ class Shortened(NamedTuple):
     """What the server sees of every client where sums are compressed."""
 
     each: PyTree[Array]
-    summed: tuple[Array, ...]  # differences of what the algorithm needs only the sum of
-
-
-class Chosen(NamedTuple):
-    """Which leaves of a reply are sent as differences."""
-
-    each: list[bool]
-    total: list[bool]
+    summed: PyTree[Array]  # differences of what the algorithm needs only the sum of
 
 
 @numbers_are_leaves
@@ -84,15 +75,23 @@ def compress_replies(
         dtype: float32 or bfloat16.
         sums: also vectors of which the server needs only the sum; it then keeps one of each client, and sees it.
     """
+    import equinox as eqx  # as long to import as all algorithms together
+
     require(dtype in TYPES, f"the type is {dtype!r}; give one of {', '.join(TYPES)}")
     short = jnp.dtype(dtype)
 
-    def chosen(tree: PyTree, wanted: bool = True) -> list[bool]:
-        return [wanted and _is_vector(leaf, algorithm.size, short) for leaf in jax.tree.leaves(tree)]
+    def is_vector(leaf: jax.ShapeDtypeStruct) -> bool:
+        """Whether it is as long as the model, and of a longer type."""
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return bool(floating and leaf.shape == (algorithm.size,) and leaf.dtype.itemsize > short.itemsize)
 
-    vectors = [Chosen(chosen(w.reply.each), chosen(w.reply.total, sums)) for w in crossing]
+    # Which leaves of the two parts of a reply are sent as differences.
+    chosen = [
+        (jax.tree.map(is_vector, w.reply.each), jax.tree.map(lambda leaf: sums and is_vector(leaf), w.reply.total))
+        for w in crossing
+    ]
     require(
-        any(any(leaves) for blocks in vectors for leaves in blocks),
+        any(jax.tree.leaves(chosen)),
         f"{algorithm.name} sends no vectors of a type longer than {dtype}"
         + (";" if sums else " that the server sees by themselves; set compress_sums = true to compress sums too, or")
         + " leave compression out",
@@ -100,64 +99,53 @@ def compress_replies(
 
     def nothing(x: Vector, *rows: int) -> Vectors:
         blank = jnp.zeros((*rows, *x.shape), x.dtype)
-        return tuple((blank,) * (sum(blocks.each) + sum(blocks.total)) for blocks in vectors)
+        return tuple((blank,) * sum(jax.tree.leaves(parts)) for parts in chosen)
 
     def shortened(k: int, exchange: Exchange) -> Exchange:
-        blocks, total_tree = vectors[k], jax.tree.structure(crossing[k].reply.total)
-        any_sums = any(blocks.total)
+        parts = in_each, in_total = chosen[k]
+        any_sums = any(jax.tree.leaves(in_total))
+
+        def with_vectors(reply: PyTree, vectors: Sequence[Array]) -> PyTree:
+            given = iter(vectors)
+            return jax.tree.map(lambda yes, leaf: next(given) if yes else leaf, parts, reply)
 
         def work(message: Message, client: Beside, data: Data, key: RandomKey) -> tuple[Beside, Reply]:
-            (inner, _), reply = exchange.work(message, client, data, key)
+            (inner, _), (total, each) = exchange.work(message, client, data, key)
             before: Sent = client.own
-            (leaves, tree), totals = jax.tree.flatten(reply.each), jax.tree.leaves(reply.total)
-            full = [*compress(leaves, blocks.each), *compress(totals, blocks.total)]
+            full = jax.tree.leaves(eqx.filter((each, total), parts))
             missing = [v - h + e for v, h, e in zip(full, before.sent[k], before.owed[k], strict=True)]
             rounded = [d.astype(short) for d in missing]
             sent = tuple(h + q.astype(h.dtype) for h, q in zip(before.sent[k], rounded, strict=True))
             owed = tuple(d - q.astype(d.dtype) for d, q in zip(missing, rounded, strict=True))
-            each = jax.tree.unflatten(tree, _merged(leaves, blocks.each, rounded))
+            each, total = with_vectors((each, total), rounded)
             if any_sums:
-                rest = tuple(compress(totals, [not yes for yes in blocks.total]))
-                reply = Reply(rest, Shortened(each, tuple(rounded[sum(blocks.each) :])))
-            else:
-                reply = reply._replace(each=each)
-            return Beside(inner, Sent(_replaced(before.sent, k, sent), _replaced(before.owed, k, owed))), reply
+                seen, total = eqx.partition(total, in_total)
+                each = Shortened(each, seen)
+            client = Beside(inner, Sent(_replaced(before.sent, k, sent), _replaced(before.owed, k, owed)))
+            return client, Reply(total, each)
 
         def close(server: Beside, replies: Replies) -> Beside:
-            each, summed = replies.each if any_sums else (replies.each, ())
-            leaves, tree = jax.tree.flatten(each)
-            ids, present = jnp.asarray(replies.cohort.ids), jnp.asarray(replies.cohort.present)
-            differences = zip(server.own[k], [*compress(leaves, blocks.each), *summed], strict=True)
-            full = [jnp.where(present[:, None], h[ids] + q.astype(h.dtype), 0) for h, q in differences]
-            now = tuple(replies.cohort.put(h, v) for h, v in zip(server.own[k], full, strict=True))
-            restored = replies._replace(each=jax.tree.unflatten(tree, _merged(leaves, blocks.each, full)))
+            total, each, cohort = replies
             if any_sums:
-                sums, rest = iter([jnp.sum(v, axis=0) for v in full[sum(blocks.each) :]]), iter(replies.total)
-                total = [next(sums if yes else rest) for yes in blocks.total]
-                restored = restored._replace(total=jax.tree.unflatten(total_tree, total))
-            return exchange.close(server, restored)._replace(own=_replaced(server.own, k, now))
+                each, seen = each
+                total = eqx.combine(seen, total)
+            ids, present = jnp.asarray(cohort.ids), jnp.asarray(cohort.present)
+            differences = zip(server.own[k], jax.tree.leaves(eqx.filter((each, total), parts)), strict=True)
+            full = [jnp.where(present[:, None], h[ids] + q.astype(h.dtype), 0) for h, q in differences]
+            now = tuple(cohort.put(h, v) for h, v in zip(server.own[k], full, strict=True))
+            each, total = with_vectors((each, total), full)
+            total = jax.tree.map(lambda yes, leaf: jnp.sum(leaf, axis=0) if yes else leaf, in_total, total)
+            return exchange.close(server, Replies(total, each, cohort))._replace(own=_replaced(server.own, k, now))
 
         return exchange._replace(
             work=work,
             close=close,
-            writes=exchange.writes or any(blocks.each + blocks.total),
-            counts=None if any(blocks.total) else exchange.counts,
+            writes=exchange.writes or any(jax.tree.leaves(parts)),
+            counts=None if any_sums else exchange.counts,
         )
 
     at_clients = wrap_client(algorithm, lambda x: Sent(nothing(x), nothing(x)), lambda k, exchange: exchange)
     return wrap_server(at_clients, lambda x: nothing(x, algorithm.n), shortened)
-
-
-def _is_vector(leaf: jax.ShapeDtypeStruct, size: int, short: np.dtype) -> bool:
-    """Whether it is as long as the model, and of a longer type."""
-    floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-    return bool(floating and leaf.shape == (size,) and leaf.dtype.itemsize > short.itemsize)
-
-
-def _merged(leaves: list, chosen: list[bool], others: list) -> list:
-    """`leaves` with the chosen ones replaced, in their order."""
-    rest = iter(others)
-    return [next(rest) if yes else leaf for leaf, yes in zip(leaves, chosen, strict=True)]
 
 
 def _replaced(values: tuple, k: int, value: PyTree) -> tuple:

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from equipoise.algorithms.messages import ModelMessage, send_model
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
+from equipoise.algorithms.messages import ModelMessage, WeightedStart, send_model
+from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import all_positive, require
 from equipoise.leaves import numbers_are_leaves
@@ -48,13 +48,6 @@ class Report(NamedTuple):
 
     size: Float[Array, ""]
     loss: Float[Array, ""]
-
-
-class Start(NamedTuple):
-    """The model to train from, and what the client counts."""
-
-    x: Vector
-    weight: Float[Array, ""]
 
 
 @numbers_are_leaves
@@ -90,10 +83,10 @@ def delta_fl(
         ids = jnp.nonzero(selected, size=sample.m, fill_value=0)[0].astype(jnp.int32)
         return server, Cohort(ids, jnp.arange(sample.m) < jnp.sum(selected))
 
-    def send_weight(server: Server, i: Int[Array, ""]) -> Start:
-        return Start(server.x, server.weights[i])
+    def send_weight(server: Server, i: Int[Array, ""]) -> WeightedStart:
+        return WeightedStart(server.x, server.weights[i])
 
-    def train(message: Start, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def train(message: WeightedStart, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         x, weight = message
         y = task.descend(x, data, key, steps=steps, lr=local_lr)
         return None, Reply(total=weighted(weight, y - x))
@@ -101,17 +94,14 @@ def delta_fl(
     def average(server: Server, replies: Replies) -> Server:
         return server._replace(x=server.x + server_lr * mean(replies.total))
 
-    return Algorithm(
-        name="delta_fl",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=lambda x: Server(x, jnp.zeros(n, x.dtype)),
-        round=(
-            Exchange("probe", sample.open, send_model, probe, select),
-            Exchange("train", those_selected, send_weight, train, average),
-        ),
+    def init(x: Vector) -> Server:
+        return Server(x, jnp.zeros(n, x.dtype))
+
+    exchanges = (
+        Exchange("probe", sample.open, send_model, probe, select),
+        Exchange("train", those_selected, send_weight, train, average),
     )
+    return Algorithm("delta_fl", n, task.size, task.prepare, init, round=exchanges)
 
 
 def tail(sizes: Float[Array, " m"], losses: Float[Array, " m"], theta: float, exact: bool) -> Float[Array, " m"]:
@@ -127,11 +117,6 @@ def tail(sizes: Float[Array, " m"], losses: Float[Array, " m"], theta: float, ex
     return jnp.where(losses > q, sizes, jnp.where(losses == q, fraction * sizes, 0))
 
 
-DELTA_FL = Record(
-    "delta_fl",
-    delta_fl,
-    objective="superquantile of f",
-    paper="Pillutla et al. 2021",
-    example={"theta": 0.5, **LOCAL_EXAMPLE},
-    defaults={"theta": 0.5, **LOCAL_DEFAULTS},
+DELTA_FL = Record.of(
+    delta_fl, "superquantile of f", "Pillutla et al. 2021", example={"theta": 0.5}, defaults={"theta": 0.5}
 )

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from equipoise.algorithms.messages import Loss, ModelMessage
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
-from equipoise.cohorts import Sample, everyone, uniform
-from equipoise.errors import positive, require
+from equipoise.algorithms.messages import Loss, ModelMessage, its_lam
+from equipoise.algorithms.record import SADDLE, Record
+from equipoise.cohorts import Sample, check_by_weight, everyone, uniform
+from equipoise.errors import all_positive, require
 from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
@@ -64,15 +64,10 @@ def drfa(
 ) -> Algorithm[Server, None]:
     """DRFA for `task`, robust over the client weights of `dual`; `sample` is by_weight(m), or everyone(n)."""
     n, sample = dual.n, sample.among(dual.n)
-    full = sample.n is not None
-    require(
-        not full or (sample.n == n and sample.m == n),
-        f"DRFA draws its clients by their weights: give by_weight(m), or everyone({n}), not {sample.name}",
-    )
+    check_by_weight(sample, n, "DRFA")
     require(sample.m <= n, f"DRFA asks {sample.m} of {n} clients for their loss; give by_weight(m) with m <= {n}")
-    for name, value in (("steps", steps), ("local_lr", local_lr), ("dual_lr", dual_lr)):
-        positive(name, value)
-    probed = everyone(n) if full else uniform(n, sample.m)
+    all_positive(steps=steps, local_lr=local_lr, dual_lr=dual_lr)
+    probed = uniform(n, sample.m) if sample.n is None else everyone(n)
 
     def choose_by_weight(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         for_cohort, for_snap = jax.random.split(key)
@@ -107,28 +102,19 @@ def drfa(
         lam = dual.ascend(server.lam, replies.cohort, sigma * v, sigma)  # line 16; Algorithm 2
         return server._replace(lam=lam)
 
-    return Algorithm(
-        name="drfa",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=lambda w: Server(w, jnp.full(n, 1 / n, w.dtype), jnp.int32(1), w),
-        round=(
-            Exchange("train", choose_by_weight, send_model, train, average),
-            Exchange("probe", choose_uniformly, send_snapshot, probe, ascend),
-        ),
-        model=lambda server: server.w,
-        weights=lambda server: server.lam,
-        dual=dual,
+    def init(w: Vector) -> Server:
+        return Server(w, jnp.full(n, 1 / n, w.dtype), jnp.int32(1), w)
+
+    def model(server: Server) -> Vector:
+        return server.w
+
+    exchanges = (
+        Exchange("train", choose_by_weight, send_model, train, average),
+        Exchange("probe", choose_uniformly, send_snapshot, probe, ascend),
     )
+    return Algorithm("drfa", n, task.size, task.prepare, init, round=exchanges, model=model, weights=its_lam, dual=dual)
 
 
-DRFA = Record(
-    "drfa",
-    drfa,
-    objective=SADDLE,
-    paper="Deng et al. 2020",
-    example={**LOCAL_EXAMPLE, "dual_lr": 0.01},
-    defaults={**LOCAL_DEFAULTS, "dual_lr": 0.01},
-    cohorts="by_weight",
+DRFA = Record.of(
+    drfa, SADDLE, "Deng et al. 2020", example={"dual_lr": 0.01}, defaults={"dual_lr": 0.01}, cohorts="by_weight"
 )

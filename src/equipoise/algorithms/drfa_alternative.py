@@ -33,10 +33,10 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from equipoise.algorithms.afl import ascend
-from equipoise.algorithms.messages import Loss, ModelMessage
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
-from equipoise.cohorts import Sample, everyone
-from equipoise.errors import all_positive, require
+from equipoise.algorithms.messages import Loss, ModelMessage, WeightedStart, its_lam
+from equipoise.algorithms.record import SADDLE, Record
+from equipoise.cohorts import Sample, check_by_weight, everyone
+from equipoise.errors import all_positive
 from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, weighted
@@ -51,25 +51,14 @@ class Server(NamedTuple):
     lam_next: Float[Array, " n"]
 
 
-class Start(NamedTuple):
-    """The model to train from, and what the client counts."""
-
-    w: Vector
-    weight: Float[Array, ""]
-
-
 @numbers_are_leaves
 def drfa_alternative(
     task: Task, dual: Dual, sample: Sample, *, steps: int, local_lr: float, dual_lr: float
 ) -> Algorithm[Server, None]:
     """DRFA's alternative for `task`, robust over the weights of `dual`; `sample` is by_weight(m), or everyone(n)."""
     n, sample = dual.n, sample.among(dual.n)
-    require(
-        sample.n is None or (sample.n == n and sample.m == n),
-        f"DRFA draws its clients by their weights: give by_weight(m), or everyone({n}), not {sample.name}",
-    )
+    check_by_weight(sample, n, "DRFA")
     all_positive(steps=steps, local_lr=local_lr, dual_lr=dual_lr)
-    everybody = everyone(n)
 
     def send_model(server: Server, i: Int[Array, ""]) -> ModelMessage:
         return ModelMessage(server.w)
@@ -83,10 +72,10 @@ def drfa_alternative(
     def choose_by_weight(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
         return server, sample(key, server.lam)  # lam^(s), not yet lam^(s+1)
 
-    def send_start(server: Server, i: Int[Array, ""]) -> Start:
-        return Start(server.w, sample.weight(server.lam, i))
+    def send_start(server: Server, i: Int[Array, ""]) -> WeightedStart:
+        return WeightedStart(server.w, sample.weight(server.lam, i))
 
-    def train(message: Start, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
+    def train(message: WeightedStart, _: None, data: Data, key: RandomKey) -> tuple[None, Reply]:
         w, weight = message
         w_i = task.descend(w, data, key, steps=steps, lr=local_lr)
         return None, Reply(total=weighted(weight, w_i - w))
@@ -98,28 +87,23 @@ def drfa_alternative(
         lam = jnp.full(n, 1 / n, w.dtype)
         return Server(w, lam, lam)
 
+    def model(server: Server) -> Vector:
+        return server.w
+
+    exchanges = (
+        Exchange("probe", everyone(n).open, send_model, probe, decide),
+        Exchange("train", choose_by_weight, send_start, train, average),
+    )
     return Algorithm(
-        name="drfa_alternative",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=init,
-        round=(
-            Exchange("probe", everybody.open, send_model, probe, decide),
-            Exchange("train", choose_by_weight, send_start, train, average),
-        ),
-        model=lambda server: server.w,
-        weights=lambda server: server.lam,
-        dual=dual,
+        "drfa_alternative", n, task.size, task.prepare, init, round=exchanges, model=model, weights=its_lam, dual=dual
     )
 
 
-DRFA_ALTERNATIVE = Record(
-    "drfa_alternative",
+DRFA_ALTERNATIVE = Record.of(
     drfa_alternative,
-    objective=SADDLE,
-    paper="Deng et al. 2020, 5.2",
-    example={**LOCAL_EXAMPLE, "dual_lr": 0.05},
-    defaults={**LOCAL_DEFAULTS, "dual_lr": 0.01},
+    SADDLE,
+    "Deng et al. 2020, 5.2",
+    example={"dual_lr": 0.05},
+    defaults={"dual_lr": 0.01},
     cohorts="by_weight",
 )

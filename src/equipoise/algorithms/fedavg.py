@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 
 from equipoise.algorithms.messages import ModelMessage, send_model
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
+from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import all_positive, one_of
 from equipoise.leaves import numbers_are_leaves
@@ -57,23 +57,9 @@ def fedavg(
         return Server(server.x + server_lr * mean(replies.total))
 
     exchange = Exchange("train", sample.open, send_model, train, average, unit=weights == "uniform")
-    return Algorithm(
-        name="fedavg",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=Server,
-        round=(exchange,),
-    )
+    return Algorithm("fedavg", n, task.size, task.prepare, Server, round=(exchange,))
 
 
-FEDAVG = Record(
-    "fedavg",
-    fedavg,
-    objective="Σ p_i f_i",
-    paper="McMahan et al. 2017",
-    example=LOCAL_EXAMPLE,
-    average=True,
-    defaults=LOCAL_DEFAULTS,
-    releases=lambda steps: {"train": (steps, 0)},
+FEDAVG = Record.of(
+    fedavg, "Σ p_i f_i", "McMahan et al. 2017", average=True, releases=lambda steps: {"train": (steps, 0)}
 )

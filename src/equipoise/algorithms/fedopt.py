@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from equipoise.algorithms.fedavg import Server, fedavg
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
+from equipoise.algorithms.record import Record
 from equipoise.algorithms.server_optimizer import with_server_optimizer
 from equipoise.algorithms.wrapping import Beside
 from equipoise.cohorts import Sample
@@ -125,14 +125,13 @@ def fedavgm(
     return with_server_optimizer(plain, optax.sgd(server_lr, momentum))._replace(name="fedavgm")
 
 
-FEDADAM = Record(
-    "fedadam",
+FEDADAM = Record.of(
     fedadam,
-    objective="Σ p_i f_i",
-    paper="Reddi et al. 2021",
-    example={**LOCAL_EXAMPLE, "server_lr": 0.05},
+    "Σ p_i f_i",
+    "Reddi et al. 2021",
+    example={"server_lr": 0.05},
     average=True,
-    defaults={**LOCAL_DEFAULTS, "server_lr": 0.01},
+    defaults={"server_lr": 0.01},
     descent={"server_lr": 1e9, "tau": 1e9, "b1": 0.0, "b2": 0.0},  # so much tau that nothing adapts
 )
 FEDYOGI = FEDADAM._replace(
@@ -140,13 +139,4 @@ FEDYOGI = FEDADAM._replace(
     factory=fedyogi,
     descent={"server_lr": 2e9, "tau": 1e9, "b1": 0.0},  # its v stays at tau^2
 )
-FEDAVGM = Record(
-    "fedavgm",
-    fedavgm,
-    objective="Σ p_i f_i",
-    paper="Hsu et al. 2019",
-    example=LOCAL_EXAMPLE,
-    average=True,
-    defaults=LOCAL_DEFAULTS,
-    descent={"momentum": 0.0},
-)
+FEDAVGM = Record.of(fedavgm, "Σ p_i f_i", "Hsu et al. 2019", average=True, descent={"momentum": 0.0})

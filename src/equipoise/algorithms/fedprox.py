@@ -19,7 +19,7 @@ from functools import partial
 from typing import Literal
 
 from equipoise.algorithms.fedavg import Server, fedavg
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
+from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample
 from equipoise.errors import require
 from equipoise.leaves import numbers_are_leaves
@@ -45,13 +45,12 @@ def fedprox(
     return algorithm._replace(name="fedprox")
 
 
-FEDPROX = Record(
-    "fedprox",
+FEDPROX = Record.of(
     fedprox,
-    objective="Σ p_i f_i",
-    paper="Li et al. 2020",
-    example={"mu": 0.5, **LOCAL_EXAMPLE},
+    "Σ p_i f_i",
+    "Li et al. 2020",
+    example={"mu": 0.5},
     average=True,
-    defaults={"mu": 0.1, **LOCAL_DEFAULTS},
+    defaults={"mu": 0.1},
     descent={"mu": 0.0},
 )

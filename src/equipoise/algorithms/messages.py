@@ -19,6 +19,18 @@ def send_model(server: Any, i: Int[Array, ""]) -> ModelMessage:
     return ModelMessage(server.x)
 
 
+def its_lam(server: Any) -> Float[Array, " n"]:
+    """`weights` of a server whose state has them by that name."""
+    return server.lam
+
+
+class WeightedStart(NamedTuple):
+    """The model to train from, and what the client counts."""
+
+    x: Vector
+    weight: Float[Array, ""]
+
+
 class Nothing(NamedTuple):
     """What is sent to clients that need no word."""
 

@@ -27,7 +27,7 @@ from jaxtyping import Float
 
 from equipoise import local
 from equipoise.algorithms.fedavg import Server, fedavg
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
+from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample
 from equipoise.errors import positive, require
 from equipoise.leaves import numbers_are_leaves
@@ -50,13 +50,8 @@ def propfair(
     """PropFair.
 
     Args:
-        task: the clients' losses.
-        sample: as in `fedavg`.
         bound: M, above the losses that are to be told apart; beyond bound - margin the logarithm is a line.
-        steps: J, local steps.
-        local_lr: eta_l.
         margin: eps; bound/100 unless given, as in `objectives.propfair`, whose value this minimises.
-        server_lr: of the average.
         weights: p, every client alike or every sample alike.
     """
     positive("bound", bound)
@@ -80,11 +75,6 @@ def propfair(
     return algorithm._replace(name="propfair")
 
 
-PROPFAIR = Record(
-    "propfair",
-    propfair,
-    objective="−Σ p_i log(M − f_i)",
-    paper="Zhang et al. 2022",
-    example={"bound": 8.0, **LOCAL_EXAMPLE},
-    defaults={"bound": 5.0, **LOCAL_DEFAULTS},
+PROPFAIR = Record.of(
+    propfair, "−Σ p_i log(M − f_i)", "Zhang et al. 2022", example={"bound": 8.0}, defaults={"bound": 5.0}
 )

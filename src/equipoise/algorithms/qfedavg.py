@@ -27,7 +27,7 @@ from jaxtyping import Float
 
 from equipoise.algorithms.fedavg import Server
 from equipoise.algorithms.messages import ModelMessage, send_model
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
+from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample
 from equipoise.errors import all_positive, positive, require
 from equipoise.leaves import numbers_are_leaves
@@ -58,7 +58,6 @@ def qfedavg(
         task: the clients' losses, none of them below zero.
         sample: everyone(n), uniform(n, m) or coin(n, c) for p = 1/n; by_weight(m), the paper's, draws clients by `p`.
         q: how much the worse clients count; 0 is FedAvg.
-        steps: J, local steps.
         local_lr: eta, local step size; also 1/L.
         p: the clients' weights, with by_weight(m) only.
     """
@@ -117,23 +116,15 @@ def drawn_from(sample: Sample, p: ArrayLike | None) -> tuple[int, Float[np.ndarr
     return weights.size, weights / weights.sum()
 
 
-QFEDSGD = Record(
-    "qfedsgd",
-    qfedsgd,
-    objective="Σ p_i f_i^(q+1)",
-    paper="Li et al. 2020",
-    example={"q": 1.5, "lr": 0.1},
-    defaults={"q": 1.0, "lr": "auto"},
-    not_settings=("p",),
-    descent={"q": 0.0},
-)
-QFEDAVG = Record(
-    "qfedavg",
-    qfedavg,
-    objective="Σ p_i f_i^(q+1)",
-    paper="Li et al. 2020",
-    example={"q": 1.5, **LOCAL_EXAMPLE},
-    defaults={"q": 1.0, **LOCAL_DEFAULTS},
-    not_settings=("p",),
-    descent={"q": 0.0},
+QFEDSGD, QFEDAVG = (
+    Record.of(
+        factory,
+        "Σ p_i f_i^(q+1)",
+        "Li et al. 2020",
+        example={"q": 1.5},
+        defaults={"q": 1.0},
+        not_settings=("p",),
+        descent={"q": 0.0},
+    )
+    for factory in (qfedsgd, qfedavg)
 )

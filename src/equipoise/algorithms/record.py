@@ -12,13 +12,16 @@ from equipoise.errors import require
 from equipoise.objectives import DUALS
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import Algorithm
-from equipoise.steps import Rule
+from equipoise.steps import Rule, constant
 from equipoise.tasks import Task
 
 PARTS = ("task", "dual", "sample", "rule")  # what a factory may take, by these names; the rest are settings
 SADDLE = "max_λ Σλ_i f_i − ψ(λ)"
 LOCAL_DEFAULTS: Mapping[str, object] = {"steps": 10, "local_lr": "auto"}
 LOCAL_EXAMPLE: Mapping[str, object] = {"steps": 5, "local_lr": 0.02}
+# Of every algorithm that takes them.
+USUAL_DEFAULTS: Mapping[str, object] = {**LOCAL_DEFAULTS, "lr": "auto"}
+USUAL_EXAMPLE: Mapping[str, object] = {**LOCAL_EXAMPLE, "lr": 0.1, "rule": constant(tau=0.1, sigma=0.5, theta=0.7)}
 
 
 class Record(NamedTuple):
@@ -43,6 +46,24 @@ class Record(NamedTuple):
     # Gradients and losses that a client tells in each exchange, of so many local steps; None: no noise is known for it.
     releases: Callable[[int], Mapping[str, tuple[int, int]]] | None = None
     minibatch_form: str | None = None  # the algorithm to take instead where gradients are of minibatches
+
+    @staticmethod
+    def of(
+        factory: Callable[..., Algorithm],
+        objective: str,
+        paper: str,
+        *,
+        example: Mapping[str, Any] = {},
+        defaults: Mapping[str, Any] = {},
+        **others: Any,
+    ) -> "Record":
+        """The record of a factory under its own name; `example` and `defaults` say what is not as usual."""
+        arguments = inspect.signature(factory).parameters
+        open_ones = [name for name, argument in arguments.items() if argument.default is inspect.Parameter.empty]
+        usual = {name: value for name, value in USUAL_EXAMPLE.items() if name in arguments}
+        start = {name: value for name, value in USUAL_DEFAULTS.items() if name in open_ones}
+        example, defaults = {**usual, **example}, {**start, **defaults}
+        return Record(factory.__name__, factory, objective, paper, example, defaults=defaults, **others)
 
     def __call__(self, *args: Any, **settings: Any) -> Algorithm:
         return self.factory(*args, **settings)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
+from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import all_positive, require
 from equipoise.leaves import numbers_are_leaves
@@ -77,23 +77,7 @@ def scaffold(
         return Server(x, jnp.zeros_like(x))
 
     exchange = Exchange("train", sample.open, send, train, average, writes=True, unit=True)  # sample.open: line 3
-    return Algorithm(
-        name="scaffold",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=init,
-        init_client=jnp.zeros_like,
-        round=(exchange,),
-    )
+    return Algorithm("scaffold", n, task.size, task.prepare, init, jnp.zeros_like, (exchange,))
 
 
-SCAFFOLD = Record(
-    "scaffold",
-    scaffold,
-    objective="1/n Σ f_i",
-    paper="Karimireddy et al. 2020",
-    example=LOCAL_EXAMPLE,
-    average=True,
-    defaults=LOCAL_DEFAULTS,
-)
+SCAFFOLD = Record.of(scaffold, "1/n Σ f_i", "Karimireddy et al. 2020", average=True)

@@ -31,7 +31,6 @@ Beyond the paper:
   - `uniform(n, m)` as the sample: m of n clients in a round, which is another algorithm (scaffpd_partial.py).
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -39,27 +38,15 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage, send_model
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
+from equipoise.algorithms.messages import Loss, LossAndGradient, ModelMessage, its_lam, send_model
+from equipoise.algorithms.record import SADDLE, Record
 from equipoise.algorithms.scaffpd_partial import scaffpd_partial
-from equipoise.cohorts import Sample, check_everyone
+from equipoise.cohorts import Sample, check_everyone, those_who_answered
 from equipoise.errors import all_positive
 from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import (
-    Algorithm,
-    Cohort,
-    Data,
-    Exchange,
-    RandomKey,
-    Replies,
-    Reply,
-    Vector,
-    mean,
-    neutral,
-    weighted,
-)
-from equipoise.steps import Rule, RuleState, constant
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, neutral, weighted
+from equipoise.steps import Rule, RuleState
 from equipoise.tasks import Task
 
 
@@ -104,11 +91,8 @@ def scaffpd(
 
     Args:
         task: the clients' losses f_i and (stochastic) gradients g_i.
-        dual: the set Lam and penalty psi, with the prox of Eq. (4.1).
         sample: everyone(), the paper's setting; with uniform(n, m) see scaffpd_partial.py, whose states are its own.
         rule: step sizes tau, sigma, theta of every round (Conditions 5.1 and 5.2), from `equipoise.steps`.
-        steps: J, local steps.
-        local_lr: eta_l, local step size.
         secure: three exchanges instead of two, so that of gradients and updates the server sees only weighted sums.
     """
     n, sample = dual.n, sample.among(dual.n)
@@ -118,9 +102,6 @@ def scaffpd(
     all_positive(steps=steps, local_lr=local_lr)
 
     # (1) Collect gradients and the loss vector.
-
-    def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server._replace(steps=rule.next(server.steps)), sample(key)  # line 3
 
     def collect(message: ModelMessage, _: Client, data: Data, key: RandomKey) -> tuple[Client, Reply]:
         x = message.x
@@ -161,32 +142,21 @@ def scaffpd(
         return server._replace(x=x, moved=tau**2 * jnp.maximum(server.c @ du, 0))
 
     def init(x: Vector) -> Server:
-        nobody = jnp.zeros(n, bool)
-        lam = jnp.full(n, 1 / n, x.dtype)
-        return Server(
-            x, lam, jnp.zeros_like(lam), nobody, nobody, jnp.zeros_like(x), jnp.zeros((), x.dtype), rule.init(x.dtype)
-        )
+        nobody, lam, zero = jnp.zeros(n, bool), jnp.full(n, 1 / n, x.dtype), jnp.zeros((), x.dtype)
+        return Server(x, lam, jnp.zeros_like(lam), nobody, nobody, jnp.zeros_like(x), zero, rule.init(x.dtype))
 
-    first = Exchange("collect", start_round, send_model, collect, update_dual, writes=True)
-    middle = weighing(sample, n)
+    def init_client(x: Vector) -> Client:
+        return Client(jnp.zeros_like(x), jnp.zeros_like(x))
+
+    first = Exchange("collect", rule.opening(sample), send_model, collect, update_dual, writes=True)  # line 3
+    # Who did not answer in the first exchange has no c_i of this round.
     last = Exchange("improve", those_who_answered(sample), send_correction, improve, update_primal)
-    return Algorithm(
-        name="scaffpd_secure" if secure else "scaffpd",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=init,
-        init_client=lambda x: Client(jnp.zeros_like(x), jnp.zeros_like(x)),
-        round=(first, middle, last) if secure else (first, last),
-        weights=lambda server: server.lam,
-        corrected=not secure,
-        dual=dual,
+    plain = Algorithm(
+        "scaffpd", n, task.size, task.prepare, init, init_client, (first, last), weights=its_lam, dual=dual
     )
-
-
-def those_who_answered(sample: Sample) -> Callable[[Any, RandomKey], tuple[Any, Cohort]]:
-    """`open` of the exchanges after the first: only who answered in that one has a c_i of this round."""
-    return lambda server, key: (server, sample(key)._replace(present=server.answered))
+    if not secure:
+        return plain._replace(corrected=True)
+    return plain._replace(name="scaffpd_secure", round=(first, weighing(sample, n), last))
 
 
 def weighing(sample: Sample, n: int) -> Exchange:
@@ -204,13 +174,10 @@ def weighing(sample: Sample, n: int) -> Exchange:
     return Exchange("weigh", those_who_answered(sample), send_weight, weigh, update_correction)
 
 
-SCAFFPD = Record(
-    "scaffpd",
+SCAFFPD = Record.of(
     scaffpd,
-    objective=SADDLE,
-    paper="Yu et al. 2023",
-    example={"rule": constant(tau=0.1, sigma=0.5, theta=0.7), **LOCAL_EXAMPLE},
-    defaults=LOCAL_DEFAULTS,
+    SADDLE,
+    "Yu et al. 2023",
     not_settings=("secure",),
     cohorts="everyone",
     corrected=True,

@@ -46,7 +46,7 @@ from jaxtyping import Bool, Float, Int
 
 from equipoise import protocol
 from equipoise.algorithms.messages import LossAndGradient, ModelMessage
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
+from equipoise.algorithms.record import SADDLE, Record
 from equipoise.cohorts import Sample, check_everyone
 from equipoise.errors import all_positive, is_concrete
 from equipoise.leaves import numbers_are_leaves
@@ -121,9 +121,7 @@ def scaffpd_ls(
 
     Args:
         task: the clients' losses and gradients, over all of their data.
-        dual: the set Lam and penalty psi.
         sample: everyone().
-        steps: J, local steps.
         local_lr: eta_l, up to 1 / L_xx (`steps.estimate_constants`); with one step it does not matter.
         mu: mu_x, strong convexity of the losses; the task's l2 coefficient is a safe choice.
         tau: the first primal step to try; one that is a thousand times off costs a few rounds.
@@ -218,17 +216,21 @@ def scaffpd_ls(
         kept = Sizes(zero + tau, zero + 1)
         return Server(point, point.losses, trial, kept, ~no, jnp.int32(0), ~no, begun=no, judged=no)
 
+    def init_client(x: Vector) -> Client:
+        return Client((jnp.zeros_like(x),) * 2, (jnp.zeros_like(x),) * 2)
+
+    exchanges = (
+        Exchange("collect", sample.open, send_trial, collect, judge_and_update_dual, writes=True),
+        Exchange("improve", everybody_if_judged, send_correction, improve, update_primal, writes=True),
+    )
     return Algorithm(
-        name="scaffpd_ls",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=init,
-        init_client=lambda x: Client((jnp.zeros_like(x),) * 2, (jnp.zeros_like(x),) * 2),
-        round=(
-            Exchange("collect", sample.open, send_trial, collect, judge_and_update_dual, writes=True),
-            Exchange("improve", everybody_if_judged, send_correction, improve, update_primal, writes=True),
-        ),
+        "scaffpd_ls",
+        n,
+        task.size,
+        task.prepare,
+        init,
+        init_client,
+        exchanges,
         model=lambda server: server.point.x,
         weights=lambda server: server.point.lam,
         dual=dual,
@@ -241,13 +243,12 @@ def coupling(table: Float[Array, "n d"]) -> Float[Array, ""]:
     return jnp.maximum(jnp.sum(centred**2), jnp.finfo(table.dtype).eps)
 
 
-SCAFFPD_LS = Record(
-    "scaffpd_ls",
+SCAFFPD_LS = Record.of(
     scaffpd_ls,
-    objective=SADDLE,
-    paper="beyond Yu et al. 2023",
-    example={**LOCAL_EXAMPLE, "mu": 0.1, "tau": 0.01},
-    defaults={**LOCAL_DEFAULTS, "mu": "auto"},
+    SADDLE,
+    "beyond Yu et al. 2023",
+    example={"mu": 0.1, "tau": 0.01},
+    defaults={"mu": "auto"},
     cohorts="everyone",
     descent=None,
     minibatch_form="scaffpd_minibatch",

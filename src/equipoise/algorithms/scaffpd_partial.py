@@ -26,10 +26,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from equipoise.algorithms.messages import LossAndGradient, ModelMessage, send_model
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, SADDLE, Record
-from equipoise.cohorts import Sample, by_weight, check_distinct
-from equipoise.errors import all_positive, require
+from equipoise.algorithms.messages import LossAndGradient, ModelMessage, its_lam, send_model
+from equipoise.algorithms.record import SADDLE, Record
+from equipoise.cohorts import Sample, by_weight, check_same_clients
+from equipoise.errors import all_positive
 from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
 from equipoise.protocol import (
@@ -45,7 +45,7 @@ from equipoise.protocol import (
     mean,
     neutral,
 )
-from equipoise.steps import Rule, RuleState, constant
+from equipoise.steps import Rule, RuleState
 from equipoise.tasks import Task
 
 
@@ -75,15 +75,9 @@ def scaffpd_partial(
 ) -> Algorithm[Server, Vector]:
     """SCAFF-PD with cohorts of `sample`, uniform(n, m); arguments as for `scaffpd`."""
     sample = sample.among(dual.n)
-    n = check_distinct(sample, "SCAFF-PD keeps one control variate per client")
-    require(
-        n == dual.n, f"the cohorts are drawn from {n} clients but the dual is for {dual.n}; build both for the same"
-    )
+    n = check_same_clients(sample, dual.n, "SCAFF-PD keeps one control variate per client")
     all_positive(steps=steps, local_lr=local_lr)
     second = sample if sample.m == n else by_weight(sample.m)
-
-    def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server._replace(steps=rule.next(server.steps)), sample(key)
 
     def collect(message: ModelMessage, _: Vector, data: Data, key: RandomKey) -> tuple[Vector, Reply]:
         c_i = task.grad(message.x, data, key)
@@ -124,28 +118,13 @@ def scaffpd_partial(
         lam, nobody = jnp.full(n, 1 / n, x.dtype), jnp.zeros(n, bool)
         return Server(x, lam, jnp.zeros_like(lam), jnp.zeros((n, x.size), x.dtype), nobody, x, rule.init(x.dtype))
 
+    exchanges = (
+        Exchange("collect", rule.opening(sample), send_model, collect, update_dual, writes=True),
+        Exchange("improve", choose_by_weight, send_correction, improve, update_primal),
+    )
     return Algorithm(
-        name="scaffpd_partial",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=init,
-        init_client=jnp.zeros_like,
-        round=(
-            Exchange("collect", start_round, send_model, collect, update_dual, writes=True),
-            Exchange("improve", choose_by_weight, send_correction, improve, update_primal),
-        ),
-        weights=lambda server: server.lam,
-        dual=dual,
+        "scaffpd_partial", n, task.size, task.prepare, init, jnp.zeros_like, exchanges, weights=its_lam, dual=dual
     )
 
 
-SCAFFPD_PARTIAL = Record(
-    "scaffpd_partial",
-    scaffpd_partial,
-    objective=SADDLE,
-    paper="beyond Yu et al. 2023",
-    example={"rule": constant(tau=0.1, sigma=0.5, theta=0.7), **LOCAL_EXAMPLE},
-    defaults=LOCAL_DEFAULTS,
-    minibatch_form="scaffpd_minibatch",
-)
+SCAFFPD_PARTIAL = Record.of(scaffpd_partial, SADDLE, "beyond Yu et al. 2023", minibatch_form="scaffpd_minibatch")

@@ -32,25 +32,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
-from equipoise.cohorts import Sample, check_everyone
+from equipoise.algorithms.record import Record
+from equipoise.cohorts import Sample, check_everyone, those_who_answered
 from equipoise.errors import all_positive, is_concrete, require
 from equipoise.leaves import numbers_are_leaves
 from equipoise.objectives.dual import Dual
-from equipoise.protocol import (
-    Algorithm,
-    Cohort,
-    Data,
-    Exchange,
-    RandomKey,
-    Replies,
-    Reply,
-    Vector,
-    mean,
-    tree_where,
-    weighted,
-)
-from equipoise.steps import Rule, RuleState, constant
+from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, mean, tree_where, weighted
+from equipoise.steps import Rule, RuleState
 from equipoise.tasks import Task
 
 MOST = 2.0**10  # p_i above which a client does not answer
@@ -137,9 +125,6 @@ def scaffpd_sums(
     check_everyone(sample, n, "SCAFF-PD from sums")
     all_positive(steps=steps, local_lr=local_lr)
 
-    def start_round(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server._replace(steps=rule.next(server.steps)), sample(key)
-
     def ask(server: Server, i: Int[Array, ""]) -> Question:
         _, sigma, theta = server.steps.now
         return Question(server.x, server.shift, server.level, jnp.where(server.begun, sigma, 0), theta)
@@ -187,9 +172,6 @@ def scaffpd_sums(
         new = tree_where(heard, new, server)
         return new._replace(answered=answered)
 
-    def those_who_answered(server: Server, key: RandomKey) -> tuple[Server, Cohort]:
-        return server, sample(key)._replace(present=server.answered)
-
     def send_correction(server: Server, i: Int[Array, ""]) -> Correction:
         return Correction(server.c)
 
@@ -210,25 +192,13 @@ def scaffpd_sums(
         zero = jnp.zeros((), x.dtype)
         return Client(zero, zero, jnp.array(False), jnp.zeros_like(x), jnp.zeros_like(x), zero)
 
-    return Algorithm(
-        name="scaffpd_sums",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=init,
-        init_client=init_client,
-        round=(
-            Exchange("collect", start_round, ask, collect, fold, writes=True, counts=lambda reply: reply.total.p),
-            Exchange(
-                "improve",
-                those_who_answered,
-                send_correction,
-                improve,
-                update_primal,
-                counts=lambda reply: reply.total.weight,
-            ),
-        ),
+    first = Exchange("collect", rule.opening(sample), ask, collect, fold, writes=True)
+    last = Exchange("improve", those_who_answered(sample), send_correction, improve, update_primal)
+    exchanges = (
+        first._replace(counts=lambda reply: reply.total.p),
+        last._replace(counts=lambda reply: reply.total.weight),
     )
+    return Algorithm("scaffpd_sums", n, task.size, task.prepare, init, init_client, exchanges)
 
 
 def gap_from_sums(server: Server, *, mu: float) -> Scalar:
@@ -248,13 +218,10 @@ def is_relative_entropy(dual: Dual) -> bool:
     return not is_concrete(calm) or bool(jnp.allclose(calm, 1 / dual.n))
 
 
-SCAFFPD_SUMS = Record(
-    "scaffpd_sums",
+SCAFFPD_SUMS = Record.of(
     scaffpd_sums,
-    objective="ρ log 1/n Σ exp(f_i/ρ)",
-    paper="beyond Yu et al. 2023",
-    example={"rule": constant(tau=0.1, sigma=0.5, theta=0.7), **LOCAL_EXAMPLE},
-    defaults=LOCAL_DEFAULTS,
+    "ρ log 1/n Σ exp(f_i/ρ)",
+    "beyond Yu et al. 2023",
     cohorts="everyone",
     minibatch_form="scaffpd_minibatch",
     only_dual="kl",

@@ -30,22 +30,7 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm[Server, None]:
         return Server(server.x - lr * mean(replies.total))
 
     exchange = Exchange("gradient", sample.open, send_model, gradient, step, unit=True)
-    return Algorithm(
-        name="sgd",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=Server,
-        round=(exchange,),
-    )
+    return Algorithm("sgd", n, task.size, task.prepare, Server, round=(exchange,))
 
 
-SGD = Record(
-    "sgd",
-    sgd,
-    objective="1/n Σ f_i",
-    paper="Karimireddy et al. 2020",
-    example={"lr": 0.1},
-    average=True,
-    defaults={"lr": "auto"},
-)
+SGD = Record.of(sgd, "1/n Σ f_i", "Karimireddy et al. 2020", average=True)

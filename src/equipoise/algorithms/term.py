@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from equipoise.algorithms.messages import ModelMessage, send_model
-from equipoise.algorithms.record import LOCAL_DEFAULTS, LOCAL_EXAMPLE, Record
+from equipoise.algorithms.messages import ModelMessage, its_lam, send_model
+from equipoise.algorithms.record import Record
 from equipoise.cohorts import Sample, check_distinct
 from equipoise.errors import all_positive, one_of
 from equipoise.leaves import numbers_are_leaves
@@ -77,22 +77,11 @@ def term(
         lam = jnp.where(jnp.any(here), replies.cohort.put(jnp.zeros_like(server.lam), w), server.lam)
         return Server(server.x + server_lr * (w @ dy), lam)
 
-    return Algorithm(
-        name="term",
-        n=n,
-        size=task.size,
-        prepare=task.prepare,
-        init=lambda x: Server(x, jnp.full(n, 1 / n, x.dtype)),
-        round=(Exchange("train", sample.open, send_model, train, tilt),),
-        weights=lambda server: server.lam,
-    )
+    def init(x: Vector) -> Server:
+        return Server(x, jnp.full(n, 1 / n, x.dtype))
+
+    exchange = Exchange("train", sample.open, send_model, train, tilt)
+    return Algorithm("term", n, task.size, task.prepare, init, round=(exchange,), weights=its_lam)
 
 
-TERM = Record(
-    "term",
-    term,
-    objective="1/t log Σ p_i exp(t f_i)",
-    paper="Li et al. 2021",
-    example={"t": 0.5, **LOCAL_EXAMPLE},
-    defaults={"t": 1.0, **LOCAL_DEFAULTS},
-)
+TERM = Record.of(term, "1/t log Σ p_i exp(t f_i)", "Li et al. 2021", example={"t": 0.5}, defaults={"t": 1.0})

@@ -26,9 +26,11 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, PyTree
 
+from equipoise.cohorts import Sample
 from equipoise.errors import all_positive, positive, require, within
 from equipoise.leaves import Recipe, numbers_are_leaves, tree_of_numbers
 from equipoise.objectives.dual import Dual
+from equipoise.protocol import Cohort, RandomKey
 
 Scalar = Float[Array, ""]
 
@@ -59,6 +61,10 @@ class Rule(NamedTuple):
     # local steps; 0 where nothing moved.
     guard: Callable[[PyTree, Scalar], PyTree] = lambda state, coupling: state
     recipe: Recipe | None = None  # set by `numbers_are_leaves`
+
+    def opening(self, sample: Sample) -> Callable[[Any, RandomKey], tuple[Any, Cohort]]:
+        """`open` of a round's first exchange: who takes part, and the step sizes, which are the server's `steps`."""
+        return lambda server, key: (server._replace(steps=self.next(server.steps)), sample(key))
 
 
 class Planned(NamedTuple):
