@@ -14,6 +14,7 @@ import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 import jax
@@ -53,24 +54,20 @@ class Structure:
         return self.hash
 
 
-class _Itself:
-    """Equal for the same object only."""
+@dataclass(frozen=True)
+class _Compared:
+    """Something that is compared by a key."""
 
-    def __init__(self, value: object):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+    key: tuple
+    value: object = field(compare=False)
 
 
 def _compared(value: object) -> object:
+    """What has no hash is equal to itself only."""
     try:
         hash(value)
     except TypeError:
-        return _Itself(value)
+        return _Compared(("itself", id(value)), value)
     return type(value), value
 
 
@@ -158,7 +155,7 @@ def numbers_are_leaves(factory: Any = None, *, static: tuple[str, ...] = ()) -> 
     def call(**arguments: Any) -> Any:
         values = ((name, arguments[name]) for name in parameters)  # JAX sorts a dictionary
         given = inspect.BoundArguments(
-            signature, OrderedDict((name, v.value if isinstance(v, _Fixed) else v) for name, v in values)
+            signature, OrderedDict((name, v.value if isinstance(v, _Compared) else v) for name, v in values)
         )
         return make(*given.args, **given.kwargs)
 
@@ -167,24 +164,16 @@ def numbers_are_leaves(factory: Any = None, *, static: tuple[str, ...] = ()) -> 
 
 def _argument(value: object, parameter: inspect.Parameter, static: bool) -> object:
     if static:
-        return _Fixed(value)
+        return _fixed(value)
     return float(value) if type(value) is int and parameter.annotation is float else value
 
 
-class _Fixed:
+def _fixed(value: object) -> _Compared:
     """A number, or a vector of them, that is part of the structure."""
-
-    def __init__(self, value: object):
-        self.value, self.key = value, (type(value), value)
-        if isinstance(value, jax.Array | np.ndarray | list):
-            array = np.asarray(value)
-            self.key = (type(value), (array.shape, array.dtype.str, array.tobytes()))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Fixed) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+    if isinstance(value, jax.Array | np.ndarray | list):
+        array = np.asarray(value)
+        return _Compared((type(value), array.shape, array.dtype.str, array.tobytes()), value)
+    return _Compared((type(value), value), value)
 
 
 def scaled(made: Any, names: tuple[str, ...], factor: ArrayLike) -> Any:

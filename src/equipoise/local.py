@@ -73,17 +73,12 @@ def descend(
         "Delta-FL",
     )
 
-    def direction(u: Vector, draw: PyTree) -> Vector:
-        g = grad(u, draw)
-        if shift is not None:
-            g = g + shift
-        return g if is_concrete(pull) and not pull else g + pull * (u - x)
-
     def step(carry: tuple[Vector, PyTree], draw: PyTree) -> tuple[tuple[Vector, PyTree], None]:
         u, state = carry
+        direction = corrected(grad(u, draw), u, x, shift, pull)
         if optimizer is None:
-            return (u - lr * direction(u, draw), None), None
-        updates, state = optimizer_step(optimizer, direction(u, draw), state, u)
+            return (u - lr * direction, None), None
+        updates, state = optimizer_step(optimizer, direction, state, u)
         return (u + lr * updates, state), None
 
     def step_and_watch(carry: tuple, inputs: tuple) -> tuple[tuple, None]:
@@ -96,6 +91,12 @@ def descend(
         return jax.lax.scan(step, start, draws, length=steps)[0][0]
     (carried, seen), _ = jax.lax.scan(step_and_watch, (start, x), (jnp.arange(1, steps + 1, dtype=jnp.int32), draws))
     return carried[0], seen
+
+
+def corrected(g: Vector, u: Vector, x: Vector, shift: Vector | None, pull: ArrayLike) -> Vector:
+    """g + shift + pull * (u - x)."""
+    g = g if shift is None else g + shift
+    return g if is_concrete(pull) and not pull else g + pull * (u - x)
 
 
 def optimizer_step(optimizer: Optimizer, gradient: Vector, state: PyTree, u: Vector) -> tuple[Vector, PyTree]:

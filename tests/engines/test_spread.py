@@ -82,10 +82,10 @@ def watch(monkeypatch):
     def watched(*how):
         program = rounds_of(*how)
 
-        def advance(numbers, state, source, *rest, **how):
-            for array in jax.tree.leaves((state.clients, source)):  # before the program takes them over
+        def advance(numbers, state, inputs, *rest, **how):
+            for array in jax.tree.leaves((state.clients, inputs.source)):  # before the program takes them over
                 lain.append((array.dtype, {shard.data.shape[0] for shard in array.addressable_shards}))
-            return program(numbers, state, source, *rest, **how)
+            return program(numbers, state, inputs, *rest, **how)
 
         return advance
 

@@ -64,34 +64,11 @@ from equipoise.algorithms.wrapping import wrap_client as wrap_client
 from equipoise.algorithms.wrapping import wrap_server as wrap_server
 from equipoise.errors import one_of
 
-ALGORITHMS: dict[str, Record] = {
-    record.name: record
-    for record in (
-        FEDAVG,
-        SGD,
-        FEDPROX,
-        FEDAVGM,
-        FEDADAM,
-        FEDYOGI,
-        SCAFFOLD,
-        QFEDSGD,
-        QFEDAVG,
-        TERM,
-        PROPFAIR,
-        DELTA_FL,
-        AFL,
-        AGNOSTIC_FEDAVG,
-        DRFA,
-        DRFA_ALTERNATIVE,
-        SCAFFPD,
-        SCAFFPD_SECURE,
-        SCAFFPD_PARTIAL,
-        SCAFFPD_MINIBATCH,
-        SCAFFPD_SUMS,
-        SCAFFPD_LS,
-        SCAFFPD_MODEL,
-    )
-}
+FOR_THE_AVERAGE = (FEDAVG, SGD, FEDPROX, FEDAVGM, FEDADAM, FEDYOGI, SCAFFOLD)
+FAIR = (QFEDSGD, QFEDAVG, TERM, PROPFAIR, DELTA_FL)
+ROBUST = (AFL, AGNOSTIC_FEDAVG, DRFA, DRFA_ALTERNATIVE)
+CORRECTED = (SCAFFPD, SCAFFPD_SECURE, SCAFFPD_PARTIAL, SCAFFPD_MINIBATCH, SCAFFPD_SUMS, SCAFFPD_LS, SCAFFPD_MODEL)
+ALGORITHMS: dict[str, Record] = {record.name: record for record in FOR_THE_AVERAGE + FAIR + ROBUST + CORRECTED}
 
 
 def named(name: str) -> Record:

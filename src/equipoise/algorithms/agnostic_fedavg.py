@@ -40,6 +40,7 @@ from equipoise.errors import InputError, all_positive, require
 from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean, weighted
 from equipoise.tasks import Task
+from equipoise.tasks.examples import real_rows
 
 
 class Server(NamedTuple):
@@ -162,7 +163,7 @@ def split(task: Task, shard: Data, domain_of: Callable[[Shards], Int[Array, " m"
         ids.shape == (m,) and jnp.issubdtype(ids.dtype, jnp.integer),
         f"domain_of gave shape {ids.shape} of {ids.dtype} for {m} rows; give one integer per row",
     )
-    real = jnp.arange(m, dtype=shard.sizes.dtype) < shard.sizes
+    real = real_rows(shard)
 
     def part(i: Int[Array, ""]) -> tuple[Data, Int[Array, ""]]:
         mine = real & (ids.astype(jnp.int32) == i)

@@ -102,7 +102,7 @@ def compress_replies(
         return tuple((blank,) * sum(jax.tree.leaves(parts)) for parts in chosen)
 
     def shortened(k: int, exchange: Exchange) -> Exchange:
-        parts = in_each, in_total = chosen[k]
+        parts, in_total = chosen[k], chosen[k][1]
         any_sums = any(jax.tree.leaves(in_total))
 
         def with_vectors(reply: PyTree, vectors: Sequence[Array]) -> PyTree:

@@ -140,7 +140,8 @@ def simulate(
     if resume is not None:
         check_resume(resume, algorithm.name, words, outline, rounds, origin)
         start = resumed(resume, state)
-    key, keep, lose, numbers = layout.place((key, keep, lose, numbers))
+    inputs, numbers = layout.place((Inputs(None, key, keep, lose), numbers))
+    inputs = inputs._replace(source=source)
     if not layout.spread or resume is not None:
         start = start._replace(state=placed(start.state, layout))
     most = longest_history(outline.row)
@@ -155,7 +156,7 @@ def simulate(
 
     def program(quickly: bool) -> Advance:
         many = in_precision(products, partial(mapped or rounds_of(structure, layout, quickly), numbers, length=most))
-        return lambda state, stop: many(state, source, key, stop, keep, lose)
+        return lambda state, stop: many(state, inputs, stop)
 
     stages = ((partial(program, True), min(quick, rounds)), (partial(program, False), rounds))
     halts = every if callback is not None or until is not None else None
@@ -205,6 +206,15 @@ def begin(
     return state, layout.place_shared(as_given(data) if source is None else source)
 
 
+class Inputs(NamedTuple):
+    """What rounds read and leave as it is; of several runs side by side there is a key and a `lose` for each."""
+
+    source: PreparedData | None  # None: rows are read from files
+    key: RandomKey
+    keep: Partial
+    lose: Partial | None
+
+
 class Run(NamedTuple):
     """How far a run is, or several side by side, whose arrays then have an axis for them."""
 
@@ -217,7 +227,8 @@ class Run(NamedTuple):
     halted: bool = False  # at a multiple of `every`, or at the end
 
 
-Advance = Callable[[State, np.int32], tuple[State, PyTree]]  # to a round, and what was recorded on the way
+Advanced = tuple[State, PyTree]  # the state after some rounds, and what was recorded on the way
+Advance = Callable[[State, np.int32], Advanced]  # to a round
 
 
 def in_chunks(
@@ -345,18 +356,10 @@ def placed(state: State, layout: Layout) -> State:
 def rounds_of(structure: PyTreeDef, layout: Layout, quickly: bool) -> Callable:
     """The program of rounds: up to `stop`, at most `length` of them, and a row of each. It counts from zero."""
 
-    def advance(
-        numbers: list[Array],
-        state: State,
-        source: PreparedData,
-        key: RandomKey,
-        stop: Array,
-        keep: Partial,
-        lose: Partial | None,
-        *,
-        length: int,
-    ) -> tuple[State, PyTree]:
+    def advance(numbers: list[Array], state: State, inputs: Inputs, stop: Array, *, length: int) -> Advanced:
         algorithm = structure.unflatten(numbers)
+        source, key, keep, lose = inputs
+        assert source is not None
 
         def step(state: State) -> State:
             return kernel.step(algorithm, state, source, key, lost=lose, layout=layout)
@@ -374,11 +377,11 @@ def all_rounds(
     start: Array,
     stop: Array,
     length: int,
-) -> tuple[State, PyTree]:
+) -> Advanced:
     """The state after the rounds from `start` to `stop`, whose tally is of these, and `length` rows of records."""
     rows = jax.tree.map(lambda s: jnp.zeros((length, *s.shape), s.dtype), jax.eval_shape(keep, state.server))
 
-    def body(r: Array, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
+    def body(r: Array, carry: Advanced) -> Advanced:
         state, rows = carry
         state = step(state)
         rows = jax.tree.map(lambda table, row: table.at[r - start].set(row), rows, keep(state.server))

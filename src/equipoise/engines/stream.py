@@ -60,12 +60,7 @@ def programs(structure: PyTreeDef) -> tuple[Callable, Callable]:
         data: PyTree = Gathered(jax.vmap(algorithm.prepare)(shards))
         keys = round_keys(key, r, len(algorithm.round))[k]
         server, clients, seen = kernel.exchange_once(algorithm.round[k], server, clients, data, keys, gone=gone)
-        tally = kernel.Tally(
-            jnp.asarray(tally.asked).at[k].add(seen.asked),
-            jnp.asarray(tally.answered).at[k].add(seen.answered),
-            jnp.asarray(tally.broken).at[jnp.asarray(seen.ids)].add(seen.broken.astype(jnp.int32)),
-        )
-        return State(r + int(k + 1 == len(algorithm.round)), server, clients, tally)
+        return State(r + int(k + 1 == len(algorithm.round)), server, clients, kernel.counted(tally, k, seen))
 
     return compiled(asked, static_argnames="k"), compiled(exchange, static_argnames="k", donate_argnums=1)
 
@@ -84,17 +79,9 @@ def rounds(structure: PyTreeDef, data: object) -> Callable:
         return read(np.asarray(guess))
 
     def advance(
-        numbers: list[Array],
-        state: State,
-        source: None,
-        key: RandomKey,
-        stop: Array,
-        keep: Partial,
-        lose: Partial | None,
-        *,
-        length: int,
+        numbers: list[Array], state: State, inputs: PyTree, stop: Array, *, length: int
     ) -> tuple[State, PyTree]:
-        algorithm = structure.unflatten(numbers)
+        algorithm, (_, key, keep, lose) = structure.unflatten(numbers), inputs
         exchanges = len(algorithm.round)
         state = state._replace(tally=kernel.no_counts(algorithm))
         seen: list[PyTree] = []

@@ -20,7 +20,7 @@ from equipoise.engines.client_data import PreparedData, as_given, prepare
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import SMALL, Layout, lay_out
 from equipoise.engines.made_from import made_from
-from equipoise.engines.simulator import Outline, Products, Result, Run, in_precision
+from equipoise.engines.simulator import Advanced, Inputs, Outline, Products, Result, Run, in_precision
 from equipoise.errors import InputError, Stopped, require
 from equipoise.leaves import numbers_of
 from equipoise.protocol import Algorithm, RandomKey, Vector, as_key, nbytes
@@ -218,10 +218,10 @@ def _run(
         took = sum(r.seconds for r in old[:real]), sum(r.compile_seconds for r in old[:real])
         start = Run(states, tally, rows, old[0].rounds, *took)
     most = simulator.longest_history(outline.row)
-    many = in_precision(products, partial(rounds_of_many(structure, layout), length=most))
+    many = in_precision(products, partial(rounds_of_many(structure, layout), numbers, length=most))
 
-    def advance(states: State, stop: np.int32) -> tuple[State, PyTree]:
-        return many(states, source, keys, numbers, stop, keep, lose)
+    def advance(states: State, stop: np.int32) -> Advanced:
+        return many(states, Inputs(source, keys, keep, lose), stop)
 
     def result(run: Run, t: int, history: PyTree = None) -> Result:
         server, clients = one_of((run.state.server, run.state.clients), t)
@@ -274,17 +274,10 @@ def beginnings(structure: PyTreeDef) -> Callable:
 def rounds_of_many(structure: PyTreeDef, layout: Layout) -> Callable:
     """The program of rounds of all trials: up to `stop`, at most `length` of them, and a row of each."""
 
-    def advance(
-        states: State,
-        source: PreparedData,
-        keys: RandomKey,
-        numbers: list[Array],
-        stop: Array,
-        keep: Partial,
-        lose: Partial | None,
-        *,
-        length: int,
-    ) -> tuple[State, PyTree]:
+    def advance(numbers: list[Array], states: State, inputs: Inputs, stop: Array, *, length: int) -> Advanced:
+        source, keys, keep, lose = inputs
+        assert source is not None
+
         def one(state: State, key: RandomKey, numbers: list[Array], lose: Partial | None) -> State:
             return kernel.step(structure.unflatten(numbers), state, source, key, lost=lose, layout=layout)
 
@@ -293,7 +286,7 @@ def rounds_of_many(structure: PyTreeDef, layout: Layout) -> Callable:
 
         return simulator.all_rounds(step, jax.vmap(keep), states, states.round[0], stop, length)
 
-    return compiled(advance, quickly=False, donate_argnums=0, static_argnames="length")
+    return compiled(advance, quickly=False, donate_argnums=1, static_argnames="length")
 
 
 def with_data_alike(trials: Sequence[Trial]) -> list[Trial]:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from equipoise.leaves import numbers_are_leaves
-from equipoise.objectives.checks import clients, make_dual
+from equipoise.objectives.checks import clients, make_dual, no_penalty
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import SearchStart, simplex
 from equipoise.objectives.record import Record
@@ -19,9 +19,6 @@ def agnostic(n: int) -> Dual:
     """
     n = clients(n)
 
-    def penalty(lam: Array) -> Array:
-        return jnp.zeros((), lam.dtype)
-
     def prox(v: Array, step: Array | float, start: SearchStart | None = None) -> Array:
         return simplex(v, start=start)
 
@@ -29,10 +26,7 @@ def agnostic(n: int) -> Dual:
         worst = (losses == jnp.max(losses)).astype(losses.dtype)
         return worst / jnp.sum(worst)
 
-    def value(losses: Array) -> Array:
-        return jnp.max(losses)
-
-    operators = penalty, prox, best_response, value
+    operators = no_penalty, prox, best_response, lambda losses: jnp.max(losses)
     return make_dual(Dual("agnostic", n, *operators, modulus=0.0, interior=Interior.weights(n), prox_given=prox))
 
 

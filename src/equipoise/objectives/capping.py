@@ -9,7 +9,7 @@ from jax import Array
 
 from equipoise.errors import require
 from equipoise.leaves import numbers_are_leaves
-from equipoise.objectives.checks import make_dual
+from equipoise.objectives.checks import make_dual, value_of
 from equipoise.objectives.dual import Dual
 from equipoise.objectives.projections import with_unit_sum
 
@@ -60,10 +60,7 @@ def cap_weights(dual: Dual, cap: float) -> Dual:
         # The proximal point method, whose fixed points are the maximisers.
         return jax.lax.fori_loop(0, 30, lambda _, lam: prox(lam + step * losses, step), equal)
 
-    def value(losses: Array) -> Array:
-        lam = best_response(losses)
-        return jnp.sum(losses * lam) - dual.penalty(lam)
-
     interior = None if dual.interior is None else dual.interior.capped(cap)
     named = dual._replace(name=f"{dual.name} capped at {cap:g}", interior=interior, prox_given=None)
+    value = value_of(best_response, dual.penalty)
     return make_dual(named._replace(prox=prox, best_response=best_response, value=value))

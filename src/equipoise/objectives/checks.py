@@ -1,6 +1,7 @@
 """The border of every dual: arguments are checked once, arrays when they arrive, each in a sentence."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -50,6 +51,23 @@ def reference(p: ArrayLike | None, n: int, zeros: bool = False) -> np.ndarray:
 def no_penalty(lam: Array) -> Array:
     """psi of a dual that is a set and nothing else."""
     return jnp.zeros((), lam.dtype)
+
+
+def value_of(
+    best_response: Callable[[Array], Array], penalty: Callable[[Array], Array] = no_penalty
+) -> Callable[[Array], Array]:
+    """What the best response is worth: the value of a dual where no formula says it better."""
+
+    def value(losses: Array) -> Array:
+        lam = best_response(losses)
+        return jnp.sum(losses * lam) - penalty(lam)
+
+    return value
+
+
+def finite(x: Array) -> Array:
+    """x, where it overflows the largest number there is."""
+    return jnp.minimum(x, jnp.finfo(x.dtype).max)
 
 
 def make_dual(dual: Dual) -> Dual:

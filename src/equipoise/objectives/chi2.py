@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from equipoise.leaves import numbers_are_leaves
-from equipoise.objectives.checks import clients, make_dual, no_penalty, number
+from equipoise.objectives.checks import clients, make_dual, no_penalty, number, value_of
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import SearchStart, moderate, simplex
 from equipoise.objectives.record import Record
@@ -35,12 +35,8 @@ def chi2(n: int, rho: float) -> Dual:
     def best_response(losses: Array) -> Array:
         return simplex(losses, rho * n)
 
-    def value(losses: Array) -> Array:
-        lam = best_response(losses)
-        return jnp.sum(losses * lam) - penalty(lam)
-
     interior = Interior.weights(n, quadratic=rho * n)
-    operators = penalty, prox, best_response, value
+    operators = penalty, prox, best_response, value_of(best_response, penalty)
     return make_dual(Dual("chi2", n, *operators, modulus=rho * n, interior=interior, prox_given=prox))
 
 
@@ -87,11 +83,9 @@ def chi2_ball(n: int, radius: float) -> Dual:
     def best_response(losses: Array) -> Array:
         return simplex(losses, entry(losses))
 
-    def value(losses: Array) -> Array:
-        return jnp.sum(losses * best_response(losses))
-
+    operators = no_penalty, prox, best_response, value_of(best_response)
     interior = Interior.weights(n, radius=2 * radius / n)
-    return make_dual(Dual("chi2_ball", n, no_penalty, prox, best_response, value, modulus=0.0, interior=interior))
+    return make_dual(Dual("chi2_ball", n, *operators, modulus=0.0, interior=interior))
 
 
 CHI2 = Record("chi2", chi2, example={"rho": 0.1}, defaults={"rho": 0.1})

@@ -9,7 +9,7 @@ from jax import Array
 
 from equipoise.errors import require
 from equipoise.leaves import numbers_are_leaves
-from equipoise.objectives.checks import clients, make_dual, no_penalty, number
+from equipoise.objectives.checks import clients, make_dual, no_penalty, number, value_of
 from equipoise.objectives.dual import Dual, Interior
 from equipoise.objectives.projections import level, with_unit_sum
 from equipoise.objectives.record import Record
@@ -43,11 +43,9 @@ def cvar(n: int, alpha: float) -> Dual:
         each = jnp.clip(left / jnp.sum(ties, dtype=losses.dtype), 0, cap)
         return jnp.where(worse, jnp.asarray(cap, losses.dtype), jnp.where(ties, each, 0))
 
-    def value(losses: Array) -> Array:
-        return jnp.sum(losses * best_response(losses))
-
+    operators = no_penalty, prox, best_response, value_of(best_response)
     interior = Interior.weights(n, cap=np.full(n, cap)) if cap < 1 else Interior.weights(n)
-    return make_dual(Dual("cvar", n, no_penalty, prox, best_response, value, modulus=0.0, interior=interior))
+    return make_dual(Dual("cvar", n, *operators, modulus=0.0, interior=interior))
 
 
 CVAR = Record("cvar", cvar, example={"alpha": 0.3}, defaults={"alpha": 0.2})

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from equipoise.errors import require
 from equipoise.leaves import numbers_are_leaves
-from equipoise.objectives.checks import clients, make_dual, number, reference
+from equipoise.objectives.checks import clients, finite, make_dual, number, reference
 from equipoise.objectives.dual import Dual
 from equipoise.objectives.projections import moderate
 from equipoise.objectives.record import Record
@@ -28,9 +28,6 @@ def propfair(n: int, bound: float, *, p: ArrayLike | None = None, margin: float 
     n, bound, weights = clients(n), number("bound", bound), reference(p, n)
     margin = bound / 100 if margin is None else number("margin", margin)
     require(margin <= bound, f"margin is {margin}, above the bound {bound}; give a small part of the bound")
-
-    def finite(x: Array) -> Array:
-        return jnp.minimum(x, jnp.finfo(x.dtype).max)
 
     def cap(p: Array) -> Array:
         return finite(p / moderate(margin, p.dtype))

@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from equipoise.leaves import numbers_are_leaves
-from equipoise.objectives.checks import clients, make_dual, number, reference
+from equipoise.objectives.checks import clients, finite, make_dual, number, reference
 from equipoise.objectives.dual import Dual
 from equipoise.objectives.record import Record
 
@@ -24,9 +24,6 @@ def qffl(n: int, q: float, *, p: ArrayLike | None = None) -> Dual:
     """
     n, q, weights = clients(n), number("q", q, traced=False), reference(p, n)
     logs = np.log(weights)
-
-    def finite(x: Array) -> Array:
-        return jnp.minimum(x, jnp.finfo(x.dtype).max)
 
     def penalty(lam: Array) -> Array:
         lam = jnp.maximum(lam, 0)

@@ -141,9 +141,8 @@ def client_smoothness(task: Task, x: Vector, shard: Data, iterations: int = 16) 
 
     What a client can do on its own; one number to tell.
     """
-    alpha, beta = _lanczos(task, x, shard, iterations)
-    ritz, vectors = eigh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
-    return ritz[-1] + beta[-1] * jnp.abs(vectors[-1, -1])
+    ritz, residual = _ritz(*_lanczos(task, x, shard, iterations))
+    return ritz[-1] + residual[-1]
 
 
 def rough_smoothness(task: Task, x: Vector, shard: Data, iterations: int = 4) -> Scalar:
@@ -152,13 +151,19 @@ def rough_smoothness(task: Task, x: Vector, shard: Data, iterations: int = 4) ->
     return jnp.max(alpha + beta + jnp.concatenate([jnp.zeros_like(beta[:1]), beta[:-1]]))
 
 
+def _ritz(alpha: Vector, beta: Vector) -> tuple[Vector, Vector]:
+    """Eigenvalues of a tridiagonal matrix, each within its residual of one of the Hessian."""
+    ritz, vectors = eigh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
+    return ritz, beta[-1] * jnp.abs(vectors[-1])
+
+
 def _lanczos(task: Task, x: Vector, shard: Data, iterations: int) -> tuple[Vector, Vector]:
     """Diagonal and off-diagonal of the Hessian at x on a Krylov space, and last how far that is from invariant.
 
     Hessian-vector products with three vectors in memory: lost orthogonality repeats large Ritz values and makes none
     that is not there.
     """
-    _, apply = jax.linearize(lambda u: task.grad(u, shard), x)
+    apply = _hessian(task, x, shard)
     k, eps = min(iterations, x.size), jnp.finfo(x.dtype).eps
     start = jax.random.normal(jax.random.key(0), x.shape, x.dtype)
 
@@ -281,8 +286,7 @@ def _extremes(
     v, m_v, _ = unit(start, jnp.zeros((), like.dtype))
     state = (zeros.at[0].set(v), zeros.at[0].set(m_v), zeros[:k, 0], zeros[:k, 0])
     _, _, alpha, beta = jax.lax.fori_loop(0, k, step, state)
-    ritz, vectors = eigh(jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1))
-    residual = beta[-1] * jnp.abs(vectors[-1])
+    ritz, residual = _ritz(alpha, beta)
     return ritz[0] - residual[0], ritz[-1] + residual[-1]
 
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Float, PyTree
+from jaxtyping import Bool, Float, PyTree
 
 from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import InputError, is_concrete, require
-from equipoise.protocol import RandomKey, Vector, as_key
+from equipoise.protocol import Data, RandomKey, Vector, as_key
 from equipoise.tasks.task import Convexity, Examples, Linear, Params, Scalar, Task, least, penalty
 
 SOFTMAX = 0.1  # of p (1 - p), which is between 0 and 1/4 and moves while a model is trained
@@ -52,26 +52,20 @@ def over_examples(
     def each_loss(x: Vector, inputs: Array, labels: Array, key: RandomKey | None) -> Float[Array, " b"]:
         return example_losses(x, inputs, labels, key) if random else example_losses(x, inputs, labels)  # type: ignore[call-arg]
 
-    def on_rows(x: Vector, shard: Shards, draw: tuple[Array, RandomKey | None]) -> Scalar:
-        rows, key = draw
+    def on_rows(x: Vector, shard: Shards, drawn: tuple[Array, RandomKey | None]) -> Scalar:
+        rows, key = drawn
         return penalised(jnp.mean(each_loss(x, shard.inputs[rows], shard.labels[rows], key)), x)
 
     def on_all(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
-        real = jnp.arange(shard.labels.shape[0], dtype=shard.sizes.dtype) < shard.sizes
-        each = jnp.where(real, each_loss(x, shard.inputs, shard.labels, key), 0)
-        return penalised(jnp.sum(each) / shard.sizes.astype(each.dtype), x)
+        return penalised(mean_of_rows(each_loss(x, shard.inputs, shard.labels, key), shard), x)
 
     def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
         if key is None or batch is None:
             return on_all(x, shard, key)
-        return on_rows(x, shard, (draw(key, shard, (batch,)), jax.random.fold_in(key, 1) if random else None))
+        return on_rows(x, shard, drawn_once(key, shard, batch, random))
 
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
         return jax.grad(loss)(x, shard, key)
-
-    def draws(shard: Shards, key: RandomKey, steps: int) -> PyTree:
-        keys = jax.random.split(jax.random.fold_in(key, 1), steps) if random else None
-        return keys if batch is None else (draw(key, shard, (steps, batch)), keys)
 
     def prepare(shard: Shards) -> Shards:
         if expects is not None:
@@ -80,7 +74,7 @@ def over_examples(
 
     promised = l2 if isinstance(l2, tuple) else float(l2)
     modulus, start = promised if convex and least(l2) > 0 else None, init or (lambda key: jnp.zeros(size))
-    descend = local.descent(jax.grad(on_all if batch is None else on_rows), draws)
+    descend = local.descent(jax.grad(on_all if batch is None else on_rows), draws_of(batch, random))
     return Task(name, size, loss, grad, descend, start, predict, prepare, modulus)
 
 
@@ -88,6 +82,31 @@ def draw(key: RandomKey, shard: Shards, shape: tuple[int, ...]) -> Array:
     """Rows of a minibatch, never from the padding."""
     # As uniform as 32 bits are, in a third of the operations of `randint`.
     return (jax.random.bits(key, shape, jnp.uint32) % shard.sizes.astype(jnp.uint32)).astype(jnp.int32)
+
+
+def drawn_once(key: RandomKey, shard: Shards, batch: int, random: bool) -> tuple[Array, RandomKey | None]:
+    """A minibatch, and a key for what else is left to chance."""
+    return draw(key, shard, (batch,)), jax.random.fold_in(key, 1) if random else None
+
+
+def draws_of(batch: int | None, random: bool) -> Callable[[Shards, RandomKey, int], PyTree]:
+    """The same for each of many steps; without minibatches keys alone, if those."""
+
+    def draws(shard: Shards, key: RandomKey, steps: int) -> PyTree:
+        keys = jax.random.split(jax.random.fold_in(key, 1), steps) if random else None
+        return keys if batch is None else (draw(key, shard, (steps, batch)), keys)
+
+    return draws
+
+
+def real_rows(shard: Data) -> Bool[Array, " m"]:
+    """Which rows of a client's shard are examples, and not padding."""
+    return jnp.arange(shard.labels.shape[0], dtype=shard.sizes.dtype) < shard.sizes
+
+
+def mean_of_rows(each: Float[Array, " m"], shard: Shards) -> Scalar:
+    """Over the examples of a shard."""
+    return jnp.sum(jnp.where(real_rows(shard), each, 0)) / shard.sizes.astype(each.dtype)
 
 
 def features_of(features: int) -> Callable[[Shards], None]:

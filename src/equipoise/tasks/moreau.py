@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from equipoise import local
-from equipoise.errors import all_positive, is_concrete, positive, require
+from equipoise.errors import all_positive, positive, require
 from equipoise.linear_algebra import inverse
 from equipoise.protocol import Data, RandomKey, Vector
 from equipoise.tasks.squares import Gram, Kernel
@@ -130,10 +130,7 @@ def _inexact(task: Task, mu: float, inner_steps: int, inner_lr: float) -> Person
         def step(carry: tuple, inputs: tuple[Array, RandomKey]) -> tuple[tuple, None]:
             (u, v, seen), (t, k) = carry, inputs
             v = improved(v, u, data, k)
-            g = mu * (u - v)
-            g = g if shift is None else g + shift
-            g = g if is_concrete(pull) and not pull else g + pull * (u - x)
-            u = u - lr * g
+            u = u - lr * local.corrected(mu * (u - v), u, x, shift, pull)
             return (u, v, seen if snapshot is None else jnp.where(t == snapshot, u, seen)), None
 
         counted = (jnp.arange(1, steps + 1, dtype=jnp.int32), jax.random.split(key, steps))

@@ -28,7 +28,7 @@ from equipoise.data.shards import Shards
 from equipoise.errors import InputError, not_none, require
 from equipoise.linear_algebra import eigh, solve_positive
 from equipoise.protocol import Data, RandomKey, Vector, tree_where
-from equipoise.tasks.examples import draw
+from equipoise.tasks.examples import drawn_once, draws_of, mean_of_rows, real_rows
 from equipoise.tasks.task import Own, Scalar, Task, penalty, shrink
 
 Part = Float[Array, "k q"]
@@ -78,33 +78,26 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
         each = losses(z + B @ basis(a, z.dtype), shard.labels[rows])
         return jnp.mean(each) + penalty(examples.l2, x) + ridge(B, shard)
 
-    def drawn_with(key: RandomKey, shard: Shards, batch: int) -> tuple[Array, RandomKey | None]:
-        return draw(key, shard, (batch,)), jax.random.fold_in(key, 1) if examples.random else None
-
     def loss(x: Vector, shard: Shards, key: RandomKey | None = None) -> Scalar:
         if key is not None and examples.batch is not None:
-            return on_rows(x, fit(x, shard), shard, drawn_with(key, shard, examples.batch))
+            return on_rows(x, fit(x, shard), shard, drawn_once(key, shard, examples.batch, examples.random))
         z = outputs(x, shard.inputs, key if examples.random else None)
         B = solved(outputs(x, shard.inputs) if examples.random else z, shard)
         each = losses(z + B @ basis(shard.inputs, z.dtype), shard.labels)
-        return _mean(each, shard) + penalty(examples.l2, x) + ridge(B, shard)
+        return mean_of_rows(each, shard) + penalty(examples.l2, x) + ridge(B, shard)
 
     def slope(x: Vector, shard: Shards, key: RandomKey | None, start: Part | None = None) -> Vector:
         """The gradient over all rows: with B held where it is, in one pass forward and one back."""
         z, back = jax.vjp(lambda u: outputs(u, shard.inputs, key if examples.random else None), x)
         B = solved(outputs(x, shard.inputs) if examples.random else z, shard, start)
         v = z + B @ basis(shard.inputs, z.dtype)
-        pulled = jax.grad(lambda v: _mean(losses(v, shard.labels), shard))(v)
+        pulled = jax.grad(lambda v: mean_of_rows(losses(v, shard.labels), shard))(v)
         return back(pulled)[0] + shrink(examples.l2, x)
 
     def grad(x: Vector, shard: Shards, key: RandomKey | None = None) -> Vector:
         if key is None or examples.batch is None:
             return slope(x, shard, key)
-        return jax.grad(on_rows)(x, fit(x, shard), shard, drawn_with(key, shard, examples.batch))
-
-    def draws(shard: Shards, key: RandomKey, steps: int) -> PyTree:
-        keys = jax.random.split(jax.random.fold_in(key, 1), steps) if examples.random else None
-        return keys if examples.batch is None else (draw(key, shard, (steps, examples.batch)), keys)
+        return jax.grad(on_rows)(x, fit(x, shard), shard, drawn_once(key, shard, examples.batch, examples.random))
 
     def descend(x: Vector, shard: Shards, key: RandomKey, **options: Any) -> Any:
         start = fit(x, shard)  # near that of every local step
@@ -114,7 +107,7 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
                 return slope(u, shard, drawn, start)
             return jax.grad(on_rows)(u, start, shard, drawn)
 
-        return local.descent(along, draws)(x, shard, key, **options)
+        return local.descent(along, draws_of(examples.batch, examples.random))(x, shard, key, **options)
 
     parts = _parts(task, inputs, fit)
     return task._replace(name=f"{task.name}_own", loss=loss, grad=grad, descend=descend, own=parts)
@@ -145,7 +138,7 @@ def _parts(task: Task, inputs: tuple[int, ...], fit: Callable[[Vector, Shards], 
         return z + (B @ _basis(inputs, rows, z.dtype)).T.reshape(z.shape)
 
     def loss(x: Vector, B: Part, shard: Shards) -> Scalar:
-        return _mean(examples.losses(outputs(x, B, shard.inputs), shard.labels), shard) + penalty(examples.l2, x)
+        return mean_of_rows(examples.losses(outputs(x, B, shard.inputs), shard.labels), shard) + penalty(examples.l2, x)
 
     return Own(inputs, fit, outputs, loss)
 
@@ -159,14 +152,6 @@ def _basis(inputs: tuple[int, ...], rows: Array, dtype: DTypeLike) -> Float[Arra
         f"own names the inputs {inputs}, but an example has shape {rows.shape[1:]}; give indices of a row of numbers",
     )
     return jnp.concatenate([ones, rows[:, jnp.asarray(inputs)].T.astype(dtype)])
-
-
-def _real(shard: Shards) -> Array:
-    return jnp.arange(shard.labels.shape[0], dtype=shard.sizes.dtype) < shard.sizes
-
-
-def _mean(each: Float[Array, " m"], shard: Shards) -> Scalar:
-    return jnp.sum(jnp.where(_real(shard), each, 0)) / shard.sizes.astype(each.dtype)
 
 
 @partial(jax.jit, static_argnames=("losses", "bend"))  # traced once for all that asks for it in a program
@@ -185,12 +170,12 @@ def _minimised(
     the loss is lower there for certain, wherever B starts.
     """
     k, q = z.shape[0], phi.shape[0]
-    size, real, eps = shard.sizes.astype(z.dtype), _real(shard), jnp.finfo(z.dtype).eps
+    size, real, eps = shard.sizes.astype(z.dtype), real_rows(shard), jnp.finfo(z.dtype).eps
     ridge = ridge_of(bend)
     eye, phi_real = ridge * jnp.eye(k * q, dtype=z.dtype), jnp.where(real[None], phi, 0)
 
     def value(B: Part, z: Array) -> Scalar:
-        return _mean(losses(z + B @ phi, shard.labels), shard) + ridge * jnp.sum(B**2) / (2 * size)
+        return mean_of_rows(losses(z + B @ phi, shard.labels), shard) + ridge * jnp.sum(B**2) / (2 * size)
 
     def hessian(B: Part, z: Array) -> Float[Array, "kq kq"]:
         if bend == "softmax":
@@ -256,7 +241,7 @@ def _of_squares(task: Task, inputs: tuple[int, ...]) -> Task:
         none = examples.outputs(zeros, shard.inputs, None)
         # The targets, from the slope of the losses at outputs of zero.
         targets = -jax.grad(lambda z: jnp.sum(examples.losses(z, shard.labels)))(none) / bend
-        real = _real(shard)[:, None]
+        real = real_rows(shard)[:, None]
         u = jnp.where(real, _basis(inputs, shard.inputs, none.dtype).T, 0)
         squares, turned = eigh(u.T @ u)
         r = jnp.sqrt(1 + bend * jnp.maximum(squares, 0))

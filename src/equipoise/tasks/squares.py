@@ -21,7 +21,7 @@ from equipoise import local
 from equipoise.data.shards import Shards
 from equipoise.errors import require
 from equipoise.protocol import Data, RandomKey, Vector, tree_where
-from equipoise.tasks.examples import features_of, over_examples
+from equipoise.tasks.examples import features_of, over_examples, real_rows
 from equipoise.tasks.task import Examples, Linear, Scalar, Task
 
 
@@ -99,7 +99,7 @@ def squares(
     def prepare(shard: Shards) -> Gram | Kernel:
         expects(shard)
         m, p = shard.inputs.shape
-        real = (jnp.arange(m, dtype=shard.sizes.dtype) < shard.sizes)[:, None]
+        real = real_rows(shard)[:, None]
         a = jnp.where(real, shard.inputs, 0)
         y = jnp.where(real, targets(shard.labels, a.dtype), 0)
         if p > m:
