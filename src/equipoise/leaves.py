@@ -133,13 +133,13 @@ def numbers_are_leaves(factory: Any = None, *, static: tuple[str, ...] = ()) -> 
     signature = inspect.signature(factory)
     parameters = signature.parameters
 
-    def bound(args: tuple, settings: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    def bound(args: tuple, settings: dict[str, object]) -> Iterable[tuple[str, object]]:
         arguments = signature.bind(*args, **settings)
         arguments.apply_defaults()
         return arguments.arguments.items()
 
     @functools.wraps(factory)
-    def make(*args: Any, **settings: Any) -> Any:
+    def make(*args: object, **settings: object) -> Any:
         made = factory(*args, **settings)
         if not hasattr(made, "recipe") or any(made is value for value in (*args, *settings.values())):
             return made
@@ -152,7 +152,7 @@ def numbers_are_leaves(factory: Any = None, *, static: tuple[str, ...] = ()) -> 
         structure.whole = None if numbers else made
         return made
 
-    def call(**arguments: Any) -> Any:
+    def call(**arguments: object) -> object:
         values = ((name, arguments[name]) for name in parameters)  # JAX sorts a dictionary
         given = inspect.BoundArguments(
             signature, OrderedDict((name, v.value if isinstance(v, _Compared) else v) for name, v in values)

@@ -8,28 +8,27 @@ too small to be cut are given at once, larger ones in pieces of that size, one a
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 AT_ONCE = 1 << 15  # n^3 of all matrices together: a quarter of the smallest batch that was seen to be cut
 
 Matrices = Float[Array, "*batch n n"]
 
 
-def _in_pieces(routine: Callable[..., Any]) -> Callable[..., Any]:
+def _in_pieces(routine: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`routine` takes arrays with the same leading axes, the first of them square matrices."""
 
-    def run(*arrays: Array) -> Any:
+    def run(*arrays: Array) -> PyTree:
         *batch, n, _ = arrays[0].shape
         if math.prod(batch) == 1 or math.prod(batch) * n**3 <= AT_ONCE:
             return routine(*arrays)
         length = AT_ONCE // (math.prod(batch[1:]) * n**3)
 
-        def on_cpu(*arrays: Array) -> Any:
+        def on_cpu(*arrays: Array) -> PyTree:
             return jax.lax.map(lambda each: whole(*each), arrays, batch_size=length if length > 1 else None)
 
         return jax.lax.platform_dependent(*arrays, cpu=on_cpu, default=routine)
@@ -37,7 +36,7 @@ def _in_pieces(routine: Callable[..., Any]) -> Callable[..., Any]:
     whole = jax.custom_batching.custom_vmap(run)
 
     @whole.def_vmap
-    def batched(size: int, in_batch: list[bool], *arrays: Array) -> tuple[Any, Any]:
+    def batched(size: int, in_batch: list[bool], *arrays: Array) -> tuple[PyTree, PyTree]:
         stacked = [
             a if leads else jnp.broadcast_to(a, (size, *a.shape)) for a, leads in zip(arrays, in_batch, strict=True)
         ]

@@ -24,6 +24,7 @@ class Optimizer(Protocol):
     def update(self) -> Callable[..., tuple[PyTree, PyTree]]: ...
 
 
+Descended = Vector | tuple[Vector, Vector]  # where the steps end, and the snapshot, where one is asked for
 # A client's local steps: descend(x, data, key, *, steps, lr, ...) gives what `descend` below does, u or (u, snapshot).
 Descend = Callable[..., Any]
 

@@ -201,20 +201,14 @@ def nbytes(tree: PyTree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def wire(algorithm: Algorithm, x: Vector, shard: Data) -> list[Wire]:
+def wire(algorithm: Algorithm, x: Vector, shard: Data, *, prepares: bool = False) -> list[Wire]:
     """What crosses in each exchange, from the algorithm's own functions; `shard` is one client's, prepared."""
-    return _wires(algorithm, x, shard, prepares=False)
-
-
-def wire_of_rows(algorithm: Algorithm, x: Vector, shard: Data) -> list[Wire]:
-    """The same from a client's shard, or shapes like one, before it is prepared."""
-    return _wires(algorithm, x, shard, prepares=True)
-
-
-def _wires(algorithm: Algorithm, x: Vector, shard: Data, *, prepares: bool) -> list[Wire]:
     shapes = crossing_of(jax.tree.structure(algorithm), prepares)
     crossed = jax.eval_shape(shapes, numbers_of(algorithm, x.dtype), x, shard)
     return [Wire(e.name, message, reply) for e, (message, reply) in zip(algorithm.round, crossed, strict=True)]
+
+
+wire_of_rows = partial(wire, prepares=True)  # the same from a client's shard, or shapes like one, as it is
 
 
 @cached_program

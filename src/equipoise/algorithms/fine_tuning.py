@@ -10,7 +10,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike
 from jaxtyping import Float
 
 from equipoise.algorithms.measurement import measurement
@@ -22,23 +21,7 @@ from equipoise.leaves import numbers_are_leaves
 from equipoise.protocol import Algorithm, Data, Exchange, RandomKey, Replies, Reply, Vector
 from equipoise.tasks import Task
 
-
-class Split(NamedTuple):
-    """The clients' rows to tune on and to choose by; each is Shards, or a tree like them."""
-
-    train: Data
-    validation: Data
-
-    @property
-    def n(self) -> int:
-        return self.train.n
-
-    @property
-    def sizes(self) -> Array:
-        return self.train.sizes
-
-    def client(self, i: ArrayLike) -> "Split":
-        return Split(self.train.client(i), self.validation.client(i))
+Split = OwnerRows  # the clients' rows to tune on (`train`) and to choose by (`test`)
 
 
 class FineTuned(NamedTuple):
@@ -74,9 +57,9 @@ def fine_tuning(
 
     def prepare(data: Split) -> Split:
         if own is None:
-            return Split(task.prepare(data.train), task.prepare(data.validation))
+            return Split(task.prepare(data.train), task.prepare(data.test))
         # Parts of the owners' own are fitted to the rows that are tuned on, not to those that judge.
-        return Split(task.prepare(data.train), OwnerRows(data.train, data.validation))
+        return Split(task.prepare(data.train), OwnerRows(data.train, data.test))
 
     def judged(v: Vector, rows: Data) -> Array:
         return task.loss(v, rows) if own is None else own.loss(v, own.fit(v, rows.train), rows.test)
@@ -85,7 +68,7 @@ def fine_tuning(
         x, strengths = message.x, jnp.asarray([0.0, *pulls], message.x.dtype)
         tuned = [task.descend(x, data.train, key, steps=steps, lr=lr, pull=pull) for pull in pulls]
         models = jnp.stack([x, *tuned])
-        losses = jax.lax.map(lambda v: judged(v, data.validation), models)
+        losses = jax.lax.map(lambda v: judged(v, data.test), models)
         best = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))  # the first: x itself, if they are equal
         return models[best], Reply(each=FineTuned(losses[0], losses[best], strengths[best]))
 

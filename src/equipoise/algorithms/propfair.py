@@ -62,7 +62,7 @@ def propfair(
     def slope(loss: Float[Array, ""]) -> Float[Array, ""]:
         return 1 / jnp.maximum(bound - loss, eps)  # phi'
 
-    def descend(x: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> Any:
+    def descend(x: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> local.Descended:
         def gradient(u: Vector, k: RandomKey) -> Vector:
             return slope(task.loss(u, data, k)) * task.grad(u, data, k)  # the same k draws the same minibatch
 

@@ -16,12 +16,13 @@ from equipoise.steps import Rule, constant
 from equipoise.tasks import Task
 
 PARTS = ("task", "dual", "sample", "rule")  # what a factory may take, by these names; the rest are settings
+Settings = Mapping[str, Any]  # of a factory, by the names of its arguments
 SADDLE = "max_λ Σλ_i f_i − ψ(λ)"
-LOCAL_DEFAULTS: Mapping[str, object] = {"steps": 10, "local_lr": "auto"}
-LOCAL_EXAMPLE: Mapping[str, object] = {"steps": 5, "local_lr": 0.02}
+LOCAL_DEFAULTS: Settings = {"steps": 10, "local_lr": "auto"}
+LOCAL_EXAMPLE: Settings = {"steps": 5, "local_lr": 0.02}
 # Of every algorithm that takes them.
-USUAL_DEFAULTS: Mapping[str, object] = {**LOCAL_DEFAULTS, "lr": "auto"}
-USUAL_EXAMPLE: Mapping[str, object] = {**LOCAL_EXAMPLE, "lr": 0.1, "rule": constant(tau=0.1, sigma=0.5, theta=0.7)}
+USUAL_DEFAULTS: Settings = {**LOCAL_DEFAULTS, "lr": "auto"}
+USUAL_EXAMPLE: Settings = {**LOCAL_EXAMPLE, "lr": 0.1, "rule": constant(tau=0.1, sigma=0.5, theta=0.7)}
 
 
 class Record(NamedTuple):
@@ -31,7 +32,7 @@ class Record(NamedTuple):
     factory: Callable[..., Algorithm]
     objective: str  # what it minimises, as a formula
     paper: str
-    example: Mapping[str, Any]  # settings with which the laws build it, and its rule if it takes one
+    example: Settings  # settings with which the laws build it, and its rule if it takes one
     average: bool = False  # it trains for the average client, which is what fairness is measured against
     defaults: Mapping[str, Any] = {}  # in a configuration, of settings without a default of their own
     not_settings: tuple[str, ...] = ()  # arguments that a configuration cannot give
@@ -48,22 +49,14 @@ class Record(NamedTuple):
     minibatch_form: str | None = None  # the algorithm to take instead where gradients are of minibatches
 
     @staticmethod
-    def of(
-        factory: Callable[..., Algorithm],
-        objective: str,
-        paper: str,
-        *,
-        example: Mapping[str, Any] = {},
-        defaults: Mapping[str, Any] = {},
-        **others: Any,
-    ) -> "Record":
-        """The record of a factory under its own name; `example` and `defaults` say what is not as usual."""
+    def of(factory: Callable[..., Algorithm], objective: str, paper: str, **known: Any) -> "Record":
+        """The record of a factory under its own name; what its `example` and `defaults` do not say is as usual."""
         arguments = inspect.signature(factory).parameters
         open_ones = [name for name, argument in arguments.items() if argument.default is inspect.Parameter.empty]
-        usual = {name: value for name, value in USUAL_EXAMPLE.items() if name in arguments}
-        start = {name: value for name, value in USUAL_DEFAULTS.items() if name in open_ones}
-        example, defaults = {**usual, **example}, {**start, **defaults}
-        return Record(factory.__name__, factory, objective, paper, example, defaults=defaults, **others)
+        example = {name: value for name, value in USUAL_EXAMPLE.items() if name in arguments}
+        defaults = {name: value for name, value in USUAL_DEFAULTS.items() if name in open_ones}
+        known |= {"example": example | known.get("example", {}), "defaults": defaults | known.get("defaults", {})}
+        return Record(factory.__name__, factory, objective, paper, **known)
 
     def __call__(self, *args: Any, **settings: Any) -> Algorithm:
         return self.factory(*args, **settings)

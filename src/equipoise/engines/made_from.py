@@ -52,9 +52,9 @@ def differs(before: MadeFrom, now: MadeFrom) -> str | None:
         return "settings (a penalty, a step size, another task or dual)"
     if before.sizes and not _alike(before.sizes, now.sizes, SAME):
         return "data: the clients have other numbers of rows"
-    if before.kind == now.kind and before.rows and not _alike(before.rows, now.rows, SAME):
-        return "data: rows of some clients are not the same"
-    if before.kind == now.kind and len(before.sums) == len(now.sums) and not _alike(before.sums, now.sums, SAME):
+    same_rows = not before.rows or _alike(before.rows, now.rows, SAME)
+    same_sums = len(before.sums) != len(now.sums) or _alike(before.sums, now.sums, SAME)
+    if before.kind == now.kind and not (same_rows and same_sums):
         return "data: rows of some clients are not the same"
     return None
 
@@ -124,10 +124,9 @@ def _rows(data: Data) -> Iterator[float]:
     if sizes is None:
         return
     starts = _host(data.starts) if hasattr(data, "starts") else None  # of a Pool
-    tables = [_at_hand(table) for table in (data.inputs, data.labels)]
     for i in _spaced(len(sizes), CLIENTS):
         for row in (0, int(sizes[i]) - 1):
-            for table in tables:
+            for table in (data.inputs, data.labels):
                 yield from _some(table, (i, row) if starts is None else (int(starts[i]) + row,))
 
 
@@ -163,17 +162,11 @@ def _spaced(count: int, most: int) -> np.ndarray:
     return np.linspace(0, count - 1, min(count, most)).astype(int)
 
 
-def _at_hand(array: Array | np.ndarray) -> Array | np.ndarray:
-    """In NumPy, where that takes no copy."""
-    if not isinstance(array, jax.Array) or not array.is_fully_addressable:
-        return array
-    return np.asarray(array) if all(device.platform == "cpu" for device in array.devices()) else array
-
-
 def _host(array: Array | np.ndarray, place: tuple = ()) -> np.ndarray | None:
     """An array or a part of it in NumPy, without a copy of all that a device holds; None: it is in other processes."""
     if isinstance(array, jax.Array):
         if not array.is_fully_addressable or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
             return None
-        array = _at_hand(array)
+        if all(device.platform == "cpu" for device in array.devices()):
+            array = np.asarray(array)  # takes no copy
     return np.asarray(array[place] if place else array)

@@ -70,13 +70,11 @@ def rounds(structure: PyTreeDef, data: object) -> Callable:
     asked, exchange = programs(structure)
     reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="equipoise-rows")
 
-    def read(ids: np.ndarray) -> tuple[np.ndarray, Shards]:
+    def read(asked_for: Array | np.ndarray) -> tuple[np.ndarray, Shards]:
+        ids = np.asarray(asked_for)
         order = np.argsort(ids)  # files are read in one direction
         rows = jax.tree.map(lambda a: np.asarray(a[ids[order]])[np.argsort(order)], data)
         return ids, rows
-
-    def read_guess(guess: Array) -> tuple[np.ndarray, Shards]:
-        return read(np.asarray(guess))
 
     def advance(
         numbers: list[Array], state: State, inputs: PyTree, stop: Array, *, length: int
@@ -95,7 +93,7 @@ def rounds(structure: PyTreeDef, data: object) -> Callable:
                 after, then = (k + 1) % exchanges, r + (k + 1 == exchanges)
                 guess = asked(numbers, state.server, key, jnp.int32(then), k=after)
                 state = exchange(numbers, state, rows, key, lose, k=k)
-                ahead = reader.submit(read_guess, guess)
+                ahead = reader.submit(read, guess)
             seen.append(jax.tree.map(np.asarray, keep(state.server)))
         if not seen:
             return state, jax.tree.map(lambda s: np.zeros((0, *s.shape), s.dtype), jax.eval_shape(keep, state.server))

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -48,11 +48,11 @@ def grid(
     seeds: RandomKey | int | Sequence[RandomKey | int] = 0,
 ) -> list[Trial]:
     """A trial for every algorithm and seed, seeds within algorithms; lists of x and data have one for each seed."""
-    methods: list[Any] = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
+    methods: list[Algorithm] = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
     keys = list(seeds) if isinstance(seeds, Sequence) else [seeds]
-    starts: list[Any] = list(x) if isinstance(x, list | tuple) else [x] * len(keys)
+    starts: list[PyTree] = list(x) if isinstance(x, list | tuple) else [x] * len(keys)
     shared = isinstance(data, ClientData) or not isinstance(data, list | tuple)
-    divisions: list[Any] = [data] * len(keys) if shared else [*data]  # type: ignore[misc]
+    divisions: list[PyTree] = [data] * len(keys) if shared else [*data]  # type: ignore[misc]
     require(
         len(starts) == len(divisions) == len(keys),
         f"there are {len(keys)} seeds, {len(starts)} starts and {len(divisions)} divisions of the data; "
@@ -100,10 +100,9 @@ def sweep(
             "sweep", trial.algorithm, made_from(trial.algorithm).settings, trial.x, trial.data, trial.key
         )
     forms = [checks.as_vector(t.x) for t in trials]
-    trials = [
-        t._replace(x=x, key=as_key(t.key), lost=_operand(t.lost)) for t, (x, _) in zip(trials, forms, strict=True)
-    ]
-    trials = with_data_alike(trials)
+    lost = [None if t.lost is None else simulator.as_operand(t.lost) for t in trials]
+    flat = [t._replace(x=x, key=as_key(t.key), lost=l) for t, (x, _), l in zip(trials, forms, lost, strict=True)]
+    trials = with_data_alike(flat)
     for trial in trials:
         checks.check_start(trial.algorithm, trial.x, rounds)
     structures = [jax.tree.structure(t.algorithm) for t in trials]
@@ -159,10 +158,6 @@ def _grouped(keys: Sequence[Key], values: Sequence[Value]) -> Iterable[tuple[Key
     for key, value in zip(keys, values, strict=True):
         groups.setdefault(key, []).append(value)
     return groups.items()
-
-
-def _operand(lost: Lost | None) -> Partial | None:
-    return None if lost is None else simulator.as_operand(lost)
 
 
 def _slices(

@@ -9,18 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
-from equipoise.errors import is_concrete, positive, require
+from equipoise.errors import InputError, is_concrete, positive, require
 from equipoise.objectives.dual import Dual
-from equipoise.objectives.projections import SearchStart
 
 
-def clients(n: Any) -> int:
-    require(
-        isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 1,
-        f"n is {n!r}; give the number of clients, an integer of at least 1",
-    )
-    return int(n)
+def clients(n: object) -> int:
+    if isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 1:
+        return int(n)
+    raise InputError(f"n is {n!r}; give the number of clients, an integer of at least 1")
 
 
 def number(name: str, value: Any, traced: bool = True) -> float:
@@ -94,25 +92,22 @@ def make_dual(dual: Dual) -> Dual:
         (losses,), (change,) = primals, tangents
         return value(losses), jnp.sum(dual.best_response(losses) * change)
 
+    def checked(operator: Callable[..., Array], what: str) -> Callable[..., Array]:
+        program = jax.jit(operator)
+
+        def call(x: ArrayLike, *step_and_start: PyTree) -> Array:
+            x = vector(x, what)
+            step, start = step_and_start[:1], step_and_start[1:]
+            return program(x, *(jnp.asarray(number, x.dtype) for number in step), *start)
+
+        return call
+
     value = jax.custom_jvp(dual.value)
     value.defjvp(derivative)
-    penalty, prox = jax.jit(dual.penalty), jax.jit(dual.prox)
-    best_response, robust = jax.jit(dual.best_response), jax.jit(value)
-
-    def checked_prox(v: Array, step: Array | float) -> Array:
-        v = vector(v, "a point")
-        return prox(v, jnp.asarray(step, v.dtype))
-
-    given = None if dual.prox_given is None else jax.jit(dual.prox_given)
-
-    def checked_prox_given(v: Array, step: Array | float, start: SearchStart) -> Array:
-        v = vector(v, "a point")
-        return given(v, jnp.asarray(step, v.dtype), start)  # type: ignore[misc]
-
     return dual._replace(
-        prox_given=None if given is None else checked_prox_given,
-        penalty=lambda lam: penalty(vector(lam, "weights")),
-        prox=checked_prox,
-        best_response=lambda losses: best_response(vector(losses, "losses")),
-        value=lambda losses: robust(vector(losses, "losses")),
+        penalty=checked(dual.penalty, "weights"),
+        prox=checked(dual.prox, "a point"),
+        best_response=checked(dual.best_response, "losses"),
+        value=checked(value, "losses"),
+        prox_given=None if dual.prox_given is None else checked(dual.prox_given, "a point"),
     )

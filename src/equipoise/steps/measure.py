@@ -4,7 +4,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ from equipoise.steps.rules import Constants, Rule, auto, sampled
 from equipoise.tasks.task import Task
 
 Scalar = Float[Array, ""]
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 EXACT = 64  # parameters up to which all eigenvalues are found, and clients up to which all of L_lx's kin are
 LANCZOS = 16  # iterations beyond
 FEW = 16  # clients whose local steps stand for those of all
@@ -211,11 +213,11 @@ def _one_by_one(prepare: Callable) -> Callable:
     return compiled(lambda shards: jax.lax.map(lambda i: prepare(shards.client(i)), jnp.arange(shards.n)))
 
 
-def _measurement(function: Callable) -> Callable:
+def _measurement(function: Callable[Given, Made]) -> Callable[Given, Made]:
     """Compiled per task, and in full precision: rounded products, as on some accelerators, drown mu_x."""
 
     @functools.wraps(function)
-    def in_full_precision(*args: Any, **kwargs: Any) -> Any:
+    def in_full_precision(*args: Given.args, **kwargs: Given.kwargs) -> Made:
         with jax.default_matmul_precision("highest"):
             return function(*args, **kwargs)
 
@@ -290,7 +292,7 @@ def _extremes(
     return ritz[0] - residual[0], ritz[-1] + residual[-1]
 
 
-def _precondition(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar, v: Vector) -> Vector:
+def _precondition(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar | float, v: Vector) -> Vector:
     """M v, for equal weights."""
 
     def on_client(shard: Data) -> Vector:
@@ -307,7 +309,7 @@ def _precondition(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar, 
 
 
 @_measurement
-def _coupling(task: Task, steps: int, data: PyTree, few: PyTree, x: Vector, eta: Scalar) -> Float[Array, " s"]:
+def _coupling(task: Task, steps: int, data: PyTree, few: PyTree, x: Vector, eta: Scalar | float) -> Float[Array, " s"]:
     """The squared singular values of P C M^1/2, ascending; of many clients zero and the largest."""
     c = jax.vmap(lambda shard: task.grad(x, shard))(data)
     c = c - jnp.mean(c, axis=0, keepdims=True)
@@ -323,7 +325,7 @@ def _coupling(task: Task, steps: int, data: PyTree, few: PyTree, x: Vector, eta:
     return eigvalsh((gram + gram.T) / 2)
 
 
-def _smoothness(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar) -> Scalar:
+def _smoothness(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar | float) -> Scalar:
     """The largest eigenvalue of M H for equal weights."""
 
     def hessian(v: Vector) -> Vector:
@@ -337,7 +339,7 @@ _smoothness_alone = _measurement(_smoothness)
 
 
 @_measurement
-def _settle(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar) -> Vector:
+def _settle(task: Task, steps: int, data: PyTree, x: Vector, eta: Scalar | float) -> Vector:
     """x after five rounds of SCAFF-PD with equal weights and tau = 1/L_xx: near the best model on average."""
     tau = eta if steps == 1 else jnp.minimum(1 / _smoothness(task, steps, data, x, eta), steps * eta)
 

@@ -154,9 +154,8 @@ def sublinear(constants: Constants, *, a: float | None = None) -> Rule:
 
 def sharp_linear(constants: Constants, dual: Dual) -> Rule:
     """Condition 5.2 with sharp constants, for strongly convex psi: a round takes theta off |x - x*|^2."""
-    L_xx, mu_x, L_lx, mu_lam = _checked(constants, dual)
-    half = L_xx / mu_x / 2
-    omega = max(half + math.sqrt(half**2 + L_lx**2 / (mu_x * mu_lam)), 1.001)
+    _, mu_x, _, mu_lam = _checked(constants, dual)
+    omega = _sharp_omega(constants, dual)
     return constant(tau=1 / (mu_x * omega), sigma=1 / (mu_lam * (omega - 1)), theta=1 - 1 / omega)
 
 
@@ -301,10 +300,9 @@ def restarted(constants: Constants, dual: Dual, *, length: float = 4.0) -> Rule:
     and Gurbuzbalaban 2021). A stage of `length`/(1 - theta) rounds gets to the ball, the next one has half the ball: so
     after R rounds the error is O(1/R). The first stage is `sharp_linear`.
     """
-    L_xx, mu_x, L_lx, mu_lam = _checked(constants, dual)
+    _, mu_x, _, mu_lam = _checked(constants, dual)
     positive("length", length)
-    half = L_xx / mu_x / 2
-    first = max(half + math.sqrt(half**2 + L_lx**2 / (mu_x * mu_lam)), 1.001)
+    first = _sharp_omega(constants, dual)
 
     def stage(omega: Scalar) -> Stage:
         now = StepSizes(1 / (mu_x * omega), 1 / (mu_lam * (omega - 1)), 1 - 1 / omega)
@@ -337,6 +335,11 @@ def _checked(constants: Constants, dual: Dual | None = None) -> tuple[float, flo
         return L_xx, mu_x, L_lx, 0.0
     require(dual.modulus > 0, f"the penalty of '{dual.name}' is not strongly convex; use steps.auto")
     return L_xx, mu_x, L_lx, dual.modulus
+
+
+def _sharp_omega(constants: Constants, dual: Dual) -> float:
+    half = constants.L_xx / constants.mu_x / 2
+    return max(half + math.sqrt(half**2 + constants.L_lx**2 / (constants.mu_x * dual.modulus)), 1.001)
 
 
 def _starting_from(tau: float, sigma: float, theta: float) -> Callable[[DTypeLike], Planned]:

@@ -8,7 +8,7 @@ mu -> infinity is the shared model alone, mu -> 0 every client by itself.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +126,7 @@ def _inexact(task: Task, mu: float, inner_steps: int, inner_lr: float) -> Person
         shift: Vector | None = None,
         pull: ArrayLike = 0.0,
         snapshot: ArrayLike | None = None,
-    ) -> Any:
+    ) -> local.Descended:
         def step(carry: tuple, inputs: tuple[Array, RandomKey]) -> tuple[tuple, None]:
             (u, v, seen), (t, k) = carry, inputs
             v = improved(v, u, data, k)

@@ -99,7 +99,7 @@ def own_part(task: Task, own: Literal["intercept"] | Sequence[int] = "intercept"
             return slope(x, shard, key)
         return jax.grad(on_rows)(x, fit(x, shard), shard, drawn_once(key, shard, examples.batch, examples.random))
 
-    def descend(x: Vector, shard: Shards, key: RandomKey, **options: Any) -> Any:
+    def descend(x: Vector, shard: Shards, key: RandomKey, **options: Any) -> local.Descended:
         start = fit(x, shard)  # near that of every local step
 
         def along(u: Vector, shard: Shards, drawn: PyTree) -> Vector:

@@ -137,7 +137,7 @@ def squares(
                 return ((errors * data.rates[:, None]).T @ data.inputs).ravel() + l2 * x
         return plain.grad(x, data)
 
-    def descend(x: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> Any:
+    def descend(x: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> local.Descended:
         if isinstance(data, Kernel) and options.get("optimizer") is None:
             m, p = data.inputs.shape
             if 3 * p + steps * m < 2 * p * steps:  # products with A: 3 in all, or 2 in every step
@@ -161,7 +161,7 @@ def descend_on_coefficients(
     pull: float = 0.0,
     snapshot: Any = None,
     optimizer: None = None,
-) -> Any:
+) -> local.Descended:
     """The local steps with u = alpha x + beta shift + Z A throughout, Z [k, m]."""
     shift = jnp.zeros_like(x) if shift is None else shift
     shape = data.targets.shape[1], data.inputs.shape[1]
