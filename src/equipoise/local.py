@@ -38,8 +38,7 @@ def a_key_each(data: Data, key: RandomKey, steps: int) -> RandomKey:
 
 
 def descent(
-    gradient: Callable[[Vector, Data, PyTree], Vector],
-    draws: Callable[[Data, RandomKey, int], PyTree] = nothing_drawn,
+    gradient: Callable[[Vector, Data, PyTree], Vector], draws: Callable[[Data, RandomKey, int], PyTree] = nothing_drawn
 ) -> Descend:
     """`descend` of a task: along gradient(u, data, draw), the draws of all steps being draws(data, key, steps)."""
 

@@ -19,7 +19,7 @@ def test_every_client_keeps_the_best_of_its_models():
     algorithm = fine_tuning(TASK, N, steps=4, lr=0.05)
     run = eq.simulate(algorithm, start(), DATA, 0, rounds=1)
     outcome, kept = run.server.outcome, 0
-    for i, (client, held_out) in enumerate(zip(rows(DATA.train), rows(DATA.validation), strict=True)):
+    for i, (client, held_out) in enumerate(zip(rows(DATA.train), rows(DATA.test), strict=True)):
         x = np.asarray(start())
         models = [x, *(train(x, client, steps=4, lr=0.05, anchor=pull) for pull in PULLS)]
         losses = [reference.loss(v, held_out) for v in models]

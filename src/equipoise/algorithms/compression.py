@@ -30,19 +30,7 @@ from jaxtyping import Float, PyTree
 from equipoise.algorithms.wrapping import Beside, wrap_client, wrap_server
 from equipoise.errors import require
 from equipoise.leaves import numbers_are_leaves
-from equipoise.protocol import (
-    Algorithm,
-    Client,
-    Data,
-    Exchange,
-    Message,
-    RandomKey,
-    Replies,
-    Reply,
-    Server,
-    Vector,
-    Wire,
-)
+from equipoise.protocol import Algorithm, Client, Data, Exchange, RandomKey, Replies, Reply, Server, Vector, Wire
 
 TYPES = ("float32", "bfloat16")
 
@@ -109,7 +97,7 @@ def compress_replies(
             given = iter(vectors)
             return jax.tree.map(lambda yes, leaf: next(given) if yes else leaf, parts, reply)
 
-        def work(message: Message, client: Beside, data: Data, key: RandomKey) -> tuple[Beside, Reply]:
+        def work(message: PyTree, client: Beside, data: Data, key: RandomKey) -> tuple[Beside, Reply]:
             (inner, _), (total, each) = exchange.work(message, client, data, key)
             before: Sent = client.own
             full = jax.tree.leaves(eqx.filter((each, total), parts))

@@ -46,11 +46,5 @@ def fedprox(
 
 
 FEDPROX = Record.of(
-    fedprox,
-    "Σ p_i f_i",
-    "Li et al. 2020",
-    example={"mu": 0.5},
-    average=True,
-    defaults={"mu": 0.1},
-    descent={"mu": 0.0},
+    fedprox, "Σ p_i f_i", "Li et al. 2020", example={"mu": 0.5}, average=True, defaults={"mu": 0.1}, descent={"mu": 0.0}
 )

@@ -43,13 +43,7 @@ class Change(NamedTuple):
 
 @numbers_are_leaves
 def scaffold(
-    task: Task,
-    sample: Sample,
-    *,
-    steps: int,
-    local_lr: float,
-    server_lr: float = 1.0,
-    option: Literal[1, 2] = 2,
+    task: Task, sample: Sample, *, steps: int, local_lr: float, server_lr: float = 1.0, option: Literal[1, 2] = 2
 ) -> Algorithm[Server, Vector]:
     """SCAFFOLD; `option` 1 renews c_i by a gradient at x, 2 by what the local steps already computed."""
     n = check_distinct(sample, "SCAFFOLD keeps one control variate per client")

@@ -13,19 +13,9 @@ instead: exchange._replace(close=...). Numbers of a wrapper are leaves where its
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from equipoise.protocol import (
-    Algorithm,
-    Client,
-    Cohort,
-    Data,
-    Exchange,
-    Message,
-    RandomKey,
-    Replies,
-    Reply,
-    Server,
-    Vector,
-)
+from jaxtyping import PyTree
+
+from equipoise.protocol import Algorithm, Client, Cohort, Data, Exchange, RandomKey, Replies, Reply, Server, Vector
 
 Inner = TypeVar("Inner")
 Own = TypeVar("Own")
@@ -54,8 +44,7 @@ def chain(*wrappers: Wrapper) -> Wrapper:
 
 
 def wrap(
-    algorithm: Algorithm[Server, Client],
-    change: Callable[[int, Exchange[Server, Client]], Exchange[Server, Client]],
+    algorithm: Algorithm[Server, Client], change: Callable[[int, Exchange[Server, Client]], Exchange[Server, Client]]
 ) -> Algorithm[Server, Client]:
     """`algorithm` with its exchanges changed, whose states stay as they are."""
     return algorithm._replace(round=tuple(change(k, exchange) for k, exchange in enumerate(algorithm.round)))
@@ -106,7 +95,7 @@ def beside_client(exchange: Exchange[Server, Client]) -> Exchange[Server, Beside
     """The same exchange over states with something beside them at the clients."""
 
     def work(
-        message: Message, client: Beside[Client, Own], data: Data, key: RandomKey
+        message: PyTree, client: Beside[Client, Own], data: Data, key: RandomKey
     ) -> tuple[Beside[Client, Own], Reply]:
         inner, reply = exchange.work(message, client.inner, data, key)
         return Beside(inner, client.own), reply

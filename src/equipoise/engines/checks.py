@@ -104,8 +104,7 @@ def check_data(algorithm: Algorithm, x: Vector, data: Data) -> None:
     if is_concrete(data.sizes):
         sizes = np.asarray(data.sizes)
         require(
-            (sizes > 0).all(),
-            f"client {int(np.argmin(sizes))} has no examples; leave it out or give it at least one",
+            (sizes > 0).all(), f"client {int(np.argmin(sizes))} has no examples; leave it out or give it at least one"
         )
     shard = client_shapes(data)  # a pool may store another type than its clients see
     for name, a in named(shard).items():

@@ -18,17 +18,7 @@ from equipoise.engines.kernel import Lost, Tally
 from equipoise.engines.made_from import made_from
 from equipoise.engines.simulator import Model, Result, broken_replies
 from equipoise.errors import EquipoiseError, LostReplies
-from equipoise.protocol import (
-    Algorithm,
-    Client,
-    RandomKey,
-    Reply,
-    Server,
-    as_key,
-    exchange_keys,
-    run_client,
-    slot_key,
-)
+from equipoise.protocol import Algorithm, Client, RandomKey, Reply, Server, as_key, exchange_keys, run_client, slot_key
 
 Made = TypeVar("Made")
 

@@ -23,25 +23,12 @@ from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Int, PyTree
 
+from equipoise import protocol
 from equipoise.engines.client_data import PreparedData, SpreadData, StackedData
 from equipoise.engines.client_data import prepare_data as prepare
 from equipoise.engines.fold import fold
 from equipoise.engines.layout import SIDE_BY_SIDE, Layout
-from equipoise.protocol import (
-    Algorithm,
-    Client,
-    Cohort,
-    Data,
-    Exchange,
-    RandomKey,
-    Replies,
-    Server,
-    Vector,
-    is_finite,
-    round_keys,
-    run_client,
-    slot_key,
-)
+from equipoise.protocol import Algorithm, Client, Cohort, Data, Exchange, RandomKey, Replies, Server, Vector
 
 __all__ = ["Lost", "State", "Tally", "exchange_once", "init", "prepare", "step"]
 
@@ -94,7 +81,9 @@ def step(
 ) -> State[Server, Client]:
     """One round; `key` is its own, or the run's, of which every round takes its own. `lost` is as in `simulate`."""
     r, server, clients, tally = state
-    for k, (exchange, keys) in enumerate(zip(algorithm.round, round_keys(key, r, len(algorithm.round)), strict=True)):
+    for k, (exchange, keys) in enumerate(
+        zip(algorithm.round, protocol.round_keys(key, r, len(algorithm.round)), strict=True)
+    ):
         gone = None if lost is None else partial(lost, r, k)
         server, clients, seen = exchange_once(exchange, server, clients, federation, keys, layout, gone)
         tally = counted(tally, k, seen)
@@ -148,8 +137,10 @@ def block_of(exchange: Exchange[Server, Client], layout: Layout) -> Callable[...
     """What runs a device's clients: their states, the sum of their replies, and what is known of each of them."""
 
     def on_client(slot: Array, i: Array, mine: Client, shard: Data, server: Server, working: RandomKey) -> tuple:
-        new, reply = run_client(exchange, exchange.send(server, i), mine, shard, slot_key(working, slot))
-        return new, reply, is_finite(reply)
+        new, reply = protocol.run_client(
+            exchange, exchange.send(server, i), mine, shard, protocol.slot_key(working, slot)
+        )
+        return new, reply, protocol.is_finite(reply)
 
     def on_clients(slots: Array, *rows_and_rest: PyTree) -> tuple:
         if slots.shape[0] > 1:

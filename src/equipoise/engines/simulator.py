@@ -19,15 +19,7 @@ from jaxtyping import PyTree
 from equipoise._jax import cached_program, compiled, compiles_quickly, numbers_in
 from equipoise.data.shards import ClientData
 from equipoise.engines import checks, kernel, stream
-from equipoise.engines.client_data import (
-    PreparedData,
-    SpreadData,
-    StackedData,
-    as_given,
-    by_client,
-    padding,
-    prepare,
-)
+from equipoise.engines.client_data import PreparedData, SpreadData, StackedData, as_given, by_client, padding, prepare
 from equipoise.engines.kernel import Lost, State, Tally
 from equipoise.engines.layout import Layout, lay_out, on_device
 from equipoise.engines.made_from import MadeFrom, differs, made_from

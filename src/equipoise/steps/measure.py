@@ -62,8 +62,7 @@ def tuned(
 def rule_for(constants: Constants, dual: Dual, *, share: float = 1.0) -> Rule:
     """`auto`, or `sampled` where a share of the clients takes part in a round."""
     require(
-        dual.simplex,
-        f"the weights of '{dual.name}' do not sum to one, which the constants assume; use steps.constant",
+        dual.simplex, f"the weights of '{dual.name}' do not sum to one, which the constants assume; use steps.constant"
     )
     return auto(constants, dual) if share == 1 else sampled(constants, dual, share=share)
 
