@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from equipoise.data.shards import ClientData
 from equipoise.engines.checks import all_finite, as_vector, check_data, check_start, require_finite
 from equipoise.engines.client_data import StackedData, prepare_data
-from equipoise.engines.fold import fold_slots
+from equipoise.engines.fold import Collected
 from equipoise.engines.kernel import Lost, Tally
 from equipoise.engines.made_from import made_from
 from equipoise.engines.simulator import Model, Result, broken_replies
@@ -86,7 +86,10 @@ def debug(
                 clients[i], replies[int(slot)] = mine, reply
             message = jax.eval_shape(exchange.send, server, jnp.int32(0))
             like = jax.eval_shape(exchange.work, message, clients[0], source.client(0), working)[1]
-            server = named(where + ", close", close, server, fold_slots(replies, like, cohort))
+            collected = Collected(like, cohort)
+            for place, answer in replies.items():
+                collected.add(place, answer)
+            server = named(where + ", close", close, server, collected.folded())
         history.append(keep(server))
     table = jax.tree.map(lambda *rows: jnp.stack(rows), *clients)
     origin = made_from(algorithm, data)

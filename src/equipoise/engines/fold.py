@@ -1,26 +1,22 @@
 """What the server may see of a cohort's replies, in every engine: a sum, some rows, and who answered."""
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, PyTree
 
 from equipoise.engines.summation import Summation, plain_sum
 from equipoise.protocol import Cohort, Replies, Reply
 
 
-def fold(replies: Reply, cohort: Cohort, arrived: Bool[jax.Array | np.ndarray, " m"]) -> Replies:
+def fold(replies: Reply, arrived: Bool[jax.Array, " m"]) -> tuple[PyTree, PyTree]:
     """Of replies with a row per slot: `total` summed, `each` row by row, zeros for what did not arrive."""
 
-    numpy = np if all(isinstance(a, np.ndarray) for a in jax.tree.leaves(replies)) else jnp
-
     def kept(a: jax.Array) -> jax.Array:
-        return numpy.where(arrived.reshape(-1, *[1] * (a.ndim - 1)), a, a.dtype.type(0))
+        return jnp.where(arrived.reshape(-1, *[1] * (a.ndim - 1)), a, a.dtype.type(0))
 
     total, each = jax.tree.map(kept, replies)
-    return Replies(jax.tree.map(lambda a: a.sum(axis=0, dtype=a.dtype), total), each, Cohort(cohort.ids, arrived))
+    return jax.tree.map(lambda a: a.sum(axis=0, dtype=a.dtype), total), each
 
 
 class Collected:
@@ -45,11 +41,3 @@ class Collected:
         present = np.isin(np.arange(len(self.cohort.ids)), self.slots)
         total, each = jax.tree.map(jnp.asarray, (self.summation.finish(self.total), self.each))
         return Replies(total, each, Cohort(self.cohort.ids, present))
-
-
-def fold_slots(replies: Mapping[int, Reply], like: Reply, cohort: Cohort) -> Replies:
-    """Of replies by their slots."""
-    collected = Collected(like, cohort)
-    for slot, reply in replies.items():
-        collected.add(slot, reply)
-    return collected.folded()

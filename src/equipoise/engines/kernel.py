@@ -162,7 +162,7 @@ def block_of(exchange: Exchange[Server, Client], layout: Layout) -> Callable[...
         arrived = here & finite
         if exchange.writes:
             table = jax.tree.map(Cohort(rows, arrived).put, table, new)
-        total, each, _ = fold(reply, members, arrived)
+        total, each = fold(reply, arrived)
         return table, total, (each, arrived, here & ~finite)
 
     def on_block(

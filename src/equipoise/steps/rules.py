@@ -186,21 +186,8 @@ def auto(constants: Constants, dual: Dual) -> Rule:
         gamma* = mu_x omega / (mu (omega - 1)),    gamma_c = L_xx^2 / (8.1 L_lx^2)
         omega = (k+1)/2 + sqrt((k-1)^2/4 + L_lx^2/(mu_x mu)),    k = L_xx/mu_x
 
-    Why: weigh round r of Lemma E.1 by t_r, with t_{r+1} = t_r / theta_{r+1}. The extrapolation costs at most
-
-        theta_r <q_r, lam_{r+1} - lam_r>
-            <= theta_r^2 sigma_r L_lx^2/2 |x_r - x_{r-1}|^2 + 1/(2 sigma_r) |lam_{r+1} - lam_r|^2.
-
-    The second term cancels against the prox. The first is paid by (1/tau_{r-1} - L_xx)/2 |x_r - x_{r-1}|^2,
-    left over from the round before, if theta_r sigma_r <= sigma_{r-1}: so it is, as gamma grows no faster than
-    above. The distances to the saddle point telescope iff theta is at least the maximum above, whose two terms
-    both are 1 - 1/omega at gamma*. Above gamma* they still telescope, at the pace of x: with less data than
-    features mu_x is the l2 coefficient, and gamma* would let lam go a few percent of its way in a hundred rounds.
-
-    mu is all that bends the problem in lam: mu_lam of psi, and mu_lx^2/L_xx of min_x Phi(x, lam), whose Hessian
-    is -C (sum_i lam_i H_i)^-1 C'. The proof does not see the second part, but every mode of a quadratic
-    (curvature in [mu_x, L_xx], coupling in [mu_lx, L_lx]) contracts by theta a round, even with twice as much
-    of it. It is what makes agnostic and CVaR objectives over few clients converge linearly.
+    mu is all that bends the problem in lam: mu_lam of psi, and mu_lx^2/L_xx of min_x Phi(x, lam). Why this converges
+    stands in docs/mathematics.md, "Step sizes of SCAFF-PD".
 
     L_lx is measured in one place. Up to gamma* that is safe (`tuned` says why). Above it, where the losses move faster
     than L_lx allows, the guard holds sigma_r at max(L_xx/(9 L_r^2), gamma* tau_r), L_r the coupling of the last step,
