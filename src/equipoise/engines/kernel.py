@@ -81,12 +81,16 @@ def step(
 ) -> State[Server, Client]:
     """One round; `key` is its own, or the run's, of which every round takes its own. `lost` is as in `simulate`."""
     r, server, clients, tally = state
+    asked, answered, broken = [], [], jnp.asarray(tally.broken)
     for k, (exchange, keys) in enumerate(
         zip(algorithm.round, protocol.round_keys(key, r, len(algorithm.round)), strict=True)
     ):
         gone = None if lost is None else partial(lost, r, k)
         server, clients, seen = exchange_once(exchange, server, clients, federation, keys, layout, gone)
-        tally = counted(tally, k, seen)
+        asked.append(seen.asked)
+        answered.append(seen.answered)
+        broken = broken.at[jnp.asarray(seen.ids)].add(seen.broken.astype(broken.dtype))
+    tally = Tally(tally.asked + jnp.stack(asked), tally.answered + jnp.stack(answered), broken)
     return State(r + 1, server, clients, tally)
 
 
@@ -97,14 +101,6 @@ class ExchangeCounts(NamedTuple):
     answered: Int[Array, ""]
     ids: Int[Array | np.ndarray, " m"]
     broken: Bool[Array, " m"]
-
-
-def counted(tally: Tally, k: int, seen: ExchangeCounts) -> Tally:
-    """With the counts of exchange k."""
-    asked, answered = (jnp.where(np.arange(len(tally.asked)) == k, n, 0) for n in (seen.asked, seen.answered))
-    broken = jnp.asarray(tally.broken)
-    broken = broken.at[jnp.asarray(seen.ids)].add(seen.broken.astype(broken.dtype))
-    return Tally(tally.asked + asked, tally.answered + answered, broken)
 
 
 def exchange_once(

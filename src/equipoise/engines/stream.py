@@ -60,7 +60,12 @@ def programs(structure: PyTreeDef) -> tuple[Callable, Callable]:
         data: PyTree = Gathered(jax.vmap(algorithm.prepare)(shards))
         keys = round_keys(key, r, len(algorithm.round))[k]
         server, clients, seen = kernel.exchange_once(algorithm.round[k], server, clients, data, keys, gone=gone)
-        return State(r + int(k + 1 == len(algorithm.round)), server, clients, kernel.counted(tally, k, seen))
+        tally = kernel.Tally(
+            jnp.asarray(tally.asked).at[k].add(seen.asked),
+            jnp.asarray(tally.answered).at[k].add(seen.answered),
+            jnp.asarray(tally.broken).at[jnp.asarray(seen.ids)].add(seen.broken.astype(jnp.int32)),
+        )
+        return State(r + int(k + 1 == len(algorithm.round)), server, clients, tally)
 
     return compiled(asked, static_argnames="k"), compiled(exchange, static_argnames="k", donate_argnums=1)
 
