@@ -82,9 +82,8 @@ def step(
     """One round; `key` is its own, or the run's, of which every round takes its own. `lost` is as in `simulate`."""
     r, server, clients, tally = state
     asked, answered, broken = [], [], jnp.asarray(tally.broken)
-    for k, (exchange, keys) in enumerate(
-        zip(algorithm.round, protocol.round_keys(key, r, len(algorithm.round)), strict=True)
-    ):
+    keys_of_round = protocol.round_keys(key, r, len(algorithm.round))
+    for k, (exchange, keys) in enumerate(zip(algorithm.round, keys_of_round, strict=True)):
         gone = None if lost is None else partial(lost, r, k)
         server, clients, seen = exchange_once(exchange, server, clients, federation, keys, layout, gone)
         asked.append(seen.asked)
@@ -133,9 +132,8 @@ def block_of(exchange: Exchange[Server, Client], layout: Layout) -> Callable[...
     """What runs a device's clients: their states, the sum of their replies, and what is known of each of them."""
 
     def on_client(slot: Array, i: Array, mine: Client, shard: Data, server: Server, working: RandomKey) -> tuple:
-        new, reply = protocol.run_client(
-            exchange, exchange.send(server, i), mine, shard, protocol.slot_key(working, slot)
-        )
+        message, key = exchange.send(server, i), protocol.slot_key(working, slot)
+        new, reply = protocol.run_client(exchange, message, mine, shard, key)
         return new, reply, protocol.is_finite(reply)
 
     def on_clients(slots: Array, *rows_and_rest: PyTree) -> tuple:
