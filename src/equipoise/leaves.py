@@ -47,6 +47,12 @@ class Structure:
         self.key = (factory, tree, tuple(map(_compared, fixed)), shapes)
         self.hash = hash(self.key)
 
+    def arguments(self, numbers: Iterable) -> Any:
+        """Of the factory, with these numbers."""
+        left = iter(numbers)
+        leaves = [next(left) if value is _NUMBER else value for value in self.fixed]
+        return jax.tree.unflatten(self.tree, leaves)
+
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Structure) and self.hash == other.hash and self.key == other.key)
 
@@ -105,9 +111,7 @@ def tree_of_numbers(kind: Kind) -> Kind:
             and all(map(_is_number, numbers))
             and tuple(map(np.shape, numbers)) == structure.shapes
         ):
-            left = iter(numbers)
-            leaves = [next(left) if value is _NUMBER else value for value in structure.fixed]
-            return structure.factory(**jax.tree.unflatten(structure.tree, leaves))
+            return structure.factory(**structure.arguments(numbers))
         # A tree of other things, such as axes or rows of numbers: no object, but a tree.
         nothing = kind(*[None] * (len(kind._fields)))  # type: ignore[attr-defined]
         return nothing._replace(recipe=Recipe(numbers, structure, nothing))
@@ -179,10 +183,8 @@ def _fixed(value: object) -> _Compared:
 def scaled(made: Any, names: tuple[str, ...], factor: ArrayLike) -> Any:
     """What is made where all numbers that are arguments of these names, of its factory and of those of its arguments,
     are `factor` times what they were."""
-    structure, leaves = made.recipe.structure, iter(made.recipe.numbers)
-    given = jax.tree.unflatten(
-        structure.tree, [next(leaves) if value is _NUMBER else value for value in structure.fixed]
-    )
+    structure = made.recipe.structure
+    given = structure.arguments(made.recipe.numbers)
     for name, value in given.items():
         if name in names and _is_number(value):
             given[name] = value * factor

@@ -93,7 +93,7 @@ def test_a_client_without_loss_does_not_divide_by_zero():
         ({"steps": 0}, "steps is 0"),
         ({"p": P}, r"everyone\(5\) does not draw by it"),
         ({"sample": eq.cohorts.by_weight(2)}, r"by_weight\(2\) draws clients by p; give p"),
-        ({"sample": eq.cohorts.by_weight(2), "p": 2 * P}, "that sum to one"),
+        ({"sample": eq.cohorts.by_weight(2), "p": 2 * P}, "p sums to 2.* divide it by its sum"),
     ],
 )
 def test_says_what_is_wrong(wrong, sentence):

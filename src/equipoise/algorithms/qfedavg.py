@@ -28,9 +28,10 @@ from jaxtyping import Float
 from equipoise.algorithms.fedavg import Server
 from equipoise.algorithms.messages import ModelMessage, send_model
 from equipoise.algorithms.record import Record
-from equipoise.cohorts import Sample
+from equipoise.cohorts import Sample, check_clients
 from equipoise.errors import all_positive, positive, require
 from equipoise.leaves import numbers_are_leaves
+from equipoise.objectives.checks import reference
 from equipoise.protocol import Algorithm, Cohort, Data, Exchange, RandomKey, Replies, Reply, Vector, Weighted, mean
 from equipoise.tasks import Task
 
@@ -108,12 +109,9 @@ def drawn_from(sample: Sample, p: ArrayLike | None) -> tuple[int, Float[np.ndarr
         )
         return sample.n, None
     require(p is not None, f"{sample.name} draws clients by p; give p, or use everyone(n), uniform(n, m) or coin(n, c)")
-    weights = np.asarray(p, np.float64)
-    require(
-        weights.ndim == 1 and weights.size > 0 and (weights >= 0).all() and abs(weights.sum() - 1) < 1e-4,
-        f"p is {p}; give one weight per client, none below zero, that sum to one",
-    )
-    return weights.size, weights / weights.sum()
+    n = np.asarray(p).size
+    check_clients(n)
+    return n, reference(p, n, zeros=True)
 
 
 QFEDSGD, QFEDAVG = (

@@ -11,7 +11,6 @@ from equipoise.tasks.metric import WithMetric as WithMetric
 from equipoise.tasks.metric import in_metric as in_metric
 from equipoise.tasks.moreau import Personal as Personal
 from equipoise.tasks.moreau import moreau_envelope as moreau_envelope
-from equipoise.tasks.optimizer import with_local_optimizer as with_local_optimizer
 from equipoise.tasks.own import own_part as own_part
 from equipoise.tasks.quadratic import quadratic as quadratic
 from equipoise.tasks.squares import least_squares as least_squares
@@ -22,3 +21,4 @@ from equipoise.tasks.task import Linear as Linear
 from equipoise.tasks.task import Own as Own
 from equipoise.tasks.task import Task as Task
 from equipoise.tasks.task import losses as losses
+from equipoise.tasks.task import with_local_optimizer as with_local_optimizer

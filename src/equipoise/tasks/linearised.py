@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, PyTree
 
-from equipoise.protocol import Vector
-from equipoise.tasks.examples import over_examples
-from equipoise.tasks.task import Examples, Task
+from equipoise.protocol import RandomKey, Vector
+from equipoise.tasks.examples import task_of
+from equipoise.tasks.task import Task
 
 
 def linearised(
@@ -45,13 +46,7 @@ def linearised(
         value, change = jax.jvp(outputs, (theta.astype(x.dtype),), (x,))
         return value + change
 
-    task = over_examples(
-        name,
-        theta.size,
-        lambda x, inputs, labels: loss(predict(x, inputs), labels),
-        l2=l2,
-        batch=batch,
-        predict=predict,
-        convex=convex,
-    )
-    return task._replace(examples=Examples(lambda x, a, key: predict(x, a), loss, l2, batch, bend=bend))
+    def from_zero(key: RandomKey) -> Vector:
+        return jnp.zeros(theta.size)
+
+    return task_of(from_zero, predict, loss, l2=l2, batch=batch, name=name, convex=convex, bend=bend)
