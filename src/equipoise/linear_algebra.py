@@ -17,6 +17,7 @@ from jaxtyping import Float, PyTree
 AT_ONCE = 1 << 15  # n^3 of all matrices together: a quarter of the smallest batch that was seen to be cut
 
 Matrices = Float[Array, "*batch n n"]
+Vectors = Float[Array, "*batch n"]
 
 
 def _in_pieces(routine: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -46,44 +47,26 @@ def _in_pieces(routine: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return whole
 
 
-_cholesky = _in_pieces(lambda H: jax.lax.linalg.cholesky(H, symmetrize_input=False))
-_eigh = _in_pieces(lambda H: tuple(jnp.linalg.eigh(H)))
-_eigvalsh = _in_pieces(jnp.linalg.eigvalsh)
+# The lower factor of a symmetric positive definite H, of which the lower half is read; NaN for another.
+cholesky: Callable[[Matrices], Matrices] = _in_pieces(lambda H: jax.lax.linalg.cholesky(H, symmetrize_input=False))
+# Eigenvalues, ascending, of a symmetric H; and its eigenvectors.
+eigvalsh: Callable[[Matrices], Vectors] = _in_pieces(jnp.linalg.eigvalsh)
+eigh: Callable[[Matrices], tuple[Vectors, Matrices]] = _in_pieces(lambda H: tuple(jnp.linalg.eigh(H)))
+inverse: Callable[[Matrices], Matrices] = _in_pieces(jnp.linalg.inv)
 _solve = _in_pieces(jnp.linalg.solve)
-_inverse = _in_pieces(jnp.linalg.inv)
 
 
-def cholesky(H: Matrices) -> Matrices:
-    """The lower factor of a symmetric positive definite H, of which the lower half is read; NaN for another."""
-    return _cholesky(H)
-
-
-def eigh(H: Matrices) -> tuple[Float[Array, "*batch n"], Matrices]:
-    """Eigenvalues, ascending, and eigenvectors of a symmetric H."""
-    return _eigh(H)
-
-
-def eigvalsh(H: Matrices) -> Float[Array, "*batch n"]:
-    """Eigenvalues of a symmetric H, ascending."""
-    return _eigvalsh(H)
-
-
-def solve(A: Matrices, b: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+def solve(A: Matrices, b: Vectors) -> Vectors:
     """A^-1 b."""
     return _solve(A, b[..., None])[..., 0]
 
 
-def solve_positive(H: Matrices, b: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+def solve_positive(H: Matrices, b: Vectors) -> Vectors:
     """H^-1 b of a symmetric positive definite H; derivatives flow through b, and not through H."""
     return solve_factored(cholesky(jax.lax.stop_gradient(H)), b)
 
 
-def solve_factored(root: Matrices, b: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+def solve_factored(root: Matrices, b: Vectors) -> Vectors:
     """H^-1 b by the Cholesky factor of H."""
     half = jax.lax.linalg.triangular_solve(root, b[..., None], left_side=True, lower=True)
     return jax.lax.linalg.triangular_solve(root, half, left_side=True, lower=True, transpose_a=True)[..., 0]
-
-
-def inverse(A: Matrices) -> Matrices:
-    """A^-1."""
-    return _inverse(A)
