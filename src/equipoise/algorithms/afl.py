@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from equipoise.algorithms.messages import its_lam
 from equipoise.algorithms.record import SADDLE, Record
 from equipoise.cohorts import Sample, check_same_clients
 from equipoise.errors import all_positive
@@ -126,17 +127,10 @@ def afl(
         lam = jnp.full(n, 1 / n, x.dtype)
         return Server(x, lam, x, lam, jnp.int32(0))
 
-    return Algorithm(
-        "afl",
-        n,
-        task.size,
-        task.prepare,
-        init,
-        round=(Exchange("train", sample.open, send, train, move),),
-        model=lambda server: server.x_bar if averaged else server.x,
-        weights=lambda server: server.lam_bar if averaged else server.lam,
-        dual=dual,
-    )
+    exchange = Exchange("train", sample.open, send, train, move)
+    last = Algorithm("afl", n, task.size, task.prepare, init, round=(exchange,), weights=its_lam, dual=dual)
+    mean_of_rounds = last._replace(model=lambda server: server.x_bar, weights=lambda server: server.lam_bar)
+    return mean_of_rounds if averaged else last
 
 
 def ascend(

@@ -223,18 +223,8 @@ def scaffpd_ls(
         Exchange("collect", sample.open, send_trial, collect, judge_and_update_dual, writes=True),
         Exchange("improve", everybody_if_judged, send_correction, improve, update_primal, writes=True),
     )
-    return Algorithm(
-        "scaffpd_ls",
-        n,
-        task.size,
-        task.prepare,
-        init,
-        init_client,
-        exchanges,
-        model=lambda server: server.point.x,
-        weights=lambda server: server.point.lam,
-        dual=dual,
-    )
+    made = Algorithm("scaffpd_ls", n, task.size, task.prepare, init, init_client, exchanges, dual=dual)
+    return made._replace(model=lambda server: server.point.x, weights=lambda server: server.point.lam)
 
 
 def coupling(table: Float[Array, "n d"]) -> Float[Array, ""]:
