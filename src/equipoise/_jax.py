@@ -117,7 +117,7 @@ def compiled(function: Callable, *, quickly: bool | None = None, **options: Any)
         return jax.jit(function, compiler_options=compiler_options(backend, bool(quickly)), **options)
     usual, quick = (compiled(function, quickly=how, **options) for how in (False, True))
 
-    def by_size(*args: Any, **named: Any) -> Any:
+    def by_size(*args: object, **named: object) -> object:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, named))):
             return function(*args, **named)  # a part of another program, which has settings of its own
         return (quick if numbers_in((args, named)) <= LITTLE else usual)(*args, **named)
@@ -159,7 +159,7 @@ def compiles_quickly() -> bool:
 @cache
 def compiler_options(backend: str, quickly: bool = False) -> dict[str, bool | int] | None:
     """XLA's settings for this kind of device, as far as it knows them; None: as they are."""
-    every: dict[str, dict[str, Any]] = {"gpu": ON_GPUS, "cpu": QUICKLY if quickly else {}}
+    every: dict[str, dict[str, bool | int]] = {"gpu": ON_GPUS, "cpu": QUICKLY if quickly else {}}
     options = every.get(backend, {})
     return {name: value for name, value in options.items() if _is_known(name, value)} or None
 

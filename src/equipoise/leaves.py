@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-Factory = TypeVar("Factory", bound=Callable[..., Any])
+Factory = TypeVar("Factory", bound=Callable[..., object])
 Kind = TypeVar("Kind", bound=type)
 
 

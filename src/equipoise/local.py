@@ -42,7 +42,7 @@ def descent(
 ) -> Descend:
     """`descend` of a task: along gradient(u, data, draw), the draws of all steps being draws(data, key, steps)."""
 
-    def descend_along(x: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> Any:
+    def descend_along(x: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> Descended:
         return descend(lambda u, d: gradient(u, data, d), x, draws(data, key, steps), steps=steps, **options)
 
     return descend_along

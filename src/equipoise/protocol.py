@@ -126,7 +126,7 @@ class Exchange(NamedTuple, Generic[Server, Client]):
 
 
 def run_client(
-    exchange: Exchange[Any, Client], message: Message, client: Client, data: Data, key: RandomKey
+    exchange: Exchange[Server, Client], message: Message, client: Client, data: Data, key: RandomKey
 ) -> tuple[Client, Reply]:
     """`exchange.work`; an error where it changes a state that the exchange does not say it writes."""
     new, reply = exchange.work(message, client, data, key)

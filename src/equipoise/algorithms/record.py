@@ -58,7 +58,7 @@ class Record(NamedTuple):
         known |= {"example": example | known.get("example", {}), "defaults": defaults | known.get("defaults", {})}
         return Record(factory.__name__, factory, objective, paper, **known)
 
-    def __call__(self, *args: Any, **settings: Any) -> Algorithm:
+    def __call__(self, *args: object, **settings: object) -> Algorithm:
         return self.factory(*args, **settings)
 
     @property
@@ -84,7 +84,7 @@ class Record(NamedTuple):
     def takes_rule(self) -> bool:
         return "rule" in self.arguments
 
-    def build(self, task: Task, dual: Dual, sample: Sample, rule: Rule | None = None, **settings: Any) -> Algorithm:
+    def build(self, task: Task, dual: Dual, sample: Sample, rule: Rule | None = None, **settings: object) -> Algorithm:
         """The algorithm, from those of the parts that it takes."""
         parts = {"task": task, "dual": dual, "sample": sample, "rule": rule}
         return self.factory(**{name: part for name, part in parts.items() if name in self.arguments}, **settings)

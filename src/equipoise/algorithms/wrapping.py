@@ -19,7 +19,7 @@ from equipoise.protocol import Algorithm, Client, Cohort, Data, Exchange, Random
 
 Inner = TypeVar("Inner")
 Own = TypeVar("Own")
-Wrapper = Callable[[Algorithm[Any, Any]], Algorithm[Any, Any]]
+Wrapper = Callable[[Algorithm], Algorithm]
 
 
 class Beside(NamedTuple, Generic[Inner, Own]):

@@ -170,7 +170,7 @@ def block_of(exchange: Exchange[Server, Client], layout: Layout) -> Callable[...
     ) -> tuple:
         """Runs a device's share of the cohort, a slice at a time; the data of its clients stands at `places`."""
         size = slots.shape[0]
-        lanes = layout.lanes(size)
+        lanes = min(layout.clients_per_batch, size)
         if lanes == size:
             return on_slice(slots, members, rows, table, federation.rows(places), *rest)
         pieces = jax.tree.map(lambda a: in_slices(a, lanes), (slots, members, rows, places))

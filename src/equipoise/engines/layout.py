@@ -21,7 +21,7 @@ class Layout(NamedTuple):
     """A mesh with one axis, "clients"; None: one device."""
 
     mesh: Mesh | None
-    clients_per_batch: int
+    clients_per_batch: int  # of a device's clients, how many run side by side at most
     spread: bool = False  # whether every device holds its share of the clients' data and states, and no other's
 
     @property
@@ -35,10 +35,6 @@ class Layout(NamedTuple):
         return (
             NamedSharding(self.mesh, PartitionSpec("clients")) if self.mesh is not None and self.spread else self.whole
         )
-
-    def lanes(self, size: int) -> int:
-        """How many of a device's `size` clients run side by side."""
-        return min(self.clients_per_batch, size)
 
     def place(self, tree: Tree) -> Tree:
         """`tree` on every device of the mesh."""
@@ -68,9 +64,6 @@ class Layout(NamedTuple):
         """The rows of the n clients, from wherever they lie."""
         if self.spread and jax.process_count() > 1:
             tree = multihost_utils.process_allgather(tree, tiled=True)
-        return self.cut(tree, n)
-
-    def cut(self, tree: Tree, n: int) -> Tree:
         return jax.tree.map(lambda table: table[:n], tree) if self.spread else tree
 
 
