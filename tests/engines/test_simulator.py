@@ -155,7 +155,7 @@ def test_methods_of_one_task_prepare_its_data_by_one_program():
     ends = [eq.simulate(scaled(k), start(), unequal(), 0, rounds=1).server for k in (1.0, 3.0)]
     assert_same(ends[1], eq.simulate(scaled(3.0)._replace(name="whole"), start(), unequal(), 0, rounds=1).server)
     assert not np.allclose(*(jax.tree.leaves(end)[0] for end in ends))
-    assert simulator.preparing_with(jax.tree.structure(scaled(1.0)), True)._cache_size() == 1
+    assert simulator.preparing(jax.tree.structure(scaled(1.0)), True)._cache_size() == 1
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -192,8 +192,8 @@ def begin(
         return state, source
     data = on_device(data)
     state = in_precision(products, starting(structure))(numbers, x)
-    prepare = preparing(shared, quickly) if shared else partial(preparing_with(structure, quickly), numbers)
-    source, finite = in_precision(products, prepare)(data)
+    preparation, given = (shared, []) if shared else (structure, numbers)
+    source, finite = in_precision(products, preparing(preparation, quickly))(given, data)
     checks.require_finite(finite)
     return state, layout.place_shared(as_given(data) if source is None else source)
 
@@ -300,18 +300,15 @@ def starting(structure: PyTreeDef) -> Callable:
 
 
 @cached_program
-def preparing(preparation: Callable[[Data], Data], quickly: bool) -> Callable:
-    """Every client's data, prepared before the first round, and which arrays are finite."""
-    return compiled(lambda data: (prepare(preparation, data), checks.all_finite(data)), quickly=quickly)
+def preparing(preparation: Callable[[Data], Data] | PyTreeDef, quickly: bool) -> Callable:
+    """Every client's data, prepared before the first round, and which arrays are finite; by a function or, where that
+    depends on the numbers, by an algorithm of that structure."""
 
+    def prepared(numbers: list[Array], data: ClientData) -> tuple[PreparedData | None, dict[str, Array]]:
+        by = preparation.unflatten(numbers).prepare if isinstance(preparation, PyTreeDef) else preparation
+        return prepare(by, data), checks.all_finite(data)
 
-@cached_program
-def preparing_with(structure: PyTreeDef, quickly: bool) -> Callable:
-    """The same, where what clients prepare depends on the numbers."""
-    return compiled(
-        lambda numbers, data: (prepare(structure.unflatten(numbers).prepare, data), checks.all_finite(data)),
-        quickly=quickly,
-    )
+    return compiled(prepared, quickly=quickly)
 
 
 @cached_program
