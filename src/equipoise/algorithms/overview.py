@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 from equipoise import objectives, tasks
+from equipoise._jax import numbers_in
 from equipoise.algorithms import ALGORITHMS, Record
 from equipoise.data.shards import stack
 from equipoise.protocol import wire_of_rows
@@ -74,16 +74,12 @@ def measure(record: Record, d: int, n: int) -> tuple[int, ...]:
     data = stack([(np.ones((d, d), x.dtype), np.ones(d, x.dtype))])
     exchanges = wire_of_rows(algorithm, x, data.client(0))
     return (
-        sum(numbers(e.message) for e in exchanges),
-        sum(numbers(e.reply) for e in exchanges),
-        numbers(jax.eval_shape(algorithm.init_client, x)),
-        numbers(jax.eval_shape(algorithm.init, x)),
-        sum(numbers(e.reply.each) for e in exchanges),
+        sum(numbers_in(e.message) for e in exchanges),
+        sum(numbers_in(e.reply) for e in exchanges),
+        numbers_in(jax.eval_shape(algorithm.init_client, x)),
+        numbers_in(jax.eval_shape(algorithm.init, x)),
+        sum(numbers_in(e.reply.each) for e in exchanges),
     )
-
-
-def numbers(tree: PyTree) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def formula(counts: list[int]) -> str:
