@@ -49,7 +49,7 @@ def descent(
 
 
 def descend(
-    grad: Callable[[Vector, PyTree], Vector],
+    grad: Callable[..., Any],
     x: Vector,
     draws: PyTree,
     *,
@@ -59,12 +59,14 @@ def descend(
     pull: ArrayLike = 0.0,
     snapshot: ArrayLike | None = None,
     optimizer: Optimizer | None = None,
+    memory: PyTree = None,
 ) -> Any:
     """`steps` times u -= lr * (grad(u, draw) + shift + pull * (u - x)), from u = x.
 
     `draws` has a leading axis of length `steps` (or is None): what step j draws from. Returns u; with
     `snapshot` = t in 1..steps returns (u, u after t steps). An `optimizer` takes the place of the plain step:
-    u += lr * its update of that gradient, from a fresh state; optax.sgd(1.0) is the plain step.
+    u += lr * its update of that gradient, from a fresh state; optax.sgd(1.0) is the plain step. A `memory` is handed from
+    step to step: grad(u, draw, memory) then gives the gradient and the next step's memory.
     """
     require(
         optimizer is None or shift is None,
@@ -73,30 +75,27 @@ def descend(
         "Delta-FL",
     )
 
-    def step(carry: tuple[Vector, PyTree], draw: PyTree) -> tuple[tuple[Vector, PyTree], None]:
-        u, state = carry
-        direction = corrected(grad(u, draw), u, x, shift, pull)
+    def step(carry: tuple[Vector, PyTree, PyTree], draw: PyTree) -> tuple[tuple[Vector, PyTree, PyTree], None]:
+        u, state, memory = carry
+        g, memory = (grad(u, draw), None) if memory is None else grad(u, draw, memory)
+        if shift is not None:
+            g = g + shift
+        direction = g if is_concrete(pull) and not pull else g + pull * (u - x)
         if optimizer is None:
-            return (u - lr * direction, None), None
+            return (u - lr * direction, None, memory), None
         updates, state = optimizer_step(optimizer, direction, state, u)
-        return (u + lr * updates, state), None
+        return (u + lr * updates, state, memory), None
 
     def step_and_watch(carry: tuple, inputs: tuple) -> tuple[tuple, None]:
         (carried, seen), (t, draw) = carry, inputs
         carried, _ = step(carried, draw)
         return (carried, jnp.where(t == snapshot, carried[0], seen)), None
 
-    start = (x, None if optimizer is None else optimizer.init(x))
+    start = (x, None if optimizer is None else optimizer.init(x), memory)
     if snapshot is None:
         return jax.lax.scan(step, start, draws, length=steps)[0][0]
     (carried, seen), _ = jax.lax.scan(step_and_watch, (start, x), (jnp.arange(1, steps + 1, dtype=jnp.int32), draws))
     return carried[0], seen
-
-
-def corrected(g: Vector, u: Vector, x: Vector, shift: Vector | None, pull: ArrayLike) -> Vector:
-    """g + shift + pull * (u - x)."""
-    g = g if shift is None else g + shift
-    return g if is_concrete(pull) and not pull else g + pull * (u - x)
 
 
 def optimizer_step(optimizer: Optimizer, gradient: Vector, state: PyTree, u: Vector) -> tuple[Vector, PyTree]:

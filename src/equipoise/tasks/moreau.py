@@ -8,13 +8,12 @@ mu -> infinity is the shared model alone, mu -> 0 every client by itself.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.sparse.linalg import cg
-from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
 from equipoise import local
@@ -116,26 +115,12 @@ def _inexact(task: Task, mu: float, inner_steps: int, inner_lr: float) -> Person
     def grad(x: Vector, data: Data, key: RandomKey | None = None) -> Vector:
         return mu * (x - model(x, data, key))
 
-    def descend(
-        x: Vector,
-        data: Data,
-        key: RandomKey,
-        *,
-        steps: int,
-        lr: ArrayLike,
-        shift: Vector | None = None,
-        pull: ArrayLike = 0.0,
-        snapshot: ArrayLike | None = None,
-    ) -> local.Descended:
-        def step(carry: tuple, inputs: tuple[Array, RandomKey]) -> tuple[tuple, None]:
-            (u, v, seen), (t, k) = carry, inputs
+    def descend(x: Vector, data: Data, key: RandomKey, *, steps: int, **options: Any) -> local.Descended:
+        def along(u: Vector, k: RandomKey, v: Vector) -> tuple[Vector, Vector]:
             v = improved(v, u, data, k)
-            u = u - lr * local.corrected(mu * (u - v), u, x, shift, pull)
-            return (u, v, seen if snapshot is None else jnp.where(t == snapshot, u, seen)), None
+            return mu * (u - v), v
 
-        counted = (jnp.arange(1, steps + 1, dtype=jnp.int32), jax.random.split(key, steps))
-        (u, _, seen), _ = jax.lax.scan(step, (x, x, x), counted)
-        return u if snapshot is None else (u, seen)
+        return local.descend(along, x, jax.random.split(key, steps), steps=steps, memory=x, **options)
 
     envelope = task._replace(name=f"{task.name}_envelope", loss=loss, grad=grad, descend=descend, strong_convexity=None)
     return Personal(envelope, model)
