@@ -65,8 +65,8 @@ def descend(
 
     `draws` has a leading axis of length `steps` (or is None): what step j draws from. Returns u; with
     `snapshot` = t in 1..steps returns (u, u after t steps). An `optimizer` takes the place of the plain step:
-    u += lr * its update of that gradient, from a fresh state; optax.sgd(1.0) is the plain step. A `memory` is handed from
-    step to step: grad(u, draw, memory) then gives the gradient and the next step's memory.
+    u += lr * its update of that gradient, from a fresh state; optax.sgd(1.0) is the plain step. A `memory` is handed
+    from step to step: grad(u, draw, memory) then gives the gradient and the next step's memory.
     """
     require(
         optimizer is None or shift is None,
