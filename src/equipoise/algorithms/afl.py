@@ -142,4 +142,4 @@ def ascend(
     return jnp.where(heard > 0, dual.ascend(lam, cohort, step * v, step), lam)
 
 
-AFL = Record.of(afl, SADDLE, "Mohri et al. 2019", example={"dual_lr": 0.05}, defaults={"dual_lr": 0.01})
+AFL = Record.usual(afl, SADDLE, "Mohri et al. 2019", example={"dual_lr": 0.05}, defaults={"dual_lr": 0.01})

@@ -144,8 +144,8 @@ def agnostic_fedavg(
     def init(x: Vector) -> Server:
         return Server(x, jnp.full(p, 1 / p, x.dtype), jnp.ones((p, window), x.dtype))
 
-    told = None if domain_of else lambda message: message.alpha
-    exchange = Exchange("train", sample.open, send, train, update, weights=told)
+    weights = None if domain_of else lambda message: message.alpha
+    exchange = Exchange("train", sample.open, send, train, update, weights=weights)
     made = Algorithm("agnostic_fedavg", n, task.size, prepare, init, round=(exchange,))
     return made._replace(weights=its_lam) if domain_of is None else made  # else the weights are the domains'
 
@@ -176,7 +176,7 @@ def split(task: Task, shard: Data, domain_of: Callable[[Shards], Int[Array, " m"
     return Parts(data, counts, shard.sizes)
 
 
-AGNOSTIC_FEDAVG = Record.of(
+AGNOSTIC_FEDAVG = Record.usual(
     agnostic_fedavg,
     "max_λ Σλ_i f_i",
     "Ro et al. 2021",

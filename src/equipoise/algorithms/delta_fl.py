@@ -117,6 +117,6 @@ def tail(sizes: Float[Array, " m"], losses: Float[Array, " m"], theta: float, ex
     return jnp.where(losses > q, sizes, jnp.where(losses == q, fraction * sizes, 0))
 
 
-DELTA_FL = Record.of(
+DELTA_FL = Record.usual(
     delta_fl, "superquantile of f", "Pillutla et al. 2021", example={"theta": 0.5}, defaults={"theta": 0.5}
 )

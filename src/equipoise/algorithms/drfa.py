@@ -115,6 +115,6 @@ def drfa(
     return Algorithm("drfa", n, task.size, task.prepare, init, round=exchanges, model=model, weights=its_lam, dual=dual)
 
 
-DRFA = Record.of(
+DRFA = Record.usual(
     drfa, SADDLE, "Deng et al. 2020", example={"dual_lr": 0.01}, defaults={"dual_lr": 0.01}, cohorts="by_weight"
 )

@@ -99,7 +99,7 @@ def drfa_alternative(
     )
 
 
-DRFA_ALTERNATIVE = Record.of(
+DRFA_ALTERNATIVE = Record.usual(
     drfa_alternative,
     SADDLE,
     "Deng et al. 2020, 5.2",

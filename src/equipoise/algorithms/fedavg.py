@@ -60,6 +60,6 @@ def fedavg(
     return Algorithm("fedavg", n, task.size, task.prepare, Server, round=(exchange,))
 
 
-FEDAVG = Record.of(
+FEDAVG = Record.usual(
     fedavg, "Σ p_i f_i", "McMahan et al. 2017", average=True, releases=lambda steps: {"train": (steps, 0)}
 )

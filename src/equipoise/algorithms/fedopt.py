@@ -125,7 +125,7 @@ def fedavgm(
     return with_server_optimizer(plain, optax.sgd(server_lr, momentum))._replace(name="fedavgm")
 
 
-FEDADAM = Record.of(
+FEDADAM = Record.usual(
     fedadam,
     "Σ p_i f_i",
     "Reddi et al. 2021",
@@ -139,4 +139,4 @@ FEDYOGI = FEDADAM._replace(
     factory=fedyogi,
     descent={"server_lr": 2e9, "tau": 1e9, "b1": 0.0},  # its v stays at tau^2
 )
-FEDAVGM = Record.of(fedavgm, "Σ p_i f_i", "Hsu et al. 2019", average=True, descent={"momentum": 0.0})
+FEDAVGM = Record.usual(fedavgm, "Σ p_i f_i", "Hsu et al. 2019", average=True, descent={"momentum": 0.0})

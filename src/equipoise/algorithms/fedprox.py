@@ -45,6 +45,6 @@ def fedprox(
     return algorithm._replace(name="fedprox")
 
 
-FEDPROX = Record.of(
+FEDPROX = Record.usual(
     fedprox, "Σ p_i f_i", "Li et al. 2020", example={"mu": 0.5}, average=True, defaults={"mu": 0.1}, descent={"mu": 0.0}
 )

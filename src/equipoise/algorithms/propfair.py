@@ -75,6 +75,6 @@ def propfair(
     return algorithm._replace(name="propfair")
 
 
-PROPFAIR = Record.of(
+PROPFAIR = Record.usual(
     propfair, "−Σ p_i log(M − f_i)", "Zhang et al. 2022", example={"bound": 8.0}, defaults={"bound": 5.0}
 )

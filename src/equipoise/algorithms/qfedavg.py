@@ -115,7 +115,7 @@ def drawn_from(sample: Sample, p: ArrayLike | None) -> tuple[int, Float[np.ndarr
 
 
 QFEDSGD, QFEDAVG = (
-    Record.of(
+    Record.usual(
         factory,
         "Σ p_i f_i^(q+1)",
         "Li et al. 2020",

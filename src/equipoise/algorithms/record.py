@@ -49,14 +49,14 @@ class Record(NamedTuple):
     minibatch_form: str | None = None  # the algorithm to take instead where gradients are of minibatches
 
     @staticmethod
-    def of(factory: Callable[..., Algorithm], objective: str, paper: str, **known: Any) -> "Record":
+    def usual(factory: Callable[..., Algorithm], objective: str, paper: str, **facts: Any) -> "Record":
         """The record of a factory under its own name; what its `example` and `defaults` do not say is as usual."""
         arguments = inspect.signature(factory).parameters
         open_ones = [name for name, argument in arguments.items() if argument.default is inspect.Parameter.empty]
         example = {name: value for name, value in USUAL_EXAMPLE.items() if name in arguments}
         defaults = {name: value for name, value in USUAL_DEFAULTS.items() if name in open_ones}
-        known |= {"example": example | known.get("example", {}), "defaults": defaults | known.get("defaults", {})}
-        return Record(factory.__name__, factory, objective, paper, **known)
+        facts |= {"example": example | facts.get("example", {}), "defaults": defaults | facts.get("defaults", {})}
+        return Record(factory.__name__, factory, objective, paper, **facts)
 
     def __call__(self, *args: object, **settings: object) -> Algorithm:
         return self.factory(*args, **settings)

@@ -74,4 +74,4 @@ def scaffold(
     return Algorithm("scaffold", n, task.size, task.prepare, init, jnp.zeros_like, (exchange,))
 
 
-SCAFFOLD = Record.of(scaffold, "1/n Σ f_i", "Karimireddy et al. 2020", average=True)
+SCAFFOLD = Record.usual(scaffold, "1/n Σ f_i", "Karimireddy et al. 2020", average=True)

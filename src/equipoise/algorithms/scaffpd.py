@@ -174,7 +174,7 @@ def weighing(sample: Sample, n: int) -> Exchange:
     return Exchange("weigh", those_who_answered(sample), send_weight, weigh, update_correction)
 
 
-SCAFFPD = Record.of(
+SCAFFPD = Record.usual(
     scaffpd,
     SADDLE,
     "Yu et al. 2023",

@@ -233,7 +233,7 @@ def coupling(table: Float[Array, "n d"]) -> Float[Array, ""]:
     return jnp.maximum(jnp.sum(centred**2), jnp.finfo(table.dtype).eps)
 
 
-SCAFFPD_LS = Record.of(
+SCAFFPD_LS = Record.usual(
     scaffpd_ls,
     SADDLE,
     "beyond Yu et al. 2023",

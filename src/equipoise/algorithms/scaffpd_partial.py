@@ -127,4 +127,4 @@ def scaffpd_partial(
     )
 
 
-SCAFFPD_PARTIAL = Record.of(scaffpd_partial, SADDLE, "beyond Yu et al. 2023", minibatch_form="scaffpd_minibatch")
+SCAFFPD_PARTIAL = Record.usual(scaffpd_partial, SADDLE, "beyond Yu et al. 2023", minibatch_form="scaffpd_minibatch")

@@ -218,7 +218,7 @@ def is_relative_entropy(dual: Dual) -> bool:
     return not is_concrete(calm) or bool(jnp.allclose(calm, 1 / dual.n))
 
 
-SCAFFPD_SUMS = Record.of(
+SCAFFPD_SUMS = Record.usual(
     scaffpd_sums,
     "ρ log 1/n Σ exp(f_i/ρ)",
     "beyond Yu et al. 2023",

@@ -33,4 +33,4 @@ def sgd(task: Task, sample: Sample, *, lr: float) -> Algorithm[Server, None]:
     return Algorithm("sgd", n, task.size, task.prepare, Server, round=(exchange,))
 
 
-SGD = Record.of(sgd, "1/n Σ f_i", "Karimireddy et al. 2020", average=True)
+SGD = Record.usual(sgd, "1/n Σ f_i", "Karimireddy et al. 2020", average=True)

@@ -84,4 +84,4 @@ def term(
     return Algorithm("term", n, task.size, task.prepare, init, round=(exchange,), weights=its_lam)
 
 
-TERM = Record.of(term, "1/t log Σ p_i exp(t f_i)", "Li et al. 2021", example={"t": 0.5}, defaults={"t": 1.0})
+TERM = Record.usual(term, "1/t log Σ p_i exp(t f_i)", "Li et al. 2021", example={"t": 0.5}, defaults={"t": 1.0})
