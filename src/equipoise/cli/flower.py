@@ -140,7 +140,7 @@ def server(
     from equipoise.cli.results import show
     from equipoise.deploy import agreement
     from equipoise.deploy.operations import keys as made
-    from equipoise.deploy.operations.commands import ServerSettings, run_server
+    from equipoise.deploy.operations.commands import Server, ServerSettings
     from equipoise.deploy.server.status import follower
     from equipoise.experiment import config, records
 
@@ -161,7 +161,7 @@ def server(
     folder = _begun(parsed, out, overwrite)
     left = tuple(without or ())
     server = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page, left)
-    run_server(parsed, folder, server, say, check=follower(folder, say))
+    Server(parsed, folder, server, say, follower(folder, say)).run()
     show([records.read(folder)], folder)
 
 

@@ -175,14 +175,14 @@ class SiteMasks(NamedTuple):
                 [shamir.split(int.from_bytes(bytes.fromhex(secret)), threshold, len(members)) for secret in pair]
                 for pair in zip(state["seeds"], state["privates"], strict=True)
             ]
-            sealed = []
+            sealed, private = [], bytes.fromhex(state["sealing"])
             for k, name in enumerate(members):
                 plain = b"".join(s[k].to_bytes(shamir.BYTES) for pair in split for s in pair)
                 if name == self.name:
                     state["own"] = plain.hex()
                     sealed.append(b"")
                     continue
-                key = self._sealing_key(state, keys[k], run, batch)
+                key = masks.agreed(private, keys[k][: masks.SEED], "sealing", run, batch)
                 sealed.append(masks.seal(key, plain, sealing(run, batch, keys, self.name, name)))
             state |= {"step": "shares", "keys": [k.hex() for k in keys]}
         return {"sealed": sealed}
@@ -194,18 +194,18 @@ class SiteMasks(NamedTuple):
             members = state["members"]
             refuse_unless(len(sealed) == len(members), "there are not as many shares as members")
             keys, opened = [bytes.fromhex(k) for k in state["keys"]], []
+            private = bytes.fromhex(state.pop("sealing"))
             for k, name in enumerate(members):
                 if name == self.name:
                     opened.append(state.pop("own"))
                     continue
-                key = self._sealing_key(state, keys[k], run, batch)
+                key = masks.agreed(private, keys[k][: masks.SEED], "sealing", run, batch)
                 try:
                     plain = masks.unseal(key, sealed[k], sealing(run, batch, keys, name, self.name))
                 except (InvalidTag, ValueError):
                     raise Refusal(f"the shares of '{name}' are not those that it sealed for '{self.name}'") from None
                 refuse_unless(len(plain) == SHARE * state["count"], f"the shares of '{name}' have another length")
                 opened.append(plain.hex())
-            del state["sealing"]
             state |= {"step": "ready", "shares": opened}
         return {}
 
@@ -247,10 +247,7 @@ class SiteMasks(NamedTuple):
             for name, keys in zip(members, state["keys"], strict=True)
         }
         private, seed = bytes.fromhex(state["privates"][exchange]), bytes.fromhex(state["seeds"][exchange])
-        try:
-            return masks.hidden(integers, self.name, private, seed, publics, context)
-        except ValueError:
-            raise Refusal("a member's key cannot be read") from None
+        return masks.hidden(integers, self.name, private, seed, publics, context)
 
     def open(self, question: Question) -> Answer:
         run, batch, exchange = _word(question, "run"), _word(question, "batch"), _whole(question, "exchange")
@@ -306,12 +303,6 @@ class SiteMasks(NamedTuple):
         for key in about:
             members_of[key] = members_of.pop(key, answered)  # the newest last
         write_whole(path, json.dumps(dict(list(members_of.items())[-REMEMBERED:])))
-
-    def _sealing_key(self, state: dict[str, Any], theirs: bytes, run: str, batch: str) -> bytes:
-        try:
-            return masks.agreed(bytes.fromhex(state["sealing"]), theirs[: masks.SEED], "sealing", run, batch)
-        except ValueError:
-            raise Refusal("a member's key cannot be read") from None
 
     @contextmanager
     def _changing(self, run: str, batch: str) -> Iterator[Path]:

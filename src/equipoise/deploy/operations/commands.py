@@ -6,8 +6,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import cache
+from concurrent import futures
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
@@ -21,17 +23,20 @@ from equipoise.deploy.operations.processes import (
     Say,
     Site,
     await_port,
-    begin_sites,
     free_port,
     is_free,
-    keep_running,
+    keep_sites,
     node_config,
     process,
+    say_how,
+    work_of,
 )
+from equipoise.deploy.server.events import LinkLost
+from equipoise.deploy.server.run import in_background, serve_run
 from equipoise.deploy.server.status import STATUS
 from equipoise.deploy.site.run import read as read_site
 from equipoise.deploy.wire.transport import why_not_warm
-from equipoise.errors import EquipoiseError, InputError, require
+from equipoise.errors import EquipoiseError, InputError, not_none, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.files import make_folder, reason, write_whole
@@ -61,59 +66,126 @@ class ServerSettings(NamedTuple):
         return "127.0.0.1" if self.host == "0.0.0.0" else self.host
 
 
-def run_server(
-    config: Config,
-    folder: Path,
-    settings: ServerSettings,
-    say: Say,
-    *,
-    ready: Callable[[], None] = lambda: None,
-    check: Callable[[], None] = lambda: None,
-    ending: Callable[[], None] = lambda: None,
-) -> None:
-    """Until the run is finished; a SuperLink that dies is started again, and the run resumes.
-
-    `ready` is called when a SuperLink knows the sites' keys; `check` all the while, and what it raises ends the run;
-    `ending` when the run has ended and the SuperLink has not.
-    """
-    state, why = settings.state, "asked for" if settings.stock else why_not_warm("serverapp")
-    make_folder(state)
-    require(
-        is_free(settings.local, settings.port),
-        f"somebody listens on {settings.local}:{settings.port} already; stop it, or give another --port",
-    )
-    say(f"SuperLink: {f'for Flower alone ({why})' if why else 'holds pulls, state in memory'}")
-    check_who_may_join(config, settings, say)
-    client = settings.client or launch.CLIENT
-    app = launch.app(state / "app", config, folder, client=client, stock=settings.stock, without=settings.without)
-    running = Running(config, folder, settings, app, why, say, ready, check, ending)
-    with ExitStack() as stack:
-        if settings.page is not None:
-            say(f"live: {stack.enter_context(live_page(folder, settings.page))}")
-        for attempt in range(RESTARTS + 1):
-            if _one_link(running):
-                break
-            if attempt == RESTARTS:
-                raise EquipoiseError(f"Flower's server ended {RESTARTS + 1} times, see {state / 'superlink.log'}")
-            say("Flower's server ended; it is started again, and the run resumes from its last round")
-    require(
-        records.finished(folder),
-        f"the run stopped before its end, see above; the same command resumes it where {folder} stands",
-    )
-
-
-class Running(NamedTuple):
-    """What every SuperLink of a server is started with."""
+class Server(NamedTuple):
+    """A server of one run, until the run is finished; a SuperLink that dies is started again, and the run resumes."""
 
     config: Config
     folder: Path
     settings: ServerSettings
-    app: Path
-    why: str  # Flower's own programs serve it; "": this process does
     say: Say
-    ready: Callable[[], None]
-    check: Callable[[], None]
-    ending: Callable[[], None]
+    check: Callable[[], None] = lambda: None  # called all the while; what it raises ends the run
+    ready: Callable[[], None] = lambda: None  # called when a SuperLink has read the sites' keys
+    ending: Callable[[], None] = lambda: None  # called when the run has ended and the SuperLink has not
+
+    @property
+    def why_flower(self) -> str:
+        """Why Flower's own programs serve the run; empty where this process does."""
+        return "asked for" if self.settings.stock else why_not_warm("serverapp")
+
+    @property
+    def app(self) -> Path:
+        return self.settings.state / "app"
+
+    def run(self) -> None:
+        folder, settings, why = self.folder, self.settings, self.why_flower
+        make_folder(settings.state)
+        require(
+            is_free(settings.local, settings.port),
+            f"somebody listens on {settings.local}:{settings.port} already; stop it, or give another --port",
+        )
+        self.say(f"SuperLink: {f'for Flower alone ({why})' if why else 'holds pulls, state in memory'}")
+        check_who_may_join(self.config, settings, self.say)
+        client = settings.client or launch.CLIENT
+        launch.app(self.app, self.config, folder, client=client, stock=settings.stock, without=settings.without)
+        with ExitStack() as stack:
+            if settings.page is not None:
+                self.say(f"live: {stack.enter_context(live_page(folder, settings.page))}")
+            for attempt in range(RESTARTS + 1):
+                if self.one_link():
+                    break
+                if attempt == RESTARTS:
+                    diary = settings.state / "superlink.log"
+                    raise EquipoiseError(f"Flower's server ended {RESTARTS + 1} times, see {diary}")
+                self.say("Flower's server ended; it is started again, and the run resumes from its last round")
+        require(
+            records.finished(folder),
+            f"the run stopped before its end, see above; the same command resumes it where {folder} stands",
+        )
+
+    def one_link(self) -> bool:
+        """One SuperLink and the run on it; False if the SuperLink died before the run ended."""
+        settings, state, why = self.settings, self.settings.state, self.why_flower
+        diary = state / "superlink.log"
+        with ExitStack() as stack:
+            control = stack.enter_context(launch.operator(free_port() if why else None))
+            home = launch.connection(state / "home", f"{launch.LOOPBACK}:{control.port}", settings.keys)
+            more, database = launch.environment(home), state / "state.db" if why else None
+            link = launch.superlink(settings.host, settings.port, settings.keys, control, database=database)
+            secret = secrets.token_hex(32).encode()  # a text: Flower may take blanks off its ends
+            write_whole(control.secret, secret, secret=True)
+            self.say(launch.shown(link, more))
+            log = stack.enter_context(diary.open("a"))
+            child = stack.enter_context(process(link, more, stdout=log, stderr=log))
+            self.say(f"its log: {diary}")
+            await_port(child, settings.local, settings.port)
+            control.secret.unlink()  # the SuperLink has read it: from now on these two processes alone know it
+            self.ready()
+            served = self.by_flower(child, more) if why else self.here(child, control.socket, secret)
+            if served:
+                self.ending()
+            return served
+
+    def here(self, child: subprocess.Popen, socket: Path, secret: bytes) -> bool:
+        """The run, in this process; False if the SuperLink died before it ended."""
+        from equipoise.deploy.wire.serverapp import started_run
+
+        lost, over = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            try:
+                while child.poll() is None and not over.wait(0.1):
+                    self.check()
+            except Exception:
+                not_none(child.stdin).close()  # the SuperLink ends, and what waits for it with it
+                child.wait()
+                raise
+            finally:
+                lost.set()
+
+        watching = in_background(watch)
+        keep_programs()
+        try:
+            with started_run(socket, secret, self.app, lost) as grid:
+                serve_run(self.config, self.folder, grid, without=self.settings.without)
+        except LinkLost:
+            over.set()
+            watching.result()  # raises what `check` did
+            return records.finished(self.folder)
+        except EquipoiseError as error:
+            raise EquipoiseError(f"{error}; the same command resumes the run where {self.folder} stands") from error
+        except Exception:  # of the user's own code: its traceback, and then the sentence that all ends with
+            traceback.print_exc()
+        finally:
+            over.set()
+            futures.wait([watching])
+        return True
+
+    def by_flower(self, child: subprocess.Popen, more: Mapping[str, str]) -> bool:
+        """The run, by Flower's own programs; False if the SuperLink died before it ended."""
+        begin, folder = ["flwr", "run", str(self.app), launch.NAME, "--stream"], self.folder
+        self.say(launch.shown(begin, more))
+        with process(begin, more) as started:
+            while started.poll() is None and not records.finished(folder):
+                time.sleep(0.1)
+                self.check()
+                if child.poll() is not None:
+                    return records.finished(folder)
+            with suppress(subprocess.TimeoutExpired):
+                started.wait(LAST_WORDS)
+        if not records.finished(folder):
+            with suppress(subprocess.TimeoutExpired):  # what ended first is not what is noticed first
+                child.wait(2 * LAST_WORDS)
+        return child.poll() is None or records.finished(folder)
 
 
 def check_who_may_join(config: Config, settings: ServerSettings, say: Say) -> None:
@@ -137,87 +209,6 @@ def check_who_may_join(config: Config, settings: ServerSettings, say: Say) -> No
     say(f"may join, each with its own key: {', '.join(names)}")
 
 
-def _one_link(running: Running) -> bool:
-    """One SuperLink and a run on it; False if the SuperLink died before the run ended."""
-    settings, why, say = running.settings, running.why, running.say
-    state, diary = settings.state, settings.state / "superlink.log"
-    with ExitStack() as stack:
-        control = stack.enter_context(launch.operator(free_port() if why else None))
-        home = launch.connection(state / "home", f"{launch.LOOPBACK}:{control.port}", settings.keys)
-        more, database = launch.environment(home), state / "state.db" if why else None
-        link = launch.superlink(settings.host, settings.port, settings.keys, control, database=database)
-        secret = secrets.token_hex(32).encode()  # a text: Flower may take blanks off its ends
-        write_whole(control.secret, secret, secret=True)
-        say(launch.shown(link, more))
-        log = stack.enter_context(diary.open("a"))
-        child = stack.enter_context(process(link, more, stdout=log, stderr=log))
-        say(f"its log: {diary}")
-        await_port(child, settings.local, settings.port)
-        control.secret.unlink()  # the SuperLink has read it: from now on these two processes alone know it
-        running.ready()
-        served = _by_flower(running, child, more) if why else _here(running, child, control.socket, secret)
-        if served:
-            running.ending()
-        return served
-
-
-def _here(running: Running, child: subprocess.Popen, socket: Path, secret: bytes) -> bool:
-    """The run, in this process; False if the SuperLink died before it ended."""
-    from equipoise.deploy.server.events import LinkLost
-    from equipoise.deploy.server.run import serve_run
-    from equipoise.deploy.wire.serverapp import started_run
-
-    folder, lost, over, failed = running.folder, threading.Event(), threading.Event(), list[BaseException]()
-
-    def watch() -> None:
-        while child.poll() is None and not over.wait(0.1):
-            try:
-                running.check()
-            except Exception as error:
-                failed.append(error)
-                assert child.stdin is not None
-                child.stdin.close()  # the SuperLink ends, and what waits for it with it
-                child.wait()
-        lost.set()
-
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    keep_programs()
-    try:
-        with started_run(socket, secret, running.app, lost) as grid:
-            serve_run(running.config, folder, grid, without=running.settings.without)
-    except LinkLost:
-        if failed:
-            raise failed[0] from None
-        return records.finished(folder)
-    except EquipoiseError as error:
-        raise EquipoiseError(f"{error}; the same command resumes the run where {folder} stands") from error
-    except Exception:  # of the user's own code: its traceback, and then the sentence that all ends with
-        traceback.print_exc()
-    finally:
-        over.set()
-        watching.join()
-    return True
-
-
-def _by_flower(running: Running, child: subprocess.Popen, more: Mapping[str, str]) -> bool:
-    """The run, by Flower's own programs; False if the SuperLink died before it ended."""
-    begin, folder = ["flwr", "run", str(running.app), launch.NAME, "--stream"], running.folder
-    running.say(launch.shown(begin, more))
-    with process(begin, more) as started:
-        while started.poll() is None and not records.finished(folder):
-            time.sleep(0.1)
-            running.check()
-            if child.poll() is not None:
-                return records.finished(folder)
-        with suppress(subprocess.TimeoutExpired):
-            started.wait(LAST_WORDS)
-    if not records.finished(folder):
-        with suppress(subprocess.TimeoutExpired):  # what ended first is not what is noticed first
-            child.wait(2 * LAST_WORDS)
-    return child.poll() is None or records.finished(folder)
-
-
 def check_files(config: Config, files: Mapping[str, Path]) -> None:
     """Says what is wrong with a site's file before anything starts."""
     for name, path in sorted(files.items()):
@@ -232,61 +223,48 @@ def run_local(
     say: Say,
     *,
     processes: int,
-    torch: Mapping[str, str] | None = None,
-    follow: Callable[[], None] = lambda: None,
+    torch: Mapping[str, str],
+    follow: Callable[[], None],
 ) -> None:
     """A server and a site for every file, on this machine; ends when a site cannot start.
 
     `torch` is what names the sites' PyTorch module in their configuration; `follow` is called all the while.
     """
-    require(settings.keys is not None, "")
-    assert settings.keys is not None
-    made.make(settings.keys, files)
+    made.make(not_none(settings.keys), files)
     folders = settings.state / "sites"
     for name in files:
         policy.trial(folders / name)
     sites = [
-        Site(name, folders / name, node_config(name, folders / name, {"data": str(path.resolve()), **(torch or {})}))
+        Site(name, folders / name, node_config(name, folders / name, {"data": str(path.resolve()), **torch}))
         for name, path in sorted(files.items())
     ]
     server, stop = f"{settings.local}:{settings.port}", threading.Event()
     stock = settings.stock or bool(why_not_warm())
     processes = len(sites) if stock else processes
     groups = [sites[k::processes] for k in range(min(processes, len(sites)))]
-    compiled, failed = folders / "compiled", list[Exception]()
-
-    def run(names: str, begin: Callable[[], AbstractContextManager[subprocess.Popen]]) -> None:
-        try:
-            keep_running(begin, stop, say, name=names, tries=TRIES)
-        except Exception as error:
-            failed.append(error)
-
-    def thread_of(group: list[Site]) -> threading.Thread:
-        begin = begin_sites(group, server, settings.keys, say, stock=stock, compiled=compiled)
-        return threading.Thread(target=run, args=(", ".join(site.name for site in group), begin), daemon=True)
+    works = [work_of(group, server, settings.keys, folders / "compiled", stock=stock) for group in groups]
+    for work in works:
+        say_how(work, say)
+    running: list[Future[None]] = []
 
     def check() -> None:
         follow()
-        if failed:
-            raise failed[0]
-
-    threads = [thread_of(group) for group in groups]
+        for site in running:
+            if site.done():
+                site.result()  # raises why it could not start
 
     @cache
     def start_sites() -> None:
-        for thread in threads:
-            thread.start()
+        running.extend(in_background(partial(keep_sites, work, stop, say, tries=TRIES)) for work in works)
 
     def end_sites() -> None:
         stop.set()
-        for thread in threads:
-            if thread.is_alive():
-                thread.join(10.0)
+        futures.wait(running, 10.0)
 
     if not stock:  # Flower's own nodes end when their keys are not known yet, and every start takes them long
         start_sites()
     try:
-        run_server(config, folder, settings, say, ready=start_sites, check=check, ending=end_sites)
+        Server(config, folder, settings, say, check, ready=start_sites, ending=end_sites).run()
     finally:
         end_sites()
 
