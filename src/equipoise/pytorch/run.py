@@ -41,7 +41,7 @@ from equipoise.files import write_whole
 from equipoise.privacy import policy
 from equipoise.protocol import Vector
 from equipoise.pytorch.features import check_last, check_returned, module_features, on_features
-from equipoise.pytorch.site import TorchSite, seeded, torch_site
+from equipoise.pytorch.site import TorchSite, seeded, torch_site, trained
 from equipoise.pytorch.spec import ModuleSpec
 from equipoise.pytorch.task import TEST, TRAIN, callback_score
 
@@ -130,7 +130,7 @@ def made_of_module(config: Config, site: TorchSite, theta: Vector, real: np.dtyp
     settings = not_none(config.convexify)
     last = not_none(settings.last)
     assert settings.kind != "linearised"
-    parameters = [(name, p.shape) for name, p in site.module.named_parameters() if p.requires_grad]
+    parameters = [(name, p.shape) for name, p in trained(site.module).items()]
     sizes = sizes_of_module(parameters, last, kind=settings.kind, features=settings.features)
     seed = feature_seed(config)
     layer = random_layer(seed, sizes.fan_in, real)
@@ -214,11 +214,10 @@ def in_torch(score: object) -> Callable[[Any, Any], np.ndarray]:
 
 
 def described(site: TorchSite, scores: Mapping[str, object]) -> ModuleSpec:
-    named = [(name, p) for name, p in site.module.named_parameters() if p.requires_grad]
-    label = site.shard.labels
+    parameters, label = trained(site.module), site.shard.labels
     return ModuleSpec(
-        parameters=tuple((name, tuple(p.shape)) for name, p in named),
-        dtype=str(named[0][1].dtype).removeprefix("torch."),
+        parameters=tuple((name, tuple(p.shape)) for name, p in parameters.items()),
+        dtype=str(next(iter(parameters.values())).dtype).removeprefix("torch."),
         outputs=site.outputs,
         label=tuple(label.shape[1:]),
         classes=bool(np.issubdtype(label.dtype, np.integer)),

@@ -62,10 +62,14 @@ class TorchSite(NamedTuple):
         write_whole(Path(path), buffer.getvalue())
 
 
+def trained(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters of the model vector, in its order."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
 def load_weights(module: torch.nn.Module, path: str | PathLike[str]) -> None:
     """Puts the model of a run folder (model.safetensors) into a module of the same parameters; buffers stay."""
-    saved = artifact.load(path)
-    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    saved, parameters = artifact.load(path), trained(module)
     weights = {name: torch.as_tensor(np.array(value)) for name, value in saved.params.items()}
     given, wanted = ({name: tuple(a.shape) for name, a in part.items()} for part in (weights, parameters))
     require(given == wanted, f"{path} has the parameters {given}, the module {wanted}; give the module of that run")
@@ -94,7 +98,7 @@ def torch_site(
         stochastic: gradients and local steps on one batch each, in the loader's order (shuffled by the run's key, if it
             shuffles), instead of on all of them.
     """
-    parameters = [p for p in module.parameters() if p.requires_grad]
+    parameters = [*trained(module).values()]
     require(parameters, "the module has no parameters to train")
     kinds = {p.dtype for p in parameters}
     require(len(kinds) == 1, f"the module's parameters are of types {kinds}; give all the same, e.g. module.double()")

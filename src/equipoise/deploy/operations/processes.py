@@ -218,9 +218,12 @@ def main() -> int:
     logger = logging.getLogger("equipoise.flower")
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    console = logging.StreamHandler()
-    console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    logger.addHandler(console)
+
+    def log_to(handler: logging.Handler, form: logging.Formatter) -> None:
+        handler.setFormatter(form)
+        logger.addHandler(handler)
+
+    log_to(logging.StreamHandler(), logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     try:
         if work.stock:
             become_supernode(work, "asked for")
@@ -232,7 +235,7 @@ def main() -> int:
             become_supernode(work, why)
         keep_programs(work.compiled)
         work.sites[0].folder.mkdir(parents=True, exist_ok=True)
-        logger.addHandler(JsonLines(work.sites[0].folder / "log.jsonl"))
+        log_to(logging.FileHandler(work.sites[0].folder / "log.jsonl"), JsonLines())
         from equipoise.deploy.wire.warm import WarmSite, run_sites
 
         trust = None if work.keys is None else work.keys / made.CA

@@ -203,21 +203,14 @@ def table(status: Status) -> Table:
     return rows
 
 
-class JsonLines(logging.Handler):
+class JsonLines(logging.Formatter):
     """A log for programs: one JSON object a line."""
 
-    def __init__(self, path: Path):
-        super().__init__()
-        self.file = path.open("a", buffering=1)
-
-    def emit(self, record: logging.LogRecord) -> None:
+    def format(self, record: logging.LogRecord) -> str:
         line = {"time": _now(), "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
-            line["error"] = logging.Formatter().formatException(record.exc_info)
-        try:
-            self.file.write(json.dumps(line) + "\n")
-        except OSError:
-            self.handleError(record)  # a full disk is no reason to stop
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line)
 
 
 def _now() -> str:

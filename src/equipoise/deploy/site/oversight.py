@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -113,24 +112,23 @@ def crossing(config: Config) -> list[Wire]:
 
 def would_reveal(config: Config) -> tuple[str, ...]:
     """What a run would reveal of a site, in plain words, for whoever approves it."""
-    about_rows = made_up_models(config) if config.privacy is None else promise(config)
-
-    def reveals(stage: Config) -> Iterator[str]:
+    if config.privacy is None:
+        # No limit of a site prevents it: gradients at models that hardly differ, differ by the rows in between.
+        seen = "sums of the sites' answers" if not_none(config.federation).secure else "a site's answers"
+        about_rows = (
+            "a server that sends models of its own making, not those that training leads to, can work out single rows "
+            f"from {seen}; limits of site.toml make it harder, and noise ([privacy]) alone bounds it"
+        )
+    else:
+        about_rows = promise(config)
+    sentences = [about_rows]
+    for stage in stages(config):
         own_models, own_parts, n = stage.own_models is not None, stage.model.own != "none", sites_of(stage)
         moments, sent = agreement.tells_moments(stage), crossing(stage)
-        return agreement.disclosures(stage, sent, n=n, own_models=own_models, own_parts=own_parts, moments=moments)
-
-    sentences = map(reveals, stages(config))
-    return (about_rows, *dict.fromkeys(chain.from_iterable(sentences)))
-
-
-def made_up_models(config: Config) -> str:
-    """What no limit of a site prevents: gradients at models that hardly differ, differ by the rows in between."""
-    seen = "sums of the sites' answers" if not_none(config.federation).secure else "a site's answers"
-    return (
-        "a server that sends models of its own making, not those that training leads to, can work out single rows from "
-        f"{seen}; limits of site.toml make it harder, and noise ([privacy]) alone bounds it"
-    )
+        sentences += agreement.disclosures(
+            stage, sent, n=n, own_models=own_models, own_parts=own_parts, moments=moments
+        )
+    return tuple(dict.fromkeys(sentences))
 
 
 def overseen(

@@ -6,7 +6,7 @@ are there; when somebody goes or comes, another one is. Nothing in an algorithm 
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from equipoise.engines.summation import Summation
 from equipoise.errors import Refusal, StopRun, refuse_unless
 from equipoise.privacy import fixed_point, masks, shamir, unmasking
 from equipoise.privacy.fixed_point import Integers
-from equipoise.privacy.site_masks import FEWEST, About, Limits, SiteMasks, check_weights, keys_length, least_threshold
+from equipoise.privacy.site_masks import FEWEST, About, SiteMasks, check_weights, keys_length, least_threshold
 from equipoise.privacy.unmasking import Batch
 from equipoise.protocol import Algorithm, Reply, Vector
 from equipoise.steps.rules import StepSizes
@@ -45,10 +45,6 @@ class SecureSite(NamedTuple):
 
     masks: SiteMasks
     bound: float = SecureSums().bound
-
-    @property
-    def limits(self) -> Callable[[], Limits]:
-        return self.masks.limits
 
 
 def subject_of(where: Address, header: Mapping[str, object], arrays: ArrayRecord) -> bytes:
@@ -110,7 +106,7 @@ def read_message(
     if spec.exchange.weights is not None:
         weights.append(np.asarray(spec.exchange.weights(table)))
     for some in weights:
-        check_weights(some, secure.limits().weight)
+        check_weights(some, secure.masks.limits().weight)
     return spec.row(table, k), [dict(zip(members, some.tolist(), strict=True)) for some in weights]
 
 
@@ -141,17 +137,14 @@ class AgreedSteps:
             refuse_unless(round < MOST_ROUNDS, f"there is no round {round}")
             while len(self.largest) <= round:
                 self.server, _ = self.open(self.server, jax.random.key(0))
-                step_sizes = [s for s in jax.tree.leaves(self.server, is_leaf=_is_steps) if _is_steps(s)]
-                self.largest.append({w: max(float(getattr(s, w)) for s in step_sizes) for w in ("sigma", "theta")})
+                parts = jax.tree.leaves(self.server, is_leaf=lambda part: isinstance(part, StepSizes))
+                steps = [part for part in parts if isinstance(part, StepSizes)]
+                self.largest.append({w: max(float(getattr(s, w)) for s in steps) for w in ("sigma", "theta")})
             most = self.largest[round][what]
             refuse_unless(
                 np.isfinite(given[what]) and 0 <= float(given[what]) <= most * (1 + 1e-5),
                 f"{what} is {float(given[what]):.4g}, and the agreed rule gives {most:.4g} in this round",
             )
-
-
-def _is_steps(tree: PyTree) -> bool:
-    return isinstance(tree, StepSizes)
 
 
 def lowest_weight(members: int, most: float) -> float:
@@ -174,7 +167,7 @@ def masked(
 
     def encode(n: int, fewest: int) -> Integers:
         if spec.exchange.counts is not None:
-            check_own_weight(spec.exchange.counts(reply), fewest, secure.limits().weight)
+            check_own_weight(spec.exchange.counts(reply), fewest, secure.masks.limits().weight)
         return fixed_point.encode(reply.total, n, secure.bound)
 
     about = About(subject.hex(), place.hex(), where.plan)

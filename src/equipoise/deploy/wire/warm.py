@@ -168,7 +168,8 @@ class WarmSite:
         while True:
             try:
                 if self.registers:
-                    self.register()
+                    with suppress(httpx.HTTPStatusError):  # it is registered already, or activation is refused as well
+                        self.ask(self.client.RegisterNode, flower.RegisterNodeFleetRequest(public_key=self.public))
                 request = flower.ActivateNodeRequest(public_key=self.public, heartbeat_interval=BEAT)
                 number = self.ask(self.client.ActivateNode, request).node_id
                 break
@@ -189,13 +190,6 @@ class WarmSite:
             write_whole(self.folder / "node.json", json.dumps({"node": number}))
         log.info("%s: connected, node %d", self.name, number)
         self.tell_crash()
-
-    def register(self) -> None:
-        try:
-            self.ask(self.client.RegisterNode, flower.RegisterNodeFleetRequest(public_key=self.public))
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code >= 500:
-                raise  # refusals: it is registered already
 
     def heartbeat(self) -> bool:
         request = flower.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=BEAT)
