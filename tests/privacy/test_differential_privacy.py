@@ -176,14 +176,14 @@ def test_the_ledger_counts_every_reply_and_refuses_the_one_too_many(tmp_path):
     with pytest.raises(Refusal, match="this run would have given away more than epsilon 1 at delta 1e-05"):
         spend(tmp_path, "one", each, run, site)
     assert ledger.spent(tmp_path)["replies"] == 10
-    assert ledger.epsilon_spent(tmp_path, 1e-5) == pytest.approx(1.0, rel=1e-6)
+    assert epsilon_of(ledger.spent(tmp_path)["mu2"] ** 0.5, 1e-5) == pytest.approx(1.0, rel=1e-6)
     left = int((site.most - run.most) / each)
     assert left > 5
     for _ in range(left):
         spend(tmp_path, "two", each, Budget(100.0, 1e-5), site)
     with pytest.raises(Refusal, match="this site, over all runs, would have given away more than epsilon"):
         spend(tmp_path, "two", each, Budget(100.0, 1e-5), site)
-    assert ledger.epsilon_spent(tmp_path, 1e-5) <= 1.5 * (1 + 1e-6)
+    assert epsilon_of(ledger.spent(tmp_path)["mu2"] ** 0.5, 1e-5) <= 1.5 * (1 + 1e-6)
     (tmp_path / ledger.FILE).write_text("{")
     with pytest.raises(Refusal, match="cannot be read"):
         spend(tmp_path, "one", each, run, site)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from equipoise.errors import InputError, Refusal, refuse_unless
 from equipoise.files import locked, make_folder, read_text, write_whole
-from equipoise.privacy.accounting import epsilon_of, mu_for
+from equipoise.privacy.accounting import mu_for
 
 FILE = "privacy.json"
 ROUNDING = 1 + 1e-9  # a budget that is made for so many replies holds them
@@ -61,7 +61,3 @@ def spend(folder: Path, run: str, mu2: float, of_run: Budget, of_site: Budget | 
                 )
             now = {"mu2": total, "replies": before["replies"] + 1, "runs": {**before["runs"], run: in_run}}
             write_whole(folder / FILE, json.dumps(now, indent=1))
-
-
-def epsilon_spent(folder: Path, delta: float) -> float:
-    return epsilon_of(spent(folder)["mu2"] ** 0.5, delta)

@@ -43,7 +43,7 @@ SUMS = "sums.json"  # over whom the last sums were opened, by what they were abo
 REMEMBERED = 128  # of these
 SHARE = 2 * shamir.BYTES  # of a seed and of a key
 WORD = re.compile(r"[\w.-]{1,64}", re.ASCII)  # it becomes part of a file's name
-Question = Mapping[str, Any]
+Question = Mapping[str, object]
 Answer = dict[str, Any]
 _changing = threading.RLock()  # one state of a batch at a time, whatever the threads of this process do
 
@@ -113,7 +113,7 @@ class SiteMasks(NamedTuple):
 
     def answer(self, question: Question) -> Answer:
         """The answer to one of the steps; a Refusal to everything else."""
-        steps: dict[Any, Callable[[Question], Answer]] = {
+        steps: dict[object, Callable[[Question], Answer]] = {
             "keys": self.keys,
             "shares": self.shares,
             "deliver": self.deliver,

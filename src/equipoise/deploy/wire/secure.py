@@ -240,7 +240,6 @@ class Masking:
         self.federation, self.run, self.settings = federation, run, settings
         self.batch: Batch | None = None
         self.used = 0  # exchanges of the batch
-        self.bytes = [0, 0]  # down and up, of all that is not the exchanges' own
 
     def begin(self, spec: ExchangeSpec, asked: Sequence[str], timeout: float, *, ahead: int) -> MaskedExchange | None:
         """An exchange among those asked who are there; None where they are too few. `ahead`: exchanges to prepare."""
@@ -304,7 +303,6 @@ class Masking:
             if node is not None:
                 record = ConfigRecord({"step": step, "run": batch.run, "batch": batch.batch, **question})
                 content = RecordDict({"question": record})
-                self.bytes[0] += _size(record)
                 messages.append((name, Message(content, node, f"query.{QUESTION}", ttl=max(timeout, 1.0))))
         for name, delivery in federation.deliver(messages, lambda _: timeout):
             answer = None if delivery.content is None else fields(delivery.content, "answer")
@@ -313,13 +311,5 @@ class Masking:
                 federation.note(name, what, why)
                 if what == "late":
                     federation.suspect(name)
-                continue
-            self.bytes[1] += _size(answer)
-            yield name, answer
-
-
-def _size(record: Mapping[str, object]) -> int:
-    def size(value: object) -> int:
-        return sum(map(size, value)) if isinstance(value, list) else len(value) if isinstance(value, bytes | str) else 8
-
-    return sum(map(size, record.values()))
+            else:
+                yield name, answer

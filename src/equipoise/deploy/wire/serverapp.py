@@ -32,6 +32,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 from flwr.supercore.interceptors.http.superexec_auth import SuperExecAuthHttpInterceptor
 from flwr.supercore.retry import RetryInvoker, exponential
+from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -48,7 +49,7 @@ AWAY = (502, 503, 504)  # HTTP status: the SuperLink may be back soon
 class LinkGrid:
     """What the server needs of a Grid; Flower's own class loads a database that only a SuperLink needs."""
 
-    def __init__(self, client: RuntimeHttpClient, node: Any, run: Any):
+    def __init__(self, client: RuntimeHttpClient, node: flower.Node, run: Run):
         self._runtime_client, self.node, self.run = client, node, run  # by the names of Flower's own
 
     def get_node_ids(self) -> list[int]:
@@ -91,7 +92,7 @@ def started_run(socket: Path, secret: bytes, app: Path, lost: threading.Event) -
     try:
         content = build_fab_from_disk(app)
         fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
-        named: list[Any] = [flower.RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+        named = [flower.RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
         with flower.over_socket(flower.ControlHttpClient, socket, proof, named) as control:
             if not control.StartRun(StartRunRequest(fab=fab)).HasField("run_id"):
                 raise EquipoiseError("Flower's server did not start the run; its log says why")
@@ -107,8 +108,8 @@ def started_run(socket: Path, secret: bytes, app: Path, lost: threading.Event) -
         raise EquipoiseError("Flower's server has given the run to somebody else; stop the other flower-superexec")
     retries, over = _retries(lost), threading.Event()
     version = flower.RuntimeVersionHttpInterceptor(component_name="flwr-serverapp")
-    named = [version, RuntimeTokenHttpInterceptor(token)]
-    client = flower.over_socket(RuntimeHttpClient, socket, proof, named, retry_invoker=retries)
+    of_task = [version, RuntimeTokenHttpInterceptor(token)]
+    client = flower.over_socket(RuntimeHttpClient, socket, proof, of_task, retry_invoker=retries)
     given = client.PullTaskInput(PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
     TaskIdentity.node_id = given.context.node_id

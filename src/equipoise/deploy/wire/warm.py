@@ -25,7 +25,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -65,13 +65,13 @@ class SignedRequests:
         self.key, self.ahead = key, 0.0  # seconds that the server's clock is ahead
         self.public = base64.b64encode(flower.public_key_to_bytes(key.public_key())).decode("ascii")
 
-    def intercept(self, context: object, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+    def intercept(self, context: flower.ProtobufRequestContext, call_next: flower.ProtobufCall) -> httpx.Response:
         response = self.signed(context, call_next)
         if response.status_code == httpx.codes.UNAUTHORIZED and self.compare(response):
             response = self.signed(context, call_next)
         return response
 
-    def signed(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+    def signed(self, context: flower.ProtobufRequestContext, call_next: flower.ProtobufCall) -> httpx.Response:
         now = (datetime.now(UTC) + timedelta(seconds=self.ahead)).isoformat()
         signature = base64.b64encode(flower.sign_message(self.key, now.encode("ascii"))).decode("ascii")
         headers = {flower.FLEET_HTTP_PUBLIC_KEY_HEADER: self.public, flower.TIMESTAMP_HEADER: now}
@@ -98,7 +98,7 @@ class SignedRequests:
 class HeldPull:
     """Asks a SuperLink that can to hold the pull until there is a message; another ignores it."""
 
-    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+    def intercept(self, context: flower.ProtobufRequestContext, call_next: flower.ProtobufCall) -> httpx.Response:
         if context.rpc_method.endswith("/PullMessages"):
             context.request.headers[WAIT] = str(HOLD)
         return call_next(context)
@@ -120,7 +120,7 @@ class WarmSite:
         """`certificates` and `key` are the site's; None for both: no encryption, and no authentication."""
         self.folder, self.stop = folder, stop
         self.name = config.get("site", "")
-        self.config: dict[str, Any] = {**config, INLINE_ABILITY: True}
+        self.config: dict[str, str | bool] = {**config, INLINE_ABILITY: True}
         folder.mkdir(parents=True, exist_ok=True)
         self.lock = locked(folder, self.name)
         self.registers = key is None
@@ -128,7 +128,7 @@ class WarmSite:
         self.public = flower.public_key_to_bytes(private.public_key())
         trust = None if certificates is None else certificates.read_bytes()
         version = flower.RuntimeVersionHttpInterceptor(component_name="SuperNode")
-        interceptors: list[Any] = [version, SignedRequests(private), HeldPull()]
+        interceptors: list[flower.ProtobufClientInterceptor] = [version, SignedRequests(private), HeldPull()]
         self.client = flower.FleetHttpClient.from_server_address(address, trust is None, trust, interceptors)
         self.node = flower.Node(node_id=0)
         self.runs: dict[int, tuple[ClientApp, Context]] = {}
@@ -304,9 +304,10 @@ class WarmSite:
         return flower.pull_message(tree, tree.object_id, self.node, run, *calls)
 
     def send(self, run: int, reply: Message, inside: bool, seconds: float) -> None:
-        def pushed(proto: flower.MessageProto, tree: flower.ObjectTree) -> Any:
-            lists: dict[str, Any] = {"messages_list": [proto], "message_object_trees": [tree]}
-            request = flower.PushMessagesRequest(node=self.node, clientapp_runtime_list=[seconds], **lists)
+        def pushed(proto: flower.MessageProto, tree: flower.ObjectTree) -> flower.PushMessagesResponse:
+            request = flower.PushMessagesRequest(
+                node=self.node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[seconds]
+            )
             return self.ask(self.client.PushMessages, request)
 
         if reply.has_error() or (inside and content_bytes(reply) <= INLINE):
