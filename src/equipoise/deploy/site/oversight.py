@@ -181,13 +181,12 @@ def overseen(
                         "configuration (its site.toml)",
                     )
                     covered["bytes"] += size
-        except Refusal as refusal:
-            if isinstance(refusal, StopRun):
-                policy.stop(folder, digest)
-            audit.record(folder, {**entry, "answer": "refused", "why": str(refusal)}, signer)
-            raise
         except Exception as error:
-            audit.record(folder, {**entry, "answer": "failed", "why": type(error).__name__}, signer)
+            if isinstance(error, StopRun):
+                policy.stop(folder, digest)
+            refused = {"answer": "refused", "why": str(error)}
+            failed = {"answer": "failed", "why": type(error).__name__}
+            audit.record(folder, entry | (refused if isinstance(error, Refusal) else failed), signer)
             raise
         receipt = audit.record(folder, {**entry, "answer": "replied", **described(reply), **rows()}, signer)
         reply[RECEIPT] = ConfigRecord(receipt._asdict())
@@ -299,7 +298,7 @@ def allow(
 ) -> None:
     """Counts a message that is about to be answered; a Refusal, and nothing is counted, beyond what is covered."""
     with _counted(folder, digest) as covered:
-        run, what, most = _allowance(config, rules, kind, content)
+        run, what, most = _allowance(config, kind, content)
         allowed = rules.runs * max(approvals, 1)
         if run is None:
             now, most = covered["questions"].get(what, 0) + 1, most * allowed
@@ -320,7 +319,7 @@ def allow(
         counts_of_run[what] = now
 
 
-def _allowance(config: Config, rules: Policy, kind: str, content: RecordDict) -> tuple[str | None, str, int]:
+def _allowance(config: Config, kind: str, content: RecordDict) -> tuple[str | None, str, int]:
     """The run that a message is of, if it says so; what it asks for; and how often it may in one run."""
     tries = not_none(config.federation).tries
     rounds = max(stage.run.rounds for stage in stages(config))

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
-from equipoise.deploy.server.sites import ConnectedSites, why_not
+from equipoise.deploy.server.sites import ConnectedSites
 from equipoise.deploy.wire.messages import Address, ExchangeSpec, fields, program, unpack
 from equipoise.engines.summation import Summation
 from equipoise.errors import Refusal, StopRun, refuse_unless
@@ -307,9 +307,8 @@ class Masking:
         for name, delivery in federation.deliver(messages, lambda _: timeout):
             answer = None if delivery.content is None else fields(delivery.content, "answer")
             if answer is None:
-                what, why = why_not(delivery)
-                federation.note(name, what, why)
-                if what == "late":
+                federation.note(name, delivery.what, delivery.why)
+                if delivery.what == "late":
                     federation.suspect(name)
             else:
                 yield name, answer
