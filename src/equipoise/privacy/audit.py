@@ -147,10 +147,8 @@ def _line(entry: Mapping[str, object]) -> str:
     return json.dumps(entry, separators=(",", ":"), default=str)
 
 
-def _signed(entry: object, check: Callable[[bytes, bytes], bool]) -> bool:
+def _signed(entry: Mapping[str, Any], check: Callable[[bytes, bytes], bool]) -> bool:
     """Whether a line was signed as it stands."""
-    if not isinstance(entry, dict):
-        return False
     return _checked(check, _line({k: v for k, v in entry.items() if k != "signature"}).encode(), entry.get("signature"))
 
 

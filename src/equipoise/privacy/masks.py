@@ -64,10 +64,7 @@ def add_pair_masks(integers: Integers, name: str, private: bytes, publics: Mappi
         if other != name:
             seed = agreed(private, public, "pair mask", context, *sorted((name, other)))  # s_ij
             mask = stream(seed, len(integers))
-            if name < other:
-                integers += mask
-            else:
-                integers -= mask
+            integers += mask if name < other else -mask
 
 
 def hidden(

@@ -98,7 +98,7 @@ def read_message(
         said = isinstance(rows, list) and len(rows) == width * len(members) and rows[k * width : (k + 1) * width]
         refuse_unless(said == mine, "the message says something else to this site than to all members of the sum")
     table, weights = unpack(content.get("message"), spec.table(len(members))), list[np.ndarray]()
-    for leaf, varies in zip(jax.tree.leaves(table), spec.varies, strict=True):
+    for leaf, varies in zip(jax.tree.leaves(table), jax.tree.leaves(spec.varies), strict=True):
         if varies and np.issubdtype(leaf.dtype, np.integer):
             refuse_unless(len({*leaf.ravel().tolist()}) == len(members), "two sites would have the same number")
         elif varies:
