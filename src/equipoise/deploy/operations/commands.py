@@ -48,63 +48,57 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 TRIES = 5  # times that the processes of a trial's sites may end soon after their start
 
 
-class ServerSettings(NamedTuple):
-    """Where a server listens, and what it keeps."""
+class Server(NamedTuple):
+    """A server of one run, until the run is finished; a SuperLink that dies is started again, and the run resumes."""
 
-    state: Path
+    config: Config
+    folder: Path  # of the run
+    say: Say
+    state: Path  # a folder for what it keeps
     keys: Path | None  # None: no encryption, no authentication, nobody's name is known to be true
     host: str = "127.0.0.1"
     port: int = 8000
     client: str | None = None
     stock: bool = False  # Flower's own programs only
     page: int | None = 0  # port of the live page on this machine; 0: any, None: none
-    without: tuple[str, ...] = ()  # sites that a run is resumed without
+    without: tuple[str, ...] = ()  # sites that the run is resumed without
+    check: Callable[[], None] = lambda: None  # called all the while; what it raises ends the run
+    ready: Callable[[], None] = lambda: None  # called when a SuperLink has read the sites' keys
+    ending: Callable[[], None] = lambda: None  # called when the run has ended and the SuperLink has not
 
     @property
     def local(self) -> str:
         """The address under which this machine finds the server."""
         return "127.0.0.1" if self.host == "0.0.0.0" else self.host
 
-
-class Server(NamedTuple):
-    """A server of one run, until the run is finished; a SuperLink that dies is started again, and the run resumes."""
-
-    config: Config
-    folder: Path
-    settings: ServerSettings
-    say: Say
-    check: Callable[[], None] = lambda: None  # called all the while; what it raises ends the run
-    ready: Callable[[], None] = lambda: None  # called when a SuperLink has read the sites' keys
-    ending: Callable[[], None] = lambda: None  # called when the run has ended and the SuperLink has not
-
     @property
     def why_flower(self) -> str:
         """Why Flower's own programs serve the run; empty where this process does."""
-        return "asked for" if self.settings.stock else why_not_warm("serverapp")
+        return "asked for" if self.stock else why_not_warm("serverapp")
 
     @property
     def app(self) -> Path:
-        return self.settings.state / "app"
+        return self.state / "app"
 
     def run(self) -> None:
-        folder, settings, why = self.folder, self.settings, self.why_flower
-        make_folder(settings.state)
+        folder, why = self.folder, self.why_flower
+        make_folder(self.state)
         require(
-            is_free(settings.local, settings.port),
-            f"somebody listens on {settings.local}:{settings.port} already; stop it, or give another --port",
+            is_free(self.local, self.port),
+            f"somebody listens on {self.local}:{self.port} already; stop it, or give another --port",
         )
         self.say(f"SuperLink: {f'for Flower alone ({why})' if why else 'holds pulls, state in memory'}")
-        check_who_may_join(self.config, settings, self.say)
-        client = settings.client or launch.CLIENT
-        launch.app(self.app, self.config, folder, client=client, stock=settings.stock, without=settings.without)
+        self.check_who_may_join()
+        client = self.client or launch.CLIENT
+        launch.app(self.app, self.config, folder, client=client, stock=self.stock, without=self.without)
         with ExitStack() as stack:
-            if settings.page is not None:
-                self.say(f"live: {stack.enter_context(live_page(folder, settings.page))}")
+            if self.page is not None:
+                self.say(f"live: {stack.enter_context(live_page(folder, self.page))}")
             for attempt in range(RESTARTS + 1):
                 if self.one_link():
                     break
                 if attempt == RESTARTS:
-                    diary = settings.state / "superlink.log"
+                    diary = self.state / "superlink.log"
                     raise EquipoiseError(f"Flower's server ended {RESTARTS + 1} times, see {diary}")
                 self.say("Flower's server ended; it is started again, and the run resumes from its last round")
         require(
@@ -112,22 +106,41 @@ class Server(NamedTuple):
             f"the run stopped before its end, see above; the same command resumes it where {folder} stands",
         )
 
+    def check_who_may_join(self) -> None:
+        """Says which names have keys; without keys, warns that anybody who reaches the port may join."""
+        if self.keys is None:
+            if self.host not in LOCAL:
+                self.say(
+                    f"WARNING: without encryption and authentication, {self.host} lets whoever reaches it join under "
+                    "any name and read what others send; leave --insecure out unless all of the network is trusted"
+                )
+            return
+        names, wanted = made.names(self.keys), not_none(self.config.federation).sites
+        if not isinstance(wanted, int):
+            lacking = [name for name in wanted if name not in names]
+            require(
+                not lacking,
+                f"{self.keys / made.SITES} has no key for {', '.join(lacking)}, so nobody could join under that name; "
+                f"register one: equipoise flower keys {self.keys} --add {lacking[0] if lacking else ''}=FILE.pub",
+            )
+        self.say(f"may join, each with its own key: {', '.join(names)}")
+
     def one_link(self) -> bool:
         """One SuperLink and the run on it; False if the SuperLink died before the run ended."""
-        settings, state, why = self.settings, self.settings.state, self.why_flower
+        why, state, keys = self.why_flower, self.state, self.keys
         diary = state / "superlink.log"
         with ExitStack() as stack:
             control = stack.enter_context(launch.operator(free_port() if why else None))
-            home = launch.connection(state / "home", f"{launch.LOOPBACK}:{control.port}", settings.keys)
+            home = launch.connection(state / "home", f"{launch.LOOPBACK}:{control.port}", keys)
             more, database = launch.environment(home), state / "state.db" if why else None
-            link = launch.superlink(settings.host, settings.port, settings.keys, control, database=database)
+            link = launch.superlink(self.host, self.port, keys, control, database=database)
             secret = secrets.token_hex(32).encode()  # a text: Flower may take blanks off its ends
             write_whole(control.secret, secret, secret=True)
             self.say(launch.shown(link, more))
             log = stack.enter_context(diary.open("a"))
             child = stack.enter_context(process(link, more, stdout=log, stderr=log))
             self.say(f"its log: {diary}")
-            await_port(child, settings.local, settings.port)
+            await_port(child, self.local, self.port)
             control.secret.unlink()  # the SuperLink has read it: from now on these two processes alone know it
             self.ready()
             served = self.by_flower(child, more) if why else self.here(child, control.socket, secret)
@@ -156,7 +169,7 @@ class Server(NamedTuple):
         keep_programs()
         try:
             with started_run(socket, secret, self.app, lost) as grid:
-                serve_run(self.config, self.folder, grid, without=self.settings.without)
+                serve_run(self.config, self.folder, grid, without=self.without)
         except LinkLost:
             over.set()
             watching.result()  # raises what `check` did
@@ -188,74 +201,43 @@ class Server(NamedTuple):
         return child.poll() is None or records.finished(folder)
 
 
-def check_who_may_join(config: Config, settings: ServerSettings, say: Say) -> None:
-    """Says which names have keys; without keys, warns that anybody who reaches the port may join."""
-    wanted = config.federation.sites if config.federation is not None else ()
-    if settings.keys is None:
-        if settings.host not in LOCAL:
-            say(
-                f"WARNING: without encryption and authentication, {settings.host} lets whoever reaches it join under "
-                "any name and read what others send; leave --insecure out unless all of the network is trusted"
-            )
-        return
-    names = made.names(settings.keys)
-    if not isinstance(wanted, int):
-        lacking = [name for name in wanted if name not in names]
-        require(
-            not lacking,
-            f"{settings.keys / made.SITES} has no key for {', '.join(lacking)}, so nobody could join under that name; "
-            f"register one: equipoise flower keys {settings.keys} --add {lacking[0] if lacking else ''}=FILE.pub",
-        )
-    say(f"may join, each with its own key: {', '.join(names)}")
-
-
 def check_files(config: Config, files: Mapping[str, Path]) -> None:
     """Says what is wrong with a site's file before anything starts."""
     for name, path in sorted(files.items()):
         read_site(config, name, {"data": path})
 
 
-def run_local(
-    config: Config,
-    folder: Path,
-    files: Mapping[str, Path],
-    settings: ServerSettings,
-    say: Say,
-    *,
-    processes: int,
-    torch: Mapping[str, str],
-    follow: Callable[[], None],
-) -> None:
+def run_local(server: Server, files: Mapping[str, Path], *, processes: int, torch: Mapping[str, str]) -> None:
     """A server and a site for every file, on this machine; ends when a site cannot start.
 
-    `torch` is what names the sites' PyTorch module in their configuration; `follow` is called all the while.
+    `torch` is what names the sites' PyTorch module in their configuration.
     """
-    made.make(not_none(settings.keys), files)
-    folders = settings.state / "sites"
+    made.make(not_none(server.keys), files)
+    folders = server.state / "sites"
     for name in files:
         policy.trial(folders / name)
     sites = [
         Site(name, folders / name, node_config(name, folders / name, {"data": str(path.resolve()), **torch}))
         for name, path in sorted(files.items())
     ]
-    server, stop = f"{settings.local}:{settings.port}", threading.Event()
-    stock = settings.stock or bool(why_not_warm())
+    address, stop = f"{server.local}:{server.port}", threading.Event()
+    stock = server.stock or bool(why_not_warm())
     processes = len(sites) if stock else processes
     groups = [sites[k::processes] for k in range(min(processes, len(sites)))]
-    works = [work_of(group, server, settings.keys, folders / "compiled", stock=stock) for group in groups]
+    works = [work_of(group, address, server.keys, folders / "compiled", stock=stock) for group in groups]
     for work in works:
-        say_how(work, say)
+        say_how(work, server.say)
     running: list[Future[None]] = []
 
     def check() -> None:
-        follow()
+        server.check()
         for site in running:
             if site.done():
                 site.result()  # raises why it could not start
 
     @cache
     def start_sites() -> None:
-        running.extend(in_background(partial(keep_sites, work, stop, say, tries=TRIES)) for work in works)
+        running.extend(in_background(partial(keep_sites, work, stop, server.say, tries=TRIES)) for work in works)
 
     def end_sites() -> None:
         stop.set()
@@ -264,7 +246,7 @@ def run_local(
     if not stock:  # Flower's own nodes end when their keys are not known yet, and every start takes them long
         start_sites()
     try:
-        Server(config, folder, settings, say, check, ready=start_sites, ending=end_sites).run()
+        server._replace(check=check, ready=start_sites, ending=end_sites).run()
     finally:
         end_sites()
 
