@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from equipoise.deploy.server.events import Event, What
 from equipoise.deploy.wire.messages import content_bytes, plain, read_abilities, read_receipt, read_text, text
-from equipoise.deploy.wire.transport import batches, transport
+from equipoise.deploy.wire.transport import Transport, batches
 from equipoise.errors import EquipoiseError, not_none, require
 from equipoise.privacy.audit import Receipt
 
@@ -61,7 +61,7 @@ class ConnectedSites:
 
     def __init__(self, grid: Grid, sites: Sequence[str] | None, timeouts: Timeouts, *, stock: bool = False):
         self.grid, self.timeouts = grid, timeouts
-        self.transport = transport(grid, stock=stock)
+        self.transport = Transport(grid, stock=stock)
         log.info("%s", self.transport.about)
         self.sites = tuple(sites or ())
         self.anyone = sites is None  # while it is not decided yet who takes part
