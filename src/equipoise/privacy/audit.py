@@ -77,7 +77,10 @@ def record(folder: Path, entry: Mapping[str, object], signer: Signer | None = No
             if (folder / PUBLIC).is_file():  # of a log that was here before
                 entry = {**entry, "anew": True}
             keep(0, FIRST)  # first of all: on a disk that is full from now on there is no log without a head
-        _mend(folder / FILE)
+        tail = _tail(folder / FILE)
+        if tail and not tail.endswith(b"\n"):  # the site was killed while it wrote, so that reply was never sent
+            size = (folder / FILE).stat().st_size
+            os.truncate(folder / FILE, size - len(tail) + tail.rfind(b"\n") + 1)  # which takes no room on a full disk
         number, previous = _end(folder, signer)
         whole = {"number": number + 1, "time": datetime.now(UTC).isoformat(), **entry, "previous": previous}
         line = _line(whole)
@@ -157,13 +160,6 @@ def _checked(check: Callable[[bytes, bytes], bool], said: bytes, signature: Any)
         return check(said, bytes.fromhex(signature))
     except (TypeError, ValueError):
         return False
-
-
-def _mend(path: Path) -> None:
-    """Takes off a line without an end: the site was killed while it wrote, so that reply was never sent."""
-    tail = _tail(path)
-    if tail and not tail.endswith(b"\n"):
-        os.truncate(path, path.stat().st_size - len(tail) + tail.rfind(b"\n") + 1)  # which takes no room on a full disk
 
 
 def _end(folder: Path, signer: Signer | None) -> tuple[int, str]:

@@ -45,6 +45,7 @@ SHARE = 2 * shamir.BYTES  # of a seed and of a key
 WORD = re.compile(r"[\w.-]{1,64}", re.ASCII)  # it becomes part of a file's name
 Question = Mapping[str, object]
 Answer = dict[str, Any]
+State = dict[str, Any]  # of a batch, as JSON
 _changing = threading.RLock()  # one state of a batch at a time, whatever the threads of this process do
 
 
@@ -113,14 +114,10 @@ class SiteMasks(NamedTuple):
 
     def answer(self, question: Question) -> Answer:
         """The answer to one of the steps; a Refusal to everything else."""
-        steps: dict[object, Callable[[Question], Answer]] = {
-            "keys": self.keys,
-            "shares": self.shares,
-            "deliver": self.deliver,
-            "open": self.open,
-        }
+        steps = {step.__name__: step for step in (self.keys, self.shares, self.deliver, self.open)}
         step = question.get("step")
-        refuse_unless(isinstance(step, str) and step in steps, "the message is no step of a masked sum")
+        if not isinstance(step, str) or step not in steps:
+            raise Refusal("the message is no step of a masked sum")
         return steps[step](question)
 
     def keys(self, question: Question) -> Answer:
@@ -282,7 +279,7 @@ class SiteMasks(NamedTuple):
             state["opened"].append(exchange)
         return {"shares": given}
 
-    def _fewest(self, state: Mapping[str, Any]) -> int:
+    def _fewest(self, state: State) -> int:
         """The fewest sites of a sum that this site opens."""
         return int(max(self.least(), FEWEST, state["threshold"]))
 
@@ -314,14 +311,14 @@ class SiteMasks(NamedTuple):
                 yield path
 
     @contextmanager
-    def _changed(self, run: str, batch: str, step: str) -> Iterator[dict[str, Any]]:
+    def _changed(self, run: str, batch: str, step: str) -> Iterator[State]:
         """What is kept of a batch at that step; it is written back unless something is refused."""
         with self._changing(run, batch) as path:
             state = self._read(path, step)
             yield state
             self._write(path, state)
 
-    def _read(self, path: Path, step: str) -> dict[str, Any]:
+    def _read(self, path: Path, step: str) -> State:
         refuse_unless(path.is_file(), "this batch has not been prepared here, or is forgotten")
         try:
             state = read_state(path, self.identity.at_rest)
@@ -330,12 +327,12 @@ class SiteMasks(NamedTuple):
         refuse_unless(state["step"] == step, f"the batch is at the step '{state['step']}', not '{step}'")
         return state
 
-    def _write(self, path: Path, state: dict[str, Any]) -> None:
+    def _write(self, path: Path, state: State) -> None:
         sealed = masks.seal(self.identity.at_rest, json.dumps(state).encode(), path.name.encode())
         write_whole(path, sealed, secret=True)
 
 
-def read_state(path: Path, key: bytes) -> dict[str, Any]:
+def read_state(path: Path, key: bytes) -> State:
     """What a site keeps of a batch: sealed with its own key, so that a copy of its folder tells nobody its masks."""
     return json.loads(masks.unseal(key, path.read_bytes(), path.name.encode()))
 

@@ -191,7 +191,7 @@ def made(config: Config, name: str, node: Mapping[str, object]) -> Made:
     return Made(site, held_out is not None, scores)
 
 
-def in_torch(score: object) -> Callable[[Any, Any], np.ndarray]:
+def in_torch(score: object) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """A score as JAX calls it back; classes are int64, as PyTorch has them."""
     called: Any = score.score if isinstance(score, ScoreRecord) else score
 

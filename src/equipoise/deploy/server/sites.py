@@ -6,13 +6,13 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from equipoise.deploy.server.events import Event, What
+from equipoise.deploy.server.events import Event, Record, What
 from equipoise.deploy.wire.messages import content_bytes, plain, read_abilities, read_receipt, read_text, text
 from equipoise.deploy.wire.transport import Transport, batches
 from equipoise.errors import EquipoiseError, not_none, require
@@ -77,7 +77,7 @@ class ConnectedSites:
         self._last_event: dict[str, int] = {}  # site -> its last event, by its place among them
         self.reported = 0  # events before this one stand in an earlier outcome
         self.times: dict[str, deque[float]] = {}  # exchange -> seconds of past replies
-        self.observe: Callable[[dict[str, Any]], None] = lambda record: None  # sees events and exchanges as they happen
+        self.observe: Callable[[Record], None] = lambda record: None  # sees events and exchanges as they happen
         self._where = threading.local()
         self._lock = threading.RLock()
         self._greeted: dict[str, tuple[int, float]] = {}  # pending greeting -> node, when
@@ -382,7 +382,7 @@ def gather(
     n: int | None = None,
     sites: Sequence[str] | None = None,
     timeouts: Timeouts | None = None,
-    observe: Callable[[dict[str, Any]], None] | None = None,
+    observe: Callable[[Record], None] | None = None,
     stock: bool = False,
     without: Sequence[str] = (),
 ) -> ConnectedSites:

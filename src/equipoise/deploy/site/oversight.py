@@ -42,6 +42,7 @@ from equipoise.privacy.policy import Plan, Policy
 from equipoise.privacy.site_masks import MOST_MEMBERS
 from equipoise.protocol import Wire, wire_of_rows
 
+Entry = dict[str, Any]  # of the log: what JSON holds
 Guard = Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict]
 WAITING = 50  # configurations that wait for approval, at most
 FEW = 3  # sites, where a configuration does not say how many
@@ -142,7 +143,7 @@ def overseen(
     digest = plans[0].digest
 
     @cache
-    def rows() -> dict[str, Any]:
+    def rows() -> Entry:
         """How many of the site's stand behind its answers."""
         with suppress(Exception):  # those of a module are its own
             return {"rows": count()._asdict()}
@@ -160,7 +161,7 @@ def overseen(
             forget_old(place.glob(kind), WAITING)
 
     def guard(kind: str, content: RecordDict, answer: Callable[[], RecordDict]) -> RecordDict:
-        entry: dict[str, Any] = {"kind": kind, "plan": digest, **asked(content)}
+        entry: Entry = {"kind": kind, "plan": digest, **asked(content)}
         try:
             rules = policy.load(file)
             try:
@@ -246,9 +247,9 @@ def pending(folder: Path, digest: str) -> tuple[str, Config]:
     return matching[0].stem, config
 
 
-def asked(content: RecordDict) -> dict[str, Any]:
+def asked(content: RecordDict) -> Entry:
     """A message for the log, without its arrays."""
-    entry: dict[str, Any] = {}
+    entry: Entry = {}
     where = fields_in(content, "at")
     if where is not None:
         entry |= {key: short(where.get(key)) for key in ("part", "run", "attempt", "round", "exchange")}
@@ -267,7 +268,7 @@ def short(value: object) -> Any:
     return value[:LONGEST] if isinstance(value, str | bytes) else value
 
 
-def described(reply: RecordDict) -> dict[str, Any]:
+def described(reply: RecordDict) -> Entry:
     """A reply for the log: names, sizes and a digest, and none of its numbers."""
     digest, names, size = hashlib.sha256(), [], 0
     for kind, record in sorted(reply.items()):

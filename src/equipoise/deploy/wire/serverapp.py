@@ -9,13 +9,12 @@ not its public interface; where they have changed, importing it fails and Flower
 import hashlib
 import hmac
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import Message
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto
@@ -54,23 +53,6 @@ class LinkGrid:
 
     def get_node_ids(self) -> list[int]:
         return [node.node_id for node in self._runtime_client.GetNodes(GetNodesRequest()).nodes]
-
-    def push_messages(self, messages: Sequence[Message]) -> list[str]:
-        """As Flower's objects."""
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = message.object_id
-        with flower.no_object_id_recompute():
-            request = flower.PushAppMessagesRequest(
-                messages_list=[flower.message_to_proto(flower.remove_content_from_message(m)) for m in messages],
-                message_object_trees=[flower.get_object_tree(message) for message in messages],
-            )
-            done = self._runtime_client.PushMessages(request)
-            put = flower.make_push_object_fn_protobuf(
-                self._runtime_client.PushObject, self.node, run_id=self.run.run_id, session_id=done.session_id
-            )
-            objects = {name: part for m in messages for name, part in flower.get_all_nested_objects(m).items()}
-            flower.push_objects(objects, put, object_ids_to_push=set(done.objects_to_push))
-        return list(done.message_ids)
 
 
 @contextmanager

@@ -70,23 +70,32 @@ class Transport:
 
         ids: list[str | None] = [None] * len(messages)
         headers = {LARGEST: str(largest)} if largest else {}
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+
+        def send(batch: Sequence[int], trees: Sequence[flower.ObjectTree], heads: Iterable[Message]) -> Any:
+            request = flower.PushAppMessagesRequest(
+                messages_list=map(flower.message_to_proto, heads), message_object_trees=trees
+            )
+            done = self.call(self.client.PushMessages, request, headers)
+            for k, number in zip(batch, done.message_ids, strict=True):
+                ids[k] = number or None
+            return done
+
         short = [k for k, m in enumerate(messages) if inside[k] and content_bytes(m) <= INLINE]
         for batch in batches(short, lambda k: content_bytes(messages[k])):
-            protos, trees = [], []
-            for k in batch:
-                number = messages[k].object_id
-                messages[k].metadata.__dict__["_message_id"] = number
-                protos.append(flower.message_to_proto(messages[k]))
-                trees.append(flower.ObjectTree(object_id=number))
-            request = flower.PushAppMessagesRequest(messages_list=protos, message_object_trees=trees)
-            sent = self.call(self.client.PushMessages, request, headers)
-            for k, number in zip(batch, sent.message_ids, strict=True):
-                ids[k] = number or None
+            some = [messages[k] for k in batch]
+            send(batch, [flower.ObjectTree(object_id=message.metadata.message_id) for message in some], some)
         rest = sorted({*range(len(messages))} - {*short})
         if rest:
-            sent = self.call(self.grid.push_messages, [messages[k] for k in rest], headers)
-            for k, number in zip(rest, sent, strict=False):
-                ids[k] = number or None
+            large = [messages[k] for k in rest]
+            with flower.no_object_id_recompute():
+                heads = map(flower.remove_content_from_message, large)
+                done = send(rest, list(map(flower.get_object_tree, large)), heads)
+                objects = {name: part for m in large for name, part in flower.get_all_nested_objects(m).items()}
+                node, run = self.grid.node, self.grid.run.run_id
+                put = flower.make_push_object_fn_protobuf(self.client.PushObject, node, run, done.session_id)
+                flower.push_objects(objects, put, object_ids_to_push=set(done.objects_to_push))
         return ids
 
     def pull(self, ids: Sequence[str], wait: float, size: int) -> list[Message]:
