@@ -73,7 +73,7 @@ def plan_of(config: Config) -> Plan:
         tells_baseline=agreement.needs_baselines(config),
         tells_moments=agreement.tells_moments(config),
         label=config.data.label,
-        batch=None if config.model.name == "torch" and config.batch is None else config.batch,
+        batch=config.batch,
         epsilon=private.epsilon if private else None,
         delta=private.delta if private else None,
         rounds=config.run.rounds,

@@ -245,20 +245,17 @@ class Masking:
         """An exchange among those asked who are there; None where they are too few. `ahead`: exchanges to prepare."""
         members = tuple(sorted(site for site in {*asked} if site in self.federation.nodes))
         if self.batch is None or self.batch.members != members or self.used >= self.batch.exchanges:
-            self.batch, self.used = self.prepared(members, timeout, ahead), 0
-        if self.batch is None:
-            return None
+            self.batch, self.used = None, 0
+        while self.batch is None:
+            if len(members) < FEWEST:
+                return None
+            made = self.attempt(members, timeout, ahead)
+            if isinstance(made, Batch):
+                self.batch = made
+            else:  # it begins again without those who have not taken all three steps
+                members = tuple(name for name in members if name in made)
         self.used += 1
         return MaskedExchange(self, spec, self.batch, self.used - 1)
-
-    def prepared(self, members: tuple[str, ...], timeout: float, ahead: int) -> Batch | None:
-        """A batch among all members who take the three steps; if one does not, it begins again without that one."""
-        while len(members) >= FEWEST:
-            batch = self.attempt(members, timeout, ahead)
-            if isinstance(batch, Batch):
-                return batch
-            members = tuple(name for name in members if name in batch)
-        return None
 
     def attempt(self, members: tuple[str, ...], timeout: float, ahead: int) -> Batch | set[str]:
         """The batch, or who has taken the step at which somebody failed."""
