@@ -240,9 +240,10 @@ def local(
     from equipoise.cli.results import show
     from equipoise.data.silos import silo_files
     from equipoise.deploy import agreement
-    from equipoise.deploy.operations.commands import Server, check_files, run_local
+    from equipoise.deploy.operations.commands import Server, run_local
     from equipoise.deploy.operations.processes import free_port
     from equipoise.deploy.server.status import follower
+    from equipoise.deploy.site.run import read
     from equipoise.experiment import config, records
 
     settings = _settings(file, None, None, set_)
@@ -273,7 +274,8 @@ def local(
         require(
             parsed.model.name != "torch", f"{file}: model.name is 'torch'; name the module: --torch module:function"
         )
-        check_files(parsed, files)
+        for name, path in sorted(files.items()):  # what is wrong with a file is said before anything starts
+            read(parsed, name, {"data": path})
     folder = _begun(parsed, out, overwrite)
     live, follow = None if page < 0 else page, follower(folder, say)
     port = free_port()

@@ -34,7 +34,6 @@ from equipoise.deploy.operations.processes import (
 from equipoise.deploy.server.events import LinkLost
 from equipoise.deploy.server.run import in_background, serve_run
 from equipoise.deploy.server.status import STATUS
-from equipoise.deploy.site.run import read as read_site
 from equipoise.deploy.wire.transport import why_not_warm
 from equipoise.errors import EquipoiseError, InputError, not_none, require
 from equipoise.experiment import records
@@ -199,12 +198,6 @@ class Server(NamedTuple):
             with suppress(subprocess.TimeoutExpired):  # what ended first is not what is noticed first
                 child.wait(2 * LAST_WORDS)
         return child.poll() is None or records.finished(folder)
-
-
-def check_files(config: Config, files: Mapping[str, Path]) -> None:
-    """Says what is wrong with a site's file before anything starts."""
-    for name, path in sorted(files.items()):
-        read_site(config, name, {"data": path})
 
 
 def run_local(server: Server, files: Mapping[str, Path], *, processes: int, torch: Mapping[str, str]) -> None:

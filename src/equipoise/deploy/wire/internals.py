@@ -5,7 +5,8 @@ Importing this module fails where Flower has changed; `why_not_warm` says so, an
 
 # ruff: noqa: F401 - what is imported here is used by the modules beside this one
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -52,10 +53,13 @@ from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpI
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClientInterceptor, ProtobufRequestContext
+from flwr.supercore.retry import RetryInvoker, RetryState, exponential
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 T = TypeVar("T")
 TIMEOUT = 30.0  # seconds, as Flower's own clients have it
+RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at most
+AWAY = (502, 503, 504)  # HTTP status: the server may be back soon
 
 
 def over_socket(
@@ -78,3 +82,29 @@ def pull_message(tree: ObjectTree, number: str, node: Node, run: int, pull: Any,
     message = cast(Message, inflate_object_from_contents(number, contents))
     message.metadata.__dict__["_message_id"] = number
     return message
+
+
+def retries(
+    over: threading.Event, ended: type[BaseException], final: Collection[int] = (), **options: Any
+) -> RetryInvoker:
+    """Tries requests again while the server is away; `over`, or an HTTP status that is `final`, raises `ended`."""
+
+    def give_up(error: Exception) -> bool:
+        status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+        if over.is_set() or status in final:
+            raise ended
+        return status is not None and status not in AWAY
+
+    def wait(seconds: float) -> None:
+        if over.wait(seconds):
+            raise ended
+
+    return RetryInvoker(
+        lambda: exponential(base_delay=RETRY[0], max_delay=RETRY[1]),  # type: ignore[arg-type]
+        (httpx.TransportError, httpx.HTTPStatusError),
+        max_tries=None,
+        max_time=None,
+        should_giveup=give_up,
+        wait_function=wait,
+        **options,
+    )

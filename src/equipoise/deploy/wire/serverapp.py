@@ -30,7 +30,6 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 from flwr.supercore.interceptors.http.superexec_auth import SuperExecAuthHttpInterceptor
-from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -39,10 +38,8 @@ from equipoise.deploy.server.events import LinkLost
 from equipoise.deploy.wire import internals as flower
 from equipoise.errors import EquipoiseError
 
-RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at most
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 OPERATOR = "x-equipoise-operator"
-AWAY = (502, 503, 504)  # HTTP status: the SuperLink may be back soon
 
 
 class LinkGrid:
@@ -88,7 +85,8 @@ def started_run(socket: Path, secret: bytes, app: Path, lost: threading.Event) -
         raise
     if not token:
         raise EquipoiseError("Flower's server has given the run to somebody else; stop the other flower-superexec")
-    retries, over = _retries(lost), threading.Event()
+    over = threading.Event()
+    retries = flower.retries(lost, LinkLost, (httpx.codes.UNAUTHORIZED,))  # it has forgotten whose run this is
     version = flower.RuntimeVersionHttpInterceptor(component_name="flwr-serverapp")
     of_task = [version, RuntimeTokenHttpInterceptor(token)]
     client = flower.over_socket(RuntimeHttpClient, socket, proof, of_task, retry_invoker=retries)
@@ -112,26 +110,3 @@ def started_run(socket: Path, secret: bytes, app: Path, lost: threading.Event) -
         with suppress(httpx.HTTPError, LinkLost):
             client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
         # The connection stays: an evaluation that is still under way ends with the SuperLink.
-
-
-def _retries(lost: threading.Event) -> RetryInvoker:
-    """Requests are tried again while the SuperLink is there."""
-
-    def give_up(error: Exception) -> bool:
-        status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
-        if lost.is_set() or status == httpx.codes.UNAUTHORIZED:  # it has forgotten whose run this is
-            raise LinkLost
-        return status is not None and status not in AWAY
-
-    def wait(seconds: float) -> None:
-        if lost.wait(seconds):
-            raise LinkLost
-
-    return RetryInvoker(
-        lambda: exponential(base_delay=RETRY[0], max_delay=RETRY[1]),  # type: ignore[arg-type]
-        (httpx.TransportError, httpx.HTTPStatusError),
-        max_tries=None,
-        max_time=None,
-        should_giveup=give_up,
-        wait_function=wait,
-    )

@@ -45,7 +45,6 @@ Answered = TypeVar("Answered")
 AGAIN = (401, 403)  # HTTP status: the server was started again, or does not take this site's key any longer
 HOLD = 20.0  # seconds that the SuperLink may keep a pull open
 POLL = (0.05, 2.0)  # seconds between two pulls where it cannot: while messages come, and when none has come for long
-RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at most
 CLOCKS = 60.0  # seconds by which clocks may differ before the server's is taken
 RUNS = 4  # runs whose settings are kept
 BEAT = flower.HEARTBEAT_DEFAULT_INTERVAL
@@ -130,6 +129,7 @@ class WarmSite:
         version = flower.RuntimeVersionHttpInterceptor(component_name="SuperNode")
         interceptors: list[flower.ProtobufClientInterceptor] = [version, SignedRequests(private), HeldPull()]
         self.client = flower.FleetHttpClient.from_server_address(address, trust is None, trust, interceptors)
+        self.retries = flower.retries(stop, Stopping, on_backoff=self.say_away, on_success=self.say_back)
         self.node = flower.Node(node_id=0)
         self.runs: dict[int, tuple[ClientApp, Context]] = {}
         self.states: dict[int, RecordDict] = {}
@@ -164,7 +164,7 @@ class WarmSite:
 
     def connect(self) -> None:
         """Activates the node, or takes it up again where the server takes it for still there."""
-        delay, said = RETRY[0], False
+        delay, said = flower.RETRY[0], False
         while True:
             try:
                 if self.registers:
@@ -184,7 +184,7 @@ class WarmSite:
                     log.warning("%s: the server does not take this site yet; trying again (%s)", self.name, why)
                     said = True
             self.stop.wait(delay)
-            delay = min(2 * delay, RETRY[1])
+            delay = min(2 * delay, flower.RETRY[1])
         self.node = flower.Node(node_id=number)
         with suppress(OSError):
             write_whole(self.folder / "node.json", json.dumps({"node": number}))
@@ -210,25 +210,18 @@ class WarmSite:
 
     def ask(self, call: Callable[[Asked], Answered], request: Asked) -> Answered:
         """A request, again and again while the network or the server is away."""
-        delay, since = RETRY[0], None
-        while not self.stop.is_set():
-            try:
-                reply = call(request)
-                if since is not None:
-                    log.info("%s: the server is back after %.1f s", self.name, time.monotonic() - since)
-                return reply
-            except httpx.TransportError as error:
-                why = f"{type(error).__name__}: {error}"
-            except httpx.HTTPStatusError as error:
-                if error.response.status_code not in (502, 503, 504):
-                    raise
-                why = f"HTTP {error.response.status_code}"
-            if since is None:
-                since = time.monotonic()
-                log.warning("%s: the server cannot be reached (%s); trying again", self.name, why)
-            self.stop.wait(delay)
-            delay = min(2 * delay, RETRY[1])
-        raise Stopping
+        return self.retries.invoke(call, request)
+
+    def say_away(self, tried: flower.RetryState) -> None:
+        error = tried.exception
+        if tried.tries == 1:
+            status = f"HTTP {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else ""
+            why = status or f"{type(error).__name__}: {error}"
+            log.warning("%s: the server cannot be reached (%s); trying again", self.name, why)
+
+    def say_back(self, tried: flower.RetryState) -> None:
+        if tried.tries > 1:
+            log.info("%s: the server is back after %.1f s", self.name, tried.elapsed_time)
 
     # One message.
 
