@@ -188,7 +188,7 @@ def worker(work: Work) -> Iterator[subprocess.Popen]:
 
 
 def say_how(work: Work, say: Say) -> None:
-    if not work.stock:  # which says so itself, as it may become one where Flower has changed
+    if not work.stock:  # a process that becomes Flower's own node says so itself
         say(f"{work.names}: one process that stays (warm)")
 
 

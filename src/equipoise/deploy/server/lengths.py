@@ -97,8 +97,6 @@ class Heard:
 
     def why_not_sum(self, total: PyTree) -> str:
         """Why a sum whose parts nobody has seen does not count; empty where it does."""
-        if self.run.bound is None:
-            return ""
         sums = ((f"sum of {name}", length) for name, length in lengths(Reply(total=total)))
         reasons = (self.run.why_not(self.exchange, name, "all", length, 0.0) for name, length in sums)
         why = next(filter(None, reasons), "")

@@ -35,7 +35,7 @@ from flwr.clientapp import ClientApp
 from equipoise.deploy.wire import internals as flower
 from equipoise.deploy.wire.messages import content_bytes
 from equipoise.deploy.wire.transport import INLINE, WAIT
-from equipoise.errors import EquipoiseError, refuse_unless, require
+from equipoise.errors import EquipoiseError, InputError, refuse_unless
 from equipoise.files import write_whole
 from equipoise.privacy import audit, identity, policy
 
@@ -360,8 +360,8 @@ def load(where: str) -> ClientApp:
     """module:app, from what is installed here."""
     module, _, name = where.partition(":")
     app = getattr(importlib.import_module(module), name, None)
-    require(isinstance(app, ClientApp), f"the server asks for the ClientApp '{where}', which is not installed here")
-    assert isinstance(app, ClientApp)
+    if not isinstance(app, ClientApp):
+        raise InputError(f"the server asks for the ClientApp '{where}', which is not installed here")
     return app
 
 
