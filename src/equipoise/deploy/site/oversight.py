@@ -36,8 +36,8 @@ from equipoise.experiment.private import costs, promise
 from equipoise.experiment.problems import precision
 from equipoise.files import locked, make_folder, read_text, write_whole
 from equipoise.privacy import audit, identity, policy
+from equipoise.privacy.accounting import Budget, spend
 from equipoise.privacy.disclosure import fields
-from equipoise.privacy.ledger import Budget, spend
 from equipoise.privacy.policy import Plan, Policy
 from equipoise.privacy.site_masks import MOST_MEMBERS
 from equipoise.protocol import Wire, wire_of_rows
