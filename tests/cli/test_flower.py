@@ -316,13 +316,13 @@ def test_a_server_without_a_key_for_one_of_its_sites_says_so(tmp_path):
 
     keys.make(tmp_path, ["north", "south"])
     told, heard = config.parse(silos.settings()), []
-    settings = commands.ServerSettings(tmp_path / "state", tmp_path)
+    server = commands.Server(told, tmp_path / "run", heard.append, tmp_path / "state", tmp_path)
     with pytest.raises(InputError, match="has no key for east, so nobody could join under that name"):
-        commands.check_who_may_join(told, settings, heard.append)
+        server.check_who_may_join()
     keys.make(tmp_path, ["east"])
-    commands.check_who_may_join(told, settings, heard.append)
+    server.check_who_may_join()
     assert heard == ["may join, each with its own key: east, north, south"]
-    commands.check_who_may_join(told, settings._replace(keys=None, host="0.0.0.0"), heard.append)
+    server._replace(keys=None, host="0.0.0.0").check_who_may_join()
     assert "lets whoever reaches it join under any name" in heard[1]
 
 

@@ -14,7 +14,7 @@ from equipoise import artifact
 from equipoise.deploy.server.run import run_federation
 from equipoise.errors import EquipoiseError
 from equipoise.experiment import config, records, run
-from equipoise.privacy import audit, ledger, policy
+from equipoise.privacy import accounting, audit, policy
 from tests.deploy.test_federated_run import both, grid, settings
 from tests.deploy.test_secure_run import node, told
 from tests.flower import silos
@@ -152,15 +152,15 @@ def test_past_the_budget_is_refused_and_logged_and_the_others_go_on(tmp_path):
     done = run_federation(here, tmp_path / "flower", place)
     assert done.outcome is not None
     assert len(asked) == 3
-    assert ledger.epsilon_spent(homes / NORTH, 1e-5) == pytest.approx(2.0, rel=1e-6)
+    assert accounting.epsilon_of(accounting.spent(homes / NORTH)["mu2"] ** 0.5, 1e-5) == pytest.approx(2.0, rel=1e-6)
     asking = Asking(place, homes / NORTH)
     for k, message in enumerate(asked):  # the same messages again: each would be another release
         asking.ask(k, message, message.content, "train.exchange")
     assert set(asking.said.values()) == {
         "with this reply this run would have given away more than epsilon 2 at delta 1e-05"
     }
-    assert ledger.spent(homes / NORTH)["replies"] == 3
-    assert ledger.epsilon_spent(homes / "south", 1e-5) == pytest.approx(2.0, rel=1e-6)
+    assert accounting.spent(homes / NORTH)["replies"] == 3
+    assert accounting.epsilon_of(accounting.spent(homes / "south")["mu2"] ** 0.5, 1e-5) == pytest.approx(2.0, rel=1e-6)
 
 
 @pytest.mark.thorough(witness="::test_past_the_budget_is_refused_and_logged_and_the_others_go_on")
@@ -170,6 +170,6 @@ def test_a_private_run_over_the_network_takes_more_local_steps(tmp_path):
     plan = settings(algorithm=method, run={"rounds": 2}, privacy={"epsilon": 3.0, "delta": 1e-5})
     over, _ = both(tmp_path, plan)
     assert over.outcome is not None
-    found = ledger.spent(tmp_path / "homes" / NORTH)
+    found = accounting.spent(tmp_path / "homes" / NORTH)
     assert found["replies"] == 4
-    assert ledger.epsilon_spent(tmp_path / "homes" / NORTH, 1e-5) == pytest.approx(3.0, rel=1e-6)
+    assert accounting.epsilon_of(found["mu2"] ** 0.5, 1e-5) == pytest.approx(3.0, rel=1e-6)

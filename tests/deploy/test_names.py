@@ -24,7 +24,7 @@ def connected(names, nodes):
     )
     told = []
     found.observe = told.append
-    found.transport = found.transport._replace(door=lambda: Door(nodes, found.seen))
+    found.transport.door = lambda: Door(nodes, found.seen)
     found.seen = {}
     return found, told
 

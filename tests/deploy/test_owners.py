@@ -33,7 +33,7 @@ from equipoise.deploy.site.owner import (
 from equipoise.deploy.wire.messages import read_text, text
 from equipoise.errors import EquipoiseError, Refusal
 from equipoise.experiment import config
-from equipoise.privacy import audit, ledger, policy
+from equipoise.privacy import accounting, audit, policy
 from equipoise.protocol import wire
 from equipoise.tasks.examples import draw
 from tests.deploy.test_federated_run import grid, settings
@@ -264,7 +264,7 @@ def test_scores_of_few_rows_stay_and_the_run_goes_on_under_a_budget(tmp_path):
     assert over.rows[-1].scores["accuracy"][SITES.index(NORTH)] is None
     assert any("'north' has 18 rows to score a model with and tells no score of fewer than 20" in e
                for e in over.outcome.events)  # fmt: skip
-    assert ledger.epsilon_spent(home, 1e-5) == pytest.approx(2.0, rel=1e-6)
+    assert accounting.epsilon_of(accounting.spent(home)["mu2"] ** 0.5, 1e-5) == pytest.approx(2.0, rel=1e-6)
     assert all("score" in e for e in over.outcome.events)
 
 

@@ -14,7 +14,7 @@ from equipoise.deploy.server.run import run_federation
 from equipoise.deploy.site.oversight import plan_of, would_reveal
 from equipoise.errors import EquipoiseError, InputError, Refusal
 from equipoise.experiment import config, records
-from equipoise.privacy import audit, ledger, policy
+from equipoise.privacy import accounting, audit, policy
 from equipoise.report.html import write as write_report
 from tests.deploy.test_federated_run import both, grid, settings
 from tests.flower import silos
@@ -203,7 +203,7 @@ def test_a_private_run_spends_its_budget_and_a_site_refuses_what_goes_beyond(tmp
     (homes / "north").mkdir(parents=True)
     (homes / "north" / policy.FILE).write_text(f'{policy.TRIAL}epsilon = 2.5\noutside_budget = ["statistics"]\n')
     over, local = both(tmp_path, plan, node=own)
-    assert ledger.epsilon_spent(homes / "north", 1e-5) == pytest.approx(2.0, rel=1e-6)
+    assert accounting.epsilon_of(accounting.spent(homes / "north")["mu2"] ** 0.5, 1e-5) == pytest.approx(2.0, rel=1e-6)
     assert any("epsilon 2 at delta 1e-05 over all 3 rounds" in note for note in over.federation.notes)
     assert any("does not cover evaluation" in event for event in over.outcome.events)  # north's scores stay there
     assert over.rows[-1].scores["accuracy"][1] is None
@@ -216,5 +216,5 @@ def test_a_private_run_spends_its_budget_and_a_site_refuses_what_goes_beyond(tmp
     refused = [event for event in over.outcome.events if "this site, over all runs" in event]
     assert refused
     assert all("'north' refused" in event for event in refused)
-    assert ledger.epsilon_spent(homes / "north", 1e-5) <= 2.5
+    assert accounting.epsilon_of(accounting.spent(homes / "north")["mu2"] ** 0.5, 1e-5) <= 2.5
     assert any("over all runs" in entry.get("why", "") for entry in audit.verify(homes / "north").entries)

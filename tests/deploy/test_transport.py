@@ -43,23 +43,24 @@ def test_with_the_version_that_is_installed_the_fast_way_is_there():
     assert transport.why_not_warm() == transport.why_not_warm("serverapp") == ""
 
 
-def test_where_flower_has_changed_a_site_becomes_flowers_own_node(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize(("stock", "why"), [(False, "changed"), (True, "asked for")])
+def test_where_flower_has_changed_a_site_becomes_flowers_own_node(stock, why, monkeypatch, capsys, tmp_path):
     """The process that would stay becomes Flower's own program, which ends with whoever started it all the same."""
     key = tmp_path / "keys" / "sites" / "north"
     key.parent.mkdir(parents=True)
     key.touch()
     site = Site("north", tmp_path / "own", node_config("north", tmp_path / "own", {"data": "north.csv"}))
-    told = work_of([site], "host:1", tmp_path / "keys")
+    told = work_of([site], "host:1", tmp_path / "keys", stock=stock)
     assert read_line(line(told).decode()) == told
     became = []
-    monkeypatch.setattr("equipoise.deploy.wire.transport.why_not_warm", lambda: "changed")
+    monkeypatch.setattr("equipoise.deploy.wire.transport.why_not_warm", lambda: "" if stock else why)
     monkeypatch.setattr(os, "execve", lambda *of: became.append(of) or sys.exit())
     monkeypatch.setattr(sys, "stdin", io.StringIO(line(told).decode()))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     for name, value in {"handlers": [], "level": logging.INFO, "propagate": True}.items():  # set as they are after it
         monkeypatch.setattr(logging.getLogger("equipoise.flower"), name, value)
     assert processes.main() == 1  # of the stand-in for execve, which does not return
-    assert "north: Flower's SuperNode, a process for every message (changed)" in capsys.readouterr().out
+    assert f"north: Flower's SuperNode, a process for every message ({why})\n$ " in capsys.readouterr().out
     [(program, words, environment)] = became
     assert [program, *words[1:4]] == [*GUARD, "flower-supernode"]
     assert words[words.index("--superlink") + 1] == "host:1"

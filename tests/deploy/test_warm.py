@@ -76,7 +76,7 @@ def test_a_site_without_authentication_is_known_again(tmp_path):
 
 def test_a_site_that_finds_no_server_tries_again_and_ends_when_told(tmp_path, monkeypatch):
     """At once: it would try again in an hour."""
-    monkeypatch.setattr(warm, "RETRY", (3600.0, 3600.0))
+    monkeypatch.setattr(warm.flower, "RETRY", (3600.0, 3600.0))
     stop = threading.Event()
     site = warm.WarmSite("127.0.0.1:9", tmp_path, {"site": "north"}, certificates=None, key=None, stop=stop)
     thread = threading.Thread(target=warm.run_sites, args=([site], stop))

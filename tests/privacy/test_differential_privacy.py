@@ -14,9 +14,8 @@ import equipoise as eq
 from equipoise.algorithms.private import private_scaffpd
 from equipoise.errors import InputError, Refusal
 from equipoise.experiment import config, private
-from equipoise.privacy import ledger, noise
-from equipoise.privacy.accounting import delta_of, epsilon_of, mu_for
-from equipoise.privacy.ledger import Budget, spend
+from equipoise.privacy import accounting, noise
+from equipoise.privacy.accounting import Budget, delta_of, epsilon_of, mu_for, spend
 from equipoise.tasks.private import Noise, clipped_sums, noisy_releases, private_task
 
 TASK = eq.tasks.softmax_regression(3, 2, l2=0.1)
@@ -170,21 +169,21 @@ def improve_message():
 
 def test_the_ledger_counts_every_reply_and_refuses_the_one_too_many(tmp_path):
     run, site = Budget(1.0, 1e-5), Budget(1.5, 1e-5)
-    each = run.most / ledger.ROUNDING / 10
+    each = run.most / accounting.ROUNDING / 10
     for _ in range(10):
         spend(tmp_path, "one", each, run, site)
     with pytest.raises(Refusal, match="this run would have given away more than epsilon 1 at delta 1e-05"):
         spend(tmp_path, "one", each, run, site)
-    assert ledger.spent(tmp_path)["replies"] == 10
-    assert ledger.epsilon_spent(tmp_path, 1e-5) == pytest.approx(1.0, rel=1e-6)
+    assert accounting.spent(tmp_path)["replies"] == 10
+    assert accounting.epsilon_of(accounting.spent(tmp_path)["mu2"] ** 0.5, 1e-5) == pytest.approx(1.0, rel=1e-6)
     left = int((site.most - run.most) / each)
     assert left > 5
     for _ in range(left):
         spend(tmp_path, "two", each, Budget(100.0, 1e-5), site)
     with pytest.raises(Refusal, match="this site, over all runs, would have given away more than epsilon"):
         spend(tmp_path, "two", each, Budget(100.0, 1e-5), site)
-    assert ledger.epsilon_spent(tmp_path, 1e-5) <= 1.5 * (1 + 1e-6)
-    (tmp_path / ledger.FILE).write_text("{")
+    assert accounting.epsilon_of(accounting.spent(tmp_path)["mu2"] ** 0.5, 1e-5) <= 1.5 * (1 + 1e-6)
+    (tmp_path / accounting.FILE).write_text("{")
     with pytest.raises(Refusal, match="cannot be read"):
         spend(tmp_path, "one", each, run, site)
 

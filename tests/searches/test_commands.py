@@ -138,9 +138,8 @@ def starts_nothing(monkeypatch):
     def started(*_, **__):
         raise InputError("the processes would be started now")
 
-    monkeypatch.setattr(operations, "_one_link", started)
-    for module in (operations, processes):
-        monkeypatch.setattr(module, "keep_running", lambda *_, **__: None)
+    monkeypatch.setattr(operations.Server, "one_link", started)
+    monkeypatch.setattr(processes, "keep_running", lambda *_, **__: None)
     monkeypatch.setattr(operations, "live_page", lambda folder, port: nullcontext("http://here"))
 
 

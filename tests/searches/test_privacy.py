@@ -25,8 +25,8 @@ from equipoise.deploy.site.oversight import plan_of, would_reveal
 from equipoise.deploy.wire.messages import RECEIPT
 from equipoise.errors import Refusal
 from equipoise.experiment import config, private, reading
-from equipoise.privacy import audit, identity, ledger, policy
-from equipoise.privacy.ledger import Budget
+from equipoise.privacy import accounting, audit, identity, policy
+from equipoise.privacy.accounting import Budget
 from equipoise.privacy.site_masks import read_state
 from tests.deploy.test_federated_run import grid, settings
 from tests.deploy.test_secure_run import node, told
@@ -240,10 +240,10 @@ def test_odd_messages_to_a_private_site(noisy):
     counted = []
 
     def first():
-        (noisy.home / ledger.FILE).unlink(missing_ok=True)
+        (noisy.home / accounting.FILE).unlink(missing_ok=True)
 
     def allowed(content, answer):
-        counted.append(ledger.spent(noisy.home)["replies"])
+        counted.append(accounting.spent(noisy.home)["replies"])
 
     bombard(noisy, "train", random.Random("private"), allowed, first)
     assert set(counted) == {1}
@@ -251,13 +251,13 @@ def test_odd_messages_to_a_private_site(noisy):
 
 def test_a_site_with_a_budget_of_its_own_is_never_talked_out_of_it(noisy):
     """Other names of runs, other attempts: together they cost what the site allows, and not more."""
-    (noisy.home / ledger.FILE).unlink(missing_ok=True)
+    (noisy.home / accounting.FILE).unlink(missing_ok=True)
     file = noisy.home / policy.FILE
     file.write_text(f"{policy.TRIAL}epsilon = 2.0\n")
     try:
         for kind in ("train", "evaluate", "statistics"):
             bombard(noisy, kind, random.Random(f"budget {kind}"), lambda content, answer: None)
-        assert ledger.epsilon_spent(noisy.home, 1e-5) <= 2.0 * (1 + 1e-6)
+        assert accounting.epsilon_of(accounting.spent(noisy.home)["mu2"] ** 0.5, 1e-5) <= 2.0 * (1 + 1e-6)
     finally:
         file.write_text(policy.TRIAL)
 
@@ -378,18 +378,18 @@ def test_odd_logs(tmp_path):
 
 def test_odd_ledgers(tmp_path):
     """A damaged ledger refuses; it never counts less than nothing."""
-    rng, path = random.Random("ledger"), tmp_path / ledger.FILE
+    rng, path = random.Random("ledger"), tmp_path / accounting.FILE
     budget = Budget(1.0, 1e-5)
     for _ in range(3):
-        ledger.spend(tmp_path, "r", budget.most / 10, budget, budget)
+        accounting.spend(tmp_path, "r", budget.most / 10, budget, budget)
     whole = path.read_text()
     for _ in range(MANY):
         path.write_bytes(garbled(rng, whole))
         try:
-            ledger.spend(tmp_path, "r", budget.most / 10, budget, budget)
+            accounting.spend(tmp_path, "r", budget.most / 10, budget, budget)
         except Refusal:
             continue
-        found = ledger.spent(tmp_path)
+        found = accounting.spent(tmp_path)
         assert 0 <= found["mu2"] <= budget.most
 
 

@@ -140,7 +140,7 @@ def server(
     from equipoise.cli.results import show
     from equipoise.deploy import agreement
     from equipoise.deploy.operations import keys as made
-    from equipoise.deploy.operations.commands import ServerSettings, run_server
+    from equipoise.deploy.operations.commands import Server
     from equipoise.deploy.server.status import follower
     from equipoise.experiment import config, records
 
@@ -160,8 +160,8 @@ def server(
     )
     folder = _begun(parsed, out, overwrite)
     left = tuple(without or ())
-    server = ServerSettings(state, trust, host, port, client, stock, None if page < 0 else page, left)
-    run_server(parsed, folder, server, say, check=follower(folder, say))
+    live = None if page < 0 else page
+    Server(parsed, folder, say, state, trust, host, port, client, stock, live, left, follower(folder, say)).run()
     show([records.read(folder)], folder)
 
 
@@ -240,9 +240,10 @@ def local(
     from equipoise.cli.results import show
     from equipoise.data.silos import silo_files
     from equipoise.deploy import agreement
-    from equipoise.deploy.operations.commands import ServerSettings, check_files, run_local
+    from equipoise.deploy.operations.commands import Server, run_local
     from equipoise.deploy.operations.processes import free_port
     from equipoise.deploy.server.status import follower
+    from equipoise.deploy.site.run import read
     from equipoise.experiment import config, records
 
     settings = _settings(file, None, None, set_)
@@ -273,10 +274,13 @@ def local(
         require(
             parsed.model.name != "torch", f"{file}: model.name is 'torch'; name the module: --torch module:function"
         )
-        check_files(parsed, files)
+        for name, path in sorted(files.items()):  # what is wrong with a file is said before anything starts
+            read(parsed, name, {"data": path})
     folder = _begun(parsed, out, overwrite)
-    server = ServerSettings(state, state / "keys", port=free_port(), stock=stock, page=None if page < 0 else page)
-    run_local(parsed, folder, files, server, say, processes=processes, torch=of_module, follow=follower(folder, say))
+    live, follow = None if page < 0 else page, follower(folder, say)
+    port = free_port()
+    server = Server(parsed, folder, say, state, state / "keys", port=port, stock=stock, page=live, check=follow)
+    run_local(server, files, processes=processes, torch=of_module)
     show([records.read(folder)], folder)
 
 

@@ -38,7 +38,7 @@ from equipoise.experiment.records import AGREEMENT, JsonRecord
 from equipoise.experiment.scoring import Tilt, scoring
 from equipoise.metric import unpacked
 from equipoise.models.model import Params
-from equipoise.privacy.disclosure import Disclosure, disclosed
+from equipoise.privacy.disclosure import disclosed
 from equipoise.protocol import Algorithm, Wire
 from equipoise.pytorch.spec import ModuleSpec, module_problem
 from equipoise.tasks import Task
@@ -321,7 +321,7 @@ def disclosures(
 ) -> Iterator[str]:
     """What a run tells the server about single sites, in sentences."""
     settings = not_none(config.federation)
-    learned = Disclosure(
+    return disclosed(
         crossing,
         masked=settings.secure,
         measured=needs_curvature(config),
@@ -335,7 +335,6 @@ def disclosures(
         baselines=needs_baselines(config),
         own_parts=own_parts,
     )
-    return disclosed(learned)
 
 
 def looks_at_gains(config: Config) -> bool:

@@ -8,7 +8,7 @@
     identity.py     who the sites are, by keys that they gave each other
     disclosure.py   what a run tells the server, in sentences
     policy.py       what a site agrees to; audit.py its own record of every message that it answered
-    accounting.py   epsilon and delta of Gaussian noise; ledger.py what a site has spent, and its budget
+    accounting.py   epsilon and delta of Gaussian noise; what a site has spent, and its budget
     noise.py        noise of the site's own entropy
 
 `docs/privacy.md` says what is promised, and against whom.

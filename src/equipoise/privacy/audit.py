@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,6 @@ FILE, HEAD, PUBLIC = "audit.jsonl", "audit.head", "audit.pub"
 FIRST = "0" * 64
 SHORT, LONGEST = 1 << 14, 1 << 20  # bytes of two usual lines, and of one line at most
 _writing = threading.RLock()
-_written: dict[Path, str] = {}  # by log, the digest of the last line that this process wrote: it need not be checked
 
 
 class Signer(NamedTuple):
@@ -62,7 +61,7 @@ class Chain(NamedTuple):
         return bool(self.entries) and self.entries[0].get("anew") is True
 
 
-def record(folder: Path, entry: dict[str, Any], signer: Signer | None = None) -> Receipt:
+def record(folder: Path, entry: Mapping[str, object], signer: Signer | None = None) -> Receipt:
     """Adds a line; it is on the disk when this returns. A full disk leaves the log as it was."""
     make_folder(folder)
 
@@ -78,7 +77,10 @@ def record(folder: Path, entry: dict[str, Any], signer: Signer | None = None) ->
             if (folder / PUBLIC).is_file():  # of a log that was here before
                 entry = {**entry, "anew": True}
             keep(0, FIRST)  # first of all: on a disk that is full from now on there is no log without a head
-        _mend(folder / FILE)
+        tail = _tail(folder / FILE)
+        if tail and not tail.endswith(b"\n"):  # the site was killed while it wrote, so that reply was never sent
+            size = (folder / FILE).stat().st_size
+            os.truncate(folder / FILE, size - len(tail) + tail.rfind(b"\n") + 1)  # which takes no room on a full disk
         number, previous = _end(folder, signer)
         whole = {"number": number + 1, "time": datetime.now(UTC).isoformat(), **entry, "previous": previous}
         line = _line(whole)
@@ -86,7 +88,6 @@ def record(folder: Path, entry: dict[str, Any], signer: Signer | None = None) ->
             line = _line({**whole, "signature": signer.sign(line.encode()).hex()})
         append(folder / FILE, line + "\n")
         sync(folder / FILE)
-        _written[folder / FILE] = _digest(line)
         if signer is not None and not (folder / PUBLIC).is_file():
             write_whole(folder / PUBLIC, signer.public)
         return keep(number + 1, _digest(line))
@@ -145,14 +146,12 @@ def _undisturbed(folder: Path) -> Iterator[None]:
         yield
 
 
-def _line(entry: dict[str, Any]) -> str:
+def _line(entry: Mapping[str, object]) -> str:
     return json.dumps(entry, separators=(",", ":"), default=str)
 
 
-def _signed(entry: object, check: Callable[[bytes, bytes], bool]) -> bool:
+def _signed(entry: Mapping[str, Any], check: Callable[[bytes, bytes], bool]) -> bool:
     """Whether a line was signed as it stands."""
-    if not isinstance(entry, dict):
-        return False
     return _checked(check, _line({k: v for k, v in entry.items() if k != "signature"}).encode(), entry.get("signature"))
 
 
@@ -161,13 +160,6 @@ def _checked(check: Callable[[bytes, bytes], bool], said: bytes, signature: Any)
         return check(said, bytes.fromhex(signature))
     except (TypeError, ValueError):
         return False
-
-
-def _mend(path: Path) -> None:
-    """Takes off a line without an end: the site was killed while it wrote, so that reply was never sent."""
-    tail = _tail(path)
-    if tail and not tail.endswith(b"\n"):
-        os.truncate(path, path.stat().st_size - len(tail) + tail.rfind(b"\n") + 1)  # which takes no room on a full disk
 
 
 def _end(folder: Path, signer: Signer | None) -> tuple[int, str]:
@@ -181,8 +173,7 @@ def _end(folder: Path, signer: Signer | None) -> tuple[int, str]:
     line = lines[-2] if len(lines) > 1 else ""
     try:
         last = json.loads(line)
-        own = _written.get(folder / FILE) == _digest(line)
-        genuine = type(last["number"]) is int and (own or signer is None or _signed(last, signer.check))
+        genuine = type(last["number"]) is int and (signer is None or _signed(last, signer.check))
         if genuine and last["number"] >= number:
             return last["number"], _digest(line)
     except (ValueError, TypeError, KeyError, RecursionError):

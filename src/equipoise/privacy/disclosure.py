@@ -2,7 +2,6 @@
 a site that is asked for its approval."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 from jaxtyping import PyTree
@@ -60,39 +59,35 @@ def of_own_parts(*, masked: bool, seen: bool) -> str:
     return f"of the parts of the model that sites keep for themselves {learned}{implied}"
 
 
-class Disclosure(NamedTuple):
-    """What a run has sites tell."""
-
-    crossing: Sequence[Wire]  # what the algorithm's exchanges send
-    masked: bool  # totals are masked, and evaluations tell sums instead of each site's scores
-    measured: bool  # the curvature and the slope of their loss, before the first round
-    n: int  # sites
-    threshold: int | None  # of these, that open a masked sum together; None: all but one
-    bound: float  # of the masked numbers
-    own_models: bool  # sites make models of their own, after training
-    features: bool  # sums of features of a network, which are the rows of the run
-    moments: bool  # second moments of their inputs
-    units: bool  # as how many their rows of each data.unit count
-    baselines: bool  # the loss of a model of their own
-    own_parts: bool  # sites keep a part of the model for themselves
-
-
-def disclosed(run: Disclosure) -> Iterator[str]:
-    """What the server learns from it, a sentence each."""
-    crossing, masked, n = run.crossing, run.masked, run.n
+def disclosed(
+    crossing: Sequence[Wire],  # what the algorithm's exchanges send
+    *,
+    masked: bool,  # totals are masked, and evaluations tell sums instead of each site's scores
+    measured: bool,  # the curvature and the slope of their loss, before the first round
+    n: int,  # sites
+    threshold: int | None,  # of these, that open a masked sum together; None: all but one
+    bound: float,  # of the masked numbers
+    own_models: bool,  # sites make models of their own, after training
+    features: bool,  # sums of features of a network, which are the rows of the run
+    moments: bool,  # second moments of their inputs
+    units: bool,  # as how many their rows of each data.unit count
+    baselines: bool,  # the loss of a model of their own
+    own_parts: bool,  # sites keep a part of the model for themselves
+) -> Iterator[str]:
+    """What the server learns of the sites, a sentence each."""
     yield (
         "before the first round the server learns of each site: its name, its number of rows, statistics of its columns"
-        + (", as how many independent rows those of its units count" if run.units else "")
-        + (", the largest curvature of its loss and the slope at the start" if run.measured else "")
+        + (", as how many independent rows those of its units count" if units else "")
+        + (", the largest curvature of its loss and the slope at the start" if measured else "")
     )
-    if run.baselines:
+    if baselines:
         yield (
             "before the first round the server learns of each site how well a model of its own rows alone does on rows "
             "that it has not seen, one number: the objective is of gains over it"
         )
-    if run.features:
+    if features:
         yield sums_of_features(masked=masked)
-    if run.moments:
+    if moments:
         yield sums_of_moments(masked=masked)
     for exchange in crossing:
         each, total = fields(exchange.reply.each), fields(exchange.reply.total)
@@ -117,19 +112,19 @@ def disclosed(run: Disclosure) -> Iterator[str]:
             "when the model is evaluated: the server sees each site's scores and its training loss, and of classes how "
             "common they are there"
         )
-    if run.own_parts:
+    if own_parts:
         # Whether a reply shows as much of each site as a gradient does: more than a number.
         whole = any(leaf.size > 1 for exchange in crossing for leaf in jax.tree.leaves(exchange.reply.each))
         yield of_own_parts(masked=masked, seen=not masked or whole)
-    if run.own_models:
+    if own_models:
         yield (
             "after training: the server sees each site's scores with the shared model and with its own, which stays at "
             "the site"
         )
     if masked:
-        helpers = colluders(n, max(run.threshold or n - 1, least_threshold(n)))
+        helpers = colluders(n, max(threshold or n - 1, least_threshold(n)))
         yield (
-            f"masked sums are exact to {largest_error(n, run.bound):.1g}; the server alone cannot read a single site's "
+            f"masked sums are exact to {largest_error(n, bound):.1g}; the server alone cannot read a single site's "
             f"part, and could with {helpers} of the {n} sites; it reads each sum, and what two of them differ by"
         )
 

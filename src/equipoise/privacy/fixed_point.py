@@ -44,7 +44,6 @@ def encode(total: PyTree[np.ndarray], n: int, bound: float) -> Integers:
             whole = leaf.astype(object) if leaf.dtype == np.uint64 else leaf.astype(np.int64)
             within = leaf.size == 0 or (whole.min() >= -(2**62 // n) and whole.max() <= 2**62 // n)
             refuse_unless(within, f"a total holds integers beyond 2^62 / {n}, which no masked sum can hold")
-            parts.append(whole.astype(np.int64).ravel().view(np.uint64))
         else:
             number = leaf.astype(np.float64)
             fits = bool((np.abs(number) <= bound).all())  # of NaN, no
@@ -53,7 +52,8 @@ def encode(total: PyTree[np.ndarray], n: int, bound: float) -> Integers:
                 f"a total holds numbers that are not finite or beyond {bound:g}; raise federation.secure_bound if they "
                 "are right",
             )
-            parts.append(np.rint(np.ldexp(number, bits)).astype(np.int64).ravel().view(np.uint64))
+            whole = np.rint(np.ldexp(number, bits))
+        parts.append(whole.astype(np.int64).ravel().view(np.uint64))
     return np.concatenate(parts)
 
 

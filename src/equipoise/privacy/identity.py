@@ -4,6 +4,7 @@ The keys are those with which sites authenticate themselves (`equipoise flower k
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,10 +47,8 @@ class Identity(NamedTuple):
     def check(self, name: str, said: bytes, signature: bytes) -> None:
         """A Refusal unless `name` has signed it."""
         refuse_unless(name in self.roster, f"'{self.name}' does not know the key of '{name}'")
-        try:
-            self.roster[name].verify(signature, said, SIGNATURE)
-        except InvalidSignature:
-            refuse_unless(False, f"what is said to be of '{name}' is not signed by its key")
+        signed = is_signed(self.roster[name], said, signature)
+        refuse_unless(signed, f"what is said to be of '{name}' is not signed by its key")
 
 
 def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -98,18 +97,17 @@ def signer_of(node: Mapping[str, object]) -> Signer | None:
     return signer(Path(str(node["key"]))) if node.get("key") else None
 
 
+def is_signed(key: ec.EllipticCurvePublicKey, said: bytes, signature: bytes) -> bool:
+    try:
+        key.verify(signature, said, SIGNATURE)
+    except InvalidSignature:
+        return False
+    return True
+
+
 def checker(public: bytes) -> Callable[[bytes, bytes], bool]:
     """Whether something was signed by whoever has this key."""
-    key = public_key(public)
-
-    def check(said: bytes, signature: bytes) -> bool:
-        try:
-            key.verify(signature, said, SIGNATURE)
-        except InvalidSignature:
-            return False
-        return True
-
-    return check
+    return partial(is_signed, public_key(public))
 
 
 def load(name: str, key: Path, roster: Path) -> Identity:

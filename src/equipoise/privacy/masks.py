@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from equipoise.errors import Refusal
 from equipoise.privacy.fixed_point import Integers
 
 SEED = 32  # bytes of every seed and key
@@ -40,8 +41,11 @@ def public_of(private: bytes) -> bytes:
 
 
 def agreed(private: bytes, public: bytes, *purpose: bytes | str | int) -> bytes:
-    """The 32 bytes that two sites have in common, for one purpose; a ValueError where `public` is no key."""
-    shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    """The 32 bytes that two sites have in common, for one purpose; a Refusal where `public` is no key."""
+    try:
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise Refusal("a member's key cannot be read") from None
     return HKDF(hashes.SHA256(), SEED, salt=None, info=joined("equipoise", *purpose)).derive(shared)
 
 
@@ -60,10 +64,7 @@ def add_pair_masks(integers: Integers, name: str, private: bytes, publics: Mappi
         if other != name:
             seed = agreed(private, public, "pair mask", context, *sorted((name, other)))  # s_ij
             mask = stream(seed, len(integers))
-            if name < other:
-                integers += mask
-            else:
-                integers -= mask
+            integers += mask if name < other else -mask
 
 
 def hidden(

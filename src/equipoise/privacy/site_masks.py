@@ -43,8 +43,9 @@ SUMS = "sums.json"  # over whom the last sums were opened, by what they were abo
 REMEMBERED = 128  # of these
 SHARE = 2 * shamir.BYTES  # of a seed and of a key
 WORD = re.compile(r"[\w.-]{1,64}", re.ASCII)  # it becomes part of a file's name
-Question = Mapping[str, Any]
+Question = Mapping[str, object]
 Answer = dict[str, Any]
+State = dict[str, Any]  # of a batch, as JSON
 _changing = threading.RLock()  # one state of a batch at a time, whatever the threads of this process do
 
 
@@ -113,14 +114,10 @@ class SiteMasks(NamedTuple):
 
     def answer(self, question: Question) -> Answer:
         """The answer to one of the steps; a Refusal to everything else."""
-        steps: dict[Any, Callable[[Question], Answer]] = {
-            "keys": self.keys,
-            "shares": self.shares,
-            "deliver": self.deliver,
-            "open": self.open,
-        }
+        steps = {step.__name__: step for step in (self.keys, self.shares, self.deliver, self.open)}
         step = question.get("step")
-        refuse_unless(isinstance(step, str) and step in steps, "the message is no step of a masked sum")
+        if not isinstance(step, str) or step not in steps:
+            raise Refusal("the message is no step of a masked sum")
         return steps[step](question)
 
     def keys(self, question: Question) -> Answer:
@@ -175,14 +172,14 @@ class SiteMasks(NamedTuple):
                 [shamir.split(int.from_bytes(bytes.fromhex(secret)), threshold, len(members)) for secret in pair]
                 for pair in zip(state["seeds"], state["privates"], strict=True)
             ]
-            sealed = []
+            sealed, private = [], bytes.fromhex(state["sealing"])
             for k, name in enumerate(members):
                 plain = b"".join(s[k].to_bytes(shamir.BYTES) for pair in split for s in pair)
                 if name == self.name:
                     state["own"] = plain.hex()
                     sealed.append(b"")
                     continue
-                key = self._sealing_key(state, keys[k], run, batch)
+                key = masks.agreed(private, keys[k][: masks.SEED], "sealing", run, batch)
                 sealed.append(masks.seal(key, plain, sealing(run, batch, keys, self.name, name)))
             state |= {"step": "shares", "keys": [k.hex() for k in keys]}
         return {"sealed": sealed}
@@ -194,18 +191,18 @@ class SiteMasks(NamedTuple):
             members = state["members"]
             refuse_unless(len(sealed) == len(members), "there are not as many shares as members")
             keys, opened = [bytes.fromhex(k) for k in state["keys"]], []
+            private = bytes.fromhex(state.pop("sealing"))
             for k, name in enumerate(members):
                 if name == self.name:
                     opened.append(state.pop("own"))
                     continue
-                key = self._sealing_key(state, keys[k], run, batch)
+                key = masks.agreed(private, keys[k][: masks.SEED], "sealing", run, batch)
                 try:
                     plain = masks.unseal(key, sealed[k], sealing(run, batch, keys, name, self.name))
                 except (InvalidTag, ValueError):
                     raise Refusal(f"the shares of '{name}' are not those that it sealed for '{self.name}'") from None
                 refuse_unless(len(plain) == SHARE * state["count"], f"the shares of '{name}' have another length")
                 opened.append(plain.hex())
-            del state["sealing"]
             state |= {"step": "ready", "shares": opened}
         return {}
 
@@ -247,10 +244,7 @@ class SiteMasks(NamedTuple):
             for name, keys in zip(members, state["keys"], strict=True)
         }
         private, seed = bytes.fromhex(state["privates"][exchange]), bytes.fromhex(state["seeds"][exchange])
-        try:
-            return masks.hidden(integers, self.name, private, seed, publics, context)
-        except ValueError:
-            raise Refusal("a member's key cannot be read") from None
+        return masks.hidden(integers, self.name, private, seed, publics, context)
 
     def open(self, question: Question) -> Answer:
         run, batch, exchange = _word(question, "run"), _word(question, "batch"), _whole(question, "exchange")
@@ -285,7 +279,7 @@ class SiteMasks(NamedTuple):
             state["opened"].append(exchange)
         return {"shares": given}
 
-    def _fewest(self, state: Mapping[str, Any]) -> int:
+    def _fewest(self, state: State) -> int:
         """The fewest sites of a sum that this site opens."""
         return int(max(self.least(), FEWEST, state["threshold"]))
 
@@ -307,12 +301,6 @@ class SiteMasks(NamedTuple):
             members_of[key] = members_of.pop(key, answered)  # the newest last
         write_whole(path, json.dumps(dict(list(members_of.items())[-REMEMBERED:])))
 
-    def _sealing_key(self, state: dict[str, Any], theirs: bytes, run: str, batch: str) -> bytes:
-        try:
-            return masks.agreed(bytes.fromhex(state["sealing"]), theirs[: masks.SEED], "sealing", run, batch)
-        except ValueError:
-            raise Refusal("a member's key cannot be read") from None
-
     @contextmanager
     def _changing(self, run: str, batch: str) -> Iterator[Path]:
         """The file of a batch, while nobody else changes it."""
@@ -323,14 +311,14 @@ class SiteMasks(NamedTuple):
                 yield path
 
     @contextmanager
-    def _changed(self, run: str, batch: str, step: str) -> Iterator[dict[str, Any]]:
+    def _changed(self, run: str, batch: str, step: str) -> Iterator[State]:
         """What is kept of a batch at that step; it is written back unless something is refused."""
         with self._changing(run, batch) as path:
             state = self._read(path, step)
             yield state
             self._write(path, state)
 
-    def _read(self, path: Path, step: str) -> dict[str, Any]:
+    def _read(self, path: Path, step: str) -> State:
         refuse_unless(path.is_file(), "this batch has not been prepared here, or is forgotten")
         try:
             state = read_state(path, self.identity.at_rest)
@@ -339,12 +327,12 @@ class SiteMasks(NamedTuple):
         refuse_unless(state["step"] == step, f"the batch is at the step '{state['step']}', not '{step}'")
         return state
 
-    def _write(self, path: Path, state: dict[str, Any]) -> None:
+    def _write(self, path: Path, state: State) -> None:
         sealed = masks.seal(self.identity.at_rest, json.dumps(state).encode(), path.name.encode())
         write_whole(path, sealed, secret=True)
 
 
-def read_state(path: Path, key: bytes) -> dict[str, Any]:
+def read_state(path: Path, key: bytes) -> State:
     """What a site keeps of a batch: sealed with its own key, so that a copy of its folder tells nobody its masks."""
     return json.loads(masks.unseal(key, path.read_bytes(), path.name.encode()))
 

@@ -25,7 +25,7 @@ from equipoise.deploy.site import messages
 from equipoise.deploy.site.messages import Participant
 from equipoise.errors import require
 from equipoise.protocol import Algorithm
-from equipoise.pytorch.site import Batch, Loss, TorchSite, torch_site
+from equipoise.pytorch.site import Batch, Loss, TorchSite, torch_site, trained
 from equipoise.tasks import Task
 
 MakeAlgorithm = Callable[[Task], Algorithm]
@@ -71,8 +71,8 @@ class Strategy(NamedTuple):
         """Trains from the arrays of the module's state_dict over the nodes that are connected, all of them needed."""
         result = Result()
         self.site.module.load_state_dict(initial_arrays.to_torch_state_dict())
-        trained = [p for p in self.site.module.parameters() if p.requires_grad]
-        x = jnp.asarray(torch.nn.utils.parameters_to_vector(trained).detach().cpu().numpy())
+        start = torch.nn.utils.parameters_to_vector(trained(self.site.module).values())
+        x = jnp.asarray(start.detach().cpu().numpy())
 
         def look(round: int, arrays: ArrayRecord) -> None:
             metrics = None if evaluate_fn is None else evaluate_fn(round, arrays)

@@ -9,7 +9,7 @@ the order of the module's parameters.
 import copy
 from collections.abc import Callable, Iterable
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from equipoise.data.shards import Shards, stack
 from equipoise.errors import require
 from equipoise.experiment.convexify.features import Kind, Projection, draw_projection, rows_at_once
 from equipoise.experiment.convexify.torch_features import module_features as sizes_of_module
-from equipoise.pytorch.site import Batch, in_numpy
+from equipoise.pytorch.site import Batch, in_numpy, trained
 
 Features = Callable[[torch.Tensor], torch.Tensor]  # inputs [b, ...] -> [b, p]
 
@@ -39,22 +39,22 @@ def module_features(module: torch.nn.Module, last: str, layer: ArrayLike, projec
     module = with_one_output(module, last, layer)
     if projection is None:
         return lambda inputs: _into_last(module, last, inputs)[0]
-    trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-    like = next(iter(trained.values()))
+    weights = {name: p.detach() for name, p in trained(module).items()}
+    like = next(iter(weights.values()))
     order = torch.as_tensor(np.array(projection.order), dtype=torch.int64, device=like.device)
     factors = torch.as_tensor(np.array(projection.factors), dtype=like.dtype, device=like.device)
-    at_once = rows_at_once(sum(p.numel() for p in trained.values()))
+    at_once = rows_at_once(sum(p.numel() for p in weights.values()))
 
     def score(parameters: dict[str, torch.Tensor], example: torch.Tensor) -> torch.Tensor:
         return functional_call(module, parameters, (example[None],)).sum()
 
     def gradients(inputs: torch.Tensor) -> torch.Tensor:
         try:
-            slopes = vmap(grad(score), in_dims=(None, 0), chunk_size=at_once)(trained, inputs)
+            slopes = vmap(grad(score), in_dims=(None, 0), chunk_size=at_once)(weights, inputs)
         except RuntimeError:  # some layers, such as torch.nn.LSTM, cannot be vectorised: one row after the other
-            rows = [grad(score)(trained, example) for example in inputs]
-            slopes = {name: torch.stack([row[name] for row in rows]) for name in trained}
-        return torch.cat([slopes[name].reshape(len(inputs), -1) for name in trained], dim=1)
+            rows = [grad(score)(weights, example) for example in inputs]
+            slopes = {name: torch.stack([row[name] for row in rows]) for name in weights}
+        return torch.cat([slopes[name].reshape(len(inputs), -1) for name in weights], dim=1)
 
     def features(inputs: torch.Tensor) -> torch.Tensor:
         parts = inputs.to(like.device).split(at_once)
@@ -134,25 +134,21 @@ def load_convexified(module: torch.nn.Module, path: str | PathLike[str]) -> Feat
         saved.model.name == "torch_convexified",
         f"{path} is a {saved.model.name}, not a model on features of a PyTorch module",
     )
-    saved_as, network = saved.model.arguments, saved.params["network"]
-    sizes = sizes_of_module(
-        saved_as["parameters"], saved_as["last"], kind=saved_as["kind"], features=saved_as["features"]
-    )
-    given = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
-    wanted = {name: tuple(shape) for name, shape in saved_as["parameters"]}
+    about, network = saved.model.arguments, saved.params["network"]
+    last, kind = str(about["last"]), cast(Kind, about["kind"])
+    given = {name: tuple(p.shape) for name, p in trained(module).items()}
+    wanted = {name: tuple(shape) for name, shape in about["parameters"]}
     require(
         given == wanted, f"{path} is of the parameters {wanted}, the module has {given}; give the module of that run"
     )
     with torch.no_grad():
-        for name, p in module.named_parameters():
-            if p.requires_grad and not name.startswith(f"{saved_as['last']}."):
+        for name, p in trained(module).items():
+            if not name.startswith(f"{last}."):
                 p.copy_(torch.as_tensor(np.array(network[name])))
-    drawn = [network[name] for name in (f"{saved_as['last']}.weight", f"{saved_as['last']}.bias") if name in network]
-    layer = np.concatenate([np.ravel(a) for a in drawn])
-    kind: Kind = saved_as["kind"]
-    features = module_features(
-        module, saved_as["last"], layer, draw_projection(saved_as["seed"], kind, sizes.size, sizes.parameters)
-    )
+    layer = np.concatenate([np.ravel(network[name]) for name in (f"{last}.weight", f"{last}.bias") if name in network])
+    sizes = sizes_of_module(about["parameters"], last, kind=kind, features=about["features"])
+    projection = draw_projection(about["seed"], kind, sizes.size, sizes.parameters)
+    features = module_features(module, last, layer, projection)
     mean, scale, head = (torch.as_tensor(np.array(saved.params[name])) for name in ("mean", "scale", "head"))
 
     def outputs(inputs: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.typing import ArrayLike
-from jaxtyping import PyTree
 
 from equipoise.algorithms.first_model import first_model
 from equipoise.data.shards import OwnerRows
@@ -29,7 +28,7 @@ from equipoise.deploy import agreement
 from equipoise.deploy.agreement import Agreement, Setup
 from equipoise.deploy.site import run as site_run
 from equipoise.deploy.site.messages import Job, Participant
-from equipoise.deploy.site.owner import check_shares, rows_count
+from equipoise.deploy.site.owner import check_shares
 from equipoise.errors import not_none, require
 from equipoise.evaluation import ScoreRecord
 from equipoise.experiment.config import Config
@@ -39,9 +38,9 @@ from equipoise.experiment.convexify.torch_features import module_features as siz
 from equipoise.experiment.problems import precision
 from equipoise.files import write_whole
 from equipoise.privacy import policy
-from equipoise.protocol import Vector
+from equipoise.protocol import Message, Vector
 from equipoise.pytorch.features import check_last, check_returned, module_features, on_features
-from equipoise.pytorch.site import TorchSite, seeded, torch_site
+from equipoise.pytorch.site import TorchSite, seeded, torch_site, trained
 from equipoise.pytorch.spec import ModuleSpec
 from equipoise.pytorch.task import TEST, TRAIN, callback_score
 
@@ -61,8 +60,14 @@ def open_module_site(config: Config, name: str, node: Mapping[str, object], fold
         task = module.site.task if agreed.network is None else None  # on features it is JAX's own
         return agreement.setup(agreement.stage(config, agreed), agreed, task, scores)
 
+    def rows(agreed: Agreement) -> OwnerRows:
+        site, rules = load_module().site, policy.load(site_run.policy_file(node, folder))
+        check_shares(rules, config, name, site_run.rows_of_all(agreed), int(site.shard.sizes))
+        return OwnerRows(site.shard, not_none(site.test))
+
     def features(agreed: Agreement) -> OwnerRows:
         theta = not_none(agreed.network).theta
+        rows(agreed)  # a Refusal where the site takes no part with so many
 
         def make() -> OwnerRows:
             site = load_module().site
@@ -71,16 +76,7 @@ def open_module_site(config: Config, name: str, node: Mapping[str, object], fold
 
         return site_run.kept_features(folder, [config.toml(), agreed.run, theta], make)
 
-    convex = site_run.RowsSite(config, name, folder, site_run.no_rows, features, setup)
-
-    def in_stage(of_module: Callable[[Agreement], Job], part: str) -> Callable[[], Job]:
-        """With [convexify], once there are features the site works on these."""
-
-        def job() -> Job:
-            agreed = site_run.read_agreement(folder, name)
-            return of_module(agreed) if agreed.network is None else convex.jobs[part]()
-
-        return job
+    trained_on = site_run.RowsSite(config, name, folder, rows, features, setup)
 
     def statistics(_: str) -> str:
         site, held_out, scores = load_module()
@@ -88,40 +84,35 @@ def open_module_site(config: Config, name: str, node: Mapping[str, object], fold
         spec = described(site, scores).model_dump_json()
         return site_run.SiteStatistics(statistics=spec, train=int(site.shard.sizes), test=test).model_dump_json()
 
-    def accept_agreement(text: str) -> str:
-        text = site_run.whole_agreement(folder, name, text)
-        agreed = Agreement.model_validate_json(text)
-        rules, mine = policy.load(site_run.policy_file(node, folder)), int(load_module().site.shard.sizes)
-        check_shares(rules, config, name, site_run.rows_of_all(agreed), mine)
-        if agreed.network is not None:
-            return convex.accept_agreement(text)
-        site_run.keep_agreement(folder, name, text)
-        return ""
-
     def start() -> Job:
         site, now = load_module().site, setup(site_run.read_agreement(folder, name))
         return site.job(first_model(now.problem.n, site.x), config=now.digest)
 
-    def train(agreed: Agreement) -> Job:
-        site, now = load_module().site, setup(agreed)
-        buffers = Buffers(site.module, folder / f"buffers-{agreed.run}.pt")
+    def buffers_of(agreed: Agreement) -> Buffers:
+        """As the last message of the run has left them."""
+        buffers = Buffers(load_module().site.module, folder / f"buffers-{agreed.run}.pt")
         buffers.restore()
-        counted = site_run.rows_of_all(agreed) if rows_count(agreement.stage(config, agreed)) else None
-        return site.job(now.algorithm, config=now.digest, then=lambda message, state: buffers.keep(), counted=counted)
+        return buffers
 
-    def evaluate(agreed: Agreement) -> Job:
-        site, now = load_module().site, setup(agreed)
-        Buffers(site.module, folder / f"buffers-{agreed.run}.pt").restore()
-        rows = OwnerRows(site.shard, not_none(site.test))
+    def in_module(job: Job, then: Callable[[Message, object], None]) -> Job:
+        return job._replace(x=load_module().site.x, compiled=False, then=then)
 
-        def save(message: PyTree, state: PyTree) -> None:
-            site.save(message[0], folder / MODEL)
+    def train() -> Job:
+        job, agreed = trained_on.train(), trained_on.agreed()
+        if agreed.network is not None:  # with [convexify], once there are features the site works on these
+            return job
+        buffers = buffers_of(agreed)
+        return in_module(job, lambda message, state: buffers.keep())
 
-        return site.job(now.scoring, config=now.digest, then=save)._replace(shard=rows)
+    def evaluate() -> Job:
+        job, agreed = trained_on.evaluate(), trained_on.agreed()
+        if agreed.network is not None:
+            return job
+        buffers_of(agreed)
+        return in_module(job, lambda message, state: load_module().site.save(message[0], folder / MODEL))
 
-    jobs = {**convex.jobs, "start": start}
-    jobs |= {part: in_stage(job, part) for part, job in (("train", train), ("evaluate", evaluate))}
-    answers = {"statistics": statistics, "agreement": accept_agreement}
+    jobs = {**trained_on.jobs, "start": start, "train": train, "evaluate": evaluate}
+    answers = {"statistics": statistics, "agreement": trained_on.accept_agreement}
     return Participant(name, folder, jobs, answers, within=lambda: precision(config))
 
 
@@ -130,7 +121,7 @@ def made_of_module(config: Config, site: TorchSite, theta: Vector, real: np.dtyp
     settings = not_none(config.convexify)
     last = not_none(settings.last)
     assert settings.kind != "linearised"
-    parameters = [(name, p.shape) for name, p in site.module.named_parameters() if p.requires_grad]
+    parameters = [(name, p.shape) for name, p in trained(site.module).items()]
     sizes = sizes_of_module(parameters, last, kind=settings.kind, features=settings.features)
     seed = feature_seed(config)
     layer = random_layer(seed, sizes.fan_in, real)
@@ -200,7 +191,7 @@ def made(config: Config, name: str, node: Mapping[str, object]) -> Made:
     return Made(site, held_out is not None, scores)
 
 
-def in_torch(score: object) -> Callable[[Any, Any], np.ndarray]:
+def in_torch(score: object) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """A score as JAX calls it back; classes are int64, as PyTorch has them."""
     called: Any = score.score if isinstance(score, ScoreRecord) else score
 
@@ -214,11 +205,10 @@ def in_torch(score: object) -> Callable[[Any, Any], np.ndarray]:
 
 
 def described(site: TorchSite, scores: Mapping[str, object]) -> ModuleSpec:
-    named = [(name, p) for name, p in site.module.named_parameters() if p.requires_grad]
-    label = site.shard.labels
+    parameters, label = trained(site.module), site.shard.labels
     return ModuleSpec(
-        parameters=tuple((name, tuple(p.shape)) for name, p in named),
-        dtype=str(named[0][1].dtype).removeprefix("torch."),
+        parameters=tuple((name, tuple(p.shape)) for name, p in parameters.items()),
+        dtype=str(next(iter(parameters.values())).dtype).removeprefix("torch."),
         outputs=site.outputs,
         label=tuple(label.shape[1:]),
         classes=bool(np.issubdtype(label.dtype, np.integer)),

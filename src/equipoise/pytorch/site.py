@@ -10,7 +10,7 @@ vector is the module's parameters in their order, flat; buffers (a batch norm's 
 
 import io
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
 from os import PathLike
@@ -62,10 +62,14 @@ class TorchSite(NamedTuple):
         write_whole(Path(path), buffer.getvalue())
 
 
+def trained(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters of the model vector, in its order."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
 def load_weights(module: torch.nn.Module, path: str | PathLike[str]) -> None:
     """Puts the model of a run folder (model.safetensors) into a module of the same parameters; buffers stay."""
-    saved = artifact.load(path)
-    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    saved, parameters = artifact.load(path), trained(module)
     weights = {name: torch.as_tensor(np.array(value)) for name, value in saved.params.items()}
     given, wanted = ({name: tuple(a.shape) for name, a in part.items()} for part in (weights, parameters))
     require(given == wanted, f"{path} has the parameters {given}, the module {wanted}; give the module of that run")
@@ -94,51 +98,61 @@ def torch_site(
         stochastic: gradients and local steps on one batch each, in the loader's order (shuffled by the run's key, if it
             shuffles), instead of on all of them.
     """
-    flat = FlatModule(module, loss, l2)
+    parameters = [*trained(module).values()]
+    require(parameters, "the module has no parameters to train")
+    kinds = {p.dtype for p in parameters}
+    require(len(kinds) == 1, f"the module's parameters are of types {kinds}; give all the same, e.g. module.double()")
     examples = sum(len(labels) for _, labels in loader)
     require(examples > 0, "the loader has no examples; leave the site out or give it at least one")
     kept = None if held_out is None else [batch for batch in held_out if len(batch[1])]
     require(kept is None or kept, "no examples are held out; give at least one, or leave the held-out loader away")
     sets: dict[int, Iterable[Batch]] = {TRAIN: loader, TEST: kept or ()}
-    called = ModuleCallbacks(flat, sets, examples, stochastic)
-    real = torch.empty(0, dtype=flat.parameters[0].dtype).numpy().dtype
+    flat = FlatModule(module, loss, parameters, sets, examples, l2, stochastic, threading.Lock())
+    start = flat.vector().cpu().numpy()
+    real = start.dtype
     first = next(iter(kept or loader))
     module.eval()
     with torch.no_grad():
         made = flat.applied(first[0])
     shape = tuple(made.shape[1:]) if isinstance(made, torch.Tensor) and made.shape[:1] == first[1].shape[:1] else None
-    x, lock = jnp.asarray(flat.vector().cpu().numpy()), threading.Lock()
-    functions = (called.value, called.gradient, called.curve, called.walk, called.outputs)
-    task = callback_task("torch", x, Callbacks(*(one_at_a_time(lock, function) for function in functions)), shape)
+    x = jnp.asarray(start)
+    task = callback_task("torch", x, Callbacks(flat.value, flat.gradient, flat.curve, flat.walk, flat.outputs), shape)
     train = rows(TRAIN, in_numpy(first[1][:1], real), examples)
     labels = [in_numpy(labels, real) for _, labels in kept or ()]
     test = rows(TEST, np.concatenate(labels), sum(map(len, labels))) if labels else None
-    return TorchSite(task, train, x, flat.put, module, test, shape, lock, sets)
+    return TorchSite(task, train, x, flat.put, module, test, shape, flat.lock, sets)
 
 
-class FlatModule:
-    """A module with its loss; the parameters that require a gradient are one flat vector."""
+class FlatModule(NamedTuple):
+    """A module with its loss and its examples, as JAX calls it back: NumPy in, NumPy out."""
 
-    def __init__(self, module: torch.nn.Module, loss: Loss, l2: float):
-        self.module, self.loss, self.l2 = module, loss, l2
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
-        require(self.parameters, "the module has no parameters to train")
-        kinds = {p.dtype for p in self.parameters}
-        require(
-            len(kinds) == 1, f"the module's parameters are of types {kinds}; give all the same, e.g. module.double()"
-        )
-        self.size = sum(p.numel() for p in self.parameters)
+    module: torch.nn.Module
+    loss: Loss
+    parameters: Sequence[torch.nn.Parameter]  # those that require a gradient: one flat vector
+    sets: Mapping[int, Iterable[Batch]]  # TRAIN and TEST
+    examples: int  # of TRAIN
+    l2: float
+    stochastic: bool  # gradients and local steps on one batch each
+    lock: threading.Lock
 
     def tensor(self, a: object) -> torch.Tensor:
         """Like the parameters, on their device."""
         return torch.as_tensor(np.array(a), dtype=self.parameters[0].dtype, device=self.parameters[0].device)
 
     def put(self, x: ArrayLike) -> None:
-        weights, size = self.tensor(x), self.size
+        weights, size = self.tensor(x), sum(p.numel() for p in self.parameters)
         require(
             weights.shape == (size,), f"the weights have shape {tuple(weights.shape)}; the module has {size} parameters"
         )
         torch.nn.utils.vector_to_parameters(weights, self.parameters)
+
+    @contextmanager
+    def at_weights(self, x: ArrayLike, *, training: bool) -> Iterator[None]:
+        """Within it the module has the weights x, for one caller at a time."""
+        with self.lock:
+            self.put(x)
+            self.module.train(training)
+            yield
 
     def vector(self) -> torch.Tensor:
         return torch.nn.utils.parameters_to_vector(self.parameters).detach().clone()
@@ -149,89 +163,78 @@ class FlatModule:
     def lost(self, batch: Batch) -> torch.Tensor:
         return self.loss(self.applied(batch[0]), batch[1].to(self.parameters[0].device))
 
-    def slope(self, batches: Iterable[Batch], count: int | None) -> torch.Tensor:
-        """The gradient over batches that hold `count` examples (None: a single batch)."""
-        self.module.train()
-        self.module.zero_grad(set_to_none=True)
-        for batch in batches:
-            (self.lost(batch) * (1 if count is None else len(batch[1]) / count)).backward()
-        zeros = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        return torch.cat([g.reshape(-1) for g in zeros]) + self.l2 * self.vector()
-
-
-class ModuleCallbacks(NamedTuple):
-    """What JAX calls back: NumPy in, NumPy out."""
-
-    flat: FlatModule
-    sets: Mapping[int, Iterable[Batch]]  # TRAIN and TEST
-    examples: int  # of TRAIN
-    stochastic: bool  # gradients and local steps on one batch each
-
     def draws(self) -> Iterator[tuple[Iterable[Batch], int | None]]:
         """The batches of every gradient in turn, and how many examples they hold (None: a single batch)."""
         if self.stochastic:
             return (([batch], None) for batch in chain.from_iterable(repeat(self.sets[TRAIN])))
         return ((self.sets[TRAIN], self.examples) for _ in repeat(None))
 
-    def value(self, x: ArrayLike, which: Any) -> np.ndarray:
-        self.flat.put(x)
-        self.flat.module.eval()
-        with torch.no_grad():
-            losses = [(float(self.flat.lost(batch)), len(batch[1])) for batch in self.sets[int(which)]]
+    def slope(self, batches: Iterable[Batch], count: int | None) -> torch.Tensor:
+        """The gradient over batches that hold `count` examples (None: a single batch)."""
+        self.module.zero_grad(set_to_none=True)
+        for batch in batches:
+            (self.lost(batch) * (1 if count is None else len(batch[1]) / count)).backward()
+        zeros = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        return torch.cat([g.reshape(-1) for g in zeros]) + self.l2 * self.vector()
+
+    # What JAX calls.
+
+    def value(self, x: ArrayLike, which: np.ndarray) -> np.ndarray:
+        with self.at_weights(x, training=False), torch.no_grad():
+            losses = [(float(self.lost(batch)), len(batch[1])) for batch in self.sets[int(which)]]
         x = np.asarray(x)
         mean = sum(value * count for value, count in losses) / sum(count for _, count in losses)
-        return np.asarray(mean + self.flat.l2 / 2 * (x @ x), x.dtype)
+        return np.asarray(mean + self.l2 / 2 * (x @ x), x.dtype)
 
-    def outputs(self, x: ArrayLike, which: Any) -> np.ndarray:
-        self.flat.put(x)
-        self.flat.module.eval()
-        with torch.no_grad():
-            made = torch.cat([self.flat.applied(inputs) for inputs, _ in self.sets[int(which)]])
-        return made.cpu().numpy().astype(np.asarray(x).dtype)
+    def outputs(self, x: ArrayLike, which: np.ndarray) -> np.ndarray:
+        with self.at_weights(x, training=False), torch.no_grad():
+            return like(x, torch.cat([self.applied(inputs) for inputs, _ in self.sets[int(which)]]))
 
     def gradient(self, x: ArrayLike, words: object) -> np.ndarray:
-        self.flat.put(x)
-        with seeded(words):
-            return self.flat.slope(*next(self.draws())).cpu().numpy().astype(np.asarray(x).dtype)
+        with self.at_weights(x, training=True), seeded(words):
+            return like(x, self.slope(*next(self.draws())))
 
     def curve(self, x: ArrayLike, v: object, words: object) -> np.ndarray:
         """The derivative of the gradient along v."""
-        self.flat.put(x)
-        self.flat.module.train()
-        parameters, along = self.flat.parameters, self.flat.tensor(v)
-        pieces = zip(along.split([p.numel() for p in parameters]), parameters, strict=True)
+        along = self.tensor(v)
+        pieces = zip(along.split([p.numel() for p in self.parameters]), self.parameters, strict=True)
         parts = [piece.view_as(p) for piece, p in pieces]
-        total = self.flat.l2 * along
-        with seeded(words):
+        total = self.l2 * along
+        with self.at_weights(x, training=True), seeded(words):
             batches, count = next(self.draws())
             for batch in batches:
-                value = self.flat.lost(batch) * (1 if count is None else len(batch[1]) / count)
-                slopes = torch.autograd.grad(value, parameters, create_graph=True, materialize_grads=True)
+                value = self.lost(batch) * (1 if count is None else len(batch[1]) / count)
+                slopes = torch.autograd.grad(value, self.parameters, create_graph=True, materialize_grads=True)
                 rise = sum((g * part).sum() for g, part in zip(slopes, parts, strict=True))
                 if isinstance(rise, torch.Tensor) and rise.requires_grad:  # not of a loss that is linear
-                    curves = torch.autograd.grad(rise, parameters, materialize_grads=True)
+                    curves = torch.autograd.grad(rise, self.parameters, materialize_grads=True)
                     total = total + torch.cat([c.reshape(-1) for c in curves])
-        return total.cpu().numpy().astype(np.asarray(x).dtype)
+        return like(x, total)
 
-    def walk(self, steps: int, x: ArrayLike, words: object, lr: Any, shift: object, pull: Any, snapshot: Any) -> tuple:
-        """Local steps: where they end, and the snapshot on the way."""
-        self.flat.put(x)
-        u = start = seen = self.flat.vector()
-        drift = self.flat.tensor(shift)
-        with seeded(words):
+    def walk(
+        self,
+        steps: int,
+        x: ArrayLike,
+        words: object,
+        lr: np.ndarray,
+        shift: object,
+        pull: np.ndarray,
+        after: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Local steps: where they end, and where they are after so many."""
+        drift = self.tensor(shift)
+        with self.at_weights(x, training=True), seeded(words):
+            u = start = seen = self.vector()
             for t, draw in zip(range(1, steps + 1), self.draws(), strict=False):
-                u = u - float(lr) * (self.flat.slope(*draw) + drift + float(pull) * (u - start))
-                torch.nn.utils.vector_to_parameters(u, self.flat.parameters)
-                seen = u if t == int(snapshot) else seen
-        return tuple(a.cpu().numpy().astype(np.asarray(x).dtype) for a in (u, seen))
+                u = u - float(lr) * (self.slope(*draw) + drift + float(pull) * (u - start))
+                torch.nn.utils.vector_to_parameters(u, self.parameters)
+                seen = u if t == int(after) else seen
+        return like(x, u), like(x, seen)
 
 
-def one_at_a_time(lock: threading.Lock, function: Callable[..., Any]) -> Callable[..., Any]:
-    def locked(*args: Any) -> Any:
-        with lock:
-            return function(*args)
-
-    return locked
+def like(x: ArrayLike, made: torch.Tensor) -> np.ndarray:
+    """In NumPy, of the type of x."""
+    return made.cpu().numpy().astype(np.asarray(x).dtype)
 
 
 def in_numpy(labels: torch.Tensor, real: np.dtype) -> np.ndarray:

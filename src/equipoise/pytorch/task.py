@@ -25,11 +25,13 @@ TRAIN, TEST = 0, 1  # the sets of examples
 class Callbacks(NamedTuple):
     """NumPy in, NumPy out, of the type of x. A random key is given by its words."""
 
-    loss: Callable[[Any, Any], np.ndarray]  # of x, over a set of examples
-    grad: Callable[[Any, Any], np.ndarray]  # of x and a key, over the training examples
-    curve: Callable[[Any, Any, Any], np.ndarray]  # of x, a direction and a key: the derivative of `grad` along it
+    loss: Callable[[np.ndarray, np.ndarray], np.ndarray]  # of x, over a set of examples
+    grad: Callable[[np.ndarray, np.ndarray], np.ndarray]  # of x and a key, over the training examples
+    curve: Callable[
+        [np.ndarray, np.ndarray, np.ndarray], np.ndarray
+    ]  # of x, a direction and a key: the derivative of `grad` along it
     descend: Callable[..., tuple[np.ndarray, np.ndarray]]  # steps, x, key, lr, shift, pull, snapshot -> end, snapshot
-    predict: Callable[[Any, Any], np.ndarray]  # outputs for every example of a set
+    predict: Callable[[np.ndarray, np.ndarray], np.ndarray]  # outputs for every example of a set
 
 
 def rows(which: int, labels: np.ndarray, examples: int) -> Shards:
@@ -83,7 +85,7 @@ def callback_task(name: str, x: Vector, callbacks: Callbacks, outputs: tuple[int
     )
 
 
-def callback_score(called: Callable[[Any, Any], np.ndarray]) -> Score:
+def callback_score(called: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Score:
     """A score of (outputs, labels) that another library computes: a number of the outputs' type."""
 
     def score(outputs: Array, labels: Array, real: Array) -> Array:

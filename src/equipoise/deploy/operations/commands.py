@@ -6,8 +6,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import cache
+from concurrent import futures
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
@@ -21,17 +23,19 @@ from equipoise.deploy.operations.processes import (
     Say,
     Site,
     await_port,
-    begin_sites,
     free_port,
     is_free,
-    keep_running,
+    keep_sites,
     node_config,
     process,
+    say_how,
+    work_of,
 )
+from equipoise.deploy.server.events import LinkLost
+from equipoise.deploy.server.run import in_background, serve_run
 from equipoise.deploy.server.status import STATUS
-from equipoise.deploy.site.run import read as read_site
 from equipoise.deploy.wire.transport import why_not_warm
-from equipoise.errors import EquipoiseError, InputError, require
+from equipoise.errors import EquipoiseError, InputError, not_none, require
 from equipoise.experiment import records
 from equipoise.experiment.config import Config
 from equipoise.files import make_folder, reason, write_whole
@@ -43,250 +47,199 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 TRIES = 5  # times that the processes of a trial's sites may end soon after their start
 
 
-class ServerSettings(NamedTuple):
-    """Where a server listens, and what it keeps."""
+class Server(NamedTuple):
+    """A server of one run, until the run is finished; a SuperLink that dies is started again, and the run resumes."""
 
-    state: Path
+    config: Config
+    folder: Path  # of the run
+    say: Say
+    state: Path  # a folder for what it keeps
     keys: Path | None  # None: no encryption, no authentication, nobody's name is known to be true
     host: str = "127.0.0.1"
     port: int = 8000
     client: str | None = None
     stock: bool = False  # Flower's own programs only
     page: int | None = 0  # port of the live page on this machine; 0: any, None: none
-    without: tuple[str, ...] = ()  # sites that a run is resumed without
+    without: tuple[str, ...] = ()  # sites that the run is resumed without
+    check: Callable[[], None] = lambda: None  # called all the while; what it raises ends the run
+    ready: Callable[[], None] = lambda: None  # called when a SuperLink has read the sites' keys
+    ending: Callable[[], None] = lambda: None  # called when the run has ended and the SuperLink has not
 
     @property
     def local(self) -> str:
         """The address under which this machine finds the server."""
         return "127.0.0.1" if self.host == "0.0.0.0" else self.host
 
+    @property
+    def why_flower(self) -> str:
+        """Why Flower's own programs serve the run; empty where this process does."""
+        return "asked for" if self.stock else why_not_warm("serverapp")
 
-def run_server(
-    config: Config,
-    folder: Path,
-    settings: ServerSettings,
-    say: Say,
-    *,
-    ready: Callable[[], None] = lambda: None,
-    check: Callable[[], None] = lambda: None,
-    ending: Callable[[], None] = lambda: None,
-) -> None:
-    """Until the run is finished; a SuperLink that dies is started again, and the run resumes.
+    @property
+    def app(self) -> Path:
+        return self.state / "app"
 
-    `ready` is called when a SuperLink knows the sites' keys; `check` all the while, and what it raises ends the run;
-    `ending` when the run has ended and the SuperLink has not.
-    """
-    state, why = settings.state, "asked for" if settings.stock else why_not_warm("serverapp")
-    make_folder(state)
-    require(
-        is_free(settings.local, settings.port),
-        f"somebody listens on {settings.local}:{settings.port} already; stop it, or give another --port",
-    )
-    say(f"SuperLink: {f'for Flower alone ({why})' if why else 'holds pulls, state in memory'}")
-    check_who_may_join(config, settings, say)
-    client = settings.client or launch.CLIENT
-    app = launch.app(state / "app", config, folder, client=client, stock=settings.stock, without=settings.without)
-    running = Running(config, folder, settings, app, why, say, ready, check, ending)
-    with ExitStack() as stack:
-        if settings.page is not None:
-            say(f"live: {stack.enter_context(live_page(folder, settings.page))}")
-        for attempt in range(RESTARTS + 1):
-            if _one_link(running):
-                break
-            if attempt == RESTARTS:
-                raise EquipoiseError(f"Flower's server ended {RESTARTS + 1} times, see {state / 'superlink.log'}")
-            say("Flower's server ended; it is started again, and the run resumes from its last round")
-    require(
-        records.finished(folder),
-        f"the run stopped before its end, see above; the same command resumes it where {folder} stands",
-    )
-
-
-class Running(NamedTuple):
-    """What every SuperLink of a server is started with."""
-
-    config: Config
-    folder: Path
-    settings: ServerSettings
-    app: Path
-    why: str  # Flower's own programs serve it; "": this process does
-    say: Say
-    ready: Callable[[], None]
-    check: Callable[[], None]
-    ending: Callable[[], None]
-
-
-def check_who_may_join(config: Config, settings: ServerSettings, say: Say) -> None:
-    """Says which names have keys; without keys, warns that anybody who reaches the port may join."""
-    wanted = config.federation.sites if config.federation is not None else ()
-    if settings.keys is None:
-        if settings.host not in LOCAL:
-            say(
-                f"WARNING: without encryption and authentication, {settings.host} lets whoever reaches it join under "
-                "any name and read what others send; leave --insecure out unless all of the network is trusted"
-            )
-        return
-    names = made.names(settings.keys)
-    if not isinstance(wanted, int):
-        lacking = [name for name in wanted if name not in names]
+    def run(self) -> None:
+        folder, why = self.folder, self.why_flower
+        make_folder(self.state)
         require(
-            not lacking,
-            f"{settings.keys / made.SITES} has no key for {', '.join(lacking)}, so nobody could join under that name; "
-            f"register one: equipoise flower keys {settings.keys} --add {lacking[0] if lacking else ''}=FILE.pub",
+            is_free(self.local, self.port),
+            f"somebody listens on {self.local}:{self.port} already; stop it, or give another --port",
         )
-    say(f"may join, each with its own key: {', '.join(names)}")
+        self.say(f"SuperLink: {f'for Flower alone ({why})' if why else 'holds pulls, state in memory'}")
+        self.check_who_may_join()
+        client = self.client or launch.CLIENT
+        launch.app(self.app, self.config, folder, client=client, stock=self.stock, without=self.without)
+        with ExitStack() as stack:
+            if self.page is not None:
+                self.say(f"live: {stack.enter_context(live_page(folder, self.page))}")
+            for attempt in range(RESTARTS + 1):
+                if self.one_link():
+                    break
+                if attempt == RESTARTS:
+                    diary = self.state / "superlink.log"
+                    raise EquipoiseError(f"Flower's server ended {RESTARTS + 1} times, see {diary}")
+                self.say("Flower's server ended; it is started again, and the run resumes from its last round")
+        require(
+            records.finished(folder),
+            f"the run stopped before its end, see above; the same command resumes it where {folder} stands",
+        )
 
+    def check_who_may_join(self) -> None:
+        """Says which names have keys; without keys, warns that anybody who reaches the port may join."""
+        if self.keys is None:
+            if self.host not in LOCAL:
+                self.say(
+                    f"WARNING: without encryption and authentication, {self.host} lets whoever reaches it join under "
+                    "any name and read what others send; leave --insecure out unless all of the network is trusted"
+                )
+            return
+        names, wanted = made.names(self.keys), not_none(self.config.federation).sites
+        if not isinstance(wanted, int):
+            lacking = [name for name in wanted if name not in names]
+            require(
+                not lacking,
+                f"{self.keys / made.SITES} has no key for {', '.join(lacking)}, so nobody could join under that name; "
+                f"register one: equipoise flower keys {self.keys} --add {lacking[0] if lacking else ''}=FILE.pub",
+            )
+        self.say(f"may join, each with its own key: {', '.join(names)}")
 
-def _one_link(running: Running) -> bool:
-    """One SuperLink and a run on it; False if the SuperLink died before the run ended."""
-    settings, why, say = running.settings, running.why, running.say
-    state, diary = settings.state, settings.state / "superlink.log"
-    with ExitStack() as stack:
-        control = stack.enter_context(launch.operator(free_port() if why else None))
-        home = launch.connection(state / "home", f"{launch.LOOPBACK}:{control.port}", settings.keys)
-        more, database = launch.environment(home), state / "state.db" if why else None
-        link = launch.superlink(settings.host, settings.port, settings.keys, control, database=database)
-        secret = secrets.token_hex(32).encode()  # a text: Flower may take blanks off its ends
-        write_whole(control.secret, secret, secret=True)
-        say(launch.shown(link, more))
-        log = stack.enter_context(diary.open("a"))
-        child = stack.enter_context(process(link, more, stdout=log, stderr=log))
-        say(f"its log: {diary}")
-        await_port(child, settings.local, settings.port)
-        control.secret.unlink()  # the SuperLink has read it: from now on these two processes alone know it
-        running.ready()
-        served = _by_flower(running, child, more) if why else _here(running, child, control.socket, secret)
-        if served:
-            running.ending()
-        return served
+    def one_link(self) -> bool:
+        """One SuperLink and the run on it; False if the SuperLink died before the run ended."""
+        why, state, keys = self.why_flower, self.state, self.keys
+        diary = state / "superlink.log"
+        with ExitStack() as stack:
+            control = stack.enter_context(launch.operator(free_port() if why else None))
+            home = launch.connection(state / "home", f"{launch.LOOPBACK}:{control.port}", keys)
+            more, database = launch.environment(home), state / "state.db" if why else None
+            link = launch.superlink(self.host, self.port, keys, control, database=database)
+            secret = secrets.token_hex(32).encode()  # a text: Flower may take blanks off its ends
+            write_whole(control.secret, secret, secret=True)
+            self.say(launch.shown(link, more))
+            log = stack.enter_context(diary.open("a"))
+            child = stack.enter_context(process(link, more, stdout=log, stderr=log))
+            self.say(f"its log: {diary}")
+            await_port(child, self.local, self.port)
+            control.secret.unlink()  # the SuperLink has read it: from now on these two processes alone know it
+            self.ready()
+            served = self.by_flower(child, more) if why else self.here(child, control.socket, secret)
+            if served:
+                self.ending()
+            return served
 
+    def here(self, child: subprocess.Popen, socket: Path, secret: bytes) -> bool:
+        """The run, in this process; False if the SuperLink died before it ended."""
+        from equipoise.deploy.wire.serverapp import started_run
 
-def _here(running: Running, child: subprocess.Popen, socket: Path, secret: bytes) -> bool:
-    """The run, in this process; False if the SuperLink died before it ended."""
-    from equipoise.deploy.server.events import LinkLost
-    from equipoise.deploy.server.run import serve_run
-    from equipoise.deploy.wire.serverapp import started_run
+        lost, over = threading.Event(), threading.Event()
 
-    folder, lost, over, failed = running.folder, threading.Event(), threading.Event(), list[BaseException]()
-
-    def watch() -> None:
-        while child.poll() is None and not over.wait(0.1):
+        def watch() -> None:
             try:
-                running.check()
-            except Exception as error:
-                failed.append(error)
-                assert child.stdin is not None
-                child.stdin.close()  # the SuperLink ends, and what waits for it with it
+                while child.poll() is None and not over.wait(0.1):
+                    self.check()
+            except Exception:
+                not_none(child.stdin).close()  # the SuperLink ends, and what waits for it with it
                 child.wait()
-        lost.set()
+                raise
+            finally:
+                lost.set()
 
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    keep_programs()
-    try:
-        with started_run(socket, secret, running.app, lost) as grid:
-            serve_run(running.config, folder, grid, without=running.settings.without)
-    except LinkLost:
-        if failed:
-            raise failed[0] from None
-        return records.finished(folder)
-    except EquipoiseError as error:
-        raise EquipoiseError(f"{error}; the same command resumes the run where {folder} stands") from error
-    except Exception:  # of the user's own code: its traceback, and then the sentence that all ends with
-        traceback.print_exc()
-    finally:
-        over.set()
-        watching.join()
-    return True
+        watching = in_background(watch)
+        keep_programs()
+        try:
+            with started_run(socket, secret, self.app, lost) as grid:
+                serve_run(self.config, self.folder, grid, without=self.without)
+        except LinkLost:
+            over.set()
+            watching.result()  # raises what `check` did
+            return records.finished(self.folder)
+        except EquipoiseError as error:
+            raise EquipoiseError(f"{error}; the same command resumes the run where {self.folder} stands") from error
+        except Exception:  # of the user's own code: its traceback, and then the sentence that all ends with
+            traceback.print_exc()
+        finally:
+            over.set()
+            futures.wait([watching])
+        return True
 
-
-def _by_flower(running: Running, child: subprocess.Popen, more: Mapping[str, str]) -> bool:
-    """The run, by Flower's own programs; False if the SuperLink died before it ended."""
-    begin, folder = ["flwr", "run", str(running.app), launch.NAME, "--stream"], running.folder
-    running.say(launch.shown(begin, more))
-    with process(begin, more) as started:
-        while started.poll() is None and not records.finished(folder):
-            time.sleep(0.1)
-            running.check()
-            if child.poll() is not None:
-                return records.finished(folder)
-        with suppress(subprocess.TimeoutExpired):
-            started.wait(LAST_WORDS)
-    if not records.finished(folder):
-        with suppress(subprocess.TimeoutExpired):  # what ended first is not what is noticed first
-            child.wait(2 * LAST_WORDS)
-    return child.poll() is None or records.finished(folder)
-
-
-def check_files(config: Config, files: Mapping[str, Path]) -> None:
-    """Says what is wrong with a site's file before anything starts."""
-    for name, path in sorted(files.items()):
-        read_site(config, name, {"data": path})
+    def by_flower(self, child: subprocess.Popen, more: Mapping[str, str]) -> bool:
+        """The run, by Flower's own programs; False if the SuperLink died before it ended."""
+        begin, folder = ["flwr", "run", str(self.app), launch.NAME, "--stream"], self.folder
+        self.say(launch.shown(begin, more))
+        with process(begin, more) as started:
+            while started.poll() is None and not records.finished(folder):
+                time.sleep(0.1)
+                self.check()
+                if child.poll() is not None:
+                    return records.finished(folder)
+            with suppress(subprocess.TimeoutExpired):
+                started.wait(LAST_WORDS)
+        if not records.finished(folder):
+            with suppress(subprocess.TimeoutExpired):  # what ended first is not what is noticed first
+                child.wait(2 * LAST_WORDS)
+        return child.poll() is None or records.finished(folder)
 
 
-def run_local(
-    config: Config,
-    folder: Path,
-    files: Mapping[str, Path],
-    settings: ServerSettings,
-    say: Say,
-    *,
-    processes: int,
-    torch: Mapping[str, str] | None = None,
-    follow: Callable[[], None] = lambda: None,
-) -> None:
+def run_local(server: Server, files: Mapping[str, Path], *, processes: int, torch: Mapping[str, str]) -> None:
     """A server and a site for every file, on this machine; ends when a site cannot start.
 
-    `torch` is what names the sites' PyTorch module in their configuration; `follow` is called all the while.
+    `torch` is what names the sites' PyTorch module in their configuration.
     """
-    require(settings.keys is not None, "")
-    assert settings.keys is not None
-    made.make(settings.keys, files)
-    folders = settings.state / "sites"
+    made.make(not_none(server.keys), files)
+    folders = server.state / "sites"
     for name in files:
         policy.trial(folders / name)
     sites = [
-        Site(name, folders / name, node_config(name, folders / name, {"data": str(path.resolve()), **(torch or {})}))
+        Site(name, folders / name, node_config(name, folders / name, {"data": str(path.resolve()), **torch}))
         for name, path in sorted(files.items())
     ]
-    server, stop = f"{settings.local}:{settings.port}", threading.Event()
-    stock = settings.stock or bool(why_not_warm())
+    address, stop = f"{server.local}:{server.port}", threading.Event()
+    stock = server.stock or bool(why_not_warm())
     processes = len(sites) if stock else processes
     groups = [sites[k::processes] for k in range(min(processes, len(sites)))]
-    compiled, failed = folders / "compiled", list[Exception]()
-
-    def run(names: str, begin: Callable[[], AbstractContextManager[subprocess.Popen]]) -> None:
-        try:
-            keep_running(begin, stop, say, name=names, tries=TRIES)
-        except Exception as error:
-            failed.append(error)
-
-    def thread_of(group: list[Site]) -> threading.Thread:
-        begin = begin_sites(group, server, settings.keys, say, stock=stock, compiled=compiled)
-        return threading.Thread(target=run, args=(", ".join(site.name for site in group), begin), daemon=True)
+    works = [work_of(group, address, server.keys, folders / "compiled", stock=stock) for group in groups]
+    for work in works:
+        say_how(work, server.say)
+    running: list[Future[None]] = []
 
     def check() -> None:
-        follow()
-        if failed:
-            raise failed[0]
-
-    threads = [thread_of(group) for group in groups]
+        server.check()
+        for site in running:
+            if site.done():
+                site.result()  # raises why it could not start
 
     @cache
     def start_sites() -> None:
-        for thread in threads:
-            thread.start()
+        running.extend(in_background(partial(keep_sites, work, stop, server.say, tries=TRIES)) for work in works)
 
     def end_sites() -> None:
         stop.set()
-        for thread in threads:
-            if thread.is_alive():
-                thread.join(10.0)
+        futures.wait(running, 10.0)
 
     if not stock:  # Flower's own nodes end when their keys are not known yet, and every start takes them long
         start_sites()
     try:
-        run_server(config, folder, settings, say, ready=start_sites, check=check, ending=end_sites)
+        server._replace(check=check, ready=start_sites, ending=end_sites).run()
     finally:
         end_sites()
 

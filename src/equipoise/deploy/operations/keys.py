@@ -31,7 +31,14 @@ def make(folder: Path, sites: Iterable[str], *, hosts: Sequence[str] = (), days:
     sites = list(sites)
     check_place(folder / SITES)
     for site in sites:
-        _check_name(folder / SITES, site)
+        _check_file_name(site)
+        path, public = folder / SITES / site, folder / SITES / f"{site}.pub"
+        require(not path.is_dir(), f"{path} is a folder; give the site another name")
+        require(
+            path.is_file() or not os.path.lexists(public),
+            f"{public} is there without {path}: that site has made its own key, which is not replaced; leave the site "
+            "out",
+        )
     issued = {}
     if not (folder / SERVER).is_file():
         there = [name for name in (CA, CA_KEY, SERVER_KEY) if os.path.lexists(folder / name)]
@@ -151,16 +158,6 @@ def holders(folder: Path) -> list[str]:
 def _check_file_name(site: str) -> None:
     plain = re.fullmatch(r"[^/\\\0]{1,200}", site) and site not in (".", "..") and not site.endswith(".pub")
     require(plain, f"{site!r} cannot name the file of a key; give another name, such as north")
-
-
-def _check_name(folder: Path, site: str) -> None:
-    _check_file_name(site)
-    path, public = folder / site, folder / f"{site}.pub"
-    require(not path.is_dir(), f"{path} is a folder; give the site another name")
-    require(
-        path.is_file() or not os.path.lexists(public),
-        f"{public} is there without {path}: that site has made its own key, which is not replaced; leave the site out",
-    )
 
 
 def _certificates(hosts: list[str], days: int) -> dict[str, bytes]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from equipoise.deploy.operations import guard, launch
 from equipoise.deploy.operations import keys as made
-from equipoise.errors import EquipoiseError, InputError, require
+from equipoise.errors import EquipoiseError, InputError, not_none, require
 
 GUARD = [sys.executable, "-P", str(Path(guard.__file__))]
 RESTART = (0.5, 30.0)  # seconds before a process that crashed is started again: at first, and at most
@@ -31,13 +31,11 @@ STEADY = 60.0  # seconds after which a process counts as running well
 REFUSED = 2  # the exit code of a command whose arguments cannot work: it is not started again
 
 
-@contextmanager
 def process(
-    command: Sequence[str], more: Mapping[str, str], *, patience: float = 8.0, **options: Any
-) -> Iterator[subprocess.Popen]:
+    command: Sequence[str], more: Mapping[str, str], **options: Any
+) -> AbstractContextManager[subprocess.Popen]:
     """A program that ends, with all that it started, when the block is left or this process ends in any way."""
-    with owned([*GUARD, *command], more, patience=patience, **options) as child:
-        yield child
+    return owned([*GUARD, *command], more, **options)
 
 
 @contextmanager
@@ -52,8 +50,7 @@ def owned(
         yield child
     finally:
         with suppress(OSError):
-            assert child.stdin is not None
-            child.stdin.close()
+            not_none(child.stdin).close()
         with suppress(subprocess.TimeoutExpired):
             child.wait(patience)
         if child.poll() is None:
@@ -144,49 +141,30 @@ class Work(NamedTuple):
     keys: Path | None  # a folder with whom to believe; None: no encryption
     compiled: Path  # a folder for compiled programs
     sites: tuple[Site, ...]
+    stock: bool = False  # it becomes Flower's own node
+
+    @property
+    def names(self) -> str:
+        return ", ".join(site.name for site in self.sites)
 
 
 def line(work: Work) -> bytes:
-    fields = work._asdict() | {"sites": [site._asdict() for site in work.sites]}
-    return (json.dumps(fields, default=str) + "\n").encode()
+    return (json.dumps(work, default=str) + "\n").encode()
 
 
 def read_line(text: str) -> Work:
-    def path(given: str | None) -> Path | None:
-        return None if given is None else Path(given)
-
-    fields = json.loads(text)
-    sites = (Site(s["name"], Path(s["folder"]), s["config"], path(s["key"])) for s in fields["sites"])
-    return Work(fields["server"], path(fields["keys"]), Path(fields["compiled"]), tuple(sites))
+    server, keys, compiled, sites, stock = json.loads(text)
+    read = (Site(name, Path(folder), config, key and Path(key)) for name, folder, config, key in sites)
+    return Work(server, keys and Path(keys), Path(compiled), tuple(read), stock)
 
 
 def node_config(name: str, folder: Path, rows: Mapping[str, str]) -> dict[str, str]:
     return {"site": name, "folder": str(folder.resolve()), "compiled": str((folder / "compiled").resolve()), **rows}
 
 
-def begin_sites(
-    sites: Sequence[Site],
-    server: str,
-    keys: Path | None,
-    say: Say,
-    *,
-    stock: bool = False,
-    compiled: Path | None = None,
-) -> Callable[[], AbstractContextManager[subprocess.Popen]]:
-    """How the process of these sites is started: one that stays, or Flower's own for a single site.
-
-    One that stays becomes Flower's own where the parts of Flower that it stands on are not there (`become_supernode`).
-    """
-    work = work_of(sites, server, keys, compiled)
-    if stock:
-        require(len(sites) == 1, "Flower's own nodes run one site each")
-        say(f"{sites[0].name}: {STOCK} (asked for)")
-        return lambda: _supernode(work, say)
-    say(f"{', '.join(site.name for site in sites)}: one process that stays (warm)")
-    return lambda: _worker(work)
-
-
-def work_of(sites: Sequence[Site], server: str, keys: Path | None, compiled: Path | None = None) -> Work:
+def work_of(
+    sites: Sequence[Site], server: str, keys: Path | None, compiled: Path | None = None, *, stock: bool = False
+) -> Work:
     """What the process of these sites has to know; with keys, also those by which each knows the others."""
 
     def identified(site: Site) -> Site:
@@ -196,46 +174,37 @@ def work_of(sites: Sequence[Site], server: str, keys: Path | None, compiled: Pat
         names = {"key": str(private.resolve()), "roster": str((keys / made.SITES).resolve())}
         return site._replace(config={**site.config, **names}, key=private)
 
-    return Work(server, keys, compiled or sites[0].folder / "compiled", tuple(map(identified, sites)))
+    return Work(server, keys, compiled or sites[0].folder / "compiled", tuple(map(identified, sites)), stock)
 
 
 @contextmanager
-def _worker(work: Work) -> Iterator[subprocess.Popen]:
+def worker(work: Work) -> Iterator[subprocess.Popen]:
     with owned(WORKER, launch.QUIET, patience=2.0) as child:
-        assert child.stdin is not None
+        stdin = not_none(child.stdin)
         with suppress(OSError):  # it has ended already, which its exit code says
-            child.stdin.write(line(work))
-            child.stdin.flush()
+            stdin.write(line(work))
+            stdin.flush()
         yield child
 
 
-@contextmanager
-def _supernode(work: Work, say: Say) -> Iterator[subprocess.Popen]:
-    command, more = supernode(work)
-    say(launch.shown(command, more))
-    with process(command, more) as child:
-        yield child
+def say_how(work: Work, say: Say) -> None:
+    if not work.stock:  # a process that becomes Flower's own node says so itself
+        say(f"{work.names}: one process that stays (warm)")
 
 
-def supernode(work: Work) -> tuple[list[str], dict[str, str]]:
-    """The command of Flower's own node for the first site, and its environment."""
-    site = work.sites[0]
-    command = launch.supernode(work.server, free_port(), site.config, work.keys, site.key)
-    return command, launch.environment(site.folder / "flower")
+def keep_sites(work: Work, stop: threading.Event, say: Say, *, tries: float = math.inf) -> None:
+    keep_running(lambda: worker(work), stop, say, name=work.names, tries=tries)
 
 
 def run_site(site: Site, server: str, keys: Path | None, say: Say, *, stock: bool = False) -> None:
     """Until interrupted."""
-    begin = begin_sites([site], server, keys, say, stock=stock)
-    keep_running(begin, threading.Event(), say, name=site.name)
+    work = work_of([site], server, keys, stock=stock)
+    say_how(work, say)
+    keep_sites(work, threading.Event(), say)
 
 
 def main() -> int:
     """Runs sites until told to end; the exit code."""
-    from equipoise._jax import keep_programs
-    from equipoise.deploy.server.status import JsonLines
-    from equipoise.deploy.wire.transport import why_not_warm
-
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
@@ -249,23 +218,31 @@ def main() -> int:
     logger = logging.getLogger("equipoise.flower")
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    console = logging.StreamHandler()
-    console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    logger.addHandler(console)
+
+    def log_to(handler: logging.Handler, form: logging.Formatter) -> None:
+        handler.setFormatter(form)
+        logger.addHandler(handler)
+
+    log_to(logging.StreamHandler(), logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     try:
+        if work.stock:
+            become_supernode(work, "asked for")
+        from equipoise._jax import keep_programs
+        from equipoise.deploy.server.status import JsonLines
+        from equipoise.deploy.wire.transport import why_not_warm
+
         if why := why_not_warm():
             become_supernode(work, why)
         keep_programs(work.compiled)
         work.sites[0].folder.mkdir(parents=True, exist_ok=True)
-        logger.addHandler(JsonLines(work.sites[0].folder / "log.jsonl"))
+        log_to(logging.FileHandler(work.sites[0].folder / "log.jsonl"), JsonLines())
         from equipoise.deploy.wire.warm import WarmSite, run_sites
 
         trust = None if work.keys is None else work.keys / made.CA
         sites = [
             WarmSite(work.server, s.folder, s.config, certificates=trust, key=s.key, stop=stop) for s in work.sites
         ]
-        names = ", ".join(site.name for site in sites)
-        logger.info("%s: one process that stays (warm), pid %d", names, os.getpid())
+        logger.info("%s: one process that stays (warm), pid %d", work.names, os.getpid())
         from equipoise.deploy.site import run  # noqa: F401 - JAX and all that a message needs, before it comes
 
         run_sites(sites, stop)
@@ -279,11 +256,14 @@ def main() -> int:
 
 
 def become_supernode(work: Work, why: str) -> None:
-    """Where Flower's internals have changed, this process becomes Flower's own node, and ends as it would."""
-    names = ", ".join(site.name for site in work.sites)
-    require(len(work.sites) == 1, f"{names}: Flower's own nodes run one site each ({why}); start them with --stock")
-    print(f"{names}: {STOCK} ({why})", flush=True)
-    command, more = supernode(work)
+    """This process becomes Flower's own node of one site, and ends as it would."""
+    site = work.sites[0]
+    require(
+        len(work.sites) == 1, f"{work.names}: Flower's own nodes run one site each ({why}); start them with --stock"
+    )
+    command = launch.supernode(work.server, free_port(), site.config, work.keys, site.key)
+    more = launch.environment(site.folder / "flower")
+    print(f"{work.names}: {STOCK} ({why})\n{launch.shown(command, more)}", flush=True)
     os.execve(GUARD[0], [*GUARD, *command], {**os.environ, **more})
 
 

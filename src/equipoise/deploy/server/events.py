@@ -31,6 +31,9 @@ What = Literal[
 ]
 
 
+Record = dict[str, Any]  # as JSON: an event or an exchange for the log, or a ledger
+
+
 class Event(NamedTuple):
     """One thing that happened; `site` is empty where it concerns all.
 
@@ -71,12 +74,12 @@ class Ledger(NamedTuple):
     traffic: tuple[Traffic, ...]
     lengths: dict[str, dict[str, float]] = {}  # noqa: RUF012 - never changed: what replies are compared with (lengths.py)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         events = [e._asdict() for e in self.events]
         return {**self._asdict(), "events": events, "traffic": [t._asdict() for t in self.traffic]}
 
 
-def ledger(saved: dict[str, Any]) -> Ledger:
+def ledger(saved: Record) -> Ledger:
     """A ledger from the JSON of one."""
     events, traffic = tuple(Event(**e) for e in saved["events"]), tuple(Traffic(**t) for t in saved["traffic"])
     lengths = saved.get("lengths", {})  # earlier versions did not save them

@@ -15,7 +15,8 @@ least 1. Of masked totals nobody sees one: their sum is compared with earlier su
 import copy
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from statistics import median_low
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,12 +92,11 @@ class Heard:
     def median(self, name: str, slot: int, complete: bool) -> float:
         """The median length of the others' arrays of that name."""
         there = [mine[name].value for other, (_, mine) in self.replies.items() if other != slot and name in mine]
-        return median(there) if complete else lower([*there, *[0.0] * (self.asked - len(self.replies))])
+        missing = [0.0] * (self.asked - len(self.replies))
+        return median(there) if complete else median_low([*there, *missing] or [0.0])
 
     def why_not_sum(self, total: PyTree) -> str:
         """Why a sum whose parts nobody has seen does not count; empty where it does."""
-        if self.run.bound is None:
-            return ""
         sums = ((f"sum of {name}", length) for name, length in lengths(Reply(total=total)))
         reasons = (self.run.why_not(self.exchange, name, "all", length, 0.0) for name, length in sums)
         why = next(filter(None, reasons), "")
@@ -129,14 +129,9 @@ def weighs_otherwise(reply: Reply, given: float) -> bool:
     return isinstance(reply.total, Weighted) and not abs(float(reply.total.weight) - given) <= 0.01 * given + TINY
 
 
-def lower(values: list[float]) -> float:
-    """The lower median."""
-    return sorted(values)[(len(values) - 1) // 2] if values else 0.0
-
-
 def median(values: list[float]) -> float:
     """The lower median of the lengths above zero: a reply without weight says nothing about them."""
-    return lower([value for value in values if value > 0.0])
+    return median_low([value for value in values if value > 0.0] or [0.0])
 
 
 def lengths(reply: Reply) -> Iterator[tuple[str, Length]]:
@@ -166,7 +161,7 @@ def _joined(*words: str) -> str:
     return " ".join(filter(None, words))
 
 
-def _real(a: Any) -> bool:
+def _real(a: np.ndarray) -> bool:
     return bool(jnp.issubdtype(a.dtype, jnp.floating))
 
 

@@ -26,7 +26,7 @@ from jaxtyping import Int, PyTree
 
 from equipoise.deploy.server.events import GivenUp, Ledger, Outcome, Traffic, What
 from equipoise.deploy.server.lengths import Bounded, Heard, given_weight, weighs_otherwise
-from equipoise.deploy.server.sites import ConnectedSites, Delivery, Limit, why_not
+from equipoise.deploy.server.sites import ConnectedSites, Delivery, Limit
 from equipoise.deploy.wire import messages as wire
 from equipoise.deploy.wire.secure import MaskedExchange, Masking, SecureSums
 from equipoise.deploy.wire.transport import INLINE
@@ -474,7 +474,7 @@ class UnderWay:
             reply = wire.unpack(not_none(delivery.content)["reply"], self.shapes)
             wire.check_values(reply)
         except wire.Refusal as refusal:
-            what, why = why_not(delivery)
+            what, why = delivery.what, delivery.why
             what, why = ("broken", str(refusal)) if held else (what, why)
             self.leave_out(s, what, why)
             if wire.NOT_TOLD in why:

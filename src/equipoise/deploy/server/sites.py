@@ -6,15 +6,15 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from equipoise.deploy.server.events import Event, What
+from equipoise.deploy.server.events import Event, Record, What
 from equipoise.deploy.wire.messages import content_bytes, plain, read_abilities, read_receipt, read_text, text
-from equipoise.deploy.wire.transport import batches, transport
+from equipoise.deploy.wire.transport import Transport, batches
 from equipoise.errors import EquipoiseError, not_none, require
 from equipoise.privacy.audit import Receipt
 
@@ -38,12 +38,15 @@ class Timeouts(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A reply, or the reason why it did not come."""
+    """A reply, and why it holds no answer if it holds none."""
 
-    content: RecordDict | None
-    message: Message | None
-    what: What = "late"
-    why: str = ""
+    what: What = "broken"
+    why: str = "the reply holds no answer"
+    message: Message | None = None  # None: it did not come
+
+    @property
+    def content(self) -> RecordDict | None:
+        return None if self.message is None or self.message.has_error() else self.message.content
 
 
 class FederationWarning(UserWarning):
@@ -58,7 +61,7 @@ class ConnectedSites:
 
     def __init__(self, grid: Grid, sites: Sequence[str] | None, timeouts: Timeouts, *, stock: bool = False):
         self.grid, self.timeouts = grid, timeouts
-        self.transport = transport(grid, stock=stock)
+        self.transport = Transport(grid, stock=stock)
         log.info("%s", self.transport.about)
         self.sites = tuple(sites or ())
         self.anyone = sites is None  # while it is not decided yet who takes part
@@ -74,7 +77,7 @@ class ConnectedSites:
         self._last_event: dict[str, int] = {}  # site -> its last event, by its place among them
         self.reported = 0  # events before this one stand in an earlier outcome
         self.times: dict[str, deque[float]] = {}  # exchange -> seconds of past replies
-        self.observe: Callable[[dict[str, Any]], None] = lambda record: None  # sees events and exchanges as they happen
+        self.observe: Callable[[Record], None] = lambda record: None  # sees events and exchanges as they happen
         self._where = threading.local()
         self._lock = threading.RLock()
         self._greeted: dict[str, tuple[int, float]] = {}  # pending greeting -> node, when
@@ -253,12 +256,12 @@ class ConnectedSites:
                 if number:
                     pending[number], to[number] = label, message.metadata.dst_node_id
                 else:
-                    yield label, Delivery(None, None, "network", "the message could not be sent")
+                    yield label, Delivery("network", "the message could not be sent")
         start, asked = time.monotonic(), len(pending)
         while pending:
             began = time.monotonic()
             seconds = limit(asked - len(pending))
-            late = Delivery(None, None, "late", f"no reply within {seconds:.3g} s")
+            late = Delivery("late", f"no reply within {seconds:.3g} s")
             lost = late._replace(why="Flower no longer has the message, or its reply")
             received = False
             wait = min(max(seconds - (began - start), 0.0), HOLD if hopeless is None else 1.0)
@@ -273,7 +276,7 @@ class ConnectedSites:
             for number, label in list(pending.items()):
                 if hopeless is not None and hopeless(label):
                     del pending[number]
-                    yield label, Delivery(None, None, "late", "it was late in training meanwhile")
+                    yield label, Delivery("late", "it was late in training meanwhile")
             now = time.monotonic()
             if now - start >= limit(asked - len(pending)):
                 yield from ((label, late) for label in pending.values())
@@ -318,15 +321,14 @@ class ConnectedSites:
         asked = [(s, self._question(question, value, self.nodes[s], wait)) for s in wanted if s in self.nodes]
         deliveries = dict(self.deliver(asked, lambda _: wait))
         for site in wanted:
-            delivery = deliveries.get(site, Delivery(None, None, "absent", "the site is not there"))
+            delivery = deliveries.get(site, Delivery("absent", "the site is not there"))
             answer = None if delivery.content is None else read_text(delivery.content, "answer")
             if answer is not None:
                 answers[site] = answer
                 continue
-            what, why = why_not(delivery)
-            self.note(site, what, why)
+            self.note(site, delivery.what, delivery.why)
             if everyone:
-                raise EquipoiseError(f"'{site}' did not answer '{question}': {why}")
+                raise EquipoiseError(f"'{site}' did not answer '{question}': {delivery.why}")
         return answers
 
     @staticmethod
@@ -362,23 +364,16 @@ class ConnectedSites:
 def opened(reply: Message, gone: Delivery) -> Delivery:
     """What Flower delivered; `gone` where it is only the news that it has thrown the message away."""
     if not reply.has_error():
-        return Delivery(reply.content, reply)
+        refused, failed = (read_text(reply.content, kind) for kind in ("refused", "failed"))
+        if refused is not None:
+            return Delivery("refused", plain(refused), reply)
+        return Delivery(message=reply) if failed is None else Delivery("failed", plain(failed), reply)
     code, why = reply.error.code, plain(str(reply.error.reason))
     if code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
         return gone
     if code == ErrorCode.NODE_UNAVAILABLE:
-        return Delivery(None, reply, "absent", "its node has gone")
-    return Delivery(None, reply, "failed", f"error {code}: {why}")
-
-
-def why_not(delivery: Delivery) -> tuple[What, str]:
-    """Why a delivery holds no answer."""
-    if delivery.content is None:
-        return delivery.what, delivery.why
-    refused, failed = (read_text(delivery.content, kind) for kind in ("refused", "failed"))
-    if refused is not None:
-        return "refused", plain(refused)
-    return ("broken", "the reply holds no answer") if failed is None else ("failed", plain(failed))
+        return Delivery("absent", "its node has gone", reply)
+    return Delivery("failed", f"error {code}: {why}", reply)
 
 
 def gather(
@@ -387,7 +382,7 @@ def gather(
     n: int | None = None,
     sites: Sequence[str] | None = None,
     timeouts: Timeouts | None = None,
-    observe: Callable[[dict[str, Any]], None] | None = None,
+    observe: Callable[[Record], None] | None = None,
     stock: bool = False,
     without: Sequence[str] = (),
 ) -> ConnectedSites:

@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise import files
+from equipoise.deploy.server.events import Record
 from equipoise.errors import InputError, require
 from equipoise.experiment.records import LOG, STATUS, JsonRecord
 
@@ -74,7 +75,7 @@ class StatusWriter:
         self.now: dict[str, Any] = {"name": name, "process": os.getpid(), "rounds": rounds}
         self.bytes: Counter[str] = Counter()
 
-    def observe(self, record: dict[str, Any]) -> None:
+    def observe(self, record: Record) -> None:
         with self.lock, suppress(OSError):  # training and evaluation both report; a full disk does not end them here
             self.log.write(json.dumps({"time": _now(), **record}) + "\n")
             if record["kind"] == "event":
@@ -85,7 +86,7 @@ class StatusWriter:
                 self.now |= {key: value for key, value in record.items() if key in Status.model_fields}
             self.write(force=record["kind"] != "exchange")
 
-    def _event(self, record: dict[str, Any]) -> None:
+    def _event(self, record: Record) -> None:
         site, what, why = record["site"], record["what"], record["why"]
         if what == "joined":
             self.sites.setdefault(site, {})["state"] = "connected"
@@ -94,7 +95,7 @@ class StatusWriter:
         if what not in ("joined", "resumed"):
             self.now["last_error"] = f"{site + ': ' if site else ''}{why}"
 
-    def _exchange(self, record: dict[str, Any]) -> None:
+    def _exchange(self, record: Record) -> None:
         self.now |= {"exchange": record["exchange"]}
         self.bytes.update({way: record[way] for way in ("bytes_down", "bytes_up")})
         if record["part"] == "train":
@@ -167,19 +168,16 @@ def follower(folder: Path, say: Callable[[str], None], clock: Callable[[], float
         if now < next_look:
             return
         next_look = now + LOOK
-        state, text = current()
+        state, text = "starting", "the server starts"
+        with suppress(OSError, InputError):
+            if (folder / STATUS).stat().st_mtime >= since:  # not of an earlier run
+                status = read(folder)
+                state, text = status.state, _doing(status)
         if state in ("finished", "stopped") or (state == before and now < next_line):
             return
         silence = FIRST_SILENCE if state != before else min(2 * silence, LONGEST_SILENCE)
         before, next_line = state, now + silence
         say(text)
-
-    def current() -> tuple[str, str]:
-        with suppress(OSError, InputError):
-            if (folder / STATUS).stat().st_mtime >= since:  # not of an earlier run
-                status = read(folder)
-                return status.state, _doing(status)
-        return "starting", "the server starts"
 
     return follow
 
@@ -203,21 +201,14 @@ def table(status: Status) -> Table:
     return rows
 
 
-class JsonLines(logging.Handler):
+class JsonLines(logging.Formatter):
     """A log for programs: one JSON object a line."""
 
-    def __init__(self, path: Path):
-        super().__init__()
-        self.file = path.open("a", buffering=1)
-
-    def emit(self, record: logging.LogRecord) -> None:
+    def format(self, record: logging.LogRecord) -> str:
         line = {"time": _now(), "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
-            line["error"] = logging.Formatter().formatException(record.exc_info)
-        try:
-            self.file.write(json.dumps(line) + "\n")
-        except OSError:
-            self.handleError(record)  # a full disk is no reason to stop
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line)
 
 
 def _now() -> str:

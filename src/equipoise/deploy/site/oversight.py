@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,13 @@ from equipoise.experiment.private import costs, promise
 from equipoise.experiment.problems import precision
 from equipoise.files import locked, make_folder, read_text, write_whole
 from equipoise.privacy import audit, identity, policy
+from equipoise.privacy.accounting import Budget, spend
 from equipoise.privacy.disclosure import fields
-from equipoise.privacy.ledger import Budget, spend
 from equipoise.privacy.policy import Plan, Policy
 from equipoise.privacy.site_masks import MOST_MEMBERS
 from equipoise.protocol import Wire, wire_of_rows
 
+Entry = dict[str, Any]  # of the log: what JSON holds
 Guard = Callable[[str, RecordDict, Callable[[], RecordDict]], RecordDict]
 WAITING = 50  # configurations that wait for approval, at most
 FEW = 3  # sites, where a configuration does not say how many
@@ -73,7 +73,7 @@ def plan_of(config: Config) -> Plan:
         tells_baseline=agreement.needs_baselines(config),
         tells_moments=agreement.tells_moments(config),
         label=config.data.label,
-        batch=None if config.model.name == "torch" and config.batch is None else config.batch,
+        batch=config.batch,
         epsilon=private.epsilon if private else None,
         delta=private.delta if private else None,
         rounds=config.run.rounds,
@@ -113,24 +113,23 @@ def crossing(config: Config) -> list[Wire]:
 
 def would_reveal(config: Config) -> tuple[str, ...]:
     """What a run would reveal of a site, in plain words, for whoever approves it."""
-    about_rows = made_up_models(config) if config.privacy is None else promise(config)
-
-    def reveals(stage: Config) -> Iterator[str]:
+    if config.privacy is None:
+        # No limit of a site prevents it: gradients at models that hardly differ, differ by the rows in between.
+        seen = "sums of the sites' answers" if not_none(config.federation).secure else "a site's answers"
+        about_rows = (
+            "a server that sends models of its own making, not those that training leads to, can work out single rows "
+            f"from {seen}; limits of site.toml make it harder, and noise ([privacy]) alone bounds it"
+        )
+    else:
+        about_rows = promise(config)
+    sentences = [about_rows]
+    for stage in stages(config):
         own_models, own_parts, n = stage.own_models is not None, stage.model.own != "none", sites_of(stage)
         moments, sent = agreement.tells_moments(stage), crossing(stage)
-        return agreement.disclosures(stage, sent, n=n, own_models=own_models, own_parts=own_parts, moments=moments)
-
-    sentences = map(reveals, stages(config))
-    return (about_rows, *dict.fromkeys(chain.from_iterable(sentences)))
-
-
-def made_up_models(config: Config) -> str:
-    """What no limit of a site prevents: gradients at models that hardly differ, differ by the rows in between."""
-    seen = "sums of the sites' answers" if not_none(config.federation).secure else "a site's answers"
-    return (
-        "a server that sends models of its own making, not those that training leads to, can work out single rows from "
-        f"{seen}; limits of site.toml make it harder, and noise ([privacy]) alone bounds it"
-    )
+        sentences += agreement.disclosures(
+            stage, sent, n=n, own_models=own_models, own_parts=own_parts, moments=moments
+        )
+    return tuple(dict.fromkeys(sentences))
 
 
 def overseen(
@@ -144,7 +143,7 @@ def overseen(
     digest = plans[0].digest
 
     @cache
-    def rows() -> dict[str, Any]:
+    def rows() -> Entry:
         """How many of the site's stand behind its answers."""
         with suppress(Exception):  # those of a module are its own
             return {"rows": count()._asdict()}
@@ -162,7 +161,7 @@ def overseen(
             forget_old(place.glob(kind), WAITING)
 
     def guard(kind: str, content: RecordDict, answer: Callable[[], RecordDict]) -> RecordDict:
-        entry: dict[str, Any] = {"kind": kind, "plan": digest, **asked(content)}
+        entry: Entry = {"kind": kind, "plan": digest, **asked(content)}
         try:
             rules = policy.load(file)
             try:
@@ -183,13 +182,12 @@ def overseen(
                         "configuration (its site.toml)",
                     )
                     covered["bytes"] += size
-        except Refusal as refusal:
-            if isinstance(refusal, StopRun):
-                policy.stop(folder, digest)
-            audit.record(folder, {**entry, "answer": "refused", "why": str(refusal)}, signer)
-            raise
         except Exception as error:
-            audit.record(folder, {**entry, "answer": "failed", "why": type(error).__name__}, signer)
+            if isinstance(error, StopRun):
+                policy.stop(folder, digest)
+            refused = {"answer": "refused", "why": str(error)}
+            failed = {"answer": "failed", "why": type(error).__name__}
+            audit.record(folder, entry | (refused if isinstance(error, Refusal) else failed), signer)
             raise
         receipt = audit.record(folder, {**entry, "answer": "replied", **described(reply), **rows()}, signer)
         reply[RECEIPT] = ConfigRecord(receipt._asdict())
@@ -249,9 +247,9 @@ def pending(folder: Path, digest: str) -> tuple[str, Config]:
     return matching[0].stem, config
 
 
-def asked(content: RecordDict) -> dict[str, Any]:
+def asked(content: RecordDict) -> Entry:
     """A message for the log, without its arrays."""
-    entry: dict[str, Any] = {}
+    entry: Entry = {}
     where = fields_in(content, "at")
     if where is not None:
         entry |= {key: short(where.get(key)) for key in ("part", "run", "attempt", "round", "exchange")}
@@ -270,7 +268,7 @@ def short(value: object) -> Any:
     return value[:LONGEST] if isinstance(value, str | bytes) else value
 
 
-def described(reply: RecordDict) -> dict[str, Any]:
+def described(reply: RecordDict) -> Entry:
     """A reply for the log: names, sizes and a digest, and none of its numbers."""
     digest, names, size = hashlib.sha256(), [], 0
     for kind, record in sorted(reply.items()):
@@ -301,7 +299,7 @@ def allow(
 ) -> None:
     """Counts a message that is about to be answered; a Refusal, and nothing is counted, beyond what is covered."""
     with _counted(folder, digest) as covered:
-        run, what, most = _allowance(config, rules, kind, content)
+        run, what, most = _allowance(config, kind, content)
         allowed = rules.runs * max(approvals, 1)
         if run is None:
             now, most = covered["questions"].get(what, 0) + 1, most * allowed
@@ -322,7 +320,7 @@ def allow(
         counts_of_run[what] = now
 
 
-def _allowance(config: Config, rules: Policy, kind: str, content: RecordDict) -> tuple[str | None, str, int]:
+def _allowance(config: Config, kind: str, content: RecordDict) -> tuple[str | None, str, int]:
     """The run that a message is of, if it says so; what it asks for; and how often it may in one run."""
     tries = not_none(config.federation).tries
     rounds = max(stage.run.rounds for stage in stages(config))

@@ -284,11 +284,8 @@ def overseen_jobs(
     `problem` is what is trained, where a row's own gradient can be computed.
     """
 
-    def opened(part: str, job: Callable[[], Job]) -> Job:
-        made = job()
-        return made._replace(check=watcher(made, part))
-
-    def watcher(job: Job, part: str) -> Callable[[int, Message], None]:
+    def watched(part: str, open_job: Callable[[], Job]) -> Job:
+        job = open_job()
         both = part in HELD_OUT_TOO
         train = job.shard.train if both else job.shard
         train = train.data if isinstance(train, WithBaseline) else train
@@ -309,9 +306,9 @@ def overseen_jobs(
             if problem is not None and config.privacy is None and now.most_of_row < 1:
                 check_dominance(problem(), x, getattr(train, "data", train), now.most_of_row)
 
-        return check
+        return job._replace(check=check)
 
-    return {part: partial(opened, part, job) for part, job in jobs.items()}
+    return {part: partial(watched, part, open_job) for part, open_job in jobs.items()}
 
 
 def model_in(message: Message, job: Job) -> np.ndarray | None:

@@ -5,12 +5,13 @@ Importing this module fails where Flower has changed; `why_not_warm` says so, an
 
 # ruff: noqa: F401 - what is imported here is used by the modules beside this one
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx
-from flwr.app import Error
+from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.config import get_fab_config, get_fused_config_from_fab
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, SUPERLINK_NODE_ID, TIMESTAMP_HEADER, ErrorCode
@@ -21,6 +22,7 @@ from flwr.proto.fleet_pb2 import (
     DeactivateNodeRequest,
     PullMessagesRequest,
     PushMessagesRequest,
+    PushMessagesResponse,
     RegisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -50,10 +52,14 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClientInterceptor, ProtobufRequestContext
+from flwr.supercore.retry import RetryInvoker, RetryState, exponential
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 T = TypeVar("T")
 TIMEOUT = 30.0  # seconds, as Flower's own clients have it
+RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at most
+AWAY = (502, 503, 504)  # HTTP status: the server may be back soon
 
 
 def over_socket(
@@ -66,13 +72,39 @@ def over_socket(
     return client
 
 
-def pull_message(tree: ObjectTree, number: str, node: Node, run: int, pull: Any, confirm: Any) -> Any:
+def pull_message(tree: ObjectTree, number: str, node: Node, run: int, pull: Any, confirm: Any) -> Message:
     """A message that came as objects: its parts, confirmed and put together; `pull` and `confirm` are the client's."""
     numbers = [part.object_id for part in iterate_object_tree(tree)]
     fetch = make_pull_object_fn_protobuf(pull, node, run)
     # Flower's own first pause is 1 s, and the objects follow the message at once.
     contents = pull_objects(numbers, fetch, initial_backoff=0.01, backoff_cap=0.5)
     confirm(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=number))
-    message: Any = inflate_object_from_contents(number, contents)
+    message = cast(Message, inflate_object_from_contents(number, contents))
     message.metadata.__dict__["_message_id"] = number
     return message
+
+
+def retries(
+    over: threading.Event, ended: type[BaseException], final: Collection[int] = (), **options: Any
+) -> RetryInvoker:
+    """Tries requests again while the server is away; `over`, or an HTTP status that is `final`, raises `ended`."""
+
+    def give_up(error: Exception) -> bool:
+        status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+        if over.is_set() or status in final:
+            raise ended
+        return status is not None and status not in AWAY
+
+    def wait(seconds: float) -> None:
+        if over.wait(seconds):
+            raise ended
+
+    return RetryInvoker(
+        lambda: exponential(base_delay=RETRY[0], max_delay=RETRY[1]),  # type: ignore[arg-type]
+        (httpx.TransportError, httpx.HTTPStatusError),
+        max_tries=None,
+        max_time=None,
+        should_giveup=give_up,
+        wait_function=wait,
+        **options,
+    )

@@ -106,30 +106,29 @@ class ExchangeSpec(NamedTuple):
     exchange: Exchange
     message: PyTree[jax.ShapeDtypeStruct]
     reply: Reply  # of shapes
-    varies: tuple[bool, ...]  # of every leaf of the message: each client is sent its own
+    varies: PyTree[bool]  # of every leaf of the message: each client is sent its own
     reads: bool  # what a client does depends on what it remembers
 
     @property
     def alike(self) -> bool:
         """Every client is sent the same."""
-        return not any(self.varies)
+        return not any(jax.tree.leaves(self.varies))
 
     def table(self, n: int) -> PyTree[jax.ShapeDtypeStruct]:
         """A message to n clients at once: what differs has a row for each."""
-        leaves, tree = jax.tree.flatten(self.message)
-        rows = [jax.ShapeDtypeStruct((n, *a.shape), a.dtype) for a in leaves]
-        return jax.tree.unflatten(tree, [r if v else a for r, a, v in zip(rows, leaves, self.varies, strict=True)])
+
+        def rows(varies: bool, a: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((n, *a.shape), a.dtype) if varies else a
+
+        return jax.tree.map(rows, self.varies, self.message)
 
     def joined(self, messages: Sequence[PyTree]) -> PyTree[np.ndarray]:
         """The messages to some clients as one such table."""
-        columns = zip(*(jax.tree.leaves(message) for message in messages), strict=True)
-        leaves = [np.stack(c) if v else np.asarray(c[0]) for c, v in zip(columns, self.varies, strict=True)]
-        return jax.tree.unflatten(jax.tree.structure(self.message), leaves)
+        return jax.tree.map(lambda varies, *a: np.stack(a) if varies else np.asarray(a[0]), self.varies, *messages)
 
     def row(self, table: PyTree[np.ndarray], k: int) -> PyTree[np.ndarray]:
         """The message to the k-th of them."""
-        leaves = [a[k] if v else a for a, v in zip(jax.tree.leaves(table), self.varies, strict=True)]
-        return jax.tree.unflatten(jax.tree.structure(self.message), leaves)
+        return jax.tree.map(lambda varies, a: a[k] if varies else a, self.varies, table)
 
 
 Specs = dict[str, ExchangeSpec]  # by the exchange's name, in order
@@ -149,7 +148,7 @@ def exchange_specs(algorithm: Algorithm, x: Vector, shard: Data) -> Specs:
         done = client_program(exchange).trace(message, client, prepared, key)
         first, count = len(jax.tree.leaves(message)), len(jax.tree.leaves(client))
         mine = done.jaxpr.jaxpr.invars[first : first + count]
-        varies = depends(sent.jaxpr, sent.jaxpr.jaxpr.invars[-1])
+        varies = jax.tree.unflatten(jax.tree.structure(message), depends(sent.jaxpr, sent.jaxpr.jaxpr.invars[-1]))
         reads = uses(done.jaxpr, mine, beside=0 if exchange.writes else count)
         specs[exchange.name] = ExchangeSpec(k, exchange, message, shapes_of(done.out_info[1]), varies, reads)
     return specs

@@ -6,7 +6,7 @@ are there; when somebody goes or comes, another one is. Nothing in an algorithm 
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,13 +15,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
-from equipoise.deploy.server.sites import ConnectedSites, why_not
+from equipoise.deploy.server.sites import ConnectedSites
 from equipoise.deploy.wire.messages import Address, ExchangeSpec, fields, program, unpack
 from equipoise.engines.summation import Summation
 from equipoise.errors import Refusal, StopRun, refuse_unless
 from equipoise.privacy import fixed_point, masks, shamir, unmasking
 from equipoise.privacy.fixed_point import Integers
-from equipoise.privacy.site_masks import FEWEST, About, Limits, SiteMasks, check_weights, keys_length, least_threshold
+from equipoise.privacy.site_masks import FEWEST, About, SiteMasks, check_weights, keys_length, least_threshold
 from equipoise.privacy.unmasking import Batch
 from equipoise.protocol import Algorithm, Reply, Vector
 from equipoise.steps.rules import StepSizes
@@ -45,10 +45,6 @@ class SecureSite(NamedTuple):
 
     masks: SiteMasks
     bound: float = SecureSums().bound
-
-    @property
-    def limits(self) -> Callable[[], Limits]:
-        return self.masks.limits
 
 
 def subject_of(where: Address, header: Mapping[str, object], arrays: ArrayRecord) -> bytes:
@@ -102,7 +98,7 @@ def read_message(
         said = isinstance(rows, list) and len(rows) == width * len(members) and rows[k * width : (k + 1) * width]
         refuse_unless(said == mine, "the message says something else to this site than to all members of the sum")
     table, weights = unpack(content.get("message"), spec.table(len(members))), list[np.ndarray]()
-    for leaf, varies in zip(jax.tree.leaves(table), spec.varies, strict=True):
+    for leaf, varies in zip(jax.tree.leaves(table), jax.tree.leaves(spec.varies), strict=True):
         if varies and np.issubdtype(leaf.dtype, np.integer):
             refuse_unless(len({*leaf.ravel().tolist()}) == len(members), "two sites would have the same number")
         elif varies:
@@ -110,7 +106,7 @@ def read_message(
     if spec.exchange.weights is not None:
         weights.append(np.asarray(spec.exchange.weights(table)))
     for some in weights:
-        check_weights(some, secure.limits().weight)
+        check_weights(some, secure.masks.limits().weight)
     return spec.row(table, k), [dict(zip(members, some.tolist(), strict=True)) for some in weights]
 
 
@@ -141,17 +137,14 @@ class AgreedSteps:
             refuse_unless(round < MOST_ROUNDS, f"there is no round {round}")
             while len(self.largest) <= round:
                 self.server, _ = self.open(self.server, jax.random.key(0))
-                step_sizes = [s for s in jax.tree.leaves(self.server, is_leaf=_is_steps) if _is_steps(s)]
-                self.largest.append({w: max(float(getattr(s, w)) for s in step_sizes) for w in ("sigma", "theta")})
+                parts = jax.tree.leaves(self.server, is_leaf=lambda part: isinstance(part, StepSizes))
+                steps = [part for part in parts if isinstance(part, StepSizes)]
+                self.largest.append({w: max(float(getattr(s, w)) for s in steps) for w in ("sigma", "theta")})
             most = self.largest[round][what]
             refuse_unless(
                 np.isfinite(given[what]) and 0 <= float(given[what]) <= most * (1 + 1e-5),
                 f"{what} is {float(given[what]):.4g}, and the agreed rule gives {most:.4g} in this round",
             )
-
-
-def _is_steps(tree: PyTree) -> bool:
-    return isinstance(tree, StepSizes)
 
 
 def lowest_weight(members: int, most: float) -> float:
@@ -174,7 +167,7 @@ def masked(
 
     def encode(n: int, fewest: int) -> Integers:
         if spec.exchange.counts is not None:
-            check_own_weight(spec.exchange.counts(reply), fewest, secure.limits().weight)
+            check_own_weight(spec.exchange.counts(reply), fewest, secure.masks.limits().weight)
         return fixed_point.encode(reply.total, n, secure.bound)
 
     about = About(subject.hex(), place.hex(), where.plan)
@@ -247,26 +240,22 @@ class Masking:
         self.federation, self.run, self.settings = federation, run, settings
         self.batch: Batch | None = None
         self.used = 0  # exchanges of the batch
-        self.bytes = [0, 0]  # down and up, of all that is not the exchanges' own
 
     def begin(self, spec: ExchangeSpec, asked: Sequence[str], timeout: float, *, ahead: int) -> MaskedExchange | None:
         """An exchange among those asked who are there; None where they are too few. `ahead`: exchanges to prepare."""
         members = tuple(sorted(site for site in {*asked} if site in self.federation.nodes))
         if self.batch is None or self.batch.members != members or self.used >= self.batch.exchanges:
-            self.batch, self.used = self.prepared(members, timeout, ahead), 0
-        if self.batch is None:
-            return None
+            self.batch, self.used = None, 0
+        while self.batch is None:
+            if len(members) < FEWEST:
+                return None
+            made = self.attempt(members, timeout, ahead)
+            if isinstance(made, Batch):
+                self.batch = made
+            else:  # it begins again without those who have not taken all three steps
+                members = tuple(name for name in members if name in made)
         self.used += 1
         return MaskedExchange(self, spec, self.batch, self.used - 1)
-
-    def prepared(self, members: tuple[str, ...], timeout: float, ahead: int) -> Batch | None:
-        """A batch among all members who take the three steps; if one does not, it begins again without that one."""
-        while len(members) >= FEWEST:
-            batch = self.attempt(members, timeout, ahead)
-            if isinstance(batch, Batch):
-                return batch
-            members = tuple(name for name in members if name in batch)
-        return None
 
     def attempt(self, members: tuple[str, ...], timeout: float, ahead: int) -> Batch | set[str]:
         """The batch, or who has taken the step at which somebody failed."""
@@ -311,22 +300,12 @@ class Masking:
             if node is not None:
                 record = ConfigRecord({"step": step, "run": batch.run, "batch": batch.batch, **question})
                 content = RecordDict({"question": record})
-                self.bytes[0] += _size(record)
                 messages.append((name, Message(content, node, f"query.{QUESTION}", ttl=max(timeout, 1.0))))
         for name, delivery in federation.deliver(messages, lambda _: timeout):
             answer = None if delivery.content is None else fields(delivery.content, "answer")
             if answer is None:
-                what, why = why_not(delivery)
-                federation.note(name, what, why)
-                if what == "late":
+                federation.note(name, delivery.what, delivery.why)
+                if delivery.what == "late":
                     federation.suspect(name)
-                continue
-            self.bytes[1] += _size(answer)
-            yield name, answer
-
-
-def _size(record: Mapping[str, object]) -> int:
-    def size(value: object) -> int:
-        return sum(map(size, value)) if isinstance(value, list) else len(value) if isinstance(value, bytes | str) else 8
-
-    return sum(map(size, record.values()))
+            else:
+                yield name, answer

@@ -9,13 +9,12 @@ not its public interface; where they have changed, importing it fails and Flower
 import hashlib
 import hmac
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import Message
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto
@@ -31,7 +30,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 from flwr.supercore.interceptors.http.superexec_auth import SuperExecAuthHttpInterceptor
-from flwr.supercore.retry import RetryInvoker, exponential
+from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -39,37 +38,18 @@ from equipoise.deploy.server.events import LinkLost
 from equipoise.deploy.wire import internals as flower
 from equipoise.errors import EquipoiseError
 
-RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at most
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 OPERATOR = "x-equipoise-operator"
-AWAY = (502, 503, 504)  # HTTP status: the SuperLink may be back soon
 
 
 class LinkGrid:
     """What the server needs of a Grid; Flower's own class loads a database that only a SuperLink needs."""
 
-    def __init__(self, client: RuntimeHttpClient, node: Any, run: Any):
+    def __init__(self, client: RuntimeHttpClient, node: flower.Node, run: Run):
         self._runtime_client, self.node, self.run = client, node, run  # by the names of Flower's own
 
     def get_node_ids(self) -> list[int]:
         return [node.node_id for node in self._runtime_client.GetNodes(GetNodesRequest()).nodes]
-
-    def push_messages(self, messages: Sequence[Message]) -> list[str]:
-        """As Flower's objects."""
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = message.object_id
-        with flower.no_object_id_recompute():
-            request = flower.PushAppMessagesRequest(
-                messages_list=[flower.message_to_proto(flower.remove_content_from_message(m)) for m in messages],
-                message_object_trees=[flower.get_object_tree(message) for message in messages],
-            )
-            done = self._runtime_client.PushMessages(request)
-            put = flower.make_push_object_fn_protobuf(
-                self._runtime_client.PushObject, self.node, run_id=self.run.run_id, session_id=done.session_id
-            )
-            objects = {name: part for m in messages for name, part in flower.get_all_nested_objects(m).items()}
-            flower.push_objects(objects, put, object_ids_to_push=set(done.objects_to_push))
-        return list(done.message_ids)
 
 
 @contextmanager
@@ -91,7 +71,7 @@ def started_run(socket: Path, secret: bytes, app: Path, lost: threading.Event) -
     try:
         content = build_fab_from_disk(app)
         fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
-        named: list[Any] = [flower.RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+        named = [flower.RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
         with flower.over_socket(flower.ControlHttpClient, socket, proof, named) as control:
             if not control.StartRun(StartRunRequest(fab=fab)).HasField("run_id"):
                 raise EquipoiseError("Flower's server did not start the run; its log says why")
@@ -105,10 +85,11 @@ def started_run(socket: Path, secret: bytes, app: Path, lost: threading.Event) -
         raise
     if not token:
         raise EquipoiseError("Flower's server has given the run to somebody else; stop the other flower-superexec")
-    retries, over = _retries(lost), threading.Event()
+    over = threading.Event()
+    retries = flower.retries(lost, LinkLost, (httpx.codes.UNAUTHORIZED,))  # it has forgotten whose run this is
     version = flower.RuntimeVersionHttpInterceptor(component_name="flwr-serverapp")
-    named = [version, RuntimeTokenHttpInterceptor(token)]
-    client = flower.over_socket(RuntimeHttpClient, socket, proof, named, retry_invoker=retries)
+    of_task = [version, RuntimeTokenHttpInterceptor(token)]
+    client = flower.over_socket(RuntimeHttpClient, socket, proof, of_task, retry_invoker=retries)
     given = client.PullTaskInput(PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
     TaskIdentity.node_id = given.context.node_id
@@ -129,26 +110,3 @@ def started_run(socket: Path, secret: bytes, app: Path, lost: threading.Event) -
         with suppress(httpx.HTTPError, LinkLost):
             client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
         # The connection stays: an evaluation that is still under way ends with the SuperLink.
-
-
-def _retries(lost: threading.Event) -> RetryInvoker:
-    """Requests are tried again while the SuperLink is there."""
-
-    def give_up(error: Exception) -> bool:
-        status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
-        if lost.is_set() or status == httpx.codes.UNAUTHORIZED:  # it has forgotten whose run this is
-            raise LinkLost
-        return status is not None and status not in AWAY
-
-    def wait(seconds: float) -> None:
-        if lost.wait(seconds):
-            raise LinkLost
-
-    return RetryInvoker(
-        lambda: exponential(base_delay=RETRY[0], max_delay=RETRY[1]),  # type: ignore[arg-type]
-        (httpx.TransportError, httpx.HTTPStatusError),
-        max_tries=None,
-        max_time=None,
-        should_giveup=give_up,
-        wait_function=wait,
-    )

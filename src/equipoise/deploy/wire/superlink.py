@@ -362,7 +362,7 @@ class SitesDoor:
             if not signed(scope, key):  # before anything of it is read: public keys are no secret
                 why = f"requests in the name of '{self.roster.names[key]}' that its key did not sign"
                 return await self.refuse(scope, send, 401, why)
-        body = None if length(scope) > LARGEST else await read(receive, LARGEST)
+        body = None if header(scope, b"content-length", 1e12) > LARGEST else await read(receive, LARGEST)
         if body is None:
             return await self.refuse(scope, send, 413, "requests that are larger than a site's can be")
         ended = False
@@ -517,12 +517,6 @@ def header(scope: Scope, name: bytes, most: float = 1e6) -> float:
         return max(0.0, min(float(text(scope, name)), most))
     except ValueError:
         return 0.0
-
-
-def length(scope: Scope) -> int:
-    """What a request says of its size; 0 where it says nothing."""
-    said = text(scope, b"content-length")
-    return int(said) if said.isdigit() else 0
 
 
 async def read(receive: Receive, most: int) -> bytes | None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import Message
-from flwr.serverapp import Grid
 
 from equipoise.deploy.wire.messages import content_bytes
 
@@ -32,16 +31,6 @@ class Door(NamedTuple):
     staying: frozenset[int] = frozenset()  # nodes that take the content inside
 
 
-class Transport(NamedTuple):
-    """Two ways over the same Grid."""
-
-    # Which of them go with their content inside, and how many bytes a reply to one of them may have (0: any).
-    push: Callable[[Sequence[Message], Sequence[bool], int], list[str | None]]
-    pull: Callable[[Sequence[str], float, int], list[Message]]  # waits so many seconds, for replies of so many bytes
-    door: Callable[[], Door]
-    about: str
-
-
 def why_not_warm(*more: str) -> str:
     """Why Flower's internals cannot be used; empty where they can. A server needs `more` of them: "serverapp"."""
     try:
@@ -52,103 +41,104 @@ def why_not_warm(*more: str) -> str:
     return ""
 
 
-def transport(grid: Grid, *, stock: bool = False) -> Transport:
-    """The fastest way that this Grid has; `stock`: Flower's own."""
-    why = "asked for" if stock else why_not_warm()
-    if not why:
-        if hasattr(grid, "_runtime_client"):  # Flower's HttpGrid, and the server's own
-            return direct(grid)
-        why = f"the Grid is a {type(grid).__name__}"
-    return standard(grid, why)
+class Transport:
+    """The fastest way of messages that a Grid has: content inside them, or Flower's own objects."""
 
+    def __init__(self, grid: Any, *, stock: bool = False):
+        """`stock`: Flower's own way, whatever the Grid has."""
+        self.grid, self.last_door, self.local = grid, Door(), threading.local()
+        self.client: Any = getattr(grid, "_runtime_client", None)  # of Flower's HttpGrid, and of the server's own
+        why = "asked for" if stock else why_not_warm()
+        self.why_not = why or ("" if self.client is not None else f"the Grid is a {type(grid).__name__}")
+        if self.client is not None:
+            self.client._interceptors = (*self.client._interceptors, self)
 
-def standard(grid: Grid, why: str) -> Transport:
-    """Flower's own: objects, and pulls that return at once."""
+    @property
+    def about(self) -> str:
+        objects = f"messages as Flower's objects ({self.why_not})"
+        return objects if self.why_not else "messages with their content inside, to sites that can"
 
-    def push(messages: Sequence[Message], inside: Sequence[bool], largest: int = 0) -> list[str | None]:
-        return list(grid.push_messages(list(messages)))
+    def door(self) -> Door:
+        """What the last list of nodes said about them."""
+        return self.last_door
 
-    def pull(ids: Sequence[str], wait: float, size: int) -> list[Message]:
-        return list(grid.pull_messages(list(ids)))
+    def push(self, messages: Sequence[Message], inside: Sequence[bool], largest: int) -> list[str | None]:
+        """`inside`: which may go with their content inside; `largest`: bytes of a reply to one of them, 0: any."""
+        if self.why_not:
+            return list(self.grid.push_messages(list(messages)))
+        from equipoise.deploy.wire import internals as flower
 
-    return Transport(push, pull, watched(grid)[0], f"messages as Flower's objects ({why})")
+        ids: list[str | None] = [None] * len(messages)
+        headers = {LARGEST: str(largest)} if largest else {}
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
 
+        def send(batch: Sequence[int], trees: Sequence[flower.ObjectTree], heads: Iterable[Message]) -> Any:
+            request = flower.PushAppMessagesRequest(
+                messages_list=map(flower.message_to_proto, heads), message_object_trees=trees
+            )
+            done = self.call(self.client.PushMessages, request, headers)
+            for k, number in zip(batch, done.message_ids, strict=True):
+                ids[k] = number or None
+            return done
 
-def watched(grid: object) -> tuple[Callable[[], Door], Callable[..., Any]]:
-    """What the last list of nodes said about them; and a call of the Grid's client with headers on its requests."""
-    door, local = Door(), threading.local()
+        short = [k for k, m in enumerate(messages) if inside[k] and content_bytes(m) <= INLINE]
+        for batch in batches(short, lambda k: content_bytes(messages[k])):
+            some = [messages[k] for k in batch]
+            send(batch, [flower.ObjectTree(object_id=message.metadata.message_id) for message in some], some)
+        rest = sorted({*range(len(messages))} - {*short})
+        if rest:
+            large = [messages[k] for k in rest]
+            with flower.no_object_id_recompute():
+                heads = map(flower.remove_content_from_message, large)
+                done = send(rest, list(map(flower.get_object_tree, large)), heads)
+                objects = {name: part for m in large for name, part in flower.get_all_nested_objects(m).items()}
+                node, run = self.grid.node, self.grid.run.run_id
+                put = flower.make_push_object_fn_protobuf(self.client.PushObject, node, run, done.session_id)
+                flower.push_objects(objects, put, object_ids_to_push=set(done.objects_to_push))
+        return ids
 
-    class Watching:
-        def intercept(self, context: Any, call_next: Any) -> Any:
-            nonlocal door
-            context.request.headers.update(getattr(local, "headers", {}))
-            response = call_next(context)
-            if context.rpc_method.endswith("/GetNodes"):
-                staying = frozenset(int(word) for word in response.headers.get(NODES, "").split(",") if word)
-                door = door._replace(staying=staying)
-            if DOOR in response.headers:
-                said = json.loads(response.headers[DOOR])
-                names = said["names"] and {int(node): name for node, name in said["names"].items()}
-                door = door._replace(names=names, refused=said["refused"])
-            return response
+    def pull(self, ids: Sequence[str], wait: float, size: int) -> list[Message]:
+        """The replies that have come; waits so many seconds where the SuperLink can, for replies of so many bytes."""
+        if self.why_not:
+            return list(self.grid.pull_messages(list(ids)))
+        from equipoise.deploy.wire import internals as flower
 
-    def call(function: Callable[..., Any], request: object, headers: dict[str, str]) -> Any:
-        local.headers = headers
+        def received(proto: flower.MessageProto, tree: flower.ObjectTree) -> Message:
+            if not tree.children:  # the message holds its content itself, or an error in its place
+                return flower.message_from_proto(proto)
+            number, calls = proto.metadata.message_id, (self.client.PullObject, self.client.ConfirmMessageReceived)
+            try:
+                return flower.pull_message(tree, number, self.grid.node, self.grid.run.run_id, *calls)
+            except flower.ObjectPullError as error:
+                proto.ClearField("content")
+                proto.error.code, proto.error.reason = flower.ErrorCode.MESSAGE_UNAVAILABLE, str(error)
+                return flower.message_from_proto(proto)
+
+        headers = {WAIT: f"{wait:.3f}", MOST: str(max(1, REQUEST // max(size, 1)))} if wait > 0 else {}
+        reply = self.call(self.client.PullMessages, flower.PullAppMessagesRequest(message_ids=list(ids)), headers)
+        return list(map(received, reply.messages_list, reply.message_object_trees))
+
+    def call(self, function: Callable[[Any], Any], request: object, headers: dict[str, str]) -> Any:
+        """A call of the Grid's client, with headers on its requests."""
+        self.local.headers = headers
         try:
             return function(request)
         finally:
-            local.headers = {}
+            self.local.headers = {}
 
-    client = getattr(grid, "_runtime_client", None)
-    if client is not None:  # Flower's HttpGrid, and the server's own
-        client._interceptors = (*client._interceptors, Watching())
-    return lambda: door, call
-
-
-def direct(grid: Any) -> Transport:
-    """Content inside where the receiver can take it, and pulls that wait where the SuperLink can."""
-    from equipoise.deploy.wire import internals as flower
-
-    client = grid._runtime_client
-    door, call = watched(grid)
-
-    def push(messages: Sequence[Message], inside: Sequence[bool], largest: int = 0) -> list[str | None]:
-        ids: list[str | None] = [None] * len(messages)
-        headers = {LARGEST: str(largest)} if largest else {}
-        short = [k for k, m in enumerate(messages) if inside[k] and content_bytes(m) <= INLINE]
-        for batch in batches(short, lambda k: content_bytes(messages[k])):
-            protos, trees = [], []
-            for k in batch:
-                number = messages[k].object_id
-                messages[k].metadata.__dict__["_message_id"] = number
-                protos.append(flower.message_to_proto(messages[k]))
-                trees.append(flower.ObjectTree(object_id=number))
-            request = flower.PushAppMessagesRequest(messages_list=protos, message_object_trees=trees)
-            for k, number in zip(batch, call(client.PushMessages, request, headers).message_ids, strict=True):
-                ids[k] = number or None
-        rest = sorted({*range(len(messages))} - {*short})
-        if rest:
-            for k, number in zip(rest, call(grid.push_messages, [messages[k] for k in rest], headers), strict=False):
-                ids[k] = number or None
-        return ids
-
-    def pull(ids: Sequence[str], wait: float, size: int) -> list[Message]:
-        headers = {WAIT: f"{wait:.3f}", MOST: str(max(1, REQUEST // max(size, 1)))} if wait > 0 else {}
-        reply = call(client.PullMessages, flower.PullAppMessagesRequest(message_ids=list(ids)), headers)
-        return list(map(received, reply.messages_list, reply.message_object_trees))
-
-    def received(proto: flower.MessageProto, tree: flower.ObjectTree) -> Message:
-        if not tree.children:  # the message holds its content itself, or an error in its place
-            return flower.message_from_proto(proto)
-        number, calls = proto.metadata.message_id, (client.PullObject, client.ConfirmMessageReceived)
-        try:
-            return flower.pull_message(tree, number, grid.node, grid.run.run_id, *calls)
-        except flower.ObjectPullError as error:
-            proto.ClearField("content")
-            proto.error.code, proto.error.reason = flower.ErrorCode.MESSAGE_UNAVAILABLE, str(error)
-            return flower.message_from_proto(proto)
-
-    return Transport(push, pull, door, "messages with their content inside, to sites that can")
+    def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
+        """Called by the Grid's client around every request."""
+        context.request.headers.update(getattr(self.local, "headers", {}))
+        response = call_next(context)
+        if context.rpc_method.endswith("/GetNodes"):
+            staying = frozenset(int(word) for word in response.headers.get(NODES, "").split(",") if word)
+            self.last_door = self.last_door._replace(staying=staying)
+        if DOOR in response.headers:
+            said = json.loads(response.headers[DOOR])
+            names = said["names"] and {int(node): name for node, name in said["names"].items()}
+            self.last_door = self.last_door._replace(names=names, refused=said["refused"])
+        return response
 
 
 def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:

@@ -25,7 +25,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -35,7 +35,7 @@ from flwr.clientapp import ClientApp
 from equipoise.deploy.wire import internals as flower
 from equipoise.deploy.wire.messages import content_bytes
 from equipoise.deploy.wire.transport import INLINE, WAIT
-from equipoise.errors import EquipoiseError, refuse_unless, require
+from equipoise.errors import EquipoiseError, InputError, refuse_unless
 from equipoise.files import write_whole
 from equipoise.privacy import audit, identity, policy
 
@@ -45,7 +45,6 @@ Answered = TypeVar("Answered")
 AGAIN = (401, 403)  # HTTP status: the server was started again, or does not take this site's key any longer
 HOLD = 20.0  # seconds that the SuperLink may keep a pull open
 POLL = (0.05, 2.0)  # seconds between two pulls where it cannot: while messages come, and when none has come for long
-RETRY = (0.1, 3.0)  # seconds before a request is tried again: at first, and at most
 CLOCKS = 60.0  # seconds by which clocks may differ before the server's is taken
 RUNS = 4  # runs whose settings are kept
 BEAT = flower.HEARTBEAT_DEFAULT_INTERVAL
@@ -65,13 +64,13 @@ class SignedRequests:
         self.key, self.ahead = key, 0.0  # seconds that the server's clock is ahead
         self.public = base64.b64encode(flower.public_key_to_bytes(key.public_key())).decode("ascii")
 
-    def intercept(self, context: object, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+    def intercept(self, context: flower.ProtobufRequestContext, call_next: flower.ProtobufCall) -> httpx.Response:
         response = self.signed(context, call_next)
         if response.status_code == httpx.codes.UNAUTHORIZED and self.compare(response):
             response = self.signed(context, call_next)
         return response
 
-    def signed(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+    def signed(self, context: flower.ProtobufRequestContext, call_next: flower.ProtobufCall) -> httpx.Response:
         now = (datetime.now(UTC) + timedelta(seconds=self.ahead)).isoformat()
         signature = base64.b64encode(flower.sign_message(self.key, now.encode("ascii"))).decode("ascii")
         headers = {flower.FLEET_HTTP_PUBLIC_KEY_HEADER: self.public, flower.TIMESTAMP_HEADER: now}
@@ -98,7 +97,7 @@ class SignedRequests:
 class HeldPull:
     """Asks a SuperLink that can to hold the pull until there is a message; another ignores it."""
 
-    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+    def intercept(self, context: flower.ProtobufRequestContext, call_next: flower.ProtobufCall) -> httpx.Response:
         if context.rpc_method.endswith("/PullMessages"):
             context.request.headers[WAIT] = str(HOLD)
         return call_next(context)
@@ -120,7 +119,7 @@ class WarmSite:
         """`certificates` and `key` are the site's; None for both: no encryption, and no authentication."""
         self.folder, self.stop = folder, stop
         self.name = config.get("site", "")
-        self.config: dict[str, Any] = {**config, INLINE_ABILITY: True}
+        self.config: dict[str, str | bool] = {**config, INLINE_ABILITY: True}
         folder.mkdir(parents=True, exist_ok=True)
         self.lock = locked(folder, self.name)
         self.registers = key is None
@@ -128,8 +127,9 @@ class WarmSite:
         self.public = flower.public_key_to_bytes(private.public_key())
         trust = None if certificates is None else certificates.read_bytes()
         version = flower.RuntimeVersionHttpInterceptor(component_name="SuperNode")
-        interceptors: list[Any] = [version, SignedRequests(private), HeldPull()]
+        interceptors: list[flower.ProtobufClientInterceptor] = [version, SignedRequests(private), HeldPull()]
         self.client = flower.FleetHttpClient.from_server_address(address, trust is None, trust, interceptors)
+        self.retries = flower.retries(stop, Stopping, on_backoff=self.say_away, on_success=self.say_back)
         self.node = flower.Node(node_id=0)
         self.runs: dict[int, tuple[ClientApp, Context]] = {}
         self.states: dict[int, RecordDict] = {}
@@ -164,11 +164,12 @@ class WarmSite:
 
     def connect(self) -> None:
         """Activates the node, or takes it up again where the server takes it for still there."""
-        delay, said = RETRY[0], False
+        delay, said = flower.RETRY[0], False
         while True:
             try:
                 if self.registers:
-                    self.register()
+                    with suppress(httpx.HTTPStatusError):  # it is registered already, or activation is refused as well
+                        self.ask(self.client.RegisterNode, flower.RegisterNodeFleetRequest(public_key=self.public))
                 request = flower.ActivateNodeRequest(public_key=self.public, heartbeat_interval=BEAT)
                 number = self.ask(self.client.ActivateNode, request).node_id
                 break
@@ -183,19 +184,12 @@ class WarmSite:
                     log.warning("%s: the server does not take this site yet; trying again (%s)", self.name, why)
                     said = True
             self.stop.wait(delay)
-            delay = min(2 * delay, RETRY[1])
+            delay = min(2 * delay, flower.RETRY[1])
         self.node = flower.Node(node_id=number)
         with suppress(OSError):
             write_whole(self.folder / "node.json", json.dumps({"node": number}))
         log.info("%s: connected, node %d", self.name, number)
         self.tell_crash()
-
-    def register(self) -> None:
-        try:
-            self.ask(self.client.RegisterNode, flower.RegisterNodeFleetRequest(public_key=self.public))
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code >= 500:
-                raise  # refusals: it is registered already
 
     def heartbeat(self) -> bool:
         request = flower.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=BEAT)
@@ -216,25 +210,18 @@ class WarmSite:
 
     def ask(self, call: Callable[[Asked], Answered], request: Asked) -> Answered:
         """A request, again and again while the network or the server is away."""
-        delay, since = RETRY[0], None
-        while not self.stop.is_set():
-            try:
-                reply = call(request)
-                if since is not None:
-                    log.info("%s: the server is back after %.1f s", self.name, time.monotonic() - since)
-                return reply
-            except httpx.TransportError as error:
-                why = f"{type(error).__name__}: {error}"
-            except httpx.HTTPStatusError as error:
-                if error.response.status_code not in (502, 503, 504):
-                    raise
-                why = f"HTTP {error.response.status_code}"
-            if since is None:
-                since = time.monotonic()
-                log.warning("%s: the server cannot be reached (%s); trying again", self.name, why)
-            self.stop.wait(delay)
-            delay = min(2 * delay, RETRY[1])
-        raise Stopping
+        return self.retries.invoke(call, request)
+
+    def say_away(self, tried: flower.RetryState) -> None:
+        error = tried.exception
+        if tried.tries == 1:
+            status = f"HTTP {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else ""
+            why = status or f"{type(error).__name__}: {error}"
+            log.warning("%s: the server cannot be reached (%s); trying again", self.name, why)
+
+    def say_back(self, tried: flower.RetryState) -> None:
+        if tried.tries > 1:
+            log.info("%s: the server is back after %.1f s", self.name, tried.elapsed_time)
 
     # One message.
 
@@ -310,9 +297,10 @@ class WarmSite:
         return flower.pull_message(tree, tree.object_id, self.node, run, *calls)
 
     def send(self, run: int, reply: Message, inside: bool, seconds: float) -> None:
-        def pushed(proto: flower.MessageProto, tree: flower.ObjectTree) -> Any:
-            lists: dict[str, Any] = {"messages_list": [proto], "message_object_trees": [tree]}
-            request = flower.PushMessagesRequest(node=self.node, clientapp_runtime_list=[seconds], **lists)
+        def pushed(proto: flower.MessageProto, tree: flower.ObjectTree) -> flower.PushMessagesResponse:
+            request = flower.PushMessagesRequest(
+                node=self.node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[seconds]
+            )
             return self.ask(self.client.PushMessages, request)
 
         if reply.has_error() or (inside and content_bytes(reply) <= INLINE):
@@ -372,8 +360,8 @@ def load(where: str) -> ClientApp:
     """module:app, from what is installed here."""
     module, _, name = where.partition(":")
     app = getattr(importlib.import_module(module), name, None)
-    require(isinstance(app, ClientApp), f"the server asks for the ClientApp '{where}', which is not installed here")
-    assert isinstance(app, ClientApp)
+    if not isinstance(app, ClientApp):
+        raise InputError(f"the server asks for the ClientApp '{where}', which is not installed here")
     return app
 
 
