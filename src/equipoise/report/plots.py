@@ -66,7 +66,7 @@ def _against(first: ReportedRun, drawn: Sequence[tuple[ReportedRun, float]], gro
 def calibration(runs: Sequence[ReportedRun]) -> Markup:
     """What came against what the model expected: a curve for each run, and a dot for each client of the first."""
     curves = [[(x, y) for x, y, _ in not_none(run.record.outcome).calibration] for run in runs]
-    dots = numbers.scored(runs[0]).scores
+    dots = numbers.scored(runs[0])
     points = list(zip(dots["predicted"], dots["observed"], strict=True)) if "predicted" in dots else []
     values = [v for curve in (*curves, points) for point in curve for v in point if math.isfinite(v)]
     axis = svg.axis([*values, 0.0], margin=0.04)

@@ -122,14 +122,14 @@ def table(runs: Sequence[ReportedRun]) -> Content:
     if len(runs) > 1:
         sentences.append("The best of each column is bold; unfinished runs do not compete.")
     alone = numbers.alone(runs)
-    last = tables.alone_cells(runs[0], alone) if alone is not None else {}
-    if alone is not None:
+    last = tables.alone_cells(alone) if alone is not None else {}
+    if last:
         sentences.append('"Each alone" is what clients get from models of their own rows, which send nothing.')
     alike = wording.alike(runs)
     rows = list(zip(runs, cells, strict=True))
     return {
         "alike": alike,
-        "scores": tables.scores(runs, personal.scores_offered),
+        "scores": tables.scores(runs),
         "columns": columns,
         "rows": [(runs[0]._replace(label=f"all {len(runs)} methods"), cells[0])] if alike else rows,
         "alone": [last.get(column.title, "") for column in columns] if last else [],
@@ -150,7 +150,8 @@ def tradeoff(runs: Sequence[ReportedRun]) -> Content | None:
         mean, worst = run.summary["mean"], run.summary["worst20"]
         texts = [f"{value:g}", run.format(mean), run.format(worst), bounds, f"{run.rounds:,}"]
         rows.append((run is path.chosen, texts))
-        numeric.append([value, mean, worst, *tables.corrected_worst(run), run.rounds])
+        corrected = run.worst.estimate, run.worst.low, run.worst.high
+        numeric.append([value, mean, worst, *corrected, run.rounds])
     columns = [path.setting, "mean", "worst20", "worst20_corrected", "worst20_low", "worst20_high", "rounds"]
     headings = [path.setting, "average", "worst 20%", "corrected (bounds)", "rounds"]
     content = {"drawn": path, "note": wording.chosen_of(path), "headings": headings, "rows": rows}
@@ -161,11 +162,8 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
     """What a run gives each client against a model of its own rows, and against the model for the average."""
     run, average = wording.fairest(runs) or wording.leading(runs), wording.reference(runs)
     alone = numbers.alone(runs)
-    against: list[tuple[str, ReportedRun | numbers.Alone]] = []
-    if alone is not None:
-        against.append((wording.OWN_ROWS, alone))
-    if average is not None and average is not run:
-        against.append((average.label, average))
+    against = [] if alone is None else [(wording.OWN_ROWS, alone)]
+    against += [] if average is None or average is run else [(average.label, average)]
     pairs = [numbers.gains(run, other, name) for name, other in against]
     pairs = [gains for gains in pairs if any(map(math.isfinite, gains.values))]
     if not pairs:
@@ -267,7 +265,7 @@ def _bars_caption(run: ReportedRun, other: ReportedRun | None) -> str:
 
 def calibration(runs: Sequence[ReportedRun]) -> Content | None:
     """Whether what the models expect is what came, of the leading run client by client."""
-    calibrated = [run for run in _leading_first(runs) if run.finished and "predicted" in numbers.scored(run).scores]
+    calibrated = [run for run in _leading_first(runs) if run.finished and "predicted" in numbers.scored(run)]
     if not calibrated:
         return None
     return {"runs": calibrated, "chart": plots.calibration(calibrated), "sentences": wording.calibration(calibrated[0])}
