@@ -29,24 +29,9 @@ MODULES |= {name: f"datasets.{name}" for name in ("catalogue", "features", "synt
 NAMES = {"Dataset": "dataset", "load": "datasets.catalogue"}
 NAMES |= dict.fromkeys(("Pool", "federate", "natural", "pools"), "pool")
 __all__ = [
-    "ClientData",
-    "Dataset",
-    "Pool",
-    "Shards",
-    "catalogue",
-    "features",
-    "federate",
-    "load",
-    "natural",
-    "partition",
-    "pools",
-    "silos",
-    "stack",
-    "synthetic",
-    "tabular",
-    "text",
-    "vision",
-]
+    "ClientData", "Dataset", "Pool", "Shards", "catalogue", "features", "federate", "load", "natural", "partition",
+    "pools", "silos", "stack", "synthetic", "tabular", "text", "vision",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

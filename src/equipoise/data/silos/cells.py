@@ -83,11 +83,11 @@ def open_table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[
     safe = lazy.rename(dict(zip(schema, (i for i, _ in columns.values()), strict=True)))
     absent = tuple(m.lower() for m in missing)
     try:
-        if safe.select(pl.len()).collect().item() * len(columns) <= AT_ONCE:
-            return Table(file, _read_at_once(safe.collect(), columns.values(), absent, percent).lazy(), columns)
+        small = safe.select(pl.len()).collect().item() * len(columns) <= AT_ONCE
+        read = _read(safe.collect() if small else safe, columns.values(), absent, percent)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise InputError(f"{file} cannot be read: {first_line(error)}") from error
-    return Table(file, _read(safe, columns.values(), absent, percent), columns)
+    return Table(file, read, columns)
 
 
 # Cells, at most, of a table that is read as it is opened: a plan of all readings, made anew for every question, takes
@@ -95,44 +95,30 @@ def open_table(frame: pl.DataFrame | pl.LazyFrame, file: str, missing: Iterable[
 AT_ONCE = 100_000
 
 
-def _read_at_once(
-    frame: pl.DataFrame, columns: Collection[tuple[str, pl.DataType]], absent: tuple[str, ...], percent: str
-) -> pl.DataFrame:
-    """All readings of a table, step by step; dates, which take longest, of columns that have any."""
-    cleaned, *steps = _steps(columns, absent, percent)
-    frame = frame.with_row_index("row", offset=1).with_columns(cleaned)
-    for step in steps:
-        frame = frame.with_columns(step)
-    texts = [i for i, dtype in columns if dtype in TEXTS]
-    seen = frame.select(written.has_dates(i).alias(i) for i in texts).row(0) if texts else ()
-    for step in _together(written.dates(i) for i, dated in zip(texts, seen, strict=True) if dated):
-        frame = frame.with_columns(step)
-    without = [i for i, dated in zip(texts, seen, strict=True) if not dated]
-    return frame.with_columns(NOTHING.alias(f"{i} {what}") for i in without for what in ("date", "month"))
-
-
 def _read(
-    frame: pl.LazyFrame, columns: Collection[tuple[str, pl.DataType]], absent: tuple[str, ...], percent: str
+    frame: pl.DataFrame | pl.LazyFrame,
+    columns: Collection[tuple[str, pl.DataType]],
+    absent: tuple[str, ...],
+    percent: str,
 ) -> pl.LazyFrame:
-    """The same as a plan, for tables of any size."""
+    """Clean cells and all readings, each step from the columns of those before; of a LazyFrame they are a plan."""
     frame = frame.with_row_index("row", offset=1)
-    dates = _together(written.dates(i) for i, dtype in columns if dtype in TEXTS)
-    for step in (*_steps(columns, absent, percent), *dates):
-        frame = frame.with_columns(step)
-    return frame
-
-
-def _steps(
-    columns: Collection[tuple[str, pl.DataType]], absent: tuple[str, ...], percent: str
-) -> tuple[list[pl.Expr], ...]:
-    """Clean cells and all readings but dates, each step from the columns of those before."""
     texts = [i for i, dtype in columns if dtype in TEXTS]
-    return (
+    steps: list[list[pl.Expr]] = [
         [pl.col(i).cast(pl.String).str.strip_chars() for i in texts],
         [pl.when(~pl.col(i).str.to_lowercase().is_in(absent)).then(pl.col(i)) for i in texts],  # null stays null
         [e.alias(f"{i} {what}") for i, dtype in columns for what, e in _readings(i, dtype).items()],
         *_together(written.numbers(i, percent) for i in texts),
-    )
+    ]
+    for step in steps:
+        frame = frame.with_columns(step)
+    dated = texts
+    if isinstance(frame, pl.DataFrame) and texts:  # dates take longest: of columns that have any
+        dated = [c.name for c in frame.select(written.has_dates(i).alias(i) for i in texts) if c.item()]
+    for step in _together(written.dates(i) for i in dated):
+        frame = frame.with_columns(step)
+    without = [i for i in texts if i not in dated]
+    return frame.with_columns(NOTHING.alias(f"{i} {what}") for i in without for what in ("date", "month")).lazy()
 
 
 def _together(steps: Iterable[tuple[dict[str, pl.Expr], ...]]) -> list[list[pl.Expr]]:
