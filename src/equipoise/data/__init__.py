@@ -1,7 +1,7 @@
 """Data of many owners, side by side.
 
     shards.py    what engines need of the clients' data, and examples padded to a common length
-    pool.py      examples stored once, row after row; alike.py several federations in one shape
+    pool.py      examples stored once, row after row; several federations in one shape
     dataset.py   a data set before it is divided; partition.py ways to divide it
     datasets/    data sets by name
     silos/       a file per owner

@@ -1,7 +1,7 @@
 """The clients' examples stored once, row after row, instead of padded to the largest client."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxtyping import Int
 from equipoise.data import partition
 from equipoise.data.dataset import Dataset
 from equipoise.data.shards import Shards, aligned_zeros, stack
-from equipoise.errors import require
+from equipoise.errors import InputError, require
 from equipoise.protocol import RandomKey
 
 
@@ -232,3 +232,34 @@ def hold_out(
     if thin is not None:
         parts = partition.thin(parts, key, clients=thin[0], samples=thin[1])
     return parts, test_parts
+
+
+def alike(federations: Sequence[Any]) -> list[Any]:
+    """The same federations, filled up with rows of no client to one shape, so that one program serves them all.
+
+    Shards and Pools can be filled up; data of other kinds has to have one shape already.
+    """
+    shapes = {str(jax.tree.map(lambda a: (a.shape, a.dtype), data)) for data in federations}
+    if len(shapes) == 1:
+        return list(federations)
+    if all(isinstance(data, Shards) for data in federations):
+        rows, axis, changes = max(data.labels.shape[1] for data in federations), 1, {}
+    elif all(isinstance(data, Pool) for data in federations):
+        capacity = max(data.capacity for data in federations)
+        # From the start of every client `capacity` rows can be read.
+        rows = max(max(len(data.labels), int(np.max(data.starts)) + capacity) for data in federations)
+        axis, changes = 0, {"capacity": capacity}
+    else:
+        raise InputError("the trials' data differ in shape, and only Shards and Pools can be padded; give those")
+
+    def filled(a: ArrayLike) -> Any:
+        a = np.asarray(a)
+        width = [(0, 0)] * a.ndim
+        width[axis] = (0, rows - a.shape[axis])
+        return np.pad(a, width)
+
+    def padded(data: Any) -> Any:
+        arrays = {name: filled(getattr(data, name)) for name in ("inputs", "labels")}
+        return data._replace(**arrays) if isinstance(data, Shards) else replace(data, **arrays, **changes)
+
+    return [padded(data) for data in federations]
