@@ -117,8 +117,7 @@ def _evidence(table: PerClient, score: str, finite: np.ndarray, rows: np.ndarray
         root = score in ROOTS
         squares = np.asarray(table.squares[score], np.float64)[finite]
         means = values**2 if root else 1 - values if score in SHORTFALLS else values
-        usual, rare = evidence.usual_scatter(means, squares, rows), evidence.rare_scatter(means, squares, rows)
-        return lambda i: evidence.of_means(means[i], squares[i], rows[i], root=root, least_scatter=usual, rare=rare)
+        return evidence.of_means_alike(means, squares, rows, root=root)
     error = _spread(table, score, finite) * np.sqrt(rows / np.maximum(rows - 2, 1))
     error = np.where(_blind(table, score, finite), np.inf, error)
     edges = (0.0, 1.0) if score in BETWEEN_ZERO_AND_ONE else (-math.inf, math.inf)

@@ -44,17 +44,9 @@ def _later(name: str) -> Callable[..., Model]:
     return lambda *arguments, **settings: _made_of_network(name)(*arguments, **settings)
 
 
-MODELS: dict[str, Callable[..., Model]] = {
-    "linear": linear,
-    "mlp": mlp,
-    "cnn": cnn,
-    "resnet": resnet,
-    "gru": gru,
-    "torch": torch_module,
-    "convexified": _later("convexified"),
-    "linearised": _later("linearised"),
-    "torch_convexified": _later("torch_convexified"),
-}
+MODELS: dict[str, Callable[..., Model]]
+MODELS = {"linear": linear, "mlp": mlp, "cnn": cnn, "resnet": resnet, "gru": gru, "torch": torch_module}
+MODELS |= {name: _later(name) for name in ("convexified", "linearised", "torch_convexified")}
 
 
 def build(name: str, arguments: Mapping[str, Any]) -> Model:

@@ -193,7 +193,7 @@ def setting(run: Run, section: str, key: str) -> str | None:
 def _reported(run: Run, label: str) -> ReportedRun:
     n = len(run.federation.members)
     measure, higher = _main_measure(run)
-    values = scores(run.final, measure, n) if run.rows else np.full(n, np.nan)
+    values = array(run.final.scores.get(measure, ()) if run.rows else (), n)
     summary = summarize(values, higher)
     low, high = np.full((2, n), np.nan)
     worst = mean = UNKNOWN
@@ -434,10 +434,6 @@ def _problem(run: ReportedRun) -> object:
     return json.dumps(used, sort_keys=True, default=str)
 
 
-def scores(row: Row, measure: str, n: int) -> np.ndarray:
-    return array(row.scores.get(measure, ()), n)
-
-
 def array(values: PerClient, n: int) -> np.ndarray:
     """[n]; NaN where there is no number."""
     return np.array([finite(v) for v in values] if len(values) == n else [math.nan] * n, np.float64)
@@ -465,7 +461,8 @@ def curve(run: ReportedRun, quantity: str, against: XAxis, limit: int = 150) -> 
 
     def y(row: Row) -> float:
         if quantity in SCORE_CURVES:
-            return summarize(scores(row, run.measure, run.n), run.higher_is_better)[quantity]
+            values = array(row.scores.get(run.measure, ()), run.n)
+            return summarize(values, run.higher_is_better)[quantity]
         return finite(getattr(row, quantity))
 
     def x(row: Row) -> float:
