@@ -10,7 +10,7 @@ Whatever reads files is imported when it is first asked for: `import equipoise` 
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from equipoise.data.shards import ClientData as ClientData
 from equipoise.data.shards import OwnerRows as OwnerRows
@@ -34,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in MODULES:
         return importlib.import_module(f"equipoise.data.{MODULES[name]}")
     if name in NAMES:

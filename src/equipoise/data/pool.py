@@ -186,12 +186,11 @@ def pools(
     cut the training parts as `partition.at_most` and `partition.thin` do.
     """
     train, tested = hold_out(dataset, parts, key=key, test=test, test_parts=test_parts, max_size=max_size, thin=thin)
-    rows, options = (dataset.inputs, dataset.labels), dict[str, Any](scale=dataset.scale, offset=dataset.offset)
-    if dataset.test_inputs is None or dataset.test_labels is None:
-        tests = rows
-    else:
-        tests = (dataset.test_inputs, dataset.test_labels)
-    return federate(*rows, train, **options), federate(*tests, tested, **options)
+    rows = tests = dataset.inputs, dataset.labels
+    if dataset.test_inputs is not None and dataset.test_labels is not None:
+        tests = dataset.test_inputs, dataset.test_labels
+    made = partial(federate, scale=dataset.scale, offset=dataset.offset)
+    return made(*rows, train), made(*tests, tested)
 
 
 def set_aside(data: Pool | Shards, *, share: float, key: RandomKey | int) -> tuple[Pool | Shards, Pool | Shards]:
@@ -199,7 +198,6 @@ def set_aside(data: Pool | Shards, *, share: float, key: RandomKey | int) -> tup
     sizes, inputs, labels = (np.asarray(a) for a in (data.sizes, data.inputs, data.labels))
     require(sizes.min() >= 2, "some client has one row, of which none can be set aside; leave it out")
     if isinstance(data, Pool):
-        options: dict[str, Any] = {"scale": data.scale, "offset": data.offset, "dtype": data.dtype}
         starts = np.asarray(data.starts)
     else:
         starts = np.arange(data.n) * labels.shape[1]
@@ -208,7 +206,9 @@ def set_aside(data: Pool | Shards, *, share: float, key: RandomKey | int) -> tup
     strata = labels if labels.ndim == 1 else np.zeros(len(labels))
     rest, aside = partition.split(parts, strata, test=share, key=key)
     if isinstance(data, Pool):
-        return federate(inputs, labels, rest, **options), federate(inputs, labels, aside, **options)
+        offset = 0.0 if data.offset is None else data.offset
+        made = partial(federate, inputs, labels, scale=data.scale, offset=offset, dtype=data.dtype)
+        return made(rest), made(aside)
     return stack([(inputs[rows], labels[rows]) for rows in rest]), stack([(inputs[r], labels[r]) for r in aside])
 
 

@@ -28,13 +28,13 @@ MADE_OF_NETWORKS = {
 }
 
 
-def _made_of_network(name: str) -> Any:
+def _made_of_network(name: str) -> Callable[..., Model]:
     return getattr(importlib.import_module(f"equipoise.experiment.convexify.{MADE_OF_NETWORKS[name]}"), name)
 
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name not in MADE_OF_NETWORKS:
             raise AttributeError(f"module 'equipoise.models' has no attribute '{name}'")
         return _made_of_network(name)

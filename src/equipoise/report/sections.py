@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ CLIENTS_ACROSS = 20  # of the drawing across runs, where there are too many
 OPEN_CHARTS = 4  # of the weights; more are folded away
 MOST_NUMBERS = 60_000  # in the data of the script that shows single clients
 
-Content = dict[str, Any]
+Content = dict[str, object]
 
 
 class Section(NamedTuple):
@@ -32,8 +32,8 @@ class Section(NamedTuple):
 
 def shown(runs: Sequence[ReportedRun]) -> list[Section]:
     """The sections that have something to show."""
-    shortened = problems(runs)
-    broken = len(shortened["problems"])
+    problems = [(run, sentences) for run in runs if (sentences := wording.problems(run))]
+    broken, unbroken = len(problems), len(runs) - len(problems)
     every = (
         Section("joining", "Does joining pay, and for whom?", joining(runs)),
         Section("clients", "Who is served how", clients(runs)),
@@ -45,7 +45,9 @@ def shown(runs: Sequence[ReportedRun]) -> list[Section]:
         Section("personal", "The shared model against each owner's own", own_models(runs)),
         Section("convergence", "How training went", convergence(runs)),
         Section("weights", "Whose loss counted how much", weights(runs)),
-        Section("troubles", "What went wrong", shortened, f" ({broken})" if broken else ""),
+        Section(
+            "troubles", "What went wrong", {"problems": problems, "without": unbroken}, f" ({broken})" if broken else ""
+        ),
         Section("again", "Reproduce this run", {"recipes": [_recipe(run) for run in runs]}),
     )
     return [section for section in every if section.content is not None]
@@ -179,7 +181,7 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
         own = [run.members[i].name, f"{run.members[i].train:,}"]
         return [*own, *(run.format(float(one.values[i])) for one in models), *(_with_bounds(run, g, i) for g in pairs)]
 
-    def numeric(i: int) -> list[Any]:
+    def numeric(i: int) -> list[object]:
         values = [one.values for one in models] + [values for g in pairs for values in (g.values, g.low, g.high)]
         return [run.members[i].name, run.members[i].train, *(float(of_all[i]) for of_all in values)]
 
@@ -332,11 +334,6 @@ def weights(runs: Sequence[ReportedRun]) -> Content | None:
     return {"note": note, "first": weighted[:OPEN_CHARTS], "more": weighted[OPEN_CHARTS:]}
 
 
-def problems(runs: Sequence[ReportedRun]) -> Content:
-    rows = [(run, sentences) for run in runs if (sentences := wording.problems(run))]
-    return {"problems": rows, "without": len(runs) - len(rows)}
-
-
 def _recipe(run: ReportedRun) -> tuple[str, str, str, dict[str, str]]:
     """What it takes to repeat a run: title, command, configuration, versions and device."""
     record, environment = run.record, run.record.environment
@@ -364,12 +361,13 @@ def client_data(runs: Sequence[ReportedRun]) -> Content:
     order = lead.worst_first()[: max(1, MOST_NUMBERS // (4 * len(runs)))]
     axis = bars.scale(runs)
 
-    def chosen(values: Sequence[float]) -> list[float | None]:
+    def shown(values: np.ndarray) -> list[float | None]:
         return [float(f"{values[i]:.7g}") if math.isfinite(values[i]) else None for i in order]
 
-    def last_weights(run: ReportedRun) -> list[float | None] | None:
+    def of_run(run: ReportedRun) -> Content:
+        scores = {"value": shown(run.values), "low": shown(run.low), "high": shown(run.high)}
         lam = numbers.weights(run.record, limit=2)[1]
-        return chosen(lam[-1].tolist()) if len(lam) else None
+        return {"label": run.label, **scores, "weight": shown(lam[-1]) if len(lam) else None}
 
     return {
         "share": lead.is_fraction,
@@ -378,14 +376,5 @@ def client_data(runs: Sequence[ReportedRun]) -> Content:
         "names": [lead.members[i].name for i in order],
         "rows": [lead.members[i].train for i in order],
         "left": lead.n - len(order),
-        "runs": [
-            {
-                "label": run.label,
-                "value": chosen(run.values.tolist()),
-                "low": chosen(run.low.tolist()),
-                "high": chosen(run.high.tolist()),
-                "weight": last_weights(run),
-            }
-            for run in runs
-        ],
+        "runs": [of_run(run) for run in runs],
     }

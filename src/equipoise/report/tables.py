@@ -5,7 +5,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -322,7 +322,7 @@ def csv_link(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "data:text/csv;charset=utf-8," + quote(out.getvalue().encode("utf-8", "replace"), safe=" ,.-_+")
 
 
-def _csv_cell(cell: object) -> Any:
+def _csv_cell(cell: object) -> object:
     """A number as it is, nothing where there is none; a text that a spreadsheet would compute stays a text."""
     if isinstance(cell, float):
         return f"{cell:.7g}" if math.isfinite(cell) else ""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from equipoise.data.dataset import Dataset
 from equipoise.data.datasets import catalogue
 from equipoise.data.datasets.catalogue import Where, damaged, reading
-from equipoise.errors import needs, one_of, require
+from equipoise.errors import needs, not_none, one_of, require
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int32]
@@ -70,10 +70,8 @@ def emnist(*, split: str = "balanced", data_dir: Where = None, download: bool = 
         parts = f"emnist-{split}-train", f"emnist-{split}-test"
         data = _idx_set("emnist", classes, data_dir, download, *parts, first=first)
 
-    def upright(images: Any) -> Any:
-        return np.swapaxes(images, 1, 2)  # the files hold columns where rows should be
-
-    inputs, test_inputs = upright(data.inputs), upright(data.test_inputs)
+    # The files hold columns where rows should be.
+    inputs, test_inputs = (np.swapaxes(images, 1, 2) for images in (data.inputs, not_none(data.test_inputs)))
     return data._replace(name=f"emnist-{split}", inputs=inputs, test_inputs=test_inputs)
 
 
@@ -190,7 +188,7 @@ def _numbered(path: Path, labels: ArrayLike, classes: int, first: int = 0) -> La
 def _emnist_mat(path: Path, classes: tuple[str, ...], first: int) -> Dataset:
     from scipy.io import loadmat
 
-    def part(table: dict[str, Any]) -> tuple[Any, Any, Any]:
+    def part(table: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         images, labels, writers = (np.asarray(table[k]) for k in ("images", "labels", "writers"))
         if images.shape != (labels.size, 784) or images.dtype != np.uint8 or writers.size != labels.size:
             raise ValueError(f"{labels.size} labels for images of shape {images.shape}")
@@ -210,7 +208,7 @@ def _emnist_mat(path: Path, classes: tuple[str, ...], first: int) -> Dataset:
 class _Plain(pickle.Unpickler):
     """Unpickles numbers, text, containers and numpy arrays, and nothing that could run."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}:
             return super().find_class(module, name)
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
@@ -236,7 +234,7 @@ def _cifar(path: Path, classes: dict[bytes, int]) -> tuple[Pixels, list[Labels]]
     """Images and label columns (name: how many classes), from a pickle or from records of bytes."""
     if path.suffix == ".bin":
         with reading(path, OSError, ValueError):
-            rows: Any = np.memmap(path, np.uint8, "r").reshape(-1, len(classes) + 3072)
+            rows = np.memmap(path, np.uint8, "r").reshape(-1, len(classes) + 3072)
         pixels, columns = rows[:, len(classes) :], list(rows[:, : len(classes)].T)
     else:
         data = _unpickled(path)

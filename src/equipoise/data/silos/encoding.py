@@ -8,7 +8,7 @@ training had any, an unknown one all zeros. A column whose cells are arrays (ima
 import json
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import numpy as np
@@ -219,7 +219,7 @@ class Encoding(NamedTuple):
     def from_json(cls, text: str | bytes) -> "Encoding":
         """Checks what it reads: a server or a file may hold anything."""
         what = "this is not an encoding"
-        fields = read_json(dict[str, Any], text, what)
+        fields = read_json(dict[str, object], text, what)
         version = fields.pop("version", None)
         require(version == 1, f"{what} that is known here: its version is {version!r}; update equipoise")
         read = read_json(cls, json.dumps(fields), what)
