@@ -95,11 +95,8 @@ def cifar100(*, data_dir: Where = None, download: bool = False) -> Dataset:
     (images, (groups, labels)), (test_images, (test_groups, test_labels)) = train, tested
     path = catalogue.find("cifar-100", "meta", "fine_label_names.txt", data_dir=data_dir)
     if path.name == "meta":
-        meta = _unpickled(path)
-        fine, coarse = (
-            tuple(name.decode() for name in _column(path, meta, column))
-            for column in (b"fine_label_names", b"coarse_label_names")
-        )
+        columns = _unpickled(path, b"fine_label_names", b"coarse_label_names")
+        fine, coarse = (tuple(name.decode() for name in column) for column in columns)
     else:
         fine = tuple(path.read_text().split())
         beside = path.with_name("coarse_label_names.txt")
@@ -216,18 +213,16 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which pictures do not need")
 
 
-def _unpickled(path: Path) -> dict[bytes, Any]:
+def _unpickled(path: Path, *columns: bytes) -> list[Any]:
+    """These columns of a table."""
     with reading(path, Exception), path.open("rb") as file:  # a damaged pickle raises nearly anything
         data = _Plain(file, encoding="bytes").load()
     if not isinstance(data, dict):
         raise damaged(path, f"it holds a {type(data).__name__}, not a table")
-    return data
-
-
-def _column(path: Path, data: dict[bytes, Any], name: bytes) -> Any:
-    if name not in data:
-        raise damaged(path, f"it has no {name.decode()}")
-    return data[name]
+    absent = [name.decode() for name in columns if name not in data]
+    if absent:
+        raise damaged(path, f"it has no {absent[0]}")
+    return [data[name] for name in columns]
 
 
 def _cifar(path: Path, classes: dict[bytes, int]) -> tuple[Pixels, list[Labels]]:
@@ -237,8 +232,7 @@ def _cifar(path: Path, classes: dict[bytes, int]) -> tuple[Pixels, list[Labels]]
             rows = np.memmap(path, np.uint8, "r").reshape(-1, len(classes) + 3072)
         pixels, columns = rows[:, len(classes) :], list(rows[:, : len(classes)].T)
     else:
-        data = _unpickled(path)
-        pixels, columns = _column(path, data, b"data"), [_column(path, data, name) for name in classes]
+        pixels, *columns = _unpickled(path, b"data", *classes)
         if getattr(pixels, "dtype", None) != np.uint8 or {(len(y), 3072) for y in columns} != {pixels.shape}:
             raise damaged(path, f"{len(columns[0])} labels for data of shape {getattr(pixels, 'shape', None)}")
     images = np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
