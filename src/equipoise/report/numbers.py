@@ -124,6 +124,11 @@ class ReportedRun(NamedTuple):
         ends = (f"{100 * v:+.1f}" if self.is_fraction else f"{v:+.3g}" for v in (low, high))
         return " to ".join(ends).replace("-", "−")
 
+    def gain(self, gains: "Gains", i: int) -> str:
+        """What client i gains, with its bounds where they are known."""
+        bounds = self.signed_interval(float(gains.low[i]), float(gains.high[i]))
+        return self.signed(float(gains.values[i])) + (f" ({bounds})" if bounds else "")
+
     def signed_tick(self, value: float) -> str:
         """The same on an axis, without its unit."""
         return (f"{100 * value:+.3g}" if self.is_fraction else f"{value:+.3g}").replace("-", "−") if value else "0"

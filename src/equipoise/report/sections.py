@@ -179,7 +179,7 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
 
     def cells(i: int) -> list[str]:
         own = [run.members[i].name, f"{run.members[i].train:,}"]
-        return [*own, *(run.format(float(one.values[i])) for one in models), *(_with_bounds(run, g, i) for g in pairs)]
+        return [*own, *(run.format(float(one.values[i])) for one in models), *(run.gain(g, i) for g in pairs)]
 
     def numeric(i: int) -> list[object]:
         values = [one.values for one in models] + [values for g in pairs for values in (g.values, g.low, g.high)]
@@ -190,12 +190,11 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
 
     many = f"the {len(shown)} that gain least of {run.n:,}" if len(order) > len(shown) else f"all {run.n:,} clients"
     sentences = [wording.JOINING] if alone is not None else [wording.sure_of(run, pairs[0]), wording.NOT_ALONE]
-    charts = [(run, bars.gains(run, pairs[0], pairs[1] if len(pairs) > 1 else None), _gains_caption(run, pairs))]
     every = []
     if alone is not None:
         every = [(other, numbers.gains(other, alone, wording.OWN_ROWS)) for other in runs if other.finished]
-        others = [(other, gains) for other, gains in every if other is not run]
-        charts += [(other, bars.gains(other, gains, None), _gains_caption(other, [gains])) for other, gains in others]
+    drawn = [(run, pairs), *((other, [gains]) for other, gains in every if other is not run)]
+    charts = [(one, bars.gains(one, *several), _gains_caption(one, several)) for one, several in drawn]
     return {
         "sentences": sentences,
         "by_method": bars.by_method(every) if len(every) > 1 else "",
@@ -205,11 +204,6 @@ def joining(runs: Sequence[ReportedRun]) -> Content | None:
         "rows": [(i, cells(i)) for i in shown],
         "csv": tables.csv_link(columns, (numeric(i) for i in order)),
     }
-
-
-def _with_bounds(run: ReportedRun, gains: numbers.Gains, i: int) -> str:
-    bounds = run.signed_interval(float(gains.low[i]), float(gains.high[i]))
-    return run.signed(float(gains.values[i])) + (f" ({bounds})" if bounds else "")
 
 
 def _gains_caption(run: ReportedRun, pairs: Sequence[numbers.Gains]) -> str:

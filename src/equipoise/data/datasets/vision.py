@@ -113,7 +113,7 @@ def tiny_imagenet(*, data_dir: Where = None, download: bool = False) -> Dataset:
     be written, and mapped from there the next time; delete these two files if the images change.
     """
     folder = catalogue.folder_of("tiny-imagenet", data_dir, download)
-    classes = _classes(folder / "train")
+    classes = tuple(sorted(f.name for f in folder.glob("train/*") if f.is_dir()))
     train = _listed(folder / "train", classes)
     notes = folder / "val" / "val_annotations.txt"
     if notes.is_file():
@@ -237,10 +237,6 @@ def _cifar(path: Path, classes: dict[bytes, int]) -> tuple[Pixels, list[Labels]]
             raise damaged(path, f"{len(columns[0])} labels for data of shape {getattr(pixels, 'shape', None)}")
     images = np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     return images, [_numbered(path, y, k) for y, k in zip(columns, classes.values(), strict=True)]
-
-
-def _classes(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(f.name for f in folder.iterdir() if f.is_dir())) if folder.is_dir() else ()
 
 
 def _listed(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:

@@ -135,16 +135,13 @@ NOTHING = pl.lit(None, pl.Float64)
 def _readings(i: str, dtype: pl.DataType) -> dict[str, pl.Expr]:
     cell = pl.col(i)
     if dtype in DATES:
-        return {"text": cell.cast(pl.String), "number": NOTHING, "date": _days(cell)}
+        days = cell.dt.epoch("us").cast(pl.Float64) / 86_400e6
+        return {"text": cell.cast(pl.String), "number": NOTHING, "date": days}
     if dtype.is_numeric():
         number = cell.cast(pl.Float64).fill_nan(None)
         text = pl.when(number.is_not_null()).then(cell).cast(pl.String)
         return {"text": _name(text), "number": number, "date": NOTHING}
     return {"text": _name(cell)} if dtype in TEXTS else {}
-
-
-def _days(date: pl.Expr) -> pl.Expr:
-    return date.dt.epoch("us").cast(pl.Float64) / 86_400e6
 
 
 def _name(text: pl.Expr) -> pl.Expr:
