@@ -285,7 +285,7 @@ def own_of(task: Task | Predict) -> Own | None:
     return task.own if isinstance(task, Task) else None
 
 
-def scored_rows(task: Task | Predict, data: Any) -> Any:
+def scored_rows(task: Task | Predict, data: Data) -> Data:
     """Of what is evaluated, the rows that models are scored on."""
     require(
         own_of(task) is None or isinstance(data, OwnerRows),

@@ -11,6 +11,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from equipoise.data.silos import written
 from equipoise.errors import InputError, require
 
+Answers = dict[str, Any]  # what Polars says of a column, by what it was asked
+
 
 class Cells(NamedTuple):
     """A column's cells as names, as numbers, as days; null where a cell is missing or cannot be read so."""
@@ -36,11 +38,9 @@ class Table(NamedTuple):
         except (pl.exceptions.PolarsError, OSError) as error:
             raise InputError(f"{self.file} cannot be read: {first_line(error)}") from error
 
-    def ask(
-        self, questions: Mapping[tuple[str, str], pl.Expr], rows: np.ndarray | None = None
-    ) -> dict[str, dict[str, Any]]:
+    def ask(self, questions: Mapping[tuple[str, str], pl.Expr], rows: np.ndarray | None = None) -> dict[str, Answers]:
         """All questions (column, what) in one pass over the table."""
-        answers: dict[str, dict[str, Any]] = {}
+        answers: dict[str, Answers] = {}
         if questions:
             row = self.collect(*(e.alias(str(k)) for k, e in enumerate(questions.values())), rows=rows).row(0)
             for (name, what), answer in zip(questions, row, strict=True):

@@ -23,6 +23,7 @@ from pydantic import Field
 from equipoise.data.silos.cells import (
     DATES,
     TEXTS,
+    Answers,
     Finite,
     Natural,
     Table,
@@ -273,9 +274,9 @@ def _mixed(table: Table, name: str, kind: str, writing: Writing, setting: str, n
     return f"{cell} is not written with {way} although other cells of the column are; write them alike, or set {names}"
 
 
-def _moments(table: Table, columns: dict[str, pl.Expr], train: np.ndarray | None) -> dict[str, dict[str, Any]]:
+def _moments(table: Table, columns: dict[str, pl.Expr], train: np.ndarray | None) -> dict[str, Answers]:
     """n, mean, rest and m2 of each column: the mean first, then the deviations from it, corrected."""
-    moments: dict[str, dict[str, Any]] = {}
+    moments: dict[str, Answers] = {}
     looks = {"n": pl.Expr.count, "low": pl.Expr.min, "high": pl.Expr.max, "mean": pl.Expr.mean}
     first = table.ask({(name, what): f(x) for name, x in columns.items() for what, f in looks.items()}, train)
     spread: dict[tuple[str, str], pl.Expr] = {}
@@ -321,7 +322,7 @@ def _inner(dtype: Any) -> pl.DataType:
     return dtype
 
 
-def _counted(table: Table, shown: Column, rows: int, answers: dict[str, Any], options: Options) -> Column:
+def _counted(table: Table, shown: Column, rows: int, answers: Answers, options: Options) -> Column:
     if shown.kind == "array":
         dtype: Any = table.columns[shown.name][1]
         return shown._replace(shape=dtype.shape, dtype=str(_inner(dtype)))
