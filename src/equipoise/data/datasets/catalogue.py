@@ -312,11 +312,9 @@ def _own(reference: str, options: dict[str, object]) -> Dataset:
         inspect.signature(loader).bind(**given)
     except TypeError as error:
         raise InputError(f"{reference} cannot be called without more options ({error}); give data.options") from None
-    shards = loader(**given)
-    require(
-        isinstance(shards, Dataset), f"{reference} returns {type(shards).__name__}; return an equipoise.data Dataset"
-    )
-    return shards
+    made = loader(**given)
+    require(isinstance(made, Dataset), f"{reference} returns {type(made).__name__}; return an equipoise.data Dataset")
+    return made
 
 
 def entry(name: str) -> CatalogueEntry:
